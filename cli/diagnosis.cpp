@@ -1,0 +1,96 @@
+#include "cli/diagnosis.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "cli/preload.h"
+#include "cli/reports.h"
+#include "cli/run_folder.h"
+#include "cli/terminal.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries) {
+  Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
+  const bool is_virtual = request.device.card.has_value();
+  const auto set = [&](const char* name, const std::string& value) {
+    program.environment.emplace_back(name, value.empty() ? std::nullopt : std::optional(value));
+  };
+  set("LD_PRELOAD", compose_preload({.first = environment("OOMDIAG_PRELOAD_FIRST"),
+                                     .libraries = libraries,
+                                     .virtual_device = is_virtual ? libraries / "virtual_device" : "",
+                                     .users_own = environment("LD_PRELOAD")}));
+  set("OOMDIAG_RECORDER", (install.libraries / "liboomdiag.so").string());
+  set("OOMDIAG_CARD", is_virtual ? request.device.card->file.string() : "");
+  set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
+  if (is_virtual) set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
+  return program;
+}
+
+bool is_there(const std::filesystem::path& file) {
+  std::error_code ignored;
+  return std::filesystem::exists(file, ignored);
+}
+
+void check_virtual_device(const Install& install) {
+  if (is_there(install.virtual_device / "libcuda.so.1")) return;
+  throw Error(ErrorKind::environment,
+              fmt::format("the virtual device is missing from '{}'", install.libraries.string()),
+              "build it: scripts/build");
+}
+
+std::string explain_absence(const Leftovers& left, const DiagnosisRequest& request, const Install& install) {
+  if (left.was_loaded) return "the program never used CUDA from PyTorch: there is nothing to report";
+  if (!is_there(install.libraries / "liboomdiag_preload.so")) {
+    return fmt::format("no report: the recorder is missing from '{}'; build it: scripts/build",
+                       install.libraries.string());
+  }
+  return fmt::format(
+      "no report: the recorder was not loaded into '{}'. LD_PRELOAD does not reach setuid and static programs, "
+      "what they start, or a container; inside one, run oomdiag there",
+      request.program.front());
+}
+
+void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const Install& install) {
+  const Leftovers left = look_into(diagnosis.folder);
+  if (!left.has_trace) {
+    diagnosis.why_no_report = explain_absence(left, request, install);
+    return;
+  }
+  try {
+    diagnosis.report = explain_trace(diagnosis.folder / "trace", {.ending = diagnosis.ending, .batch = request.batch});
+    write_json(*diagnosis.report, diagnosis.folder / "report.json");
+    std::error_code ignored;
+    std::filesystem::remove(diagnosis.folder / "loaded", ignored);  // has served
+  } catch (const Error& error) {
+    diagnosis.why_no_report = fmt::format("no report: {}", error.what());
+  }
+}
+
+}  // namespace
+
+Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
+  if (request.device.card) check_virtual_device(install);
+  const PreloadFolder libraries(install.libraries);
+  const Program program = prepare(request, install, libraries.path());
+  Diagnosis diagnosis;
+  try {
+    diagnosis.ending =
+        launch(program, [&](pid_t child) { return diagnosis.folder = make_run_folder(request.base, child); });
+  } catch (const Error&) {
+    if (!diagnosis.folder.empty()) remove_empty_run(diagnosis.folder);
+    throw;
+  }
+  read_outcome(diagnosis, request, install);
+  return diagnosis;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/device.h"
+#include "cli/install.h"
+#include "cli/launcher.h"
+#include "profiler/report/report.h"
+
+namespace oomdiag {
+
+/// A program to run under the recorder.
+struct DiagnosisRequest {
+  std::vector<std::string> program;
+  DeviceChoice device;
+  std::filesystem::path base;      ///< where the run folder is made
+  std::optional<int64_t> batch{};  ///< batch size, where it is known
+  bool keeps_output = false;       ///< the program's output goes to output.txt in the run folder
+};
+
+/// What came of it.
+struct Diagnosis {
+  Ending ending;
+  std::filesystem::path folder;
+  std::optional<Report> report;  ///< also in folder/report.json
+  std::string why_no_report;     ///< one line, where there is none
+};
+
+/// Runs the program with the recorder and, on a virtual device, its libraries preloaded, then reads the trace. Throws
+/// Error only if the program was not started; what goes wrong later is in why_no_report.
+Diagnosis diagnose(const DiagnosisRequest& request, const Install& install);
+
+}  // namespace oomdiag

@@ -1,0 +1,199 @@
+#include "cli/launcher.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "profiler/error.h"
+
+// The parent forks, learns the child's pid, makes the run folder that is named after it and sends its path down a pipe
+// on which the child waits. A second pipe, closed by a successful exec, brings back the errno of a failed one.
+//
+//   parent   fork ── make_folder(pid) ── path ─┐             ┌─ errno or end of file ── wait, pass signals on
+//   child      └──────── read ◄────────────────┘ ── exec ────┘
+
+namespace oomdiag {
+namespace {
+
+/// Both ends close on exec.
+struct Pipe {
+  Pipe() {
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+      throw Error(ErrorKind::environment, fmt::format("cannot make a pipe: {}", std::strerror(errno)));
+    }
+  }
+  ~Pipe() {
+    close_end(0);
+    close_end(1);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+
+  void close_end(std::size_t end) {
+    if (ends[end] >= 0) close(ends[end]);
+    ends[end] = -1;
+  }
+
+  void send(const void* data, std::size_t size) const {
+    for (const char* next = static_cast<const char*>(data); size > 0;) {
+      const ssize_t count = write(ends[1], next, size);
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return;  // the other side is gone: whoever waits for it will see that
+      next += count;
+      size -= static_cast<std::size_t>(count);
+    }
+  }
+
+  std::string receive_all() const {
+    std::string result;
+    std::array<char, 4096> buffer{};
+    for (;;) {
+      const ssize_t count = read(ends[0], buffer.data(), buffer.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return result;
+      result.append(buffer.data(), static_cast<std::size_t>(count));
+    }
+  }
+
+  std::array<int, 2> ends{-1, -1};
+};
+
+/// While it lives, the signals that concern a running child are not delivered but wait for `sigwaitinfo`.
+class WaitingSignals {
+ public:
+  WaitingSignals() {
+    sigemptyset(&set_);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) sigaddset(&set_, number);
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &standard, &child_action_);  // ignored, as some parents leave it, no child could be waited for
+    sigprocmask(SIG_BLOCK, &set_, &mask_);
+  }
+  ~WaitingSignals() { restore(); }
+  WaitingSignals(const WaitingSignals&) = delete;
+  WaitingSignals& operator=(const WaitingSignals&) = delete;
+
+  void restore() const {
+    sigaction(SIGCHLD, &child_action_, nullptr);
+    sigprocmask(SIG_SETMASK, &mask_, nullptr);
+  }
+  const sigset_t& set() const { return set_; }
+
+ private:
+  sigset_t set_{};
+  sigset_t mask_{};
+  struct sigaction child_action_ {};
+};
+
+std::vector<char*> pointers(const std::vector<std::string>& arguments) {
+  std::vector<char*> result;
+  for (const std::string& argument : arguments) result.push_back(const_cast<char*>(argument.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+void redirect(const std::filesystem::path& file) {
+  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor < 0) return;
+  dup2(descriptor, STDOUT_FILENO);
+  dup2(descriptor, STDERR_FILENO);
+}
+
+/// In the child: waits for the run folder, then becomes the program.
+[[noreturn]] void become(const Program& program, Pipe& start, Pipe& failure, const WaitingSignals& signals) {
+  start.close_end(1);
+  const std::string folder = start.receive_all();
+  if (folder.empty()) _exit(127);  // the parent could not make one and says so itself
+  for (const auto& [name, value] : program.environment) {
+    value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
+  }
+  setenv("OOMDIAG_OUTPUT", folder.c_str(), 1);
+  if (program.keeps_output) redirect(std::filesystem::path(folder) / "output.txt");
+  signals.restore();
+  execvp(program.arguments.front().c_str(), pointers(program.arguments).data());
+  const int error = errno;
+  failure.send(&error, sizeof error);
+  _exit(127);
+}
+
+/// Waits for the child and passes signals on. Ctrl-C and Ctrl-\ reach the whole foreground group from the terminal, the
+/// child too: only those that another process sent to us alone are passed on.
+Ending wait_for(pid_t child, const WaitingSignals& signals) {
+  for (;;) {
+    int status = 0;
+    const pid_t ended = waitpid(child, &status, WNOHANG);
+    if (ended == child && WIFSIGNALED(status)) return {.exit_code = 0, .signal = WTERMSIG(status)};
+    if (ended == child) return {.exit_code = WEXITSTATUS(status), .signal = 0};
+    siginfo_t info{};
+    if (sigwaitinfo(&signals.set(), &info) > 0 && info.si_signo != SIGCHLD && info.si_code <= 0) {
+      kill(child, info.si_signo);
+    }
+  }
+}
+
+Error not_started(const std::string& name, int error) {
+  std::string hint;
+  if (error == ENOENT)
+    hint = "is it installed, and in PATH? oomdiag run -- PROGRAM takes what you would type in a shell";
+  if (error == EACCES) hint = "is it executable? a script without that goes as: oomdiag run -- python " + name;
+  return {ErrorKind::input, fmt::format("cannot run '{}': {}", name, std::strerror(error)), hint};
+}
+
+}  // namespace
+
+Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder) {
+  Pipe start;
+  Pipe failure;
+  const WaitingSignals signals;
+  const pid_t child = fork();
+  if (child < 0) throw Error(ErrorKind::environment, fmt::format("cannot start a process: {}", std::strerror(errno)));
+  if (child == 0) become(program, start, failure, signals);
+
+  failure.close_end(1);
+  try {
+    const std::string folder = make_folder(child).string();
+    start.send(folder.data(), folder.size());
+  } catch (...) {
+    start.close_end(1);
+    waitpid(child, nullptr, 0);
+    throw;
+  }
+  start.close_end(1);
+  if (const std::string error = failure.receive_all(); error.size() == sizeof(int)) {
+    waitpid(child, nullptr, 0);
+    int number = 0;
+    std::memcpy(&number, error.data(), sizeof number);
+    throw not_started(program.arguments.front(), number);
+  }
+  return wait_for(child, signals);
+}
+
+std::optional<std::string> output_of(const std::vector<std::string>& arguments) {
+  Pipe output;
+  const pid_t child = fork();
+  if (child < 0) return std::nullopt;
+  if (child == 0) {
+    const int nothing = open("/dev/null", O_RDWR);
+    dup2(nothing, STDIN_FILENO);
+    dup2(output.ends[1], STDOUT_FILENO);
+    dup2(nothing, STDERR_FILENO);
+    execvp(arguments.front().c_str(), pointers(arguments).data());
+    _exit(127);
+  }
+  output.close_end(1);
+  std::string text = output.receive_all();
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return std::nullopt;
+  return text;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace oomdiag {
+
+/// A program to run as a child.
+struct Program {
+  std::vector<std::string> arguments;  ///< the first is looked up in PATH
+  /// Variables over our own environment; nullopt takes one away.
+  std::vector<std::pair<std::string, std::optional<std::string>>> environment;
+  bool keeps_output = false;  ///< stdout and stderr go to `output.txt` in the run folder instead of ours
+};
+
+/// How a child ended.
+struct Ending {
+  int exit_code = 0;
+  int signal = 0;  ///< that killed it; 0 = none
+
+  /// As a shell gives it: 128 + n after signal n.
+  int code() const { return signal == 0 ? exit_code : 128 + signal; }
+  bool operator==(const Ending&) const = default;
+};
+
+/// Runs `program` to its end. `make_folder` is called with the child's pid before the program starts and gives its run
+/// folder, which the child finds in OOMDIAG_OUTPUT. The child has our stdin, stdout, stderr, process group and signal
+/// settings; signals that are sent to us meanwhile are passed on to it. Throws Error(input) if it cannot be started,
+/// and whatever `make_folder` throws: then it is not started.
+Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder);
+
+/// What a short command writes to stdout, given no stdin and with its stderr thrown away; nullopt unless it exits 0.
+std::optional<std::string> output_of(const std::vector<std::string>& arguments);
+
+}  // namespace oomdiag

@@ -1,0 +1,110 @@
+// The command line. The only place where errors become exit codes: usage 2, anything else 1.
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/help.h"
+#include "cli/nearest.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+
+/// The words of the command line, cut at the first "--".
+struct Words {
+  std::vector<std::string> ours;
+  std::vector<std::string> from_separator;
+};
+
+Words split(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  const auto separator = std::find(words.begin(), words.end(), "--");
+  Words result{{words.begin(), separator}, {separator, words.end()}};
+  return result;
+}
+
+/// The subcommand that the command line names, or `app`.
+const CLI::App& subcommand_of(const CLI::App& app, const Words& words) {
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (!words.ours.empty() && command->get_name() == words.ours.front()) return *command;
+  }
+  return app;
+}
+
+void check_command(const CLI::App& app, const Words& words) {
+  if (words.ours.empty() || words.ours.front().starts_with('-') || &subcommand_of(app, words) != &app) return;
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  throw Error(ErrorKind::usage, fmt::format("unknown command '{}'", words.ours.front()),
+              did_you_mean(words.ours.front(), names, "oomdiag --help lists the commands"));
+}
+
+/// What the parser did not expect: an option, with the nearest known ones, or an argument too many.
+Error explain_extra(const std::string& word, const CLI::App& command, const std::string& help) {
+  if (!word.starts_with('-')) return {ErrorKind::usage, fmt::format("unexpected argument '{}'", word), help};
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) names.push_back(option->get_name());
+  return {ErrorKind::usage, fmt::format("unknown option '{}'", word), did_you_mean(word, names, help)};
+}
+
+Error explain_usage(const CLI::ParseError& error, const CLI::App& app, const Words& words) {
+  const CLI::App& command = subcommand_of(app, words);
+  const std::string help = &command == &app ? "oomdiag --help" : fmt::format("oomdiag {} --help", command.get_name());
+  const std::vector<std::string> extra = app.remaining(true);
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && !extra.empty()) {
+    return explain_extra(extra.front(), command, help);
+  }
+  return {ErrorKind::usage, error.what(), help};
+}
+
+int parse_and_run(int argc, char** argv) {
+  Words words = split(argc, argv);
+  Command chosen;
+  CLI::App app("", "oomdiag");
+  set_help(app,
+           {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6800",
+            .about = "Explains CUDA out-of-memory errors of PyTorch: where, who holds the memory, why, and what helps.",
+            .usage = "oomdiag COMMAND [OPTIONS]"});
+  app.require_subcommand(1);
+  add_train(app, chosen);
+  add_run(app, chosen, words.from_separator);
+  add_explain(app, chosen);
+  add_devices(app, chosen);
+  add_models(app, chosen);
+  check_command(app, words);
+  if (words.ours.empty()) words.ours.emplace_back("--help");
+  try {
+    app.parse(std::vector<std::string>(words.ours.rbegin(), words.ours.rend()));
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", subcommand_of(app, words).help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    throw explain_usage(error, app, words);
+  }
+  return chosen();
+}
+
+void print(const Error& error) {
+  fmt::print(stderr, "oomdiag: error: {}\n", error.what());
+  if (!error.hint().empty()) fmt::print(stderr, "hint: {}\n", error.hint());
+}
+
+}  // namespace
+}  // namespace oomdiag
+
+int main(int argc, char** argv) try { return oomdiag::parse_and_run(argc, argv); } catch (const oomdiag::Error& error) {
+  oomdiag::print(error);
+  return error.kind() == oomdiag::ErrorKind::usage ? oomdiag::kUsage : oomdiag::kFailed;
+} catch (const std::exception& error) {
+  oomdiag::print({oomdiag::ErrorKind::internal, error.what(), "this is a fault of oomdiag itself; please report it"});
+  return oomdiag::kFailed;
+}

@@ -1,0 +1,135 @@
+#include "cli/reports.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "cli/run_folder.h"
+#include "cli/terminal.h"
+#include "profiler/error.h"
+#include "profiler/report/json.h"
+#include "profiler/report/make_report.h"
+#include "profiler/report/text.h"
+#include "profiler/trace/trace.h"
+
+namespace oomdiag {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kTakes = "give a run folder (oomdiag-<pid>), its trace, or a report.json";
+
+/// A report begins with '{', a PyTorch snapshot with the byte that begins every pickle of protocol 2 and later.
+char first_byte(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  char byte = 0;
+  while (stream.get(byte)) {
+    if (byte != ' ' && byte != '\n') return byte;
+  }
+  if (!stream.is_open() || stream.bad()) {
+    throw Error(ErrorKind::input, fmt::format("cannot read '{}'", file.string()), kTakes);
+  }
+  throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), kTakes);
+}
+
+Report read_report(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  try {
+    return from_json(text);
+  } catch (const Error& error) {
+    throw Error(error.kind(), fmt::format("'{}': {}", file.string(), error.what()), error.hint());
+  }
+}
+
+/// What the report of a run remembers and its trace does not know.
+RunFacts remembered_facts(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) return {};
+  try {
+    const Report report = read_report(file);
+    RunFacts facts;
+    if (report.exit_code) facts.ending = Ending{.exit_code = *report.exit_code, .signal = 0};
+    for (const ReportOfDevice& device : report.devices) {
+      if (device.batch) facts.batch = device.batch->batch;
+    }
+    return facts;
+  } catch (const Error&) {
+    return {};  // the trace alone will do
+  }
+}
+
+}  // namespace
+
+Report explain_trace(const fs::path& trace, const RunFacts& facts) {
+  ReportInputs inputs{.batch = facts.batch};
+  if (facts.ending && facts.ending->signal != 0) inputs.signal = facts.ending->signal;
+  if (facts.ending && facts.ending->signal == 0) inputs.exit_code = facts.ending->exit_code;
+  if (trace.filename() == "trace") inputs.folder = as_typed(trace.parent_path());
+  return make_report(read_trace(trace), inputs);
+}
+
+Report load_report(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored))
+    throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTakes);
+  if (fs::is_directory(path, ignored)) {
+    if (fs::exists(path / "trace", ignored))
+      return explain_trace(path / "trace", remembered_facts(path / "report.json"));
+    if (fs::exists(path / "report.json", ignored)) return read_report(path / "report.json");
+    throw Error(ErrorKind::input, fmt::format("'{}' holds neither a trace nor a report", path.string()), kTakes);
+  }
+  const char first = first_byte(path);
+  if (first == '{') return read_report(path);
+  if (first == '\x80') {
+    throw Error(ErrorKind::input,
+                fmt::format("'{}' is a pickle, and this oomdiag reads no memory snapshots", path.string()), kTakes);
+  }
+  return explain_trace(path, {});
+}
+
+void write_json(const Report& report, const fs::path& file) {
+  const fs::path part = file.string() + ".part";
+  std::ofstream stream(part);
+  stream << to_json(report) << '\n' << std::flush;
+  std::error_code error;
+  if (!stream) error.assign(errno, std::generic_category());
+  if (!error) fs::rename(part, file, error);
+  if (!error) return;
+  std::error_code ignored;
+  fs::remove(part, ignored);
+  throw Error(ErrorKind::environment, fmt::format("cannot write '{}': {}", file.string(), error.message()));
+}
+
+void check_writable(const fs::path& file) {
+  if (file.empty()) return;
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code ignored;
+  if (fs::is_directory(file, ignored))
+    throw Error(ErrorKind::usage, fmt::format("-o {} is a folder, not a file", file.string()));
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return;
+  throw Error(ErrorKind::usage, fmt::format("-o {}: cannot write into the folder '{}'", file.string(), folder.string()),
+              "make it first, or name another file");
+}
+
+void print_text(const Report& report, std::FILE* stream) {
+  const Manners manners = manners_of(fileno(stream));
+  std::string text = to_text(report, {.unicode = manners.unicode});
+  if (manners.color) {
+    const std::size_t headline = std::min(text.find('\n'), text.size());
+    text = fmt::format("\033[1m{}\033[0m{}", text.substr(0, headline), text.substr(headline));
+  }
+  fmt::print(stream, "{}", text);
+  std::fflush(stream);
+}
+
+void print_json(const Report& report) {
+  fmt::print("{}\n", to_json(report));
+  std::fflush(stdout);
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+
+#include "cli/launcher.h"
+#include "profiler/report/report.h"
+
+namespace oomdiag {
+
+/// What is known of a run besides its trace.
+struct RunFacts {
+  std::optional<Ending> ending{};
+  std::optional<int64_t> batch{};  ///< batch size
+};
+
+/// The report on the trace in a run folder, or on one that lies elsewhere.
+Report explain_trace(const std::filesystem::path& trace, const RunFacts& facts);
+
+/// The report in or on `path`: a trace, a report, or a run folder. Of a folder the trace is explained anew, with the
+/// exit code and the batch size that its report remembers. Throws Error(input) for anything else.
+Report load_report(const std::filesystem::path& path);
+
+/// Writes the JSON to `file`: whole or not at all. Throws Error(environment).
+void write_json(const Report& report, const std::filesystem::path& file);
+
+/// Throws Error(usage) if a report could not be written to `file`: before a long run, not after it. Empty is fine.
+void check_writable(const std::filesystem::path& file);
+
+/// Writes the text as people read it, its headline in bold where `stream` is a terminal that may be coloured.
+void print_text(const Report& report, std::FILE* stream);
+
+/// Writes the JSON to stdout.
+void print_json(const Report& report);
+
+}  // namespace oomdiag

@@ -1,0 +1,107 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/diagnosis.h"
+#include "cli/help.h"
+#include "cli/python.h"
+#include "cli/reports.h"
+#include "cli/run_folder.h"
+#include "cli/terminal.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+struct Options {
+  std::vector<std::string> program;
+  std::string device;
+  std::string memory;
+  std::string folder;
+  std::string output;
+  int oom_exit_code = -1;  ///< -1 = the program's own
+};
+
+/// `oomdiag run PROGRAM ... -- ...` leaves the separator to the program, `oomdiag run -- PROGRAM ...` does not.
+std::vector<std::string> join_program(std::vector<std::string> before, const std::vector<std::string>& from_separator) {
+  const bool is_ours = before.empty() && !from_separator.empty();
+  before.insert(before.end(), from_separator.begin() + (is_ours ? 1 : 0), from_separator.end());
+  return before;
+}
+
+/// Puts the right Python in the program's place, and says which.
+std::vector<std::string> resolve(std::vector<std::string> program, const Install& install) {
+  if (!is_python(program.front())) return program;
+  const PythonChoice python = choose_python(program.front(), install);
+  say(python.note);
+  program.front() = python.executable;
+  return program;
+}
+
+void show(const Diagnosis& diagnosis, const Options& options) {
+  if (!diagnosis.report) {
+    say(diagnosis.why_no_report);
+    remove_empty_run(diagnosis.folder);
+    return;
+  }
+  print_text(*diagnosis.report, stderr);
+  if (!options.output.empty()) write_json(*diagnosis.report, options.output);
+}
+
+int run(const Options& options) {
+  if (options.program.empty()) {
+    throw Error(ErrorKind::usage, "run needs a program", "as in: oomdiag run --device rtx4090 -- python train.py");
+  }
+  const Install install = find_install();
+  const DeviceChoice device = choose_device(options.device, options.memory, install);
+  check_writable(options.output);
+  say_default(device);
+  const DiagnosisRequest request{.program = resolve(options.program, install),
+                                 .device = device,
+                                 .base = choose_base(options.folder),
+                                 .keeps_output = false};
+  const Diagnosis diagnosis = diagnose(request, install);
+  try {
+    show(diagnosis, options);
+  } catch (const Error& error) {
+    say(fmt::format("warning: {}", error.what()));  // the exit code is the program's, whatever happens to the report
+  }
+  const bool out_of_memory = diagnosis.report && diagnosis.report->outcome == "out_of_memory";
+  return out_of_memory && options.oom_exit_code >= 0 ? options.oom_exit_code : diagnosis.ending.code();
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("run", "run any program unchanged and explain its memory");
+  set_help(command,
+           {.example = "oomdiag run --device rtx4090 -- python train.py --batch-size 64",
+            .about = "Runs a Python or C++ program unchanged, on a real or a virtual device. Its input, output and\n"
+                     "exit code are its own; the report follows on stderr.",
+            .usage = "oomdiag run [OPTIONS] -- PROGRAM [ARGUMENTS...]"});
+  command.prefix_command();
+  command
+      .add_option("--device", options->device,
+                  "real, a name of oomdiag devices, or ./card.json; default: a real GPU, else h200")
+      ->type_name("NAME");
+  command
+      .add_option("--memory", options->memory, "memory of the virtual device in place of the card's own, as in 8GiB")
+      ->type_name("SIZE");
+  command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
+  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
+      ->type_name("DIR");
+  command
+      .add_option("--oom-exit-code", options->oom_exit_code,
+                  "exit with this when out of memory, in place of the program's own code")
+      ->type_name("N")
+      ->check(range(0, 255));
+  command.callback([options, &command, &chosen, &from_separator] {
+    options->program = join_program(command.remaining(), from_separator);
+    chosen = [options] { return run(*options); };
+  });
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,68 @@
+#include "cli/run_folder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "cli/terminal.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace fs = std::filesystem;
+
+fs::path choose_base(const std::string& wanted) {
+  std::error_code error;
+  if (!wanted.empty()) {
+    fs::create_directories(wanted, error);
+    if (!error && access(wanted.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+    if (error) {
+      throw Error(ErrorKind::environment, fmt::format("cannot write into '{}': {}", wanted, error.message()),
+                  "give another folder: --folder DIR");
+    }
+    return fs::absolute(wanted);
+  }
+  fs::path here = fs::current_path(error);
+  if (!error && access(here.c_str(), W_OK | X_OK) == 0) return here;
+  fs::path temporary = fs::temp_directory_path(error);
+  if (error || access(temporary.c_str(), W_OK | X_OK) != 0) {
+    throw Error(ErrorKind::environment, "neither the current nor the temporary folder can be written",
+                "give one that can: --folder DIR");
+  }
+  say(fmt::format("cannot write into the current folder; the run goes to {}", temporary.string()));
+  return temporary;
+}
+
+fs::path make_run_folder(const fs::path& base, pid_t pid) {
+  constexpr int kMostRunsOfOnePid = 10000;
+  for (int number = 1; number < kMostRunsOfOnePid; ++number) {
+    fs::path folder = base / fmt::format("oomdiag-{}{}", pid, number == 1 ? "" : fmt::format("-{}", number));
+    std::error_code error;
+    if (fs::create_directory(folder, error)) return folder;
+    if (error) {
+      throw Error(ErrorKind::environment, fmt::format("cannot make '{}': {}", folder.string(), error.message()),
+                  "give another folder: --folder DIR");
+    }
+  }
+  throw Error(ErrorKind::environment, fmt::format("'{}' is full of old runs", base.string()),
+              "remove some oomdiag-* folders");
+}
+
+Leftovers look_into(const fs::path& folder) {
+  std::error_code ignored;
+  const bool has_trace = fs::exists(folder / "trace", ignored);
+  return {.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
+}
+
+void remove_empty_run(const fs::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {"loaded", "output.txt"}) fs::remove(folder / name, ignored);
+  fs::remove(folder, ignored);  // fails, as it should, if there is anything else in it
+}
+
+std::string as_typed(const fs::path& path) {
+  std::error_code error;
+  const fs::path here = fs::current_path(error);
+  const fs::path relative = error ? path : path.lexically_relative(here);
+  return relative.empty() || *relative.begin() == ".." ? path.string() : relative.string();
+}
+
+}  // namespace oomdiag

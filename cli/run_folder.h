@@ -1,0 +1,32 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <string>
+
+namespace oomdiag {
+
+/// The folder in which run folders are made: `wanted`, which is created, or the current one. Where the current one
+/// cannot be written, says so and takes the temporary folder. Throws Error(environment) if `wanted` cannot be used.
+std::filesystem::path choose_base(const std::string& wanted);
+
+/// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name. Throws
+/// Error(environment) if it cannot.
+std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t pid);
+
+/// What a run left in its folder.
+struct Leftovers {
+  bool was_loaded = false;  ///< the shim was loaded into a process
+  bool has_trace = false;   ///< CUDA was used there, and the recorder wrote
+};
+
+Leftovers look_into(const std::filesystem::path& folder);
+
+/// Takes the folder of a run without a trace away again, unless somebody else put something in.
+void remove_empty_run(const std::filesystem::path& folder);
+
+/// The path as somebody in the current folder would type it.
+std::string as_typed(const std::filesystem::path& path);
+
+}  // namespace oomdiag

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace oomdiag {
+
+/// Bytes of "8GiB", "8GB", "8192MiB", "11.75 GiB" or "8589934592"; a lone K, M, G or T is binary, as in "8G".
+/// Throws Error(usage) for anything else and for what is above 2^60.
+int64_t parse_bytes(std::string_view text);
+
+/// "11.75", in GiB.
+std::string to_gib(int64_t bytes);
+
+}  // namespace oomdiag

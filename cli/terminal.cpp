@@ -1,0 +1,49 @@
+#include "cli/terminal.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace oomdiag {
+namespace {
+
+std::string_view environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+/// As the C library finds it: the first of the three that is set decides.
+bool has_utf8_locale() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const std::string_view locale = environment(name);
+    if (locale.empty()) continue;
+    for (const char* spelling : {"UTF-8", "utf8", "UTF8", "utf-8"}) {
+      if (locale.find(spelling) != std::string_view::npos) return true;
+    }
+    return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+Manners manners_of(int descriptor) {
+  Manners manners{.is_terminal = isatty(descriptor) == 1, .unicode = has_utf8_locale()};
+  manners.color = manners.is_terminal && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
+  return manners;
+}
+
+void say(std::string_view text) { fmt::print(stderr, "oomdiag: {}\n", text); }
+
+Progress::Progress(std::string_view text) : shown_(manners_of(STDERR_FILENO).color) {
+  if (shown_) fmt::print(stderr, "{}\r", text);
+}
+
+Progress::~Progress() {
+  if (shown_) std::fputs("\033[2K\r", stderr);
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,90 @@
+// Preloaded into any program. When CUDA is first asked for, loads the recorder into the process; does nothing in programs
+// that have no torch. No Torch dependency: libtorch is not on the loader's path of a wheel, so a preloaded library that needs
+// it would fail at exec.
+//
+// It defines two functions of the runtime, under the runtime's own version node, and passes both on:
+//   cudaGetDeviceCount   called before the caching allocator is initialised: the moment to load the recorder
+//   cudaGetDevice        called before every allocation: the recorder attaches itself to the allocator at the first call
+//                        after its initialisation. In a C++ program the first allocation comes before any op that a
+//                        recorder could see; polling in ops would miss it.
+//
+// The real functions are found by the library's name, never by RTLD_NEXT: Python loads libtorch, and with it the runtime,
+// into a scope of its own.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "extension/torch_version.h"
+
+namespace {
+
+constexpr const char* kRuntime = "libcudart.so.13";
+constexpr int kErrorInsufficientDriver = 35;  // cudaErrorInsufficientDriver: what a program without a runtime would see
+
+using GetDevice = int (*)(int*);
+
+GetDevice real(const char* name) {
+  void* runtime = dlopen(kRuntime, RTLD_NOW | RTLD_NOLOAD);
+  return runtime == nullptr ? nullptr : reinterpret_cast<GetDevice>(dlsym(runtime, name));
+}
+
+std::atomic<bool> load_begun = false;
+std::atomic<bool> polling = false;
+int (*poll_recorder)() = nullptr;
+
+// Another minor version of torch has other virtual tables: recording would crash it.
+bool fits_torch() {
+  const std::string version = oomdiag::loaded_torch_version();
+  if (version.empty()) return false;
+  if (oomdiag::minor_version(version) == OOMDIAG_TORCH_MINOR) return true;
+  std::fprintf(stderr, "oomdiag: warning: not recording: this oomdiag was built for torch %s, the program has %s\n",
+               OOMDIAG_TORCH_MINOR, version.c_str());
+  return false;
+}
+
+void load_recorder() {
+  const char* path = std::getenv("OOMDIAG_RECORDER");
+  void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  if (path == nullptr || torch == nullptr) return;  // not a torch program, or not yet
+  dlclose(torch);
+  if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
+  if (!fits_torch()) return;
+  void* recorder = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (recorder == nullptr) {
+    std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", dlerror());
+    return;
+  }
+  poll_recorder = reinterpret_cast<int (*)()>(dlsym(recorder, "oomdiag_recorder_poll"));
+  const auto loaded = reinterpret_cast<void (*)()>(dlsym(recorder, "oomdiag_recorder_loaded"));
+  if (poll_recorder == nullptr || loaded == nullptr) return;
+  loaded();
+  polling.store(true, std::memory_order_release);
+}
+
+// Tells the launcher that preloading worked in this process, whatever comes of it.
+__attribute__((constructor)) void say_loaded() {
+  const char* folder = std::getenv("OOMDIAG_OUTPUT");
+  if (folder == nullptr) return;
+  const int file = open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (file >= 0) close(file);
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int cudaGetDeviceCount(int* count) {
+  if (!load_begun.load(std::memory_order_relaxed)) load_recorder();
+  static const GetDevice get = real("cudaGetDeviceCount");
+  return get == nullptr || get == cudaGetDeviceCount ? kErrorInsufficientDriver : get(count);
+}
+
+extern "C" __attribute__((visibility("default"))) int cudaGetDevice(int* device) {
+  if (polling.load(std::memory_order_acquire) && poll_recorder() != 0) polling.store(false);
+  static const GetDevice get = real("cudaGetDevice");
+  return get == nullptr || get == cudaGetDevice ? kErrorInsufficientDriver : get(device);
+}

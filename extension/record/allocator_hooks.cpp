@@ -1,0 +1,158 @@
+#include "extension/record/allocator_hooks.h"
+
+#include <ATen/record_function.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "extension/record/graph_walk.h"
+#include "extension/record/session.h"
+#include "extension/record/thread_state.h"
+
+namespace oomdiag {
+
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using Action = allocator::TraceEntry::Action;
+
+constexpr int kMaxDescribedRefusals = 64;  // in full; a program that lives on OOMs would fill the trace with them
+constexpr size_t kMaxDescribedBlocks = 1 << 16;
+
+EventKind kind_of(Action action) noexcept {
+  switch (action) {
+    case Action::ALLOC:
+      return EventKind::alloc;
+    case Action::FREE_REQUESTED:
+      return EventKind::free_requested;
+    case Action::FREE_COMPLETED:
+      return EventKind::free_completed;
+    case Action::SEGMENT_ALLOC:
+      return EventKind::segment_alloc;
+    case Action::SEGMENT_FREE:
+      return EventKind::segment_free;
+    case Action::SEGMENT_MAP:
+      return EventKind::segment_map;
+    case Action::SEGMENT_UNMAP:
+      return EventKind::segment_unmap;
+    case Action::OOM:
+      return EventKind::out_of_memory;
+    default:
+      return EventKind::none;  // SNAPSHOT (our own), ANNOTATE
+  }
+}
+
+// Runs inside the allocator, under its lock: no lock, no allocation, no Python, no throw.
+void on_trace(const allocator::TraceEntry& entry) noexcept {
+  if (!recording()) return;
+  const EventKind kind = kind_of(entry.action_);
+  if (kind == EventKind::none) return;
+  Session& now = session();
+  const auto device = static_cast<uint8_t>(entry.device_);
+  if (kind == EventKind::free_completed && now.writer().complete_last_free(device, entry.addr_)) return;
+  const auto time = static_cast<uint64_t>(entry.time_.approx_t_);
+  const ThreadState* state = existing_thread_state();
+  Event event = state != nullptr ? state->event(kind, time) : Event{.time = time, .kind = kind};
+  event.address = entry.addr_;
+  event.bytes = static_cast<int64_t>(entry.size_);
+  event.detail = reinterpret_cast<uint64_t>(entry.stream_);
+  event.device = device;
+  now.writer().write(event);
+  if (kind == EventKind::alloc) {
+    now.live_bytes.fetch_add(event.bytes, std::memory_order_relaxed);
+    if (event.sequence != 0) now.writer().add_block(event);
+  } else if (kind == EventKind::free_requested) {
+    now.live_bytes.fetch_sub(event.bytes, std::memory_order_relaxed);
+    now.writer().remove_block(event.device, event.address);
+  }
+}
+
+void write_stats(const ThreadState& state, uint8_t device) {
+  const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  Event event = state.event(EventKind::memory_stats);
+  event.device = device;
+  event.address = static_cast<uint64_t>(stats.reserved_bytes[0].current);
+  event.bytes = stats.allocated_bytes[0].current;
+  event.detail = static_cast<uint64_t>(stats.reserved_bytes[0].peak);
+  event.node_sequence = static_cast<uint64_t>(stats.allocated_bytes[0].peak);
+  session().writer().write(event);
+}
+
+void write_device_memory(const ThreadState& state, uint8_t device) {
+  const auto [free, total] = allocator::get()->getMemoryInfo(static_cast<c10::DeviceIndex>(device));
+  Event event = state.event(EventKind::device_memory);
+  event.device = device;
+  event.address = free;
+  event.bytes = static_cast<int64_t>(total);
+  session().writer().write(event);
+}
+
+void write_blocks(const ThreadState& state, const allocator::SegmentInfo& segment, uint8_t device) {
+  Event event = state.event(EventKind::segment_state);
+  event.device = device;
+  event.address = segment.address;
+  event.bytes = static_cast<int64_t>(segment.total_size);
+  event.detail = reinterpret_cast<uint64_t>(segment.stream);
+  event.flags =
+      static_cast<uint16_t>((segment.is_large ? kSegmentLarge : 0) | (segment.is_expandable ? kSegmentExpandable : 0));
+  session().writer().write(event);
+  for (const auto& block : segment.blocks) {
+    Event part = event;
+    part.kind = EventKind::block_state;
+    part.bytes = static_cast<int64_t>(block.size);
+    part.detail = block.requested_size;
+    part.flags = static_cast<uint16_t>(block.allocated ? kBlockAllocated : block.active ? kBlockPendingFree : 0);
+    session().writer().write(part);
+    event.address += block.size;
+  }
+}
+
+void write_layout(const ThreadState& state, uint8_t device) {
+  const auto snapshot = allocator::get()->snapshot({0, 0}, false);  // without traces: 0.2 ms
+  size_t blocks = 0;
+  for (const auto& segment : snapshot.segments) blocks += segment.blocks.size();
+  if (blocks > kMaxDescribedBlocks) return;
+  for (const auto& segment : snapshot.segments) {
+    if (static_cast<uint8_t>(segment.device) == device) write_blocks(state, segment, device);
+  }
+}
+
+// Runs when all retries failed, before the exception, on the thread that wanted memory, with the allocator unlocked. What
+// it throws would replace the program's OutOfMemoryError.
+void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
+  if (!recording()) return;
+  ThreadState& state = thread_state();
+  const auto index = static_cast<uint8_t>(device);
+  state.refused = true;
+  state.refusal = state.event(EventKind::op_failed);
+  state.refusal.device = index;
+  write_stats(state, index);
+  write_device_memory(state, index);
+  // A convolution may be refused dozens of workspaces: what it found at the first one still holds.
+  const bool same_op = state.op_serial != 0 && state.described_serial == state.op_serial;
+  state.described_serial = state.op_serial;
+  if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
+  const at::DisableRecordFunctionGuard no_ops;
+  write_layout(state, index);
+  describe_graph_at_refusal(state);
+} catch (...) {
+}
+
+}  // namespace
+
+void attach_allocator_hooks() {
+  allocator::attachOutOfMemoryObserver(on_refusal);  // does not lock: first, before other threads allocate
+  allocator::attachAllocatorTraceTracker(on_trace);
+}
+
+void write_memory_stats() noexcept try {
+  if (!recording()) return;
+  const ThreadState& state = thread_state();
+  for (uint32_t d = 0; d < session().writer().header().device_count; ++d) {
+    const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d));
+    if (stats.reserved_bytes[0].peak == 0) continue;
+    write_stats(state, static_cast<uint8_t>(d));
+    write_device_memory(state, static_cast<uint8_t>(d));
+  }
+} catch (...) {
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,15 @@
+#pragma once
+
+// What the preload shim and the benchmarks call in the recorder, by name.
+
+#define OOMDIAG_EXPORT extern "C" __attribute__((visibility("default")))
+
+/// Once, when the recorder has been loaded: finds the Python interpreter, if there is one.
+OOMDIAG_EXPORT void oomdiag_recorder_loaded();
+
+/// Starts to record as soon as the caching allocator is ready. 1 when there is nothing more to wait for.
+OOMDIAG_EXPORT int oomdiag_recorder_poll();
+
+/// For scripts/bench_overhead: 0 no op callbacks, 1 empty ones, 2 recording. Only once recording has begun, and not while
+/// another thread runs ops.
+OOMDIAG_EXPORT void oomdiag_recorder_measure(int callbacks);

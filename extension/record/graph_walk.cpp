@@ -1,0 +1,213 @@
+#include "extension/record/graph_walk.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <string>
+#include <typeinfo>
+#include <unordered_set>
+
+#include "extension/record/newest_outputs.h"
+#include "extension/record/op_callbacks.h"
+#include "extension/record/python.h"
+#include "extension/record/session.h"
+#include "extension/record/thread_state.h"
+
+// What does autograd keep for backward? Every built-in node can list its saved variables to a visitor that PyTorch made for
+// compiled autograd (Node::compiled_args); the visitor needs no Python and unpacks nothing that user hooks packed.
+//
+// Rules, each of which was broken once: a node written in Python is visited only with the GIL; no strong reference outlives
+// the visit, else release_variables() frees nothing and we cause the OOM; a node may throw (modified in place, already
+// released), which costs only that node; nothing of this while another thread executes the graph.
+
+namespace oomdiag {
+
+namespace {
+
+namespace autograd = torch::autograd;
+namespace compiled = torch::dynamo::autograd;
+using NodePtr =
+    std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;  // shared_ptr, from 2.13 intrusive_ptr
+
+std::string describe(at::IntArrayRef sizes, at::ScalarType type) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+  text += "] ";
+  text += std::string(c10::getDtypeNames(type).first);
+  return text;
+}
+
+/// Walks a graph once and writes what its nodes hold.
+class Walk {
+ public:
+  explicit Walk(ThreadState& state) : state_(state) {}
+
+  void begin(uint64_t task) {
+    Event event = state_.event(EventKind::graph_begin);
+    event.detail = task;
+    session().writer().write(event);
+  }
+
+  void from(NodePtr root) {
+    std::vector<NodePtr> waiting;
+    waiting.push_back(std::move(root));
+    while (!waiting.empty()) {
+      const NodePtr node = std::move(waiting.back());
+      waiting.pop_back();
+      if (!node || !seen_.insert(node.get()).second) continue;
+      visit(node);
+      for (const auto& edge : node->next_edges()) {
+        if (edge.function && !seen_.contains(edge.function.get())) waiting.push_back(edge.function);
+      }
+    }
+  }
+
+ private:
+  void visit(const NodePtr& node) {
+    if (auto* leaf = dynamic_cast<autograd::AccumulateGrad*>(node.get())) {
+      write_tensor(EventKind::parameter, *node, leaf->variable);
+      if (leaf->variable.grad().defined()) write_tensor(EventKind::gradient, *node, leaf->variable.grad());
+      return;
+    }
+    compiled::AutogradCompilerCall call(compiled::SizeInput::STATIC);
+    compiled::NodeCall node_call(0, node);
+    compiled::CompiledNodeArgs arguments(call, node_call);
+    const bool needs_python = std::string_view(typeid(*node).name()).find("PyNode") != std::string_view::npos;
+    if (!needs_python || gil_.held()) {
+      try {
+        node->compiled_args(arguments);
+      } catch (...) {  // released already, modified in place, or no such method: nothing to say about this node
+      }
+    }
+    for (const at::Tensor& tensor : call.tensor_args.inputs) write_tensor(EventKind::saved_tensor, *node, tensor);
+    const auto packed = call.hooks.size();
+    if (packed != 0 || (needs_python && !gil_.held())) write_packed(*node, packed);
+  }
+
+  Event node_event(EventKind kind, const autograd::Node& node) {
+    Context context;
+    context.node = state_.names.name(std::string_view(node.name()));
+    Event event = state_.event(kind);
+    event.context = state_.names.context(context);
+    event.op_serial = 0;
+    event.node_sequence = node.sequence_nr();
+    event.node_thread = static_cast<uint16_t>(node.thread_id());
+    return event;
+  }
+
+  void write_tensor(EventKind kind, const autograd::Node& node, const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return;
+    const auto& storage = tensor.storage();
+    if (storage.nbytes() == 0) return;
+    Event event = node_event(kind, node);
+    event.address = reinterpret_cast<uint64_t>(storage.data());
+    event.bytes = static_cast<int64_t>(storage.nbytes());
+    event.detail = state_.names.name(describe(tensor.sizes(), tensor.scalar_type()));
+    event.device = static_cast<uint8_t>(tensor.get_device());
+    session().writer().write(event);
+  }
+
+  void write_packed(const autograd::Node& node, size_t count) {
+    Event event = node_event(EventKind::packed_tensor, node);
+    event.detail = count;
+    session().writer().write(event);
+  }
+
+  ThreadState& state_;
+  at::DisableRecordFunctionGuard no_ops_;
+  GilScope gil_;
+  std::unordered_set<const void*> seen_;
+};
+
+// A pointer that the engine keeps alive, as an owning one.
+NodePtr owned(void* raw) { return static_cast<autograd::Node*>(raw)->getptr(); }
+
+// Steps repeat. Only a backward pass that begins with more bytes alive than any before it can set the peak.
+bool may_set_peak() {
+  Session& recording = session();
+  const int64_t live = recording.live_bytes.load(std::memory_order_relaxed);
+  const bool higher = live > recording.highest_walked.load(std::memory_order_relaxed);
+  if (higher) recording.highest_walked.store(live, std::memory_order_relaxed);
+  return higher || recording.walks.load(std::memory_order_relaxed) < 2;
+}
+
+// An OOM in forward needs the newest outputs; it is possible only where the card is filling up, or in the first step.
+void choose_watching() {
+  Session& recording = session();
+  watch_outputs(recording.live_bytes.load(std::memory_order_relaxed) > recording.watch_outputs_above);
+}
+
+// The gradient that the running node makes: as large as one of the tensors that its next nodes expect.
+void write_wanted(ThreadState& state) {
+  const auto node = autograd::get_current_node();
+  if (!node) return;
+  for (const auto& edge : node->next_edges()) {
+    if (!edge.function || edge.input_nr >= edge.function->num_inputs()) continue;
+    const auto& metadata = edge.function->input_metadata(edge.input_nr);
+    if (metadata.is_nested_tensor()) continue;
+    const at::IntArrayRef sizes = c10::asIntArrayRefUnchecked(metadata.shape_as_dim_vector());
+    const auto type = c10::typeMetaToScalarType(metadata.dtype());
+    Event event = state.event(EventKind::wanted);
+    event.bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
+    event.detail = state.names.name(describe(sizes, type));
+    event.node_sequence = edge.function->sequence_nr();
+    event.node_thread = static_cast<uint16_t>(edge.function->thread_id());
+    session().writer().write(event);
+  }
+}
+
+}  // namespace
+
+void enter_graph_task(ThreadState& state, int task, void* root) {
+  for (auto& known = state.tasks; !known.empty(); known.pop_back()) {  // back from a nested task?
+    if (known.back().id == task) return;
+    const bool nested = state.frames[state.depth - 1].outside_node != kNoNode;
+    if (nested && known.back().id < task) break;
+  }
+  state.tasks.push_back({task, root});
+  Session& recording = session();
+  int newest = recording.last_task.load(std::memory_order_relaxed);
+  while (newest < task && !recording.last_task.compare_exchange_weak(newest, task)) {
+  }
+  if (newest >= task) return;  // another thread works on it already
+  choose_watching();
+  if (!recording.several_devices && !may_set_peak()) return;
+  recording.walks.fetch_add(1, std::memory_order_relaxed);
+  Walk walk(state);
+  walk.begin(static_cast<uint64_t>(task));
+  walk.from(owned(root));
+}
+
+void describe_graph_at_refusal(ThreadState& state) {
+  if (!state.tasks.empty() && state.node_sequence != kNoNode) write_wanted(state);
+  if (session().several_devices && state.node_sequence != kNoNode) return;  // walked when the task began
+  Walk walk(state);
+  walk.begin(~uint64_t{0});
+  if (state.node_sequence != kNoNode) {
+    for (const RunningTask& task : state.tasks) walk.from(owned(task.root));
+  }
+  for (const at::Tensor& output : living_outputs()) walk.from(output.grad_fn());
+}
+
+void note_accumulated_gradient(ThreadState& state, const Context& context) {
+  const auto node = autograd::get_current_node();
+  const auto* leaf = node ? dynamic_cast<const autograd::AccumulateGrad*>(node.get()) : nullptr;
+  if (leaf == nullptr || !leaf->variable.defined()) return;
+  const at::Tensor& gradient = leaf->variable.grad();
+  if (!gradient.defined() || !gradient.is_cuda() || !gradient.has_storage()) return;
+  Event event = state.event(EventKind::gradient);
+  event.address = reinterpret_cast<uint64_t>(gradient.storage().data());
+  event.bytes = static_cast<int64_t>(gradient.storage().nbytes());
+  event.context = state.names.context(context);
+  event.node_sequence = node->sequence_nr();
+  event.node_thread = static_cast<uint16_t>(node->thread_id());
+  event.device = static_cast<uint8_t>(gradient.get_device());
+  session().writer().write(event);
+}
+
+}  // namespace oomdiag

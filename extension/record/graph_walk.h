@@ -1,0 +1,21 @@
+#pragma once
+
+#include "profiler/event.h"
+
+namespace oomdiag {
+
+struct ThreadState;
+
+/// Called when a node of another graph task than before starts on this thread. `root` is the node (torch::autograd::Node).
+/// Walks the graph then if this backward pass may set the peak, or if several devices' threads will work on it; otherwise
+/// an OOM in it walks it from `root`.
+void enter_graph_task(ThreadState& state, int task, void* root);
+
+/// Describes to the trace what autograd holds at an OOM on this thread: the graphs of the tasks that run on it, or in
+/// forward those of the newest outputs. Then, in backward, which gradient was being made.
+void describe_graph_at_refusal(ThreadState& state);
+
+/// Writes the gradient that the AccumulateGrad node which runs on this thread has just accumulated.
+void note_accumulated_gradient(ThreadState& state, const Context& context);
+
+}  // namespace oomdiag

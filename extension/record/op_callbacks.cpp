@@ -1,0 +1,229 @@
+#include "extension/record/op_callbacks.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <exception>
+#include <mutex>
+#include <string_view>
+
+#include "extension/record/graph_walk.h"
+#include "extension/record/newest_outputs.h"
+#include "extension/record/python.h"
+#include "extension/record/session.h"
+#include "extension/record/thread_state.h"
+
+// Every op of every thread passes here twice. The start callback notes what now runs in the thread's state, which the
+// allocator's hook copies into its events; the end callback puts back what ran before. Almost nothing is written: only
+// which forward op made which autograd nodes, and the scopes.
+//
+// The join. PyTorch numbers the autograd nodes of a thread; a backward event carries the number of its node. Which forward op
+// made a node is found by watching the thread's counter: numbers that appeared since the last callback belong to the
+// innermost op that is open; what is left at an op's end belongs to that op.
+
+namespace oomdiag {
+
+namespace {
+
+constexpr std::string_view kEnginePrefix = "autograd::engine::evaluate_function: ";
+
+void claim_nodes(ThreadState& state) {
+  const uint64_t next = at::sequence_number::peek();
+  if (next <= state.claimed) [[likely]]
+    return;
+  Event event = state.event(EventKind::nodes_created);
+  event.node_sequence = state.claimed;
+  event.node_thread = state.thread;
+  event.bytes = static_cast<int64_t>(next - state.claimed);
+  state.claimed = next;
+  session().writer().write(event);
+}
+
+Frame& push_frame(ThreadState& state, const at::RecordFunction& call) {
+  Frame& frame = state.frames[state.depth++];
+  frame = {.call = &call,
+           .outside = state.context,
+           .outside_id = state.context_id,
+           .outside_serial = state.op_serial,
+           .outside_node = state.node_sequence,
+           .outside_node_thread = state.node_thread};
+  return frame;
+}
+
+// Scopes may end out of order; a call that began before recording did has no frame.
+bool pop_frame(ThreadState& state, const at::RecordFunction& call, Frame& frame) {
+  uint32_t at = state.depth;
+  while (at > 0 && state.frames[at - 1].call != &call) --at;
+  if (at == 0) return false;
+  frame = state.frames[at - 1];
+  for (uint32_t i = at; i < state.depth; ++i) state.frames[i - 1] = state.frames[i];
+  if (at < state.depth--) return true;  // something inside of it is still open: that keeps its state
+  state.context = frame.outside;
+  state.context_id = frame.outside_id;
+  state.op_serial = frame.outside_serial;
+  state.node_sequence = frame.outside_node;
+  state.node_thread = frame.outside_node_thread;
+  return true;
+}
+
+void enter_op(ThreadState& state, Frame& frame, const at::RecordFunction& call) {
+  const uint32_t name = state.names.name(call.name());
+  if (state.context.op == 0) {
+    frame.is_outermost = true;
+    state.context.op = name;
+    state.op_serial = session().next_serial();
+    if (call.seqNr() >= 0) state.context.flags |= kGradMode;
+    const bool forward = state.node_sequence == kNoNode;
+    if (!forward && call.seqNr() >= 0) state.context.flags |= kRecomputation;
+    // Inside PyTorch's own scopes (an optimizer's step) the line is that of the scope.
+    if ((forward || call.seqNr() >= 0) && state.context.scope == 0) locate_in_python(state.context);
+  }
+  state.context.inner = name;
+  state.context_id = state.names.context(state.context);
+}
+
+void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return;
+  frame.is_node = frame.is_outermost = true;
+  frame.is_accumulate = name.ends_with("AccumulateGrad");
+  state.context = {};
+  state.context.node = state.names.name(name);
+  state.context_id = state.names.context(state.context);
+  state.op_serial = session().next_serial();
+  state.node_sequence = node->sequence_nr();
+  state.node_thread = static_cast<uint16_t>(node->thread_id());
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (state.tasks.empty() || state.tasks.back().id != task) enter_graph_task(state, task, node.get());
+}
+
+// PyTorch's own scopes have a '#' ("Optimizer.step#Adam.step"); those of the user's form a path.
+void enter_scope(ThreadState& state, Frame& frame, const at::RecordFunction& call) {
+  const std::string_view name = call.name();
+  frame.scope_name = state.names.name(name);
+  state.outer_paths.push_back(state.module_path);
+  if (name.find('#') != name.npos) {
+    if (state.context.scope == 0) locate_in_python(state.context);
+    state.context.scope = frame.scope_name;
+  } else {
+    if (state.context.module == 0) state.module_path.clear();
+    state.module_path += (state.module_path.empty() ? "" : ".") + std::string(name);
+    state.context.module = state.names.name(std::string_view(state.module_path));
+  }
+  state.context_id = state.names.context(state.context);
+  Event event = state.event(EventKind::scope_begin);
+  event.detail = frame.scope_name;
+  session().writer().write(event);
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
+  if (!recording()) return nullptr;
+  ThreadState& state = thread_state();
+  claim_nodes(state);
+  if (state.depth == ThreadState::kMaxDepth) return nullptr;
+  Frame& frame = push_frame(state, call);
+  const std::string_view name = call.name();
+  if (call.scope() == at::RecordScope::USER_SCOPE) {
+    enter_scope(state, frame, call);
+  } else if (name.starts_with(kEnginePrefix)) {
+    enter_node(state, frame, name.substr(kEnginePrefix.size()));
+  } else {
+    enter_op(state, frame, call);
+  }
+  return nullptr;
+}
+
+// An OOM leaves an op as an exception, or the op absorbed it: cuDNN catches its own and takes a slower plan.
+void settle_refusal(ThreadState& state) {
+  state.refused = false;
+  if (std::uncaught_exceptions() == 0) return;
+  Event event = state.refusal;
+  event.kind = EventKind::op_failed;
+  event.time = read_ticks();
+  event.address = event.detail = 0;
+  session().writer().write(event);
+}
+
+void leave_scope(ThreadState& state, const Frame& frame) {
+  if (!state.outer_paths.empty()) {
+    state.module_path = std::move(state.outer_paths.back());
+    state.outer_paths.pop_back();
+  }
+  Event event = state.event(EventKind::scope_end);
+  event.detail = frame.scope_name;
+  session().writer().write(event);
+  session().writer().mark_time();
+}
+
+void on_end(const at::RecordFunction& call, at::ObserverContext*) {
+  if (!recording()) return;
+  ThreadState& state = thread_state();
+  claim_nodes(state);
+  const Context inside = state.context;
+  Frame frame;
+  if (!pop_frame(state, call, frame)) return;
+  if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
+  if (frame.is_outermost && state.refused) settle_refusal(state);
+  if (frame.scope_name != 0) leave_scope(state, frame);
+}
+
+void on_outputs(const at::RecordFunction& call, at::ObserverContext*) {
+  if (call.seqNr() >= 0 && recording()) remember_outputs(call.outputs());
+}
+
+std::unique_ptr<at::ObserverContext> empty_start(const at::RecordFunction&) { return nullptr; }
+void empty_end(const at::RecordFunction&, at::ObserverContext*) {}
+
+struct Installed {
+  std::mutex mutex;
+  std::vector<at::CallbackHandle> handles;
+  at::CallbackHandle outputs = 0;
+  bool watching = false;
+};
+Installed& installed() {
+  static auto* instance = new Installed;
+  return *instance;
+}
+
+}  // namespace
+
+void install_op_callbacks(OpCallbacks which) {
+  Installed& now = installed();
+  const std::lock_guard lock(now.mutex);
+  for (const auto handle : now.handles) at::removeCallback(handle);
+  now.handles.clear();
+  now.outputs = 0;
+  if (which == OpCallbacks::none) return;
+  const bool empty = which == OpCallbacks::empty;
+  auto ops = at::RecordFunctionCallback(empty ? empty_start : on_start, empty ? empty_end : on_end);
+  // BACKWARD_FUNCTION is not asked for: the engine's own event around each node says more.
+  if (empty) {
+    ops.scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
+  } else {
+    ops.scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+  }
+  now.handles.push_back(at::addGlobalCallback(ops));
+  if (empty) return;
+  auto outputs = at::RecordFunctionCallback(empty_start, on_outputs);
+  outputs.scopes({at::RecordScope::FUNCTION}).needsOutputs(true);
+  now.outputs = at::addGlobalCallback(outputs);
+  now.handles.push_back(now.outputs);
+  now.watching = true;
+}
+
+void watch_outputs(bool on) {
+  Installed& now = installed();
+  const std::lock_guard lock(now.mutex);
+  if (now.outputs == 0 || now.watching == on) return;
+  now.watching = on;
+  if (on) {
+    at::reenableCallback(now.outputs);
+  } else {
+    at::disableCallback(now.outputs);
+  }
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,224 @@
+#include "extension/record/python.h"
+
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "extension/record/control.h"
+#include "extension/record/python_api.h"
+#include "extension/record/session.h"
+#include "extension/record/thread_state.h"
+#include "generated/module_names.h"
+
+// Where in the user's program does an op run? The recorder looks at Python's frames when an outermost op starts: the
+// innermost frame of the user's own code gives the line, the innermost call of a torch.nn.Module gives the module. Reading
+// frames costs a microsecond and changes nothing; module hooks would cost three times that and take torch off its fast path.
+
+namespace oomdiag {
+
+namespace {
+
+constexpr int kMaxFrames = 96;  // a deeper stack is a framework's; its outer frames tell nothing about the op
+
+enum class Code { library, user, module_call };
+
+/// A line of the user's program. The code object is held for ever: its address would be used again.
+struct Place {
+  PythonObject code;
+  int instruction;
+  bool operator==(const Place&) const = default;
+};
+struct PlaceHash {
+  size_t operator()(const Place& place) const {
+    return std::hash<void*>{}(place.code) * 31 + static_cast<size_t>(place.instruction);
+  }
+};
+
+/// The interpreter and what is known of its program. Guarded by the GIL.
+struct Interpreter {
+  PythonApi api;
+  PythonObject meet_root = nullptr;
+  std::unordered_map<PythonObject, Code> code;
+  struct {
+    PythonObject code = nullptr;
+    Code kind = Code::library;
+  } recent_code[512];  ///< a small cache before `code`: a dozen frames are looked at per op
+  std::unordered_map<Place, uint32_t, PlaceHash> sources;
+  std::unordered_map<PythonObject, uint32_t> modules;  ///< path of each living module, by its id
+};
+Interpreter* python = nullptr;
+
+Code find_kind(Interpreter& known, PythonObject code) {
+  const auto [entry, fresh] = known.code.try_emplace(code, Code::library);
+  if (!fresh) return entry->second;
+  known.api.incref(code);
+  const std::string file = known.api.text(code, "co_filename");
+  if (file.ends_with("/torch/nn/modules/module.py")) {
+    if (known.api.text(code, "co_name") == "_wrapped_call_impl") entry->second = Code::module_call;
+  } else if (file.find("/site-packages/") == file.npos && file.find("/dist-packages/") == file.npos &&
+             !file.starts_with("<frozen")) {
+    entry->second = Code::user;
+  }
+  return entry->second;
+}
+
+Code kind_of(Interpreter& known, PythonObject code) {
+  auto& recent = known.recent_code[(reinterpret_cast<uintptr_t>(code) >> 4) % std::size(known.recent_code)];
+  if (recent.code != code) recent = {code, find_kind(known, code)};
+  return recent.kind;
+}
+
+uint32_t source_of(Interpreter& known, PythonObject code, PythonObject frame) {
+  const Place place{code, known.api.frame_instruction(frame)};
+  const auto entry = known.sources.find(place);
+  if (entry != known.sources.end()) return entry->second;
+  const std::string source = known.api.text(code, "co_filename") + ":" + std::to_string(known.api.frame_line(frame));
+  const uint32_t id = session().writer().intern(std::string_view(source));
+  known.sources.emplace(place, id);
+  return id;
+}
+
+/// The frames of this thread from the innermost outwards. `visit(frame, code)` returns false to stop.
+template <class Visit>
+void walk_frames(const PythonApi& api, Visit visit) {
+  PythonObject frame = api.frame();
+  if (frame != nullptr) api.incref(frame);
+  bool more = true;
+  for (int depth = 0; frame != nullptr; ++depth) {
+    PythonObject code = api.frame_code(frame);
+    more = more && depth < kMaxFrames && visit(frame, code);
+    api.decref(code);
+    PythonObject back = more ? api.frame_back(frame) : nullptr;
+    api.decref(frame);
+    frame = back;
+  }
+}
+
+// The outermost module that is being called: the one whose names are the full paths.
+void meet_root_module(Interpreter& known) {
+  const PythonApi& api = known.api;
+  PythonObject root = nullptr;
+  walk_frames(api, [&](PythonObject frame, PythonObject code) {
+    if (kind_of(known, code) != Code::module_call) return true;
+    if (root != nullptr) api.decref(root);
+    root = api.variable(frame, "self");
+    return true;
+  });
+  if (root == nullptr) return;
+  PythonObject arguments = api.tuple(1);
+  api.tuple_set(arguments, 0, root);
+  const at::DisableRecordFunctionGuard no_ops;
+  PythonObject result = api.call(known.meet_root, arguments);
+  if (result != nullptr) api.decref(result);
+  if (api.error() != nullptr) api.clear_error();
+  api.decref(arguments);
+}
+
+uint32_t path_of(Interpreter& known, PythonObject module) {
+  auto entry = known.modules.find(module);
+  if (entry == known.modules.end() && known.meet_root != nullptr) {
+    meet_root_module(known);
+    entry = known.modules.find(module);
+    if (entry == known.modules.end())
+      entry = known.modules.emplace(module, 0).first;  // not under the root: do not ask again
+  }
+  return entry == known.modules.end() ? 0 : entry->second;
+}
+
+void locate(Interpreter& known, Context& context) {
+  PythonObject module = nullptr;
+  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
+    const Code kind = kind_of(known, code);
+    if (kind == Code::user && context.source == 0) context.source = source_of(known, code, frame);
+    if (kind == Code::module_call && module == nullptr) module = known.api.variable(frame, "self");
+    return context.source == 0 || module == nullptr;
+  });
+  if (module == nullptr) return;
+  if (const uint32_t path = path_of(known, module); path != 0) context.module = path;
+  known.api.decref(module);
+}
+
+// In a module of its own: PyRun_SimpleString would write into the user's __main__.
+void load_module_names(Interpreter& known) {
+  const PythonApi& api = known.api;
+  PythonObject module = api.add_module("_oomdiag_module_names");
+  PythonObject builtins = api.import("builtins");
+  if (module == nullptr || builtins == nullptr) return api.clear_error();
+  PythonObject globals = api.module_dict(module);
+  api.dict_set(globals, "__builtins__", builtins);
+  api.decref(builtins);
+  constexpr int kFileInput = 257;  // Py_file_input
+  PythonObject result = api.run(kModuleNames, kFileInput, globals, globals);
+  if (result == nullptr) return api.clear_error();  // the program runs on, without module paths
+  api.decref(result);
+  known.meet_root = api.dict_get(globals, "meet_root");
+  api.incref(known.meet_root);
+}
+
+}  // namespace
+
+void attach_python() noexcept try {
+  if (python != nullptr) return;
+  auto interpreter = std::make_unique<Interpreter>();
+  if (!interpreter->api.load() || interpreter->api.this_thread() == nullptr) return;
+  python = interpreter.release();  // never destroyed: used until the process ends
+  const GilScope gil;
+  if (gil.held() && python->api.error() == nullptr) load_module_names(*python);
+} catch (...) {
+}
+
+bool python_attached() noexcept { return python != nullptr; }
+
+GilScope::GilScope() noexcept {
+  if (python == nullptr) return;
+  const PythonApi& api = python->api;
+  if (api.is_initialized() == 0 || (api.is_finalizing != nullptr && api.is_finalizing() != 0)) return;
+  if (api.this_thread() == nullptr) return;
+  held_ = true;
+  if (api.check() != 0) return;
+  state_ = api.ensure();
+  release_ = true;
+}
+
+GilScope::~GilScope() {
+  if (release_) python->api.release(state_);
+}
+
+void locate_in_python(Context& context) noexcept try {
+  if (python == nullptr) return;
+  const GilScope gil;
+  if (gil.held() && python->api.error() == nullptr) locate(*python, context);
+} catch (...) {
+}
+
+}  // namespace oomdiag
+
+/// Called by extension/python/module_names.py, with the GIL: the path of a module, or null when it has died.
+OOMDIAG_EXPORT void oomdiag_name_module(void* module, const char* path) {
+  using namespace oomdiag;
+  if (path == nullptr) {
+    python->modules.erase(module);
+  } else if (recording()) {
+    python->modules[module] = session().writer().intern(std::string_view(path));
+  }
+}
+
+/// Called by the same for each parameter and buffer of a root module: the address and size of its storage.
+OOMDIAG_EXPORT void oomdiag_name_module_tensor(int is_buffer, uint64_t address, int64_t bytes, int device,
+                                               const char* path, const char* shape) {
+  using namespace oomdiag;
+  if (!recording()) return;
+  ThreadState& state = thread_state();
+  Context context;
+  context.module = state.names.name(std::string_view(path));
+  Event event = state.event(is_buffer != 0 ? EventKind::buffer : EventKind::parameter);
+  event.address = address;
+  event.bytes = bytes;
+  event.device = static_cast<uint8_t>(device);
+  event.detail = state.names.name(std::string_view(shape));
+  event.context = state.names.context(context);
+  session().writer().write(event);
+}

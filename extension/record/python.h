@@ -1,0 +1,33 @@
+#pragma once
+
+#include "profiler/event.h"
+
+namespace oomdiag {
+
+/// Finds the interpreter that is in the process, if there is one, by its documented C API (3.11 to 3.14; no link to
+/// libpython). Call once, with no lock held.
+void attach_python() noexcept;
+bool python_attached() noexcept;
+
+/// Sets `source` to the user's line ("train.py:31": the innermost frame outside of site-packages) and `module` to the path
+/// of the torch.nn.Module whose forward runs. Does nothing on threads that Python does not know.
+void locate_in_python(Context& context) noexcept;
+
+/// Holds the GIL where that is allowed: only on a thread that already has a Python thread state (else taking it may
+/// deadlock: a thread that holds it may be joining us) and never once the interpreter is finalising.
+class GilScope {
+ public:
+  GilScope() noexcept;
+  ~GilScope();
+  GilScope(const GilScope&) = delete;
+  GilScope& operator=(const GilScope&) = delete;
+
+  bool held() const { return held_; }
+
+ private:
+  bool held_ = false;
+  bool release_ = false;
+  int state_ = 0;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "profiler/trace/writer.h"
+
+namespace oomdiag {
+
+/// The recording of this process. There is at most one, it is made when the caching allocator is ready and never destroyed:
+/// threads may free memory until the very end of the process.
+class Session {
+ public:
+  explicit Session(std::unique_ptr<TraceWriter> writer) : writer_(std::move(writer)) {}
+
+  TraceWriter& writer() { return *writer_; }
+  /// A new number for a call of an outermost op. Any thread.
+  uint32_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+  std::atomic<int64_t> live_bytes = 0;      ///< requested bytes of all live blocks, all devices
+  std::atomic<int64_t> highest_walked = 0;  ///< live_bytes at the largest graph walked so far
+  std::atomic<int> last_task = -1;          ///< newest graph task seen
+  std::atomic<int> walks = 0;               ///< graphs walked
+  std::atomic<int> described_refusals = 0;  ///< OOMs described in full
+  int64_t watch_outputs_above = 0;          ///< keep the newest outputs when more is live than this
+  bool several_devices = false;
+
+ private:
+  std::unique_ptr<TraceWriter> writer_;
+  std::atomic<uint32_t> serial_ = 0;
+};
+
+/// The session of this process, null before there is one. Written once.
+extern Session* the_session;
+/// Set while events are wanted: not before the allocator is ready, in a forked child, or while paused.
+extern std::atomic<bool> is_recording;
+
+/// Whether events are wanted now, and the trace can still take them.
+inline bool recording() noexcept { return is_recording.load(std::memory_order_acquire) && the_session->writer().on(); }
+/// The session; call only while `recording()`.
+inline Session& session() noexcept { return *the_session; }
+
+/// Starts to record if the caching allocator is initialised and nothing was tried before. Any thread, at any time; cheap
+/// once it is done. A failure is said once on stderr, and the program goes on.
+void poll() noexcept;
+/// True when there is nothing more to wait for: recording began, or it failed for good.
+bool settled() noexcept;
+
+}  // namespace oomdiag

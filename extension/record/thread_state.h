@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "profiler/event.h"
+
+namespace oomdiag {
+
+/// What is undone when an op, node or scope ends.
+struct Frame {
+  const void* call = nullptr;  ///< the RecordFunction that opened it
+  Context outside;
+  uint32_t outside_id = 0;
+  uint32_t outside_serial = 0;
+  uint64_t outside_node = kNoNode;
+  uint16_t outside_node_thread = 0;
+  bool is_node = false;        ///< an evaluation of an autograd node by the engine
+  bool is_outermost = false;   ///< the outermost op, or a node: where an OOM is absorbed or goes on
+  bool is_accumulate = false;  ///< an AccumulateGrad node
+  uint32_t scope_name = 0;     ///< of a user scope, else 0
+};
+
+/// A backward pass that runs on this thread.
+struct RunningTask {
+  int id = -1;
+  void* root = nullptr;  ///< its first node; the engine keeps it alive while the task runs
+};
+
+/// Remembers the ids of names and contexts that this thread has met, so that the common case locks nothing.
+class InternCache {
+ public:
+  /// The id of an op's name. `name` need not outlive the call.
+  uint32_t name(const char* name);
+  uint32_t name(std::string_view name);
+  uint32_t context(const Context& context);
+
+ private:
+  static constexpr size_t kEntries = 4096;
+  struct NameEntry {
+    const char* pointer = nullptr;
+    const std::string* text = nullptr;
+    uint32_t id = 0;
+  };
+  struct ContextEntry {
+    Context context;
+    uint32_t id = 0;
+  };
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+  };
+  NameEntry by_pointer_[kEntries];
+  ContextEntry contexts_[kEntries];
+  std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> names_;
+};
+
+/// What one thread is doing: read by the allocator's hook on the same thread, written by the op callbacks.
+struct ThreadState {
+  static constexpr uint32_t kMaxDepth = 192;
+
+  Context context;
+  uint32_t context_id = 0;
+  uint32_t op_serial = 0;
+  uint64_t node_sequence = kNoNode;
+  uint16_t node_thread = 0;
+  uint16_t thread = 0;
+  bool refused = false;  ///< the allocator gave up inside the op that runs
+  Event refusal;
+  uint32_t described_serial = 0;  ///< the op in which an OOM was last described in full
+  uint64_t claimed = 0;           ///< node numbers of this thread below this one have a forward op
+  uint32_t depth = 0;
+  Frame frames[kMaxDepth];
+  std::vector<RunningTask> tasks;
+  std::string module_path;               ///< of the user scopes that are open
+  std::vector<std::string> outer_paths;  ///< one for each open scope: what to go back to
+  InternCache names;
+
+  /// An event of this kind, at this time, with everything filled in that this thread knows.
+  Event event(EventKind kind, uint64_t time) const noexcept;
+  Event event(EventKind kind) const noexcept;
+};
+
+/// The state of this thread; made at the first call.
+ThreadState& thread_state();
+/// The same, or null where there is none yet. Never allocates.
+ThreadState* existing_thread_state() noexcept;
+
+}  // namespace oomdiag

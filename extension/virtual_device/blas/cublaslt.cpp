@@ -1,0 +1,130 @@
+// cuBLASLt. PyTorch takes the largest workspace that it allows itself, whatever the heuristic says,
+// so that any successful answer will do. Descriptors are opaque: nothing is kept of them.
+
+#include <cublasLt.h>
+
+#include "extension/virtual_device/driver/device.h"
+
+namespace {
+
+/// Each handle and descriptor is one of its own: programs keep state by them.
+template <typename Handle>
+cublasStatus_t give_new(Handle* handle) {
+  *handle = reinterpret_cast<Handle>(new char);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <typename Handle>
+cublasStatus_t take_back(Handle handle) {
+  delete reinterpret_cast<const char*>(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t submit(cudaStream_t stream) {
+  const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL);
+  return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" int oomdiag_unsupported(const char* name) {
+  oomdiag_device_note("unsupported", name);
+  return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  cudaFree(nullptr);
+  if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
+  return give_new(handle);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return take_back(handle); }
+
+OOMDIAG_ENTRY_POINT size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+OOMDIAG_ENTRY_POINT size_t cublasLtGetCudartVersion() { return CUDART_VERSION; }
+OOMDIAG_ENTRY_POINT const char* cublasLtGetStatusString(cublasStatus_t status) {
+  return status ? "virtual cuBLASLt: not supported" : "success";
+}
+OOMDIAG_ENTRY_POINT const char* cublasLtGetStatusName(cublasStatus_t status) {
+  return status ? "CUBLAS_STATUS_NOT_SUPPORTED" : "CUBLAS_STATUS_SUCCESS";
+}
+
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t,
+                                                            cudaDataType_t) {
+  return give_new(description);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
+  return take_back(description);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
+                                                                  const void*, size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType, uint64_t,
+                                                              uint64_t, int64_t) {
+  return give_new(layout);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  return take_back(layout);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t,
+                                                                    cublasLtMatrixLayoutAttribute_t, const void*,
+                                                                    size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  return give_new(preference);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  return take_back(preference);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
+                                                                        cublasLtMatmulPreferenceAttributes_t,
+                                                                        const void*, size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                                                  cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                                  cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                                  cublasLtMatmulPreference_t, int wanted,
+                                                                  cublasLtMatmulHeuristicResult_t* results,
+                                                                  int* given) {
+  *given = wanted > 0;
+  if (*given) results[0] = {};  // state 0 is CUBLAS_STATUS_SUCCESS
+  return CUBLAS_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t, cudaDataType_t,
+                                                          cudaDataType_t, cudaDataType_t, cudaDataType_t,
+                                                          cudaDataType_t, int, cublasLtMatmulAlgo_t* algorithm) {
+  *algorithm = {};
+  return CUBLAS_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                                           cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                           cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                           const cublasLtMatmulAlgo_t*,
+                                                           cublasLtMatmulHeuristicResult_t* result) {
+  *result = {};
+  return CUBLAS_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t*,
+                                                                        cublasLtMatmulAlgoConfigAttributes_t,
+                                                                        const void*, size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*,
+                                                  cublasLtMatrixLayout_t, const void*, cublasLtMatrixLayout_t,
+                                                  const void*, const void*, cublasLtMatrixLayout_t, void*,
+                                                  cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t*, void*, size_t,
+                                                  cudaStream_t stream) {
+  return submit(stream);
+}
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixTransform(cublasLtHandle_t, cublasLtMatrixTransformDesc_t, const void*,
+                                                           const void*, cublasLtMatrixLayout_t, const void*,
+                                                           const void*, cublasLtMatrixLayout_t, void*,
+                                                           cublasLtMatrixLayout_t, cudaStream_t stream) {
+  return submit(stream);
+}

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cudnn.h>
+
+namespace oomdiag {
+
+/// What this library gives for a cudnnHandle_t. The real cuDNN never sees one.
+struct DnnHandle {
+  cudaStream_t stream = nullptr;
+};
+
+inline DnnHandle* find_handle(cudnnHandle_t handle) { return reinterpret_cast<DnnHandle*>(handle); }
+
+/// Work on the handle's stream.
+cudnnStatus_t submit_work(cudnnHandle_t handle);
+
+/// Notes that the answer of `name` is an estimate, and gives it.
+cudnnStatus_t give_estimate(const char* name, size_t* place, size_t bytes);
+
+}  // namespace oomdiag

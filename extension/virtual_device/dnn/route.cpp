@@ -1,0 +1,176 @@
+// The real cuDNN, without a device.
+//
+// Since 9.8 cuDNN chooses algorithms, and sizes their workspaces, for a device that is only described ("Deviceless
+// ahead-of-time compilation", cuDNN Frontend documentation): a DEVICEPROP descriptor, made from JSON, takes the place
+// of the handle. So the answers that decide the memory of a convolution or an attention are cuDNN's own, for the card
+// that the program sees.
+//
+//   PyTorch, cudnn_frontend                 this library                           the real libcudnn.so.9
+//   cudnnCreate                     ──►     a handle of ours; describes the card ──► DEVICEPROP descriptor, once
+//   OPERATIONGRAPH_HANDLE           ──►     swallowed
+//   EXECUTION_PLAN_HANDLE           ──►     EXECUTION_PLAN_DEVICEPROP            ──► plan, workspace bytes
+//   finalize ENGINE, ENGINEHEUR     ──►     sets their DEVICEPROP first          ──► list of engines
+//   cudnnBackendExecute             ──►     nothing (one node of a capture)
+//   all other backend functions     ───────────────────────────────────────────►   unchanged
+//
+// This library is preloaded and has cuDNN's version node, libcudnn.so.9, but a SONAME of its own: programs bind to the
+// functions that it defines, and find all others in the real library, which must be there. What takes a handle and has
+// no such route is in batch_norm.cpp and rnn.cpp, or a generated stub: a handle of ours must never reach the real
+// library.
+
+#include <cudnn.h>
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <unordered_map>
+
+#include "extension/virtual_device/dnn/handle.h"
+#include "extension/virtual_device/dnn/real.h"
+#include "extension/virtual_device/driver/device.h"
+
+namespace oomdiag {
+namespace {
+
+// Never destroyed: descriptors are destroyed by static destructors too.
+auto& lock = *new std::mutex;
+auto& types = *new std::unordered_map<cudnnBackendDescriptor_t, cudnnBackendDescriptorType_t>;
+
+bool has_type(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type) {
+  std::lock_guard guard(lock);
+  const auto entry = types.find(descriptor);
+  return entry != types.end() && entry->second == type;
+}
+
+cudnnStatus_t describe(const char* json, cudnnBackendDescriptor_t* description) {
+  const auto create = OOMDIAG_REAL(cudnnBackendCreateDescriptor);
+  const auto set = OOMDIAG_REAL(cudnnBackendSetAttribute);
+  if (const auto error = create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, description)) return error;
+  const auto length = static_cast<int64_t>(std::strlen(json));
+  if (const auto error = set(*description, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, length, json))
+    return error;
+  return OOMDIAG_REAL(cudnnBackendFinalize)(*description);
+}
+
+/// The description of the card of `ordinal`; one descriptor for each, for the life of the process.
+cudnnStatus_t find_description(int ordinal, cudnnBackendDescriptor_t* description) {
+  static auto& made = *new std::unordered_map<int, cudnnBackendDescriptor_t>;
+  std::lock_guard guard(lock);
+  if (const auto entry = made.find(ordinal); entry != made.end()) {
+    *description = entry->second;
+    return CUDNN_STATUS_SUCCESS;
+  }
+  const char* json = oomdiag_device_cudnn_description(ordinal);
+  if (!json) return CUDNN_STATUS_NOT_INITIALIZED;
+  const cudnnStatus_t result = describe(json, description);
+  if (result == CUDNN_STATUS_SUCCESS) made[ordinal] = *description;
+  return result;
+}
+
+/// Gives `descriptor` the description of the thread's device.
+cudnnStatus_t attach_description(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t attribute) {
+  int ordinal = 0;
+  cudaGetDevice(&ordinal);
+  cudnnBackendDescriptor_t description = nullptr;
+  if (const auto error = find_description(ordinal, &description)) return error;
+  return OOMDIAG_REAL(cudnnBackendSetAttribute)(descriptor, attribute, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &description);
+}
+
+}  // namespace
+
+void* find_real(const char* name) {
+  static void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
+  if (void* function = library ? dlsym(library, name) : nullptr) return function;
+  std::fprintf(stderr, "oomdiag: virtual device: the loaded cuDNN has no %s\n", name);
+  std::abort();
+}
+
+cudnnStatus_t submit_work(cudnnHandle_t handle) {
+  if (!handle) return CUDNN_STATUS_BAD_PARAM;
+  const CUresult error = oomdiag_device_submit(find_handle(handle)->stream, CU_GRAPH_NODE_TYPE_KERNEL);
+  return error ? CUDNN_STATUS_EXECUTION_FAILED : CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t give_estimate(const char* name, size_t* place, size_t bytes) {
+  oomdiag_device_note("estimate", name);
+  if (place) *place = bytes;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+}  // namespace oomdiag
+
+extern "C" int oomdiag_unsupported(const char* name) {
+  oomdiag_device_note("unsupported", name);
+  return CUDNN_STATUS_NOT_SUPPORTED;
+}
+extern "C" int oomdiag_compute(void* handle) { return oomdiag::submit_work(static_cast<cudnnHandle_t>(handle)); }
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
+  cudaFree(nullptr);  // makes the context, as the real one does
+  if (oomdiag_device_use_library()) return CUDNN_STATUS_NOT_INITIALIZED;
+  int ordinal = 0;
+  cudaGetDevice(&ordinal);
+  cudnnBackendDescriptor_t description = nullptr;
+  if (const auto error = oomdiag::find_description(ordinal, &description)) return error;
+  *handle = reinterpret_cast<cudnnHandle_t>(new oomdiag::DnnHandle);
+  return CUDNN_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
+  delete oomdiag::find_handle(handle);
+  return CUDNN_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  oomdiag::find_handle(handle)->stream = stream;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t* stream) {
+  *stream = oomdiag::find_handle(handle)->stream;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
+                                                               cudnnBackendDescriptor_t* descriptor) {
+  const cudnnStatus_t result = OOMDIAG_REAL(cudnnBackendCreateDescriptor)(type, descriptor);
+  if (result != CUDNN_STATUS_SUCCESS) return result;
+  std::lock_guard guard(oomdiag::lock);
+  oomdiag::types[*descriptor] = type;
+  return result;
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
+  {
+    std::lock_guard guard(oomdiag::lock);
+    oomdiag::types.erase(descriptor);
+  }
+  return OOMDIAG_REAL(cudnnBackendDestroyDescriptor)(descriptor);
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor,
+                                                           cudnnBackendAttributeName_t attribute,
+                                                           cudnnBackendAttributeType_t type, int64_t count,
+                                                           const void* elements) {
+  if (attribute == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) return CUDNN_STATUS_SUCCESS;
+  if (attribute == CUDNN_ATTR_EXECUTION_PLAN_HANDLE) {
+    return oomdiag::attach_description(descriptor, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
+  }
+  return OOMDIAG_REAL(cudnnBackendSetAttribute)(descriptor, attribute, type, count, elements);
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
+  if (oomdiag::has_type(descriptor, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)) {
+    oomdiag::attach_description(descriptor, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP);
+  } else if (oomdiag::has_type(descriptor, CUDNN_BACKEND_ENGINE_DESCRIPTOR)) {
+    oomdiag::attach_description(descriptor, CUDNN_ATTR_ENGINE_DEVICEPROP);
+  }
+  return OOMDIAG_REAL(cudnnBackendFinalize)(descriptor);
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t,
+                                                      cudnnBackendDescriptor_t) {
+  return oomdiag::submit_work(handle);
+}

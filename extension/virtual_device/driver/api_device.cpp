@@ -1,0 +1,217 @@
+// cuInit, devices and what they say of themselves. None of these makes a context.
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/uuid.h"
+
+using oomdiag::Card;
+using oomdiag::Device;
+using oomdiag::find_device;
+
+namespace {
+
+/// CUDA programming guide, "Arithmetic instructions": 64-bit throughput against 32-bit.
+int double_ratio(const Card& card) {
+  const bool is_data_centre = card.compute_minor == 0 && card.compute_major < 12;
+  return is_data_centre ? 2 : card.compute_major == 7 ? 32 : 64;
+}
+
+/// What every card of compute capability 7.5 to 12.0 answers under Linux (CUDA programming guide, compute
+/// capabilities); 0 for what is not known, which is what cards answer for features that they lack.
+int common_attribute(CUdevice_attribute attribute) {
+  switch (static_cast<int>(attribute)) {
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y:
+      return 1024;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z:
+      return 64;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X:
+    case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
+      return 2147483647;
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y:
+    case CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z:
+      return 65535;
+    case CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
+      return 65536;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
+    case CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT:
+      return 32;
+    case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
+    case CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT:
+      return 512;
+    case CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH:
+    case CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH:
+      return 131072;
+    case CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT:
+      return 65536;
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
+      return 2;
+    case CU_DEVICE_ATTRIBUTE_NUMA_ID:
+      return -1;
+    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+      return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+int card_attribute(const Device& device, CUdevice_attribute attribute) {
+  const Card& card = device.card;
+  switch (static_cast<int>(attribute)) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      return card.compute_major;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      return card.compute_minor;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      return card.multiprocessors;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
+      return card.threads_per_multiprocessor;
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
+      return card.blocks_per_multiprocessor;
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
+      return card.registers_per_multiprocessor;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
+      return card.shared_bytes_per_block;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+      return card.shared_bytes_per_block_optin;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+      return card.shared_bytes_per_multiprocessor;
+    case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK:
+      return card.reserved_shared_bytes_per_block;
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+      return card.l2_bytes;
+    case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
+      return card.clock_khz;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
+      return card.memory_clock_khz;
+    case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
+      return card.memory_bus_bits;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+      return device.ordinal + 1;
+    case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO:
+      return double_ratio(card);
+    case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
+    case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
+      return card.compute_major >= 9;
+    default:
+      return common_attribute(attribute);
+  }
+}
+
+CUresult parse_bus_id(CUdevice* device, const char* text) {
+  unsigned domain = 0;
+  unsigned bus = 0;
+  if (std::sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
+  *device = static_cast<int>(bus) - 1;
+  return find_device(*device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+}  // namespace
+
+OOMDIAG_ENTRY_POINT CUresult cuInit(unsigned) { return oomdiag::initialize_devices(); }
+
+OOMDIAG_ENTRY_POINT CUresult cuDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetCount(int* count) {
+  *count = static_cast<int>(oomdiag::devices().size());
+  return oomdiag::check_initialized();
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  *device = ordinal;
+  return find_device(ordinal) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetName(char* name, int length, CUdevice ordinal) {
+  const Device* device = find_device(ordinal);
+  if (!device) return CUDA_ERROR_INVALID_DEVICE;
+  std::snprintf(name, static_cast<size_t>(length), "%s", device->card.name.c_str());
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
+  if (!find_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  oomdiag::write_uuid(uuid->bytes, ordinal);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
+  if (!find_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", static_cast<unsigned>(ordinal + 1));
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
+  return parse_bus_id(device, text);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice ordinal) {
+  const Device* device = find_device(ordinal);
+  if (!device) return CUDA_ERROR_INVALID_DEVICE;
+  *value = card_attribute(*device, attribute);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
+  const Device* device = find_device(ordinal);
+  if (!device) return CUDA_ERROR_INVALID_DEVICE;
+  *bytes = static_cast<size_t>(device->card.total_bytes);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  *can = device != peer && find_device(device) && find_device(peer);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice, CUdevice) {
+  *value = attribute != CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED;
+  return CUDA_SUCCESS;
+}
+
+int oomdiag_device_architecture(int ordinal) {
+  const Device* device = find_device(ordinal);
+  return device ? device->architecture : 0;
+}
+
+const char* oomdiag_device_cudnn_description(int ordinal) {
+  const Device* device = find_device(ordinal);
+  return device ? device->cudnn_description.c_str() : nullptr;
+}
+
+int64_t oomdiag_device_used_bytes(int ordinal) {
+  const Device* device = find_device(ordinal);
+  return device ? std::min<int64_t>(device->used_bytes, device->card.total_bytes) : 0;
+}

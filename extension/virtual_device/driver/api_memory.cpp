@@ -1,0 +1,150 @@
+// Device, managed and host memory, and what a pointer points at. The rules are in memory.h.
+
+#include <cuda.h>
+
+#include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/memory.h"
+
+using oomdiag::current_device;
+using oomdiag::Device;
+using oomdiag::MemoryKind;
+
+namespace {
+
+void* host_pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+/// What a call needs that takes or gives memory: a context, and no capture that forbids it.
+CUresult check_memory_call() {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  return oomdiag::check_unsafe_call();
+}
+
+}  // namespace
+
+OOMDIAG_ENTRY_POINT CUresult cuMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  Device* device = current_device();
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  const int64_t total = device->card.total_bytes;
+  if (free_bytes) *free_bytes = static_cast<size_t>(total - oomdiag_device_used_bytes(device->ordinal));
+  if (total_bytes) *total_bytes = static_cast<size_t>(total);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemAlloc(CUdeviceptr* block, size_t bytes) {
+  if (const CUresult error = check_memory_call()) return error;
+  if (!block || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  return oomdiag::allocate_block(*current_device(), static_cast<int64_t>(bytes), reinterpret_cast<void**>(block));
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemAllocManaged(CUdeviceptr* block, size_t bytes, unsigned) {
+  if (const CUresult error = check_memory_call()) return error;
+  return oomdiag::allocate_managed(current_device()->ordinal, static_cast<int64_t>(bytes),
+                                   reinterpret_cast<void**>(block));
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemFree(CUdeviceptr block) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  if (const CUresult error = oomdiag::check_unsafe_call()) return error;
+  return oomdiag::free_block(host_pointer(block));
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemHostAlloc(void** block, size_t bytes, unsigned) {
+  if (const CUresult error = check_memory_call()) return error;
+  return oomdiag::allocate_host(static_cast<int64_t>(bytes), block);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemAllocHost(void** block, size_t bytes) { return cuMemHostAlloc(block, bytes, 0); }
+
+OOMDIAG_ENTRY_POINT CUresult cuMemFreeHost(void* block) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  return oomdiag::free_host(block);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemHostRegister(void* begin, size_t bytes, unsigned) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  return oomdiag::register_host(begin, static_cast<int64_t>(bytes));
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemHostUnregister(void* begin) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  return oomdiag::unregister_host(begin);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemHostGetDevicePointer(CUdeviceptr* device, void* host, unsigned) {
+  *device = reinterpret_cast<CUdeviceptr>(host);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemHostGetFlags(unsigned* flags, void* host) {
+  *flags = 0;
+  return oomdiag::find_range(host) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr address) {
+  const auto range = oomdiag::find_range(host_pointer(address));
+  if (!range || range->kind == MemoryKind::host) return CUDA_ERROR_NOT_FOUND;
+  if (begin) *begin = range->begin;
+  if (bytes) *bytes = static_cast<size_t>(range->bytes);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemAdvise(CUdeviceptr, size_t, CUmem_advise, CUmemLocation) { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuMemPrefetchAsync(CUdeviceptr, size_t, CUmemLocation, unsigned, CUstream) {
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  const auto range = oomdiag::find_range(host_pointer(address));
+  if (!range) return CUDA_ERROR_INVALID_VALUE;
+  const bool is_host = range->kind == MemoryKind::host;
+  switch (static_cast<int>(attribute)) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      *static_cast<CUcontext*>(value) = reinterpret_cast<CUcontext>(oomdiag::find_device(range->device));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      *static_cast<unsigned*>(value) = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      *static_cast<CUdeviceptr*>(value) = address;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (range->kind == MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
+      *static_cast<CUdeviceptr*>(value) = address;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      *static_cast<int*>(value) = range->device;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      *static_cast<unsigned*>(value) = range->kind == MemoryKind::managed;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      *static_cast<unsigned*>(value) = 1;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      *static_cast<CUdeviceptr*>(value) = range->begin;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      *static_cast<size_t*>(value) = static_cast<size_t>(range->bytes);
+      return CUDA_SUCCESS;
+    default:
+      *static_cast<unsigned*>(value) = 0;
+      return CUDA_SUCCESS;
+  }
+}
+
+/// cuda.h: unlike the single query, an address that CUDA does not know is no error, its answers are null.
+OOMDIAG_ENTRY_POINT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
+                                                    CUdeviceptr address) {
+  for (unsigned i = 0; i < count; ++i) {
+    if (cuPointerGetAttribute(values[i], attributes[i], address)) *static_cast<unsigned*>(values[i]) = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuPointerSetAttribute(const void*, CUpointer_attribute, CUdeviceptr) {
+  return CUDA_SUCCESS;
+}

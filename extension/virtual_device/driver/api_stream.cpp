@@ -1,0 +1,186 @@
+// Streams, events and the work that is submitted to them (stream.h, capture.h).
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/stream.h"
+
+using oomdiag::current_device;
+using oomdiag::Event;
+using oomdiag::find_event;
+using oomdiag::find_stream;
+using oomdiag::Stream;
+
+namespace {
+
+std::atomic<uint64_t> next_stream_id = 100;
+
+CUresult create_stream(CUstream* handle, unsigned flags, int priority) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  auto* stream = new Stream{
+      .device = current_device(), .flags = flags, .priority = std::clamp(priority, -5, 0), .id = next_stream_id++};
+  *handle = oomdiag::stream_handle(stream);
+  return CUDA_SUCCESS;
+}
+
+/// Asking whether work is done breaks a capture: captured work is never done.
+CUresult check_not_capturing(CUstream handle) {
+  Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!oomdiag::is_any_capturing()) return CUDA_SUCCESS;
+  std::lock_guard guard(oomdiag::stream_lock());
+  return stream->capture ? oomdiag::invalidate_capture(*stream) : CUDA_SUCCESS;
+}
+
+bool has_time(const Event& event) { return event.recorded_ns >= 0 && !(event.flags & CU_EVENT_DISABLE_TIMING); }
+
+}  // namespace
+
+CUresult oomdiag_device_check_capture() { return oomdiag::check_unsafe_call(); }
+
+CUresult oomdiag_device_submit(CUstream handle, CUgraphNodeType type) {
+  Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (type == CU_GRAPH_NODE_TYPE_KERNEL) oomdiag::load_kernels(*stream->device);
+  oomdiag::capture_work(*stream, type);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamCreate(CUstream* handle, unsigned flags) {
+  return create_stream(handle, flags, 0);
+}
+OOMDIAG_ENTRY_POINT CUresult cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
+  return create_stream(handle, flags, priority);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamDestroy(CUstream handle) {
+  if (handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
+    return CUDA_ERROR_INVALID_HANDLE;
+  std::lock_guard guard(oomdiag::stream_lock());
+  Stream* stream = find_stream(handle);
+  if (stream->capture) return oomdiag::invalidate_capture(*stream);
+  delete stream;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamQuery(CUstream stream) { return check_not_capturing(stream); }
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamSynchronize(CUstream stream) {
+  if (const CUresult error = check_not_capturing(stream)) return error;
+  return stream ? CUDA_SUCCESS : oomdiag::check_unsafe_call();
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
+  Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  return oomdiag::wait_for_event(*stream, *find_event(event), flags);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetPriority(CUstream handle, int* priority) {
+  const Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  *priority = stream->priority;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
+  const Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  *flags = stream->flags;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
+  const Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  *id = stream->id;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
+  const Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = stream->device->ordinal;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  const Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  *context = reinterpret_cast<CUcontext>(stream->device);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamSetAttribute(CUstream, CUstreamAttrID, const CUstreamAttrValue*) {
+  return CUDA_SUCCESS;
+}
+
+/// Captured, it becomes a node and is not called; otherwise all work before it is done already.
+OOMDIAG_ENTRY_POINT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
+  Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  const bool is_captured = stream->capture;
+  oomdiag::capture_work(*stream, CU_GRAPH_NODE_TYPE_HOST);
+  if (!is_captured) function(argument);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback function, void* argument, unsigned) {
+  if (const CUresult error = check_not_capturing(stream)) return error;
+  function(stream, CUDA_SUCCESS, argument);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned) {
+  if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)) return error;
+  oomdiag_device_copy(reinterpret_cast<void*>(to), &value, sizeof value);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr, cuuint32_t, unsigned) {
+  return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuEventCreate(CUevent* handle, unsigned flags) {
+  if (const CUresult error = oomdiag::check_initialized()) return error;
+  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  *handle = reinterpret_cast<CUevent>(new Event{.device = current_device(), .flags = flags});
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuEventDestroy(CUevent event) {
+  delete find_event(event);
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned flags) {
+  Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  return oomdiag::record_event(*find_event(event), *stream, flags);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuEventRecord(CUevent event, CUstream stream) {
+  return cuEventRecordWithFlags(event, stream, 0);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuEventQuery(CUevent event) {
+  if (oomdiag::spoils_capture(*find_event(event))) return CUDA_ERROR_CAPTURED_EVENT;
+  return oomdiag::check_unsafe_call();
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuEventSynchronize(CUevent event) {
+  return oomdiag::spoils_capture(*find_event(event)) ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  const Event& first = *find_event(start);
+  const Event& last = *find_event(end);
+  if (first.device != last.device || !has_time(first) || !has_time(last)) return CUDA_ERROR_INVALID_HANDLE;
+  *milliseconds = static_cast<float>(last.recorded_ns - first.recorded_ns) / 1e6f;
+  return CUDA_SUCCESS;
+}

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+#include <vector>
+
+namespace oomdiag {
+
+struct GraphNode {
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  std::vector<GraphNode*> dependencies;
+};
+
+/// An object whose life graphs prolong: `destroy` is called when the last reference goes.
+struct UserObject {
+  void* object = nullptr;
+  CUhostFn destroy = nullptr;
+  unsigned references = 1;
+};
+
+void drop_references(UserObject* object, unsigned count);
+
+/// What a graph and the executables made of it share.
+struct GraphBody {
+  std::vector<std::unique_ptr<GraphNode>> nodes;
+  std::vector<UserObject*> retained;  ///< one entry for each reference
+
+  GraphBody() = default;
+  GraphBody(const GraphBody&) = delete;
+  ~GraphBody();
+
+  GraphNode* add_node(CUgraphNodeType type, std::vector<GraphNode*> dependencies);
+};
+
+struct Graph {
+  std::shared_ptr<GraphBody> body = std::make_shared<GraphBody>();
+};
+
+inline CUgraph graph_handle(Graph* graph) { return reinterpret_cast<CUgraph>(graph); }
+inline Graph* find_graph(CUgraph handle) { return reinterpret_cast<Graph*>(handle); }
+
+}  // namespace oomdiag

@@ -1,0 +1,125 @@
+#include "extension/virtual_device/driver/mapping.h"
+
+#include <sys/mman.h>
+
+#include <map>
+#include <unordered_map>
+
+namespace oomdiag {
+namespace {
+
+struct Mapping {
+  int64_t bytes = 0;
+  PhysicalHandle handle = 0;
+};
+
+// All under memory_lock(), never destroyed.
+auto& reservations = *new std::map<CUdeviceptr, int64_t>;
+auto& mappings = *new std::map<CUdeviceptr, Mapping>;
+auto& handles = *new std::unordered_map<PhysicalHandle, PhysicalPages>;
+PhysicalHandle next_handle = 1;
+
+auto find_entry(CUdeviceptr address) {
+  auto entry = mappings.upper_bound(address);
+  if (entry == mappings.begin()) return mappings.end();
+  --entry;
+  return address - entry->first < static_cast<CUdeviceptr>(entry->second.bytes) ? entry : mappings.end();
+}
+
+void drop_reference(PhysicalHandle handle) {
+  const auto entry = handles.find(handle);
+  if (entry == handles.end() || --entry->second.references > 0) return;
+  if (Device* device = find_device(entry->second.device)) refund(*device, entry->second.bytes);
+  handles.erase(entry);
+}
+
+/// With contents kept, mapped addresses are accessible and unmapped ones forget.
+void set_access(CUdeviceptr begin, int64_t bytes, bool is_mapped) {
+  if (!keeps_contents()) return;
+  auto* space = reinterpret_cast<void*>(begin);
+  if (!is_mapped) madvise(space, static_cast<size_t>(bytes), MADV_DONTNEED);
+  mprotect(space, static_cast<size_t>(bytes), is_mapped ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+}  // namespace
+
+CUresult reserve_addresses(int64_t bytes, CUdeviceptr* begin) {
+  if (bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
+  void* space = reserve_space(round_to_pages(bytes), false);
+  if (!space) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::lock_guard guard(memory_lock());
+  *begin = reinterpret_cast<CUdeviceptr>(space);
+  reservations[*begin] = round_to_pages(bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult free_addresses(CUdeviceptr begin, int64_t bytes) {
+  std::lock_guard guard(memory_lock());
+  const auto entry = reservations.find(begin);
+  if (entry == reservations.end() || entry->second != round_to_pages(bytes)) return CUDA_ERROR_INVALID_VALUE;
+  munmap(reinterpret_cast<void*>(begin), static_cast<size_t>(entry->second));
+  reservations.erase(entry);
+  return CUDA_SUCCESS;
+}
+
+CUresult create_pages(Device* device, int64_t bytes, PhysicalHandle* handle) {
+  if (bytes <= 0 || bytes % kPageBytes) return CUDA_ERROR_INVALID_VALUE;
+  if (device) make_context(*device);
+  std::lock_guard guard(memory_lock());
+  if (device && !charge(*device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  *handle = next_handle++;
+  handles[*handle] = {.bytes = bytes, .device = device ? device->ordinal : -1};
+  return CUDA_SUCCESS;
+}
+
+CUresult release_pages(PhysicalHandle handle) {
+  std::lock_guard guard(memory_lock());
+  if (!handles.contains(handle)) return CUDA_ERROR_INVALID_VALUE;
+  drop_reference(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult map_pages(CUdeviceptr begin, int64_t bytes, PhysicalHandle handle) {
+  std::lock_guard guard(memory_lock());
+  const auto entry = handles.find(handle);
+  if (entry == handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  ++entry->second.references;
+  mappings[begin] = {.bytes = bytes, .handle = handle};
+  set_access(begin, bytes, true);
+  return CUDA_SUCCESS;
+}
+
+CUresult unmap_pages(CUdeviceptr begin, int64_t bytes) {
+  std::lock_guard guard(memory_lock());
+  auto entry = mappings.lower_bound(begin);
+  while (entry != mappings.end() && entry->first - begin < static_cast<CUdeviceptr>(bytes)) {
+    drop_reference(entry->second.handle);
+    entry = mappings.erase(entry);
+  }
+  set_access(begin, bytes, false);
+  return CUDA_SUCCESS;
+}
+
+CUresult retain_pages(uintptr_t address, PhysicalHandle* handle) {
+  std::lock_guard guard(memory_lock());
+  const auto entry = find_entry(address);
+  if (entry == mappings.end()) return CUDA_ERROR_INVALID_VALUE;
+  *handle = entry->second.handle;
+  ++handles[*handle].references;
+  return CUDA_SUCCESS;
+}
+
+std::optional<PhysicalPages> find_pages(PhysicalHandle handle) {
+  std::lock_guard guard(memory_lock());
+  const auto entry = handles.find(handle);
+  return entry == handles.end() ? std::nullopt : std::optional(entry->second);
+}
+
+std::optional<MemoryRange> find_mapping(uintptr_t address) {
+  const auto entry = find_entry(address);
+  if (entry == mappings.end()) return std::nullopt;
+  const int device = handles[entry->second.handle].device;
+  return MemoryRange{.begin = static_cast<uintptr_t>(entry->first), .bytes = entry->second.bytes, .device = device};
+}
+
+}  // namespace oomdiag

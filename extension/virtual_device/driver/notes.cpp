@@ -1,0 +1,47 @@
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "extension/virtual_device/driver/device.h"
+
+namespace {
+
+struct Note {
+  const char* kind;
+  const char* name;
+};
+
+// Never destroyed: a note may come from another library's destructor.
+auto& lock = *new std::recursive_mutex;  // recursive: an observer may itself call something that is noted
+auto& notes = *new std::vector<Note>;
+void (*observer)(const char*, const char*) = nullptr;
+
+bool is_known(const char* kind, const char* name) {
+  for (const Note& note : notes) {
+    if (!std::strcmp(note.name, name) && !std::strcmp(note.kind, kind)) return true;
+  }
+  return false;
+}
+
+bool wants_log() {
+  const char* text = std::getenv("OOMDIAG_DEVICE_LOG");
+  return text && *text && *text != '0';
+}
+
+}  // namespace
+
+void oomdiag_device_note(const char* kind, const char* name) {
+  std::lock_guard guard(lock);
+  if (is_known(kind, name)) return;
+  notes.push_back({kind, name});
+  if (wants_log()) std::fprintf(stderr, "oomdiag: virtual device: %s: %s\n", kind, name);
+  if (observer) observer(kind, name);
+}
+
+void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name)) {
+  std::lock_guard guard(lock);
+  observer = on_note;
+  for (size_t i = 0; on_note && i < notes.size(); ++i) on_note(notes[i].kind, notes[i].name);
+}

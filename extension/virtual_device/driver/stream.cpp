@@ -1,0 +1,24 @@
+#include "extension/virtual_device/driver/stream.h"
+
+#include <array>
+
+namespace oomdiag {
+
+std::recursive_mutex& stream_lock() noexcept {
+  static auto& lock = *new std::recursive_mutex;
+  return lock;
+}
+
+Stream* find_stream(CUstream handle) noexcept {
+  if (reinterpret_cast<uintptr_t>(handle) > reinterpret_cast<uintptr_t>(CU_STREAM_PER_THREAD)) {
+    return reinterpret_cast<Stream*>(handle);
+  }
+  static auto& default_streams = *new std::array<Stream, 16>;
+  Device* device = current_device();
+  if (!device) return nullptr;
+  Stream& stream = default_streams[static_cast<size_t>(device->ordinal)];
+  stream.device = device;
+  return &stream;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/graph.h"
+
+// Streams and events. Work does nothing and is complete when it is submitted, so that a stream is never busy and an
+// event is a time of day; what remains of them is identity, which PyTorch keys its blocks and workspaces by, and
+// capture (capture.h).
+
+namespace oomdiag {
+
+struct Capture;
+
+struct Stream {
+  Device* device = nullptr;
+  unsigned flags = 0;
+  int priority = 0;
+  uint64_t id = 0;
+  Capture* capture = nullptr;              ///< null unless it is being captured
+  std::vector<GraphNode*> dependencies{};  ///< what the next captured node will follow
+};
+
+struct Event {
+  Device* device = nullptr;
+  unsigned flags = 0;
+  int64_t recorded_ns = -1;                ///< -1: never recorded, or recorded into a capture
+  uint64_t capture_id = 0;                 ///< 0 unless it was recorded into a capture
+  std::vector<GraphNode*> dependencies{};  ///< the nodes it then stands for
+};
+
+/// Guards streams, events, captures and graphs. Recursive: a captured host function's destructor may call back.
+std::recursive_mutex& stream_lock() noexcept;
+
+/// The stream behind a handle; 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are the current device's default stream.
+/// Null when the thread has no current device.
+Stream* find_stream(CUstream handle) noexcept;
+
+inline CUstream stream_handle(Stream* stream) { return reinterpret_cast<CUstream>(stream); }
+inline Event* find_event(CUevent handle) { return reinterpret_cast<Event*>(handle); }
+
+}  // namespace oomdiag

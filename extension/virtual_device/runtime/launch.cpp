@@ -1,0 +1,214 @@
+// Kernels: their registration by code that nvcc made, their attributes, their launch. The functions with two
+// underscores are declared in crt/host_runtime.h and crt/device_functions.h, which such code includes.
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/runtime/status.h"
+
+using oomdiag::in_context;
+using oomdiag::report;
+
+namespace {
+
+struct Kernel {
+  const void* stub;
+  const char* name;
+};
+
+struct Variable {
+  size_t bytes = 0;
+  void* block = nullptr;  // made at the first question for its address
+};
+
+// A wheel registers some 20 000 kernels while it loads, so that this only appends. Never destroyed.
+auto& lock = *new std::mutex;
+auto& kernels = *new std::vector<Kernel>;
+auto& variables = *new std::unordered_map<const void*, Variable>;
+
+struct CallConfiguration {
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+thread_local CallConfiguration configuration;
+
+bool is_launchable(dim3 grid, dim3 block) {
+  return grid.x && grid.y && grid.z && block.x && block.y && block.z && uint64_t{block.x} * block.y * block.z <= 1024;
+}
+
+cudaError_t launch(dim3 grid, dim3 block, cudaStream_t stream) {
+  if (!is_launchable(grid, block)) return report(cudaErrorInvalidConfiguration);
+  return in_context([&] { return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL); });
+}
+
+int ask_device(CUdevice_attribute attribute) {
+  int value = 0;
+  cuDeviceGetAttribute(&value, attribute, oomdiag::current_ordinal());
+  return value;
+}
+
+/// Host-readable zeros: a variable of the device that no kernel ever wrote.
+CUresult place_variable(const void* symbol, void** address, size_t* bytes) {
+  std::lock_guard guard(lock);
+  const auto entry = variables.find(symbol);
+  if (entry == variables.end()) return CUDA_ERROR_NOT_FOUND;
+  Variable& variable = entry->second;
+  if (bytes) *bytes = variable.bytes;
+  if (!address) return CUDA_SUCCESS;
+  CUresult error = CUDA_SUCCESS;
+  if (!variable.block) {
+    error = cuMemAllocManaged(reinterpret_cast<CUdeviceptr*>(&variable.block), std::max<size_t>(variable.bytes, 1),
+                              CU_MEM_ATTACH_GLOBAL);
+  }
+  *address = variable.block;
+  return error;
+}
+
+}  // namespace
+
+OOMDIAG_ENTRY_POINT void** __cudaRegisterFatBinary(void*) {
+  static void* handle = nullptr;
+  return &handle;
+}
+OOMDIAG_ENTRY_POINT void __cudaRegisterFatBinaryEnd(void**) {}
+OOMDIAG_ENTRY_POINT void __cudaUnregisterFatBinary(void**) {}
+OOMDIAG_ENTRY_POINT char __cudaInitModule(void**) { return 1; }
+
+OOMDIAG_ENTRY_POINT void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*,
+                                                dim3*, dim3*, int*) {
+  std::lock_guard guard(lock);
+  kernels.push_back({stub, name});
+}
+
+OOMDIAG_ENTRY_POINT void __cudaRegisterVar(void**, char* symbol, char*, const char*, int, size_t bytes, int, int) {
+  std::lock_guard guard(lock);
+  variables[symbol].bytes = bytes;
+}
+
+OOMDIAG_ENTRY_POINT void __cudaRegisterManagedVar(void**, void** symbol, char*, const char*, int, size_t bytes, int,
+                                                  int) {
+  std::lock_guard guard(lock);
+  variables[symbol].bytes = bytes;
+}
+
+OOMDIAG_ENTRY_POINT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,
+                                                         CUstream_st* stream) {
+  configuration = {grid, block, shared_bytes, stream};
+  return 0;
+}
+
+OOMDIAG_ENTRY_POINT cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_bytes,
+                                                           void* stream) {
+  *grid = configuration.grid;
+  *block = configuration.block;
+  *shared_bytes = configuration.shared_bytes;
+  *static_cast<cudaStream_t*>(stream) = configuration.stream;
+  return cudaSuccess;
+}
+
+OOMDIAG_ENTRY_POINT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
+  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(stub));
+  return cudaSuccess;
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
+  return __cudaGetKernel(kernel, stub);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* stub) {
+  *function = reinterpret_cast<cudaFunction_t>(const_cast<void*>(stub));
+  return cudaSuccess;
+}
+
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void**, size_t,
+                                                   cudaStream_t stream) {
+  return launch(grid, block, stream);
+}
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void**, size_t,
+                                                        cudaStream_t stream) {
+  return launch(grid, block, stream);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void**, size_t,
+                                                 cudaStream_t stream) {
+  return launch(grid, block, stream);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 grid, dim3 block, void**, size_t,
+                                                            cudaStream_t stream) {
+  return launch(grid, block, stream);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
+  return launch(config->gridDim, config->blockDim, config->stream);
+}
+
+/// The architecture decides which tuning CUB takes, hence its scratch: it must be one that the wheel has code for.
+OOMDIAG_ENTRY_POINT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  if (const CUresult error = oomdiag::initialize()) return report(error);
+  *attributes = {};
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->numRegs = 32;
+  attributes->ptxVersion = attributes->binaryVersion = oomdiag_device_architecture(oomdiag::current_ordinal());
+  attributes->maxDynamicSharedSizeBytes = ask_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
+  return cudaSuccess;
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+OOMDIAG_ENTRY_POINT cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute, int, int) {
+  return cudaSuccess;
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSuccess; }
+
+OOMDIAG_ENTRY_POINT cudaError_t cudaFuncGetName(const char** name, const void* stub) {
+  std::lock_guard guard(lock);
+  const auto found =
+      std::find_if(kernels.begin(), kernels.end(), [stub](const Kernel& kernel) { return kernel.stub == stub; });
+  *name = found == kernels.end() ? nullptr : found->name;
+  return *name ? cudaSuccess : report(cudaErrorInvalidValue);
+}
+
+OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*,
+                                                                                       int threads, size_t bytes,
+                                                                                       unsigned) {
+  return in_context([&] { return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, nullptr, threads, bytes); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
+                                                                              int threads, size_t bytes) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, threads, bytes, 0);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+  return in_context([&] { return cuOccupancyMaxActiveClusters(clusters, nullptr, nullptr); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void*,
+                                                                     const cudaLaunchConfig_t*) {
+  return in_context([&] { return cuOccupancyMaxPotentialClusterSize(size, nullptr, nullptr); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, const void*, int blocks,
+                                                                          int threads) {
+  return in_context([&] { return cuOccupancyAvailableDynamicSMemPerBlock(bytes, nullptr, blocks, threads); });
+}
+
+OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
+  return in_context([&] { return place_variable(symbol, address, nullptr); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolSize(size_t* bytes, const void* symbol) {
+  return report(place_variable(symbol, nullptr, bytes));
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
+                                                   cudaMemcpyKind kind) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpy(static_cast<char*>(address) + offset, from, bytes, kind);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes,
+                                                        size_t offset, cudaMemcpyKind kind, cudaStream_t stream) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpyAsync(static_cast<char*>(address) + offset, from, bytes, kind, stream);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
+                                                     cudaMemcpyKind kind) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpy(to, static_cast<char*>(address) + offset, bytes, kind);
+}

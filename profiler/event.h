@@ -1,0 +1,118 @@
+#pragma once
+// The border between the two halves of oomdiag: the diagnosed process writes these records, everything else reads them.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace oomdiag {
+
+/// What an Event says. `seq` below stands for (node_thread, node_sequence), the identity of an autograd node.
+///
+/// kind              address            bytes              detail            other fields
+/// ----------------  -----------------  -----------------  ----------------  -------------------------------------------
+/// alloc             block              requested bytes    stream            context, op_serial; seq = node that runs
+/// free_requested    block              requested bytes    stream            context, op_serial of whoever frees
+/// free_completed    block              requested bytes    stream            the same; only where it comes later than the request, as
+///                                                                           after record_stream: else the request has kFreeCompleted
+/// segment_*         segment or range   its bytes          stream
+/// out_of_memory     free on the card   rounded bytes      stream            context, op_serial, seq: the state when the allocator gave up
+/// device_memory     free on the card   total of the card  0                 cudaMemGetInfo, beside every memory_stats
+/// memory_stats      reserved now       allocated now      peak reserved     node_sequence = peak allocated (DeviceStats)
+/// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot
+/// block_state       block              block bytes        requested bytes   flags: BlockFlag
+/// wanted            0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
+/// op_failed         0                  0                  0                 context, op_serial, seq: the op that an exception left first
+/// scope_begin, _end 0                  0                  name of the scope context is that inside the scope
+/// nodes_created     0                  how many           0                 context, op_serial: the forward op that made them; first
+///                                                                           number in node_sequence, on thread node_thread
+/// graph_begin       number of nodes    0                  graph task        the results of a walk follow: saved_tensor, parameter, gradient
+/// saved_tensor      storage            storage bytes      name: shape       seq = the node that saved it; context names that node
+/// packed_tensor     0                  0                  how many          saved through user hooks: size unknown; seq, context as above
+/// parameter         storage            storage bytes      name: shape       context.module may be its name
+/// buffer            storage            storage bytes      name: shape       context.module is its name
+/// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
+/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate"
+enum class EventKind : uint8_t {
+  none = 0,
+  alloc,
+  free_requested,
+  free_completed,
+  segment_alloc,
+  segment_free,
+  segment_map,
+  segment_unmap,
+  out_of_memory,
+  device_memory,
+  memory_stats,
+  segment_state,
+  block_state,
+  wanted,
+  op_failed,
+  scope_begin,
+  scope_end,
+  nodes_created,
+  graph_begin,
+  saved_tensor,
+  packed_tensor,
+  parameter,
+  buffer,
+  gradient,
+  note,
+};
+inline constexpr EventKind kLastEventKind = EventKind::note;
+
+/// Flags of free_requested, block_state and segment_state.
+enum EventFlag : uint16_t {
+  kBlockAllocated = 1,     ///< block_state: in use
+  kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
+  kSegmentLarge = 4,       ///< segment_state: of the large pool (blocks above 1 MiB)
+  kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
+  kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
+};
+
+/// node_sequence of AccumulateGrad nodes: PyTorch gives them the largest number, so that they run first.
+inline constexpr uint64_t kAccumulateGrad = ~uint64_t{0};
+/// node_sequence of events outside of any autograd node.
+inline constexpr uint64_t kNoNode = ~uint64_t{0} - 1;
+
+/// One fact, 64 bytes. `sequence` orders all events of a process, starts at 1 and is stored last: 0 = not written.
+struct alignas(64) Event {
+  uint64_t sequence = 0;
+  uint64_t time = 0;  ///< raw time stamp counter; the trace header converts it to nanoseconds
+  uint64_t address = 0;
+  int64_t bytes = 0;
+  uint64_t detail = 0;
+  uint64_t node_sequence = kNoNode;  ///< autograd node: its sequence_nr; kNoNode where none runs
+  uint32_t context = 0;              ///< index into the contexts of the trace
+  uint32_t op_serial = 0;            ///< which call of the outermost op, unique in the process; 0 outside of any op
+  uint16_t node_thread = 0;          ///< autograd node: logical number of the thread of its forward op
+  uint16_t thread = 0;               ///< logical number of the writing thread (RecordFunction::currentThreadId)
+  EventKind kind = EventKind::none;
+  uint8_t device = 0;
+  uint16_t flags = 0;  ///< EventFlag
+
+  bool operator==(const Event&) const = default;
+};
+static_assert(sizeof(Event) == 64);
+
+/// Where in the program an event happened: indices into the names of the trace, 0 = not known or none.
+struct Context {
+  uint32_t op = 0;      ///< outermost operator, "aten::max_pool2d"
+  uint32_t inner = 0;   ///< innermost operator, "aten::max_pool2d_with_indices"
+  uint32_t node = 0;    ///< autograd node that runs, "ReluBackward0"
+  uint32_t module = 0;  ///< path of modules or user scopes, "layer3.5.conv2"
+  uint32_t source = 0;  ///< the user's frame, "train.py:31"
+  uint32_t scope = 0;   ///< scope that PyTorch opened, "Optimizer.step#Adam.step"
+  uint32_t flags = 0;   ///< ContextFlag
+  uint32_t reserved = 0;
+
+  bool operator==(const Context&) const = default;
+};
+static_assert(sizeof(Context) == 32);
+
+enum ContextFlag : uint32_t {
+  kGradMode = 1,       ///< the outermost op was dispatched to autograd with gradients enabled
+  kRecomputation = 2,  ///< a forward op run by a backward node (activation checkpointing)
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,140 @@
+#include "profiler/explain/explain.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "profiler/explain/remedies.h"
+#include "profiler/replay/categories.h"
+#include "profiler/replay/rounding.h"
+
+// Why was it refused? When the allocator gives up it has already returned every cached segment that was wholly free, so
+// what is still cached lies in holes beside live blocks. The questions are asked in this order; the first yes is the cause:
+//
+//   fraction_cap       a limit that the program set itself stood in the way, the card had room
+//   oversized_request  the card could not give it even if PyTorch held nothing else
+//   outside_pytorch    it would fit if others held no more of the card than a context takes
+//   workspace          it was no tensor: a library's scratch space, which a slower algorithm does without
+//   fragmentation      free and cached bytes together are enough, but no hole is
+//   pending_frees      … are enough with blocks that are freed but still in use on another stream
+//   capacity           even then bytes are missing: `short_by_bytes` of them
+//
+// "Enough" means what the allocator asks of the driver: whole segments, 20 MiB for anything from 1 to 10 MiB.
+
+namespace oomdiag {
+namespace {
+
+/// The figures that the questions are about.
+struct Figures {
+  int64_t requested = 0, segment = 0, free = 0, cached = 0, pending = 0, outside = 0, reserved = 0, total = 0;
+  int64_t allowed = 0;  ///< the limit that the program set, or total
+};
+
+// A context and the libraries' own memory on a real card, where nothing says how much that is.
+constexpr int64_t kUsualContextBytes = kGiB;
+
+Figures read_figures(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
+                     int64_t total_bytes) {
+  Figures f{.requested = failure.requested_bytes,
+            .segment = segment_size(failure.requested_bytes, settings),
+            .free = moment.free_bytes,
+            .cached = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
+            .pending = moment.pending_free_bytes,
+            .outside = moment.outside_bytes,
+            .reserved = moment.reserved_bytes,
+            .total = total_bytes};
+  f.allowed = f.total;
+  if (settings.memory_fraction < 1) {
+    f.allowed = std::llround(settings.memory_fraction * static_cast<double>(f.total));
+  }
+  return f;
+}
+
+bool wants_workspace(const OutOfMemory& failure) {
+  return takes_workspace(failure.where.inner) && !failure.first_in_op && failure.wanted_shape.empty();
+}
+
+CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t context_bytes) {
+  const int64_t usual_outside = context_bytes > 0 ? context_bytes : kUsualContextBytes;
+  const int64_t foreign = std::max<int64_t>(0, f.outside - usual_outside);
+  if (f.allowed < f.total && f.reserved + f.segment > f.allowed && f.free >= f.segment) return CauseKind::fraction_cap;
+  if (f.requested > f.total - std::min(f.outside, usual_outside)) return CauseKind::oversized_request;
+  if (f.free + f.cached >= f.segment) return CauseKind::fragmentation;
+  if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
+  if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
+  if (wants_workspace(failure)) return CauseKind::workspace;
+  return CauseKind::capacity;
+}
+
+int64_t short_by(const Figures& f, CauseKind kind) {
+  if (kind == CauseKind::fraction_cap) return std::max<int64_t>(0, f.reserved - f.cached + f.segment - f.allowed);
+  return std::max<int64_t>(0, f.segment - f.free - f.cached);
+}
+
+int64_t largest_hole(const Moment& moment) {
+  int64_t largest = 0;
+  for (const SegmentLayout& segment : moment.segments) largest = std::max(largest, segment.largest_hole_bytes);
+  return largest;
+}
+
+}  // namespace
+
+std::string_view name_of(CauseKind kind) {
+  switch (kind) {
+    case CauseKind::capacity:
+      return "capacity";
+    case CauseKind::fragmentation:
+      return "fragmentation";
+    case CauseKind::pending_frees:
+      return "pending_frees";
+    case CauseKind::outside_pytorch:
+      return "outside_pytorch";
+    case CauseKind::oversized_request:
+      return "oversized_request";
+    case CauseKind::fraction_cap:
+      return "fraction_cap";
+    case CauseKind::workspace:
+      return "workspace";
+  }
+  return "capacity";
+}
+
+std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment) {
+  std::array<int64_t, kCategoryCount> sums{};
+  for (const LiveBlock& block : moment.blocks) {
+    if (!block.pending_free) sums[static_cast<size_t>(block.category)] += block.bytes;
+  }
+  return sums;
+}
+
+Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
+                 int64_t total_bytes, int64_t context_bytes) {
+  const Figures f = read_figures(failure, moment, settings, total_bytes);
+  Cause cause{.kind = decide(f, failure, context_bytes)};
+  cause.short_by_bytes = short_by(f, cause.kind);
+  cause.evidence = {{"requested_bytes", f.requested},
+                    {"segment_bytes", f.segment},
+                    {"free_bytes", f.free},
+                    {"cached_bytes", f.cached},
+                    {"pending_free_bytes", f.pending},
+                    {"outside_pytorch_bytes", f.outside},
+                    {"allowed_bytes", f.allowed},
+                    {"largest_hole_bytes", largest_hole(moment)}};
+  if (cause.kind == CauseKind::fragmentation) cause.pinned = find_pinned_holes(moment, 5);
+  return cause;
+}
+
+Findings explain(const DeviceHistory& device, const AllocatorSettings& settings, int64_t total_bytes,
+                 int64_t context_bytes, std::optional<int64_t> batch) {
+  const Moment& moment = device.moment;
+  const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
+  const int64_t room = total_bytes - moment.outside_bytes;
+  Findings findings;
+  if (device.failure) findings.cause = find_cause(*device.failure, moment, settings, total_bytes, context_bytes);
+  findings.packing = measure_packing(moment, total_bytes);
+  findings.headroom_bytes = std::max<int64_t>(0, room - moment.allocated_bytes - moment.pending_free_bytes);
+  if (batch && *batch > 0) findings.batch = model_batch(moment, refused, *batch, room);
+  if (device.failure) findings.remedies = predict_remedies(moment, refused, findings.batch, room);
+  return findings;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "profiler/replay/history.h"
+
+namespace oomdiag {
+
+/// Why a request was refused; exactly one is the primary cause. Design §5.
+enum class CauseKind : uint8_t {
+  capacity,
+  fragmentation,
+  pending_frees,
+  outside_pytorch,
+  oversized_request,
+  fraction_cap,
+  workspace
+};
+
+std::string_view name_of(CauseKind kind);
+
+/// A figure that supports a finding.
+struct EvidenceBytes {
+  std::string name;
+  int64_t bytes = 0;
+
+  bool operator==(const EvidenceBytes&) const = default;
+};
+
+/// A segment with a hole that its other blocks keep from being used or given back.
+struct PinnedSegment {
+  int64_t bytes = 0;
+  int64_t largest_hole_bytes = 0;
+  int64_t used_bytes = 0;
+  std::vector<LiveBlock> pinned_by{};  ///< its largest blocks in use, at most 3
+
+  bool operator==(const PinnedSegment&) const = default;
+};
+
+struct Cause {
+  CauseKind kind = CauseKind::capacity;
+  int64_t short_by_bytes = 0;  ///< what is missing even if every cached byte could be used; 0 where nothing is
+  std::vector<EvidenceBytes> evidence{};
+  std::vector<PinnedSegment> pinned{};  ///< of fragmentation: largest holes first, at most 5
+
+  bool operator==(const Cause&) const = default;
+};
+
+/// LOAD ≤ PACK ≤ RESERVED ≤ TOTAL.
+struct Packing {
+  int64_t load_bytes = 0;  ///< in use
+  int64_t pack_bytes = 0;  ///< what a perfect packer would reserve for them: whole 2 MiB pages per stream and pool
+  int64_t reserved_bytes = 0;
+  int64_t total_bytes = 0;  ///< of the card
+
+  bool operator==(const Packing&) const = default;
+};
+
+/// A change that would lower the peak, computed and not run.
+struct Remedy {
+  std::string id;     ///< "autocast_bf16", "checkpoint", "batch_6400"
+  std::string label;  ///< "bf16 autocast"
+  int64_t predicted_peak_bytes = 0;
+  bool predicted_fits = false;
+
+  bool operator==(const Remedy&) const = default;
+};
+
+/// Bytes at the described moment as a line over the batch size: fixed + batch × slope.
+struct BatchModel {
+  int64_t batch = 0;
+  int64_t fixed_bytes = 0;    ///< parameters, buffers, gradients, optimizer state, workspace, unknown
+  int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the refused request
+  int64_t largest_batch = 0;  ///< predicted to fit
+
+  bool operator==(const BatchModel&) const = default;
+};
+
+/// What is to be said about one card.
+struct Findings {
+  std::optional<Cause> cause{};  ///< none unless it ran out of memory
+  Packing packing{};
+  int64_t headroom_bytes = 0;  ///< free on the card and cached, at the described moment
+  std::optional<BatchModel> batch{};
+  std::vector<Remedy> remedies{};
+
+  bool operator==(const Findings&) const = default;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "profiler/explain/explain.h"
+#include "profiler/replay/rounding.h"
+
+namespace oomdiag {
+namespace {
+
+int64_t whole_pages(int64_t bytes) { return (bytes + kRoundLargeBytes - 1) / kRoundLargeBytes * kRoundLargeBytes; }
+
+const LiveBlock* find_block(const Moment& moment, uint64_t address) {
+  const auto found = std::lower_bound(moment.blocks.begin(), moment.blocks.end(), address,
+                                      [](const LiveBlock& block, uint64_t at) { return block.address < at; });
+  return found != moment.blocks.end() && found->address == address ? &*found : nullptr;
+}
+
+}  // namespace
+
+Packing measure_packing(const Moment& moment, int64_t total_bytes) {
+  std::map<std::pair<uint64_t, bool>, int64_t> used;  // blocks of one stream and pool can be packed together
+  int64_t placed = 0;
+  for (const SegmentLayout& segment : moment.segments) {
+    used[{segment.stream, segment.small}] += segment.used_bytes;
+    placed += segment.used_bytes;
+  }
+  Packing packing{.load_bytes = moment.allocated_bytes + moment.pending_free_bytes,
+                  .reserved_bytes = moment.reserved_bytes,
+                  .total_bytes = total_bytes};
+  packing.pack_bytes = std::max<int64_t>(0, packing.load_bytes - placed);  // in segments that were never seen
+  for (const auto& [pool, bytes] : used) packing.pack_bytes += whole_pages(bytes);
+  packing.pack_bytes = std::clamp(packing.pack_bytes, packing.load_bytes, packing.reserved_bytes);
+  return packing;
+}
+
+std::vector<PinnedSegment> find_pinned_holes(const Moment& moment, size_t at_most) {
+  std::vector<const SegmentLayout*> pinned;
+  for (const SegmentLayout& segment : moment.segments) {
+    if (segment.used_bytes > 0 && segment.holes > 0) pinned.push_back(&segment);
+  }
+  std::sort(pinned.begin(), pinned.end(), [](const SegmentLayout* a, const SegmentLayout* b) {
+    return std::tie(a->largest_hole_bytes, b->address) > std::tie(b->largest_hole_bytes, a->address);
+  });
+  if (pinned.size() > at_most) pinned.resize(at_most);
+
+  std::vector<PinnedSegment> result;
+  for (const SegmentLayout* segment : pinned) {
+    PinnedSegment& one = result.emplace_back();
+    one.bytes = segment->bytes;
+    one.largest_hole_bytes = segment->largest_hole_bytes;
+    one.used_bytes = segment->used_bytes;
+    for (const uint64_t address : segment->pinned_by) {
+      if (const LiveBlock* block = find_block(moment, address)) one.pinned_by.push_back(*block);
+    }
+  }
+  return result;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,206 @@
+#include "profiler/replay/describe.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <span>
+#include <tuple>
+
+#include "profiler/replay/categories.h"
+#include "profiler/replay/layout.h"
+
+namespace oomdiag {
+namespace {
+
+// After an OOM the allocator's own layout follows, where the observer could take it: that is the state to describe.
+uint64_t find_layout(const Trace& trace, const OutOfMemory& failure) {
+  for (uint64_t i = failure.event; i <= failure.end && i < trace.events.size(); ++i) {
+    const Event& event = trace.events[i];
+    if (event.kind == EventKind::segment_state && event.device == failure.device) return i;
+  }
+  return failure.event;
+}
+
+Instant find_instant(const Trace& trace, const DeviceHistory& history) {
+  const auto device = static_cast<uint8_t>(history.index);
+  if (!history.failure) {
+    const uint64_t end = std::min<uint64_t>(history.peak.event + 1, trace.events.size());
+    return {device, history.peak.event, end, end, false, history.peak.phase};
+  }
+  const OutOfMemory& failure = *history.failure;
+  return {device, failure.event, find_layout(trace, failure), failure.end + 1, true, failure.phase};
+}
+
+Blocks replay_until(const Trace& trace, const Instant& instant, const AllocatorSettings& settings) {
+  Blocks blocks(settings);
+  blocks.start_from(trace.initial, instant.device);
+  for (uint64_t i = 0; i < instant.state_end; ++i) {
+    if (trace.events[i].device == instant.device) blocks.apply(trace.events[i], static_cast<uint32_t>(i));
+  }
+  if (instant.failed && trace.events[instant.state_end].kind == EventKind::segment_state) {
+    const auto layout = std::span(trace.events).subspan(instant.state_end, instant.description_end - instant.state_end);
+    blocks.adopt(layout, instant.device);
+  }
+  return blocks;
+}
+
+bool has_workspace_size(int64_t requested_bytes, const Device& device) {
+  constexpr int64_t kCublasLtBytes = kMiB;  // CUBLASLT_WORKSPACE_SIZE by default
+  return requested_bytes == kCublasLtBytes ||
+         (device.cublas_workspace_bytes > 0 && requested_bytes == device.cublas_workspace_bytes);
+}
+
+Evidence gather(const Trace& trace, const Block& block, const Facts& facts, const FactSheet& sheet) {
+  const Event& maker = maker_of(trace, block);
+  const Context& context = trace.context(maker.context);
+  const bool initial = (block.event & Block::kInitial) != 0;
+  const bool grad_mode = (context.flags & kGradMode) != 0;
+  const bool optimizer_open = sheet.optimizer_open_since != Outline::kNever;
+  return {.parameter = facts.parameter,
+          .buffer = facts.buffer,
+          .gradient = facts.gradient,
+          .saved = !facts.saved_by.empty(),
+          .ever_saved = facts.ever_saved,
+          .phase = facts.phase,
+          .in_node = in_node(maker) || context.node != 0,
+          .recomputed = (context.flags & kRecomputation) != 0,
+          .in_optimizer = is_optimizer_step(trace.name(context.scope)),
+          .optimizer_is_open = optimizer_open && !initial && block.event > sheet.optimizer_open_since,
+          .in_module = context.module != 0,
+          // Of a block older than the trace it is not known whether its op made nodes: grad mode is the best guess.
+          .op_made_nodes = facts.op_made_nodes || (initial && grad_mode),
+          .grad_mode = grad_mode,
+          .first_in_op = facts.first_in_op,
+          .dies_in_op = facts.dies_in_op,
+          .kept_workspace = false,
+          .modules_known = false,
+          .op = trace.name(context.op),
+          .inner = trace.name(context.inner)};
+}
+
+// Blocks from before the trace: their phase follows from their context alone.
+Phase phase_of_initial(const Evidence& evidence) {
+  if (evidence.in_node) return Phase::backward;
+  if (evidence.in_optimizer) return Phase::optimizer;
+  return evidence.grad_mode || evidence.in_module ? Phase::forward : Phase::setup;
+}
+
+/// The blocks that cuBLAS keeps as workspace. A handle has one per stream, and a thread one handle: only the oldest block of
+/// that size counts, and never the first of its op, which is the op's result.
+std::set<uint64_t> find_kept_workspaces(const Trace& trace, const Device& device, std::span<const Block> blocks,
+                                        const FactSheet& sheet) {
+  std::map<std::tuple<uint16_t, uint64_t, int64_t>, std::pair<uint64_t, uint64_t>> oldest;  // sequence, address
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const Event& maker = maker_of(trace, blocks[b]);
+    const bool gemm = is_gemm(trace.name(trace.context(maker.context).inner));
+    const bool result = sheet.blocks[b].first_in_op && (blocks[b].event & Block::kInitial) == 0;
+    if (!gemm || result || !has_workspace_size(blocks[b].requested_bytes, device)) continue;
+    const std::pair found{maker.sequence, blocks[b].address};
+    const auto [place, fresh] = oldest.try_emplace({maker.thread, maker.detail, maker.bytes}, found);
+    if (!fresh) place->second = std::min(place->second, found);
+  }
+  std::set<uint64_t> addresses;
+  for (const auto& [key, found] : oldest) addresses.insert(found.second);
+  return addresses;
+}
+
+/// Turns blocks and facts into the blocks that people read about.
+class Describer {
+ public:
+  Describer(const Trace& trace, const NodeTable& nodes, const Device& device, std::span<const Block> blocks,
+            const FactSheet& sheet)
+      : trace_(trace), nodes_(nodes), sheet_(sheet), workspaces_(find_kept_workspaces(trace, device, blocks, sheet)) {
+    const auto named = [](const Facts& facts) { return facts.parameter; };
+    modules_known_ = trace.process.python && std::any_of(sheet.blocks.begin(), sheet.blocks.end(), named);
+  }
+
+  LiveBlock describe(const Block& block, const Facts& facts) {
+    const Event& maker = maker_of(trace_, block);
+    Evidence evidence = gather(trace_, block, facts, sheet_);
+    if ((block.event & Block::kInitial) != 0) evidence.phase = phase_of_initial(evidence);
+    evidence.modules_known = modules_known_;
+    evidence.kept_workspace = workspaces_.contains(block.address);
+    if (block.event == Block::kNone) evidence.phase = Phase::other;
+    LiveBlock live{.address = block.address,
+                   .bytes = block.bytes,
+                   .requested_bytes = block.requested_bytes,
+                   .category = categorise(evidence),
+                   .phase = evidence.phase,
+                   .pending_free = block.state == Block::State::pending_free,
+                   .made = locate(trace_, nodes_, maker),
+                   .name = trace_.name(facts.name),
+                   .shape = trace_.name(facts.shape),
+                   .saved_by = {}};
+    add_savers(facts, live);
+    return live;
+  }
+
+ private:
+  // A node may keep one storage several times (x ∙ x), and an OOM in backward is described by two walks.
+  void add_savers(const Facts& facts, LiveBlock& live) {
+    std::set<std::pair<uint16_t, uint64_t>> seen;
+    for (const uint64_t index : facts.saved_by) {
+      const Event& saver = trace_.events[index];
+      if (!seen.insert({saver.node_thread, saver.node_sequence}).second) continue;
+      live.saved_by.push_back(locate(trace_, nodes_, saver));
+    }
+  }
+
+  const Trace& trace_;
+  const NodeTable& nodes_;
+  const FactSheet& sheet_;
+  std::set<uint64_t> workspaces_;
+  bool modules_known_ = false;
+};
+
+// What others took of the card: at an OOM the allocator asked; at a peak the nearest reading tells.
+int64_t find_outside(const Trace& trace, const Measured& measured, const Instant& instant, int64_t total_bytes,
+                     int64_t reserved_bytes, const Device& device) {
+  if (instant.failed) {
+    const auto free = static_cast<int64_t>(std::min<uint64_t>(trace.events[instant.event].address, kMaxSaneBytes));
+    return total_bytes - free - reserved_bytes;
+  }
+  if (measured.outside.empty()) return device.context_bytes;
+  int64_t outside = measured.outside.front().outside_bytes;
+  for (const OutsideReading& reading : measured.outside) {
+    if (reading.event <= instant.event) outside = reading.outside_bytes;
+  }
+  return outside;
+}
+
+}  // namespace
+
+Moment describe(const Trace& trace, const Outline& outline, const Measured& measured, const NodeTable& nodes,
+                const AllocatorSettings& settings) {
+  const DeviceHistory& history = measured.history;
+  const auto index = static_cast<size_t>(history.index);
+  const Device device = index < trace.devices.size() ? trace.devices[index] : Device{};
+  const Instant instant = find_instant(trace, history);
+  const Blocks state = replay_until(trace, instant, settings);
+
+  std::vector<Block> blocks = state.in_use();
+  std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.address < b.address; });
+  const FactSheet sheet = collect_facts(trace, outline, instant, blocks);
+
+  Moment moment{.event = instant.event,
+                .step = history.failure ? history.failure->step : history.peak.step,
+                .phase = instant.phase,
+                .allocated_bytes = state.allocated_bytes(),
+                .pending_free_bytes = state.pending_bytes(),
+                .reserved_bytes = state.reserved_bytes()};
+  if (instant.event < trace.events.size()) {
+    moment.time_ns = trace.time_ns(trace.events[instant.event]);
+    moment.where = locate(trace, nodes, trace.events[instant.event]);
+  }
+  Describer describer(trace, nodes, device, blocks, sheet);
+  for (size_t b = 0; b < blocks.size(); ++b) moment.blocks.push_back(describer.describe(blocks[b], sheet.blocks[b]));
+  for (const auto& segment : state.by_segment()) moment.segments.push_back(lay_out(segment));
+
+  const int64_t total = std::max(device.total_bytes, moment.reserved_bytes);
+  const int64_t outside = find_outside(trace, measured, instant, total, moment.reserved_bytes, device);
+  moment.outside_bytes = std::clamp<int64_t>(outside, 0, total - moment.reserved_bytes);
+  moment.free_bytes = total - moment.reserved_bytes - moment.outside_bytes;
+  return moment;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "profiler/replay/blocks.h"
+#include "profiler/replay/measure.h"
+#include "profiler/replay/phases.h"
+#include "profiler/replay/timeline.h"
+
+namespace oomdiag {
+
+/// Measures one device in the first pass over a trace: give it the device's events in order.
+class DeviceMeter {
+ public:
+  DeviceMeter(const Trace& trace, const AllocatorSettings& settings, uint8_t device);
+
+  /// An alloc, free or segment event.
+  void apply(const Event& event, uint64_t index) {
+    result_.used = true;
+    blocks_.apply(event, static_cast<uint32_t>(index));
+    history().peak.reserved_bytes = std::max(history().peak.reserved_bytes, blocks_.reserved_bytes());
+    timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
+  }
+  /// After apply: what an alloc event means for the peaks and the joins.
+  void note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes);
+  /// An out_of_memory event; `refusal` says how it ended.
+  void note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal);
+  /// A memory_stats event: what PyTorch counted itself.
+  void check_stats(const Event& event);
+  /// A device_memory event.
+  void read_device_memory(const Event& event, uint64_t index);
+  /// A run of segment_state and block_state events, perhaps of several devices.
+  void check_layout(std::span<const Event> layout);
+  /// graph_begin and packed_tensor events.
+  void note_walk() { packed_in_walk_ = 0; }
+  void note_packed(const Event& event);
+
+  Measured finish();
+
+ private:
+  DeviceHistory& history() { return result_.history; }
+  void note_error(int64_t difference);
+  void attribute(const Event& event, const NodeTable& nodes);
+
+  const Trace& trace_;
+  uint8_t device_;
+  bool whole_;  ///< the trace begins with the program
+  Blocks blocks_;
+  Timeline timeline_;
+  PhasePeaks phase_peaks_;
+  int64_t packed_in_walk_ = 0;
+  Measured result_;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,175 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "profiler/replay/settings.h"
+
+// What a trace tells once it is replayed. Plain values; names are views into the trace they were made from, which must
+// outlive them.
+namespace oomdiag {
+
+/// What the program was doing when it allocated.
+enum class Phase : uint8_t { setup, forward, backward, optimizer, other };
+
+/// What a live block holds; design §5.
+enum class Category : uint8_t {
+  parameter,
+  buffer,
+  gradient,
+  optimizer_state,
+  activation,
+  input,
+  output,
+  gradient_in_flight,
+  temporary,
+  workspace,
+  unknown
+};
+inline constexpr size_t kCategoryCount = 11;
+
+std::string_view name_of(Phase phase);
+std::string_view name_of(Category category);
+
+/// A place in the program. In backward `op`, `module` and `source` are those of the forward op that made the node.
+struct Where {
+  std::string_view node{}, op{}, inner{}, module{}, source{};
+
+  bool operator==(const Where&) const = default;
+};
+
+/// A block that was in use at the described moment.
+struct LiveBlock {
+  uint64_t address = 0;
+  int64_t bytes = 0;  ///< of the block, rounded
+  int64_t requested_bytes = 0;
+  Category category = Category::unknown;
+  Phase phase = Phase::other;
+  bool pending_free = false;  ///< freed, but another stream still uses it; no category
+  Where made{};
+  std::string_view name{};        ///< of a parameter or buffer
+  std::string_view shape{};       ///< "[64, 32] float32", or empty
+  std::vector<Where> saved_by{};  ///< the autograd nodes that keep it for backward
+
+  bool operator==(const LiveBlock&) const = default;
+};
+
+/// A segment at the described moment.
+struct SegmentLayout {
+  uint64_t address = 0;
+  uint64_t stream = 0;
+  int64_t bytes = 0;
+  int64_t used_bytes = 0;  ///< of blocks that are allocated or pending free
+  int64_t largest_hole_bytes = 0;
+  int64_t holes = 0;
+  bool small = false;
+  bool expandable = false;
+  std::vector<uint64_t> pinned_by{};  ///< addresses of its blocks in use, largest first, at most 3
+
+  bool operator==(const SegmentLayout&) const = default;
+};
+
+/// The state of one card at the moment that a report describes: the failing allocation, else the peak.
+struct Moment {
+  uint64_t event = 0;  ///< index into the trace's events
+  int64_t time_ns = 0;
+  uint32_t step = 0;
+  Phase phase = Phase::setup;
+  Where where{};  ///< of the allocation that failed, or that made the peak
+  int64_t allocated_bytes = 0, pending_free_bytes = 0, reserved_bytes = 0;
+  int64_t outside_bytes =
+      0;  ///< taken on the card by others than PyTorch's allocator: context, libraries, other processes
+  int64_t free_bytes = 0;
+  std::vector<LiveBlock> blocks{};
+  std::vector<SegmentLayout> segments{};
+
+  bool operator==(const Moment&) const = default;
+};
+
+struct Peak {
+  int64_t allocated_bytes = 0;
+  int64_t reserved_bytes = 0;  ///< the most ever reserved, perhaps at another moment
+  uint64_t event = 0;          ///< that reached allocated_bytes
+  uint32_t step = 0;
+  Phase phase = Phase::setup;
+
+  bool operator==(const Peak&) const = default;
+};
+
+struct PhasePeak {
+  uint32_t step = 0;
+  Phase phase = Phase::setup;
+  int64_t allocated_bytes = 0;
+
+  bool operator==(const PhasePeak&) const = default;
+};
+
+struct TimelinePoint {
+  uint64_t event = 0;
+  int64_t time_ns = 0, allocated_bytes = 0, reserved_bytes = 0;
+
+  bool operator==(const TimelinePoint&) const = default;
+};
+
+/// Requested bytes allocated in backward, and how many of them could be joined.
+struct Attribution {
+  int64_t backward_bytes = 0;
+  int64_t with_node_bytes = 0;        ///< the autograd node is known
+  int64_t with_forward_op_bytes = 0;  ///< … and the forward op that made it
+  int64_t accumulate_bytes = 0;       ///< by AccumulateGrad, which has no forward op
+
+  bool operator==(const Attribution&) const = default;
+};
+
+/// How an OOM ended: a library took another way (cuDNN), the program caught it and went on, or it ended the program.
+enum class Outcome : uint8_t { absorbed, caught, fatal };
+
+/// One refusal of the allocator, and the state it happened in.
+struct OutOfMemory {
+  uint64_t event = 0;  ///< its out_of_memory event
+  uint64_t end = 0;    ///< the last event that describes it
+  uint8_t device = 0;
+  Outcome outcome = Outcome::fatal;
+  uint32_t step = 0;
+  Phase phase = Phase::other;
+  Where where{};
+  int64_t requested_bytes = 0;  ///< rounded to a block
+  int64_t allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
+  bool first_in_op = true;          ///< the op had allocated nothing before
+  std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
+  Where wanted_by{};                ///< the forward op whose output's gradient it was
+
+  bool operator==(const OutOfMemory&) const = default;
+};
+
+/// One card.
+struct DeviceHistory {
+  int index = 0;
+  Peak peak;
+  Moment moment;
+  std::vector<PhasePeak> phases{};        ///< by step; of long runs the first and the last steps, and the peak's
+  std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
+  std::vector<OutOfMemory> refusals{};    ///< in order
+  std::optional<OutOfMemory> failure{};   ///< the one that ended the program
+  Attribution attribution;
+  int64_t replay_error_bytes = 0;  ///< largest difference between the replay and what PyTorch counted itself
+  int64_t counted_peak_bytes = 0;  ///< PyTorch's own peak, where the trace begins in the middle and may have missed it
+  bool reserved_known = true;      ///< false: the trace begins in the middle and reserved bytes are a lower bound
+  bool outside_measured = false;   ///< false: nothing said how much of the card others use
+  int64_t packed_tensors = 0;      ///< at most in one graph, saved through user hooks: their size is unknown
+
+  bool operator==(const DeviceHistory&) const = default;
+};
+
+struct History {
+  AllocatorSettings settings;
+  std::vector<DeviceHistory> devices{};  ///< those that were used
+  uint32_t steps = 0;                    ///< the last step that began
+
+  bool operator==(const History&) const = default;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,118 @@
+#include "profiler/replay/measure.h"
+
+#include <span>
+
+#include "profiler/replay/device_meter.h"
+#include "profiler/replay/phases.h"
+
+namespace oomdiag {
+namespace {
+
+/// The end of the run of layout events that begins at `begin`. Other threads' events may lie between.
+uint64_t end_of_layout(const std::vector<Event>& events, uint64_t begin) {
+  uint64_t end = begin;
+  for (uint64_t i = begin; i < events.size(); ++i) {
+    if (events[i].thread != events[begin].thread) continue;
+    if (events[i].kind != EventKind::segment_state && events[i].kind != EventKind::block_state) break;
+    end = i + 1;
+  }
+  return end;
+}
+
+/// The first pass over all devices.
+class Meter {
+ public:
+  Meter(const Trace& trace, const Outline& outline, const AllocatorSettings& settings)
+      : trace_(trace), outline_(outline), phases_(trace, outline) {
+    for (uint8_t d = 0; d < kMaxDevices; ++d) devices_.emplace_back(trace, settings, d);
+  }
+
+  Measurements run() {
+    for (uint64_t i = 0; i < trace_.events.size(); ++i) take(trace_.events[i], i);
+    result_.steps = phases_.step();
+    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish());
+    return std::move(result_);
+  }
+
+ private:
+  void take(const Event& event, uint64_t index) {
+    phases_.advance(event, index);
+    if (event.device >= kMaxDevices) return;
+    DeviceMeter& device = devices_[event.device];
+    switch (event.kind) {
+      case EventKind::alloc:
+        device.apply(event, index);
+        device.note_alloc(event, index, phases_, result_.nodes);
+        break;
+      case EventKind::free_requested:
+      case EventKind::free_completed:
+      case EventKind::segment_alloc:
+      case EventKind::segment_free:
+      case EventKind::segment_map:
+      case EventKind::segment_unmap:
+        device.apply(event, index);
+        break;
+      case EventKind::out_of_memory:
+        note_refusal(device, event, index);
+        break;
+      case EventKind::memory_stats:
+        device.check_stats(event);
+        break;
+      case EventKind::device_memory:
+        device.read_device_memory(event, index);
+        break;
+      case EventKind::segment_state:
+      case EventKind::block_state:
+        check_layout(device, index);
+        break;
+      case EventKind::nodes_created:
+        result_.nodes.add(event);
+        break;
+      case EventKind::graph_begin:
+        device.note_walk();
+        break;
+      case EventKind::packed_tensor:
+        device.note_packed(event);
+        break;
+      case EventKind::none:
+      case EventKind::wanted:
+      case EventKind::op_failed:
+      case EventKind::scope_begin:
+      case EventKind::scope_end:
+      case EventKind::saved_tensor:
+      case EventKind::parameter:
+      case EventKind::buffer:
+      case EventKind::gradient:
+      case EventKind::note:
+        break;
+    }
+  }
+
+  void note_refusal(DeviceMeter& device, const Event& event, uint64_t index) {
+    while (next_refusal_ < outline_.refusals.size() && outline_.refusals[next_refusal_].event < index) ++next_refusal_;
+    if (next_refusal_ == outline_.refusals.size()) return;
+    device.note_refusal(event, phases_, result_.nodes, outline_.refusals[next_refusal_]);
+  }
+
+  void check_layout(DeviceMeter& device, uint64_t index) {
+    if (index < layout_end_) return;
+    layout_end_ = end_of_layout(trace_.events, index);
+    device.check_layout(std::span(trace_.events).subspan(index, layout_end_ - index));
+  }
+
+  const Trace& trace_;
+  const Outline& outline_;
+  Phases phases_;
+  std::vector<DeviceMeter> devices_;
+  Measurements result_;
+  size_t next_refusal_ = 0;
+  uint64_t layout_end_ = 0;
+};
+
+}  // namespace
+
+Measurements measure(const Trace& trace, const Outline& outline, const AllocatorSettings& settings) {
+  return Meter(trace, outline, settings).run();
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,78 @@
+#include "profiler/replay/outline.h"
+
+#include <algorithm>
+#include <array>
+
+#include "profiler/replay/refusals.h"
+
+namespace oomdiag {
+namespace {
+
+// Making and moving tensors also makes autograd nodes where parameters are moved to the card; that is not training yet.
+bool moves_tensors(std::string_view op) {
+  constexpr std::array kMovers = {"aten::to",    "aten::_to_copy", "aten::cuda", "aten::detach",
+                                  "aten::clone", "aten::alias",    "aten::copy_"};
+  return std::find(kMovers.begin(), kMovers.end(), op) != kMovers.end();
+}
+
+// The index of the first event of the op call that `index` belongs to.
+uint64_t first_event_of_op(const std::vector<Event>& events, uint64_t index) {
+  constexpr uint64_t kFarthest = 1 << 16;  // bounds the work in a damaged trace
+  const Event& event = events[index];
+  uint64_t first = index;
+  for (uint64_t i = index; i > 0 && index - i < kFarthest; --i) {
+    const Event& before = events[i - 1];
+    if (before.thread != event.thread) continue;
+    if (before.op_serial != event.op_serial) break;
+    first = i - 1;
+  }
+  return event.op_serial == 0 ? index : first;
+}
+
+std::vector<bool> find_optimizer_names(const Trace& trace) {
+  std::vector<bool> found(trace.names.size());
+  for (size_t i = 0; i < found.size(); ++i) found[i] = is_optimizer_step(trace.names[i]);
+  return found;
+}
+
+// The first op that sits in a module: where a program that makes no autograd nodes (inference) begins its work.
+uint64_t first_event_in_module(const Trace& trace) {
+  const auto in_module = [&](const Event& event) {
+    return event.kind == EventKind::alloc && event.op_serial != 0 && trace.context(event.context).module != 0;
+  };
+  const auto found = std::find_if(trace.events.begin(), trace.events.end(), in_module);
+  return found == trace.events.end() ? Outline::kNever : static_cast<uint64_t>(found - trace.events.begin());
+}
+
+}  // namespace
+
+Outline read_outline(const Trace& trace, std::optional<bool> survived) {
+  Outline outline;
+  RefusalReader refusals;
+  const std::vector<bool> optimizer_names = find_optimizer_names(trace);
+  bool backward_ran = false;
+  for (uint64_t i = 0; i < trace.events.size(); ++i) {
+    const Event& event = trace.events[i];
+    refusals.read(event, i);
+    if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
+        optimizer_names[event.detail]) {
+      outline.has_optimizer_scopes = true;
+      refusals.note_progress(0);
+    }
+    if (event.kind == EventKind::alloc && in_backward(trace, event)) backward_ran = true;
+    if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
+    refusals.note_progress(event.op_serial);
+    if (outline.first_forward == Outline::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
+      outline.first_forward = first_event_of_op(trace.events, i);
+    }
+    if (backward_ran) outline.step_begins.push_back(first_event_of_op(trace.events, i));
+    backward_ran = false;
+  }
+  if (outline.has_optimizer_scopes) outline.step_begins.clear();
+  if (outline.first_forward == Outline::kNever) outline.first_forward = first_event_in_module(trace);
+  if (trace.overwritten_events > 0) outline.first_forward = 0;
+  outline.refusals = refusals.finish(survived);
+  return outline;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,101 @@
+#include "profiler/replay/refusals.h"
+
+#include <ranges>
+
+namespace oomdiag {
+namespace {
+
+bool describes_refusal(EventKind kind) {
+  switch (kind) {
+    case EventKind::device_memory:
+    case EventKind::memory_stats:
+    case EventKind::segment_state:
+    case EventKind::block_state:
+    case EventKind::wanted:
+    case EventKind::op_failed:
+    case EventKind::graph_begin:
+    case EventKind::saved_tensor:
+    case EventKind::packed_tensor:
+    case EventKind::parameter:
+    case EventKind::buffer:
+    case EventKind::gradient:
+      return true;
+    case EventKind::none:
+    case EventKind::alloc:
+    case EventKind::free_requested:
+    case EventKind::free_completed:
+    case EventKind::segment_alloc:
+    case EventKind::segment_free:
+    case EventKind::segment_map:
+    case EventKind::segment_unmap:
+    case EventKind::out_of_memory:
+    case EventKind::scope_begin:
+    case EventKind::scope_end:
+    case EventKind::nodes_created:
+    case EventKind::note:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+void RefusalReader::read(const Event& event, uint64_t index) {
+  if (!open_.empty()) [[unlikely]] {
+    if (const auto open = open_.find(event.thread); open != open_.end()) {
+      const size_t at = open->second;
+      const bool same_op = event.op_serial == serials_[at];
+      if (describes_refusal(event.kind)) refusals_[at].end = index;
+      if (event.kind == EventKind::op_failed && same_op) {
+        settle(event.thread, Outcome::fatal);
+      } else if (event.kind == EventKind::alloc || event.kind == EventKind::out_of_memory) {
+        // Outside of any op nothing can absorb an OOM, and no op_failed is written.
+        settle(event.thread, serials_[at] == 0 ? Outcome::fatal : Outcome::absorbed);
+      }
+    }
+  }
+  if (event.kind != EventKind::out_of_memory) return;
+  open_[event.thread] = refusals_.size();
+  serials_.push_back(event.op_serial);
+  refusals_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
+}
+
+void RefusalReader::note_progress(uint32_t op_serial) {
+  if (unwound_.empty()) [[likely]]
+    return;
+  std::erase_if(unwound_, [&](size_t at) {
+    if (op_serial == serials_[at] && op_serial != 0) return false;
+    refusals_[at].outcome = Outcome::caught;
+    return true;
+  });
+}
+
+std::vector<OutOfMemory> RefusalReader::finish(std::optional<bool> survived) {
+  // Nothing followed on the thread: only the exit status can tell a library that coped from a program that died at once.
+  while (!open_.empty()) {
+    const auto [thread, at] = *open_.begin();
+    settle(thread, survived == true && serials_[at] != 0 ? Outcome::absorbed : Outcome::fatal);
+  }
+  if (survived == true) {
+    for (OutOfMemory& refusal : refusals_) {
+      if (refusal.outcome == Outcome::fatal) refusal.outcome = Outcome::caught;
+    }
+  }
+  // What ended the program is the last one; others before it without progress in between were caught and tried again.
+  bool last = true;
+  for (OutOfMemory& refusal : std::views::reverse(refusals_)) {
+    if (refusal.outcome != Outcome::fatal) continue;
+    if (!last) refusal.outcome = Outcome::caught;
+    last = false;
+  }
+  return std::move(refusals_);
+}
+
+void RefusalReader::settle(uint16_t thread, Outcome outcome) {
+  const size_t at = open_.at(thread);
+  open_.erase(thread);
+  refusals_[at].outcome = outcome;
+  if (outcome == Outcome::fatal) unwound_.push_back(at);
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
+
+namespace oomdiag {
+
+/// Decides how each OOM of a trace ended. The allocator's refusal alone says nothing: cuDNN catches its own.
+///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal
+///   the thread allocates again, and no op_failed  absorbed by a library inside the op
+///   forward ops or optimizer steps follow later   the program caught it and went on
+class RefusalReader {
+ public:
+  /// Takes the next event of the trace.
+  void read(const Event& event, uint64_t index);
+  /// Says that training goes on at event `index`, in the op with this serial.
+  void note_progress(uint32_t op_serial);
+  /// All OOMs, in order. `survived` overrides the guess, see read_outline.
+  std::vector<OutOfMemory> finish(std::optional<bool> survived);
+
+ private:
+  void settle(uint16_t thread, Outcome outcome);
+
+  std::vector<OutOfMemory> refusals_;
+  std::vector<uint32_t> serials_;    ///< op serial of each
+  std::map<uint16_t, size_t> open_;  ///< by thread: the refusal whose end is not known yet
+  std::vector<size_t> unwound_;      ///< left their op, and nothing went on since
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,55 @@
+#include "profiler/replay/replay.h"
+
+#include "profiler/replay/blocks.h"
+#include "profiler/replay/describe.h"
+#include "profiler/replay/measure.h"
+#include "profiler/replay/outline.h"
+
+namespace oomdiag {
+namespace {
+
+// What the failing node wanted: the gradient of one of its inputs, if one has just the size that was refused.
+void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSettings& settings, OutOfMemory& refusal) {
+  for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
+    const Event& event = trace.events[i];
+    if (event.kind != EventKind::wanted || !refusal.wanted_shape.empty()) continue;
+    if (round_size(event.bytes, settings) != refusal.requested_bytes) continue;
+    refusal.wanted_shape = trace.name(event.detail);
+    refusal.wanted_by = event.node_sequence == kAccumulateGrad ? Where{} : locate(trace, nodes, event);
+  }
+}
+
+bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
+  const Event& failed = trace.events[refusal.event];
+  for (uint64_t i = refusal.event; i-- > 0;) {
+    const Event& event = trace.events[i];
+    if (event.thread != failed.thread) continue;
+    if (event.op_serial != failed.op_serial || event.op_serial == 0) return true;
+    if (event.kind == EventKind::alloc) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+History replay(const Trace& trace, std::optional<bool> survived) {
+  const AllocatorSettings settings = parse_allocator_settings(trace.process.allocator_settings);
+  const Outline outline = read_outline(trace, survived);
+  Measurements measured = measure(trace, outline, settings);
+
+  History history{.settings = settings, .devices = {}, .steps = measured.steps};
+  for (Measured& device : measured.devices) {
+    if (!device.used) continue;
+    for (OutOfMemory& refusal : device.history.refusals) {
+      find_wanted(trace, measured.nodes, settings, refusal);
+      refusal.first_in_op = is_first_in_op(trace, refusal);
+      if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
+    }
+    device.history.moment = describe(trace, outline, device, measured.nodes, settings);
+    device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();
+    history.devices.push_back(std::move(device.history));
+  }
+  return history;
+}
+
+}  // namespace oomdiag

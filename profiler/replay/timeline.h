@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "profiler/replay/history.h"
+
+namespace oomdiag {
+
+/// Keeps a curve of any length in at most kMostPoints points. Each point stands for a run of equally many events and is
+/// the highest of them, so the peak is always among them; when there are too many points, neighbours are joined.
+class Timeline {
+ public:
+  static constexpr size_t kMostPoints = 2000;
+
+  /// Takes the next point of the curve.
+  void add(const TimelinePoint& point) {
+    last_ = point;
+    if (in_run_ == 0) {
+      if (points_.size() == kMostPoints - 1) halve();
+      points_.push_back(point);
+    } else if (point.allocated_bytes > points_.back().allocated_bytes) {
+      points_.back() = point;
+    }
+    in_run_ = in_run_ + 1 == run_ ? 0 : in_run_ + 1;
+  }
+
+  /// The points, in order; the last one of the curve is always there.
+  std::vector<TimelinePoint> finish() const {
+    auto points = points_;
+    if (!points.empty() && points.back().event != last_.event) points.push_back(last_);
+    return points;
+  }
+
+ private:
+  void halve() {
+    size_t kept = 0;
+    for (size_t i = 0; i < points_.size(); i += 2) {
+      const bool second = i + 1 < points_.size() && points_[i + 1].allocated_bytes > points_[i].allocated_bytes;
+      points_[kept++] = points_[second ? i + 1 : i];
+    }
+    points_.resize(kept);
+    run_ *= 2;
+  }
+
+  std::vector<TimelinePoint> points_;
+  TimelinePoint last_;
+  uint64_t run_ = 1;     ///< events per point
+  uint64_t in_run_ = 0;  ///< of them, how many the newest point has seen
+};
+
+/// The highest allocated bytes of each phase of each step; of long runs the first and last steps and the highest of all.
+class PhasePeaks {
+ public:
+  static constexpr size_t kMostPeaks = 512;
+
+  void add(uint32_t step, Phase phase, int64_t allocated_bytes);
+  std::vector<PhasePeak> finish() const;
+
+ private:
+  std::vector<PhasePeak> peaks_;
+  PhasePeak highest_;
+};
+
+}  // namespace oomdiag

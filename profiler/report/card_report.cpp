@@ -1,0 +1,232 @@
+#include "profiler/report/card_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "profiler/explain/explain.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr size_t kMostSavedTensors = 200;
+constexpr size_t kMostOwners = 50;
+constexpr size_t kMostCaught = 50;
+
+ReportPeak report_peak(const DeviceHistory& device) {
+  ReportPeak peak{.allocated_bytes = std::max(device.peak.allocated_bytes, device.counted_peak_bytes),
+                  .reserved_bytes = device.peak.reserved_bytes,
+                  .phase = std::string(name_of(device.peak.phase)),
+                  .step = device.peak.step};
+  if (device.failure) return peak;  // the described moment is another one
+  const Where& where = device.moment.where;
+  peak.node = where.node;
+  peak.op = where.op;
+  peak.module = where.module;
+  peak.source = where.source;
+  return peak;
+}
+
+std::string describe_wanted(const OutOfMemory& refusal) {
+  if (refusal.wanted_shape.empty()) return {};
+  const Where& by = refusal.wanted_by;
+  const std::string_view whose = !by.module.empty() ? by.module : by.op;
+  const std::string what = whose.empty() ? "gradient" : fmt::format("gradient of {}", whose);
+  return fmt::format("{}, {}", what, refusal.wanted_shape);
+}
+
+ReportFailure report_failure(const OutOfMemory& refusal) {
+  return {.phase = std::string(name_of(refusal.phase)),
+          .step = refusal.step,
+          .node = std::string(refusal.where.node),
+          .op = std::string(refusal.where.op),
+          .module = std::string(refusal.where.module),
+          .source = std::string(refusal.where.source),
+          .inner_op = std::string(refusal.where.inner),
+          .requested_bytes = refusal.requested_bytes,
+          .allocated_bytes = refusal.allocated_bytes,
+          .reserved_bytes = refusal.reserved_bytes,
+          .free_bytes = refusal.free_bytes,
+          .wanted = describe_wanted(refusal)};
+}
+
+// A module is what people know; an op is the next best.
+std::string_view label_of(const Where& where) {
+  if (!where.module.empty()) return where.module;
+  if (!where.op.empty()) return where.op;
+  return where.node;
+}
+
+ReportOwner report_owner(const LiveBlock& block) {
+  ReportOwner owner{.category = std::string(name_of(block.category)),
+                    .bytes = block.bytes,
+                    .name = std::string(block.name.empty() ? label_of(block.made) : block.name),
+                    .shape = std::string(block.shape)};
+  for (const Where& saver : block.saved_by) {
+    const std::string label(label_of(saver));
+    const bool listed = std::find(owner.used_by.begin(), owner.used_by.end(), label) != owner.used_by.end();
+    if (!listed && label != owner.name) owner.used_by.push_back(label);
+  }
+  return owner;
+}
+
+ReportCause report_cause(const Cause& cause) {
+  ReportCause report{.kind = std::string(name_of(cause.kind)), .short_by_bytes = cause.short_by_bytes};
+  for (const EvidenceBytes& one : cause.evidence) report.evidence.emplace_back(one.name, one.bytes);
+  for (const PinnedSegment& segment : cause.pinned) {
+    auto& pinned = report.pinned.emplace_back();
+    pinned.bytes = segment.bytes;
+    pinned.largest_hole_bytes = segment.largest_hole_bytes;
+    pinned.used_bytes = segment.used_bytes;
+    for (const LiveBlock& block : segment.pinned_by) pinned.pinned_by.push_back(report_owner(block));
+  }
+  return report;
+}
+
+Figures report_categories(const Moment& moment) {
+  const auto sums = sum_categories(moment);
+  Figures figures;
+  for (size_t c = 0; c < kCategoryCount; ++c) {
+    figures.emplace_back(name_of(static_cast<Category>(c)), sums[c]);
+  }
+  return figures;
+}
+
+ReportCard report_card(const Moment& moment) {
+  return {.allocated_bytes = moment.allocated_bytes,
+          .pending_free_bytes = moment.pending_free_bytes,
+          .cached_bytes = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
+          .outside_pytorch_bytes = moment.outside_bytes,
+          .free_bytes = moment.free_bytes};
+}
+
+std::vector<const LiveBlock*> by_size(const Moment& moment, size_t at_most, bool saved_only) {
+  std::vector<const LiveBlock*> blocks;
+  for (const LiveBlock& block : moment.blocks) {
+    const bool saved = block.category == Category::activation && !block.saved_by.empty();
+    if (!block.pending_free && (saved || !saved_only)) blocks.push_back(&block);
+  }
+  const auto larger = [](const LiveBlock* a, const LiveBlock* b) {
+    return a->bytes != b->bytes ? a->bytes > b->bytes : a->address < b->address;
+  };
+  const size_t kept = std::min(at_most, blocks.size());
+  std::partial_sort(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(kept), blocks.end(), larger);
+  blocks.resize(kept);
+  return blocks;
+}
+
+ReportSavedTensor report_saved(const LiveBlock& block) {
+  ReportSavedTensor saved{.bytes = block.bytes,
+                          .shape = parse_shape(block.shape),
+                          .dtype = std::string(parse_dtype(block.shape)),
+                          .made_by = std::string(block.made.op),
+                          .module = std::string(block.made.module),
+                          .source = std::string(block.made.source)};
+  for (const Where& saver : block.saved_by) {
+    saved.saved_by.emplace_back(saver.node);
+    saved.saved_by_modules.emplace_back(saver.module);
+  }
+  return saved;
+}
+
+ReportRemedy report_remedy(const Remedy& remedy) {
+  return {.id = remedy.id,
+          .label = remedy.label,
+          .predicted_peak_bytes = remedy.predicted_peak_bytes,
+          .predicted_fits = remedy.predicted_fits};
+}
+
+void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
+  std::map<std::pair<std::string_view, int64_t>, int64_t> absorbed;
+  for (const OutOfMemory& refusal : device.refusals) {
+    switch (refusal.outcome) {
+      case Outcome::absorbed:
+        ++absorbed[{refusal.where.op, refusal.requested_bytes}];
+        break;
+      case Outcome::caught:
+        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(refusal));
+        break;
+      case Outcome::fatal:
+        break;
+    }
+  }
+  for (const auto& [what, count] : absorbed) {
+    report.absorbed.push_back({std::string(what.first), what.second, count});
+  }
+}
+
+}  // namespace
+
+Device find_card(const Trace& trace, int index) {
+  const auto at = static_cast<size_t>(index);
+  return at < trace.devices.size() ? trace.devices[at] : Device{};
+}
+
+ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, const Findings& findings) {
+  const Device card = find_card(trace, device.index);
+  const Moment& moment = device.moment;
+  ReportOfDevice report;
+  report.device = {device.index, card.name, trace.process.virtual_device,
+                   std::max(card.total_bytes, moment.reserved_bytes),
+                   fmt::format("{}.{}", card.compute_major, card.compute_minor)};
+  report.peak = report_peak(device);
+  if (device.failure) {
+    report.failure = report_failure(*device.failure);
+    report.failure->allocated_bytes = moment.allocated_bytes;
+    report.failure->reserved_bytes = moment.reserved_bytes;
+  }
+  if (findings.cause) report.cause = report_cause(*findings.cause);
+  report.categories = report_categories(moment);
+  report.card = report_card(moment);
+  const Packing& packing = findings.packing;
+  report.packing = {{"load_bytes", packing.load_bytes},
+                    {"pack_bytes", packing.pack_bytes},
+                    {"reserved_bytes", packing.reserved_bytes},
+                    {"total_bytes", packing.total_bytes}};
+  const Attribution& joined = device.attribution;
+  report.attribution = {{"backward_bytes", joined.backward_bytes},
+                        {"with_node_bytes", joined.with_node_bytes},
+                        {"with_forward_op_bytes", joined.with_forward_op_bytes},
+                        {"accumulate_bytes", joined.accumulate_bytes}};
+  report.headroom_bytes = findings.headroom_bytes;
+  report.replay_error_bytes = device.replay_error_bytes;
+  for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
+  for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
+    report.saved_tensors.push_back(report_saved(*block));
+  }
+  if (const auto& batch = findings.batch) {
+    report.batch = {batch->batch, batch->fixed_bytes, batch->scaling_bytes, batch->largest_batch};
+  }
+  for (const Remedy& remedy : findings.remedies) report.remedies.push_back(report_remedy(remedy));
+  for (const PhasePeak& peak : device.phases) {
+    report.phases.push_back({peak.step, std::string(name_of(peak.phase)), peak.allocated_bytes});
+  }
+  for (const TimelinePoint& point : device.timeline) {
+    report.timeline.push_back({point.time_ns, point.allocated_bytes, point.reserved_bytes});
+  }
+  report_refusals(device, report);
+  return report;
+}
+
+std::vector<int64_t> parse_shape(std::string_view text) {
+  std::vector<int64_t> shape;
+  const size_t end = text.find(']');
+  if (!text.starts_with('[') || end == text.npos) return shape;
+  const char* at = text.data() + 1;
+  while (at < text.data() + end) {
+    int64_t size = 0;
+    const auto [next, error] = std::from_chars(at, text.data() + end, size);
+    if (error == std::errc()) shape.push_back(size);
+    at = next == at ? at + 1 : next;
+  }
+  return shape;
+}
+
+std::string_view parse_dtype(std::string_view text) {
+  const size_t space = text.rfind("] ");
+  return space == text.npos ? std::string_view() : text.substr(space + 2);
+}
+
+}  // namespace oomdiag

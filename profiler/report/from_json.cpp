@@ -1,0 +1,110 @@
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "profiler/error.h"
+#include "profiler/report/fields.h"
+#include "profiler/report/json.h"
+
+// A report may come from anywhere. Every value is checked for its kind and range before it is taken; what is absent or null
+// stays at its default, so that reports of an older oomdiag with the same schema can be read.
+
+namespace oomdiag {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+[[noreturn]] void refuse(const std::string& reason) {
+  throw Error(ErrorKind::input, "this is not a report of oomdiag: " + reason,
+              "give a report.json or a folder oomdiag-<pid> that oomdiag wrote");
+}
+
+void demand(bool fulfilled, const char* name, const char* wanted) {
+  if (!fulfilled) refuse(std::string("\"") + name + "\" is not " + wanted);
+}
+
+/// Reads the members of a value from a JSON object.
+class Reader {
+ public:
+  Reader(const Json& json, const char* name) : json_(json) { demand(json.is_object(), name, "an object"); }
+
+  template <class T>
+  void operator()(const char* name, T& to) {
+    const auto found = json_.find(name);
+    if (found != json_.end() && !found->is_null()) take(*found, name, to);
+  }
+  void or_null(const char* name, std::string& to) { (*this)(name, to); }
+
+ private:
+  template <std::integral T>
+  static void take(const Json& value, const char* name, T& to) {
+    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    const bool too_large = value.is_number_unsigned() && value.get<uint64_t>() > kMost;
+    demand(value.is_number_integer() && !too_large, name, "an integer");
+    demand(std::in_range<T>(value.get<int64_t>()), name, "in range");
+    to = static_cast<T>(value.get<int64_t>());
+  }
+  static void take(const Json& value, const char* name, bool& to) {
+    demand(value.is_boolean(), name, "true or false");
+    to = value.get<bool>();
+  }
+  static void take(const Json& value, const char* name, std::string& to) {
+    demand(value.is_string(), name, "a string");
+    to = value.get<std::string>();
+  }
+  template <class T>
+  static void take(const Json& value, const char* name, std::optional<T>& to) {
+    take(value, name, to.emplace());
+  }
+  template <class T>
+  static void take(const Json& value, const char* name, std::vector<T>& to) {
+    demand(value.is_array(), name, "an array");
+    for (const Json& element : value) take(element, name, to.emplace_back());
+  }
+  static void take(const Json& value, const char* name, Figures& to) {
+    demand(value.is_object(), name, "an object");
+    for (const auto& [key, figure] : value.items()) {
+      if (figure.is_number()) take(figure, key.c_str(), to.emplace_back(key, 0).second);
+    }
+  }
+  template <class T>
+  requires std::is_class_v<T>
+  static void take(const Json& value, const char* name, T& to) {
+    Reader reader(value, name);
+    visit_fields(reader, to);
+  }
+
+  const Json& json_;
+};
+
+Report read_report(const Json& json) {
+  Reader read(json, "the report");
+  std::string schema;
+  read("schema", schema);
+  if (schema.empty()) refuse("it names no schema");
+  if (schema != kReportSchema) refuse("its schema is " + schema.substr(0, 40) + ", not " + kReportSchema);
+
+  Report report;
+  read("outcome", report.outcome);
+  read("exit_code", report.exit_code);
+  read("torch", report.torch);
+  read("command", report.command);
+  read("rank", report.rank);
+  read("world_size", report.world_size);
+  read("steps", report.steps);
+  read("main_device", report.main_device);
+  read("devices", report.devices);
+  read("limits", report.limits);
+  demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");
+  return report;
+}
+
+}  // namespace
+
+Report from_json(std::string_view text) try {
+  return read_report(Json::parse(text));
+} catch (const nlohmann::json::exception& error) {
+  refuse(error.what());
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,77 @@
+#include "profiler/report/limits.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "profiler/report/card_report.h"
+
+namespace oomdiag {
+namespace {
+
+void add_losses(const Trace& trace, std::vector<std::string>& limits) {
+  if (trace.overwritten_events > 0) {
+    limits.push_back(fmt::format("the oldest {} events were overwritten: steps are counted from where the trace begins",
+                                 trace.overwritten_events));
+  }
+  if (trace.dropped_events > 0) limits.push_back(fmt::format("{} events were lost", trace.dropped_events));
+  if (trace.dropped_blocks > 0) {
+    limits.push_back(fmt::format("{} live blocks found no room in the table of live blocks", trace.dropped_blocks));
+  }
+  if (!trace.process.recorder_failure.empty()) {
+    limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
+  } else if (trace.process.end_state == EndState::running) {
+    limits.emplace_back("the trace has no end: the process was killed, left by _exit, or still runs");
+  }
+}
+
+// The recorder notes what the virtual device could not do, or only by estimate.
+void add_notes(const Trace& trace, std::vector<std::string>& limits) {
+  std::set<std::pair<uint32_t, uint64_t>> seen;
+  for (const Event& event : trace.events) {
+    if (event.kind != EventKind::note) continue;
+    const uint32_t kind = trace.context(event.context).op;
+    if (seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
+    limits.push_back(fmt::format("{}: {}", trace.name(kind), trace.name(event.detail)));
+  }
+}
+
+void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
+  const std::string card = fmt::format("card {}: ", device.index);
+  if (device.replay_error_bytes > 0) {
+    limits.push_back(fmt::format("{}the replay differs from PyTorch's own count by up to {} bytes", card,
+                                 device.replay_error_bytes));
+  }
+  if (device.counted_peak_bytes > device.peak.allocated_bytes) {
+    limits.push_back(
+        fmt::format("{}the peak lies before the oldest event kept; described is the highest point since, {} bytes",
+                    card, device.peak.allocated_bytes));
+  }
+  if (!device.reserved_known) {
+    limits.push_back(card + "reserved bytes are a lower bound: the trace begins after the segments were allocated");
+  }
+  if (!device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
+    limits.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
+  }
+  if (device.packed_tensors > 0) {
+    limits.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,
+                                 device.packed_tensors));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> list_limits(const Trace& trace, const History& history,
+                                     const std::vector<std::string>& from_caller) {
+  std::vector<std::string> limits;
+  if (trace.process.virtual_device) {
+    limits.emplace_back("the card is virtual: context bytes are modelled, other programs take nothing");
+  }
+  add_losses(trace, limits);
+  for (const DeviceHistory& device : history.devices) add_doubts(trace, device, limits);
+  add_notes(trace, limits);
+  limits.insert(limits.end(), from_caller.begin(), from_caller.end());
+  return limits;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,60 @@
+#include "profiler/report/make_report.h"
+
+#include <algorithm>
+
+#include "profiler/explain/explain.h"
+#include "profiler/replay/replay.h"
+#include "profiler/report/card_report.h"
+#include "profiler/report/limits.h"
+
+namespace oomdiag {
+namespace {
+
+// An exit status overrules what the events look like: a program that ended well survived all its OOMs.
+std::optional<bool> has_survived(const ReportInputs& inputs) {
+  if (inputs.signal) return false;
+  if (inputs.exit_code) return *inputs.exit_code == 0;
+  return std::nullopt;
+}
+
+std::string find_outcome(const Trace& trace, const History& history, const ReportInputs& inputs) {
+  const auto failed = [](const DeviceHistory& device) { return device.failure.has_value(); };
+  if (std::any_of(history.devices.begin(), history.devices.end(), failed)) return "out_of_memory";
+  if (inputs.signal) return "killed";
+  if (inputs.exit_code) return *inputs.exit_code == 0 ? "ok" : *inputs.exit_code > 128 ? "killed" : "failed";
+  return trace.process.end_state == EndState::running ? "killed" : "ok";
+}
+
+size_t find_main_device(const History& history) {
+  const auto less = [](const DeviceHistory& a, const DeviceHistory& b) {
+    if (a.failure.has_value() != b.failure.has_value()) return b.failure.has_value();
+    return a.peak.reserved_bytes < b.peak.reserved_bytes;
+  };
+  const auto most = std::max_element(history.devices.begin(), history.devices.end(), less);
+  return static_cast<size_t>(most - history.devices.begin());
+}
+
+}  // namespace
+
+Report make_report(const Trace& trace, const ReportInputs& inputs) {
+  const History history = replay(trace, has_survived(inputs));
+
+  Report report{.outcome = find_outcome(trace, history, inputs),
+                .exit_code = inputs.signal ? 128 + *inputs.signal : inputs.exit_code,
+                .torch = trace.process.torch_version,
+                .command = trace.process.command,
+                .folder = inputs.folder,
+                .rank = trace.process.rank,
+                .world_size = trace.process.world_size,
+                .steps = history.steps,
+                .main_device = find_main_device(history)};
+  for (const DeviceHistory& device : history.devices) {
+    const Device card = find_card(trace, device.index);
+    const Findings findings = explain(device, history.settings, card.total_bytes, card.context_bytes, inputs.batch);
+    report.devices.push_back(report_device(trace, device, findings));
+  }
+  report.limits = list_limits(trace, history, inputs.limits);
+  return report;
+}
+
+}  // namespace oomdiag

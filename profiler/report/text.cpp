@@ -1,0 +1,183 @@
+#include "profiler/report/text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "profiler/report/table.h"
+#include "profiler/report/text_tables.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr size_t kColumns = 79;
+
+std::string headline(const Report& report, const ReportOfDevice* device) {
+  if (device == nullptr) return "oomdiag: nothing was allocated on a card";
+  const ReportPeak& peak = device->peak;
+  const int code = report.exit_code.value_or(0);
+  if (report.outcome == "out_of_memory" && device->failure) {
+    return fmt::format("oomdiag: out of memory in {}, step {}", device->failure->phase, device->failure->step);
+  }
+  if (report.outcome == "killed") {
+    return code > 128 ? fmt::format("oomdiag: killed by signal {}, step {}", code - 128, report.steps)
+                      : fmt::format("oomdiag: ended without a word, step {}", report.steps);
+  }
+  if (report.outcome == "failed") {
+    return fmt::format("oomdiag: failed, exit code {}, step {}", code, report.steps);
+  }
+  return fmt::format("oomdiag: fits, peak in {}, step {}", peak.phase, peak.step);
+}
+
+std::string card_of(const ReportDevice& device) {
+  std::string_view name = device.name.empty() ? "unknown card" : std::string_view(device.name);
+  for (const std::string_view maker : {"NVIDIA ", "GeForce "}) {
+    if (name.starts_with(maker)) name.remove_prefix(maker.size());
+  }
+  return fmt::format("{} ({}), {}", printable(name, 40), device.virtual_device ? "virtual" : "real",
+                     with_unit(device.total_bytes));
+}
+
+void add(std::string& text, std::string_view label, const std::string& value) {
+  if (!value.empty()) text += fmt::format("  {:<8} {}\n", label, value);
+}
+
+template <class Place>
+std::string place_of(const Place& place, const TextOptions& options) {
+  std::string text;
+  for (const std::string* part : {&place.node, &place.op, &place.module, &place.source}) {
+    if (part->empty()) continue;
+    text += (text.empty() ? "" : options.unicode ? " ← " : " <- ") + printable(*part, 60);
+  }
+  return text;
+}
+
+std::string cause_of(const ReportOfDevice& device) {
+  const ReportCause& cause = *device.cause;
+  const ReportCard& card = device.card;
+  const auto figure = [&](std::string_view name) {
+    const auto found = std::find_if(cause.evidence.begin(), cause.evidence.end(),
+                                    [&](const auto& evidence) { return evidence.first == name; });
+    return with_unit(found == cause.evidence.end() ? 0 : found->second);
+  };
+  const std::string short_by = with_unit(cause.short_by_bytes);
+  if (cause.kind == "capacity") {
+    return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
+  }
+  if (cause.kind == "fragmentation") {
+    return fmt::format("fragmentation: {} are free or cached, but the largest hole has {}",
+                       with_unit(card.free_bytes + card.cached_bytes), figure("largest_hole_bytes"));
+  }
+  if (cause.kind == "pending_frees") {
+    return fmt::format("pending frees: {} are freed but still in use on another stream",
+                       with_unit(card.pending_free_bytes));
+  }
+  if (cause.kind == "outside_pytorch") {
+    return fmt::format("outside PyTorch: {} of the card are held by others", with_unit(card.outside_pytorch_bytes));
+  }
+  if (cause.kind == "oversized_request") {
+    return fmt::format("oversized request: {} at once is more than this card can ever give", figure("requested_bytes"));
+  }
+  if (cause.kind == "fraction_cap") {
+    return fmt::format("fraction cap: the program may reserve {} only; the card had room", figure("allowed_bytes"));
+  }
+  if (cause.kind == "workspace") {
+    return fmt::format("workspace: a library wanted scratch space; short by {}", short_by);
+  }
+  return printable(cause.kind, 40);
+}
+
+void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
+  const ReportFailure& failure = *device.failure;
+  add(text, "where", place_of(failure, options));
+  std::string what;
+  if (!failure.wanted.empty()) {
+    what = ": " + printable(failure.wanted, 60);
+  } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
+    what = ": inside " + printable(failure.inner_op, 60);
+  }
+  add(text, "wanted", with_unit(failure.requested_bytes) + what);
+  if (device.cause) add(text, "cause", cause_of(device));
+}
+
+void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
+  const ReportPeak& peak = device.peak;
+  add(text, "peak",
+      fmt::format("{} allocated in {}, step {}; at most {} reserved", with_unit(peak.allocated_bytes), peak.phase,
+                  peak.step, with_unit(peak.reserved_bytes)));
+  add(text, "set by", place_of(peak, options));
+  add(text, "room", fmt::format("{} more could be allocated at the peak", with_unit(device.headroom_bytes)));
+  if (report.outcome == "killed" && !device.timeline.empty()) {
+    const ReportPoint& last = device.timeline.back();
+    add(text, "at last",
+        fmt::format("{} allocated, {} reserved, {:.3f} s after the start", with_unit(last.allocated_bytes),
+                    with_unit(last.reserved_bytes), static_cast<double>(last.time_ns) * 1e-9));
+  }
+  if (device.batch && device.batch->largest_batch > device.batch->batch) {
+    add(text, "batch",
+        fmt::format("{} fits; up to {} should (predicted)", device.batch->batch, device.batch->largest_batch));
+  }
+}
+
+void add_refusals(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
+  std::map<std::string_view, ReportAbsorbed> by_op;
+  for (const ReportAbsorbed& one : device.absorbed) {
+    ReportAbsorbed& sum = by_op[one.op];
+    sum.count += one.count;
+    sum.requested_bytes = std::max(sum.requested_bytes, one.requested_bytes);
+  }
+  for (const auto& [op, sum] : by_op) {
+    add(text, "absorbed",
+        fmt::format("{} OOMs inside {}, of up to {}: it took a slower way", sum.count,
+                    printable(op.empty() ? "a library" : op, 40), with_unit(sum.requested_bytes)));
+  }
+  for (const ReportFailure& one : device.caught) {
+    const std::string place = place_of(one, options);
+    add(text, "caught",
+        fmt::format("{} refused in {}, step {}{}{}", with_unit(one.requested_bytes), one.phase, one.step,
+                    place.empty() ? "" : ": ", place));
+  }
+}
+
+void add_limits(std::string& text, const Report& report) {
+  if (report.limits.empty()) return;
+  text += "\n  what this report does not know\n";
+  for (const std::string& limit : report.limits) text += "    " + printable(limit, 200) + "\n";
+}
+
+std::string next_command(const Report& report) {
+  const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
+  return fmt::format("\n  next: oomdiag export {} --to html\n", folder);
+}
+
+}  // namespace
+
+std::string to_text(const Report& report, const TextOptions& options) {
+  const bool used = report.main_device < report.devices.size();
+  const ReportOfDevice* device = used ? &report.devices[report.main_device] : nullptr;
+  std::string text = headline(report, device);
+  if (device == nullptr) {
+    text += "\n";
+    add_limits(text, report);
+    return text;
+  }
+  const std::string card = card_of(device->device);
+  text = padded(text, std::max(text.size() + 2, kColumns - std::min(kColumns, card.size()))) + card + "\n\n";
+
+  if (device->failure) {
+    add_failure(text, *device, options);
+  } else {
+    add_peak(text, report, *device, options);
+  }
+  add_refusals(text, *device, options);
+  text += "\n" + holders_table(*device, options);
+  if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
+  if (const std::string remedies = remedies_table(*device); !remedies.empty()) text += "\n" + remedies;
+  add_limits(text, report);
+  if (used) text += next_command(report);
+  return text;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,136 @@
+#include "profiler/report/text_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr size_t kLabelColumns = 54;
+constexpr size_t kMostTensors = 5;  ///< shown under what is saved for backward
+
+int64_t sum_of(const ReportOfDevice& device, std::initializer_list<std::string_view> categories) {
+  int64_t sum = 0;
+  for (const auto& [name, bytes] : device.categories) {
+    if (std::find(categories.begin(), categories.end(), name) != categories.end()) sum += bytes;
+  }
+  return sum;
+}
+
+/// A table whose rows are written one by one.
+class Holders {
+ public:
+  Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
+    largest_ = std::max({device.card.cached_bytes, device.card.free_bytes, device.card.outside_pytorch_bytes});
+    for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
+    unit_ = unit_for(largest_);
+    text_ = "  " + padded("who holds the card", kLabelColumns) + fmt::format("{:>9}\n", unit_.name);
+  }
+
+  void row(std::string_view label, int64_t bytes) {
+    if (bytes * 200 < unit_.bytes) return;  // would read 0.00
+    text_ += "    " + padded(label, kLabelColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
+    const std::string bars = bar(bytes, largest_, options_.unicode);
+    text_ += bars.empty() ? "\n" : "  " + bars + "\n";
+  }
+
+  void detail(const std::string& label, int64_t bytes) {
+    text_ += "      " + padded(printable(label, kLabelColumns - 5), kLabelColumns - 4) +
+             fmt::format("{:>9}\n", in_unit(bytes, unit_));
+  }
+
+  std::string finish() { return std::move(text_); }
+
+ private:
+  TextOptions options_;
+  int64_t largest_ = 0;
+  Unit unit_;
+  std::string text_;
+};
+
+// "relu1 → pool1  [6800, 32, 64, 64]": who made it, who keeps it, what it is.
+std::string label_of(const ReportOwner& owner, const TextOptions& options) {
+  std::string label = owner.name.empty() ? "?" : owner.name;
+  if (!owner.used_by.empty()) label += (options.unicode ? " → " : " -> ") + owner.used_by.front();
+  std::string shape = owner.shape;
+  if (shape.ends_with(" float32")) shape.resize(shape.size() - std::string_view(" float32").size());
+  return printable(label, 34) + (shape.empty() ? "" : "  " + shape);
+}
+
+std::vector<const ReportOwner*> owners_of(const ReportOfDevice& device, std::string_view category) {
+  std::vector<const ReportOwner*> owners;
+  for (const ReportOwner& owner : device.owners) {
+    if (owner.category == category) owners.push_back(&owner);
+  }
+  return owners;
+}
+
+}  // namespace
+
+std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
+  Holders table(device, options);
+  table.row("saved for backward", sum_of(device, {"activation"}));
+  const auto saved = owners_of(device, "activation");
+  for (size_t i = 0; i < saved.size() && i < kMostTensors; ++i)
+    table.detail(label_of(*saved[i], options), saved[i]->bytes);
+  if (saved.size() > kMostTensors) {
+    int64_t rest = sum_of(device, {"activation"});
+    for (size_t i = 0; i < kMostTensors; ++i) rest -= saved[i]->bytes;
+    table.detail("others", rest);
+  }
+  table.row("gradients on their way", sum_of(device, {"gradient_in_flight"}));
+  table.row("inputs", sum_of(device, {"input"}));
+  table.row("outputs that are held", sum_of(device, {"output"}));
+  table.row("temporaries", sum_of(device, {"temporary"}));
+  table.row("workspace (cuDNN, cuBLAS)", sum_of(device, {"workspace"}));
+  table.row("parameters + gradients + optimizer",
+            sum_of(device, {"parameter", "buffer", "gradient", "optimizer_state"}));
+  table.row("unknown", sum_of(device, {"unknown"}));
+  table.row("freed, in use on another stream", device.card.pending_free_bytes);
+  table.row("cached, free", device.card.cached_bytes);
+  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
+            device.card.outside_pytorch_bytes);
+  table.row("free", device.card.free_bytes);
+  return table.finish();
+}
+
+std::string holes_table(const ReportOfDevice& device, const TextOptions& options) {
+  if (!device.cause || device.cause->pinned.empty()) return {};
+  int64_t largest = 0;
+  for (const ReportPinnedSegment& segment : device.cause->pinned) largest = std::max(largest, segment.bytes);
+  const Unit unit = unit_for(largest);
+  std::string text = "  " + padded(fmt::format("largest holes, {}", unit.name), 24) +
+                     fmt::format("{:>9}{:>9}   pinned by\n", "hole", "segment");
+  for (const ReportPinnedSegment& segment : device.cause->pinned) {
+    if (segment.largest_hole_bytes * 200 < unit.bytes) continue;
+    const std::string by = segment.pinned_by.empty() ? "" : label_of(segment.pinned_by.front(), options);
+    text += fmt::format("    {:22}{:>9}{:>9}   {}\n", "", in_unit(segment.largest_hole_bytes, unit),
+                        in_unit(segment.bytes, unit), by);
+  }
+  return text;
+}
+
+std::string remedies_table(const ReportOfDevice& device) {
+  if (device.remedies.empty()) return {};
+  int64_t largest = 0;
+  for (const ReportRemedy& remedy : device.remedies) largest = std::max(largest, remedy.predicted_peak_bytes);
+  const Unit unit = unit_for(largest);
+  const bool measured = std::any_of(device.remedies.begin(), device.remedies.end(),
+                                    [](const ReportRemedy& remedy) { return remedy.measured_peak_bytes.has_value(); });
+  std::string text = "  " + padded(fmt::format("what helps, {}", unit.name), 36);
+  text += measured ? fmt::format("{:>14}{:>12}   fits\n", "peak, measured", "predicted")
+                   : fmt::format("{:>15}   should fit\n", "peak, predicted");
+  for (const ReportRemedy& remedy : device.remedies) {
+    const std::string peak = remedy.measured_peak_bytes ? in_unit(*remedy.measured_peak_bytes, unit) : "-";
+    const bool fits = remedy.fits.value_or(remedy.predicted_fits);
+    text += "    " + padded(printable(remedy.label, 33), 34) + (measured ? fmt::format("{:>14}", peak) : "");
+    text += fmt::format("{:>{}}   {}\n", in_unit(remedy.predicted_peak_bytes, unit), measured ? 12 : 15,
+                        fits ? "yes" : "no");
+  }
+  return text;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "profiler/report/report.h"
+#include "profiler/report/text.h"
+
+namespace oomdiag {
+
+/// Who holds the card, with bars; adds up to the card.
+std::string holders_table(const ReportOfDevice& device, const TextOptions& options);
+/// The largest holes that cannot be given back and who pins them; empty unless fragmentation is the cause.
+std::string holes_table(const ReportOfDevice& device, const TextOptions& options);
+/// What would help, with predicted and measured peaks; empty if there is nothing.
+std::string remedies_table(const ReportOfDevice& device);
+
+}  // namespace oomdiag

@@ -1,0 +1,88 @@
+#pragma once
+// The trace file: what it looks like on disk.
+//
+//   ┌ header ┬ names ─────────┬ contexts ──────┬ live blocks, one table per device ┬ chunks of events ───────────────┐
+//   │ 4 KiB  │ length + bytes │ 32 bytes each  │ a copy of the alloc event each    │ header + events, one thread each │
+//   └────────┴────────────────┴────────────────┴───────────────────────────────────┴──────────────────────────────────┘
+//
+// The file is created sparse and mapped shared; pages are reserved (posix_fallocate) before they are used, because a store
+// into an unreserved page of a full disk is a SIGBUS in the user's training. What was stored survives SIGKILL: it is in the
+// page cache. Writers publish by storing one word last (an event's sequence, a section's count), so a reader never sees
+// half a record, whenever the process died.
+//
+// Chunks are taken by threads in order; when the budget is used up the oldest chunk that no thread holds is taken again.
+// So the newest events are always there, and what was alive before them is in the tables of live blocks.
+
+#include <atomic>
+#include <cstdint>
+
+#include "profiler/event.h"
+
+namespace oomdiag {
+
+inline constexpr char kTraceMagic[8] = {'O', 'O', 'M', 'D', 'I', 'A', 'G', '1'};
+inline constexpr uint32_t kTraceVersion = 1;
+inline constexpr uint32_t kMaxDevices = 16;
+
+/// A card as the diagnosed process saw it.
+struct DeviceInfo {
+  char name[64] = {};
+  int64_t total_bytes = 0;
+  int32_t compute_major = 0;
+  int32_t compute_minor = 0;
+  int64_t context_bytes = 0;  ///< what the card's data file says a context takes; 0 on a real card
+  int64_t cublas_workspace_bytes = 0;
+};
+
+/// How the process ended, as far as it could say so itself.
+enum class EndState : uint32_t {
+  running = 0,         ///< killed, or ended by _exit
+  exited = 1,          ///< reached exit()
+  recorder_failed = 2  ///< the recorder switched itself off before the end: see `failure`
+};
+
+/// First 4 KiB of the file. Plain fields are written before `magic`; atomics change while recording.
+struct TraceHeader {
+  char magic[8] = {};
+  uint32_t version = 0;
+  uint32_t header_bytes = 0;
+  uint64_t file_bytes = 0;
+  int32_t pid = 0;
+  int32_t rank = 0;
+  int32_t world_size = 1;
+  uint32_t device_count = 0;
+  uint64_t names_offset = 0, names_bytes = 0;
+  uint64_t contexts_offset = 0, contexts_capacity = 0;
+  uint64_t tables_offset = 0, slots_per_device = 0;
+  uint64_t chunks_offset = 0, chunk_bytes = 0, chunk_capacity = 0;
+  uint64_t start_ticks = 0, start_time_ns = 0;  ///< CLOCK_MONOTONIC
+  uint32_t virtual_device = 0;
+  uint32_t python = 0;  ///< a Python interpreter was in the process
+  char torch_version[32] = {};
+  char allocator_settings[512] = {};
+  char command[512] = {};
+  DeviceInfo devices[kMaxDevices] = {};
+
+  std::atomic<uint64_t> end_ticks = 0, end_time_ns = 0;  ///< the second pair; refreshed at steps and at the end
+  std::atomic<uint64_t> last_sequence = 0;               ///< sequences handed out so far
+  std::atomic<uint64_t> names_used = 0;                  ///< bytes
+  std::atomic<uint32_t> context_count = 0;
+  std::atomic<uint32_t> chunk_count = 0;     ///< chunks taken so far, counting reuse
+  std::atomic<uint64_t> dropped_events = 0;  ///< written nowhere: no room, no thread slot
+  std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that found no room
+  std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
+  std::atomic<EndState> end_state = EndState::running;
+  char failure[128] = {};
+};
+inline constexpr uint64_t kHeaderBytes = 4096;
+static_assert(sizeof(TraceHeader) <= kHeaderBytes);
+
+/// First 64 bytes of a chunk. Events with a sequence below `first_sequence` are left over from the chunk's last use.
+struct alignas(64) ChunkHeader {
+  std::atomic<uint64_t> first_sequence = 0;  ///< 0: never used
+  std::atomic<uint32_t> holder = 0;          ///< thread that writes to it, 0 = none
+  uint32_t thread = 0;                       ///< thread that wrote it
+};
+static_assert(sizeof(ChunkHeader) == 64);
+
+}  // namespace oomdiag

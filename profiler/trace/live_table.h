@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "profiler/event.h"
+
+namespace oomdiag {
+
+/// Zero-filled private memory that is taken page by page as it is touched; never from the heap, so that it may be used
+/// where nothing may be allocated. Empty if the system refuses.
+class PrivatePages {
+ public:
+  explicit PrivatePages(size_t bytes) noexcept;
+  ~PrivatePages();
+  PrivatePages(const PrivatePages&) = delete;
+  PrivatePages& operator=(const PrivatePages&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+  size_t bytes_;
+};
+
+/// The live blocks of one device: a copy of each one's alloc event in a slot of the trace file, found by address through
+/// an index in private memory. Calls must not overlap: the allocator's lock of the device serialises them. They neither
+/// allocate nor lock, and take constant time.
+class LiveTable {
+ public:
+  /// `slots` are `capacity` zeroed events in the mapped file, of which the first `reserved` may be written.
+  LiveTable(Event* slots, uint32_t capacity, uint32_t reserved) noexcept;
+
+  /// Adds the block of an alloc event. False if there is no free slot: the block is then unknown to the table.
+  bool insert(const Event& alloc) noexcept;
+  /// Forgets the block at this address, if it is known.
+  void erase(uint64_t address) noexcept;
+
+  uint32_t used() const { return used_; }
+  uint32_t reserved() const { return reserved_; }
+  /// Says that the file has room for this many slots now.
+  void set_reserved(uint32_t slots) { reserved_ = slots; }
+  uint32_t capacity() const { return capacity_; }
+
+ private:
+  struct Entry {
+    uint64_t address;  ///< 0 = free
+    uint64_t slot;
+  };
+  uint64_t find(uint64_t address) const noexcept;  ///< its place in the index, or the free place where it would go
+  void close_gap(uint64_t place) noexcept;
+  uint64_t home(uint64_t address) const noexcept;
+
+  Event* slots_;
+  uint32_t capacity_;
+  uint32_t reserved_;
+  uint32_t used_ = 0;
+  uint32_t fresh_ = 0;       ///< slots below this one were used before
+  uint32_t free_count_ = 0;  ///< how many of those are free again, listed in free_
+  uint64_t mask_;
+  PrivatePages index_pages_;
+  PrivatePages free_pages_;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
+
+namespace oomdiag {
+
+/// What a trace says about its process.
+struct ProcessInfo {
+  int pid = 0;
+  int rank = 0;
+  int world_size = 1;
+  bool virtual_device = false;
+  bool python = false;
+  std::string torch_version;
+  std::string allocator_settings;
+  std::string command;
+  EndState end_state = EndState::running;
+  std::string recorder_failure;  ///< why the recorder switched itself off, or empty
+};
+
+/// A card as the diagnosed process saw it.
+struct Device {
+  std::string name;
+  int64_t total_bytes = 0;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int64_t context_bytes = 0;           ///< modelled; 0 on a real card
+  int64_t cublas_workspace_bytes = 0;  ///< per (handle, stream), as PyTorch chooses it; 0 = not known
+};
+
+/// A trace file, read and put in order. Index 0 of `names` is empty, index 0 of `contexts` says nothing.
+struct Trace {
+  ProcessInfo process;
+  std::vector<Device> devices;
+  std::vector<std::string> names;
+  std::vector<Context> contexts;
+  std::vector<Event> events;        ///< by ascending sequence; of a trace that outgrew its budget only the newest
+  std::vector<Event> initial;       ///< alloc events of the blocks that were alive before events.front()
+  uint64_t overwritten_events = 0;  ///< older than events.front(), no longer in the file
+  uint64_t dropped_events = 0;      ///< never written
+  uint64_t dropped_blocks = 0;      ///< live blocks that found no slot in the table
+  double ns_per_tick = 1;
+  uint64_t start_ticks = 0;
+
+  /// The name with this index, empty if there is none.
+  std::string_view name(uint64_t index) const;
+  /// The context with this index; a corrupt index gives one that says nothing.
+  const Context& context(uint32_t index) const;
+  /// Nanoseconds since recording began.
+  int64_t time_ns(const Event& event) const;
+};
+
+/// Reads a trace, also one whose process was killed or is still running. Throws Error(input) if `file` is not a trace or
+/// its header makes no sense; damage elsewhere costs the damaged records only.
+Trace read_trace(const std::filesystem::path& file);
+
+}  // namespace oomdiag

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "profiler/event.h"
+#include "profiler/trace/format.h"
+#include "profiler/trace/live_table.h"
+
+namespace oomdiag {
+
+/// How large a trace may become.
+struct TraceBudget {
+  int64_t event_bytes = 256 << 20;      ///< all chunks together; the oldest is overwritten
+  int64_t chunk_bytes = 1 << 20;        ///< what one thread takes at a time
+  int64_t names_bytes = 8 << 20;        ///< interned names
+  uint32_t contexts = 1 << 17;          ///< interned contexts
+  uint32_t slots_per_device = 1 << 16;  ///< live blocks
+
+  bool operator==(const TraceBudget&) const = default;
+};
+
+/// Writes the trace of this process. One per process; never destroyed while threads may still write.
+///
+/// `write`, `add_block` and `remove_block` run inside the caching allocator, under its lock: they neither lock nor allocate
+/// nor throw. Once anything fails (a full disk), the writer is off for good and everything is a no-op.
+class TraceWriter {
+ public:
+  /// Creates `file`, which must not exist, for `device_count` devices. Throws Error(environment).
+  TraceWriter(const std::filesystem::path& file, uint32_t device_count, const TraceBudget& budget = {});
+  ~TraceWriter();
+  TraceWriter(const TraceWriter&) = delete;
+  TraceWriter& operator=(const TraceWriter&) = delete;
+
+  /// The header in the file. Fill in the plain fields, then call `publish`.
+  TraceHeader& header() { return *header_; }
+  /// Makes the file a trace that readers accept.
+  void publish();
+
+  bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
+  /// Switches the writer off and says why in the header. Any thread.
+  void fail(const char* reason) noexcept;
+
+  /// Writes one event and gives it its sequence, 0 if it could not be written.
+  uint64_t write(Event& event) noexcept;
+  /// If the last event of this thread requests the free of this block, says in it that the free is complete.
+  bool complete_last_free(uint32_t device, uint64_t address) noexcept;
+  /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
+  void add_block(const Event& alloc) noexcept;
+  void remove_block(uint32_t device, uint64_t address) noexcept;
+
+  /// The index of this name or context, the same for equal ones; 0 when there is no more room. Locks: not for the allocator.
+  uint32_t intern(std::string_view name);
+  uint32_t intern(const Context& context);
+
+  /// Notes the time now, so that ticks can be converted. Cheap; called at steps and at the end.
+  void mark_time() noexcept;
+  /// Says that the process reached its end.
+  void finish() noexcept;
+
+ private:
+  struct ContextHash {
+    size_t operator()(const Context& context) const noexcept;
+  };
+  bool take_chunk() noexcept;
+  bool reserve(uint64_t offset, uint64_t bytes) noexcept;
+  char* at(uint64_t offset) const { return map_ + offset; }
+  uint64_t append_name(std::string_view name);
+
+  int file_ = -1;
+  char* map_ = nullptr;
+  TraceHeader* header_ = nullptr;
+  std::atomic<bool> on_ = true;
+  std::unique_ptr<LiveTable> tables_[kMaxDevices];
+
+  std::mutex interning_;
+  std::unordered_map<std::string, uint32_t> names_;
+  std::unordered_map<Context, uint32_t, ContextHash> contexts_;
+  uint64_t names_reserved_ = 0;
+  uint64_t contexts_reserved_ = 0;
+};
+
+/// The time stamp counter, as `Event::time` holds it.
+uint64_t read_ticks() noexcept;
+
+}  // namespace oomdiag

@@ -1,0 +1,52 @@
+#include "cli/cards.h"
+#include "profiler/error.h"
+#include "tests/catch.h"
+#include "tests/cli/temporary_folder.h"
+
+using namespace oomdiag;
+
+namespace {
+
+constexpr const char* kCard = R"({
+  "id": "h100-sxm", "aliases": ["h100"], "name": "NVIDIA H100 80GB HBM3",
+  "total_bytes": {"value": 85029158912, "mark": "S", "source": "somebody's log"},
+  "compute_capability": {"value": "9.0", "mark": "P", "source": "specification"},
+  "context_bytes": {"value": 500, "mark": "U", "source": "a rule"},
+  "first_kernel_bytes": {"value": 50, "mark": "U", "source": "a median"}
+})";
+
+}  // namespace
+
+TEST_CASE("a card is found by its id, its aliases and CUDA's name for it", "[cli]") {
+  const TemporaryFolder folder;
+  folder.write("h100-sxm.json", kCard);
+  folder.write("README", "not a card");
+  const auto cards = read_catalogue(folder.path());
+
+  REQUIRE(cards.size() == 1);
+  CHECK(cards[0].total_bytes == 85029158912);
+  CHECK(cards[0].mark == "S");
+  CHECK(cards[0].context_bytes == 550);
+  for (const char* name : {"h100-sxm", "H100_SXM", "h100", "nvidia h100 80gb hbm3"})
+    CHECK(find_card(cards, name) == cards[0]);
+}
+
+TEST_CASE("an unknown card is answered with the nearest", "[cli]") {
+  const TemporaryFolder folder;
+  folder.write("h100-sxm.json", kCard);
+  try {
+    find_card(read_catalogue(folder.path()), "h100-pcie");
+    FAIL("found");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::usage);
+    CHECK(error.hint().find("h100-sxm") != std::string::npos);
+  }
+}
+
+TEST_CASE("a file that is no card is one clear error", "[cli]") {
+  const TemporaryFolder folder;
+  for (const char* text : {"", "{", "[]", "{\"name\": 1}", "{\"name\": \"x\", \"total_bytes\": 5}"}) {
+    CHECK_THROWS_AS(read_card_entry(folder.write("bad.json", text)), Error);
+  }
+  CHECK_THROWS_AS(read_card_entry(folder.path() / "absent.json"), Error);
+}

@@ -1,0 +1,174 @@
+"""The command line as somebody at a shell meets it: exit codes, streams, signals and what it says.
+
+Usage: test_commands.py PATH/TO/oomdiag. Needs no torch: the programs that are run here never use CUDA.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+OOMDIAG = sys.argv.pop(1) if len(sys.argv) > 1 else "oomdiag"
+REAL = ["run", "--device", "real", "--"]  # asks for no virtual device, which these programs do not need
+
+
+class CommandLine(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def oomdiag(self, *arguments, **options):
+        options = {"capture_output": True, "text": True, "cwd": self.folder, "timeout": 60} | options
+        return subprocess.run([OOMDIAG, *arguments], **options)
+
+    def check_error(self, arguments, code, *words):
+        result = self.oomdiag(*arguments)
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, "")
+        self.assertTrue(result.stderr.startswith("oomdiag: error: "), result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+
+
+class Run(CommandLine):
+    def test_the_exit_code_is_the_programs(self):
+        self.assertEqual(self.oomdiag(*REAL, "true").returncode, 0)
+        self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "exit 7").returncode, 7)
+        self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "exit 255").returncode, 255)
+
+    def test_after_a_signal_it_is_128_and_the_signal(self):
+        self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "kill -TERM $$").returncode, 128 + signal.SIGTERM)
+        self.assertEqual(self.oomdiag(*REAL, "sh", "-c", "kill -KILL $$").returncode, 128 + signal.SIGKILL)
+
+    def test_streams_are_the_programs(self):
+        result = self.oomdiag(*REAL, "cat", "-", input="line\n")
+        self.assertEqual(result.stdout, "line\n")
+        result = self.oomdiag(*REAL, "sh", "-c", "echo out; echo err >&2")
+        self.assertEqual(result.stdout, "out\n")
+        self.assertIn("err\n", result.stderr)
+
+    def test_arguments_arrive_as_they_are(self):
+        script = 'printf "%s|" "$@"'
+        for separator in ["--"], []:
+            result = self.oomdiag("run", "--device", "real", *separator, "sh", "-c", script, "sh", "a b", "--device", "--", "")
+            self.assertEqual(result.stdout, "a b|--device|--||")
+
+    def test_a_signal_is_passed_on(self):
+        script = "trap 'exit 5' TERM; touch ready; while :; do sleep 0.05; done"
+        with subprocess.Popen([OOMDIAG, *REAL, "sh", "-c", script], cwd=self.folder, stderr=subprocess.DEVNULL) as process:
+            self.wait_for(self.folder / "ready")
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(30), 5)
+
+    def wait_for(self, path):
+        for _ in range(600):
+            if path.exists():
+                return
+            time.sleep(0.05)
+        self.fail(f"{path} does not appear")
+
+    def test_signals_of_the_program_are_as_they_were(self):
+        show = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
+        plain = subprocess.run(["sh", "-c", show], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(self.oomdiag(*REAL, "sh", "-c", show).stdout, plain)
+
+    def test_the_run_folder_has_the_pid_of_the_program(self):
+        result = self.oomdiag(*REAL, "sh", "-c", 'echo $$; echo "$OOMDIAG_OUTPUT"; test -d "$OOMDIAG_OUTPUT"')
+        self.assertEqual(result.returncode, 0)
+        pid, folder = result.stdout.split()
+        self.assertEqual(pathlib.Path(folder), self.folder.resolve() / f"oomdiag-{pid}")
+
+    def test_a_program_without_cuda_leaves_nothing_but_a_line(self):
+        result = self.oomdiag(*REAL, "true")
+        self.assertRegex(result.stderr, "never used CUDA|the recorder is missing")
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_the_preloaded_libraries_come_before_the_users_own(self):
+        environment = os.environ | {"LD_PRELOAD": "libm.so.6", "OOMDIAG_PRELOAD_FIRST": "libdl.so.2"}
+        entries = self.oomdiag(*REAL, "printenv", "LD_PRELOAD", env=environment).stdout.strip().split(":")
+        self.assertEqual((entries[0], entries[-1]), ("libdl.so.2", "libm.so.6"))
+
+    def test_a_program_that_is_not_there(self):
+        self.check_error(["run", "--device", "real", "--folder", "runs", "--", "no-such-program"], 1, "no-such-program", "hint: ")
+        self.assertEqual(list((self.folder / "runs").iterdir()), [])
+
+    def test_a_folder_that_cannot_be_written_is_replaced(self):
+        if os.geteuid() != 0:
+            self.skipTest("drops rights, so it needs them")
+        self.folder.chmod(0o755)
+        try:
+            result = self.oomdiag(*REAL, "printenv", "OOMDIAG_OUTPUT", user="nobody")
+        except PermissionError:
+            self.skipTest("the program is where nobody may not go")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("cannot write into the current folder", result.stderr)
+        self.assertNotIn(str(self.folder), result.stdout)
+
+
+class Usage(CommandLine):
+    def test_help_begins_with_an_example(self):
+        for command in [], ["train"], ["run"], ["explain"], ["devices"], ["models"]:
+            result = self.oomdiag(*command, "--help")
+            self.assertEqual(result.returncode, 0)
+            self.assertTrue(result.stdout.startswith("example: oomdiag "), result.stdout)
+
+    def test_unknown_names_are_answered_with_the_nearest(self):
+        self.check_error(["trian"], 2, "trian", "did you mean train?")
+        self.check_error(["train", "--bacth", "3"], 2, "--bacth", "--batch")
+        self.check_error(["explain", "a", "b"], 2, "unexpected argument 'b'")
+        self.check_error(["train", "--device", "rtx3061"], 2, "rtx3061", "rtx3060")
+        self.check_error(["run", "--device", "h20", "--", "true"], 2, "h20", "h200")
+        self.check_error(["train", "--model", "depcnn"], 2, "depcnn", "deepcnn")
+
+    def test_wrong_values_are_answered_with_the_right_ones(self):
+        self.check_error(["train", "--batch", "0"], 2, "from 1 to")
+        self.check_error(["train", "--steps", "many"], 2, "from 1 to")
+        self.check_error(["train", "--amp", "fp8"], 2, "bf16")
+        self.check_error(["train", "--memory", "8XB", "--device", "h200"], 2, "8GiB")
+        self.check_error(["train", "--memory", "1MiB", "--device", "h200"], 2, "256MiB")
+        self.check_error(["run", "--device", "real", "--memory", "8GiB", "--", "true"], 2, "virtual")
+        self.check_error(["run", "--device", "real", "-o", "absent/report.json", "--", "true"], 2, "absent")
+        self.check_error(["run"], 2, "oomdiag run")
+
+    def test_explain_wants_something_of_ours(self):
+        (self.folder / "text").write_text("hello")
+        (self.folder / "empty").touch()
+        (self.folder / "other.json").write_text('{"a": 1}')
+        (self.folder / "cut.json").write_text('{"schema": "oomdiag-report/1", "outc')
+        (self.folder / "snapshot.pickle").write_bytes(b"\x80\x04\x95")
+        for name in "text", "empty", "other.json", "cut.json", "snapshot.pickle", "absent", ".":
+            self.check_error(["explain", name], 1, name, "hint: ")
+
+    def test_a_pipe_that_closes_is_no_crash(self):
+        result = subprocess.run(["sh", "-c", f'"{OOMDIAG}" devices | head -n1'], capture_output=True, text=True, check=True)
+        self.assertIn("device", result.stdout)
+
+
+class Devices(CommandLine):
+    def test_the_catalogue_in_a_table_and_in_json(self):
+        table = self.oomdiag("devices")
+        self.assertEqual(table.returncode, 0, table.stderr)
+        cards = json.loads(self.oomdiag("devices", "--json").stdout)
+        self.assertGreaterEqual({card["id"] for card in cards}, {"rtx3060", "rtx4090", "h200"})
+        for card in cards:
+            self.assertIn(card["id"], table.stdout)
+            self.assertGreater(card["total_bytes"], card["context_bytes"])
+
+    def test_it_starts_in_milliseconds(self):
+        best = min(self.time_devices() for _ in range(5))
+        self.assertLess(best, 0.1)
+
+    def time_devices(self):
+        begin = time.monotonic()
+        self.oomdiag("devices")
+        return time.monotonic() - begin
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

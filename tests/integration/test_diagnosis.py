@@ -1,0 +1,417 @@
+"""End to end: real programs, the real wheel, the virtual device, the built command line.
+
+    python tests/integration/test_diagnosis.py --build BUILD_FOLDER [unittest arguments, as in -k fork]
+"""
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests/integration/programs.py"
+SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
+build = ROOT / "build"
+
+
+def oomdiag(*arguments, folder=None, **options):
+    """Runs the command line; gives its completed process, as text."""
+    base = ["--folder", str(folder)] if folder is not None else []
+    command = [str(build / "bin/oomdiag"), arguments[0], *base, *map(str, arguments[1:])]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def missing(module):
+    return importlib.util.find_spec(module) is None
+
+
+class DiagnosisTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag test "))  # with a space: checkouts have them
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def check_report(self, report):
+        """What holds for every report."""
+        import jsonschema
+        jsonschema.validate(report, SCHEMA)
+        for device in report["devices"] or [report]:
+            self.assertEqual(sum(device["card"].values()), device["device"]["total_bytes"])
+            if device["failure"]:
+                self.assertEqual(sum(device["categories"].values()), device["failure"]["allocated_bytes"])
+        return report
+
+    def run_program(self, *program, device="rtx3060", **options):
+        """`oomdiag run` of a Python program; the finished process and the report, None where there is none."""
+        output = self.folder / "report.json"
+        output.unlink(missing_ok=True)
+        more = [f"--memory={options.pop('memory')}"] if "memory" in options else []
+        done = oomdiag("run", "--device", device, *more, "-o", output, "--", sys.executable, *program, folder=self.folder,
+                       **options)
+        report = self.check_report(json.loads(output.read_text())) if output.exists() else None
+        return done, report
+
+    def run_code(self, code, **options):
+        return self.run_program("-c", textwrap.dedent(code), **options)
+
+    def train(self, *arguments, device="rtx3060"):
+        done = oomdiag("train", "--device", device, "--json", *arguments, folder=self.folder)
+        self.assertIn(done.returncode, (0, 3), done.stderr)
+        return done, self.check_report(json.loads(done.stdout))
+
+
+class Train(DiagnosisTest):
+    """The reference models."""
+
+    def test_deepcnn_of_64_fits(self):
+        done, report = self.train("--model", "deepcnn", "--batch", 64)
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(report["outcome"], "ok")
+        self.assertEqual({p["phase"] for p in report["phases"]} & {"forward", "backward", "optimizer"},
+                         {"forward", "backward", "optimizer"})
+        self.assertIsNone(report["failure"])
+        self.assertGreater(report["headroom_bytes"], 10 << 30)
+
+    def test_deepcnn_runs_out_in_backward_and_names_node_op_and_module(self):
+        for batch in range(6500, 7100, 100):
+            done, report = self.train("--model", "deepcnn", "--batch", batch)
+            if done.returncode == 3 and report["failure"]["phase"] == "backward":
+                break
+        else:
+            self.fail("no batch of deepcnn fails in backward on an rtx3060")
+        failure = report["failure"]
+        self.assertEqual(report["outcome"], "out_of_memory")
+        self.assertRegex(failure["node"], r"Backward\d")
+        self.assertRegex(failure["op"], "^aten::")
+        self.assertRegex(failure["module"], "^(conv|relu|pool)[123]$|^fc$|^loss$")
+        self.assertIn(report["cause"]["kind"], ("capacity", "fragmentation"))
+        self.assertGreater(report["categories"]["activation"], report["categories"]["parameter"])
+
+    def test_deepcnn_of_16384_runs_out_in_forward_and_names_op_and_module(self):
+        done, report = self.train("--model", "deepcnn", "--batch", 16384)
+        self.assertEqual(done.returncode, 3)
+        self.assertEqual(report["failure"]["phase"], "forward")
+        self.assertRegex(report["failure"]["op"], "^aten::")
+        self.assertRegex(report["failure"]["module"], "^(conv|relu|pool)[123]$")
+        self.assertIsNone(report["failure"]["node"])
+
+    def test_simplecnn_and_the_options_of_train(self):
+        for options in (["--optimizer", "sgd"], ["--optimizer", "adamw", "--steps", 3], ["--amp", "bf16"], ["--amp", "fp16"]):
+            with self.subTest(options=options):
+                done, report = self.train("--model", "simplecnn", "--batch", 32, *options)
+                self.assertEqual((done.returncode, report["outcome"]), (0, "ok"))
+
+    def test_autocast_saves_less_than_float32(self):
+        saved = {amp: self.train("--model", "deepcnn", "--batch", 256, "--amp", amp)[1]["categories"]["activation"]
+                 for amp in ("none", "bf16")}
+        self.assertLess(saved["bf16"], saved["none"])
+
+    def test_every_backward_byte_of_deepcnn_has_node_and_forward_op(self):
+        _, report = self.train("--model", "deepcnn", "--steps", 3)
+        self.check_attribution(report)
+
+    def check_attribution(self, report):
+        attribution = report["attribution"]
+        self.assertGreater(attribution["backward_bytes"], 0)
+        self.assertEqual(attribution["with_node_bytes"], attribution["backward_bytes"])
+        self.assertEqual(attribution["with_forward_op_bytes"] + attribution["accumulate_bytes"],
+                         attribution["backward_bytes"])
+
+    def test_the_cpp_samples_first_allocation_is_seen(self):
+        _, report = self.train("--model", "deepcnn")
+        self.assertEqual(report["replay_error_bytes"], 0)
+
+
+class Peaks(DiagnosisTest):
+    """What oomdiag says equals what PyTorch itself says, to the byte."""
+
+    PROGRAMS = ["mlp", "batch_norm", "checkpointed", "custom_function", "amp"]
+
+    def peaks(self, *arguments, **options):
+        done, report = self.run_program(PROGRAMS, *arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        truth = json.loads(done.stdout)
+        self.assertEqual(report["peak"]["allocated_bytes"], truth["max_allocated"])
+        self.assertEqual(report["peak"]["reserved_bytes"], truth["max_reserved"])
+        return report
+
+    def test_peaks(self):
+        for program in self.PROGRAMS:
+            with self.subTest(program=program):
+                report = self.peaks(program, "--batch", "64")
+                Train.check_attribution(self, report)
+
+    def test_peaks_with_other_allocator_settings(self):
+        for settings in ("expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:32"):
+            with self.subTest(settings=settings):
+                self.peaks("batch_norm", "--batch", "64", env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings})
+
+    @unittest.skipIf(missing("torchvision"), "torchvision is not installed")
+    def test_resnet50(self):
+        report = self.peaks("resnet50", "--batch", "8")
+        Train.check_attribution(self, report)
+        modules = {t["module"] for t in report["saved_tensors"]}
+        self.assertIn("layer3.5.bn2", modules)
+
+    @unittest.skipIf(missing("transformers"), "transformers is not installed")
+    def test_gpt2(self):
+        Train.check_attribution(self, self.peaks("gpt2", "--batch", "2", device="rtx4090"))
+
+
+class Refusals(DiagnosisTest):
+    """Out of memory: every live byte is in exactly one category, and they add up to the allocator's own figure."""
+
+    def refuse(self, program, batch, memory, **options):
+        done, report = self.run_program(PROGRAMS, program, "--batch", str(batch), memory=memory, **options)
+        self.assertEqual(done.returncode, 9, done.stderr)
+        truth = json.loads(done.stdout)
+        failure = report["failure"] or report["caught"][-1]
+        self.assertEqual(failure["allocated_bytes"], truth["refused_allocated"])
+        return report, failure
+
+    def test_categories_add_up_to_allocated_bytes(self):
+        for program, batch in (("mlp", 200000), ("batch_norm", 8192), ("checkpointed", 400000),
+                               ("custom_function", 400000), ("amp", 16384)):
+            with self.subTest(program=program):
+                report, failure = self.refuse(program, batch, "4GiB")
+                self.assertEqual(sum(report["categories"].values()), failure["allocated_bytes"])
+                self.assertRegex(failure["op"] or "", "^aten::|^Square")
+
+    def test_a_python_program_that_dies_in_backward(self):
+        done, report = self.run_code("""
+            import torch
+            from torch import nn
+            model = nn.Sequential(*[nn.Sequential(nn.Linear(4096, 4096), nn.GELU()) for _ in range(8)]).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            x = torch.randn(87000, 4096, device='cuda')
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+        """, device="rtx4090")
+        # torch 2.15 itself now and then aborts (134) here: its backward thread asks for the GIL of an interpreter that ends.
+        self.assertIn(done.returncode, (1, 134))
+        self.assertIn("OutOfMemoryError", done.stderr)
+        failure = report["failure"]
+        self.assertEqual(failure["phase"], "backward")
+        self.assertRegex(failure["node"], "^(Gelu|Addmm)Backward0$")
+        self.assertRegex(failure["op"], "^aten::(gelu|linear)$")
+        self.assertRegex(failure["module"], r"^7\.[01]$")
+        self.assertEqual(failure["source"], "<string>:7")
+
+    def test_an_oom_that_the_program_survives_is_listed_and_is_not_its_failure(self):
+        done, report = self.run_code("""
+            import torch
+            def step(n):
+                x = torch.randn(n, 1024, device='cuda', requires_grad=True)
+                (x * 2).relu().sum().backward()
+            try:
+                step(4 << 20)
+            except torch.OutOfMemoryError:
+                pass
+            for _ in range(3): step(1 << 10)
+        """)
+        self.assertEqual((done.returncode, report["outcome"]), (0, "ok"))
+        self.assertIsNone(report["failure"])
+        self.assertEqual(len(report["caught"]), 1)
+
+    def test_a_request_larger_than_the_card_is_oversized(self):
+        _, report = self.run_code("import torch; torch.empty(20 << 30, dtype=torch.uint8, device='cuda')")
+        self.assertEqual(report["cause"]["kind"], "oversized_request")
+
+    def test_holes_between_pinned_blocks_are_fragmentation(self):
+        _, report = self.run_code("""
+            import torch
+            pieces = [torch.empty(100 << 20, dtype=torch.uint8, device='cuda') for _ in range(100)]
+            keep = []
+            for i in range(0, 100):
+                pieces[i] = None
+                keep.append(torch.empty(60 << 20, dtype=torch.uint8, device='cuda'))
+            torch.empty(3 << 30, dtype=torch.uint8, device='cuda')
+        """)
+        self.assertEqual(report["cause"]["kind"], "fragmentation")
+
+    def test_a_workspace_that_cudnn_did_not_get_is_absorbed(self):
+        for memory in range(2048, 2400, 26):  # deepcnn of 1024 needs about 2.2 GiB
+            done = oomdiag("train", "--model", "deepcnn", "--batch", 1024, "--device", "rtx3060", "--memory", f"{memory}MiB",
+                           "--json", folder=self.folder)
+            report = self.check_report(json.loads(done.stdout))
+            if report["absorbed"]:
+                break
+        else:
+            self.fail("no card near the limit makes cuDNN take another plan")
+        self.assertGreater(report["absorbed"][0]["requested_bytes"], 1 << 20)
+        self.assertTrue(all("conv" in a["op"] for a in report["absorbed"]))
+
+
+class DoNoHarm(DiagnosisTest):
+    """The program ends as it would have without us."""
+
+    def test_exit_code_and_output_are_the_programs(self):
+        for code, expected in (("print('a'); raise SystemExit(7)", 7), ("import os; print('a', flush=True); os._exit(5)", 5),
+                               ("import os, signal; print('a', flush=True); os.kill(os.getpid(), signal.SIGTERM)", 143)):
+            with self.subTest(code=code):
+                done, _ = self.run_code("import torch; x = torch.ones(1, device='cuda')\n" + code)
+                self.assertEqual((done.returncode, done.stdout), (expected, "a\n"))
+
+    def test_after_sigkill_explain_still_tells_the_last_state(self):
+        done, report = self.run_code("""
+            import torch, os, signal
+            keep = [torch.empty(1 << 20, device='cuda') for _ in range(10)]
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+        self.assertEqual(done.returncode, 128 + signal.SIGKILL)
+        self.assertEqual(report["outcome"], "killed")
+        trace = next(self.folder.glob("oomdiag-*/trace"))
+        explained = json.loads(oomdiag("explain", trace, "--json").stdout)
+        self.assertEqual(explained["outcome"], "killed")
+        self.assertEqual(explained["card"]["allocated_bytes"], 40 << 20)
+
+    def test_an_unwritable_folder_costs_the_report_only(self):
+        done, _ = self.run_program("-c", "import torch; print(torch.ones(1, device='cuda').numel())",
+                                   env={**os.environ, "OOMDIAG_TEST": "1"})
+        library = build / "lib/liboomdiag_preload.so"
+        self.assertEqual(done.stdout, "1\n")
+        environment = self.virtual_environment(OOMDIAG_OUTPUT="/proc/no-such-folder")
+        self.assertTrue(library.exists())
+        done = subprocess.run([sys.executable, "-c", "import torch; print(torch.ones(1, device='cuda').numel())"],
+                              env=environment, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, "1\n"))
+        self.assertIn("not recording", done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def virtual_environment(self, **more):
+        """The environment that `oomdiag run` would set, for programs that are started without it."""
+        done = oomdiag("run", "--device", "rtx3060", "--", "env", folder=self.folder)
+        names = ("LD_PRELOAD", "OOMDIAG_", "TRITON_LIBCUDA_PATH")
+        found = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith(names))
+        libraries = build / "lib"
+        link = pathlib.Path(tempfile.mkdtemp()) / "l"  # the launcher's own link is gone when it ends
+        link.symlink_to(libraries)
+        self.addCleanup(shutil.rmtree, link.parent, ignore_errors=True)
+        preload = [str(link / "liboomdiag_preload.so")]
+        preload += [str(link / "virtual_device" / pathlib.Path(p).name) for p in re.split("[: ]", found["LD_PRELOAD"])
+                    if (libraries / "virtual_device" / pathlib.Path(p).name).exists()]
+        return {**os.environ, **found, "LD_PRELOAD": ":".join(preload), **more}
+
+    def test_a_full_disk_switches_the_recorder_off_and_nothing_else(self):
+        small = self.folder / "small"
+        small.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(small)], capture_output=True).returncode:
+            self.skipTest("no right to mount a small file system")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(small)], capture_output=True)
+        code = ("import torch\nfor i in range(40000): x = torch.ones(10, device='cuda') * 2\n"
+                "print(torch.cuda.max_memory_allocated())")
+        environment = self.virtual_environment(OOMDIAG_OUTPUT=str(small))
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, "1536\n"), done.stderr)
+        self.assertIn("no room left", done.stderr)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_a_file_size_limit_is_no_signal(self):
+        code = "import torch; print(torch.ones(1, device='cuda').numel())"
+        command = f"ulimit -f 1000; exec {sys.executable} -c \"{code}\""
+        done = subprocess.run(["bash", "-c", command], env=self.virtual_environment(OOMDIAG_OUTPUT=str(self.folder)),
+                              capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, "1\n"), done.stderr)
+
+    def test_a_forked_child_leaves_its_parents_trace_alone(self):
+        done, report = self.run_code("""
+            import os, torch
+            x = torch.ones(1 << 20, device='cuda')
+            child = os.fork()
+            if child == 0:
+                for _ in range(2000): torch.ones(10) + 1
+                os._exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            y = torch.ones(1 << 20, device='cuda')
+            print(torch.cuda.max_memory_allocated())
+        """)
+        self.assertEqual((done.returncode, done.stdout), (0, f"3\n{8 << 20}\n"))
+        self.assertEqual(report["peak"]["allocated_bytes"], 8 << 20)
+        self.assertEqual(report["replay_error_bytes"], 0)
+
+    def test_data_loader_workers(self):
+        done, report = self.run_code("""
+            import torch
+            from torch.utils.data import DataLoader, TensorDataset
+            loader = DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8, num_workers=2)
+            model = torch.nn.Linear(8, 8).cuda()
+            for x, in loader:
+                model(x.cuda()).sum().backward()
+            print(torch.cuda.max_memory_allocated())
+        """)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(report["peak"]["allocated_bytes"], int(done.stdout))
+
+    def test_a_thread_that_python_does_not_know_cannot_deadlock(self):
+        library = build / "lib/liboomdiag_test_foreign_thread.so"
+        done, report = self.run_code(f"""
+            import ctypes, torch
+            x = torch.ones(1, device='cuda')
+            ctypes.PyDLL({str(library)!r}).run_on_foreign_thread()  # holds the GIL and joins the thread
+            print('joined')
+        """)
+        self.assertEqual((done.returncode, done.stdout), (0, "joined\n"), done.stderr)
+        self.assertGreater(report["peak"]["allocated_bytes"], 2 * 64 * 64 * 4)
+
+    def test_two_threads_call_backward(self):
+        done, report = self.run_code("""
+            import threading, torch
+            from torch import nn
+            model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).cuda()
+            x = torch.randn(512, 256, device='cuda')
+            threads = [threading.Thread(target=lambda: model(x).sum().backward()) for _ in range(2)]
+            for t in threads: t.start()
+            for t in threads: t.join()
+            import time; time.sleep(0.3)  # torch 2.15 aborts now and then when Python ends right after a backward
+        """)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        Train.check_attribution(self, report)
+
+    def test_a_program_without_cuda_says_so_and_runs(self):
+        done, report = self.run_code("import torch; print(torch.ones(2).sum().item())")
+        self.assertEqual((done.returncode, done.stdout), (0, "2.0\n"))
+        self.assertIsNone(report)
+        self.assertRegex(done.stderr, "never used CUDA")
+
+    def test_the_recorder_does_not_change_the_peak(self):
+        code = ("import json, runpy, sys; sys.argv = ['programs', 'batch_norm', '--batch', '256']; "
+                f"runpy.run_path({str(PROGRAMS)!r}, run_name='__main__')")
+        with_us, _ = self.run_program("-c", code)
+        environment = self.virtual_environment()
+        environment["LD_PRELOAD"] = environment["LD_PRELOAD"].split(":", 1)[1]
+        without = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        self.assertEqual(with_us.stdout, without.stdout)
+
+
+class Explain(DiagnosisTest):
+    def test_explain_reads_what_a_run_left(self):
+        _, report = self.train("--model", "simplecnn")
+        folder = next(self.folder.glob("oomdiag-*"))
+        for what in (folder, folder / "trace", folder / "report.json"):
+            with self.subTest(what=what.name):
+                again = json.loads(oomdiag("explain", what, "--json").stdout)
+                self.assertEqual(again["peak"], report["peak"])
+
+    def test_text_reports_end_with_the_next_command(self):
+        done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6800", folder=self.folder)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stdout.splitlines()[0], r"out of memory in backward, step \d.*RTX 3060 .*virtual")
+        self.assertRegex(done.stdout.strip().splitlines()[-1], "next: oomdiag ")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--build", type=pathlib.Path, default=build)
+    known, rest = parser.parse_known_args()
+    build = known.build.resolve()
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

@@ -1,0 +1,186 @@
+#include "profiler/explain/explain.h"
+#include "profiler/explain/remedies.h"
+#include "profiler/replay/replay.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+/// A card with this much of everything and a request that it refused.
+struct Situation {
+  int64_t requested = 0, free = 0, cached = 0, allocated = 0, pending = 0, outside = 0;
+
+  Moment moment() const {
+    Moment moment;
+    moment.allocated_bytes = allocated;
+    moment.pending_free_bytes = pending;
+    moment.reserved_bytes = allocated + pending + cached;
+    moment.outside_bytes = outside;
+    moment.free_bytes = free;
+    return moment;
+  }
+  int64_t total() const { return free + cached + allocated + pending + outside; }
+};
+
+Cause cause_of(const Situation& situation, const AllocatorSettings& settings = {}, int64_t context_bytes = 0,
+               OutOfMemory failure = {}) {
+  failure.requested_bytes = situation.requested;
+  return find_cause(failure, situation.moment(), settings, situation.total(), context_bytes);
+}
+
+int64_t evidence(const Cause& cause, std::string_view name) {
+  for (const EvidenceBytes& one : cause.evidence) {
+    if (one.name == name) return one.bytes;
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("capacity: bytes are missing even if every cached one could be used", "[explain]") {
+  const Cause cause = cause_of({.requested = 1_GiB, .free = 500_MiB, .cached = 300_MiB, .allocated = 8_GiB});
+
+  CHECK(cause.kind == CauseKind::capacity);
+  CHECK(cause.short_by_bytes == 1_GiB - 800_MiB);
+}
+
+TEST_CASE("fragmentation: free and cached bytes are enough, but no hole is", "[explain]") {
+  const Cause cause = cause_of({.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB});
+
+  CHECK(cause.kind == CauseKind::fragmentation);
+  CHECK(cause.short_by_bytes == 0);
+}
+
+TEST_CASE("a small request that needs a whole segment looks like fragmentation, and is capacity", "[explain]") {
+  const Cause cause = cause_of({.requested = 2_MiB, .free = 6_MiB, .cached = 2_MiB, .allocated = 8_GiB});
+
+  CHECK(cause.kind == CauseKind::capacity);
+  CHECK(cause.short_by_bytes == 12_MiB);
+  CHECK(evidence(cause, "segment_bytes") == 20_MiB);
+}
+
+TEST_CASE("an oversized request fits no card of this size", "[explain]") {
+  CHECK(cause_of({.requested = 9_GiB, .free = 7_GiB, .allocated = 1_GiB}).kind == CauseKind::oversized_request);
+  CHECK(cause_of({.requested = 7_GiB, .free = 6_GiB, .allocated = 2_GiB}).kind == CauseKind::capacity);
+}
+
+TEST_CASE("others on the card are the cause if it would fit without them", "[explain]") {
+  const Situation shared{.requested = 1_GiB, .free = 500_MiB, .allocated = 1_GiB, .outside = 6_GiB};
+  CHECK(cause_of(shared).kind == CauseKind::outside_pytorch);
+  CHECK(cause_of(shared, {}, 6_GiB).kind == CauseKind::capacity);  // all of it is the context itself
+}
+
+TEST_CASE("a limit that the program set is the cause if the card had room", "[explain]") {
+  const Cause cause = cause_of({.requested = 1_GiB, .free = 5_GiB, .allocated = 4_GiB}, {.memory_fraction = 0.5});
+
+  CHECK(cause.kind == CauseKind::fraction_cap);
+  CHECK(cause.short_by_bytes == 512_MiB);
+  CHECK(evidence(cause, "allowed_bytes") == 4_GiB + 512_MiB);
+}
+
+TEST_CASE("frees that wait for another stream are the cause if they would be enough", "[explain]") {
+  CHECK(cause_of({.requested = 1_GiB, .free = 500_MiB, .allocated = 4_GiB, .pending = 600_MiB}).kind ==
+        CauseKind::pending_frees);
+}
+
+TEST_CASE("a library's scratch space is told from a tensor", "[explain]") {
+  const Situation full{.requested = 1_GiB, .free = 500_MiB, .allocated = 8_GiB};
+  const OutOfMemory scratch{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = false};
+  const OutOfMemory result{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = true};
+  OutOfMemory gradient = scratch;
+  gradient.wanted_shape = "[64, 3] float32";
+
+  CHECK(cause_of(full, {}, 0, scratch).kind == CauseKind::workspace);
+  CHECK(cause_of(full, {}, 0, result).kind == CauseKind::capacity);
+  CHECK(cause_of(full, {}, 0, gradient).kind == CauseKind::capacity);
+}
+
+TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]") {
+  EventBuilder trace({.card_bytes = 100_MiB});
+  trace.op({.op = "aten::relu"}).alloc("x", 4).nodes(0);
+  for (const char* name : {"a", "b", "c", "d"}) {
+    trace.op({.op = "aten::empty", .module = name});
+    trace.segment(20_MiB).alloc(std::string(name) + " gone", 16_MiB).alloc(std::string(name) + " stays", 4_MiB);
+  }
+  for (const char* name : {"a", "b", "c", "d"}) trace.free(std::string(name) + " gone");
+  trace.op({.op = "aten::empty", .module = "big"}).refuse(50_MiB).op_failed();
+
+  const Trace& built = trace;
+  const DeviceHistory device = replay(built).devices.at(0);
+  const Findings findings = explain(device, {}, 100_MiB, 0, {});
+  REQUIRE(findings.cause);
+  CHECK(findings.cause->kind == CauseKind::fragmentation);
+  REQUIRE(findings.cause->pinned.size() == 5);
+  CHECK(findings.cause->pinned[0].largest_hole_bytes == 16_MiB);
+  REQUIRE(findings.cause->pinned[0].pinned_by.size() == 1);
+  CHECK(findings.cause->pinned[0].pinned_by[0].made.module == "a");
+  CHECK(evidence(*findings.cause, "largest_hole_bytes") == 16_MiB);
+  CHECK(findings.packing == Packing{16_MiB + 512, 18_MiB, 82_MiB, 100_MiB});
+}
+
+TEST_CASE("load ≤ pack ≤ reserved ≤ total in every scenario", "[explain]") {
+  for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
+    const DeviceHistory device = replay(trace).devices.at(0);
+    const Packing packing = measure_packing(device.moment, trace.devices[0].total_bytes);
+    CHECK(packing.load_bytes <= packing.pack_bytes);
+    CHECK(packing.pack_bytes <= packing.reserved_bytes);
+    CHECK(packing.reserved_bytes <= packing.total_bytes);
+  }
+}
+
+namespace {
+
+Moment with_blocks(std::vector<std::pair<Category, int64_t>> blocks) {
+  Moment moment;
+  for (const auto& [category, bytes] : blocks) {
+    moment.blocks.push_back({.bytes = bytes, .category = category, .shape = "[1] float32"});
+    moment.allocated_bytes += bytes;
+  }
+  moment.reserved_bytes = moment.allocated_bytes;
+  return moment;
+}
+
+}  // namespace
+
+TEST_CASE("the batch model keeps parameters and scales activations", "[explain]") {
+  const Moment moment =
+      with_blocks({{Category::parameter, 1_GiB}, {Category::activation, 2_GiB}, {Category::input, 2_GiB}});
+  const BatchModel model = model_batch(moment, 0, 64, 9_GiB);
+
+  CHECK(model.fixed_bytes == 1_GiB);
+  CHECK(model.scaling_bytes == 4_GiB);
+  CHECK(model.largest_batch == 128);
+}
+
+TEST_CASE("a refused request scales with the batch, so that a smaller one is proposed", "[explain]") {
+  const Moment moment = with_blocks({{Category::parameter, 1_GiB}, {Category::activation, 6_GiB}});
+  const BatchModel model = model_batch(moment, 2_GiB, 64, 7_GiB);
+
+  CHECK(model.largest_batch == 48);
+  const auto remedies = predict_remedies(moment, 2_GiB, model, 7_GiB);
+  REQUIRE(remedies.size() == 2);
+  CHECK(remedies[0].id == "autocast_bf16");
+  CHECK(remedies[0].predicted_peak_bytes == 9_GiB - 3_GiB - 1_GiB + 512_MiB);
+  CHECK(remedies[1].id == "batch_48");
+  CHECK(remedies[1].predicted_peak_bytes == 7_GiB);
+  CHECK(remedies[1].predicted_fits);
+}
+
+TEST_CASE("checkpointing keeps the inputs of √n segments and one segment", "[explain]") {
+  std::vector<std::pair<Category, int64_t>> blocks(16, {Category::activation, 64_MiB});
+  const auto remedies = predict_remedies(with_blocks(blocks), 0, {}, 1_GiB);
+
+  const auto found =
+      std::find_if(remedies.begin(), remedies.end(), [](const Remedy& r) { return r.id == "checkpoint"; });
+  REQUIRE(found != remedies.end());
+  CHECK(found->predicted_peak_bytes == 1_GiB / 4 + 1_GiB / 4);
+}
+
+TEST_CASE("where nothing scales, nothing is predicted", "[explain]") {
+  const Moment moment = with_blocks({{Category::parameter, 4_GiB}});
+  CHECK(model_batch(moment, 0, 64, 8_GiB).largest_batch == 0);
+  CHECK(predict_remedies(moment, 0, model_batch(moment, 0, 64, 8_GiB), 8_GiB).empty());
+}
+
+}  // namespace oomdiag

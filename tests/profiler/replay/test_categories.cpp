@@ -1,0 +1,186 @@
+#include "profiler/explain/explain.h"
+#include "profiler/replay/categories.h"
+#include "profiler/replay/replay.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+Category category_of(const EventBuilder& trace, const std::string& block) {
+  const History history = replay(trace);
+  for (const LiveBlock& live : history.devices.at(0).moment.blocks) {
+    if (live.address == trace.address_of(block)) return live.category;
+  }
+  FAIL(block << " is not alive");
+  return Category::unknown;
+}
+
+/// Makes the moment to describe: more is allocated than ever before.
+EventBuilder& peak(EventBuilder& trace) { return trace.alloc("peak", 500_MiB); }
+
+}  // namespace
+
+TEST_CASE("what events name is a parameter, a buffer or a gradient, also if a node saves it", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::to"}).alloc("w", 4_MiB).alloc("running_mean", 4_MiB);
+  trace.op({.op = "aten::conv2d"}).alloc("y", 4_MiB).nodes(0);
+  trace.thread(2).node("ConvolutionBackward0", 0).walk().saved("w", "ConvolutionBackward0", 0);
+  trace.names(EventKind::parameter, "w", "conv.weight").names(EventKind::buffer, "running_mean", "bn.running_mean");
+  trace.op({.op = "aten::convolution_backward", .grad = false}).alloc("g", 4_MiB).end_node();
+  trace.node("torch::autograd::AccumulateGrad", kAccumulateGrad).names(EventKind::gradient, "g", "").end_node();
+  peak(trace.thread(1).op({.op = "aten::empty", .grad = false}));
+
+  CHECK(category_of(trace, "w") == Category::parameter);
+  CHECK(category_of(trace, "running_mean") == Category::buffer);
+  CHECK(category_of(trace, "g") == Category::gradient);
+}
+
+TEST_CASE("parameters may be named after the peak", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::to"}).alloc("w", 4_MiB);
+  peak(trace.op({.op = "aten::conv2d"})).nodes(0).names(EventKind::parameter, "w", "conv.weight");
+
+  CHECK(category_of(trace, "w") == Category::parameter);
+}
+
+TEST_CASE("a gradient is in flight until it has been accumulated", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::conv2d"}).alloc("y", 4_MiB).nodes(0);
+  trace.thread(2).node("ConvolutionBackward0", 0).op({.op = "aten::convolution_backward", .grad = false});
+  trace.alloc("g", 4_MiB).op({.op = "aten::sum", .grad = false});
+  peak(trace).end_node().node("torch::autograd::AccumulateGrad", kAccumulateGrad);
+  trace.names(EventKind::gradient, "g", "");
+
+  CHECK(category_of(trace, "g") == Category::gradient_in_flight);
+}
+
+TEST_CASE("what survives an optimizer step is its state", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::relu"}).alloc("y", 1_MiB).nodes(0).begin_scope("Optimizer.step#Adam.step");
+  trace.op({.op = "aten::mul", .grad = false}).alloc("state", 4_MiB).end_scope("Optimizer.step#Adam.step");
+  peak(trace.op({.op = "aten::relu"}));
+
+  CHECK(category_of(trace, "state") == Category::optimizer_state);
+}
+
+TEST_CASE("inside an open optimizer step only ops that make state do so", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::relu"}).alloc("y", 1_MiB).nodes(0).begin_scope("Optimizer.step#Adam.step");
+  trace.op({.op = "aten::zeros_like", .grad = false}).alloc("state", 4_MiB);
+  trace.op({.op = "aten::_foreach_sqrt", .grad = false}).alloc("temporary", 4_MiB);
+  peak(trace.op({.op = "aten::_foreach_div", .grad = false}));
+
+  CHECK(category_of(trace, "state") == Category::optimizer_state);
+  CHECK(category_of(trace, "temporary") == Category::temporary);
+}
+
+TEST_CASE("a saved tensor is an activation, or an input where the graph begins", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::randn"}).alloc("from setup", 4_MiB);
+  trace.op({.op = "aten::conv2d"}).alloc("y", 4_MiB).nodes(0);
+  trace.op({.op = "aten::to"}).alloc("batch", 4_MiB);
+  trace.op({.op = "Swish", .module = "act"}).alloc("in a Python function", 4_MiB);
+  peak(trace.op({.op = "aten::relu"})).nodes(1).thread(2).node("ReluBackward0", 1).walk();
+  for (const char* block : {"from setup", "y", "batch", "in a Python function"}) trace.saved(block, "ReluBackward0", 1);
+
+  CHECK(category_of(trace, "from setup") == Category::input);
+  CHECK(category_of(trace, "y") == Category::activation);
+  CHECK(category_of(trace, "batch") == Category::input);
+  CHECK(category_of(trace, "in a Python function") == Category::activation);
+}
+
+TEST_CASE("a tensor saved by several nodes is listed once, with all of them", "[replay]") {
+  const Trace trace = training_that_fits();
+  const Moment moment = replay(trace).devices.at(0).moment;
+
+  std::vector<const LiveBlock*> saved;
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.category == Category::activation) saved.push_back(&block);
+  }
+  REQUIRE(saved.size() == 1);
+  REQUIRE(saved[0]->saved_by.size() == 2);
+  CHECK(saved[0]->saved_by[0].node == "ReluBackward0");
+  CHECK(saved[0]->saved_by[1].op == "aten::mean");
+  CHECK(saved[0]->shape == "[64, 32, 64, 128] float32");
+}
+
+TEST_CASE("a walk of an earlier backward pass says nothing about a later one", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::relu"}).alloc("kept", 4_MiB).nodes(0);
+  trace.node("ReluBackward0", 0).walk().saved("kept", "ReluBackward0", 0).alloc("g", 1_MiB).end_node();
+  peak(trace.op({.op = "aten::relu"})).nodes(1);
+
+  CHECK(category_of(trace, "kept") == Category::output);
+}
+
+TEST_CASE("what a forward op made and nobody saved is an output; a fresh batch is an input", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
+  trace.op({.op = "aten::to", .grad = false}).alloc("batch", 4_MiB);
+  trace.op({.op = "aten::zeros", .module = "lstm", .grad = false}).alloc("hidden", 4_MiB);
+  peak(trace.op({.op = "aten::relu"})).nodes(1);
+
+  CHECK(category_of(trace, "y") == Category::output);
+  CHECK(category_of(trace, "batch") == Category::input);
+  CHECK(category_of(trace, "hidden") == Category::output);
+}
+
+TEST_CASE("what dies inside its op is a temporary, in a convolution its workspace", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::gelu"}).alloc("y", 1_MiB).nodes(0).op({.op = "aten::softmax"});
+  trace.alloc("copy", 4_MiB).op({.op = "aten::conv2d", .inner = "aten::cudnn_convolution"}).nodes(1);
+  trace.alloc("z", 4_MiB).alloc("workspace", 8_MiB);
+  peak(trace).free("workspace");
+  CHECK(category_of(trace, "workspace") == Category::workspace);
+  CHECK(category_of(trace, "z") == Category::output);
+  CHECK(category_of(trace, "copy") == Category::output);
+
+  EventBuilder other;
+  other.op({.op = "aten::softmax"}).nodes(0).alloc("copy", 4_MiB);
+  peak(other).free("copy");
+  CHECK(category_of(other, "copy") == Category::temporary);
+}
+
+TEST_CASE("in an op that failed the first block is its result, others are workspace or temporaries", "[replay]") {
+  EventBuilder trace({.card_bytes = 200_MiB});
+  trace.op({.op = "aten::relu"}).alloc("x", 1_MiB).nodes(0);
+  trace.op({.op = "aten::conv2d", .inner = "aten::cudnn_convolution", .module = "conv"}).nodes(1);
+  trace.alloc("y", 12_MiB).alloc("workspace", 12_MiB).refuse(400_MiB).op_failed();
+
+  CHECK(category_of(trace, "y") == Category::output);
+  CHECK(category_of(trace, "workspace") == Category::workspace);
+}
+
+TEST_CASE("the workspace that cuBLAS keeps is known by its size; a thread and stream has one", "[replay]") {
+  EventBuilder trace;
+  trace.trace().devices[0].cublas_workspace_bytes = 32_MiB;
+  trace.op({.op = "aten::linear", .inner = "aten::addmm"}).alloc("y", 32_MiB).alloc("workspace", 32_MiB).nodes(0);
+  trace.op({.op = "aten::matmul", .inner = "aten::mm"}).alloc("a", 4_MiB).alloc("b", 32_MiB).nodes(1);
+  peak(trace.op({.op = "aten::relu"})).nodes(2);
+
+  CHECK(category_of(trace, "y") == Category::output);
+  CHECK(category_of(trace, "workspace") == Category::workspace);
+  CHECK(category_of(trace, "b") == Category::output);
+}
+
+TEST_CASE("the rest is unknown, unless modules named all that is theirs", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::to"}).alloc("w", 4_MiB).alloc("data set", 4_MiB);
+  peak(trace.op({.op = "aten::relu"})).nodes(0).names(EventKind::parameter, "w", "fc.weight");
+  CHECK(category_of(trace, "data set") == Category::unknown);
+
+  trace.trace().process.python = true;
+  CHECK(category_of(trace, "data set") == Category::input);
+}
+
+TEST_CASE("categories add up to the allocated bytes in every scenario", "[replay]") {
+  for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
+    const Moment moment = replay(trace).devices.at(0).moment;
+    int64_t sum = 0;
+    for (const int64_t bytes : sum_categories(moment)) sum += bytes;
+    CHECK(sum == moment.allocated_bytes);
+  }
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,231 @@
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <random>
+
+#include "profiler/report/card_report.h"
+#include "profiler/report/json.h"
+#include "profiler/report/make_report.h"
+#include "profiler/report/text.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+bool mentions(const std::vector<std::string>& lines, std::string_view what) {
+  return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) { return line.find(what) != line.npos; });
+}
+
+}  // namespace
+
+TEST_CASE("a report adds up: categories to the allocated bytes, the card to its total", "[report]") {
+  for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
+    const ReportOfDevice device = make_report(trace, {}).devices.at(0);
+    const ReportCard& card = device.card;
+    int64_t sum = 0;
+    for (const auto& [name, bytes] : device.categories) sum += bytes;
+
+    CHECK(sum == card.allocated_bytes);
+    CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.outside_pytorch_bytes +
+              card.free_bytes ==
+          device.device.total_bytes);
+    CHECK(std::accumulate(device.saved_tensors.begin(), device.saved_tensors.end(), int64_t{0},
+                          [](int64_t so_far, const ReportSavedTensor& saved) { return so_far + saved.bytes; }) ==
+          device.categories.at(4).second);
+    CHECK(std::count_if(device.timeline.begin(), device.timeline.end(), [&](const ReportPoint& point) {
+            return point.allocated_bytes == device.peak.allocated_bytes;
+          }) >= 1);
+  }
+}
+
+TEST_CASE("the failing allocation is described where it happened", "[report]") {
+  const Report report = make_report(oom_in_backward(), {.exit_code = 1});
+  const ReportOfDevice& device = report.devices.at(0);
+
+  CHECK(report.outcome == "out_of_memory");
+  REQUIRE(device.failure);
+  CHECK(*device.failure == ReportFailure{.phase = "backward",
+                                         .step = 1,
+                                         .node = "ReluBackward0",
+                                         .op = "aten::relu",
+                                         .module = "relu1",
+                                         .source = "train.py:11",
+                                         .inner_op = "aten::threshold_backward",
+                                         .requested_bytes = 64_MiB,
+                                         .allocated_bytes = 196_MiB + 512,
+                                         .reserved_bytes = 214_MiB,
+                                         .free_bytes = 42_MiB,
+                                         .wanted = "gradient of conv1, [64, 32, 64, 128] float32"});
+  REQUIRE(device.saved_tensors.size() == 1);
+  CHECK(device.saved_tensors[0] == ReportSavedTensor{.bytes = 64_MiB,
+                                                     .shape = {64, 32, 64, 128},
+                                                     .dtype = "float32",
+                                                     .made_by = "aten::relu",
+                                                     .module = "relu1",
+                                                     .source = "train.py:11",
+                                                     .saved_by = {"ReluBackward0", "MeanBackward0"},
+                                                     .saved_by_modules = {"relu1", ""}});
+}
+
+TEST_CASE("the outcome follows from the exit status, and from the trace where there is none", "[report]") {
+  const Trace fits = training_that_fits();
+  Trace killed = fits;
+  killed.process.end_state = EndState::running;
+
+  CHECK(make_report(fits, {.exit_code = 0}).outcome == "ok");
+  CHECK(make_report(fits, {.exit_code = 1}).outcome == "failed");
+  CHECK(make_report(fits, {.exit_code = 137}).outcome == "killed");
+  CHECK(make_report(fits, {.signal = 9}).outcome == "killed");
+  CHECK(make_report(fits, {.signal = 9}).exit_code == 137);
+  CHECK(make_report(fits, {}).outcome == "ok");
+  CHECK(make_report(killed, {}).outcome == "killed");
+  CHECK(make_report(oom_in_forward(), {}).outcome == "out_of_memory");
+  CHECK(make_report(oom_in_forward(), {.signal = 6}).outcome == "out_of_memory");
+  CHECK(make_report(oom_in_forward(), {.exit_code = 0}).outcome == "ok");
+}
+
+TEST_CASE("OOMs that did not end the program are listed", "[report]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  trace.op({.op = "aten::conv2d", .module = "conv"}).alloc("y", 4_MiB).nodes(0);
+  trace.refuse(100_MiB, false).refuse(100_MiB, false).alloc("w", 1_MiB).free("w");
+  trace.op({.op = "aten::empty"}).refuse(200_MiB).op_failed().op({.op = "aten::relu"}).nodes(1);
+
+  const ReportOfDevice device = make_report(trace, {.exit_code = 0}).devices.at(0);
+  CHECK_FALSE(device.failure);
+  REQUIRE(device.absorbed.size() == 1);
+  CHECK(device.absorbed[0] == ReportAbsorbed{"aten::conv2d", 100_MiB, 2});
+  REQUIRE(device.caught.size() == 1);
+  CHECK(device.caught[0].op == "aten::empty");
+}
+
+TEST_CASE("the card that failed comes first, else the fullest", "[report]") {
+  EventBuilder trace({.card_bytes = 64_MiB});
+  trace.op({.op = "aten::relu"}).alloc("a", 30_MiB).nodes(0).device(1).alloc("b", 4_MiB);
+  CHECK(make_report(trace, {}).main_device == 0);
+
+  trace.op({.op = "aten::relu"}).refuse(60_MiB).op_failed();
+  CHECK(make_report(trace, {}).main_device == 1);
+}
+
+TEST_CASE("a report says what it does not know", "[report]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::relu"})
+      .alloc("y", 4_MiB)
+      .nodes(0)
+      .note("unsupported", "cublasFoo")
+      .note("unsupported", "cublasFoo");
+  Trace damaged = trace;
+  damaged.dropped_events = 3;
+  damaged.overwritten_events = 5;
+  damaged.dropped_blocks = 2;
+  damaged.process.virtual_device = false;
+  damaged.process.recorder_failure = "no room";
+
+  const auto limits = make_report(damaged, {.limits = {"from the caller"}}).limits;
+  CHECK(mentions(limits, "3 events were lost"));
+  CHECK(mentions(limits, "oldest 5 events"));
+  CHECK(mentions(limits, "2 live blocks"));
+  CHECK(mentions(limits, "recording stopped before the end: no room"));
+  CHECK(mentions(limits, "reserved bytes are a lower bound"));
+  CHECK(mentions(limits, "bytes outside PyTorch are not known"));
+  CHECK(mentions(limits, "from the caller"));
+  CHECK(std::count(limits.begin(), limits.end(), "unsupported: cublasFoo") == 1);
+  CHECK(mentions(make_report(trace, {}).limits, "the card is virtual"));
+}
+
+TEST_CASE("bytes of others on the card are what is neither free nor reserved", "[report]") {
+  EventBuilder trace({.card_bytes = 100_MiB});
+  trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0).stats();
+  trace.trace().events.back().address -= 7_MiB;
+
+  const ReportCard card = make_report(trace, {}).devices.at(0).card;
+  CHECK(card.outside_pytorch_bytes == 7_MiB);
+  CHECK(card.free_bytes == 63_MiB);
+}
+
+TEST_CASE("a modelled context counts where nobody asked the card", "[report]") {
+  EventBuilder trace({.card_bytes = 100_MiB});
+  trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0);
+  trace.trace().devices[0].context_bytes = 11_MiB;
+
+  CHECK(make_report(trace, {}).devices.at(0).card.outside_pytorch_bytes == 11_MiB);
+}
+
+TEST_CASE("shapes are read as far as they can be", "[report]") {
+  CHECK(parse_shape("[64, 3] float32") == std::vector<int64_t>{64, 3});
+  CHECK(parse_shape("[] int64").empty());
+  CHECK(parse_shape("64, 3").empty());
+  CHECK(parse_shape("[12").empty());
+  CHECK(parse_shape("[99999999999999999999, 2]") == std::vector<int64_t>{2});
+  CHECK(parse_dtype("[64, 3] float32") == "float32");
+  CHECK(parse_dtype("[64, 3]").empty());
+}
+
+namespace {
+
+/// Replaces fields of some events by what a damaged file might hold.
+void damage(Trace& trace, std::mt19937_64& random) {
+  const uint64_t odd[] = {0, 1, 511, 512, 4096, uint64_t{1} << 50, uint64_t{1} << 63, ~uint64_t{0}, kNoNode, random()};
+  const auto value = [&] { return odd[random() % std::size(odd)]; };
+  for (int i = 0; i < 20; ++i) {
+    Event& event = trace.events[random() % trace.events.size()];
+    const Event& other = trace.events[random() % trace.events.size()];
+    switch (random() % 10) {
+      case 0:
+        event.address = value();
+        break;
+      case 1:
+        event.bytes = static_cast<int64_t>(value());
+        break;
+      case 2:
+        event.detail = value();
+        break;
+      case 3:
+        event.node_sequence = value();
+        break;
+      case 4:
+        event.context = static_cast<uint32_t>(value());
+        break;
+      case 5:
+        event.op_serial = static_cast<uint32_t>(value());
+        break;
+      case 6:
+        event.kind = static_cast<EventKind>(random() % (static_cast<uint64_t>(kLastEventKind) + 1));
+        break;
+      case 7:
+        event.device = static_cast<uint8_t>(random() % 18);
+        break;
+      case 8:
+        event.address = other.address;
+        break;
+      default:
+        event = other;
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a damaged trace makes a report that adds up, not a crash", "[report][property]") {
+  std::mt19937_64 random(1);
+  const Trace whole[] = {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()};
+  for (int i = 0; i < 400; ++i) {
+    Trace trace = whole[i % 4];
+    damage(trace, random);
+    const Report report = make_report(trace, {.batch = 64});
+    CHECK(from_json(to_json(report)) == report);
+    CHECK(!to_text(report).empty());
+    for (const ReportOfDevice& device : report.devices) {
+      int64_t sum = 0;
+      for (const auto& [name, bytes] : device.categories) sum += bytes;
+      CHECK(sum == device.card.allocated_bytes);
+      const ReportCard& card = device.card;
+      CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.outside_pytorch_bytes +
+                card.free_bytes ==
+            device.device.total_bytes);
+    }
+  }
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,284 @@
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "profiler/error.h"
+#include "profiler/trace/trace.h"
+#include "profiler/trace/writer.h"
+#include "tests/catch.h"
+
+using namespace oomdiag;
+
+namespace {
+
+/// A folder that is gone at the end of the test.
+struct TemporaryFolder {
+  std::filesystem::path path;
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "oomdiag-test-XXXXXX").string();
+    path = mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  std::filesystem::path file() const { return path / "trace"; }
+};
+
+TraceBudget small_budget(int64_t chunks) {
+  return {.event_bytes = chunks << 12,
+          .chunk_bytes = 1 << 12,
+          .names_bytes = 1 << 14,
+          .contexts = 64,
+          .slots_per_device = 64};
+}
+
+Event alloc(uint64_t address, int64_t bytes) {
+  Event event;
+  event.kind = EventKind::alloc;
+  event.address = address;
+  event.bytes = bytes;
+  return event;
+}
+
+void write_block(TraceWriter& writer, uint64_t address, int64_t bytes) {
+  Event event = alloc(address, bytes);
+  writer.write(event);
+  writer.add_block(event);
+}
+
+void free_block(TraceWriter& writer, uint64_t address, int64_t bytes) {
+  Event event = alloc(address, bytes);
+  event.kind = EventKind::free_requested;
+  writer.write(event);
+  writer.remove_block(0, address);
+  writer.complete_last_free(0, address);
+}
+
+std::string message_of(const std::filesystem::path& file) {
+  try {
+    read_trace(file);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("what was written is read back in order", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(16));
+  Context context;
+  context.op = writer.intern(std::string_view("aten::relu"));
+  const uint32_t id = writer.intern(context);
+  for (uint64_t i = 1; i <= 200; ++i) {
+    Event event = alloc(i * 512, static_cast<int64_t>(i));
+    event.context = id;
+    writer.write(event);
+  }
+  writer.publish();
+  writer.finish();
+
+  const Trace trace = read_trace(folder.file());
+  REQUIRE(trace.events.size() == 200);
+  CHECK(trace.events[99].sequence == 100);
+  CHECK(trace.events[99].bytes == 100);
+  CHECK(trace.name(trace.context(trace.events[99].context).op) == "aten::relu");
+  CHECK(trace.process.end_state == EndState::exited);
+  CHECK(trace.process.pid == getpid());
+  CHECK(trace.overwritten_events == 0);
+}
+
+TEST_CASE("a free that completes at once is one event", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(4));
+  write_block(writer, 0x1000, 512);
+  free_block(writer, 0x1000, 512);
+  writer.publish();
+
+  const Trace trace = read_trace(folder.file());
+  REQUIRE(trace.events.size() == 2);
+  CHECK(trace.events[1].flags == kFreeCompleted);
+}
+
+TEST_CASE("equal names and contexts have one index", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(4));
+  CHECK(writer.intern(std::string_view("a")) == writer.intern(std::string_view("a")));
+  CHECK(writer.intern(std::string_view("a")) != writer.intern(std::string_view("b")));
+  CHECK(writer.intern(std::string_view("")) == 0);
+  Context context;
+  CHECK(writer.intern(context) == 0);
+  context.op = 7;
+  CHECK(writer.intern(context) == writer.intern(context));
+}
+
+TEST_CASE("names that find no room are counted and read as unknown", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(4));
+  uint32_t last = 1;
+  for (int i = 0; last != 0; ++i) last = writer.intern(std::string_view(std::string(1000, 'x') + std::to_string(i)));
+  CHECK(writer.header().dropped_names.load() == 1);
+  CHECK(writer.on());
+}
+
+TEST_CASE("a trace that outgrows its budget keeps the newest events and every live block", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(4));
+  write_block(writer, 0x40000000, 4096);  // a weight: alive to the end
+  for (uint64_t i = 1; i <= 5000; ++i) {
+    write_block(writer, i * 512, 256);
+    free_block(writer, i * 512, 256);
+  }
+  write_block(writer, 0x50000000, 8192);
+  writer.publish();
+
+  const Trace trace = read_trace(folder.file());
+  CHECK(trace.overwritten_events > 5000);
+  CHECK(trace.overwritten_events + trace.events.size() == 10002);
+  CHECK(trace.events.back().bytes == 8192);
+  REQUIRE(trace.initial.size() <= 2);  // the weight, and at most one block whose alloc was just overwritten
+  CHECK(trace.initial.back().address == 0x40000000);
+  CHECK(std::filesystem::file_size(folder.file()) < (1 << 20));
+}
+
+TEST_CASE("threads write into chunks of their own and none of their events is lost", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(256));
+  std::vector<std::thread> threads;
+  for (uint16_t t = 1; t <= 4; ++t) {
+    threads.emplace_back([&writer, t] {
+      for (uint64_t i = 0; i < 1000; ++i) {
+        Event event = alloc(i, t);
+        event.thread = t;
+        writer.write(event);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  writer.publish();
+
+  const Trace trace = read_trace(folder.file());
+  REQUIRE(trace.events.size() == 4000);
+  for (size_t i = 0; i < trace.events.size(); ++i) REQUIRE(trace.events[i].sequence == i + 1);
+}
+
+TEST_CASE("after SIGKILL the trace ends with a whole event", "[trace]") {
+  const TemporaryFolder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    TraceWriter writer(folder.file(), 1, small_budget(1024));
+    writer.publish();
+    for (uint64_t i = 1; i <= 10000; ++i) {
+      write_block(writer, i * 512, static_cast<int64_t>(i));
+      if (i == 9000) kill(getpid(), SIGKILL);
+    }
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  REQUIRE(WIFSIGNALED(status));
+
+  const Trace trace = read_trace(folder.file());
+  REQUIRE(trace.events.size() == 9000);
+  CHECK(trace.events.back().bytes == 9000);
+  CHECK(trace.process.end_state == EndState::running);
+}
+
+TEST_CASE("the table of live blocks survives any order of allocations and frees", "[trace]") {
+  constexpr uint32_t kCapacity = 256;
+  std::vector<Event> slots(kCapacity);
+  LiveTable table(slots.data(), kCapacity, kCapacity);
+  std::mt19937_64 random(7);
+  std::vector<uint64_t> alive;
+  for (int step = 0; step < 100000; ++step) {
+    if (alive.size() < kCapacity && (alive.empty() || random() % 2 == 0)) {
+      Event event = alloc((random() % 1000000 + 1) * 512, 1);
+      if (std::find(alive.begin(), alive.end(), event.address) != alive.end()) continue;
+      event.sequence = static_cast<uint64_t>(step) + 1;
+      REQUIRE(table.insert(event));
+      alive.push_back(event.address);
+    } else {
+      const size_t victim = random() % alive.size();
+      table.erase(alive[victim]);
+      alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(victim));
+    }
+  }
+  std::vector<uint64_t> in_file;
+  for (const Event& slot : slots) {
+    if (slot.sequence != 0) in_file.push_back(slot.address);
+  }
+  std::sort(alive.begin(), alive.end());
+  std::sort(in_file.begin(), in_file.end());
+  CHECK(in_file == alive);
+  CHECK(table.used() == alive.size());
+}
+
+TEST_CASE("a full table of live blocks says no and forgets nothing", "[trace]") {
+  std::vector<Event> slots(2);
+  LiveTable table(slots.data(), 2, 2);
+  Event event = alloc(512, 1);
+  event.sequence = 1;
+  CHECK(table.insert(event));
+  event.address = 1024;
+  CHECK(table.insert(event));
+  event.address = 2048;
+  CHECK_FALSE(table.insert(event));
+  table.erase(512);
+  CHECK(table.insert(event));
+}
+
+TEST_CASE("a folder that cannot be written to is an error that names it", "[trace]") {
+  try {
+    TraceWriter writer("/proc/no-such-folder/trace", 1);
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::environment);
+    CHECK(std::string(error.what()).find("/proc/no-such-folder/trace") != std::string::npos);
+  }
+}
+
+TEST_CASE("files that are no traces are refused with one line", "[trace]") {
+  const TemporaryFolder folder;
+  CHECK(message_of(folder.file()).find("cannot read") == 0);
+  CHECK(message_of(folder.path).find("cannot read") == 0);
+  std::ofstream(folder.file()) << "";
+  CHECK(message_of(folder.file()).find("is not a trace of oomdiag") != std::string::npos);
+  std::ofstream(folder.file()) << std::string(10000, 'x');
+  CHECK(message_of(folder.file()).find("is not a trace of oomdiag") != std::string::npos);
+}
+
+TEST_CASE("a damaged trace is read as far as it is whole, or refused; never worse", "[trace][fuzz]") {
+  const TemporaryFolder folder;
+  {
+    TraceWriter writer(folder.file(), 2, small_budget(8));
+    for (uint64_t i = 1; i <= 400; ++i) write_block(writer, i * 512, 100);
+    writer.publish();
+  }
+  std::ifstream in(folder.file(), std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(in)), {});
+  std::mt19937_64 random(11);
+  const auto damaged = folder.path / "damaged";
+  for (int round = 0; round < 400; ++round) {
+    std::string bytes = whole;
+    if (round % 2 == 0) bytes.resize(random() % bytes.size());
+    for (uint64_t i = random() % 32; i > 0 && !bytes.empty(); --i) {
+      const uint64_t within = round % 3 == 0 ? std::min<uint64_t>(bytes.size(), kHeaderBytes) : bytes.size();
+      bytes[8 + random() % (std::max<uint64_t>(within, 9) - 8)] = static_cast<char>(random());
+    }
+    std::ofstream(damaged, std::ios::binary) << bytes;
+    try {
+      const Trace trace = read_trace(damaged);
+      for (const Event& event : trace.events) {
+        trace.name(trace.context(event.context).op);
+        trace.time_ns(event);
+      }
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::input);
+    }
+  }
+}

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Tests of the virtual device, under the unmodified torch wheel of the Python that runs this.
+
+    python test_device.py --libraries build/lib/virtual_device --cards extension/virtual_device/cards [--group slow] [case …]
+
+Cases that want the same card and environment share one child process, in which the libraries are preloaded. One line per case, then
+"N passed, N failed, N skipped"; exit 1 if any failed. The cases are in device_cases.py.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+
+import device_cases
+
+LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1"]
+# What a developer's shell may hold and no test must see.
+FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBLAS")
+
+
+def child_environment(args, card, extra):
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
+    environment["LD_PRELOAD"] = ":".join(str(args.libraries / name) for name in LIBRARIES)
+    environment["OOMDIAG_CARDS"] = str(args.cards)  # for the cases, not for the device
+    if card:
+        environment["OOMDIAG_CARD"] = str(args.cards / f"{card}.json")
+    return environment | extra
+
+
+def run_cases(args, card, extra, cases):
+    """Runs `cases` in one child; returns {name: outcome}, a case without an outcome having died."""
+    command = [sys.executable, device_cases.__file__, *[case.__name__ for case in cases]]
+    child = subprocess.run(command, env=child_environment(args, card, dict(extra)), capture_output=True, text=True)
+    outcomes = {}
+    for line in child.stdout.splitlines():
+        verdict, _, rest = line.partition(" ")
+        if verdict in ("ok", "FAIL", "skip"):
+            outcomes[rest.split(":")[0]] = line
+    for case in cases:
+        if case.__name__ not in outcomes:
+            last_words = " | ".join(child.stderr.strip().splitlines()[-3:])
+            outcomes[case.__name__] = f"FAIL {case.__name__}: the process died with {child.returncode}: {last_words}"
+    return outcomes
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--libraries", type=lambda text: pathlib.Path(text).resolve(), required=True)
+    parser.add_argument("--cards", type=lambda text: pathlib.Path(text).resolve(), required=True)
+    parser.add_argument("--group", choices=["quick", "slow"], default="quick")
+    parser.add_argument("cases", nargs="*", help="only these")
+    args = parser.parse_args()
+
+    chosen = [case for case in device_cases.CASES if (case.__name__ in args.cases if args.cases else case.group == args.group)]
+    batches = {}
+    for case in chosen:
+        batches.setdefault((case.card, tuple(sorted(case.environment.items()))), []).append(case)
+
+    counts = {"ok": 0, "FAIL": 0, "skip": 0}
+    for (card, extra), cases in batches.items():
+        outcomes = run_cases(args, card, extra, cases)
+        for case in cases:
+            line = outcomes[case.__name__]
+            counts[line.split(" ")[0]] += 1
+            print(line, flush=True)
+    print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped")
+    return 1 if counts["FAIL"] or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
