@@ -15,7 +15,6 @@ namespace oomdiag {
 namespace {
 
 // The recorder's shim goes before them: it defines cudaGetDeviceCount under the same symbol version.
-// TODO(virtual device): the other math libraries.
 constexpr std::array kVirtualDeviceLibraries{
     "libcuda.so.1",      "libcudart.so.13",     "libcublas.so.13",
     "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",

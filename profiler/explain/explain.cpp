@@ -117,6 +117,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                     {"cached_bytes", f.cached},
                     {"pending_free_bytes", f.pending},
                     {"outside_pytorch_bytes", f.outside},
+                    {"left_if_packed_bytes", std::max<int64_t>(0, f.free + f.cached - f.segment)},
                     {"allowed_bytes", f.allowed},
                     {"largest_hole_bytes", largest_hole(moment)}};
   if (cause.kind == CauseKind::fragmentation) cause.pinned = find_pinned_holes(moment, 5);
@@ -134,6 +135,10 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
   findings.headroom_bytes = std::max<int64_t>(0, room - moment.allocated_bytes - moment.pending_free_bytes);
   if (batch && *batch > 0) findings.batch = model_batch(moment, refused, *batch, room);
   if (device.failure) findings.remedies = predict_remedies(moment, refused, findings.batch, room);
+  if (findings.cause && findings.cause->kind == CauseKind::fragmentation && !settings.expandable_segments) {
+    findings.remedies.insert(findings.remedies.begin(),
+                             predict_expandable_segments(moment, refused, findings.packing, room));
+  }
   return findings;
 }
 

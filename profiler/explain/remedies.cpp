@@ -89,4 +89,12 @@ std::vector<Remedy> predict_remedies(const Moment& moment, int64_t refused_bytes
   return remedies;
 }
 
+Remedy predict_expandable_segments(const Moment& moment, int64_t refused_bytes, const Packing& packing,
+                                   int64_t room_bytes) {
+  return {.id = "expandable_segments",
+          .label = "expandable_segments:True",
+          .predicted_peak_bytes = moment.allocated_bytes + refused_bytes,
+          .predicted_fits = packing.pack_bytes + refused_bytes <= room_bytes};
+}
+
 }  // namespace oomdiag

@@ -18,4 +18,9 @@ BatchModel model_batch(const Moment& moment, int64_t refused_bytes, int64_t batc
 std::vector<Remedy> predict_remedies(const Moment& moment, int64_t refused_bytes,
                                      const std::optional<BatchModel>& batch, int64_t room_bytes);
 
+/// Expandable segments, for fragmentation: a segment that grows page by page packs like the perfect packer of `packing`, so
+/// the same bytes are allocated and the holes go. It fits where pack_bytes + refused_bytes ≤ room_bytes.
+Remedy predict_expandable_segments(const Moment& moment, int64_t refused_bytes, const Packing& packing,
+                                   int64_t room_bytes);
+
 }  // namespace oomdiag

@@ -192,6 +192,7 @@ Moment describe(const Trace& trace, const Outline& outline, const Measured& meas
     moment.time_ns = trace.time_ns(trace.events[instant.event]);
     moment.where = locate(trace, nodes, trace.events[instant.event]);
   }
+  moment.saved_by_likeness = sheet.saved_by_likeness;
   Describer describer(trace, nodes, device, blocks, sheet);
   for (size_t b = 0; b < blocks.size(); ++b) moment.blocks.push_back(describer.describe(blocks[b], sheet.blocks[b]));
   for (const auto& segment : state.by_segment()) moment.segments.push_back(lay_out(segment));

@@ -4,66 +4,20 @@
 
 #include "profiler/replay/join.h"
 #include "profiler/replay/phases.h"
+#include "profiler/replay/walks.h"
 
 // Facts belong to instances. A block that is in use at the instant was allocated by event `a`; an event at its address
 // speaks of it if it lies between `a` and the free of the block. Before the instant that is simply "later than a"; after
 // it, until the first free at that address.
-//
-// Which saved tensors count? The graph is walked at the beginning of a backward pass, and by the OOM observer:
-//
-//   ── forward ──┬─ walk ── backward ──┬── optimizer ──┬── forward ──┬─ walk ── backward ──
-//        ^ peak here: the next walk    ^ here: the one before        ^ OOM here: the walk in its own description
-//
-// A walk of an earlier pass says nothing any more: its graph is gone.
 
 namespace oomdiag {
 namespace {
-
-struct Window {
-  uint64_t begin = 0, end = 0;
-};
-
-bool makes_forward_nodes(const Trace& trace, const Event& event) {
-  return event.kind == EventKind::nodes_created && !in_backward(trace, event);
-}
-
-// The first walk at or after `from`, up to where the next forward pass begins.
-Window walk_after(const Trace& trace, uint64_t from, uint64_t limit) {
-  Window window;
-  for (uint64_t i = from; i < limit; ++i) {
-    const Event& event = trace.events[i];
-    if (event.kind == EventKind::graph_begin && window.end == 0) window = {i, limit};
-    if (window.end != 0 && makes_forward_nodes(trace, event)) return {window.begin, i};
-  }
-  return window;
-}
-
-// The walks since the last forward pass, if there are any.
-Window walk_before(const Trace& trace, uint64_t instant) {
-  Window window{instant, instant};
-  for (uint64_t i = instant; i-- > 0;) {
-    if (makes_forward_nodes(trace, trace.events[i])) break;
-    if (trace.events[i].kind == EventKind::graph_begin) window.begin = i;
-  }
-  return window;
-}
-
-Window walks_of(const Trace& trace, const Instant& instant) {
-  const Window own = walk_after(trace, instant.event, instant.description_end);
-  if (own.end != 0) return {own.begin, instant.description_end};
-  if (instant.phase == Phase::optimizer) return {};
-  if (instant.phase == Phase::backward) {
-    const Window before = walk_before(trace, instant.event);
-    if (before.begin != before.end) return before;
-  }
-  return walk_after(trace, instant.event, trace.events.size());
-}
 
 /// One pass over the events, with the blocks of the instant in view.
 class FactCollector {
  public:
   FactCollector(const Trace& trace, const Outline& outline, const Instant& instant, std::span<const Block> blocks)
-      : trace_(trace), instant_(instant), blocks_(blocks), walks_(walks_of(trace, instant)), phases_(trace, outline) {
+      : trace_(trace), instant_(instant), blocks_(blocks), walks_(find_walks(trace, instant)), phases_(trace, outline) {
     sheet_.blocks.resize(blocks.size());
     for (uint32_t b = 0; b < blocks.size(); ++b) {
       watched_[blocks[b].address] = b;
@@ -76,6 +30,7 @@ class FactCollector {
     for (uint64_t i = instant_.state_end; i < trace_.events.size() && watched_.size() > 0; ++i) {
       read_after(trace_.events[i], i);
     }
+    if (walks_.empty()) infer_saved();
     for (size_t b = 0; b < blocks_.size(); ++b) conclude(blocks_[b], sheet_.blocks[b]);
     return std::move(sheet_);
   }
@@ -133,7 +88,7 @@ class FactCollector {
     if (event.detail != 0) facts.shape = event.detail;
     if (event.kind == EventKind::saved_tensor) {
       facts.ever_saved = true;
-      if (index >= walks_.begin && index < walks_.end) facts.saved_by.push_back(index);
+      if (walks_.contains(index)) facts.saved_by.push_back(index);
       return;
     }
     if (event.kind == EventKind::parameter) facts.parameter = true;
@@ -158,6 +113,20 @@ class FactCollector {
 
   void forget(const Event& event) {
     if (event.device == instant_.device) watched_.erase(event.address);
+  }
+
+  void infer_saved() {
+    const Window earlier = find_earlier_walks(trace_, instant_);
+    if (earlier.empty()) return;
+    auto savers = saved_alike(trace_, earlier, instant_, blocks_);
+    for (size_t b = 0; b < blocks_.size(); ++b) {
+      if (savers[b].empty()) continue;
+      sheet_.saved_by_likeness = true;
+      Facts& facts = sheet_.blocks[b];
+      facts.ever_saved = true;
+      if (facts.shape == 0) facts.shape = trace_.events[savers[b].front()].detail;
+      facts.saved_by = std::move(savers[b]);
+    }
   }
 
   void conclude(const Block& block, Facts& facts) {

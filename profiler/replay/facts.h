@@ -32,7 +32,9 @@ struct Facts {
 
 /// What the events say about an instant.
 struct FactSheet {
-  std::vector<Facts> blocks;                        ///< one for each block given
+  std::vector<Facts> blocks;  ///< one for each block given
+  bool saved_by_likeness =
+      false;  ///< the graph was not walked: what it keeps is taken from an earlier step, see walks.h
   uint64_t optimizer_open_since = Outline::kNever;  ///< scope_begin of an optimizer step that had not ended
 };
 

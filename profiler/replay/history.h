@@ -83,6 +83,7 @@ struct Moment {
   int64_t outside_bytes =
       0;  ///< taken on the card by others than PyTorch's allocator: context, libraries, other processes
   int64_t free_bytes = 0;
+  bool saved_by_likeness = false;  ///< what autograd keeps is taken from an earlier step like this one
   std::vector<LiveBlock> blocks{};
   std::vector<SegmentLayout> segments{};
 

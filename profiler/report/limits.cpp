@@ -53,6 +53,14 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   if (!device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
     limits.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
   }
+  if (device.moment.saved_by_likeness) {
+    limits.push_back(
+        fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", card,
+                    device.moment.step));
+  }
+  if (device.failure && device.failure->phase == Phase::forward) {
+    limits.push_back(card + "predictions hold for the moment of the failure: the rest of the step is not in them");
+  }
   if (device.packed_tensors > 0) {
     limits.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,
                                  device.packed_tensors));

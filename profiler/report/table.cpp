@@ -75,6 +75,12 @@ std::string printable(std::string_view text, size_t columns) {
   return safe.substr(0, index_of(safe, head)) + "..." + safe.substr(index_of(safe, total - tail));
 }
 
+std::string printable_end(std::string_view text, size_t columns) {
+  const size_t total = count_columns(text);
+  if (total <= columns || columns < 8) return printable(text, columns);
+  return "..." + printable(text.substr(index_of(text, total - columns + 3)), columns);
+}
+
 std::string padded(std::string_view text, size_t columns) {
   const size_t width = count_columns(text);
   return std::string(text) + std::string(width < columns ? columns - width : 0, ' ');

@@ -23,6 +23,8 @@ std::string bar(int64_t part, int64_t whole, bool unicode);
 
 /// Text that is safe for a terminal: control characters replaced, at most `columns` wide (cut in the middle).
 std::string printable(std::string_view text, size_t columns);
+/// The same, but keeps the end, which tells most of a module's path: "...3.5.conv2".
+std::string printable_end(std::string_view text, size_t columns);
 
 /// `text`, filled up with spaces to `columns`; characters are counted, not bytes.
 std::string padded(std::string_view text, size_t columns);

@@ -44,12 +44,15 @@ void add(std::string& text, std::string_view label, const std::string& value) {
   if (!value.empty()) text += fmt::format("  {:<8} {}\n", label, value);
 }
 
+// "train.py:31" of "/home/me/project/train.py:31"; the JSON has the whole path.
+std::string short_source(const std::string& source) { return source.substr(source.rfind('/') + 1); }
+
 template <class Place>
 std::string place_of(const Place& place, const TextOptions& options) {
   std::string text;
-  for (const std::string* part : {&place.node, &place.op, &place.module, &place.source}) {
-    if (part->empty()) continue;
-    text += (text.empty() ? "" : options.unicode ? " ← " : " <- ") + printable(*part, 60);
+  for (const std::string& part : {place.node, place.op, place.module, short_source(place.source)}) {
+    if (part.empty()) continue;
+    text += (text.empty() ? "" : options.unicode ? " ← " : " <- ") + printable(part, 60);
   }
   return text;
 }
@@ -67,8 +70,9 @@ std::string cause_of(const ReportOfDevice& device) {
     return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
   }
   if (cause.kind == "fragmentation") {
-    return fmt::format("fragmentation: {} are free or cached, but the largest hole has {}",
-                       with_unit(card.free_bytes + card.cached_bytes), figure("largest_hole_bytes"));
+    return fmt::format("fragmentation: {} free or cached, largest hole {}; {} left if packed without holes",
+                       with_unit(card.free_bytes + card.cached_bytes), figure("largest_hole_bytes"),
+                       figure("left_if_packed_bytes"));
   }
   if (cause.kind == "pending_frees") {
     return fmt::format("pending frees: {} are freed but still in use on another stream",
@@ -149,7 +153,7 @@ void add_limits(std::string& text, const Report& report) {
 
 std::string next_command(const Report& report) {
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
-  return fmt::format("\n  next: oomdiag export {} --to html\n", folder);
+  return fmt::format("\n  next: oomdiag explain {} --json\n", folder);
 }
 
 }  // namespace

@@ -24,16 +24,17 @@ int64_t sum_of(const ReportOfDevice& device, std::initializer_list<std::string_v
 class Holders {
  public:
   Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
-    largest_ = std::max({device.card.cached_bytes, device.card.free_bytes, device.card.outside_pytorch_bytes});
+    // What is free may be a hundred times what is used: neither the unit nor the bars go by it.
+    largest_ = std::max(device.card.cached_bytes, device.card.outside_pytorch_bytes);
     for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
-    unit_ = unit_for(largest_);
+    unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
     text_ = "  " + padded("who holds the card", kLabelColumns) + fmt::format("{:>9}\n", unit_.name);
   }
 
   void row(std::string_view label, int64_t bytes) {
     if (bytes * 200 < unit_.bytes) return;  // would read 0.00
     text_ += "    " + padded(label, kLabelColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
-    const std::string bars = bar(bytes, largest_, options_.unicode);
+    const std::string bars = bytes <= largest_ ? bar(bytes, largest_, options_.unicode) : std::string();
     text_ += bars.empty() ? "\n" : "  " + bars + "\n";
   }
 
@@ -51,13 +52,28 @@ class Holders {
   std::string text_;
 };
 
+// "h.7.mlp.c_proj" beside "h.7.mlp.act" is "c_proj": paths of modules are long and begin alike. A bare index says nothing
+// and keeps the name before it.
+std::string_view without_common_path(std::string_view path, std::string_view beside) {
+  const auto differs = std::mismatch(path.begin(), path.end(), beside.begin(), beside.end()).first;
+  size_t begin = static_cast<size_t>(differs - path.begin());
+  begin = begin == 0 ? 0 : path.rfind('.', begin - 1) + 1;  // npos + 1 = 0
+  const bool bare = path.find_first_not_of("0123456789", begin) == path.npos;
+  if (bare && begin >= 2) begin = path.rfind('.', begin - 2) + 1;
+  return path.substr(begin);
+}
+
 // "relu1 → pool1  [6800, 32, 64, 64]": who made it, who keeps it, what it is.
 std::string label_of(const ReportOwner& owner, const TextOptions& options) {
   std::string label = owner.name.empty() ? "?" : owner.name;
-  if (!owner.used_by.empty()) label += (options.unicode ? " → " : " -> ") + owner.used_by.front();
+  if (!owner.used_by.empty()) {
+    label += options.unicode ? " → " : " -> ";
+    label += without_common_path(owner.used_by.front(), owner.name);
+  }
   std::string shape = owner.shape;
   if (shape.ends_with(" float32")) shape.resize(shape.size() - std::string_view(" float32").size());
-  return printable(label, 34) + (shape.empty() ? "" : "  " + shape);
+  const size_t room = kLabelColumns - 7 - std::min<size_t>(shape.size(), 24);
+  return printable(label, room) + (shape.empty() ? "" : "  " + shape);
 }
 
 std::vector<const ReportOwner*> owners_of(const ReportOfDevice& device, std::string_view category) {

@@ -90,7 +90,8 @@ class Run(CommandLine):
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_the_preloaded_libraries_come_before_the_users_own(self):
-        environment = os.environ | {"LD_PRELOAD": "libm.so.6", "OOMDIAG_PRELOAD_FIRST": "libdl.so.2"}
+        environment = os.environ | {"LD_PRELOAD": "libm.so.6", "OOMDIAG_PRELOAD_FIRST": "libdl.so.2",
+                                    "ASAN_OPTIONS": "verify_asan_link_order=0"}
         entries = self.oomdiag(*REAL, "printenv", "LD_PRELOAD", env=environment).stdout.strip().split(":")
         self.assertEqual((entries[0], entries[-1]), ("libdl.so.2", "libm.so.6"))
 

@@ -114,6 +114,35 @@ TEST_CASE("a walk of an earlier backward pass says nothing about a later one", "
   CHECK(category_of(trace, "kept") == Category::output);
 }
 
+TEST_CASE("a step that was not walked is told by an earlier one like it", "[replay]") {
+  EventBuilder trace;
+  const SmallTraining training;
+  training.setup(trace);
+  training.forward(trace, 0);
+  training.backward(trace, 0);
+  training.optimizer(trace, true);
+  training.zero_grad(trace);
+  training.forward(trace, 3);
+  trace.node("MeanBackward0", 5).op({.op = "aten::expand_div", .grad = false});
+  peak(trace);
+
+  const Trace& built = trace;
+  const History history = replay(built);
+  const Moment& moment = history.devices.at(0).moment;
+  CHECK(moment.step == 2);
+  CHECK(moment.saved_by_likeness);
+  CHECK(category_of(trace, "relu1") == Category::activation);
+  CHECK(category_of(trace, "input") == Category::input);
+  CHECK(category_of(trace, "weight") == Category::parameter);
+  CHECK(category_of(trace, "loss") == Category::output);
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.address != trace.address_of("relu1")) continue;
+    REQUIRE(block.saved_by.size() == 2);
+    CHECK(block.saved_by[0].module == "relu1");
+    CHECK(block.shape == "[64, 32, 64, 128] float32");
+  }
+}
+
 TEST_CASE("what a forward op made and nobody saved is an output; a fresh batch is an input", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
