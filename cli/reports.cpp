@@ -75,11 +75,11 @@ Report explain_trace(const fs::path& trace, const RunFacts& facts) {
 
 Report load_report(const fs::path& path) {
   std::error_code ignored;
-  if (!fs::exists(path, ignored))
+  if (!fs::exists(path, ignored)) {
     throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTakes);
+  }
   if (fs::is_directory(path, ignored)) {
-    if (fs::exists(path / "trace", ignored))
-      return explain_trace(path / "trace", remembered_facts(path / "report.json"));
+    if (fs::exists(path / "trace", ignored)) return load_report(path / "trace");
     if (fs::exists(path / "report.json", ignored)) return read_report(path / "report.json");
     throw Error(ErrorKind::input, fmt::format("'{}' holds neither a trace nor a report", path.string()), kTakes);
   }
@@ -89,7 +89,8 @@ Report load_report(const fs::path& path) {
     throw Error(ErrorKind::input,
                 fmt::format("'{}' is a pickle, and this oomdiag reads no memory snapshots", path.string()), kTakes);
   }
-  return explain_trace(path, {});
+  const bool is_of_a_run = path.filename() == "trace";
+  return explain_trace(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
 }
 
 void write_json(const Report& report, const fs::path& file) {

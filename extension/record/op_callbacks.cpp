@@ -28,6 +28,8 @@ namespace oomdiag {
 
 namespace {
 
+std::atomic<bool> outputs_watched = false;
+
 constexpr std::string_view kEnginePrefix = "autograd::engine::evaluate_function: ";
 
 void claim_nodes(ThreadState& state) {
@@ -69,10 +71,18 @@ bool pop_frame(ThreadState& state, const at::RecordFunction& call, Frame& frame)
   return true;
 }
 
+// An OOM in forward needs the newest outputs, and comes only where the card is filling up.
+void watch_outputs_near_the_limit() {
+  const bool near = session().live_bytes.load(std::memory_order_relaxed) > session().watch_outputs_above;
+  if (near && !outputs_watched.load(std::memory_order_relaxed)) [[unlikely]]
+    watch_outputs(true);
+}
+
 void enter_op(ThreadState& state, Frame& frame, const at::RecordFunction& call) {
   const uint32_t name = state.names.name(call.name());
   if (state.context.op == 0) {
     frame.is_outermost = true;
+    watch_outputs_near_the_limit();
     state.context.op = name;
     state.op_serial = session().next_serial();
     if (call.seqNr() >= 0) state.context.flags |= kGradMode;
@@ -181,7 +191,6 @@ struct Installed {
   std::mutex mutex;
   std::vector<at::CallbackHandle> handles;
   at::CallbackHandle outputs = 0;
-  bool watching = false;
 };
 Installed& installed() {
   static auto* instance = new Installed;
@@ -211,14 +220,13 @@ void install_op_callbacks(OpCallbacks which) {
   outputs.scopes({at::RecordScope::FUNCTION}).needsOutputs(true);
   now.outputs = at::addGlobalCallback(outputs);
   now.handles.push_back(now.outputs);
-  now.watching = true;
+  outputs_watched = true;
 }
 
 void watch_outputs(bool on) {
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
-  if (now.outputs == 0 || now.watching == on) return;
-  now.watching = on;
+  if (now.outputs == 0 || outputs_watched.exchange(on) == on) return;
   if (on) {
     at::reenableCallback(now.outputs);
   } else {

@@ -165,7 +165,7 @@ void Blocks::merge_next(uint32_t id) {
 }
 
 uint32_t Blocks::add(const Block& block) {
-  uint32_t id = static_cast<uint32_t>(blocks_.size());
+  auto id = static_cast<uint32_t>(blocks_.size());
   if (unused_.empty()) {
     blocks_.push_back(block);
   } else {

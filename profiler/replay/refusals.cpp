@@ -1,7 +1,5 @@
 #include "profiler/replay/refusals.h"
 
-#include <ranges>
-
 namespace oomdiag {
 namespace {
 
@@ -82,11 +80,11 @@ std::vector<OutOfMemory> RefusalReader::finish(std::optional<bool> survived) {
     }
   }
   // What ended the program is the last one; others before it without progress in between were caught and tried again.
-  bool last = true;
-  for (OutOfMemory& refusal : std::views::reverse(refusals_)) {
+  OutOfMemory* last = nullptr;
+  for (OutOfMemory& refusal : refusals_) {
     if (refusal.outcome != Outcome::fatal) continue;
-    if (!last) refusal.outcome = Outcome::caught;
-    last = false;
+    if (last != nullptr) last->outcome = Outcome::caught;
+    last = &refusal;
   }
   return std::move(refusals_);
 }

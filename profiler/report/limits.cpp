@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "profiler/report/card_report.h"
@@ -60,6 +61,10 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   }
   if (device.failure && device.failure->phase == Phase::forward) {
     limits.push_back(card + "predictions hold for the moment of the failure: the rest of the step is not in them");
+    const auto& blocks = device.moment.blocks;
+    if (std::none_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.category == Category::activation; })) {
+      limits.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");
+    }
   }
   if (device.packed_tensors > 0) {
     limits.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,

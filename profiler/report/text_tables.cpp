@@ -56,7 +56,7 @@ class Holders {
 // and keeps the name before it.
 std::string_view without_common_path(std::string_view path, std::string_view beside) {
   const auto differs = std::mismatch(path.begin(), path.end(), beside.begin(), beside.end()).first;
-  size_t begin = static_cast<size_t>(differs - path.begin());
+  auto begin = static_cast<size_t>(differs - path.begin());
   begin = begin == 0 ? 0 : path.rfind('.', begin - 1) + 1;  // npos + 1 = 0
   const bool bare = path.find_first_not_of("0123456789", begin) == path.npos;
   if (bare && begin >= 2) begin = path.rfind('.', begin - 2) + 1;

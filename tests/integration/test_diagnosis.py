@@ -318,9 +318,8 @@ class DoNoHarm(DiagnosisTest):
 
     def test_a_file_size_limit_is_no_signal(self):
         code = "import torch; print(torch.ones(1, device='cuda').numel())"
-        command = f"ulimit -f 1000; exec {sys.executable} -c \"{code}\""
-        done = subprocess.run(["bash", "-c", command], env=self.virtual_environment(OOMDIAG_OUTPUT=str(self.folder)),
-                              capture_output=True, text=True)
+        done = subprocess.run(["bash", "-c", 'ulimit -f 1000; exec "$0" -c "$1"', sys.executable, code],
+                              env=self.virtual_environment(OOMDIAG_OUTPUT=str(self.folder)), capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, "1\n"), done.stderr)
 
     def test_a_forked_child_leaves_its_parents_trace_alone(self):

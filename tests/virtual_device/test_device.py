@@ -12,6 +12,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import device_cases
 
@@ -57,6 +58,12 @@ def main():
     batches = {}
     for case in chosen:
         batches.setdefault((case.card, tuple(sorted(case.environment.items()))), []).append(case)
+
+    # LD_PRELOAD splits at spaces and colons, which the path of a checkout may have.
+    folder = tempfile.TemporaryDirectory()
+    link = pathlib.Path(folder.name) / "libraries"
+    link.symlink_to(args.libraries)
+    args.libraries = link
 
     counts = {"ok": 0, "FAIL": 0, "skip": 0}
     for (card, extra), cases in batches.items():
