@@ -57,10 +57,10 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
   event.device = device;
   now.writer().write(event);
   if (kind == EventKind::alloc) {
-    now.live_bytes.fetch_add(event.bytes, std::memory_order_relaxed);
+    now.add_live_bytes(device, event.bytes);
     if (event.sequence != 0) now.writer().add_block(event);
   } else if (kind == EventKind::free_requested) {
-    now.live_bytes.fetch_sub(event.bytes, std::memory_order_relaxed);
+    now.add_live_bytes(device, -event.bytes);
     now.writer().remove_block(event.device, event.address);
   }
 }

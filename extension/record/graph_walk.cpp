@@ -130,7 +130,7 @@ NodePtr owned(void* raw) { return static_cast<autograd::Node*>(raw)->getptr(); }
 // Steps repeat. Only a backward pass that begins with more bytes alive than any before it can set the peak.
 bool may_set_peak() {
   Session& recording = session();
-  const int64_t live = recording.live_bytes.load(std::memory_order_relaxed);
+  const int64_t live = recording.live_bytes();
   const bool higher = live > recording.highest_walked.load(std::memory_order_relaxed);
   if (higher) recording.highest_walked.store(live, std::memory_order_relaxed);
   return higher || recording.walks.load(std::memory_order_relaxed) < 2;
@@ -139,7 +139,7 @@ bool may_set_peak() {
 // An OOM in forward needs the newest outputs; it is possible only where the card is filling up, or in the first step.
 void choose_watching() {
   Session& recording = session();
-  watch_outputs(recording.live_bytes.load(std::memory_order_relaxed) > recording.watch_outputs_above);
+  watch_outputs(recording.live_bytes() > recording.watch_outputs_above);
 }
 
 // The gradient that the running node makes: as large as one of the tensors that its next nodes expect.

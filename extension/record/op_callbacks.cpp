@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string_view>
@@ -46,53 +47,60 @@ void claim_nodes(ThreadState& state) {
 
 Frame& push_frame(ThreadState& state, const at::RecordFunction& call) {
   Frame& frame = state.frames[state.depth++];
-  frame = {.call = &call,
-           .outside = state.context,
-           .outside_id = state.context_id,
-           .outside_serial = state.op_serial,
-           .outside_node = state.node_sequence,
-           .outside_node_thread = state.node_thread};
+  frame.call = &call;
+  frame.outside = state.context;
+  frame.outside_id = state.context_id;
+  frame.outside_serial = state.op_serial;
+  frame.outside_node = state.node_sequence;
+  frame.outside_node_thread = state.node_thread;
+  frame.is_node = frame.is_outermost = frame.is_accumulate = false;
+  frame.scope_name = 0;
   return frame;
 }
 
-// Scopes may end out of order; a call that began before recording did has no frame.
-bool pop_frame(ThreadState& state, const at::RecordFunction& call, Frame& frame) {
-  uint32_t at = state.depth;
-  while (at > 0 && state.frames[at - 1].call != &call) --at;
-  if (at == 0) return false;
-  frame = state.frames[at - 1];
-  for (uint32_t i = at; i < state.depth; ++i) state.frames[i - 1] = state.frames[i];
-  if (at < state.depth--) return true;  // something inside of it is still open: that keeps its state
+void go_back_to(ThreadState& state, const Frame& frame) {
   state.context = frame.outside;
   state.context_id = frame.outside_id;
   state.op_serial = frame.outside_serial;
   state.node_sequence = frame.outside_node;
   state.node_thread = frame.outside_node_thread;
+}
+
+// Scopes may end out of order: what is still open inside of the frame keeps the state. False for a call that began before
+// recording did: it has no frame.
+bool remove_frame(ThreadState& state, const at::RecordFunction& call, Frame& frame) {
+  uint32_t at = state.depth;
+  while (at > 0 && state.frames[at - 1].call != &call) --at;
+  if (at == 0) return false;
+  frame = state.frames[at - 1];
+  for (uint32_t i = at; i < state.depth; ++i) state.frames[i - 1] = state.frames[i];
+  if (at == state.depth--) go_back_to(state, frame);
   return true;
 }
 
 // An OOM in forward needs the newest outputs, and comes only where the card is filling up.
 void watch_outputs_near_the_limit() {
-  const bool near = session().live_bytes.load(std::memory_order_relaxed) > session().watch_outputs_above;
+  const bool near = session().live_bytes() > session().watch_outputs_above;
   if (near && !outputs_watched.load(std::memory_order_relaxed)) [[unlikely]]
     watch_outputs(true);
 }
 
-void enter_op(ThreadState& state, Frame& frame, const at::RecordFunction& call) {
-  const uint32_t name = state.names.name(call.name());
+void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differentiated) {
+  const uint32_t name = state.names.name(text);
   if (state.context.op == 0) {
     frame.is_outermost = true;
     watch_outputs_near_the_limit();
     state.context.op = name;
     state.op_serial = session().next_serial();
-    if (call.seqNr() >= 0) state.context.flags |= kGradMode;
+    if (is_differentiated) state.context.flags |= kGradMode;
     const bool forward = state.node_sequence == kNoNode;
-    if (!forward && call.seqNr() >= 0) state.context.flags |= kRecomputation;
+    if (!forward && is_differentiated) state.context.flags |= kRecomputation;
     // Inside PyTorch's own scopes (an optimizer's step) the line is that of the scope.
-    if ((forward || call.seqNr() >= 0) && state.context.scope == 0) locate_in_python(state.context);
+    if ((forward || is_differentiated) && state.context.scope == 0) locate_in_python(state.context);
   }
   state.context.inner = name;
-  state.context_id = state.names.context(state.context);
+  state.context_id = frame.is_outermost ? state.names.context(state.context)
+                                        : state.names.inner_context(state.context_id, state.context);
 }
 
 void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
@@ -111,8 +119,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
 }
 
 // PyTorch's own scopes have a '#' ("Optimizer.step#Adam.step"); those of the user's form a path.
-void enter_scope(ThreadState& state, Frame& frame, const at::RecordFunction& call) {
-  const std::string_view name = call.name();
+void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   frame.scope_name = state.names.name(name);
   state.outer_paths.push_back(state.module_path);
   if (name.find('#') != name.npos) {
@@ -135,13 +142,13 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   claim_nodes(state);
   if (state.depth == ThreadState::kMaxDepth) return nullptr;
   Frame& frame = push_frame(state, call);
-  const std::string_view name = call.name();
+  const char* name = call.name();
   if (call.scope() == at::RecordScope::USER_SCOPE) {
-    enter_scope(state, frame, call);
-  } else if (name.starts_with(kEnginePrefix)) {
-    enter_node(state, frame, name.substr(kEnginePrefix.size()));
+    enter_scope(state, frame, name);
+  } else if (std::strncmp(name, kEnginePrefix.data(), kEnginePrefix.size()) == 0) {
+    enter_node(state, frame, name + kEnginePrefix.size());
   } else {
-    enter_op(state, frame, call);
+    enter_op(state, frame, name, call.seqNr() >= 0);
   }
   return nullptr;
 }
@@ -172,9 +179,15 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!recording()) return;
   ThreadState& state = thread_state();
   claim_nodes(state);
+  if (state.depth == 0) return;
+  const Frame& top = state.frames[state.depth - 1];
+  if (top.call == &call && top.is_plain()) [[likely]] {
+    --state.depth;
+    return go_back_to(state, top);
+  }
   const Context inside = state.context;
   Frame frame;
-  if (!pop_frame(state, call, frame)) return;
+  if (!remove_frame(state, call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (frame.is_outermost && state.refused) settle_refusal(state);
   if (frame.scope_name != 0) leave_scope(state, frame);

@@ -104,7 +104,7 @@ void meet_root_module(Interpreter& known) {
   walk_frames(api, [&](PythonObject frame, PythonObject code) {
     if (kind_of(known, code) != Code::module_call) return true;
     if (root != nullptr) api.decref(root);
-    root = api.variable(frame, "self");
+    root = api.self_of(frame);
     return true;
   });
   if (root == nullptr) return;
@@ -133,7 +133,7 @@ void locate(Interpreter& known, Context& context) {
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     const Code kind = kind_of(known, code);
     if (kind == Code::user && context.source == 0) context.source = source_of(known, code, frame);
-    if (kind == Code::module_call && module == nullptr) module = known.api.variable(frame, "self");
+    if (kind == Code::module_call && module == nullptr) module = known.api.self_of(frame);
     return context.source == 0 || module == nullptr;
   });
   if (module == nullptr) return;
@@ -143,7 +143,8 @@ void locate(Interpreter& known, Context& context) {
 
 // In a module of its own: PyRun_SimpleString would write into the user's __main__.
 void load_module_names(Interpreter& known) {
-  const PythonApi& api = known.api;
+  PythonApi& api = known.api;
+  api.self_name = api.intern("self");
   PythonObject module = api.add_module("_oomdiag_module_names");
   PythonObject builtins = api.import("builtins");
   if (module == nullptr || builtins == nullptr) return api.clear_error();

@@ -23,8 +23,8 @@ bool PythonApi::load() {
          find(frame_line, "PyFrame_GetLineNumber") && find(frame_instruction, "PyFrame_GetLasti") &&
          find(frame_locals, "PyFrame_GetLocals") && find(incref, "Py_IncRef") && find(decref, "Py_DecRef") &&
          find(attribute, "PyObject_GetAttrString") && find(call, "PyObject_CallObject") && find(tuple, "PyTuple_New") &&
-         find(tuple_set, "PyTuple_SetItem") && find(utf8, "PyUnicode_AsUTF8") &&
-         find(mapping_get, "PyMapping_GetItemString") && find(dict_get, "PyDict_GetItemString") &&
+         find(tuple_set, "PyTuple_SetItem") && find(utf8, "PyUnicode_AsUTF8") && find(item, "PyObject_GetItem") &&
+         find(intern, "PyUnicode_InternFromString") && find(dict_get, "PyDict_GetItemString") &&
          find(dict_set, "PyDict_SetItemString") && find(add_module, "PyImport_AddModule") &&
          find(module_dict, "PyModule_GetDict") && find(import, "PyImport_ImportModule") && find(run, "PyRun_String") &&
          find(error, "PyErr_Occurred") && find(clear_error, "PyErr_Clear") && is_initialized() != 0;
@@ -41,12 +41,12 @@ std::string PythonApi::text(PythonObject object, const char* name) const {
 
 // Before 3.12 there is only the dictionary of all locals, which the frame then keeps. It is asked only of frames that
 // hold their variables until they return anyway.
-PythonObject PythonApi::variable(PythonObject in_frame, const char* name) const {
+PythonObject PythonApi::self_of(PythonObject in_frame) const {
   PythonObject value = nullptr;
   if (frame_variable != nullptr) {
-    value = frame_variable(in_frame, name);
+    value = frame_variable(in_frame, "self");
   } else if (PythonObject locals = frame_locals(in_frame); locals != nullptr) {
-    value = mapping_get(locals, name);
+    value = item(locals, self_name);
     decref(locals);
   }
   if (value == nullptr && error() != nullptr) clear_error();

@@ -33,7 +33,8 @@ struct PythonApi {
   PythonObject (*tuple)(intptr_t) = nullptr;
   int (*tuple_set)(PythonObject, intptr_t, PythonObject) = nullptr;  ///< steals the item
   const char* (*utf8)(PythonObject) = nullptr;
-  PythonObject (*mapping_get)(PythonObject, const char*) = nullptr;
+  PythonObject (*item)(PythonObject, PythonObject) = nullptr;
+  PythonObject (*intern)(const char*) = nullptr;
   PythonObject (*dict_get)(PythonObject, const char*) = nullptr;  ///< borrowed
   int (*dict_set)(PythonObject, const char*, PythonObject) = nullptr;
   PythonObject (*add_module)(const char*) = nullptr;    ///< borrowed
@@ -47,8 +48,10 @@ struct PythonApi {
   bool load();
   /// A text attribute, empty if there is none.
   std::string text(PythonObject object, const char* name) const;
-  /// A local variable of a frame, a new reference, or null.
-  PythonObject variable(PythonObject frame, const char* name) const;
+  /// The local variable `self` of a frame, a new reference, or null.
+  PythonObject self_of(PythonObject frame) const;
+
+  PythonObject self_name = nullptr;  ///< the text "self"; made by the first caller of `intern`
 };
 
 }  // namespace oomdiag

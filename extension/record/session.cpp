@@ -133,6 +133,7 @@ void start() {
   TraceHeader& header = the_session->writer().header();
   describe_process(header);
   for (uint32_t d = 0; d < header.device_count; ++d) describe_device(header, d);
+  the_session->device_count = header.device_count;
   the_session->several_devices = devices > 1;
   the_session->watch_outputs_above = header.devices[0].total_bytes / 2;
   header.virtual_device = dlsym(RTLD_DEFAULT, "oomdiag_device_set_observer") != nullptr ? 1 : 0;

@@ -17,7 +17,19 @@ class Session {
   /// A new number for a call of an outermost op. Any thread.
   uint32_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  std::atomic<int64_t> live_bytes = 0;      ///< requested bytes of all live blocks, all devices
+  /// Requested bytes of the live blocks of each device. Written under that device's lock only, so a plain addition will do.
+  std::atomic<int64_t> live_bytes_of[kMaxDevices] = {};
+  void add_live_bytes(uint8_t device, int64_t bytes) noexcept {
+    std::atomic<int64_t>& live = live_bytes_of[device % kMaxDevices];
+    live.store(live.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  }
+  /// Of all devices.
+  int64_t live_bytes() const noexcept {
+    int64_t sum = 0;
+    for (uint32_t d = 0; d < device_count; ++d) sum += live_bytes_of[d].load(std::memory_order_relaxed);
+    return sum;
+  }
+  uint32_t device_count = 1;
   std::atomic<int64_t> highest_walked = 0;  ///< live_bytes at the largest graph walked so far
   std::atomic<int> last_task = -1;          ///< newest graph task seen
   std::atomic<int> walks = 0;               ///< graphs walked

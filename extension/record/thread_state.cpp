@@ -81,4 +81,10 @@ uint32_t InternCache::context(const Context& context) {
   return entry.id;
 }
 
+uint32_t InternCache::inner_context(uint32_t outside, const Context& inside) {
+  InnerEntry& entry = inner_[(outside * 0x9E3779B1u + inside.inner * 0x85EBCA77u) >> 20];
+  if (entry.outside != outside || entry.inner != inside.inner) entry = {outside, inside.inner, context(inside)};
+  return entry.id;
+}
+
 }  // namespace oomdiag
