@@ -136,12 +136,6 @@ bool may_set_peak() {
   return higher || recording.walks.load(std::memory_order_relaxed) < 2;
 }
 
-// An OOM in forward needs the newest outputs; it is possible only where the card is filling up, or in the first step.
-void choose_watching() {
-  Session& recording = session();
-  watch_outputs(recording.live_bytes() > recording.watch_outputs_above);
-}
-
 // The gradient that the running node makes: as large as one of the tensors that its next nodes expect.
 void write_wanted(ThreadState& state) {
   const auto node = autograd::get_current_node();
@@ -174,8 +168,8 @@ void enter_graph_task(ThreadState& state, int task, void* root) {
   int newest = recording.last_task.load(std::memory_order_relaxed);
   while (newest < task && !recording.last_task.compare_exchange_weak(newest, task)) {
   }
-  if (newest >= task) return;  // another thread works on it already
-  choose_watching();
+  if (newest >= task) return;                 // another thread works on it already
+  watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
   if (!recording.several_devices && !may_set_peak()) return;
   recording.walks.fetch_add(1, std::memory_order_relaxed);
   Walk walk(state);

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -29,7 +30,7 @@ namespace oomdiag {
 
 namespace {
 
-std::atomic<bool> outputs_watched = false;
+std::atomic<bool> outputs_watched = false;  // the callback that boxes the outputs is on
 
 constexpr std::string_view kEnginePrefix = "autograd::engine::evaluate_function: ";
 
@@ -53,7 +54,7 @@ Frame& push_frame(ThreadState& state, const at::RecordFunction& call) {
   frame.outside_serial = state.op_serial;
   frame.outside_node = state.node_sequence;
   frame.outside_node_thread = state.node_thread;
-  frame.is_node = frame.is_outermost = frame.is_accumulate = false;
+  frame.is_outermost = frame.is_accumulate = false;
   frame.scope_name = 0;
   return frame;
 }
@@ -78,18 +79,11 @@ bool remove_frame(ThreadState& state, const at::RecordFunction& call, Frame& fra
   return true;
 }
 
-// An OOM in forward needs the newest outputs, and comes only where the card is filling up.
-void watch_outputs_near_the_limit() {
-  const bool near = session().live_bytes() > session().watch_outputs_above;
-  if (near && !outputs_watched.load(std::memory_order_relaxed)) [[unlikely]]
-    watch_outputs(true);
-}
-
 void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differentiated) {
   const uint32_t name = state.names.name(text);
   if (state.context.op == 0) {
     frame.is_outermost = true;
-    watch_outputs_near_the_limit();
+    if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
     state.context.op = name;
     state.op_serial = session().next_serial();
     if (is_differentiated) state.context.flags |= kGradMode;
@@ -106,7 +100,7 @@ void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differ
 void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   const auto node = torch::autograd::get_current_node();
   if (!node) return;
-  frame.is_node = frame.is_outermost = true;
+  frame.is_outermost = true;
   frame.is_accumulate = name.ends_with("AccumulateGrad");
   state.context = {};
   state.context.node = state.names.name(name);

@@ -18,7 +18,6 @@ struct Frame {
   uint32_t outside_serial = 0;
   uint64_t outside_node = kNoNode;
   uint16_t outside_node_thread = 0;
-  bool is_node = false;        ///< an evaluation of an autograd node by the engine
   bool is_outermost = false;   ///< the outermost op, or a node: where an OOM is absorbed or goes on
   bool is_accumulate = false;  ///< an AccumulateGrad node
   uint32_t scope_name = 0;     ///< of a user scope, else 0
