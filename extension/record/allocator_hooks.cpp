@@ -49,13 +49,20 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
   const auto device = static_cast<uint8_t>(entry.device_);
   if (kind == EventKind::free_completed && now.writer().complete_last_free(device, entry.addr_)) return;
   const auto time = static_cast<uint64_t>(entry.time_.approx_t_);
-  const ThreadState* state = existing_thread_state();
+  ThreadState* state = existing_thread_state();
   Event event = state != nullptr ? state->event(kind, time) : Event{.time = time, .kind = kind};
   event.address = entry.addr_;
   event.bytes = static_cast<int64_t>(entry.size_);
   event.detail = reinterpret_cast<uint64_t>(entry.stream_);
   event.device = device;
+  const bool is_request = kind == EventKind::alloc || kind == EventKind::out_of_memory;
+  const bool was_steady = is_request && steady();
+  const bool repeated = was_steady && repeat(state, event);
+  if (is_request && !repeated && state != nullptr) learn(*state, event);
   now.writer().write(event);
+  if (repeated) repeat_nodes(*state);
+  if (was_steady && !repeated && state != nullptr) note_surprise(*state, event);
+  if (kind == EventKind::out_of_memory && state != nullptr) state->refusal = event;
   if (kind == EventKind::alloc) {
     now.add_live_bytes(device, event.bytes);
     if (event.sequence != 0) now.writer().add_block(event);
@@ -122,7 +129,9 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   ThreadState& state = thread_state();
   const auto index = static_cast<uint8_t>(device);
   state.refused = true;
-  state.refusal = state.event(EventKind::op_failed);
+  if (state.refusal.kind != EventKind::out_of_memory) state.refusal = state.event(EventKind::op_failed);
+  settle_surprise(state, "");
+  state.refusal.kind = EventKind::op_failed;
   state.refusal.device = index;
   write_stats(state, index);
   write_device_memory(state, index);

@@ -10,6 +10,6 @@ OOMDIAG_EXPORT void oomdiag_recorder_loaded();
 /// Starts to record as soon as the caching allocator is ready. 1 when there is nothing more to wait for.
 OOMDIAG_EXPORT int oomdiag_recorder_poll();
 
-/// For scripts/bench_overhead: 0 no op callbacks, 1 empty ones, 2 recording. Only once recording has begun, and not while
-/// another thread runs ops.
+/// For scripts/bench_overhead: 0 no op callbacks, 1 empty ones, 2 recording, 3 recording without the steady mode. Only once
+/// recording has begun, and not while another thread runs ops.
 OOMDIAG_EXPORT void oomdiag_recorder_measure(int callbacks);

@@ -11,6 +11,7 @@
 #include <exception>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
 #include "extension/record/graph_walk.h"
 #include "extension/record/newest_outputs.h"
@@ -43,6 +44,7 @@ void claim_nodes(ThreadState& state) {
   event.node_thread = state.thread;
   event.bytes = static_cast<int64_t>(next - state.claimed);
   state.claimed = next;
+  learn(state, event);
   session().writer().write(event);
 }
 
@@ -54,7 +56,7 @@ Frame& push_frame(ThreadState& state, const at::RecordFunction& call) {
   frame.outside_serial = state.op_serial;
   frame.outside_node = state.node_sequence;
   frame.outside_node_thread = state.node_thread;
-  frame.is_outermost = frame.is_accumulate = false;
+  frame.is_outermost = frame.is_accumulate = frame.is_optimizer_step = false;
   frame.scope_name = 0;
   return frame;
 }
@@ -83,6 +85,7 @@ void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differ
   const uint32_t name = state.names.name(text);
   if (state.context.op == 0) {
     frame.is_outermost = true;
+    if (training_mode.load(std::memory_order_relaxed) == TrainingMode::recording) prepare_recording(state);
     if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
     state.context.op = name;
     state.op_serial = session().next_serial();
@@ -115,6 +118,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
 // PyTorch's own scopes have a '#' ("Optimizer.step#Adam.step"); those of the user's form a path.
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   frame.scope_name = state.names.name(name);
+  frame.is_optimizer_step = name.starts_with("Optimizer.step");
   state.outer_paths.push_back(state.module_path);
   if (name.find('#') != name.npos) {
     if (state.context.scope == 0) locate_in_python(state.context);
@@ -130,16 +134,29 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   session().writer().write(event);
 }
 
+// In steady training the ops are not watched, but their nodes are.
+std::unique_ptr<at::ObserverContext> on_node_start(const at::RecordFunction& call) {
+  if (!recording()) return nullptr;
+  ThreadState& state = thread_state();
+  if (state.depth == ThreadState::kMaxDepth) return nullptr;
+  enter_node(state, push_frame(state, call), call.name());
+  return nullptr;
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   if (!recording()) return nullptr;
   ThreadState& state = thread_state();
-  claim_nodes(state);
+  if (!steady()) claim_nodes(state);
   if (state.depth == ThreadState::kMaxDepth) return nullptr;
   Frame& frame = push_frame(state, call);
   const char* name = call.name();
-  if (call.scope() == at::RecordScope::USER_SCOPE) {
+  const bool is_scope = call.scope() == at::RecordScope::USER_SCOPE;
+  const bool is_node = !is_scope && std::strncmp(name, kEnginePrefix.data(), kEnginePrefix.size()) == 0;
+  if (state.surprise.written != nullptr) [[unlikely]]
+    settle_surprise(state, is_scope || is_node ? nullptr : name);
+  if (is_scope) {
     enter_scope(state, frame, name);
-  } else if (std::strncmp(name, kEnginePrefix.data(), kEnginePrefix.size()) == 0) {
+  } else if (is_node) {
     enter_node(state, frame, name + kEnginePrefix.size());
   } else {
     enter_op(state, frame, name, call.seqNr() >= 0);
@@ -172,7 +189,7 @@ void leave_scope(ThreadState& state, const Frame& frame) {
 void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!recording()) return;
   ThreadState& state = thread_state();
-  claim_nodes(state);
+  if (!steady()) claim_nodes(state);
   if (state.depth == 0) return;
   const Frame& top = state.frames[state.depth - 1];
   if (top.call == &call && top.is_plain()) [[likely]] {
@@ -185,6 +202,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (frame.is_outermost && state.refused) settle_refusal(state);
   if (frame.scope_name != 0) leave_scope(state, frame);
+  if (frame.is_optimizer_step) end_of_step(state, state.names.context(inside));
 }
 
 void on_outputs(const at::RecordFunction& call, at::ObserverContext*) {
@@ -197,48 +215,72 @@ void empty_end(const at::RecordFunction&, at::ObserverContext*) {}
 struct Installed {
   std::mutex mutex;
   std::vector<at::CallbackHandle> handles;
-  at::CallbackHandle outputs = 0;
+  at::CallbackHandle ops = 0, nodes = 0, outputs = 0;
+  bool ops_watched = true;
+
+  at::CallbackHandle add(at::RecordFunctionCallback callback) {
+    handles.push_back(at::addGlobalCallback(std::move(callback)));
+    return handles.back();
+  }
 };
 Installed& installed() {
   static auto* instance = new Installed;
   return *instance;
 }
 
+void enable(at::CallbackHandle callback, bool on) {
+  if (on) {
+    at::reenableCallback(callback);
+  } else {
+    at::disableCallback(callback);
+  }
+}
+
+void install_recording(Installed& now) {
+  using Scope = at::RecordScope;
+  const auto on = [](auto start, auto end, Scope scope) {
+    return std::move(at::RecordFunctionCallback(start, end).scopes({scope}));
+  };
+  now.add(on(on_start, on_end, Scope::USER_SCOPE));
+  now.ops = now.add(on(on_start, on_end, Scope::FUNCTION));
+  // While ops are watched, the engine's own event around each node says more than this one.
+  now.nodes = now.add(on(on_node_start, on_end, Scope::BACKWARD_FUNCTION));
+  enable(now.nodes, false);
+  now.outputs = now.add(std::move(on(empty_start, on_outputs, Scope::FUNCTION).needsOutputs(true)));
+  now.ops_watched = outputs_watched = true;
+}
+
 }  // namespace
 
 void install_op_callbacks(OpCallbacks which) {
+  restart_learning(which == OpCallbacks::recording);
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
   for (const auto handle : now.handles) at::removeCallback(handle);
   now.handles.clear();
-  now.outputs = 0;
-  if (which == OpCallbacks::none) return;
-  const bool empty = which == OpCallbacks::empty;
-  auto ops = at::RecordFunctionCallback(empty ? empty_start : on_start, empty ? empty_end : on_end);
-  // BACKWARD_FUNCTION is not asked for: the engine's own event around each node says more.
-  if (empty) {
+  now.ops = now.nodes = now.outputs = 0;
+  if (which == OpCallbacks::empty) {
+    auto ops = at::RecordFunctionCallback(empty_start, empty_end);
     ops.scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
-  } else {
-    ops.scopes({at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE});
+    now.add(ops);
+  } else if (which != OpCallbacks::none) {
+    install_recording(now);
   }
-  now.handles.push_back(at::addGlobalCallback(ops));
-  if (empty) return;
-  auto outputs = at::RecordFunctionCallback(empty_start, on_outputs);
-  outputs.scopes({at::RecordScope::FUNCTION}).needsOutputs(true);
-  now.outputs = at::addGlobalCallback(outputs);
-  now.handles.push_back(now.outputs);
-  outputs_watched = true;
 }
 
 void watch_outputs(bool on) {
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
-  if (now.outputs == 0 || outputs_watched.exchange(on) == on) return;
-  if (on) {
-    at::reenableCallback(now.outputs);
-  } else {
-    at::disableCallback(now.outputs);
-  }
+  if (now.outputs != 0 && outputs_watched.exchange(on) != on) enable(now.outputs, on);
+}
+
+void watch_ops(bool on) {
+  if (!on) watch_outputs(false);
+  Installed& now = installed();
+  const std::lock_guard lock(now.mutex);
+  if (now.ops == 0 || std::exchange(now.ops_watched, on) == on) return;
+  enable(now.ops, on);
+  enable(now.nodes, !on);
 }
 
 }  // namespace oomdiag

@@ -2,8 +2,9 @@
 
 namespace oomdiag {
 
-/// Which callbacks run at every op; the others are for measuring.
-enum class OpCallbacks { none, empty, recording };
+/// Which callbacks run. `recording` is the whole recorder, `every_step` the same without its steady mode (steady.h); the
+/// others are for measuring.
+enum class OpCallbacks { none, empty, recording, every_step };
 
 /// Installs them for all threads, replacing what was installed. Not in a callback.
 void install_op_callbacks(OpCallbacks which);
@@ -11,5 +12,9 @@ void install_op_callbacks(OpCallbacks which);
 /// Switches the callback that remembers the newest outputs on or off. It is the costlier half (PyTorch boxes the outputs
 /// of every op), so it runs only where an OOM in forward is near. Any thread, also inside callbacks.
 void watch_outputs(bool on);
+
+/// Switches the callbacks at every op on or off. While they are off, autograd nodes are watched instead; user scopes are
+/// watched always. Any thread, also inside callbacks and in the allocator.
+void watch_ops(bool on);
 
 }  // namespace oomdiag

@@ -141,7 +141,8 @@ void start() {
   the_session->writer().publish();
   pthread_atfork(nullptr, nullptr, stop_in_child);
   std::atexit(finish);
-  install_op_callbacks(OpCallbacks::recording);
+  const bool every_step = environment_number("OOMDIAG_EVERY_STEP", 0) != 0;
+  install_op_callbacks(every_step ? OpCallbacks::every_step : OpCallbacks::recording);
   is_recording.store(true);
   listen_to_virtual_device();
 }
@@ -177,5 +178,5 @@ int oomdiag_recorder_poll() {
 void oomdiag_recorder_measure(int callbacks) {
   if (the_session == nullptr) return;
   install_op_callbacks(static_cast<OpCallbacks>(callbacks));
-  is_recording.store(callbacks == static_cast<int>(OpCallbacks::recording));
+  is_recording.store(callbacks >= static_cast<int>(OpCallbacks::recording));
 }

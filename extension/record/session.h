@@ -15,7 +15,10 @@ class Session {
 
   TraceWriter& writer() { return *writer_; }
   /// A new number for a call of an outermost op. Any thread.
-  uint32_t next_serial() noexcept { return serial_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  uint32_t next_serial() noexcept { return take_serials(1) + 1; }
+  /// So many of them: the numbers after the returned one.
+  uint32_t take_serials(uint32_t count) noexcept { return serial_.fetch_add(count, std::memory_order_relaxed); }
+  uint32_t last_serial() const noexcept { return serial_.load(std::memory_order_relaxed); }
 
   /// Requested bytes of the live blocks of each device. Written under that device's lock only, so a plain addition will do.
   std::atomic<int64_t> live_bytes_of[kMaxDevices] = {};

@@ -14,9 +14,22 @@ namespace {
 // A bare pointer in the static block of thread-local memory: reading it costs no guard and no call.
 [[gnu::tls_model("initial-exec")]] thread_local ThreadState* state = nullptr;
 
+// Never destroyed: threads may end after everything static.
+struct Registry {
+  std::mutex mutex;
+  std::vector<ThreadState*> threads;
+};
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
 struct StateOwner {
   bool armed = false;
   ~StateOwner() {
+    if (state == nullptr) return;
+    const std::lock_guard lock(registry().mutex);
+    std::erase(registry().threads, state);
     delete state;
     state = nullptr;
   }
@@ -33,9 +46,15 @@ ThreadState& thread_state() {
     owner.armed = true;
     state->thread = static_cast<uint16_t>(at::RecordFunction::currentThreadId());
     state->claimed = at::sequence_number::peek();
+    const std::lock_guard lock(registry().mutex);
+    registry().threads.push_back(state);
   }
   return *state;
 }
+
+std::mutex& threads_mutex() { return registry().mutex; }
+
+const std::vector<ThreadState*>& all_threads() { return registry().threads; }
 
 Event ThreadState::event(EventKind kind) const noexcept { return event(kind, read_ticks()); }
 

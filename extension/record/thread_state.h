@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "extension/record/native_stack.h"
+#include "extension/record/steady.h"
 #include "profiler/event.h"
 
 namespace oomdiag {
@@ -20,10 +23,19 @@ struct Frame {
   uint16_t outside_node_thread = 0;
   bool is_outermost = false;   ///< the outermost op, or a node: where an OOM is absorbed or goes on
   bool is_accumulate = false;  ///< an AccumulateGrad node
-  uint32_t scope_name = 0;     ///< of a user scope, else 0
+  bool is_optimizer_step = false;
+  uint32_t scope_name = 0;  ///< of a user scope, else 0
 
   /// An op inside of another op: nothing is to be done at its end but to go back.
   bool is_plain() const { return !is_outermost && scope_name == 0; }
+};
+
+/// The request that ended steady training: ops were not watched, so which op made it is found out afterwards.
+struct Surprise {
+  Event* written = nullptr;  ///< its event in the trace, null = nothing to find out
+  uint64_t sequence = 0;
+  Context context;  ///< as far as it was known
+  NativeStack stack;
 };
 
 /// A backward pass that runs on this thread.
@@ -88,6 +100,8 @@ struct ThreadState {
   std::string module_path;               ///< of the user scopes that are open
   std::vector<std::string> outer_paths;  ///< one for each open scope: what to go back to
   InternCache names;
+  StepOfThread training;
+  Surprise surprise;
 
   /// An event of this kind, at this time, with everything filled in that this thread knows.
   Event event(EventKind kind, uint64_t time) const noexcept;
@@ -98,5 +112,10 @@ struct ThreadState {
 ThreadState& thread_state();
 /// The same, or null where there is none yet. Never allocates.
 ThreadState* existing_thread_state() noexcept;
+
+/// Held while threads come and go; needed for `all_threads`.
+std::mutex& threads_mutex();
+/// The states of all threads that have one.
+const std::vector<ThreadState*>& all_threads();
 
 }  // namespace oomdiag

@@ -92,6 +92,7 @@ Report read_report(const Json& json) {
   read("rank", report.rank);
   read("world_size", report.world_size);
   read("steps", report.steps);
+  read("steady_steps", report.steady_steps);
   read("main_device", report.main_device);
   read("devices", report.devices);
   read("limits", report.limits);

@@ -159,6 +159,8 @@ struct Report {
   std::string folder{};  ///< where it is kept, for the next command to type; not in the JSON
   int rank = 0, world_size = 1;
   uint32_t steps = 0;
+  uint32_t steady_steps =
+      0;  ///< of those: ops were not watched, as each repeated the steps before to the last allocation
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
   std::vector<std::string> limits{};

@@ -72,6 +72,8 @@ struct TraceHeader {
   std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that found no room
   std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
   std::atomic<EndState> end_state = EndState::running;
+  std::atomic<uint32_t> steady_steps =
+      0;  ///< optimizer steps in which the places of allocations are those of a learned step
   char failure[128] = {};
 };
 inline constexpr uint64_t kHeaderBytes = 4096;

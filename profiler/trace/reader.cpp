@@ -92,6 +92,7 @@ ProcessInfo read_process(const TraceHeader& header) {
           .allocator_settings = text(header.allocator_settings),
           .command = text(header.command),
           .end_state = header.end_state.load(),
+          .steady_steps = header.steady_steps.load(),
           .recorder_failure = text(header.failure)};
 }
 

@@ -22,6 +22,7 @@ struct ProcessInfo {
   std::string allocator_settings;
   std::string command;
   EndState end_state = EndState::running;
+  uint32_t steady_steps = 0;     ///< optimizer steps in which the places of allocations are those of a learned step
   std::string recorder_failure;  ///< why the recorder switched itself off, or empty
 };
 

@@ -170,6 +170,13 @@ bool TraceWriter::complete_last_free(uint32_t device, uint64_t address) noexcept
   return true;
 }
 
+Event* TraceWriter::last_written() noexcept { return held.next == held.first ? nullptr : held.next - 1; }
+
+void TraceWriter::place(Event* written, uint64_t sequence, uint32_t context) noexcept {
+  if (!on() || written->sequence != sequence) return;
+  std::atomic_ref(written->context).store(context, std::memory_order_relaxed);
+}
+
 bool TraceWriter::take_chunk() noexcept {
   held_owner.give_back();
   for (uint64_t tries = 0; tries < header_->chunk_capacity; ++tries) {

@@ -50,6 +50,10 @@ class TraceWriter {
   uint64_t write(Event& event) noexcept;
   /// If the last event of this thread requests the free of this block, says in it that the free is complete.
   bool complete_last_free(uint32_t device, uint64_t address) noexcept;
+  /// The place of the last event of this thread, null if there is none.
+  Event* last_written() noexcept;
+  /// Says late where an event of this thread happened, unless it has been overwritten since.
+  void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
   void remove_block(uint32_t device, uint64_t address) noexcept;

@@ -253,6 +253,68 @@ class Refusals(DiagnosisTest):
         self.assertTrue(all("conv" in a["op"] for a in report["absorbed"]))
 
 
+class Steady(DiagnosisTest):
+    """Steps that repeat are recorded without watching their ops; the report is the one that watching them gives."""
+
+    PROGRAM = """
+        import sys, time, torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(3, 32, 3, padding=1)
+                self.fc = nn.Linear(32 * 32 * 32, 10)
+
+            def forward(self, x):
+                x = nn.functional.max_pool2d(torch.relu(self.conv(x)), 2)
+                return self.fc(x.flatten(1))
+
+        net = Net().cuda()
+        optimizer = torch.optim.Adam(net.parameters())
+        for batch in [32] * 30 + [int(word) for word in sys.argv[1:]]:
+            x = torch.empty(batch, 3, 64, 64).cuda()  # the first allocation of a step
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+        time.sleep(0.3)
+        """
+
+    def both(self, *batches):
+        reports = []
+        for every_step in "01":
+            environment = os.environ | {"OOMDIAG_EVERY_STEP": every_step}
+            done, report = self.run_program("-c", textwrap.dedent(self.PROGRAM), *batches, memory="2GiB", env=environment)
+            self.assertIsNotNone(report, done.stderr)
+            reports.append(report)
+        steady, watched = reports
+        self.assertGreaterEqual(steady["steady_steps"], 15)
+        self.assertEqual(watched["steady_steps"], 0)
+        for report in reports:
+            for key in ("timeline", "steady_steps", "command"):
+                del report[key]
+            for device in report["devices"]:
+                del device["timeline"]
+        return steady, watched
+
+    def test_a_run_that_fits(self):
+        steady, watched = self.both("32", "16", "32")
+        self.assertEqual(steady["outcome"], "ok")
+        self.assertEqual(steady, watched)
+
+    def test_an_oom_in_backward_of_a_larger_batch(self):
+        steady, watched = self.both("1450")
+        self.assertEqual(steady["failure"]["phase"], "backward")
+        self.assertEqual(steady, watched)
+
+    def test_an_oom_in_the_very_request_that_ends_steady_training(self):
+        steady, watched = self.both("50000")
+        self.assertIn(steady["failure"]["op"], ("aten::to", "aten::_to_copy"))
+        self.assertRegex(steady["failure"]["source"], r"<string>:18$")
+        self.assertEqual(steady["failure"], watched["failure"])
+        self.assertEqual(steady["categories"], watched["categories"])
+
+
 class DoNoHarm(DiagnosisTest):
     """The program ends as it would have without us."""
 

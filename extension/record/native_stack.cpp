@@ -1,0 +1,65 @@
+#include "extension/record/native_stack.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <dlfcn.h>
+#include <execinfo.h>
+
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "extension/record/thread_state.h"
+
+// Every operator passes through at::_ops::<name>_<overload>::call or ::redispatch, which libtorch_cpu exports.
+
+namespace oomdiag {
+
+namespace {
+
+constexpr std::string_view kOps = "_ZN2at4_ops";  // the namespace, mangled; the length and the name follow
+constexpr std::string_view kEngine = "_ZN5torch8autograd6Engine";  // beyond it lies another op
+
+/// "max_pool2d" of "_ZN2at4_ops10max_pool2d4callE…", or empty.
+std::string_view name_in(std::string_view symbol) {
+  if (!symbol.starts_with(kOps)) return {};
+  symbol.remove_prefix(kOps.size());
+  size_t length = 0;
+  const auto [end, error] = std::from_chars(symbol.data(), symbol.data() + symbol.size(), length);
+  if (error != std::errc{}) return {};
+  symbol.remove_prefix(static_cast<size_t>(end - symbol.data()));
+  return symbol.substr(0, length);
+}
+
+/// "aten::add" of "add_Tensor": where the name of the overload begins, the dispatcher knows.
+std::string operator_name(std::string_view joined) {
+  const auto is_known = [](std::string_view name, std::string_view overload) {
+    return c10::Dispatcher::singleton().findSchema({"aten::" + std::string(name), std::string(overload)}).has_value();
+  };
+  if (is_known(joined, "")) return "aten::" + std::string(joined);
+  for (size_t at = joined.rfind('_'); at != joined.npos && at != 0; at = joined.rfind('_', at - 1)) {
+    if (is_known(joined.substr(0, at), joined.substr(at + 1))) return "aten::" + std::string(joined.substr(0, at));
+  }
+  return {};
+}
+
+}  // namespace
+
+void NativeStack::capture() noexcept { depth = backtrace(frames, kMaxFrames); }
+
+bool find_ops(const NativeStack& stack, InternCache& names, Context& context) {
+  std::string_view outermost;
+  for (int i = 0; i < stack.depth; ++i) {
+    Dl_info symbol{};
+    if (dladdr(stack.frames[i], &symbol) == 0 || symbol.dli_sname == nullptr) continue;
+    if (std::string_view(symbol.dli_sname).starts_with(kEngine)) break;
+    const std::string_view name = name_in(symbol.dli_sname);
+    if (name.empty()) continue;
+    outermost = name;
+    if (context.inner == 0) context.inner = names.name(operator_name(name));
+  }
+  if (outermost.empty()) return false;
+  context.op = names.name(operator_name(outermost));
+  return true;
+}
+
+}  // namespace oomdiag
