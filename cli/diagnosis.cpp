@@ -32,6 +32,9 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set("OOMDIAG_CARD", is_virtual ? request.device.card->file.string() : "");
   set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
   if (is_virtual) set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
+  if (environment("NVTX_INJECTION64_PATH").empty()) {  // a profiler that is there already keeps its place
+    set("NVTX_INJECTION64_PATH", (libraries / "liboomdiag_preload.so").string());
+  }
   return program;
 }
 

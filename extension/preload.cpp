@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "extension/nvtx.h"
 #include "extension/torch_version.h"
 
 namespace {
@@ -64,6 +65,7 @@ void load_recorder() {
   const auto loaded = reinterpret_cast<void (*)()>(dlsym(recorder, "oomdiag_recorder_loaded"));
   if (poll_recorder == nullptr || loaded == nullptr) return;
   loaded();
+  oomdiag::record_nvtx_ranges(reinterpret_cast<void (*)(const char*)>(dlsym(recorder, "oomdiag_recorder_range")));
   polling.store(true, std::memory_order_release);
 }
 

@@ -23,8 +23,9 @@ namespace oomdiag {
 /// wanted            0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
 /// op_failed         0                  0                  0                 context, op_serial, seq: the op that an exception left first
 /// scope_begin, _end 0                  0                  name of the scope context is that inside the scope
-/// nodes_created     0                  how many           0                 context, op_serial: the forward op that made them; first
-///                                                                           number in node_sequence, on thread node_thread
+/// nodes_created     node + 1, or 0     how many           its thread        context, op_serial: the forward op that made them; first
+///                                                                           number in node_sequence, on thread node_thread. The
+///                                                                           node is the one that ran the op, as checkpointing does
 /// graph_begin       number of nodes    0                  graph task        the results of a walk follow: saved_tensor, parameter, gradient
 /// saved_tensor      storage            storage bytes      name: shape       seq = the node that saved it; context names that node
 /// packed_tensor     0                  0                  how many          saved through user hooks: size unknown; seq, context as above
@@ -32,6 +33,8 @@ namespace oomdiag {
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate"
+/// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
+///                                                                           line of text, innermost first; address 0: of the refusal
 enum class EventKind : uint8_t {
   none = 0,
   alloc,
@@ -58,8 +61,9 @@ enum class EventKind : uint8_t {
   buffer,
   gradient,
   note,
+  stack,
 };
-inline constexpr EventKind kLastEventKind = EventKind::note;
+inline constexpr EventKind kLastEventKind = EventKind::stack;
 
 /// Flags of free_requested, block_state and segment_state.
 enum EventFlag : uint16_t {

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include "extension/record/graph_walk.h"
+#include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
 
@@ -140,6 +141,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   state.described_serial = state.op_serial;
   if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
   const at::DisableRecordFunctionGuard no_ops;
+  write_python_stack();
   write_layout(state, index);
   describe_graph_at_refusal(state);
 } catch (...) {

@@ -40,6 +40,10 @@ void claim_nodes(ThreadState& state) {
   if (next <= state.claimed) [[likely]]
     return;
   Event event = state.event(EventKind::nodes_created);
+  if (state.node_sequence < kNoNode) {
+    event.address = state.node_sequence + 1;
+    event.detail = state.node_thread;
+  }
   event.node_sequence = state.claimed;
   event.node_thread = state.thread;
   event.bytes = static_cast<int64_t>(next - state.claimed);
@@ -48,9 +52,9 @@ void claim_nodes(ThreadState& state) {
   session().writer().write(event);
 }
 
-Frame& push_frame(ThreadState& state, const at::RecordFunction& call) {
+Frame& push_frame(ThreadState& state, const void* call) {
   Frame& frame = state.frames[state.depth++];
-  frame.call = &call;
+  frame.call = call;
   frame.outside = state.context;
   frame.outside_id = state.context_id;
   frame.outside_serial = state.op_serial;
@@ -71,9 +75,9 @@ void go_back_to(ThreadState& state, const Frame& frame) {
 
 // Scopes may end out of order: what is still open inside of the frame keeps the state. False for a call that began before
 // recording did: it has no frame.
-bool remove_frame(ThreadState& state, const at::RecordFunction& call, Frame& frame) {
+bool remove_frame(ThreadState& state, const void* call, Frame& frame) {
   uint32_t at = state.depth;
-  while (at > 0 && state.frames[at - 1].call != &call) --at;
+  while (at > 0 && state.frames[at - 1].call != call) --at;
   if (at == 0) return false;
   frame = state.frames[at - 1];
   for (uint32_t i = at; i < state.depth; ++i) state.frames[i - 1] = state.frames[i];
@@ -139,7 +143,7 @@ std::unique_ptr<at::ObserverContext> on_node_start(const at::RecordFunction& cal
   if (!recording()) return nullptr;
   ThreadState& state = thread_state();
   if (state.depth == ThreadState::kMaxDepth) return nullptr;
-  enter_node(state, push_frame(state, call), call.name());
+  enter_node(state, push_frame(state, &call), call.name());
   return nullptr;
 }
 
@@ -148,7 +152,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   ThreadState& state = thread_state();
   if (!steady()) claim_nodes(state);
   if (state.depth == ThreadState::kMaxDepth) return nullptr;
-  Frame& frame = push_frame(state, call);
+  Frame& frame = push_frame(state, &call);
   const char* name = call.name();
   const bool is_scope = call.scope() == at::RecordScope::USER_SCOPE;
   const bool is_node = !is_scope && std::strncmp(name, kEnginePrefix.data(), kEnginePrefix.size()) == 0;
@@ -198,7 +202,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   }
   const Context inside = state.context;
   Frame frame;
-  if (!remove_frame(state, call, frame)) return;
+  if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (frame.is_outermost && state.refused) settle_refusal(state);
   if (frame.scope_name != 0) leave_scope(state, frame);
@@ -266,6 +270,19 @@ void install_op_callbacks(OpCallbacks which) {
   } else if (which != OpCallbacks::none) {
     install_recording(now);
   }
+}
+
+void enter_or_leave_range(const char* name) noexcept try {
+  static const char range = 0;  // what all of them are "called" by: they end in order
+  if (!recording()) return;
+  ThreadState& state = thread_state();
+  Frame frame;
+  if (name == nullptr) {
+    if (remove_frame(state, &range, frame)) leave_scope(state, frame);
+  } else if (state.depth < ThreadState::kMaxDepth) {
+    enter_scope(state, push_frame(state, &range), name);
+  }
+} catch (...) {
 }
 
 void watch_outputs(bool on) {

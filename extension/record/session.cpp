@@ -175,6 +175,8 @@ int oomdiag_recorder_poll() {
   return settled() ? 1 : 0;
 }
 
+void oomdiag_recorder_range(const char* name) { enter_or_leave_range(name); }
+
 void oomdiag_recorder_measure(int callbacks) {
   if (the_session == nullptr) return;
   install_op_callbacks(static_cast<OpCallbacks>(callbacks));

@@ -68,6 +68,7 @@ void Blocks::apply(const Event& event, uint32_t index) {
     case EventKind::buffer:
     case EventKind::gradient:
     case EventKind::note:
+    case EventKind::stack:
       return;
   }
 }

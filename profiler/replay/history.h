@@ -120,6 +120,8 @@ struct Attribution {
   int64_t backward_bytes = 0;
   int64_t with_node_bytes = 0;        ///< the autograd node is known
   int64_t with_forward_op_bytes = 0;  ///< … and the forward op that made it
+  int64_t with_module_bytes = 0;      ///< … and the module or user scope in which that op ran
+  int64_t with_source_bytes = 0;      ///< … and its line
   int64_t accumulate_bytes = 0;       ///< by AccumulateGrad, which has no forward op
 
   bool operator==(const Attribution&) const = default;
@@ -142,6 +144,7 @@ struct OutOfMemory {
   bool first_in_op = true;          ///< the op had allocated nothing before
   std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
   Where wanted_by{};                ///< the forward op whose output's gradient it was
+  std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
 
   bool operator==(const OutOfMemory&) const = default;
 };

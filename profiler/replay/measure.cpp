@@ -84,6 +84,7 @@ class Meter {
       case EventKind::buffer:
       case EventKind::gradient:
       case EventKind::note:
+      case EventKind::stack:
         break;
     }
   }

@@ -17,6 +17,7 @@ bool describes_refusal(EventKind kind) {
     case EventKind::parameter:
     case EventKind::buffer:
     case EventKind::gradient:
+    case EventKind::stack:
       return true;
     case EventKind::none:
     case EventKind::alloc:

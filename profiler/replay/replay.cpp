@@ -19,6 +19,24 @@ void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSett
   }
 }
 
+// The refusal's own stack; in backward that of the forward op's line, as it was first reached.
+void find_stack(const Trace& trace, OutOfMemory& refusal) {
+  const uint16_t thread = trace.events[refusal.event].thread;
+  for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
+    const Event& event = trace.events[i];
+    if (event.kind == EventKind::stack && event.address == 0 && event.thread == thread) {
+      refusal.stack = trace.name(event.detail);
+    }
+  }
+  if (!refusal.stack.empty() || refusal.where.source.empty()) return;
+  for (uint64_t i = 0; i < refusal.event; ++i) {
+    const Event& event = trace.events[i];
+    if (event.kind != EventKind::stack || trace.name(event.address) != refusal.where.source) continue;
+    refusal.stack = trace.name(event.detail);
+    return;
+  }
+}
+
 bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
   const Event& failed = trace.events[refusal.event];
   for (uint64_t i = refusal.event; i-- > 0;) {
@@ -42,6 +60,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     if (!device.used) continue;
     for (OutOfMemory& refusal : device.history.refusals) {
       find_wanted(trace, measured.nodes, settings, refusal);
+      find_stack(trace, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }

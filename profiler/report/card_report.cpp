@@ -37,6 +37,16 @@ std::string describe_wanted(const OutOfMemory& refusal) {
   return fmt::format("{}, {}", what, refusal.wanted_shape);
 }
 
+std::vector<std::string> lines_of(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
 ReportFailure report_failure(const OutOfMemory& refusal) {
   return {.phase = std::string(name_of(refusal.phase)),
           .step = refusal.step,
@@ -49,7 +59,8 @@ ReportFailure report_failure(const OutOfMemory& refusal) {
           .allocated_bytes = refusal.allocated_bytes,
           .reserved_bytes = refusal.reserved_bytes,
           .free_bytes = refusal.free_bytes,
-          .wanted = describe_wanted(refusal)};
+          .wanted = describe_wanted(refusal),
+          .stack = lines_of(refusal.stack)};
 }
 
 // A module is what people know; an op is the next best.
@@ -189,6 +200,8 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.attribution = {{"backward_bytes", joined.backward_bytes},
                         {"with_node_bytes", joined.with_node_bytes},
                         {"with_forward_op_bytes", joined.with_forward_op_bytes},
+                        {"with_module_bytes", joined.with_module_bytes},
+                        {"with_source_bytes", joined.with_source_bytes},
                         {"accumulate_bytes", joined.accumulate_bytes}};
   report.headroom_bytes = findings.headroom_bytes;
   report.replay_error_bytes = device.replay_error_bytes;

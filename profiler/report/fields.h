@@ -46,6 +46,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("reserved_bytes", value.reserved_bytes);
   visit("free_bytes", value.free_bytes);
   visit.or_null("wanted", value.wanted);
+  visit("stack", value.stack);
 }
 
 template <class Visitor, Either<ReportOwner> Value>

@@ -41,7 +41,8 @@ struct ReportFailure {
   std::string node{}, op{}, module{}, source{};
   std::string inner_op{};  ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
-  std::string wanted{};  ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
+  std::string wanted{};              ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
+  std::vector<std::string> stack{};  ///< calls that led to `source`, "train.py:31 in forward", innermost first
 
   bool operator==(const ReportFailure&) const = default;
 };

@@ -57,6 +57,21 @@ std::string place_of(const Place& place, const TextOptions& options) {
   return text;
 }
 
+// The user's calls that led to the line that "where" ends with.
+std::string callers_of(const ReportFailure& failure, const TextOptions& options) {
+  constexpr size_t kMostCallers = 4;
+  std::vector<std::string> callers;
+  for (const std::string& call : failure.stack) {
+    const bool is_library = call.find(" in ") == call.npos || call.starts_with("site-packages/");
+    if (&call != &failure.stack.front() && !is_library) callers.push_back(printable(short_source(call), 40));
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(callers.size(), kMostCallers); ++i) {
+    text += (i == 0 ? "from " : options.unicode ? " ← " : " <- ") + callers[i];
+  }
+  return text;
+}
+
 std::string cause_of(const ReportOfDevice& device) {
   const ReportCause& cause = *device.cause;
   const ReportCard& card = device.card;
@@ -102,6 +117,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
     what = ": inside " + printable(failure.inner_op, 60);
   }
+  add(text, "called", callers_of(failure, options));
   add(text, "wanted", with_unit(failure.requested_bytes) + what);
   if (device.cause) add(text, "cause", cause_of(device));
 }

@@ -126,6 +126,10 @@ class Train(DiagnosisTest):
         self.assertEqual(attribution["with_node_bytes"], attribution["backward_bytes"])
         self.assertEqual(attribution["with_forward_op_bytes"] + attribution["accumulate_bytes"],
                          attribution["backward_bytes"])
+        if report["attribution"]["with_source_bytes"]:  # a Python program: C++ has no lines
+            self.assertEqual(attribution["with_source_bytes"], attribution["with_forward_op_bytes"])
+        # What has none is outside of any module, as a loss function is.
+        self.assertGreaterEqual(attribution["with_module_bytes"], 0.95 * attribution["with_forward_op_bytes"])
 
     def test_the_cpp_samples_first_allocation_is_seen(self):
         _, report = self.train("--model", "deepcnn")
@@ -135,7 +139,7 @@ class Train(DiagnosisTest):
 class Peaks(DiagnosisTest):
     """What oomdiag says equals what PyTorch itself says, to the byte."""
 
-    PROGRAMS = ["mlp", "batch_norm", "checkpointed", "custom_function", "amp"]
+    PROGRAMS = ["mlp", "batch_norm", "checkpointed", "reentrant", "custom_function", "amp", "compiled"]
 
     def peaks(self, *arguments, **options):
         done, report = self.run_program(PROGRAMS, *arguments, **options)
@@ -150,6 +154,10 @@ class Peaks(DiagnosisTest):
             with self.subTest(program=program):
                 report = self.peaks(program, "--batch", "64")
                 Train.check_attribution(self, report)
+
+    def test_two_threads(self):
+        _, report = self.run_program(PROGRAMS, "two_threads", "--batch", "64")  # their peak depends on how they interleave
+        Train.check_attribution(self, report)
 
     def test_peaks_with_other_allocator_settings(self):
         for settings in ("expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:32"):
@@ -313,6 +321,43 @@ class Steady(DiagnosisTest):
         self.assertRegex(steady["failure"]["source"], r"<string>:18$")
         self.assertEqual(steady["failure"], watched["failure"])
         self.assertEqual(steady["categories"], watched["categories"])
+
+
+class Places(DiagnosisTest):
+    """Where in the user's program something happened."""
+
+    def test_scopes_of_the_user_and_nvtx_ranges_are_part_of_the_path(self):
+        _, report = self.run_code("""
+            import torch
+            def encode(x):
+                with torch.profiler.record_function("encode"):
+                    torch.cuda.nvtx.range_push("inner")
+                    y = torch.relu(x)
+                    torch.cuda.nvtx.range_pop()
+                    return y
+            x = torch.zeros(1 << 28, device="cuda", requires_grad=True)
+            def main():
+                return [encode(x) for _ in range(99)]
+            main()
+            """)
+        self.assertEqual(report["failure"]["module"], "encode.inner")
+        self.assertRegex(report["failure"]["source"], r"<string>:6$")
+        calls = [call.rpartition(" in ")[2] for call in report["failure"]["stack"]]
+        self.assertEqual(calls, ["encode", "<listcomp>", "main", "<module>"])
+
+    def test_a_backward_failure_has_the_stack_of_its_forward_line(self):
+        _, report = self.run_code("""
+            import torch
+            def square(x):
+                return x * x
+            x = torch.zeros(1 << 28, device="cuda", requires_grad=True)
+            y = square(x)
+            rest = torch.empty(1 << 28, device="cuda")
+            y.backward(y)
+            """, memory="4GiB")
+        self.assertEqual(report["failure"]["phase"], "backward")
+        calls = [call.rpartition(" in ")[2] for call in report["failure"]["stack"]]
+        self.assertEqual(calls, ["square", "<module>"])
 
 
 class DoNoHarm(DiagnosisTest):
