@@ -64,6 +64,11 @@ bool is_addition(std::string_view op) { return op == "aten::add" || op == "aten:
 // Types that autocast does not touch; a block whose type is not known is taken for float32.
 bool is_float32(const BlockLife& block) { return block.shape.empty() || block.shape.ends_with("float32"); }
 
+// What a reduction keeps between its blocks of threads is float32 whatever goes in.
+bool is_partial_sum(const BlockLife& block) {
+  return block.category == Category::temporary && block.made.inner == "aten::sum";
+}
+
 bool is_low_saver(const Where& saver) { return lowers(saver.op); }
 
 using Place = std::tuple<std::string_view, std::string_view, std::string_view>;
@@ -109,7 +114,8 @@ class Caster {
   void cast_backward(BlockLife& block) {
     if (block.category == Category::gradient || block.category == Category::parameter) return;
     const auto low = low_.find(place_of(block.made));
-    if (low != low_.end() && low->second && !block.freed_by_accumulate) block.bytes /= 2;
+    const bool in_float32 = block.freed_by_accumulate || block.category == Category::workspace || is_partial_sum(block);
+    if (low != low_.end() && low->second && !in_float32) block.bytes /= 2;
   }
 
   // What enters the step as float32 and goes into a matrix product: a copy of half its bytes, up to its last backward.

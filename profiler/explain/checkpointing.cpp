@@ -55,7 +55,8 @@ Segments find_segments(const Lives& blocks, size_t components) {
     const std::string_view path = cut_path(block.made.module, components);
     if (path.empty()) continue;
     Segment& segment = segments[path];
-    if (block.phase == Phase::backward) segment.backward = std::min(segment.backward, block.born);
+    if (block.phase == Phase::backward && block.born != BlockLife::kBefore)
+      segment.backward = std::min(segment.backward, block.born);
     if (is_saved_in_forward(block) && !is_saved_outside(block, path)) ++segment.interior;
   }
   std::erase_if(segments, [](const auto& one) { return one.second.interior < 2; });

@@ -39,13 +39,14 @@ std::vector<Remedy> predict_remedies(const Situation& situation) {
                                  stop_growth};
   std::vector<Remedy> remedies;
   if (situation.lives.step == 0) return remedies;
+  constexpr int64_t kLeastShare = 100;  // what saves less than a hundredth helps nobody
   // The peak may be that of another step; the difference that a remedy makes to this one is taken off it.
   const int64_t peak = find_peak(situation.lives.blocks);
   for (const auto rule : kRules) {
     const std::optional<Changed> changed = rule(situation);
     if (!changed) continue;
     const int64_t saved = peak - find_peak(changed->blocks);
-    if (saved <= 0) continue;
+    if (saved * kLeastShare < peak) continue;
     const int64_t left = std::max<int64_t>(0, situation.peak_bytes - saved);
     remedies.push_back({.id = changed->id,
                         .label = changed->label,

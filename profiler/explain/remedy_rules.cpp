@@ -54,6 +54,7 @@ std::optional<Changed> fit_batch(const Situation& situation) {
 /// Two micro-batches of half the size, one optimizer step: peak(b/2), but from the second one on gradients live through
 /// forward, and each new one stands beside the old one until it is added.
 std::optional<Changed> accumulate(const Situation& situation) {
+  if (!situation.has_backward) return {};
   Lives blocks = scale_batch(situation.lives.blocks, 1, 2);
   Lives added;
   for (BlockLife& block : blocks) {
@@ -120,30 +121,28 @@ std::optional<Changed> set_gradients_to_none(const Situation& situation) {
                  .blocks = std::move(blocks)};
 }
 
-/// no_grad: nothing is saved. A tensor dies when the op that used it, one of its savers, has made its own result.
+/// no_grad: nothing is saved. A tensor that is not held by name dies when the next op has made its result from it; where
+/// tensors skip over ops (residuals) the true peak is higher by them.
 std::optional<Changed> use_no_grad(const Situation& situation) {
   if (situation.has_backward || find_backward(situation.lives.blocks) != BlockLife::kNever) return {};
   Lives blocks = situation.lives.blocks;
-  bool any = false;
+  std::vector<BlockLife*> made;  // by the forward ops, in order
   for (BlockLife& block : blocks) {
-    if (block.category != Category::activation || block.born == BlockLife::kBefore) continue;
-    uint32_t last_use = block.born + 1;
-    for (const BlockLife& user : blocks) {
-      const bool uses =
-          user.born > block.born && std::any_of(block.saved_by.begin(), block.saved_by.end(), [&](auto& saver) {
-            return saver.op == user.made.op && saver.module == user.made.module && saver.source == user.made.source;
-          });
-      if (!uses) continue;
-      last_use = std::max(last_use, user.born + 1);
-      break;
-    }
-    block.died = std::min(block.died, last_use);
-    any = true;
+    const bool result = block.category == Category::activation || block.category == Category::output;
+    if (result && block.phase == Phase::forward && block.born != BlockLife::kBefore) made.push_back(&block);
+  }
+  bool any = false;
+  for (size_t m = 0; m + 1 < made.size(); ++m) {
+    size_t next = m + 1;
+    while (next + 1 < made.size() && made[next]->made == made[m]->made) ++next;
+    const uint32_t last_use = made[next]->born + 1;
+    any = any || made[m]->died > last_use;
+    made[m]->died = std::min(made[m]->died, last_use);
   }
   if (!any) return {};
   return Changed{.id = "no_grad",
                  .label = "torch.no_grad(), as nothing runs backward",
-                 .formula = "saved tensors die when the op that used them is done",
+                 .formula = "a tensor dies when the next op has made its result",
                  .blocks = std::move(blocks)};
 }
 

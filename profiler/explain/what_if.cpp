@@ -8,13 +8,25 @@
 namespace oomdiag {
 namespace {
 
-/// Sizes of the parameters: what backward makes of this size for AccumulateGrad does not follow the batch.
-std::set<int64_t> parameter_sizes(const Lives& blocks) {
-  std::set<int64_t> sizes;
+/// What must be known of all blocks to tell whether one follows the batch.
+struct Hints {
+  std::set<int64_t> sizes{};  ///< of parameters: what backward makes of this size is for AccumulateGrad
+  bool walked = false;        ///< it is known what autograd saves
+};
+
+Hints read_hints(const Lives& blocks) {
+  Hints hints;
   for (const BlockLife& block : blocks) {
-    if (block.category == Category::parameter || block.category == Category::gradient) sizes.insert(block.bytes);
+    if (block.category == Category::parameter || block.category == Category::gradient) hints.sizes.insert(block.bytes);
+    hints.walked = hints.walked || (block.ever_saved && block.category != Category::parameter);
   }
-  return sizes;
+  return hints;
+}
+
+// The batch itself is saved, or given up for the next one; a data set is neither.
+bool is_batch(const BlockLife& block, const Hints& hints) {
+  if (block.ever_saved || block.died != BlockLife::kNever) return true;
+  return block.category == Category::input && !hints.walked;
 }
 
 bool is_fixed(Category category) {
@@ -36,15 +48,15 @@ bool is_fixed(Category category) {
   return false;
 }
 
-bool follows_batch(const BlockLife& block, const std::set<int64_t>& sizes) {
+bool follows_batch(const BlockLife& block, const Hints& hints) {
   if (is_fixed(block.category) || block.freed_by_accumulate) return false;
   switch (block.phase) {
     case Phase::setup:
-      return block.ever_saved;
+      return is_batch(block, hints);
     case Phase::forward:
       return true;
     case Phase::backward:
-      return block.category == Category::activation || !sizes.contains(block.bytes);
+      return block.category == Category::activation || !hints.sizes.contains(block.bytes);
     case Phase::other:
       return block.category == Category::input || block.ever_saved;
     case Phase::optimizer:
@@ -79,14 +91,12 @@ uint32_t find_backward(const Lives& blocks) {
   return found == blocks.end() ? BlockLife::kNever : found->born;
 }
 
-bool follows_batch(const BlockLife& block, const Lives& blocks) {
-  return follows_batch(block, parameter_sizes(blocks));
-}
+bool follows_batch(const BlockLife& block, const Lives& blocks) { return follows_batch(block, read_hints(blocks)); }
 
 Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator) {
-  const std::set<int64_t> sizes = parameter_sizes(blocks);
+  const Hints hints = read_hints(blocks);
   for (BlockLife& block : blocks) {
-    if (!follows_batch(block, sizes)) continue;
+    if (!follows_batch(block, hints)) continue;
     const double bytes =
         static_cast<double>(block.bytes) * static_cast<double>(numerator) / static_cast<double>(denominator);
     block.bytes = round_size(static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxSaneBytes))), {});

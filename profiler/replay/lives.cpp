@@ -26,6 +26,16 @@ bool frees_in_own_op(const Event& maker, const Event& free) {
          maker.node_sequence != kAccumulateGrad;
 }
 
+// The step of the peak. But step 1 makes gradients and optimizer state only as it goes: a later step that comes as near to
+// the peak as makes no difference tells more.
+uint32_t typical_step(const DeviceHistory& device) {
+  if (device.peak.step != 1) return device.peak.step;
+  for (const PhasePeak& peak : device.phases) {
+    if (peak.step > 1 && peak.allocated_bytes >= device.peak.allocated_bytes / 1000 * 999) return peak.step;
+  }
+  return 1;
+}
+
 /// One pass over the events up to the end of the step. Before the step begins only what is alive is remembered.
 class Follower {
  public:
@@ -34,7 +44,7 @@ class Follower {
       : trace_(trace),
         nodes_(nodes),
         device_(static_cast<uint8_t>(device.index)),
-        step_(device.failure ? device.failure->step : device.peak.step),
+        step_(device.failure ? device.failure->step : typical_step(device)),
         end_(device.failure ? device.failure->end + 1 : trace.events.size()),
         last_(device.failure ? device.failure->event : trace.events.size()),
         refusal_(device.failure ? &*device.failure : nullptr),

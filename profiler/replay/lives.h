@@ -12,7 +12,7 @@
 // it the peak can be computed that the step would have had if some blocks were smaller, or lived shorter (explain/what_if.h).
 namespace oomdiag {
 
-/// Follows the blocks of `device` in the step of its peak, or in the step that failed up to the failure.
+/// Follows the blocks of `device` in the step of its peak (or a later one like it), or in the step that failed up to the failure.
 StepLives follow_lives(const Trace& trace, const Outline& outline, const NodeTable& nodes, const DeviceHistory& device,
                        const AllocatorSettings& settings);
 

@@ -37,7 +37,7 @@ def transformer():
 
 
 def train(model, remedy="", modules=(), batch=0, steps=3, optimizer="adamw", keep_gradients=False, hold_outputs=False,
-          backward=True, leak=False):
+          backward=True, leak=False, inference=False):
     torch.manual_seed(0)
     net, data, default_batch = globals()[model]()
     net.cuda()
@@ -57,7 +57,7 @@ def train(model, remedy="", modules=(), batch=0, steps=3, optimizer="adamw", kee
             "sgd": lambda p: torch.optim.SGD(p, 0.1)}
     stepper = make["sgd" if remedy == "sgd" else optimizer](net.parameters())
     autocast = torch.autocast("cuda", torch.bfloat16) if remedy == "autocast_bf16" else contextlib.nullcontext()
-    grad = torch.no_grad() if remedy == "no_grad" else contextlib.nullcontext()
+    grad = torch.no_grad() if remedy == "no_grad" or inference else contextlib.nullcontext()
     kept = []
     for _ in range(steps):
         stepper.zero_grad(set_to_none=not keep_gradients or remedy == "set_to_none")
@@ -66,7 +66,7 @@ def train(model, remedy="", modules=(), batch=0, steps=3, optimizer="adamw", kee
             with autocast, grad:
                 features = net(x)
                 if hold_outputs:
-                    weights = torch.softmax(features.repeat(1, 200), -1)  # held, though only its mean is needed
+                    weights = torch.softmax(features.repeat(1, 40), -1)  # held, though only its mean is needed
                     loss = features.square().mean() + weights.detach().mean()
                     if remedy == "drop_outputs":
                         del weights

@@ -13,15 +13,17 @@ from harness import run_jobs
 CARD = 65536  # MiB: everything fits
 
 LOOPS = [
-    ("convolutions", {"model": "convolutions"}, ["checkpoint", "relu_in_place", "autocast_bf16", "half_batch"]),
+    ("convolutions", {"model": "convolutions"}, ["checkpoint", "autocast_bf16", "half_batch"]),
     ("mlp", {"model": "mlp"}, ["checkpoint", "autocast_bf16", "half_batch", "accumulate_2"]),
     ("transformer", {"model": "transformer"}, ["checkpoint", "autocast_bf16", "half_batch", "accumulate_2"]),
     ("wide mlp", {"model": "wide_mlp"}, ["fused_optimizer", "foreach_off", "sgd"]),
-    ("mlp, gradients kept", {"model": "mlp", "keep_gradients": True, "batch": 4096, "optimizer": "sgd"}, ["set_to_none"]),
+    ("mlp, gradients kept", {"model": "mlp", "keep_gradients": True, "batch": 4096,
+                              "optimizer": "sgd"}, ["set_to_none"]),
     ("wide mlp, gradients kept", {"model": "wide_mlp", "keep_gradients": True, "batch": 8192}, ["half_batch"]),
     ("mlp, outputs held", {"model": "mlp", "hold_outputs": True, "optimizer": "sgd"}, ["drop_outputs"]),
     ("mlp without backward", {"model": "mlp", "backward": False, "steps": 1}, ["no_grad"]),
     ("convolutions without backward", {"model": "convolutions", "backward": False, "steps": 1}, ["no_grad"]),
+    ("convolutions, inference", {"model": "convolutions", "backward": False, "steps": 2, "inference": True}, ["half_batch"]),
     ("mlp that leaks", {"model": "mlp", "leak": True, "steps": 8}, ["stop_growth"]),
     ("convolutions, SGD", {"model": "convolutions", "optimizer": "sgd", "batch": 32}, ["half_batch", "autocast_bf16"]),
 ]
