@@ -18,6 +18,12 @@ int64_t sum_of(const Lives& blocks, bool (*counts)(const BlockLife&)) {
   return sum;
 }
 
+// "2" of "2.0.conv" beside "1.relu": the outermost module around the one but not around the other.
+std::string_view beside(std::string_view module, std::string_view other) {
+  const auto differs = std::mismatch(module.begin(), module.end(), other.begin(), other.end()).first;
+  return module.substr(0, module.find('.', static_cast<size_t>(differs - module.begin())));
+}
+
 int64_t peak_at(const Situation& situation, int64_t batch) {
   const Lives& blocks = situation.lives.blocks;
   return situation.peak_bytes - find_peak(blocks) + find_peak(scale_batch(blocks, batch, *situation.batch));
@@ -121,28 +127,25 @@ std::optional<Changed> set_gradients_to_none(const Situation& situation) {
                  .blocks = std::move(blocks)};
 }
 
-/// no_grad: nothing is saved. A tensor that is not held by name dies when the next op has made its result from it; where
-/// tensors skip over ops (residuals) the true peak is higher by them.
+/// no_grad: nothing is saved. A tensor dies when the module beside its own that takes it has returned: a caller holds what
+/// it hands in. Where tensors skip over modules (residuals) the true peak is higher by them.
 std::optional<Changed> use_no_grad(const Situation& situation) {
   if (situation.has_backward || find_backward(situation.lives.blocks) != BlockLife::kNever) return {};
   Lives blocks = situation.lives.blocks;
-  std::vector<BlockLife*> made;  // by the forward ops, in order
+  std::vector<BlockLife*> made;  // by the forward ops that autograd recorded, in order
   for (BlockLife& block : blocks) {
-    const bool result = block.category == Category::activation || block.category == Category::output;
-    if (result && block.phase == Phase::forward && block.born != BlockLife::kBefore) made.push_back(&block);
+    if (block.in_graph && block.born != BlockLife::kBefore) made.push_back(&block);
   }
-  bool any = false;
   for (size_t m = 0; m + 1 < made.size(); ++m) {
-    size_t next = m + 1;
-    while (next + 1 < made.size() && made[next]->made == made[m]->made) ++next;
-    const uint32_t last_use = made[next]->born + 1;
-    any = any || made[m]->died > last_use;
-    made[m]->died = std::min(made[m]->died, last_use);
+    const std::string_view taker = beside(made[m + 1]->made.module, made[m]->made.module);
+    size_t last = m + 1;
+    while (last + 1 < made.size() && is_inside(made[last + 1]->made.module, taker)) ++last;
+    made[m]->died = std::min(made[m]->died, made[last]->born + 1);
   }
-  if (!any) return {};
+  if (made.empty()) return {};
   return Changed{.id = "no_grad",
                  .label = "torch.no_grad(), as nothing runs backward",
-                 .formula = "a tensor dies when the next op has made its result",
+                 .formula = "a tensor dies when the module that takes it returns",
                  .blocks = std::move(blocks)};
 }
 

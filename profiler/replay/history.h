@@ -179,6 +179,7 @@ struct BlockLife {
   uint32_t born = kBefore, died = kNever;
   Category category = Category::unknown;
   Phase phase = Phase::other;        ///< in which it was allocated
+  bool in_graph = false;             ///< made by a forward op that autograd recorded
   bool freed_in_backward = false;    ///< by an autograd node
   bool freed_by_accumulate = false;  ///< by AccumulateGrad: it was added to a gradient
   bool ever_saved = false;           ///< by a node, in this or an earlier step

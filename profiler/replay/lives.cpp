@@ -165,6 +165,7 @@ class Follower {
                                 .modules_known = trace_.process.python,
                                 .op = trace_.name(context.op),
                                 .inner = trace_.name(context.inner)});
+    life.in_graph = op_made_nodes && life.phase == Phase::forward;
     life.made = locate(trace_, nodes_, draft.maker);
     life.shape = trace_.name(draft.shape);
     for (const auto& [node, saver] : draft.savers) life.saved_by.push_back(locate(trace_, nodes_, saver));

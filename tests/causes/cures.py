@@ -66,7 +66,7 @@ def train(model, remedy="", modules=(), batch=0, steps=3, optimizer="adamw", kee
             with autocast, grad:
                 features = net(x)
                 if hold_outputs:
-                    weights = torch.softmax(features.repeat(1, 40), -1)  # held, though only its mean is needed
+                    weights = torch.softmax(features.repeat(1, 10), -1)  # held, though only its mean is needed
                     loss = features.square().mean() + weights.detach().mean()
                     if remedy == "drop_outputs":
                         del weights

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 
 #include "profiler/explain/remedies.h"
 #include "profiler/explain/remedy_rules.h"
@@ -150,6 +151,25 @@ TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][remed
   CHECK(find(remedies, "fused_optimizer")->predicted_peak_bytes == 96_MiB);
   REQUIRE(find(remedies, "sgd"));
   CHECK(find(remedies, "sgd")->predicted_peak_bytes == 32_MiB);
+}
+
+TEST_CASE("without backward no_grad keeps what the next module takes, and nothing else", "[explain][remedies]") {
+  Lives blocks;
+  const std::array<const char*, 4> modules = {"0.a", "0.b", "1", "2"};
+  for (uint32_t i = 0; i < modules.size(); ++i) {
+    blocks.push_back({.bytes = 16_MiB, .born = i + 1, .category = Category::output, .phase = Phase::forward});
+    blocks.back().in_graph = true;
+    blocks.back().made.module = modules[i];
+  }
+  const StepLives lives = step_of(blocks);
+  Situation situation = situation_of(lives);
+  situation.has_backward = false;
+  const auto remedies = predict_remedies(situation);
+
+  REQUIRE(find(remedies, "no_grad"));
+  CHECK(find(remedies, "no_grad")->predicted_peak_bytes == 32_MiB);
+  situation.has_backward = true;
+  CHECK_FALSE(find(predict_remedies(situation), "no_grad"));
 }
 
 TEST_CASE("outputs that nobody needs in backward end before it", "[explain][remedies]") {
