@@ -77,6 +77,7 @@ int parse_and_run(int argc, char** argv) {
   app.require_subcommand(1);
   add_train(app, chosen);
   add_run(app, chosen, words.from_separator);
+  add_fit(app, chosen, words.from_separator);
   add_explain(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);

@@ -83,6 +83,11 @@ std::vector<Block> Blocks::in_use() const {
   return result;
 }
 
+const Block* Blocks::live_at(uint64_t address) const {
+  const uint32_t id = find(address);
+  return id != Block::kNone && blocks_[id].state == State::live ? &blocks_[id] : nullptr;
+}
+
 void Blocks::allocate(const Event& event, uint32_t index) {
   const uint32_t id = find(event.address);
   if (is_free(id)) {
@@ -105,6 +110,7 @@ void Blocks::place(Block& block, const Event& event, uint32_t index) {
   block.state = State::live;
   block.requested_bytes = event.bytes;
   block.event = index;
+  block.context = event.context;
   allocated_bytes_ += block.bytes;
 }
 
@@ -116,6 +122,7 @@ void Blocks::allocate_unplaced(const Event& event, uint32_t index) {
        .requested_bytes = event.bytes,
        .stream = event.detail,
        .event = index,
+       .context = event.context,
        .state = State::live,
        .small = bytes <= kSmallBytes});
   allocated_bytes_ += bytes;

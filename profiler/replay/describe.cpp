@@ -126,6 +126,7 @@ class Describer {
                    .requested_bytes = block.requested_bytes,
                    .category = categorise(evidence),
                    .phase = evidence.phase,
+                   .step = facts.step,
                    .pending_free = block.state == Block::State::pending_free,
                    .made = locate(trace_, nodes_, maker),
                    .name = trace_.name(facts.name),
@@ -136,14 +137,15 @@ class Describer {
   }
 
  private:
-  // A node may keep one storage several times (x ∙ x), and an OOM in backward is described by two walks.
+  // A node may keep one storage several times (x ∙ x), and an OOM in backward is described by two walks. Forward
+  // numbers the nodes upwards.
   void add_savers(const Facts& facts, LiveBlock& live) {
-    std::set<std::pair<uint16_t, uint64_t>> seen;
+    std::map<std::pair<uint64_t, uint16_t>, const Event*> savers;
     for (const uint64_t index : facts.saved_by) {
       const Event& saver = trace_.events[index];
-      if (!seen.insert({saver.node_thread, saver.node_sequence}).second) continue;
-      live.saved_by.push_back(locate(trace_, nodes_, saver));
+      savers.try_emplace({saver.node_sequence, saver.node_thread}, &saver);
     }
+    for (const auto& [node, saver] : savers) live.saved_by.push_back(locate(trace_, nodes_, *saver));
   }
 
   const Trace& trace_;

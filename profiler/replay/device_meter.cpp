@@ -17,6 +17,9 @@ DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, 
       whole_(trace.overwritten_events == 0 && trace.initial.empty()),
       blocks_(settings) {
   blocks_.start_from(trace.initial, device);
+  for (const Event& event : trace.initial) {
+    if (event.device == device) places_.add(event);
+  }
   result_.used = blocks_.allocated_bytes() > 0;
   history().index = device;
   history().reserved_known = whole_;
@@ -27,6 +30,8 @@ DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, 
 void DeviceMeter::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
   const Phase phase = phases.phase_of(event);
   phase_peaks_.add(phases.step(), phase, blocks_.allocated_bytes());
+  int64_t& highest = history().phase_peaks[static_cast<size_t>(phase)];
+  highest = std::max(highest, blocks_.allocated_bytes());
   Peak& peak = history().peak;
   if (blocks_.allocated_bytes() > peak.allocated_bytes) {
     peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, phases.step(), phase};
@@ -78,7 +83,8 @@ void DeviceMeter::note_packed(const Event& event) {
   history().packed_tensors = std::max(history().packed_tensors, packed_in_walk_);
 }
 
-Measured DeviceMeter::finish() {
+Measured DeviceMeter::finish(const NodeTable& nodes) {
+  history().curves = places_.finish(trace_, nodes);
   history().timeline = timeline_.finish();
   for (TimelinePoint& point : history().timeline) point.time_ns = trace_.time_ns(trace_.events[point.event]);
   history().phases = phase_peaks_.finish();

@@ -6,6 +6,7 @@
 #include "profiler/replay/blocks.h"
 #include "profiler/replay/measure.h"
 #include "profiler/replay/phases.h"
+#include "profiler/replay/places.h"
 #include "profiler/replay/timeline.h"
 
 namespace oomdiag {
@@ -18,6 +19,10 @@ class DeviceMeter {
   /// An alloc, free or segment event.
   void apply(const Event& event, uint64_t index) {
     result_.used = true;
+    if (event.kind == EventKind::alloc) places_.add(event);
+    if (event.kind == EventKind::free_requested) {
+      if (const Block* block = blocks_.live_at(event.address)) places_.remove(block->context, block->requested_bytes);
+    }
     blocks_.apply(event, static_cast<uint32_t>(index));
     history().peak.reserved_bytes = std::max(history().peak.reserved_bytes, blocks_.reserved_bytes());
     timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
@@ -36,7 +41,11 @@ class DeviceMeter {
   void note_walk() { packed_in_walk_ = 0; }
   void note_packed(const Event& event);
 
-  Measured finish();
+  /// Says that a step has ended.
+  void end_step(uint32_t step) { places_.end_step(step); }
+
+  /// `nodes` of the whole trace.
+  Measured finish(const NodeTable& nodes);
 
  private:
   DeviceHistory& history() { return result_.history; }
@@ -49,6 +58,7 @@ class DeviceMeter {
   Blocks blocks_;
   Timeline timeline_;
   PhasePeaks phase_peaks_;
+  PlaceMeter places_;
   int64_t packed_in_walk_ = 0;
   Measured result_;
 };

@@ -68,7 +68,9 @@ class FactCollector {
     }
     if (event.device != instant_.device) return;
     const uint32_t* b = watched_.find(event.address);
-    if (b != nullptr && blocks_[*b].event == index) sheet_.blocks[*b].phase = phases_.phase_of(event);
+    if (b == nullptr || blocks_[*b].event != index) return;
+    sheet_.blocks[*b].phase = phases_.phase_of(event);
+    sheet_.blocks[*b].step = phases_.step();
   }
 
   void note_fact(const Event& event, uint64_t index) {

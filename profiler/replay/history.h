@@ -14,6 +14,7 @@ namespace oomdiag {
 
 /// What the program was doing when it allocated.
 enum class Phase : uint8_t { setup, forward, backward, optimizer, other };
+inline constexpr size_t kPhaseCount = 5;
 
 /// What a live block holds; design §5.
 enum class Category : uint8_t {
@@ -48,11 +49,13 @@ struct LiveBlock {
   int64_t requested_bytes = 0;
   Category category = Category::unknown;
   Phase phase = Phase::other;
+  uint32_t step = 0;          ///< in which it was allocated
   bool pending_free = false;  ///< freed, but another stream still uses it; no category
   Where made{};
-  std::string_view name{};        ///< of a parameter or buffer
-  std::string_view shape{};       ///< "[64, 32] float32", or empty
-  std::vector<Where> saved_by{};  ///< the autograd nodes that keep it for backward
+  std::string_view name{};   ///< of a parameter or buffer
+  std::string_view shape{};  ///< "[64, 32] float32", or empty
+  std::vector<Where>
+      saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 
   bool operator==(const LiveBlock&) const = default;
 };
@@ -115,6 +118,27 @@ struct TimelinePoint {
   bool operator==(const TimelinePoint&) const = default;
 };
 
+/// What of one place of the program (a context of the trace) lives at the ends of steps.
+struct PlaceCurve {
+  Where where{};
+  bool in_graph = false;          ///< a forward op that autograd recorded
+  uint64_t newest = 0;            ///< sequence of its newest allocation: orders places as the program runs them
+  std::vector<int64_t> bytes{};   ///< requested, by StepCurves::steps
+  std::vector<int64_t> blocks{};  ///< how many
+
+  bool operator==(const PlaceCurve&) const = default;
+};
+
+/// The places of which more lives at the end than at some step before.
+struct StepCurves {
+  std::vector<uint32_t> steps{};  ///< at whose ends the curves were read; of long runs evenly spread ones
+  std::vector<double>
+      workload{};  ///< how much larger requests were than in the first of `steps`: the median of all places
+  std::vector<PlaceCurve> places{};
+
+  bool operator==(const StepCurves&) const = default;
+};
+
 /// Requested bytes allocated in backward, and how many of them could be joined.
 struct Attribution {
   int64_t backward_bytes = 0;
@@ -149,12 +173,43 @@ struct OutOfMemory {
   bool operator==(const OutOfMemory&) const = default;
 };
 
+/// A block that was in use at some time of a step. Times are positions: the n-th allocation or free of the step, from 1.
+struct BlockLife {
+  static constexpr uint32_t kBefore = 0;            ///< born before the step
+  static constexpr uint32_t kNever = ~uint32_t{0};  ///< died: not in this step
+
+  int64_t bytes = 0;  ///< of the block, rounded
+  uint32_t born = kBefore, died = kNever;
+  Category category = Category::unknown;
+  Phase phase = Phase::other;        ///< in which it was allocated
+  bool in_graph = false;             ///< made by a forward op that autograd recorded
+  bool freed_in_backward = false;    ///< by an autograd node
+  bool freed_by_accumulate = false;  ///< by AccumulateGrad: it was added to a gradient
+  bool ever_saved = false;           ///< by a node, in this or an earlier step
+  Where made{};
+  std::string_view shape{};
+  std::vector<Where> saved_by{};  ///< in forward's order
+
+  bool operator==(const BlockLife&) const = default;
+};
+
+/// The step that holds the described moment, block by block; the refused request is the last of them.
+struct StepLives {
+  uint32_t step = 0;                ///< 0: there is no step, and nothing else is set
+  std::vector<BlockLife> blocks{};  ///< by ascending birth
+
+  bool operator==(const StepLives&) const = default;
+};
+
 /// One card.
 struct DeviceHistory {
   int index = 0;
   Peak peak;
   Moment moment;
-  std::vector<PhasePeak> phases{};        ///< by step; of long runs the first and the last steps, and the peak's
+  std::vector<PhasePeak> phases{};  ///< by step; of long runs the first and the last steps, and the peak's
+  std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase
+  StepCurves curves{};
+  StepLives lives{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
   std::vector<OutOfMemory> refusals{};    ///< in order
   std::optional<OutOfMemory> failure{};   ///< the one that ended the program

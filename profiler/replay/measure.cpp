@@ -30,13 +30,17 @@ class Meter {
   Measurements run() {
     for (uint64_t i = 0; i < trace_.events.size(); ++i) take(trace_.events[i], i);
     result_.steps = phases_.step();
-    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish());
+    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish(result_.nodes));
     return std::move(result_);
   }
 
  private:
   void take(const Event& event, uint64_t index) {
+    const uint32_t step = phases_.step();
     phases_.advance(event, index);
+    if (phases_.step() != step) {
+      for (DeviceMeter& device : devices_) device.end_step(step);
+    }
     if (event.device >= kMaxDevices) return;
     DeviceMeter& device = devices_[event.device];
     switch (event.kind) {

@@ -2,6 +2,7 @@
 
 #include "profiler/replay/blocks.h"
 #include "profiler/replay/describe.h"
+#include "profiler/replay/lives.h"
 #include "profiler/replay/measure.h"
 #include "profiler/replay/outline.h"
 
@@ -64,6 +65,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }
+    device.history.lives = follow_lives(trace, outline, measured.nodes, device.history, settings);
     device.history.moment = describe(trace, outline, device, measured.nodes, settings);
     device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();
     history.devices.push_back(std::move(device.history));

@@ -145,8 +145,64 @@ ReportSavedTensor report_saved(const LiveBlock& block) {
 ReportRemedy report_remedy(const Remedy& remedy) {
   return {.id = remedy.id,
           .label = remedy.label,
+          .formula = remedy.formula,
+          .modules = remedy.modules,
           .predicted_peak_bytes = remedy.predicted_peak_bytes,
           .predicted_fits = remedy.predicted_fits};
+}
+
+ReportGrowth report_growth(const Growth& growth) {
+  ReportGrowth report{.kind = std::string(name_of(growth.kind)),
+                      .bytes_per_step = growth.bytes_per_step,
+                      .grown_bytes = growth.grown_bytes,
+                      .first_step = growth.first_step,
+                      .last_step = growth.last_step,
+                      .op = std::string(growth.held.op),
+                      .module = std::string(growth.held.module),
+                      .source = std::string(growth.held.source),
+                      .place_count = static_cast<int64_t>(growth.place_count)};
+  for (const GrowingPlace& place : growth.places) {
+    report.places.push_back({std::string(place.where.op), std::string(place.where.module),
+                             std::string(place.where.source), place.bytes_per_step, place.live_bytes, place.blocks});
+  }
+  return report;
+}
+
+std::vector<ReportOwned> report_owned(const std::vector<OwnedBytes>& list) {
+  std::vector<ReportOwned> report;
+  for (const OwnedBytes& owned : list) report.push_back({owned.name, owned.bytes, owned.blocks});
+  return report;
+}
+
+ReportLifetime report_lifetime(const Lifetime& life) {
+  const ReportOwner owner = report_owner(life.block);
+  const Where freed_by = life.freed_by.value_or(Where{});
+  return {.category = owner.category,
+          .name = owner.name,
+          .shape = owner.shape,
+          .bytes = owner.bytes,
+          .made_in = std::string(name_of(life.block.phase)),
+          .made_in_step = life.block.step,
+          .op = std::string(life.block.made.op),
+          .module = std::string(life.block.made.module),
+          .source = std::string(life.block.made.source),
+          .kept_by = std::string(name_of(life.kept_by)),
+          .freed_by_node = std::string(freed_by.node),
+          .freed_by_module = std::string(freed_by.module)};
+}
+
+ReportDuplicate report_duplicate(const Duplicate& duplicate) {
+  ReportDuplicate report{.bytes = duplicate.bytes, .copies = duplicate.copies, .shape = std::string(duplicate.shape)};
+  for (const Where& made : duplicate.made) report.sources.emplace_back(made.source);
+  return report;
+}
+
+void report_owners(const Findings& findings, ReportOfDevice& report) {
+  const Owners& owners = findings.owners;
+  report.owners_by = {report_owned(owners.by_module), report_owned(owners.by_op), report_owned(owners.by_source),
+                      report_owned(owners.by_shape)};
+  if (findings.largest) report.largest = report_lifetime(*findings.largest);
+  for (const Duplicate& duplicate : findings.duplicates) report.duplicates.push_back(report_duplicate(duplicate));
 }
 
 void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
@@ -204,7 +260,13 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
                         {"with_source_bytes", joined.with_source_bytes},
                         {"accumulate_bytes", joined.accumulate_bytes}};
   report.headroom_bytes = findings.headroom_bytes;
+  report.needs_bytes = findings.needs_bytes;
   report.replay_error_bytes = device.replay_error_bytes;
+  for (const Growth& growth : findings.growths) report.growth.push_back(report_growth(growth));
+  report_owners(findings, report);
+  for (size_t p = 0; p < kPhaseCount; ++p) {
+    report.phase_peaks.emplace_back(name_of(static_cast<Phase>(p)), device.phase_peaks[p]);
+  }
   for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));

@@ -99,10 +99,75 @@ template <class Visitor, Either<ReportRemedy> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("id", value.id);
   visit("label", value.label);
+  visit.or_null("formula", value.formula);
+  visit("modules", value.modules);
   visit("predicted_peak_bytes", value.predicted_peak_bytes);
   visit("measured_peak_bytes", value.measured_peak_bytes);
   visit("fits", value.fits);
   visit("predicted_fits", value.predicted_fits);
+}
+
+template <class Visitor, Either<ReportGrowingPlace> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit.or_null("op", value.op);
+  visit.or_null("module", value.module);
+  visit.or_null("source", value.source);
+  visit("bytes_per_step", value.bytes_per_step);
+  visit("live_bytes", value.live_bytes);
+  visit("blocks", value.blocks);
+}
+
+template <class Visitor, Either<ReportGrowth> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("kind", value.kind);
+  visit("bytes_per_step", value.bytes_per_step);
+  visit("grown_bytes", value.grown_bytes);
+  visit("first_step", value.first_step);
+  visit("last_step", value.last_step);
+  visit.or_null("op", value.op);
+  visit.or_null("module", value.module);
+  visit.or_null("source", value.source);
+  visit("place_count", value.place_count);
+  visit("places", value.places);
+}
+
+template <class Visitor, Either<ReportOwned> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit.or_null("name", value.name);
+  visit("bytes", value.bytes);
+  visit("blocks", value.blocks);
+}
+
+template <class Visitor, Either<ReportOwnersBy> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("module", value.module);
+  visit("op", value.op);
+  visit("source", value.source);
+  visit("shape", value.shape);
+}
+
+template <class Visitor, Either<ReportLifetime> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("category", value.category);
+  visit("bytes", value.bytes);
+  visit.or_null("name", value.name);
+  visit.or_null("shape", value.shape);
+  visit("made_in", value.made_in);
+  visit("made_in_step", value.made_in_step);
+  visit.or_null("op", value.op);
+  visit.or_null("module", value.module);
+  visit.or_null("source", value.source);
+  visit("kept_by", value.kept_by);
+  visit.or_null("freed_by_node", value.freed_by_node);
+  visit.or_null("freed_by_module", value.freed_by_module);
+}
+
+template <class Visitor, Either<ReportDuplicate> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("bytes", value.bytes);
+  visit("copies", value.copies);
+  visit.or_null("shape", value.shape);
+  visit("sources", value.sources);
 }
 
 template <class Visitor, Either<ReportPhase> Value>
@@ -144,12 +209,18 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("card", value.card);
   visit("packing", value.packing);
   visit("headroom_bytes", value.headroom_bytes);
+  visit("needs_bytes", value.needs_bytes);
   visit("replay_error_bytes", value.replay_error_bytes);
+  visit("growth", value.growth);
   visit("attribution", value.attribution);
   visit("owners", value.owners);
+  visit("owners_by", value.owners_by);
+  visit("largest", value.largest);
+  visit("duplicates", value.duplicates);
   visit("saved_tensors", value.saved_tensors);
   visit("batch", value.batch);
   visit("remedies", value.remedies);
+  visit("phase_peaks", value.phase_peaks);
   visit("phases", value.phases);
   visit("timeline", value.timeline);
   visit("absorbed", value.absorbed);

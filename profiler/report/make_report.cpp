@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "profiler/explain/explain.h"
+#include "profiler/explain/imbalance.h"
 #include "profiler/replay/replay.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/limits.h"
@@ -49,10 +50,14 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
                 .steps = history.steps,
                 .steady_steps = trace.process.steady_steps,
                 .main_device = find_main_device(history)};
+  std::vector<Findings> findings;
   for (const DeviceHistory& device : history.devices) {
     const Device card = find_card(trace, device.index);
-    const Findings findings = explain(device, history.settings, card.total_bytes, card.context_bytes, inputs.batch);
-    report.devices.push_back(report_device(trace, device, findings));
+    findings.push_back(explain(device, history.settings, card.total_bytes, card.context_bytes, inputs.batch));
+  }
+  blame_imbalance(history.devices, findings);
+  for (size_t i = 0; i < findings.size(); ++i) {
+    report.devices.push_back(report_device(trace, history.devices[i], findings[i]));
   }
   report.limits = list_limits(trace, history, inputs.limits);
   return report;

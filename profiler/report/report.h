@@ -92,12 +92,71 @@ struct ReportSavedTensor {
 
 struct ReportRemedy {
   std::string id, label;
+  std::string formula{};               ///< how the peak was computed, in words
+  std::vector<std::string> modules{};  ///< that are to be checkpointed
   int64_t predicted_peak_bytes = 0;
   std::optional<int64_t> measured_peak_bytes{};
   std::optional<bool> fits{};  ///< measured
   bool predicted_fits = false;
 
   bool operator==(const ReportRemedy&) const = default;
+};
+
+/// A place that keeps more with each step.
+struct ReportGrowingPlace {
+  std::string op{}, module{}, source{};
+  int64_t bytes_per_step = 0, live_bytes = 0, blocks = 0;
+
+  bool operator==(const ReportGrowingPlace&) const = default;
+};
+
+/// Growth from step to step that has one reason.
+struct ReportGrowth {
+  std::string kind;  ///< retained_graph | kept_tensors | growing_buffer
+  int64_t bytes_per_step = 0, grown_bytes = 0;
+  uint32_t first_step = 0, last_step = 0;
+  std::string op{}, module{}, source{};  ///< where the tensor is made that holds the rest
+  int64_t place_count = 0;
+  std::vector<ReportGrowingPlace> places{};
+
+  bool operator==(const ReportGrowth&) const = default;
+};
+
+/// Bytes under one heading; without a name: not known.
+struct ReportOwned {
+  std::string name{};
+  int64_t bytes = 0, blocks = 0;
+
+  bool operator==(const ReportOwned&) const = default;
+};
+
+/// The bytes in use, sorted in four ways. A module holds what the modules inside of it hold.
+struct ReportOwnersBy {
+  std::vector<ReportOwned> module{}, op{}, source{}, shape{};
+
+  bool operator==(const ReportOwnersBy&) const = default;
+};
+
+/// The life of the largest block in use.
+struct ReportLifetime {
+  std::string category, name{}, shape{};
+  int64_t bytes = 0;
+  std::string made_in{};  ///< phase
+  uint32_t made_in_step = 0;
+  std::string op{}, module{}, source{};  ///< that made it
+  std::string kept_by{};                 ///< autograd | module | optimizer | operation | library | program
+  std::string freed_by_node{}, freed_by_module{};
+
+  bool operator==(const ReportLifetime&) const = default;
+};
+
+/// Copies that may be the same data.
+struct ReportDuplicate {
+  int64_t bytes = 0, copies = 0;
+  std::string shape{};
+  std::vector<std::string> sources{};
+
+  bool operator==(const ReportDuplicate&) const = default;
 };
 
 struct ReportPhase {
@@ -139,7 +198,13 @@ struct ReportOfDevice {
   Figures packing{};  ///< load ≤ pack ≤ reserved ≤ total
   Figures attribution{};
   int64_t headroom_bytes = 0;
+  int64_t needs_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted
   int64_t replay_error_bytes = 0;
+  std::vector<ReportGrowth> growth{};
+  ReportOwnersBy owners_by{};
+  std::optional<ReportLifetime> largest{};
+  std::vector<ReportDuplicate> duplicates{};
+  Figures phase_peaks{};              ///< of all steps, by phase
   std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<ReportBatch> batch{};

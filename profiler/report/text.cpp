@@ -105,7 +105,38 @@ std::string cause_of(const ReportOfDevice& device) {
   if (cause.kind == "workspace") {
     return fmt::format("workspace: a library wanted scratch space; short by {}", short_by);
   }
+  if (cause.kind == "leak") {
+    const uint32_t last = device.growth.empty() ? 0 : device.growth.front().last_step;
+    return fmt::format("leak: {} grew up to the end of step {}, {} per step; without it the request would fit",
+                       figure("grown_bytes"), last, figure("bytes_per_step"));
+  }
+  if (cause.kind == "imbalance") {
+    return fmt::format("imbalance: this card holds {}, the others {}; evenly spread it would fit",
+                       figure("fullest_bytes"), figure("others_bytes"));
+  }
   return printable(cause.kind, 40);
+}
+
+// "relu1, 3.32 GiB: autograd keeps it until ReluBackward0 ← relu1 has run".
+std::string largest_of(const ReportLifetime& life, const TextOptions& options) {
+  if (life.freed_by_node.empty()) return {};
+  const char* const arrow = options.unicode ? " ← " : " <- ";
+  const std::string by = life.freed_by_module.empty() ? "" : arrow + printable(life.freed_by_module, 40);
+  return fmt::format("{}, {}: autograd keeps it until {}{} has run", printable(life.name, 40), with_unit(life.bytes),
+                     printable(life.freed_by_node, 40), by);
+}
+
+void add_duplicates(std::string& text, const ReportOfDevice& device) {
+  for (const ReportDuplicate& one : device.duplicates) {
+    std::string sources;
+    for (const std::string& source : one.sources) {
+      const std::string place = short_source(source);
+      if (sources.find(place) == sources.npos) sources += (sources.empty() ? "" : ", ") + place;
+    }
+    add(text, "twice?",
+        fmt::format("{} copies of {} look like the same data: {}", one.copies, with_unit(one.bytes),
+                    printable(sources, 60)));
+  }
 }
 
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
@@ -119,7 +150,12 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   }
   add(text, "called", callers_of(failure, options));
   add(text, "wanted", with_unit(failure.requested_bytes) + what);
-  if (device.cause) add(text, "cause", cause_of(device));
+  if (!device.cause) return;
+  add(text, "cause", cause_of(device));
+  if (device.cause->kind == "capacity" || device.cause->kind == "workspace") {
+    add(text, "needs", fmt::format("at least {} of card to get past this (predicted)", with_unit(device.needs_bytes)));
+  }
+  if (device.largest) add(text, "largest", largest_of(*device.largest, options));
 }
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
@@ -192,9 +228,12 @@ std::string to_text(const Report& report, const TextOptions& options) {
     add_peak(text, report, *device, options);
   }
   add_refusals(text, *device, options);
+  add_duplicates(text, *device);
+  if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
-  if (const std::string remedies = remedies_table(*device); !remedies.empty()) text += "\n" + remedies;
+  if (const std::string remedies = remedies_table(*device); device->failure && !remedies.empty())
+    text += "\n" + remedies;
   add_limits(text, report);
   if (used) text += next_command(report);
   return text;

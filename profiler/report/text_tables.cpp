@@ -10,6 +10,7 @@ namespace oomdiag {
 namespace {
 
 constexpr size_t kLabelColumns = 54;
+constexpr size_t kMostRemedies = 6;
 constexpr size_t kMostTensors = 5;  ///< shown under what is saved for backward
 
 int64_t sum_of(const ReportOfDevice& device, std::initializer_list<std::string_view> categories) {
@@ -129,6 +130,27 @@ std::string holes_table(const ReportOfDevice& device, const TextOptions& options
   return text;
 }
 
+std::string growth_table(const ReportOfDevice& device, const TextOptions& options) {
+  if (device.growth.empty()) return {};
+  constexpr size_t kMostRows = 3;
+  int64_t largest = 0;
+  for (const ReportGrowth& growth : device.growth) largest = std::max(largest, growth.grown_bytes);
+  const Unit unit = unit_for(largest);
+  std::string text = "  " + padded(fmt::format("growing from step to step, {}", unit.name), kLabelColumns - 9) +
+                     fmt::format("{:>9}{:>9}\n", "per step", "so far");
+  for (size_t i = 0; i < device.growth.size() && i < kMostRows; ++i) {
+    const ReportGrowth& growth = device.growth[i];
+    std::string label = growth.kind;
+    std::replace(label.begin(), label.end(), '_', ' ');
+    for (const std::string& part : {growth.op, growth.module, growth.source.substr(growth.source.rfind('/') + 1)}) {
+      if (!part.empty()) label += (options.unicode ? " ← " : " <- ") + part;
+    }
+    text += "    " + padded(printable(label, kLabelColumns - 12), kLabelColumns - 11) +
+            fmt::format("{:>9}{:>9}\n", in_unit(growth.bytes_per_step, unit), in_unit(growth.grown_bytes, unit));
+  }
+  return text;
+}
+
 std::string remedies_table(const ReportOfDevice& device) {
   if (device.remedies.empty()) return {};
   int64_t largest = 0;
@@ -139,7 +161,8 @@ std::string remedies_table(const ReportOfDevice& device) {
   std::string text = "  " + padded(fmt::format("what helps, {}", unit.name), 36);
   text += measured ? fmt::format("{:>14}{:>12}   fits\n", "peak, measured", "predicted")
                    : fmt::format("{:>15}   should fit\n", "peak, predicted");
-  for (const ReportRemedy& remedy : device.remedies) {
+  for (size_t i = 0; i < device.remedies.size() && i < kMostRemedies; ++i) {
+    const ReportRemedy& remedy = device.remedies[i];
     const std::string peak = remedy.measured_peak_bytes ? in_unit(*remedy.measured_peak_bytes, unit) : "-";
     const bool fits = remedy.fits.value_or(remedy.predicted_fits);
     text += "    " + padded(printable(remedy.label, 33), 34) + (measured ? fmt::format("{:>14}", peak) : "");
