@@ -6,6 +6,7 @@
 #include <set>
 
 #include "profiler/report/card_report.h"
+#include "profiler/report/device_reads.h"
 
 namespace oomdiag {
 namespace {
@@ -30,7 +31,7 @@ void add_losses(const Trace& trace, std::vector<std::string>& limits) {
 void add_notes(const Trace& trace, std::vector<std::string>& limits) {
   std::set<std::pair<uint32_t, uint64_t>> seen;
   for (const Event& event : trace.events) {
-    if (event.kind != EventKind::note) continue;
+    if (event.kind != EventKind::note || (event.flags & kNoteRead) != 0) continue;
     const uint32_t kind = trace.context(event.context).op;
     if (seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
     limits.push_back(fmt::format("{}: {}", trace.name(kind), trace.name(event.detail)));
@@ -83,6 +84,7 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
   add_losses(trace, limits);
   for (const DeviceHistory& device : history.devices) add_doubts(trace, device, limits);
   add_notes(trace, limits);
+  add_reads(trace, limits);
   limits.insert(limits.end(), from_caller.begin(), from_caller.end());
   return limits;
 }

@@ -505,7 +505,7 @@ def memory_can_be_overridden():
 
 @case()
 def visible_devices_are_obeyed():
-    wanted = {"": "100 0", "-1": "100 0", "1": "100 0", "0": "0 1", "0,7": "0 1", "GPU-1111": "0 1", "GPU-22": "100 0"}
+    wanted = {"": "100 0", "-1": "100 0", "1": "100 0", "0": "0 1", "0,7": "0 1", "0,0": "0 1", "GPU-1111": "0 1", "GPU-22": "100 0"}
     for text, answer in wanted.items():
         child = run_python(COUNT_DEVICES, CUDA_VISIBLE_DEVICES=text)
         expect_equal((child.stdout.strip(), child.stderr), (answer, ""), f"the answer to {text!r}")
@@ -534,24 +534,160 @@ def expect_no_device(child):
     expect(len(lines) == 1 and lines[0].startswith("oomdiag: no virtual device"), f"not one clear line: {child.stderr}")
 
 
+# Several cards.
+
+
+@case(card="a100-80,t4,t4")
+def several_cards_are_told_apart():
+    import torch
+
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    cards = [read_card(name) for name in ("a100-80", "t4", "t4")]
+    expect_equal([p.total_memory for p in properties], [card["total_bytes"] for card in cards], "total memory")
+    expect_equal([p.name for p in properties], [card["name"] for card in cards], "names")
+    expect_equal(len({str(p.uuid) for p in properties}), 3, "the number of uuids")
+    bus = [ctypes.create_string_buffer(16) for _ in properties]
+    for i, text in enumerate(bus):
+        ctypes.CDLL("libcudart.so.13").cudaDeviceGetPCIBusId(text, 16, i)
+    expect_equal(len({text.value for text in bus}), 3, "the number of bus ids")
+    expect(torch.cuda.can_device_access_peer(1, 2) and not torch.cuda.can_device_access_peer(0, 1), "who reaches whom")
+
+
+@case(card="a100-80,t4,t4")
+def each_card_has_its_own_account():
+    import torch
+
+    x = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda:2")
+    free = [torch.cuda.mem_get_info(i) for i in range(3)]
+    expect(free[2][1] - free[2][0] > 256 * MIB > free[1][1] - free[1][0], f"free and total are {free}")
+    y = x.to("cuda:1")
+    expect_equal((y.device.index, torch.cuda.memory_allocated(1), torch.cuda.memory_allocated(2)), (1, 256 * MIB, 256 * MIB))
+    expect_equal(torch.arange(5, device="cpu").to("cuda:0").to("cuda:1").cpu().tolist(), [0, 1, 2, 3, 4], "what went over two cards")
+    text = with_out_of_memory(lambda: torch.empty(16 << 30, dtype=torch.uint8, device="cuda:1"))
+    expect("GPU 1 has a total capacity of 14.56 GiB" in text, text)
+    torch.empty(16 << 30, dtype=torch.uint8, device="cuda:0")
+
+
+@case(card="rtx3090,rtx3090")
+def a_model_is_split_over_two_cards():
+    import torch
+    from torch import nn
+
+    first, second = nn.Linear(512, 512).to("cuda:0"), nn.Linear(512, 10).to("cuda:1")
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    for _ in range(2):
+        second(first(torch.randn(64, 512, device="cuda:0")).relu().to("cuda:1")).sum().backward()
+        optimizer.step()
+    expect(first.weight.grad.device.index == 0 and second.weight.grad.device.index == 1, "gradients are on the wrong card")
+    replicas = nn.DataParallel(nn.Linear(32, 8).cuda(), device_ids=[0, 1])
+    replicas(torch.randn(16, 32, device="cuda")).sum().backward()
+
+
+@case(card="a100-80,t4")
+def visible_devices_pick_and_order():
+    names = [read_card(card)["name"] for card in ("a100-80", "t4")]
+    uuids = "GPU-11111111-1111-1111-1111-111111111101,GPU-11111111-1111-1111-1111-111111111100"
+    wanted = {"1,0": names[::-1], "1": names[1:], uuids: names[::-1], "0,5,1": names[:1]}
+    code = "import torch; print('|'.join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))"
+    for text, answer in wanted.items():
+        child = run_python(code, CUDA_VISIBLE_DEVICES=text)
+        expect_equal(child.stdout.strip(), "|".join(answer), f"the cards for {text!r} ({child.stderr[-300:]})")
+
+
+@case(card="t4")
+def a_card_is_shared_with_other_processes():
+    code = """
+import sys, torch
+x = torch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device="cuda")
+print(torch.cuda.mem_get_info()[0] >> 20, flush=True)
+sys.stdin.readline()
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"OOMDIAG_OUTPUT": folder}
+        start = lambda gib: subprocess.Popen([sys.executable, "-c", code, str(gib)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        first = start(9)
+        alone = int(first.stdout.readline())
+        second = start(4)
+        both = int(second.stdout.readline())
+        expect(4 << 10 < alone - both < (4 << 10) + 512, f"{alone} MiB were free for the first, {both} for both")
+        third = start(4)
+        _, error = third.communicate("\n")
+        expect("OutOfMemoryError" in error and f"Process {first.pid} has 9." in error, error[-900:])
+        first.kill()
+        first.wait()
+        fourth = start(4)
+        expect(int(fourth.stdout.readline()) > both, "what a killed process had did not come back")
+        for child in (second, fourth):
+            child.communicate("\n")
+
+
 # Contents, and what is noted.
 
 
-@case()
-def device_memory_reads_as_zeros():
+@case(OOMDIAG_CONTENTS="0")
+def contents_can_be_given_up():
     import torch
 
     expect_equal(torch.full((4,), 7.0).cuda().cpu().tolist(), [0, 0, 0, 0], "what came back")
 
 
-@case(OOMDIAG_CONTENTS="1")
-def contents_can_be_kept():
+@case()
+def what_the_host_wrote_reads_back():
     import torch
 
     sent = torch.arange(1 << 16)
-    expect(torch.equal(sent.cuda().cpu(), sent), "what the host wrote did not come back")
-    model = torch.nn.Linear(64, 64).cuda()
-    train(model, lambda: torch.randn(8, 64, device="cuda"))
+    there = sent.cuda()
+    expect(torch.equal(there.cpu(), sent), "what the host wrote did not come back")
+    expect(torch.equal(torch.empty_like(there).copy_(there).cpu(), sent), "a copy on the card lost it")
+    there[10:20] = torch.ones(10, dtype=torch.long)
+    expect_equal(there[8:22].cpu().tolist(), [8, 9] + [1] * 10 + [20, 21], "a part written later")
+    expect_equal(torch.zeros(4, device="cuda").cpu().tolist(), [0] * 4)
+    expect_equal(torch.tensor(7, device="cuda").item(), 7)
+
+
+@case()
+def a_new_block_forgets_its_last_owner():
+    import torch
+
+    first = torch.full((1 << 10,), 7, dtype=torch.long).cuda()
+    address = first.data_ptr()
+    expect_equal(first.sum().dim(), 0)
+    del first
+    second = torch.empty(1 << 10, dtype=torch.long, device="cuda")
+    expect_equal(second.data_ptr(), address, "the address of the second owner")
+    expect_equal(second.cpu().sum().item(), 0, "what the second owner reads")
+
+
+@case()
+def large_copies_are_not_kept():
+    import resource
+
+    import torch
+
+    host = torch.ones(64 * MIB, dtype=torch.uint8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    blocks = [host.cuda() for _ in range(20)]
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    expect(grown < 64, f"the host grew by {grown} MiB for 20 copies of 64 MiB")
+    expect_equal(int(blocks[0][:8].cpu().sum()), 0, "what comes back of bulk data")
+
+
+@case()
+def reads_of_what_kernels_wrote_are_told():
+    import torch
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    heard = []
+    observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: heard.append(kind))
+    driver.oomdiag_device_set_observer(observer)
+    from_host = torch.tensor([1.0, 2.0]).cuda()
+    counts = []
+    for read in (lambda: from_host.tolist(), lambda: torch.zeros(3, device="cuda").tolist(), lambda: from_host.sum().item(), lambda: torch.randn(9, device="cuda").nonzero()):
+        del heard[:]
+        read()
+        counts.append(heard.count(b"read") > 0)
+    driver.oomdiag_device_set_observer(None)
+    expect_equal(counts, [False, False, True, True], "which reads were told")
 
 
 @case(OOMDIAG_DEVICE_LOG="1")

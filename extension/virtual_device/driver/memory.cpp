@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <cstdlib>
 #include <map>
 
 #include "extension/virtual_device/driver/device.h"
@@ -57,14 +56,6 @@ std::optional<MemoryRange> take_range(const void* begin, Predicate fits) {
 
 }  // namespace
 
-bool keeps_contents() noexcept {
-  static const bool keeps = [] {
-    const char* text = std::getenv("OOMDIAG_CONTENTS");
-    return text && *text && *text != '0';
-  }();
-  return keeps;
-}
-
 void* reserve_space(int64_t bytes, bool is_accessible) {
   const auto page = static_cast<uintptr_t>(kPageBytes);
   const auto length = static_cast<size_t>(bytes);
@@ -90,7 +81,7 @@ CUresult allocate_block(Device& device, int64_t bytes, void** block) {
   const int64_t whole = round_to_pages(bytes);
   std::lock_guard guard(memory_lock());
   if (!charge(device, whole)) return CUDA_ERROR_OUT_OF_MEMORY;
-  void* space = reserve_space(whole, keeps_contents());
+  void* space = reserve_space(whole, false);
   if (!space) {
     refund(device, whole);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -113,6 +104,7 @@ CUresult free_block(void* block) {
   if (!block) return CUDA_SUCCESS;
   const auto range = take_range(block, [](const MemoryRange& found) { return found.kind != MemoryKind::host; });
   if (!range) return CUDA_ERROR_INVALID_VALUE;
+  oomdiag_device_forget(block, static_cast<size_t>(range->bytes));
   unmap(range->begin, range->begin + static_cast<uintptr_t>(range->bytes));
   return CUDA_SUCCESS;
 }

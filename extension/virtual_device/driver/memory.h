@@ -22,8 +22,7 @@
 //   handles        cuMemCreate: pages only, counted references               charged         │ expandable segments
 //   mappings       cuMemMap: a handle seen through a part of a reservation   hold the handle ┘
 //
-// With OOMDIAG_CONTENTS=1 device ranges are readable and writable, and what the host copied in can be copied out:
-// untouched pages still cost nothing and read as zeros. Otherwise device memory reads as zeros always.
+// What is in that memory is another matter: contents.h.
 
 namespace oomdiag {
 
@@ -41,9 +40,6 @@ struct MemoryRange {
   MemoryKind kind = MemoryKind::device;
   bool is_registered = false;  ///< host memory of the program, which must not be unmapped
 };
-
-/// Whether OOMDIAG_CONTENTS=1.
-bool keeps_contents() noexcept;
 
 /// Address space for `bytes`, page-aligned; null when the process has no more.
 void* reserve_space(int64_t bytes, bool is_accessible);
