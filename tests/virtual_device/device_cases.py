@@ -621,6 +621,61 @@ sys.stdin.readline()
             child.communicate("\n")
 
 
+# Several processes.
+
+
+def torchrun(*programs):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(pathlib.Path(__file__).with_name("distributed_programs.py")), *programs]
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+
+
+def expect_all_ranks(programs):
+    child = torchrun(*programs)
+    wanted = {f"{program} {rank} ok" for program in programs for rank in (0, 1)}
+    expect_equal(set(child.stdout.splitlines()), wanted, f"what the ranks said ({child.stderr[-1500:]})")
+
+
+@case(card="rtx3090,rtx3090")
+def ddp_trains_in_two_processes():
+    expect_all_ranks(["ddp", "collectives"])
+
+
+@case(card="a100-80,a100-80", group="slow")
+def every_kind_of_parallel_training_runs_in_two_processes():
+    expect_all_ranks(["split", "fsdp1", "fsdp2", "tensor_parallel", "sync_batch_norm", "zero_redundancy"])
+
+
+@case(card="a100-80,a100-80")
+def communicators_take_memory_of_their_cards():
+    nccl = ctypes.CDLL("libnccl.so.2")
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def used():
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        return total.value - free.value
+
+    runtime = ctypes.CDLL("libcudart.so.13")
+    before = []
+    for ordinal in (0, 1):
+        runtime.cudaSetDevice(ordinal)
+        library = ctypes.c_void_p()
+        ctypes.CDLL("libcublas.so.13").cublasCreate_v2(ctypes.byref(library))  # kernels are loaded
+        before.append(used())
+    communicators = (ctypes.c_void_p * 2)()
+    expect_equal(nccl.ncclCommInitAll(communicators, 2, None), 0, "ncclCommInitAll")
+    count, rank = ctypes.c_int(), ctypes.c_int()
+    for ordinal in (0, 1):
+        runtime.cudaSetDevice(ordinal)
+        handle = ctypes.c_void_p(communicators[ordinal])
+        nccl.ncclCommCount(handle, ctypes.byref(count))
+        nccl.ncclCommUserRank(handle, ctypes.byref(rank))
+        expect_equal((count.value, rank.value), (2, ordinal), "count and rank")
+        expect_equal(used() - before[ordinal], 2 * 16 * 6 * MIB, "what the communicator takes")  # ring, 16 channels
+        expect_equal(nccl.ncclCommDestroy(handle), 0)
+        expect_equal(used(), before[ordinal], "what stays taken")
+
+
 # Contents, and what is noted.
 
 
@@ -670,6 +725,26 @@ def large_copies_are_not_kept():
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
     expect(grown < 64, f"the host grew by {grown} MiB for 20 copies of 64 MiB")
     expect_equal(int(blocks[0][:8].cpu().sum()), 0, "what comes back of bulk data")
+
+
+@case(card="b200", group="slow")
+def thirty_billion_parameters_train_in_little_host_memory():
+    code = """
+import resource, torch
+from torch import nn
+with torch.device("cuda"):
+    blocks = [nn.TransformerEncoderLayer(6656, 52, 4 * 6656, batch_first=True, dtype=torch.bfloat16) for _ in range(56)]
+    model = nn.Sequential(nn.Embedding(32000, 6656, dtype=torch.bfloat16), *blocks, nn.Linear(6656, 32000, dtype=torch.bfloat16))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+tokens = torch.randint(32000, (1, 512)).cuda()
+nn.functional.cross_entropy(model(tokens)[0], tokens[0]).backward()
+optimizer.step()
+print(sum(p.numel() for p in model.parameters()), torch.cuda.max_memory_allocated(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+"""
+    child = run_python(code)
+    parameters, peak, host = map(int, child.stdout.split() or ["0"] * 3)
+    expect(parameters > 30e9 and peak > 4 * parameters, f"{parameters} parameters, peak {peak}: {child.stderr[-500:]}")
+    expect(host < 8 << 30, f"the host needed {host >> 20} MiB")
 
 
 @case()

@@ -78,11 +78,7 @@ ncclResult_t give(Value* place, Value value) {
   return ncclSuccess;
 }
 
-thread_local int group_depth = 0;
-
 }  // namespace
-
-bool oomdiag::is_in_group() noexcept { return group_depth > 0; }
 
 /// What every generated stub of this library does.
 extern "C" int oomdiag_unsupported(const char* name) {
@@ -157,20 +153,6 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* de
   return give(device, comm->device);
 }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) { return give(rank, comm->rank); }
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupStart() {
-  ++group_depth;
-  return ncclSuccess;
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupEnd() {
-  if (group_depth == 0) return ncclInvalidUsage;
-  --group_depth;
-  return ncclSuccess;
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* info) {
-  info->estimatedTime = 0;
-  return ncclGroupEnd();
-}
 
 OOMDIAG_ENTRY_POINT const char* ncclGetErrorString(ncclResult_t result) {
   switch (static_cast<int>(result)) {

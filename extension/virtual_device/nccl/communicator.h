@@ -17,13 +17,11 @@ struct ncclComm {
   int splits = 0;  ///< of this communicator so far, as every rank of it counts them
   CUdeviceptr buffers = 0;
   uint64_t buffer_bytes = 0;
-  const void* last_sent = nullptr;  ///< by ncclSend
-  size_t last_sent_bytes = 0;
 };
 
 namespace oomdiag {
 
-/// A group is open on this thread (ncclGroupStart).
+/// Whether a group is open on this thread (ncclGroupStart).
 bool is_in_group() noexcept;
 
 /// How a communicator was split: `count` ranks chose this rank's color, and this rank is `rank` among them.
