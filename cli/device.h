@@ -15,8 +15,8 @@ namespace oomdiag {
 
 /// What the command line says of the device.
 struct DeviceOptions {
-  std::string device;
-  std::string memory;
+  std::string device{};
+  std::string memory{};
   int count = 0;  ///< 0 = one of each
   bool clocked = false;
 };

@@ -188,6 +188,11 @@ EventBuilder& EventBuilder::note(std::string_view kind, std::string_view name) {
   return *this;
 }
 
+EventBuilder& EventBuilder::read_from_card() {
+  add({.kind = EventKind::note}).flags = kNoteRead;
+  return *this;
+}
+
 SimulatedAllocator& EventBuilder::allocator() { return *allocators_.at(now_.device); }
 
 Event& EventBuilder::add(Event event) {

@@ -56,6 +56,7 @@ class EventBuilder {
   EventBuilder& names(EventKind kind, const std::string& block, std::string_view name, std::string_view shape = "");
   EventBuilder& wanted(int64_t bytes, std::string_view shape, uint64_t sequence);
   EventBuilder& note(std::string_view kind, std::string_view name);
+  EventBuilder& read_from_card();  ///< the op that runs looked at what no kernel computed
 
   /// What happens for OOMs in backward: the gradient of the block, say.
   uint64_t address_of(const std::string& block) const { return blocks_.at(block); }

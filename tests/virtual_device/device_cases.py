@@ -323,6 +323,85 @@ def blocks_recorded_on_a_stream_come_back():
     expect_equal(y.shape[0], 1 << 20)
 
 
+def reserved_peak_of_prefetching():
+    """A side stream copies batches ahead of the products that use them, and record_stream keeps each block until it was used."""
+    import torch
+
+    weight = torch.empty(8192, 8192, device="cuda")
+    side = torch.cuda.Stream()
+    host = torch.empty(4096, 8192).pin_memory()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(12):
+        with torch.cuda.stream(side):
+            batch = host.to("cuda", non_blocking=True)
+        torch.cuda.current_stream().wait_stream(side)
+        batch.record_stream(torch.cuda.current_stream())
+        torch.mm(batch, weight)
+        del batch
+    peak = torch.cuda.max_memory_reserved()
+    torch.cuda.synchronize()
+    return peak
+
+
+@case()
+def without_clocks_blocks_of_other_streams_come_back_at_once():
+    peak = reserved_peak_of_prefetching()
+    expect(peak < 900 * MIB, f"{peak / MIB} MiB were reserved")  # the weight, one batch, one result, a workspace
+
+
+@case(OOMDIAG_CLOCKED="1")
+def with_clocks_blocks_wait_for_the_streams_that_use_them():
+    peak = reserved_peak_of_prefetching()
+    expect(peak > 1500 * MIB, f"{peak / MIB} MiB were reserved")
+
+
+@case(OOMDIAG_CLOCKED="1")
+def clocks_run_as_on_a_card():
+    import torch
+
+    x = torch.empty(8192, 8192, device="cuda")
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    begin, end, other = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(first):
+        begin.record()
+        for _ in range(50):
+            torch.mm(x, x, out=x)
+        end.record()
+    expect(not first.query() and not end.query(), "work of two seconds is done at once")
+    expect(second.query(), "the other stream is busy")
+    second.wait_event(end)
+    other.record(second)
+    expect(not second.query() and not other.query(), "a stream that waits is done")
+    end.synchronize()
+    expect(end.query() and first.query() and other.query(), "what was waited for is not done")
+    # 50 x 2 x 8192^3 operations at 2 x 128 x 82 x 1.695 GHz.
+    expect(1300 < begin.elapsed_time(end) < 1700, f"the products took {begin.elapsed_time(end)} ms")
+    torch.mm(x, x, out=x)
+    expect(not torch.cuda.current_stream().query(), "a product takes no time")
+    x[0, 0].item()
+    expect(torch.cuda.current_stream().query(), "the host did not wait for what it read")
+
+
+@case(OOMDIAG_CLOCKED="1")
+def a_net_trains_with_clocks():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 32 * 32, 10)).cuda()
+    train(model, lambda: torch.randn(32, 3, 32, 32).pin_memory().to("cuda", non_blocking=True), steps=5)
+    graph = torch.cuda.CUDAGraph()
+    x = torch.empty(4096, 4096, device="cuda")
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            x @ x
+    graph.replay()
+    expect(not torch.cuda.current_stream().query(), "a graph takes no time")
+    torch.cuda.synchronize()
+
+
 def workspace_of_a_product():
     """The bytes that a first product of two small matrices needs beside its result of 16 KiB."""
     import torch

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 
@@ -71,7 +72,12 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice(CUdevice* ordinal) {
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize() { return oomdiag_device_check_capture(); }
+OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize() {
+  if (const CUresult error = oomdiag_device_check_capture()) return error;
+  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  oomdiag::wait_until(current_device()->end_ns);
+  return CUDA_SUCCESS;
+}
 
 OOMDIAG_ENTRY_POINT CUresult cuCtxGetApiVersion(CUcontext, unsigned* version) {
   *version = CUDA_VERSION;

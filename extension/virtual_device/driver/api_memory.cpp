@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -48,6 +49,9 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAllocManaged(CUdeviceptr* block, size_t bytes,
 OOMDIAG_ENTRY_POINT CUresult cuMemFree(CUdeviceptr block) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
+  const auto range = oomdiag::find_range(host_pointer(block));
+  const Device* owner = range ? oomdiag::find_device(range->device) : nullptr;
+  if (owner) oomdiag::wait_until(owner->end_ns);  // a card that is still at work is waited for
   return oomdiag::free_block(host_pointer(block));
 }
 

@@ -10,6 +10,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/uuid.h"
 
@@ -112,6 +114,7 @@ CUresult initialize_devices() {
   if (forked) return CUDA_ERROR_NOT_INITIALIZED;  // before the flag: another thread may have held it at the fork
   std::call_once(once, [] {
     initialized = load_devices();
+    if (is_clocked()) oomdiag_device_note("mode", "clocked");
     pthread_atfork(nullptr, nullptr, [] { forked = initialized == CUDA_SUCCESS; });
   });
   return initialized;

@@ -23,8 +23,11 @@ struct Device {
   int architecture = 0;
   std::atomic<bool> has_context = false;
   std::atomic<bool> has_kernels = false;
-  std::atomic<uint32_t> peers = 0;      ///< a bit for each ordinal whose memory it may reach
-  std::atomic<int64_t> used_bytes = 0;  ///< by this process
+  std::atomic<uint32_t> peers = 0;           ///< a bit for each ordinal whose memory it may reach
+  std::atomic<int64_t> used_bytes = 0;       ///< by this process
+  std::atomic<int64_t> end_ns = 0;           ///< clock.h: when all its work will be done,
+  std::atomic<int64_t> legacy_end_ns = 0;    ///< that on its legacy stream,
+  std::atomic<int64_t> blocking_end_ns = 0;  ///< and that on the streams which wait for the legacy stream
 };
 
 /// Reads OOMDIAG_CARD (card files, one per line), OOMDIAG_MEMORY and CUDA_VISIBLE_DEVICES, once. cuInit's answer: success, or no device (one line
