@@ -462,6 +462,116 @@ def a_cuda_graph_is_captured_and_replayed():
         graph.replay()
 
 
+@case(card="h100-sxm", group="slow")
+def compiled_models_run_as_cuda_graphs():
+    import torch
+
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).cuda()
+    compiled = torch.compile(model, mode="reduce-overhead")
+    for _ in range(4):
+        compiled(torch.randn(8, 64, device="cuda")).sum().backward()
+        model.zero_grad()
+
+
+def capture(stream, work):
+    """A captured graph's nodes by type, and the status that ended the capture, asked of the runtime itself."""
+    runtime = ctypes.CDLL("libcudart.so.13")
+    runtime.cudaStreamBeginCapture(stream, 0)
+    work(runtime)
+    graph, count = ctypes.c_void_p(), ctypes.c_size_t()
+    status = runtime.cudaStreamEndCapture(stream, ctypes.byref(graph))
+    if status:
+        return [], status
+    runtime.cudaGraphGetNodes(graph, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * max(count.value, 1))()
+    runtime.cudaGraphGetNodes(graph, nodes, ctypes.byref(count))
+    types = []
+    for node in nodes[: count.value]:
+        kind, before = ctypes.c_int(), ctypes.c_size_t()
+        runtime.cudaGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
+        runtime.cudaGraphNodeGetDependencies(ctypes.c_void_p(node), None, None, ctypes.byref(before))
+        types.append((kind.value, before.value))
+    return types, status
+
+
+@case()
+def a_capture_is_a_graph_of_its_work():
+    runtime = ctypes.CDLL("libcudart.so.13")
+    first, second, event, joined, block = (ctypes.c_void_p() for _ in range(5))
+    for stream in (first, second):
+        runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1)
+    for one in (event, joined):
+        runtime.cudaEventCreateWithFlags(ctypes.byref(one), 2)
+    runtime.cudaMalloc(ctypes.byref(block), 1024)
+
+    def fork_and_join(cuda, is_joined=True):
+        cuda.cudaMemsetAsync(block, 0, 16, first)
+        cuda.cudaEventRecord(event, first)
+        cuda.cudaStreamWaitEvent(second, event, 0)
+        cuda.cudaMemsetAsync(block, 0, 16, second)
+        cuda.cudaMemcpyAsync(block, block, 16, 3, first)
+        cuda.cudaEventRecord(joined, second)
+        if is_joined:
+            cuda.cudaStreamWaitEvent(first, joined, 0)
+            cuda.cudaMemsetAsync(block, 0, 16, first)
+
+    memcpy, memset = 1, 2
+    expect_equal(capture(first, fork_and_join), ([(memset, 0), (memset, 1), (memcpy, 1), (memset, 2)], 0), "a fork and a join")
+    expect_equal(capture(first, lambda cuda: None), ([], 0), "a capture of nothing")
+    expect_equal(capture(first, lambda cuda: fork_and_join(cuda, False))[1], 904, "a stream that was not joined")
+    expect_equal(capture(first, lambda cuda: expect_equal(cuda.cudaStreamSynchronize(first), 900))[1], 901, "after a synchronisation")
+    expect_equal(capture(first, lambda cuda: expect_equal(cuda.cudaMalloc(ctypes.byref(ctypes.c_void_p()), 1024), 900))[1], 901, "after an allocation")
+    runtime.cudaEventRecord(event, second)
+    expect_equal(capture(first, lambda cuda: expect_equal(cuda.cudaStreamWaitEvent(first, event, 0), 905))[1], 901, "after waiting for work outside")
+    relaxed = ctypes.c_int(2)
+    runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
+    expect_equal(capture(first, lambda cuda: expect_equal(cuda.cudaMalloc(ctypes.byref(ctypes.c_void_p()), 1024), 0))[1], 0, "a relaxed thread's allocation")
+    runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
+    expect_equal((relaxed.value, runtime.cudaGetLastError() and runtime.cudaGetLastError()), (2, 0), "the mode, and errors left over")
+
+
+@case()
+def pools_of_graphs_are_the_allocators():
+    import torch
+
+    pool = torch.cuda.graph_pool_handle()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    x = torch.randn(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    for graph in graphs:
+        with torch.cuda.graph(graph, pool=pool):
+            y = (x * 2).relu()
+        graph.replay()
+    private = [s for s in torch.cuda.memory_snapshot() if s["segment_pool_id"] != (0, 0)]
+    expect(private, "no segment is private")
+    expect_equal(y.shape[0], 1 << 20)
+
+
+@case()
+def managed_memory_is_the_hosts_too():
+    runtime = ctypes.CDLL("libcudart.so.13")
+    free, total, block = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+    runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    before = free.value
+    expect_equal(runtime.cudaMallocManaged(ctypes.byref(block), 64 * MIB, 1), 0)
+    ctypes.memset(block, 7, 16)
+    copy = ctypes.create_string_buffer(16)
+    runtime.cudaMemcpy(copy, block, 16, 4)
+    runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    expect_equal((copy.raw, free.value), (b"\7" * 16, before), "contents and what is free")
+
+    attributes = (ctypes.c_int * 64)()
+    runtime.cudaPointerGetAttributes(attributes, block)
+    expect_equal(attributes[0], 3, "the type of managed memory")
+    expect_equal(runtime.cudaFree(block), 0)
+    host = ctypes.create_string_buffer(8192)
+    expect_equal([runtime.cudaHostRegister(host, 8192, 0) for _ in range(2)], [0, 712], "registering twice")
+    expect_equal([runtime.cudaHostUnregister(host) for _ in range(2)], [0, 713], "unregistering twice")
+    expect_equal(runtime.cudaFreeHost(ctypes.c_void_p(12345 << 12)), 1, "freeing what was never allocated")
+    runtime.cudaGetLastError()
+
+
 @case()
 def a_capture_refuses_what_a_card_refuses():
     import torch
@@ -753,6 +863,39 @@ def communicators_take_memory_of_their_cards():
         expect_equal(used() - before[ordinal], 2 * 16 * 6 * MIB, "what the communicator takes")  # ring, 16 channels
         expect_equal(nccl.ncclCommDestroy(handle), 0)
         expect_equal(used(), before[ordinal], "what stays taken")
+
+
+@case(card="t4,rtx3060")
+def a_tensor_is_shared_with_another_process():
+    code = """
+import torch, torch.multiprocessing as mp
+used = lambda: sum(total - free for free, total in map(torch.cuda.mem_get_info, (0, 1))) >> 20
+def child(tensors, answers):
+    tensor, event = tensors.get(), tensors.get()
+    event.wait()
+    (tensor[:4] + 1).sum().item()
+    answers.put((tuple(tensor.shape), tensor.device.index, torch.cuda.memory_allocated(1) >> 20, used()))
+    del tensor
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    tensor = torch.ones(3 << 30, dtype=torch.uint8, device="cuda:1")
+    torch.cuda.init()
+    tensors, answers = mp.Queue(), mp.Queue()
+    process = mp.Process(target=child, args=(tensors, answers))
+    process.start()
+    event = torch.cuda.Event(interprocess=True)
+    event.record(torch.cuda.current_stream(1))
+    tensors.put(tensor)
+    tensors.put(event)
+    shape, device, allocated, there = answers.get()
+    process.join()
+    print(shape, device, allocated, there > 3 << 10, there < 4 << 10, process.exitcode)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "program.py"
+        program.write_text(code)
+        child = subprocess.run([sys.executable, str(program)], env=os.environ | {"OOMDIAG_OUTPUT": folder}, capture_output=True, text=True)
+    expect_equal(child.stdout.strip(), "(3221225472,) 1 0 True True 0", f"what was shared ({child.stderr[-800:]})")
 
 
 # Contents, and what is noted.

@@ -20,9 +20,9 @@ auto find_entry(uintptr_t address) {
   return address - entry->first < static_cast<uintptr_t>(entry->second.bytes) ? entry : ranges.end();
 }
 
-void add_range(void* begin, int64_t bytes, int device, MemoryKind kind, bool is_registered = false) {
+MemoryRange& add_range(void* begin, int64_t bytes, int device, MemoryKind kind) {
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  ranges[address] = {.begin = address, .bytes = bytes, .device = device, .kind = kind, .is_registered = is_registered};
+  return ranges[address] = {.begin = address, .bytes = bytes, .device = device, .kind = kind};
 }
 
 void unmap(uintptr_t begin, uintptr_t end) {
@@ -50,7 +50,8 @@ std::optional<MemoryRange> take_range(const void* begin, Predicate fits) {
   if (entry == ranges.end() || !fits(entry->second)) return std::nullopt;
   const MemoryRange range = entry->second;
   ranges.erase(entry);
-  if (Device* owner = find_device(range.device); owner && range.kind == MemoryKind::device) refund(*owner, range.bytes);
+  const bool is_charged = range.kind == MemoryKind::device && !range.is_imported;
+  if (Device* owner = find_device(range.device); owner && is_charged) refund(*owner, range.bytes);
   return range;
 }
 
@@ -91,6 +92,14 @@ CUresult allocate_block(Device& device, int64_t bytes, void** block) {
   return CUDA_SUCCESS;
 }
 
+CUresult import_block(Device& device, int64_t bytes, void** block) {
+  *block = reserve_space(bytes, false);
+  if (!*block) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::lock_guard guard(memory_lock());
+  add_range(*block, bytes, device.ordinal, MemoryKind::device).is_imported = true;
+  return CUDA_SUCCESS;
+}
+
 CUresult allocate_managed(int device, int64_t bytes, void** block) {
   return allocate_uncharged(device, bytes, MemoryKind::managed, block);
 }
@@ -122,7 +131,7 @@ CUresult register_host(void* begin, int64_t bytes) {
   const Device* device = current_device();
   std::lock_guard guard(memory_lock());
   if (find_entry(reinterpret_cast<uintptr_t>(begin)) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  add_range(begin, bytes, device ? device->ordinal : 0, MemoryKind::host, true);
+  add_range(begin, bytes, device ? device->ordinal : 0, MemoryKind::host).is_registered = true;
   return CUDA_SUCCESS;
 }
 

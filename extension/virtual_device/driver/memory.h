@@ -39,6 +39,7 @@ struct MemoryRange {
   int device = 0;
   MemoryKind kind = MemoryKind::device;
   bool is_registered = false;  ///< host memory of the program, which must not be unmapped
+  bool is_imported = false;    ///< of a card, and charged to the process that shares it
 };
 
 /// Address space for `bytes`, page-aligned; null when the process has no more.
@@ -49,7 +50,10 @@ CUresult allocate_block(Device& device, int64_t bytes, void** block);
 CUresult allocate_managed(int device, int64_t bytes, void** block);
 CUresult allocate_host(int64_t bytes, void** block);
 
-/// Frees what the first two, or the third, gave. CUDA_ERROR_INVALID_VALUE for anything else.
+/// Address space for a block of another process on the device.
+CUresult import_block(Device& device, int64_t bytes, void** block);
+
+/// Frees what allocate_block, allocate_managed and import_block gave, or allocate_host. CUDA_ERROR_INVALID_VALUE for anything else.
 CUresult free_block(void* block);
 CUresult free_host(void* block);
 
