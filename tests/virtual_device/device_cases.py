@@ -215,6 +215,16 @@ def the_async_allocator_runs():
 
     x = torch.randn(1 << 20, device="cuda")
     expect(torch.cuda.memory_allocated() >= 4 * MIB, "the pool does not count")
+    y = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    del y
+    expect_equal(torch.cuda.mem_get_info()[0], free, "what is free while the pool keeps its pages")
+    expect_equal(torch.cuda.memory_reserved() - torch.cuda.memory_allocated(), 256 * MIB, "what the pool keeps")
+    y = torch.empty(200 * MIB, dtype=torch.uint8, device="cuda")
+    expect_equal(torch.cuda.mem_get_info()[0], free, "what is free when it serves from them")
+    del y
+    torch.cuda.empty_cache()
+    expect_equal(torch.cuda.mem_get_info()[0], free + 256 * MIB, "what is free when it was trimmed")
     with_out_of_memory(lambda: torch.empty(1 << 40, dtype=torch.uint8, device="cuda"))
     del x
 
