@@ -92,8 +92,11 @@ void describe_process(TraceHeader& header) {
 }
 
 // The host looked at what a kernel should have written: which op, and where, tells whether a size or a branch hangs on it.
+// In steady training ops are not watched: the learned steps have told it.
 void write_read() {
-  Event event = thread_state().event(EventKind::note);
+  const ThreadState& state = thread_state();
+  if (steady() && state.context.op == 0) return;
+  Event event = state.event(EventKind::note);
   event.flags = kNoteRead;
   the_session->writer().write(event);
 }

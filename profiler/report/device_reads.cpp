@@ -49,24 +49,24 @@ std::string_view short_name(std::string_view op) {
 }
 
 /// "nonzero at train.py:88, 12 times"
-std::string describe(const Place& place, int64_t count) {
+std::string describe(const Place& place, int64_t count, std::string_view at_least) {
   std::string text(place.op.empty() ? "a copy" : short_name(place.op));
   if (!place.source.empty()) text += fmt::format(" at {}", place.source.substr(place.source.rfind('/') + 1));
-  if (count > 1) text += fmt::format(", {} times", count);
+  if (count > 1) text += fmt::format(", {}{} times", at_least, count);
   return text;
 }
 
 /// The most frequent first.
-std::vector<std::string> describe_all(const Counts& counts) {
+std::vector<std::string> describe_all(const Counts& counts, std::string_view at_least) {
   std::vector<std::pair<Place, int64_t>> sorted(counts.begin(), counts.end());
   std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   std::vector<std::string> texts;
-  for (const auto& [place, count] : sorted) texts.push_back(describe(place, count));
+  for (const auto& [place, count] : sorted) texts.push_back(describe(place, count, at_least));
   return texts;
 }
 
-void add_decisive(const Counts& counts, std::vector<std::string>& limits) {
-  const auto texts = describe_all(counts);
+void add_decisive(const Counts& counts, std::string_view at_least, std::vector<std::string>& limits) {
+  const auto texts = describe_all(counts, at_least);
   for (size_t i = 0; i < std::min(texts.size(), kMostPlaces); ++i) {
     limits.push_back(fmt::format("data-dependent: {}; peaks after it are a lower bound", texts[i]));
   }
@@ -75,8 +75,8 @@ void add_decisive(const Counts& counts, std::vector<std::string>& limits) {
   }
 }
 
-void add_asked(const Counts& counts, std::vector<std::string>& limits) {
-  auto texts = describe_all(counts);
+void add_asked(const Counts& counts, std::string_view at_least, std::vector<std::string>& limits) {
+  auto texts = describe_all(counts, at_least);
   if (texts.empty()) return;
   const size_t more = texts.size() - std::min<size_t>(texts.size(), 3);
   texts.resize(texts.size() - more);
@@ -97,8 +97,11 @@ void add_reads(const Trace& trace, std::vector<std::string>& limits) {
     const std::string_view op = trace.name(context.op != 0 ? context.op : context.node);
     ++(asks_for_values(op) ? asked : decisive)[{op, trace.name(context.source)}];
   }
-  add_decisive(decisive, limits);
-  add_asked(asked, limits);
+  // Reads of steady steps are not counted one by one, and those of the oldest steps may be overwritten.
+  const bool is_complete = trace.process.steady_steps == 0 && trace.overwritten_events == 0;
+  const std::string_view at_least = is_complete ? "" : "at least ";
+  add_decisive(decisive, at_least, limits);
+  add_asked(asked, at_least, limits);
 }
 
 }  // namespace oomdiag
