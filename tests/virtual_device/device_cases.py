@@ -989,7 +989,7 @@ def reads_of_what_kernels_wrote_are_told():
     driver.oomdiag_device_set_observer(observer)
     from_host = torch.tensor([1.0, 2.0]).cuda()
     counts = []
-    for read in (lambda: from_host.tolist(), lambda: torch.zeros(3, device="cuda").tolist(), lambda: from_host.sum().item(), lambda: torch.randn(9, device="cuda").nonzero()):
+    for read in (lambda: from_host.tolist(), lambda: from_host.clone().tolist(), lambda: from_host.sum().item(), lambda: torch.randn(9, device="cuda").nonzero()):
         del heard[:]
         read()
         counts.append(heard.count(b"read") > 0)
