@@ -9,7 +9,7 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
-#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/shared_cards.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 using oomdiag::Card;
@@ -240,7 +240,7 @@ bool oomdiag_device_describe(int index, oomdiag_card* card) {
 int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
   const Device* device = oomdiag::find_installed(index);
   if (!device) return 0;
-  auto processes = oomdiag::list_neighbours(index);
+  auto processes = oomdiag::list_others(index);
   if (device->has_context) processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->used_bytes});
   const int count = static_cast<int>(processes.size());
   for (int i = 0; i < std::min(count, room); ++i) {

@@ -1,4 +1,4 @@
-// Sharing blocks and events between processes. The process that shares a block is charged for it (neighbours.h), the
+// Sharing blocks and events between processes. The process that shares a block is charged for it (shared_cards.h), the
 // others see address space of the same size. Contents do not go over: what is read there is a kernel's, as far as is known.
 
 #include <cuda.h>

@@ -12,7 +12,7 @@
 
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/shared_cards.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace oomdiag {
@@ -99,7 +99,7 @@ CUresult load_devices() {
   try {
     read_devices(list ? list : "", path);
     pick_visible();
-    join_neighbours();
+    join_shared_cards();
   } catch (const std::exception& reason) {
     std::fprintf(stderr, "oomdiag: no virtual device: %s%s%s\n", path.c_str(), path.empty() ? "" : ": ", reason.what());
     installed_count = visible_count = 0;
@@ -155,8 +155,8 @@ void load_kernels(Device& device) {
 }
 
 bool charge(Device& device, int64_t bytes) noexcept {
-  const NeighbourLock guard;
-  const int64_t others = count_neighbours_bytes(device.index);
+  const SharedCardsLock guard;
+  const int64_t others = count_bytes_of_others(device.index);
   if (bytes > device.card.total_bytes - others - device.used_bytes) return false;
   device.used_bytes += bytes;
   publish_own_bytes(device.index, device.used_bytes);
@@ -166,7 +166,7 @@ bool charge(Device& device, int64_t bytes) noexcept {
 void refund(Device& device, int64_t bytes) noexcept { take_always(device, -bytes); }
 
 int64_t count_used_bytes(const Device& device) noexcept {
-  return std::min(device.used_bytes + count_neighbours_bytes(device.index), device.card.total_bytes);
+  return std::min(device.used_bytes + count_bytes_of_others(device.index), device.card.total_bytes);
 }
 
 }  // namespace oomdiag

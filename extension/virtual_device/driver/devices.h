@@ -59,7 +59,7 @@ void load_kernels(Device& device);
 /// Guards the accounts and the tables of memory.
 std::mutex& memory_lock() noexcept;
 
-/// Takes `bytes` from the device; false when it has not so many left, by this process and its neighbours (neighbours.h).
+/// Takes `bytes` from the device; false when it has not so many left, by this process and the others (shared_cards.h).
 /// Under memory_lock().
 bool charge(Device& device, int64_t bytes) noexcept;
 void refund(Device& device, int64_t bytes) noexcept;

@@ -14,29 +14,32 @@
 namespace oomdiag {
 
 /// Opens the file and takes a row. A failure leaves the process alone on its cards.
-void join_neighbours() noexcept;
+void join_shared_cards() noexcept;
 
-/// Holds the file while it lives, so that two processes cannot take the same bytes. Costs nothing without neighbours.
-class NeighbourLock {
+/// Holds the file while it lives, so that two processes cannot take the same bytes. Costs nothing without a run folder.
+class SharedCardsLock {
  public:
-  NeighbourLock() noexcept;
-  ~NeighbourLock();
-  NeighbourLock(const NeighbourLock&) = delete;
-  NeighbourLock& operator=(const NeighbourLock&) = delete;
+  SharedCardsLock() noexcept;
+  ~SharedCardsLock();
+  SharedCardsLock(const SharedCardsLock&) = delete;
+  SharedCardsLock& operator=(const SharedCardsLock&) = delete;
+
+ private:
+  int file_ = -1;
 };
 
 /// What the other living processes have of the card at that place in the machine.
-int64_t count_neighbours_bytes(int index) noexcept;
+int64_t count_bytes_of_others(int index) noexcept;
 
 /// Writes this process's row.
 void publish_own_bytes(int index, int64_t bytes) noexcept;
 
-struct Neighbour {
+struct OtherProcess {
   pid_t pid = 0;
   int64_t bytes = 0;
 };
 
 /// The other living processes that have a part of the card.
-std::vector<Neighbour> list_neighbours(int index);
+std::vector<OtherProcess> list_others(int index);
 
 }  // namespace oomdiag

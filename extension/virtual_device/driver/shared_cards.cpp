@@ -1,4 +1,4 @@
-#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/shared_cards.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -24,29 +24,29 @@ struct Row {
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
-int file = -1;
+auto& path = *new std::string;  // never destroyed: programs free device memory in their static destructors
 Row* rows = nullptr;
 Row* own = nullptr;
 
-/// Of the open file, not of the process: it goes with a process that dies (fcntl(2), open file description locks).
-void lock_file(short type) {
-  struct flock whole {};
-  whole.l_type = type;
-  whole.l_whence = SEEK_SET;
-  while (fcntl(file, F_OFD_SETLKW, &whole) != 0 && errno == EINTR) {
-  }
+/// Closed again after each use: programs close descriptors that they do not know, and then use their numbers.
+int open_file(int flags) { return open(path.c_str(), O_RDWR | O_CLOEXEC | flags, 0600); }
+
+Row* map_rows(int file) {
+  constexpr size_t bytes = kMostProcesses * sizeof(Row);
+  if (posix_fallocate(file, 0, bytes) != 0) return nullptr;  // a store into a hole of a full disk is a SIGBUS
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  return mapped == MAP_FAILED ? nullptr : static_cast<Row*>(mapped);
 }
 
 bool open_rows() {
   const char* folder = std::getenv("OOMDIAG_OUTPUT");
   if (!folder || !*folder) return false;
-  file = open((std::string(folder) + "/cards").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  constexpr size_t bytes = kMostProcesses * sizeof(Row);
-  if (file < 0 || posix_fallocate(file, 0, bytes) != 0) return false;  // a store into a hole of a full disk is a SIGBUS
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (mapped == MAP_FAILED) return false;
-  rows = static_cast<Row*>(mapped);
-  return true;
+  path = std::string(folder) + "/cards";
+  const int file = open_file(O_CREAT);
+  if (file < 0) return false;
+  rows = map_rows(file);
+  close(file);
+  return rows != nullptr;
 }
 
 /// A process that ended but was not waited for yet has no memory any more (proc(5), stat: the state follows the name).
@@ -69,9 +69,9 @@ void take_row(Row& row) {
 
 }  // namespace
 
-void join_neighbours() noexcept {
+void join_shared_cards() noexcept {
   if (!open_rows()) return;
-  const NeighbourLock guard;
+  const SharedCardsLock guard;
   for (size_t i = 0; i < kMostProcesses && !own; ++i) {
     if (rows[i].pid == getpid()) take_row(rows[i]);
   }
@@ -80,15 +80,22 @@ void join_neighbours() noexcept {
   }
 }
 
-NeighbourLock::NeighbourLock() noexcept {
-  if (rows) lock_file(F_WRLCK);
+/// Of the open file, not of the process: it goes with a process that dies (fcntl(2), open file description locks).
+SharedCardsLock::SharedCardsLock() noexcept {
+  if (!rows) return;
+  file_ = open_file(0);
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  while (file_ >= 0 && fcntl(file_, F_OFD_SETLKW, &whole) != 0 && errno == EINTR) {
+  }
 }
 
-NeighbourLock::~NeighbourLock() {
-  if (rows) lock_file(F_UNLCK);
+SharedCardsLock::~SharedCardsLock() {
+  if (file_ >= 0) close(file_);
 }
 
-int64_t count_neighbours_bytes(int index) noexcept {
+int64_t count_bytes_of_others(int index) noexcept {
   int64_t sum = 0;
   for (size_t i = 0; rows && i < kMostProcesses; ++i) {
     const int64_t bytes = rows[i].bytes[index];
@@ -102,8 +109,8 @@ void publish_own_bytes(int index, int64_t bytes) noexcept {
     own->bytes[index] = bytes;  // not in a forked child: it is the parent's
 }
 
-std::vector<Neighbour> list_neighbours(int index) {
-  std::vector<Neighbour> found;
+std::vector<OtherProcess> list_others(int index) {
+  std::vector<OtherProcess> found;
   for (size_t i = 0; rows && i < kMostProcesses; ++i) {
     const int64_t bytes = rows[i].bytes[index];
     if (bytes != 0 && !is_free(rows[i])) found.push_back({rows[i].pid, bytes});
