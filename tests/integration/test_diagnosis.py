@@ -513,7 +513,8 @@ class Devices(DiagnosisTest):
             side = torch.cuda.Stream()
             x = torch.empty(1 << 28, device="cuda")
             with torch.cuda.stream(side):
-                x.fill_(1)
+                for _ in range(1000):  # seconds of modelled time: this machine may be slow
+                    x.fill_(1)
             x.record_stream(side)
             del x
             print(torch.cuda.memory_stats()["active_bytes.all.current"] > 0)

@@ -348,7 +348,8 @@ def reserved_peak_of_prefetching():
             batch = host.to("cuda", non_blocking=True)
         torch.cuda.current_stream().wait_stream(side)
         batch.record_stream(torch.cuda.current_stream())
-        torch.mm(batch, weight)
+        for _ in range(30):  # half a second of modelled time: this machine may be slow
+            torch.mm(batch, weight)
         del batch
     peak = torch.cuda.max_memory_reserved()
     torch.cuda.synchronize()
@@ -389,8 +390,9 @@ def clocks_run_as_on_a_card():
     expect(end.query() and first.query() and other.query(), "what was waited for is not done")
     # 50 x 2 x 8192^3 operations at 2 x 128 x 82 x 1.695 GHz.
     expect(1300 < begin.elapsed_time(end) < 1700, f"the products took {begin.elapsed_time(end)} ms")
-    torch.mm(x, x, out=x)
-    expect(not torch.cuda.current_stream().query(), "a product takes no time")
+    for _ in range(50):
+        torch.mm(x, x, out=x)
+    expect(not torch.cuda.current_stream().query(), "products take no time")
     x[0, 0].item()
     expect(torch.cuda.current_stream().query(), "the host did not wait for what it read")
 
@@ -405,7 +407,7 @@ def a_net_trains_with_clocks():
     graph = torch.cuda.CUDAGraph()
     x = torch.empty(4096, 4096, device="cuda")
     with torch.cuda.graph(graph):
-        for _ in range(10):
+        for _ in range(300):
             x @ x
     graph.replay()
     expect(not torch.cuda.current_stream().query(), "a graph takes no time")
