@@ -18,9 +18,16 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+/// One line for each card: what the virtual device reads.
+std::string list_files(const std::vector<CardEntry>& cards) {
+  std::string files;
+  for (const CardEntry& card : cards) files += (files.empty() ? "" : "\n") + card.file.string();
+  return files;
+}
+
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries) {
   Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
-  const bool is_virtual = request.device.card.has_value();
+  const bool is_virtual = request.device.is_virtual();
   const auto set = [&](const char* name, const std::string& value) {
     program.environment.emplace_back(name, value.empty() ? std::nullopt : std::optional(value));
   };
@@ -29,8 +36,9 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
                                      .virtual_device = is_virtual ? libraries / "virtual_device" : "",
                                      .users_own = environment("LD_PRELOAD")}));
   set("OOMDIAG_RECORDER", (install.libraries / "liboomdiag.so").string());
-  set("OOMDIAG_CARD", is_virtual ? request.device.card->file.string() : "");
+  set("OOMDIAG_CARD", list_files(request.device.cards));
   set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
+  set("OOMDIAG_CLOCKED", request.device.clocked ? "1" : "");
   if (is_virtual) set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
   if (environment("NVTX_INJECTION64_PATH").empty()) {  // a profiler that is there already keeps its place
     set("NVTX_INJECTION64_PATH", (libraries / "liboomdiag_preload.so").string());
@@ -72,7 +80,7 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
     diagnosis.report = explain_trace(diagnosis.folder / "trace", {.ending = diagnosis.ending, .batch = request.batch});
     write_json(*diagnosis.report, diagnosis.folder / "report.json");
     std::error_code ignored;
-    std::filesystem::remove(diagnosis.folder / "loaded", ignored);  // has served
+    for (const char* served : {"loaded", "cards"}) std::filesystem::remove(diagnosis.folder / served, ignored);
   } catch (const Error& error) {
     diagnosis.why_no_report = fmt::format("no report: {}", error.what());
   }
@@ -81,7 +89,7 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
 }  // namespace
 
 Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
-  if (request.device.card) check_virtual_device(install);
+  if (request.device.is_virtual()) check_virtual_device(install);
   const PreloadFolder libraries(install.libraries);
   const Program program = prepare(request, install, libraries.path());
   Diagnosis diagnosis;

@@ -17,8 +17,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> program;
-  std::string device;
-  std::string memory;
+  DeviceOptions device;
   std::string folder;
   std::string output;
   int oom_exit_code = -1;  ///< -1 = the program's own
@@ -55,7 +54,7 @@ int run(const Options& options) {
     throw Error(ErrorKind::usage, "run needs a program", "as in: oomdiag run --device rtx4090 -- python train.py");
   }
   const Install install = find_install();
-  const DeviceChoice device = choose_device(options.device, options.memory, install);
+  const DeviceChoice device = choose_device(options.device, install);
   check_writable(options.output);
   say_default(device);
   const DiagnosisRequest request{.program = resolve(options.program, install),
@@ -83,13 +82,7 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                      "exit code are its own; the report follows on stderr.",
             .usage = "oomdiag run [OPTIONS] -- PROGRAM [ARGUMENTS...]"});
   command.prefix_command();
-  command
-      .add_option("--device", options->device,
-                  "real, a name of oomdiag devices, or ./card.json; default: a real GPU, else h200")
-      ->type_name("NAME");
-  command
-      .add_option("--memory", options->memory, "memory of the virtual device in place of the card's own, as in 8GiB")
-      ->type_name("SIZE");
+  add_device_options(command, options->device);
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
       ->type_name("DIR");

@@ -54,7 +54,7 @@ Leftovers look_into(const fs::path& folder) {
 
 void remove_empty_run(const fs::path& folder) {
   std::error_code ignored;
-  for (const char* name : {"loaded", "output.txt"}) fs::remove(folder / name, ignored);
+  for (const char* name : {"loaded", "cards", "output.txt"}) fs::remove(folder / name, ignored);
   fs::remove(folder, ignored);  // fails, as it should, if there is anything else in it
 }
 

@@ -26,8 +26,7 @@ struct Options {
   int64_t steps = 2;
   std::string optimizer = "adam";
   std::string amp = "none";
-  std::string device;
-  std::string memory;
+  DeviceOptions device;
   std::string folder;
   std::string output;
   bool json = false;
@@ -39,11 +38,6 @@ std::vector<std::string> compose_program(const Options& options, const Install& 
       options.optimizer,        "--amp",   options.amp};
   program.insert(program.end(), {"--batch", std::to_string(options.batch), "--device", "cuda"});
   return program;
-}
-
-std::string describe(const Options& options, const DeviceChoice& device) {
-  const std::string where = device.card ? device.card->name + " (virtual)" : "the real GPU";
-  return fmt::format("training {} on {} ...", options.model, where);
 }
 
 /// The samples program said what is wrong; its last lines are worth more than ours.
@@ -72,7 +66,7 @@ int train(Options options) {
   const Install install = find_install();
   const Model model = find_model(read_models(install.models), options.model);
   if (options.batch == 0) options.batch = model.default_batch;
-  const DeviceChoice device = choose_device(options.device, options.memory, install);
+  const DeviceChoice device = choose_device(options.device, install);
   check_writable(options.output);
   say_default(device);
   const DiagnosisRequest request{.program = compose_program(options, install),
@@ -81,7 +75,7 @@ int train(Options options) {
                                  .batch = options.batch,
                                  .keeps_output = true};
   const Diagnosis diagnosis = [&] {
-    const Progress progress(describe(options, device));
+    const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
     return diagnose(request, install);
   }();
   if (!diagnosis.report) return give_up(diagnosis);
@@ -108,13 +102,7 @@ void add_train(CLI::App& app, Command& chosen) {
   command.add_option("--batch", options->batch, "batch size; default: the model's own")
       ->type_name("N")
       ->check(range(1, 1 << 30));
-  command
-      .add_option("--device", options->device,
-                  "real, a name of oomdiag devices, or ./card.json; default: a real GPU, else h200")
-      ->type_name("NAME");
-  command
-      .add_option("--memory", options->memory, "memory of the virtual device in place of the card's own, as in 8GiB")
-      ->type_name("SIZE");
+  add_device_options(command, options->device);
   command.add_option("--steps", options->steps, "training steps")
       ->type_name("N")
       ->check(range(1, 1 << 20))

@@ -32,9 +32,14 @@ namespace oomdiag {
 /// parameter         storage            storage bytes      name: shape       context.module may be its name
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
+<<<<<<< HEAD
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate"
 /// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
 ///                                                                           line of text, innermost first; address 0: of the refusal
+=======
+/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode"; with
+///                                                                           kNoteRead, the op that looked at what no host had written
+>>>>>>> device
 enum class EventKind : uint8_t {
   none = 0,
   alloc,
@@ -65,12 +70,13 @@ enum class EventKind : uint8_t {
 };
 inline constexpr EventKind kLastEventKind = EventKind::stack;
 
-/// Flags of free_requested, block_state and segment_state.
+/// Flags of free_requested, block_state, segment_state and note.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
   kSegmentLarge = 4,       ///< segment_state: of the large pool (blocks above 1 MiB)
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
+  kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
 };
 

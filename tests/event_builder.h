@@ -59,6 +59,7 @@ class EventBuilder {
   EventBuilder& note(std::string_view kind, std::string_view name);
   /// The calls that led to `source`; without one, those of the refusal before.
   EventBuilder& stack(std::string_view calls, std::string_view source = {});
+  EventBuilder& read_from_card();  ///< the op that runs looked at what no kernel computed
 
   /// What happens for OOMs in backward: the gradient of the block, say.
   uint64_t address_of(const std::string& block) const { return blocks_.at(block); }

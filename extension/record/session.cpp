@@ -91,8 +91,19 @@ void describe_process(TraceHeader& header) {
   header.python = python_attached() ? 1 : 0;
 }
 
+// The host looked at what a kernel should have written: which op, and where, tells whether a size or a branch hangs on it.
+// In steady training ops are not watched: the learned steps have told it.
+void write_read() {
+  const ThreadState& state = thread_state();
+  if (steady() && state.context.op == 0) return;
+  Event event = state.event(EventKind::note);
+  event.flags = kNoteRead;
+  the_session->writer().write(event);
+}
+
 void write_note(const char* kind, const char* name) {
   if (!is_recording.load() || the_session == nullptr) return;
+  if (std::string_view(kind) == "read") return write_read();
   TraceWriter& writer = the_session->writer();
   Context context;
   context.op = writer.intern(std::string_view(kind));

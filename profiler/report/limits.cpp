@@ -6,6 +6,7 @@
 #include <set>
 
 #include "profiler/report/card_report.h"
+#include "profiler/report/device_reads.h"
 
 namespace oomdiag {
 namespace {
@@ -26,13 +27,23 @@ void add_losses(const Trace& trace, std::vector<std::string>& limits) {
   }
 }
 
+constexpr std::string_view kMode = "mode";
+
+/// Whether the virtual device said that work takes time (oomdiag run --clocked).
+bool is_clocked(const Trace& trace) {
+  return std::any_of(trace.events.begin(), trace.events.end(), [&](const Event& event) {
+    return event.kind == EventKind::note && trace.name(trace.context(event.context).op) == kMode &&
+           trace.name(event.detail) == "clocked";
+  });
+}
+
 // The recorder notes what the virtual device could not do, or only by estimate.
 void add_notes(const Trace& trace, std::vector<std::string>& limits) {
   std::set<std::pair<uint32_t, uint64_t>> seen;
   for (const Event& event : trace.events) {
-    if (event.kind != EventKind::note) continue;
+    if (event.kind != EventKind::note || (event.flags & kNoteRead) != 0) continue;
     const uint32_t kind = trace.context(event.context).op;
-    if (seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
+    if (trace.name(kind) == kMode || seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
     limits.push_back(fmt::format("{}: {}", trace.name(kind), trace.name(event.detail)));
   }
 }
@@ -78,11 +89,14 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
                                      const std::vector<std::string>& from_caller) {
   std::vector<std::string> limits;
   if (trace.process.virtual_device) {
-    limits.emplace_back("the card is virtual: context bytes are modelled, other programs take nothing");
+    limits.push_back(
+        fmt::format("the card is virtual: context bytes are modelled, other programs take nothing, work takes {} time",
+                    is_clocked(trace) ? "modelled" : "no"));
   }
   add_losses(trace, limits);
   for (const DeviceHistory& device : history.devices) add_doubts(trace, device, limits);
   add_notes(trace, limits);
+  add_reads(trace, limits);
   limits.insert(limits.end(), from_caller.begin(), from_caller.end());
   return limits;
 }

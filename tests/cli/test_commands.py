@@ -134,6 +134,8 @@ class Usage(CommandLine):
         self.check_error(["train", "--memory", "8XB", "--device", "h200"], 2, "8GiB")
         self.check_error(["train", "--memory", "1MiB", "--device", "h200"], 2, "256MiB")
         self.check_error(["run", "--device", "real", "--memory", "8GiB", "--", "true"], 2, "virtual")
+        self.check_error(["run", "--device", "t4", "--count", "17", "--", "true"], 2, "from 1 to 16")
+        self.check_error(["run", "--device", "t4,h200", "--count", "2", "--", "true"], 2, "a100-80,a100-80")
         self.check_error(["run", "--device", "real", "-o", "absent/report.json", "--", "true"], 2, "absent")
         self.check_error(["run"], 2, "oomdiag run")
 

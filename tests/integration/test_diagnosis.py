@@ -515,6 +515,66 @@ class Explain(DiagnosisTest):
         self.assertRegex(done.stdout.strip().splitlines()[-1], "next: oomdiag ")
 
 
+class Devices(DiagnosisTest):
+    """What a virtual device is told to be."""
+
+    def test_the_card_that_failed_comes_first_of_several(self):
+        done, report = self.run_code("""
+            import torch
+            kept = torch.ones(64 << 20, dtype=torch.uint8, device="cuda:0")
+            first, second = torch.nn.Linear(512, 512).to("cuda:0"), torch.nn.Linear(512, 10).to("cuda:1")
+            second(first(torch.randn(64, 512, device="cuda:0")).to("cuda:1")).sum().backward()
+            import time; time.sleep(0.3)  # see run_code
+            torch.empty(20 << 30, dtype=torch.uint8, device="cuda:1")
+        """, device="a100-40,t4")
+        self.assertEqual((done.returncode, report["outcome"]), (1, "out_of_memory"))
+        self.assertEqual([device["device"]["name"] for device in report["devices"]],
+                         ["NVIDIA A100-SXM4-40GB", "Tesla T4"])
+        self.assertEqual((report["device"]["index"], report["failure"]["op"]), (1, "aten::empty"))
+        self.assertIsNone(report["devices"][0]["failure"])
+        self.assertGreaterEqual(report["devices"][0]["peak"]["allocated_bytes"], 64 << 20)
+        self.assertRegex(done.stderr, "Tesla T4 .virtual.")
+
+    def test_sizes_and_branches_that_came_from_the_card_are_named(self):
+        done, report = self.run_code("""
+            import torch
+            x = torch.randn(64, device="cuda")
+            for _ in range(3):
+                y = x[x > 0]
+            if (x > 0).all():
+                pass
+            print(x.sum().item(), torch.ones(3).cuda().sum().shape, torch.tensor(3.0).cuda().item())
+        """)
+        self.assertEqual(done.returncode, 0)
+        about = [limit for limit in report["limits"] if "data-dependent" in limit or "read as zeros" in limit]
+        self.assertEqual(len(about), 3, about)
+        self.assertRegex(about[0], r"^data-dependent: index at <string>:\d+, 3 times; peaks after it are a lower bound$")
+        self.assertRegex(about[1], r"^data-dependent: is_nonzero at <string>:\d+; peaks")
+        self.assertRegex(about[2], r"were read as zeros: item at <string>:\d+; it matters only")
+
+    def test_the_report_says_whether_work_takes_time(self):
+        code = """
+            import torch
+            side = torch.cuda.Stream()
+            x = torch.empty(1 << 28, device="cuda")
+            with torch.cuda.stream(side):
+                for _ in range(1000):  # seconds of modelled time: this machine may be slow
+                    x.fill_(1)
+            x.record_stream(side)
+            del x
+            print(torch.cuda.memory_stats()["active_bytes.all.current"] > 0)
+            torch.empty(1, device="cuda")
+        """
+        for options, said, pending in (([], "work takes no time", "False"), (["--clocked"], "work takes modelled time", "True")):
+            output = self.folder / "report.json"
+            program = textwrap.dedent(code) + "\nprint(torch.cuda.memory_stats()['active_bytes.all.current'] > 1 << 20)\n"
+            done = oomdiag("run", "--device", "rtx3060", *options, "-o", output, "--", sys.executable, "-c", program,
+                           folder=self.folder)
+            report = self.check_report(json.loads(output.read_text()))
+            self.assertTrue(any(said in limit for limit in report["limits"]), report["limits"])
+            self.assertEqual(done.stdout.split()[-1], pending, done.stderr)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--build", type=pathlib.Path, default=build)

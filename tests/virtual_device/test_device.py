@@ -16,7 +16,8 @@ import tempfile
 
 import device_cases
 
-LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1"]
+LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",
+             "libnccl.so.2"]
 # What a developer's shell may hold and no test must see.
 FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBLAS")
 
@@ -26,7 +27,7 @@ def child_environment(args, card, extra):
     environment["LD_PRELOAD"] = ":".join(str(args.libraries / name) for name in LIBRARIES)
     environment["OOMDIAG_CARDS"] = str(args.cards)  # for the cases, not for the device
     if card:
-        environment["OOMDIAG_CARD"] = str(args.cards / f"{card}.json")
+        environment["OOMDIAG_CARD"] = "\n".join(str(args.cards / f"{name}.json") for name in card.split(","))
     return environment | extra
 
 

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -28,7 +29,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemGetInfo(size_t* free_bytes, size_t* total_byte
   Device* device = current_device();
   if (!device) return CUDA_ERROR_INVALID_CONTEXT;
   const int64_t total = device->card.total_bytes;
-  if (free_bytes) *free_bytes = static_cast<size_t>(total - oomdiag_device_used_bytes(device->ordinal));
+  if (free_bytes) *free_bytes = static_cast<size_t>(total - oomdiag::count_used_bytes(*device));
   if (total_bytes) *total_bytes = static_cast<size_t>(total);
   return CUDA_SUCCESS;
 }
@@ -48,6 +49,9 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAllocManaged(CUdeviceptr* block, size_t bytes,
 OOMDIAG_ENTRY_POINT CUresult cuMemFree(CUdeviceptr block) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
+  const auto range = oomdiag::find_range(host_pointer(block));
+  const Device* owner = range ? oomdiag::find_device(range->device) : nullptr;
+  if (owner) oomdiag::wait_until(owner->end_ns);  // a card that is still at work is waited for
   return oomdiag::free_block(host_pointer(block));
 }
 
