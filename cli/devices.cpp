@@ -131,17 +131,19 @@ int measure(const Options& options) {
 void add_devices(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<Options>();
   CLI::App& command = *app.add_subcommand("devices", "list the virtual devices");
-  set_help(command, {.example = "oomdiag devices",
-                     .about = "Lists the cards that a virtual device can be: what --device takes. --measure writes the\n"
-                              "file of such a card on a machine that has the real one.",
-                     .usage = "oomdiag devices [OPTIONS]"});
+  set_help(command,
+           {.example = "oomdiag devices",
+            .about = "Lists the cards that a virtual device can be: what --device takes. --measure writes the\n"
+                     "file of such a card on a machine that has the real one.",
+            .usage = "oomdiag devices [OPTIONS]"});
   command.add_flag("--json", options->as_json, "print JSON");
   command.add_flag("--all", options->all, "also the cards that this torch has no code for, and why");
   auto* const measures = command.add_flag("--measure", options->measure, "measure this machine's GPU instead");
   command.add_option("-o,--output", options->output, "with --measure: write the card to this file")
       ->type_name("FILE")
       ->needs(measures);
-  command.callback([options, &chosen] { chosen = [options] { return options->measure ? measure(*options) : list(*options); }; });
+  command.callback(
+      [options, &chosen] { chosen = [options] { return options->measure ? measure(*options) : list(*options); }; });
 }
 
 }  // namespace oomdiag

@@ -47,7 +47,8 @@ int64_t read_number(const json& file, const std::string& key, int64_t least, int
   const json& field = file[key];
   const json value = field.is_object() ? field.value("value", json()) : json();
   if (!value.is_number_integer()) complain(key, R"(must be of the form {"value": 123, "mark": "S", "source": "…"})");
-  const int64_t number = value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX ? INT64_MAX : value.get<int64_t>();
+  const int64_t number =
+      value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX ? INT64_MAX : value.get<int64_t>();
   if (number < least) complain(key, "is too small: " + value.dump() + ", at least " + std::to_string(least));
   if (number > most) complain(key, "is too large: " + value.dump() + ", at most " + std::to_string(most));
   return number;
@@ -86,8 +87,7 @@ void read_limits(const json& file, const Architecture& usual, Card& card) {
   card.registers_per_multiprocessor = read_int(file, "registers_per_multiprocessor", 1, kRegisters);
   card.shared_bytes_per_multiprocessor = read_int(file, "shared_bytes_per_multiprocessor", 1, usual.shared_bytes);
   card.shared_bytes_per_block = read_int(file, "shared_bytes_per_block", 1, kSharedBytes);
-  card.shared_bytes_per_block_optin =
-      read_int(file, "shared_bytes_per_block_optin", 1, usual.shared_bytes_of_block);
+  card.shared_bytes_per_block_optin = read_int(file, "shared_bytes_per_block_optin", 1, usual.shared_bytes_of_block);
   card.reserved_shared_bytes_per_block = read_int(file, "reserved_shared_bytes_per_block", 0, usual.reserved);
 }
 
@@ -179,9 +179,7 @@ Card read_card(const std::string& path) {
   }
 }
 
-bool runs_code_for(const Card& card, const std::string& architectures) {
-  return find_newest(card, architectures) != 0;
-}
+bool runs_code_for(const Card& card, const std::string& architectures) { return find_newest(card, architectures) != 0; }
 
 int pick_architecture(const Card& card, const std::string& architectures) {
   const int newest = find_newest(card, architectures);

@@ -10,9 +10,9 @@ namespace oomdiag {
 struct Card {
   std::string id;  ///< as after --device; the file's name where it has none
   std::vector<std::string> aliases;
-  std::string name;             ///< as CUDA gives it
-  int64_t total_bytes = 0;      ///< as cudaDeviceProp::totalGlobalMem has it, less than is printed on the box
-  std::string total_mark;       ///< how that is known: "S", "C", "P", "U" or "M" (see the CLI's explain_mark)
+  std::string name;         ///< as CUDA gives it
+  int64_t total_bytes = 0;  ///< as cudaDeviceProp::totalGlobalMem has it, less than is printed on the box
+  std::string total_mark;   ///< how that is known: "S", "C", "P", "U" or "M" (see the CLI's explain_mark)
   int compute_major = 0;
   int compute_minor = 0;
   int multiprocessors = 0;

@@ -179,13 +179,15 @@ ordered_json measure() {
   const int64_t before_kernel = nvml.used_bytes();
   use_card();
   const int64_t with_kernel = nvml.used_bytes();
-  if (before < 0) throw std::runtime_error("NVML does not say how much memory is taken: the context cannot be measured");
+  if (before < 0)
+    throw std::runtime_error("NVML does not say how much memory is taken: the context cannot be measured");
 
   add_attributes(file, card);
   file["context_bytes"] =
       number(std::max<int64_t>(with_context - before, 0), "taken of the card when the context was made, by NVML");
-  file["first_kernel_bytes"] = number(std::max<int64_t>(with_kernel - before_kernel, 0),
-                                      "taken by a first kernel and a cuBLAS handle, by NVML; PyTorch's kernels take more");
+  file["first_kernel_bytes"] =
+      number(std::max<int64_t>(with_kernel - before_kernel, 0),
+             "taken by a first kernel and a cuBLAS handle, by NVML; PyTorch's kernels take more");
   return file;
 }
 

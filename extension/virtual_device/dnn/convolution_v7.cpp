@@ -131,9 +131,12 @@ struct PassNames {
 PassNames names_of(Pass pass) {
   switch (pass) {
     case Pass::forward:
-      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,     CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
               CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
     case Pass::backward_data:
       return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
@@ -165,7 +168,7 @@ int64_t find_workspace(const Descriptor& graph) {
   cudnnBackendDescriptor_t first = configuration.get();
   int64_t count = 0;
   if (!is_ready || OOMDIAG_REAL(cudnnBackendGetAttribute)(heuristics.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &first)) {
+                                                          CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &first)) {
     return 0;
   }
   Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
@@ -174,8 +177,8 @@ int64_t find_workspace(const Descriptor& graph) {
   if (count > 0 && plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration)
                        .set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, none)
                        .finalize()) {
-    OOMDIAG_REAL(cudnnBackendGetAttribute)(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
-                             &bytes);
+    OOMDIAG_REAL(cudnnBackendGetAttribute)
+    (plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count, &bytes);
   }
   return bytes;
 }
@@ -223,9 +226,11 @@ cudnnStatus_t offer(size_t workspace_bytes, cudnnConvolutionDescriptor_t convolu
 #define OOMDIAG_DATA cudnnConvolutionBwdDataAlgo_t, cudnnConvolutionBwdDataAlgoPerf_t
 #define OOMDIAG_FILTER cudnnConvolutionBwdFilterAlgo_t, cudnnConvolutionBwdFilterAlgoPerf_t
 
-OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(
-    cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w, cudnnConvolutionDescriptor_t convolution,
-    cudnnTensorDescriptor_t y, cudnnConvolutionFwdAlgo_t, size_t* bytes) {
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetConvolutionForwardWorkspaceSize(cudnnHandle_t, cudnnTensorDescriptor_t x,
+                                                                          cudnnFilterDescriptor_t w,
+                                                                          cudnnConvolutionDescriptor_t convolution,
+                                                                          cudnnTensorDescriptor_t y,
+                                                                          cudnnConvolutionFwdAlgo_t, size_t* bytes) {
   *bytes = estimate(Pass::forward, x, w, convolution, y);
   return CUDNN_STATUS_SUCCESS;
 }

@@ -46,13 +46,10 @@ OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseSpGEMM_workEstimation(
   return give_buffer_or_work("cusparseSpGEMM_workEstimation", handle, 8 * (rows + 1), bytes, buffer);
 }
 
-OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseSpGEMM_compute(cusparseHandle_t handle, cusparseOperation_t,
-                                                            cusparseOperation_t, const void*,
-                                                            cusparseConstSpMatDescr_t left,
-                                                            cusparseConstSpMatDescr_t right, const void*,
-                                                            cusparseSpMatDescr_t result, cudaDataType,
-                                                            cusparseSpGEMMAlg_t, cusparseSpGEMMDescr_t, size_t* bytes,
-                                                            void* buffer) {
+OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseSpGEMM_compute(
+    cusparseHandle_t handle, cusparseOperation_t, cusparseOperation_t, const void*, cusparseConstSpMatDescr_t left,
+    cusparseConstSpMatDescr_t right, const void*, cusparseSpMatDescr_t result, cudaDataType, cusparseSpGEMMAlg_t,
+    cusparseSpGEMMDescr_t, size_t* bytes, void* buffer) {
   const double products = count_products(*find_matrix(left), *find_matrix(right));
   SparseMatrix& matrix = *find_matrix(result);
   matrix.entries = count_cells_hit(products, matrix.rows, matrix.columns);
