@@ -113,7 +113,9 @@ std::vector<CardEntry> read_unsupported(const std::filesystem::path& folder) {
   std::vector<CardEntry> cards = read_folder(folder);
   std::erase_if(cards, [](const CardEntry& card) { return card.why_not.empty(); });
   std::ifstream stream(folder.parent_path() / "cards_without_profile.json");
-  for (const auto& json : nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false)) {
+  const nlohmann::json others = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!others.is_array()) return cards;  // a folder of somebody's own, which has none
+  for (const nlohmann::json& json : others) {
     const std::string capability = json.at("compute_capability");
     CardEntry card;
     card.id = json.at("id");

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -65,9 +67,12 @@ int print_json(const std::vector<CardEntry>& catalogue, const std::vector<CardEn
   return 0;
 }
 
+/// By reason, as most share one of a few.
 void print_unsupported(const std::vector<CardEntry>& others) {
+  std::map<std::string, std::vector<std::string>> by_reason;
+  for (const CardEntry& card : others) by_reason[card.why_not].push_back(card.id);
   fmt::print("\nnot with this torch:\n");
-  for (const CardEntry& card : others) fmt::print("{:<17} {:<49} {}\n", card.id, card.name, card.why_not);
+  for (const auto& [reason, ids] : by_reason) fmt::print("  {}\n    {}\n", fmt::join(ids, ", "), reason);
 }
 
 int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardEntry>& others, bool all) {
@@ -82,7 +87,7 @@ int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardE
       "\n{} cards. memory: as the CUDA runtime reports it; context: what a process takes of it before PyTorch does, "
       "estimated\n",
       catalogue.size());
-  if (!all) fmt::print("{} more that this torch has no code for: oomdiag devices --all\n", others.size());
+  if (!all) fmt::print("{} more are known, but not supported by this torch: oomdiag devices --all\n", others.size());
   fmt::print("next: oomdiag train --model deepcnn --device rtx3060\n");
   return 0;
 }

@@ -1,7 +1,12 @@
 """Cases of test_device.py for the math libraries: every operation of PyTorch that reaches them runs, and what they cannot say is noted."""
 
 import ctypes
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
 
 from device_cases import MIB, Skip, case, expect, expect_equal, main
 
@@ -323,9 +328,6 @@ def what_a_library_does_not_have_is_refused_and_noted_by_name():
 
 @case(card=None)
 def preloaded_libraries_bring_their_own_runtime():
-    import os
-    import subprocess
-
     folder = pathlib.Path(os.environ["LD_PRELOAD"].split(":")[0]).resolve().parent
     libraries = [*folder.glob("*.so*"), folder.parent / "liboomdiag_preload.so"]
     expect(len(libraries) >= 11, f"only {len(libraries)} libraries in {folder}")
@@ -333,6 +335,28 @@ def preloaded_libraries_bring_their_own_runtime():
         needed = subprocess.run(["readelf", "-d", library], env=os.environ | {"LD_PRELOAD": ""}, capture_output=True, text=True, check=True).stdout
         for runtime in ("libstdc++", "libgcc_s"):
             expect(runtime not in needed, f"{library.name} needs {runtime}")
+
+
+@case(card=None)
+def a_checkout_in_a_folder_with_spaces_and_colons_works():
+    """The loader splits LD_PRELOAD at both: the build is copied to such a folder and run from there."""
+    build = pathlib.Path(os.environ["LD_PRELOAD"].split(":")[0]).resolve().parents[2]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("LD_PRELOAD", "OOMDIAG_", "TRITON_"))}
+    with tempfile.TemporaryDirectory(prefix="a folder: with spaces ") as folder:
+        copy = pathlib.Path(folder) / "build"
+        for part in ("bin/oomdiag", "bin/oomdiag_samples", "share", "lib"):
+            source = build / part
+            if source.is_dir():
+                shutil.copytree(source, copy / part, symlinks=True)
+            else:
+                (copy / part).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, copy / part)
+        for program in (["train", "--model", "deepcnn", "--batch", "8", "--json"], ["run", "--", sys.executable, "-c", "import torch; print(torch.ones(1 << 20, device='cuda').sum())"]):
+            command = [copy / "bin/oomdiag", program[0], "--device", "rtx3060", "--folder", folder, *program[1:]]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            expect_equal(done.returncode, 0, f"the exit code after {done.stderr}")
+            expect("ld.so" not in done.stderr and "no report" not in done.stderr, done.stderr)
+            expect("RTX 3060" in done.stdout + done.stderr, f"no report: {done.stdout} {done.stderr}")
 
 
 if __name__ == "__main__":
