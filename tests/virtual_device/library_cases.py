@@ -1,6 +1,7 @@
 """Cases of test_device.py for the math libraries: every operation of PyTorch that reaches them runs, and what they cannot say is noted."""
 
 import ctypes
+import json
 import os
 import pathlib
 import shutil
@@ -125,6 +126,40 @@ def what_a_branch_on_the_device_decides_is_an_error_of_torch():
         torch.linalg.eig(torch.randn(8, 8, device="cuda"))
     except RuntimeError as error:
         expect("infs or NaNs" in str(error), f"another error: {error}")
+
+
+# Products: cuBLAS and cuBLASLt.
+
+
+@case(card="h100-sxm")
+def products_of_every_kind_run():
+    import torch
+
+    def matrix(*shape, dtype):
+        return torch.randn(*shape, device="cuda").to(dtype)
+
+    small, one = torch.float8_e4m3fn, torch.ones(1, device="cuda")
+    operations = {
+        "float8": lambda: torch._scaled_mm(matrix(32, 64, dtype=small), matrix(16, 64, dtype=small).t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16),
+        "int8": lambda: torch._int_mm(torch.ones(32, 32, device="cuda", dtype=torch.int8), torch.ones(32, 32, device="cuda", dtype=torch.int8)),
+        "grouped": lambda: torch._grouped_mm(matrix(4, 32, 64, dtype=torch.bfloat16), matrix(4, 64, 32, dtype=torch.bfloat16)),
+        "gelu epilogue": lambda: torch.ops.aten._addmm_activation(one.expand(8), matrix(8, 8, dtype=torch.float32), matrix(8, 8, dtype=torch.float32), use_gelu=True),
+    }
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        square, batch, vector = matrix(8, 8, dtype=dtype), matrix(3, 8, 8, dtype=dtype), matrix(8, dtype=dtype)
+        operations |= {
+            f"mm {dtype}": lambda a=square: a @ a,
+            f"bmm {dtype}": lambda a=batch: torch.baddbmm(a, a, a),
+            f"addmm {dtype}": lambda a=square, x=vector: torch.addmm(x, a, a),
+            f"mv {dtype}": lambda a=square, x=vector: a @ x,
+            f"dot {dtype}": lambda x=vector: torch.dot(x, x),
+        }
+    run_all(operations)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    run_all(operations)
+    torch.backends.cuda.preferred_blas_library("default")
+    missing = [name for kind, name in noted() if kind == "unsupported"]
+    expect_equal(missing, [], "what was not supported")
 
 
 # Sparse matrices: cuSPARSE and cuSPARSELt.
@@ -303,6 +338,13 @@ def convolutions_of_the_old_interface_take_the_workspace_of_the_new():
 
 # What is not there.
 
+
+@case()
+def none_of_these_operations_met_what_is_not_supported():
+    """The cases of this card and environment run before it in the same process, in the order of this file."""
+    expect_equal([name for kind, name in noted() if kind == "unsupported"], [], "what was not supported")
+
+
 STUBS = {
     "libcufft.so.12": ("cufftXtSetGPUs", 16),
     "libcusolver.so.12": ("cusolverSpCreate", 9),
@@ -339,7 +381,7 @@ def preloaded_libraries_bring_their_own_runtime():
 
 @case(card=None)
 def a_checkout_in_a_folder_with_spaces_and_colons_works():
-    """The loader splits LD_PRELOAD at both: the build is copied to such a folder and run from there."""
+    """The loader splits LD_PRELOAD at both: the build is copied to such a folder and run from there. Its reports say what was estimated."""
     build = pathlib.Path(os.environ["LD_PRELOAD"].split(":")[0]).resolve().parents[2]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("LD_PRELOAD", "OOMDIAG_", "TRITON_"))}
     with tempfile.TemporaryDirectory(prefix="a folder: with spaces ") as folder:
@@ -351,12 +393,17 @@ def a_checkout_in_a_folder_with_spaces_and_colons_works():
             else:
                 (copy / part).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, copy / part)
-        for program in (["train", "--model", "deepcnn", "--batch", "8", "--json"], ["run", "--", sys.executable, "-c", "import torch; print(torch.ones(1 << 20, device='cuda').sum())"]):
+        report = pathlib.Path(folder) / "report.json"
+        code = "import ctypes, torch; torch.fft.fft(torch.ones(1009, 64, device='cuda'), dim=0); ctypes.CDLL('libcusolver.so.12').cusolverSpCreate(None)"
+        for program in (["train", "--model", "deepcnn", "--batch", "8", "--json"], ["run", "-o", report, "--", sys.executable, "-c", code]):
             command = [copy / "bin/oomdiag", program[0], "--device", "rtx3060", "--folder", folder, *program[1:]]
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
             expect_equal(done.returncode, 0, f"the exit code after {done.stderr}")
             expect("ld.so" not in done.stderr and "no report" not in done.stderr, done.stderr)
             expect("RTX 3060" in done.stdout + done.stderr, f"no report: {done.stdout} {done.stderr}")
+        limits = json.loads(report.read_text())["limits"]
+        for limit in ("estimate: cuFFT work area", "unsupported: cusolverSpCreate"):
+            expect(limits.count(limit) == 1, f"{limit} is not among the report's limits: {limits}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cases of test_device.py that are whole programs, small: training steps of public model zoos, compiled models, capture, allocator settings."""
 
-from device_cases import MIB, case, expect, expect_equal, load_optional, main
+from device_cases import MIB, Skip, case, expect, expect_equal, load_optional, main
 
 
 def train_all(models):
@@ -185,6 +185,7 @@ def compiled_models_train():
 @case(group="slow", TORCHINDUCTOR_COMPILE_THREADS="1")
 def compiled_models_train_in_graphs():
     compiled(small_net, rows, mode="reduce-overhead")
+    compiled(small_net, rows, mode="max-autotune")
 
 
 @case(group="slow", TORCHINDUCTOR_COMPILE_THREADS="1")
@@ -252,6 +253,19 @@ def optimizers_of_every_kind_step():
         model = small_net().cuda()
         model(rows()).sum().backward()
         torch.optim.AdamW(model.parameters(), **options).step()
+
+
+@case()
+def the_profiler_runs():
+    import os
+
+    import torch
+
+    if "libcupti" not in os.environ["LD_PRELOAD"]:
+        raise Skip("no virtual CUPTI is preloaded, and the real one does not end in a process with this driver")
+    with torch.profiler.profile() as profile:
+        rows() @ rows().t()
+    expect(len(profile.events()) > 0, "no events")
 
 
 if __name__ == "__main__":
