@@ -224,8 +224,8 @@ def graphs_share_a_pool():
     layer(x)
     torch.cuda.synchronize()
     pool = torch.cuda.graph_pool_handle()
-    for _ in range(2):
-        graph = torch.cuda.CUDAGraph()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph in graphs:  # the first must live while the second is captured: it holds the pool
         with torch.cuda.graph(graph, pool=pool):
             layer(x)
         graph.replay()
