@@ -21,10 +21,7 @@ constexpr int kMostCards = 16;  // what the virtual device has room for: driver/
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
 constexpr int64_t kMostMemory = int64_t{16} << 40;
 
-CardEntry find(const std::string& device, const Install& install) {
-  const bool is_file = device.find('/') != std::string::npos || device.ends_with(".json");
-  return is_file ? read_card_entry(device) : find_card(read_catalogue(install.cards), device);
-}
+CardEntry find(const std::string& device, const Install& install) { return choose_card(install.cards, device); }
 
 std::vector<CardEntry> find_all(const std::string& list, const Install& install) {
   std::vector<CardEntry> cards;

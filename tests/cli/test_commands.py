@@ -163,6 +163,23 @@ class Devices(CommandLine):
             self.assertIn(card["id"], table.stdout)
             self.assertGreater(card["total_bytes"], card["context_bytes"])
 
+    def test_cards_that_this_torch_has_no_code_for_are_known_by_name(self):
+        table = self.oomdiag("devices", "--all").stdout
+        self.assertIn(" gtx1080, ", table)
+        for name in ("gtx1080", "GTX-1080", "v100-32", "orin-nx-16"):
+            self.check_error(["train", "--model", "deepcnn", "--device", name], 2, "no virtual ", "oomdiag devices")
+
+    def test_a_machine_without_a_gpu_has_no_card_to_measure(self):
+        self.check_error(["devices", "-o", "card.json"], 2, "--measure")
+        if not pathlib.Path("/dev/nvidiactl").exists():
+            self.check_error(["devices", "--measure"], 1, "no card to measure")
+
+    def test_a_card_of_ones_own_is_a_copy_with_other_numbers(self):
+        card = json.loads(pathlib.Path(json.loads(self.oomdiag("devices", "--json").stdout)[0]["file"]).read_text())
+        card["total_bytes"]["value"] = "much"
+        (self.folder / "mine.json").write_text(json.dumps(card))
+        self.check_error(["train", "--model", "deepcnn", "--device", "./mine.json"], 1, "mine.json", '"total_bytes"')
+
     def test_it_starts_in_milliseconds(self):
         best = min(self.time_devices() for _ in range(5))
         self.assertLess(best, 0.1)

@@ -7,21 +7,12 @@
 
 #include "extension/virtual_device/blas/handle.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/stubs/answers.h"
+
+using oomdiag::give_new;
+using oomdiag::take_back;
 
 namespace {
-
-/// Each handle and descriptor is one of its own: programs keep state by them.
-template <typename Handle>
-cublasStatus_t give_new(Handle* handle) {
-  *handle = reinterpret_cast<Handle>(new char);
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-template <typename Handle>
-cublasStatus_t take_back(Handle handle) {
-  delete reinterpret_cast<const char*>(handle);
-  return CUBLAS_STATUS_SUCCESS;
-}
 
 /// What is kept of a matrix: how long a product takes follows from it.
 struct Layout {
@@ -137,6 +128,14 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cub
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t*,
                                                                         cublasLtMatmulAlgoConfigAttributes_t,
                                                                         const void*, size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+/// Everything of the one algorithm is number 0.
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t*,
+                                                                        cublasLtMatmulAlgoConfigAttributes_t,
+                                                                        void* value, size_t bytes, size_t* written) {
+  if (value) std::memset(value, 0, bytes);
+  if (written) *written = bytes;
   return CUBLAS_STATUS_SUCCESS;
 }
 
