@@ -16,8 +16,8 @@ namespace {
 
 // The recorder's shim goes before them: it defines cudaGetDeviceCount under the same symbol version.
 constexpr std::array kVirtualDeviceLibraries{
-    "libcuda.so.1",      "libcudart.so.13",     "libcublas.so.13",
-    "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",
+    "libcuda.so.1",        "libcudart.so.13",   "libcublas.so.13", "libcublasLt.so.13",
+    "liboomdiag_cudnn.so", "libnvidia-ml.so.1", "libcupti.so.13",
 };
 
 void append(std::string& list, std::string_view entry) {

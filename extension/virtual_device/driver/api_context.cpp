@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 
@@ -30,6 +31,7 @@ OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsign
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
+  OOMDIAG_OBSERVED(cuDevicePrimaryCtxRetain, context, ordinal);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
@@ -69,6 +71,16 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice(CUdevice* ordinal) {
   if (!device) return CUDA_ERROR_INVALID_CONTEXT;
   *ordinal = device->ordinal;
   return CUDA_SUCCESS;
+}
+
+/// Of a given context, or for null of the current one.
+OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice_v2(CUdevice* ordinal, CUcontext context) {
+  for (const Device& device : oomdiag::devices()) {
+    if (context_of(const_cast<Device*>(&device)) != context) continue;
+    *ordinal = device.ordinal;
+    return CUDA_SUCCESS;
+  }
+  return cuCtxGetDevice(ordinal);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize() { return oomdiag_device_check_capture(); }

@@ -215,3 +215,8 @@ int64_t oomdiag_device_used_bytes(int ordinal) {
   const Device* device = find_device(ordinal);
   return device ? std::min<int64_t>(device->used_bytes, device->card.total_bytes) : 0;
 }
+
+int64_t oomdiag_device_context_bytes(int ordinal) {
+  const Device* device = find_device(ordinal);
+  return device ? device->card.context_bytes + device->card.first_kernel_bytes : 0;
+}

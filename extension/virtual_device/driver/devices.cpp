@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "extension/virtual_device/driver/callbacks.h"
+#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace oomdiag {
@@ -38,6 +40,7 @@ void read_device(Device& device, int ordinal, const std::string& path) {
   device.ordinal = ordinal;
   device.card = read_card(path);
   override_memory(device.card);
+  device.used_bytes = neighbour_bytes(ordinal);
   device.cudnn_description = describe_for_cudnn(device.card);
   const char* architectures = std::getenv("OOMDIAG_ARCHITECTURES");
   device.architecture = pick_architecture(device.card, architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
@@ -105,15 +108,23 @@ std::mutex& memory_lock() noexcept {
 
 void make_context(Device& device) {
   if (device.has_context.load(std::memory_order_acquire)) return;
-  std::lock_guard guard(memory_lock());
-  if (!device.has_context.exchange(true)) device.used_bytes += device.card.context_bytes;
+  {
+    std::lock_guard guard(memory_lock());
+    if (device.has_context.exchange(true)) return;
+    device.used_bytes += device.card.context_bytes;
+  }
+  tell_resource(CUPTI_CBID_RESOURCE_CONTEXT_CREATED, &device);
 }
 
 void load_kernels(Device& device) {
   if (device.has_kernels.load(std::memory_order_acquire)) return;
   make_context(device);
-  std::lock_guard guard(memory_lock());
-  if (!device.has_kernels.exchange(true)) device.used_bytes += device.card.first_kernel_bytes;
+  {
+    std::lock_guard guard(memory_lock());
+    if (device.has_kernels.exchange(true)) return;
+    device.used_bytes += device.card.first_kernel_bytes;
+  }
+  tell_resource(CUPTI_CBID_RESOURCE_MODULE_LOADED, &device);
 }
 
 bool charge(Device& device, int64_t bytes) noexcept {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace {
@@ -44,21 +45,34 @@ unsigned long long used_bytes(nvmlDevice_t device) {
   return static_cast<unsigned long long>(oomdiag_device_used_bytes(ordinal_of(device)));
 }
 
-/// This process alone: what another holds of a virtual card is not shared yet.
+/// This process, and the neighbours that the environment declares.
 template <typename Process>
 nvmlReturn_t give_processes(nvmlDevice_t device, unsigned* count, Process* processes) {
-  const unsigned room = *count;
-  *count = is_in_use(device);
-  if (*count == 0) return NVML_SUCCESS;
-  if (room < 1 || !processes) return NVML_ERROR_INSUFFICIENT_SIZE;
-  processes[0].pid = static_cast<unsigned>(getpid());
-  processes[0].usedGpuMemory = used_bytes(device);
-  return NVML_SUCCESS;
+  const unsigned room = processes ? *count : 0;
+  unsigned found = 0;
+  int64_t of_others = 0;
+  const auto give = [&](unsigned pid, int64_t bytes) {
+    if (found < room) processes[found].pid = pid;
+    if (found < room) processes[found].usedGpuMemory = static_cast<unsigned long long>(bytes);
+    ++found;
+  };
+  unsigned pid = 0;
+  int64_t bytes = 0;
+  const char* name = nullptr;
+  for (unsigned i = 0; oomdiag_device_neighbour(ordinal_of(device), i, &pid, &bytes, &name); ++i) {
+    of_others += bytes;
+    give(pid, bytes);
+  }
+  if (is_in_use(device)) give(static_cast<unsigned>(getpid()), static_cast<int64_t>(used_bytes(device)) - of_others);
+  *count = found;
+  return found <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
 nvmlReturn_t give_instances(nvmlDevice_t device, unsigned* count, nvmlProcessInfo_t* processes) {
   const nvmlReturn_t result = give_processes(device, count, processes);
-  if (result == NVML_SUCCESS && *count) processes[0].gpuInstanceId = processes[0].computeInstanceId = ~0u;  // no MIG
+  for (unsigned i = 0; result == NVML_SUCCESS && i < *count; ++i) {
+    processes[i].gpuInstanceId = processes[i].computeInstanceId = ~0u;  // no MIG
+  }
   return result;
 }
 
@@ -152,6 +166,15 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDev
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned* count,
                                                                          nvmlProcessInfo_t* processes) {
   return give_instances(device, count, processes);
+}
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char* text, unsigned length) {
+  unsigned known = 0;
+  int64_t bytes = 0;
+  const char* name = nullptr;
+  for (unsigned i = 0; oomdiag_device_neighbour(0, i, &known, &bytes, &name); ++i) {
+    if (known == pid) return give_text(text, length, name);
+  }
+  return NVML_ERROR_NOT_FOUND;
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t, unsigned* count,
                                                                           nvmlProcessInfo_t*) {
