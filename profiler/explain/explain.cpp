@@ -53,8 +53,29 @@ bool wants_workspace(const OutOfMemory& failure) {
   return takes_workspace(failure.where.inner) && !failure.first_in_op && failure.wanted_shape.empty();
 }
 
-CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t context_bytes) {
-  const int64_t usual_outside = context_bytes > 0 ? context_bytes : kUsualContextBytes;
+bool is_own(const OutsideOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
+
+// What any process takes of the card before PyTorch does. Part of it may be unexplained.
+int64_t usual_outside_of(const Moment& moment, int64_t context_bytes) {
+  int64_t own = 0;
+  int64_t unexplained = 0;
+  for (const OutsideOwner& owner : moment.outside) {
+    if (is_own(owner)) own += owner.bytes;
+    if (owner.owner == "unexplained") unexplained = owner.bytes;
+  }
+  if (own == 0) return context_bytes > 0 ? context_bytes : kUsualContextBytes;
+  return own + std::clamp<int64_t>(unexplained, 0, std::max<int64_t>(0, kUsualContextBytes - own));
+}
+
+std::vector<OutsideOwner> find_holders(const Moment& moment) {
+  std::vector<OutsideOwner> holders = moment.outside;
+  std::erase_if(holders, [](const OutsideOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
+  std::stable_sort(holders.begin(), holders.end(),
+                   [](const OutsideOwner& a, const OutsideOwner& b) { return a.bytes > b.bytes; });
+  return holders;
+}
+
+CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t usual_outside) {
   const int64_t foreign = std::max<int64_t>(0, f.outside - usual_outside);
   if (f.allowed < f.total && f.reserved + f.segment > f.allowed && f.free >= f.segment) return CauseKind::fraction_cap;
   if (f.requested > f.total - std::min(f.outside, usual_outside)) return CauseKind::oversized_request;
@@ -109,7 +130,7 @@ std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment) {
 Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
                  int64_t total_bytes, int64_t context_bytes) {
   const Figures f = read_figures(failure, moment, settings, total_bytes);
-  Cause cause{.kind = decide(f, failure, context_bytes)};
+  Cause cause{.kind = decide(f, failure, usual_outside_of(moment, context_bytes))};
   cause.short_by_bytes = short_by(f, cause.kind);
   cause.evidence = {{"requested_bytes", f.requested},
                     {"segment_bytes", f.segment},
@@ -120,6 +141,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                     {"left_if_packed_bytes", std::max<int64_t>(0, f.free + f.cached - f.segment)},
                     {"allowed_bytes", f.allowed},
                     {"largest_hole_bytes", largest_hole(moment)}};
+  if (cause.kind == CauseKind::outside_pytorch) cause.holders = find_holders(moment);
   if (cause.kind == CauseKind::fragmentation) cause.pinned = find_pinned_holes(moment, 5);
   return cause;
 }
