@@ -32,14 +32,17 @@ namespace oomdiag {
 /// parameter         storage            storage bytes      name: shape       context.module may be its name
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
-<<<<<<< HEAD
-/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate"
-/// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
-///                                                                           line of text, innermost first; address 0: of the refusal
-=======
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode"; with
 ///                                                                           kNoteRead, the op that looked at what no host had written
->>>>>>> device
+/// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
+///                                                                           line of text, innermost first; address 0: of the refusal
+/// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, op_serial as in alloc;
+///                                      driver             object that asked  context.source is the stack where one was asked for
+/// driver_map        mapped at          its bytes          the handle        cuMemMap of a handle that libc10_cuda did not ask for
+/// driver_free       the same           the same           the same          … of an allocation that was seen
+/// card_step         used on the card   taken by the step  name: what        free memory went down: "cuInit", "context", "modules of …"
+/// card_process      pid                held on the card   name of the       another process; flags: kFirstProcess
+///                                                         process
 enum class EventKind : uint8_t {
   none = 0,
   alloc,
@@ -67,8 +70,13 @@ enum class EventKind : uint8_t {
   gradient,
   note,
   stack,
+  driver_alloc,
+  driver_map,
+  driver_free,
+  card_step,
+  card_process,
 };
-inline constexpr EventKind kLastEventKind = EventKind::stack;
+inline constexpr EventKind kLastEventKind = EventKind::card_process;
 
 /// Flags of free_requested, block_state, segment_state and note.
 enum EventFlag : uint16_t {
@@ -78,6 +86,25 @@ enum EventFlag : uint16_t {
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
   kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
+};
+
+/// What the driver was asked for; the low bits of the flags of driver_alloc and driver_free.
+enum class DriverMemory : uint16_t {
+  device,   ///< cuMemAlloc
+  handle,   ///< cuMemCreate: pages that are mapped later; the address is the handle
+  pool,     ///< cuMemAllocAsync, cuMemAllocFromPoolAsync
+  array,    ///< cuArrayCreate
+  managed,  ///< cuMemAllocManaged: on the card or on the host, as it is used
+  pinned,   ///< cuMemHostAlloc, cuMemHostRegister: of the host, not of the card
+};
+inline constexpr DriverMemory kLastDriverMemory = DriverMemory::pinned;
+
+/// Further flags of driver_alloc and card_process.
+enum DriverFlag : uint16_t {
+  kDriverMemoryMask = 0xff,
+  kDriverRefused = 0x100,    ///< driver_alloc: the driver had not so much
+  kDriverAnnounced = 0x200,  ///< driver_alloc: still alive, and perhaps older than the oldest event kept
+  kFirstProcess = 0x400,     ///< card_process: the processes listed before are out of date; pid 0 stands for none
 };
 
 /// node_sequence of AccumulateGrad nodes: PyTorch gives them the largest number, so that they run first.

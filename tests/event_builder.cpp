@@ -194,15 +194,12 @@ EventBuilder& EventBuilder::note(std::string_view kind, std::string_view name) {
   return *this;
 }
 
-<<<<<<< HEAD
 EventBuilder& EventBuilder::stack(std::string_view calls, std::string_view source) {
   Event& event = add({.kind = EventKind::stack});
   event.address = intern(source);
   event.detail = intern(calls);
-=======
 EventBuilder& EventBuilder::read_from_card() {
   add({.kind = EventKind::note}).flags = kNoteRead;
->>>>>>> device
   return *this;
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
@@ -142,6 +143,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
+  describe_card(index);
   write_layout(state, index);
   describe_graph_at_refusal(state);
 } catch (...) {
@@ -161,6 +163,7 @@ void write_memory_stats() noexcept try {
     const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d));
     if (stats.reserved_bytes[0].peak == 0) continue;
     write_stats(state, static_cast<uint8_t>(d));
+    describe_card(static_cast<uint8_t>(d));
     write_device_memory(state, static_cast<uint8_t>(d));
   }
 } catch (...) {

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <utility>
 
+#include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/newest_outputs.h"
 #include "extension/record/python.h"
@@ -188,6 +189,7 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   event.detail = frame.scope_name;
   session().writer().write(event);
   session().writer().mark_time();
+  resume_collecting();
 }
 
 void on_end(const at::RecordFunction& call, at::ObserverContext*) {

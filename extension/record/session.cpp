@@ -15,6 +15,7 @@
 #include <fstream>
 #include <string>
 
+#include "extension/cupti/collector.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
 #include "extension/record/op_callbacks.h"
@@ -77,6 +78,9 @@ void describe_device(TraceHeader& header, uint32_t index) {
   device.total_bytes = static_cast<int64_t>(properties->totalGlobalMem);
   device.compute_major = properties->major;
   device.compute_minor = properties->minor;
+  using ContextBytes = int64_t (*)(int);
+  const auto modelled = reinterpret_cast<ContextBytes>(dlsym(RTLD_DEFAULT, "oomdiag_device_context_bytes"));
+  if (modelled != nullptr) device.context_bytes = modelled(static_cast<int>(index));
   device.cublas_workspace_bytes = static_cast<int64_t>(at::cuda::getChosenWorkspaceSize());
 }
 
@@ -127,6 +131,7 @@ bool listen_to_virtual_device() {
 bool in_child = false;
 void stop_in_child() {
   in_child = true;
+  stop_collecting_in_child();
   is_recording.store(false);
 }
 
@@ -134,6 +139,31 @@ void finish() {
   if (in_child) return;
   write_memory_stats();
   the_session->writer().finish();
+}
+
+Event event_of_driver(EventKind kind) noexcept {
+  const ThreadState* state = existing_thread_state();
+  return state != nullptr ? state->event(kind) : Event{.time = read_ticks(), .kind = kind};
+}
+
+// Kineto of torch 2.11 needs CUPTI's only slot, which it gets a share of where the preloaded shim brings it to us; that of 2.15
+// does without.
+bool may_hold_cupti() {
+  Dl_info found{};
+  const void* subscribe = dlsym(RTLD_DEFAULT, "cuptiSubscribe");
+  const bool shared = subscribe != nullptr && dladdr(subscribe, &found) != 0 &&
+                      std::strstr(found.dli_fname, "liboomdiag_preload") != nullptr;
+  int major = 0;
+  int minor = 0;
+  std::sscanf(loaded_torch_version().c_str(), "%d.%d", &major, &minor);
+  return shared || major > 2 || minor >= 15;
+}
+
+void start_driver_books() {
+  if (std::strcmp(environment("OOMDIAG_CUPTI"), "0") == 0 || *environment("OOMDIAG_OUTPUT") == '\0') return;
+  start_collecting({.virtual_device = dlsym(RTLD_DEFAULT, "oomdiag_device_set_observer") != nullptr,
+                    .may_hold_slot = may_hold_cupti(),
+                    .with_stacks = *environment("OOMDIAG_DRIVER_STACKS") != '\0'});
 }
 
 void start() {
@@ -156,6 +186,10 @@ void start() {
   install_op_callbacks(every_step ? OpCallbacks::every_step : OpCallbacks::recording);
   is_recording.store(true);
   listen_to_virtual_device();
+  attach_collector(the_session->writer(), event_of_driver);
+  if (const std::string why = why_not_collecting(); !why.empty()) {
+    write_note("libraries that hold memory outside of PyTorch are not told apart", why.c_str());
+  }
 }
 
 }  // namespace
@@ -179,7 +213,10 @@ void poll() noexcept {
 
 using namespace oomdiag;
 
-void oomdiag_recorder_loaded() { attach_python(); }
+void oomdiag_recorder_loaded() {
+  attach_python();
+  start_driver_books();
+}
 
 int oomdiag_recorder_poll() {
   poll();

@@ -79,8 +79,29 @@ bool is_leak(const Figures& f) {
   return f.grown >= f.segment && f.grown >= (f.reserved - f.cached) / 20;
 }
 
-CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t context_bytes) {
-  const int64_t usual_outside = context_bytes > 0 ? context_bytes : kUsualContextBytes;
+bool is_own(const OutsideOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
+
+// What any process takes of the card before PyTorch does. Part of it may be unexplained.
+int64_t usual_outside_of(const Moment& moment, int64_t context_bytes) {
+  int64_t own = 0;
+  int64_t unexplained = 0;
+  for (const OutsideOwner& owner : moment.outside) {
+    if (is_own(owner)) own += owner.bytes;
+    if (owner.owner == "unexplained") unexplained = owner.bytes;
+  }
+  if (own == 0) return context_bytes > 0 ? context_bytes : kUsualContextBytes;
+  return own + std::clamp<int64_t>(unexplained, 0, std::max<int64_t>(0, kUsualContextBytes - own));
+}
+
+std::vector<OutsideOwner> find_holders(const Moment& moment) {
+  std::vector<OutsideOwner> holders = moment.outside;
+  std::erase_if(holders, [](const OutsideOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
+  std::stable_sort(holders.begin(), holders.end(),
+                   [](const OutsideOwner& a, const OutsideOwner& b) { return a.bytes > b.bytes; });
+  return holders;
+}
+
+CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t usual_outside) {
   const int64_t foreign = std::max<int64_t>(0, f.outside - usual_outside);
   if (f.requested > f.total - std::min(f.outside, usual_outside)) return CauseKind::oversized_request;
   if (is_leak(f)) return CauseKind::leak;
@@ -141,7 +162,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                  int64_t total_bytes, int64_t context_bytes, const std::vector<Growth>& growths) {
   Figures f = read_figures(failure, moment, settings, total_bytes);
   f.grown = sum_grown(growths) + grown_in_request(failure, growths);
-  Cause cause{.kind = decide(f, failure, context_bytes)};
+  Cause cause{.kind = decide(f, failure, usual_outside_of(moment, context_bytes))};
   cause.short_by_bytes = short_by(f, cause.kind);
   cause.evidence = {{"requested_bytes", f.requested},
                     {"segment_bytes", f.segment},
@@ -156,6 +177,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
     cause.evidence.push_back({"grown_bytes", f.grown});
     cause.evidence.push_back({"bytes_per_step", growths.front().bytes_per_step});
   }
+  if (cause.kind == CauseKind::outside_pytorch) cause.holders = find_holders(moment);
   if (cause.kind == CauseKind::fragmentation) cause.pinned = find_pinned_holes(moment, 5);
   return cause;
 }

@@ -69,6 +69,11 @@ void Blocks::apply(const Event& event, uint32_t index) {
     case EventKind::gradient:
     case EventKind::note:
     case EventKind::stack:
+    case EventKind::driver_alloc:
+    case EventKind::driver_map:
+    case EventKind::driver_free:
+    case EventKind::card_step:
+    case EventKind::card_process:
       return;
   }
 }

@@ -35,6 +35,8 @@ class DeviceMeter {
   void check_stats(const Event& event);
   /// A device_memory event.
   void read_device_memory(const Event& event, uint64_t index);
+  /// A driver_…, card_step or card_process event, or one of a new segment.
+  void note_outside(uint64_t index) { result_.outside_events.push_back(index); }
   /// A run of segment_state and block_state events, perhaps of several devices.
   void check_layout(std::span<const Event> layout);
   /// graph_begin and packed_tensor events.

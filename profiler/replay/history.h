@@ -3,9 +3,11 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/settings.h"
 
 // What a trace tells once it is replayed. Plain values; names are views into the trace they were made from, which must
@@ -34,6 +36,7 @@ inline constexpr size_t kCategoryCount = 11;
 
 std::string_view name_of(Phase phase);
 std::string_view name_of(Category category);
+std::string_view name_of(DriverMemory memory);
 
 /// A place in the program. In backward `op`, `module` and `source` are those of the forward op that made the node.
 struct Where {
@@ -75,6 +78,23 @@ struct SegmentLayout {
   bool operator==(const SegmentLayout&) const = default;
 };
 
+/// Somebody who holds memory that PyTorch's allocator does not count.
+struct OutsideOwner {
+  std::string owner;        ///< "libnccl.so.2", "context", "modules", "process 4711 python", "unexplained"
+  std::string_view kind{};  ///< "device", "handle", "pool", "array", "managed", "pinned", "process"
+  int64_t bytes = 0;
+
+  bool operator==(const OutsideOwner&) const = default;
+};
+
+/// Free memory that went when something was initialised: "cuInit", "context", "modules of libcublas.so.13".
+struct CardStep {
+  std::string_view name{};
+  int64_t bytes = 0;
+
+  bool operator==(const CardStep&) const = default;
+};
+
 /// The state of one card at the moment that a report describes: the failing allocation, else the peak.
 struct Moment {
   uint64_t event = 0;  ///< index into the trace's events
@@ -86,7 +106,9 @@ struct Moment {
   int64_t outside_bytes =
       0;  ///< taken on the card by others than PyTorch's allocator: context, libraries, other processes
   int64_t free_bytes = 0;
-  bool saved_by_likeness = false;  ///< what autograd keeps is taken from an earlier step like this one
+  std::vector<OutsideOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
+  std::vector<OutsideOwner> host_memory{};  ///< page-locked and managed, by whom
+  bool saved_by_likeness = false;           ///< what autograd keeps is taken from an earlier step like this one
   std::vector<LiveBlock> blocks{};
   std::vector<SegmentLayout> segments{};
 
@@ -218,7 +240,9 @@ struct DeviceHistory {
   int64_t counted_peak_bytes = 0;  ///< PyTorch's own peak, where the trace begins in the middle and may have missed it
   bool reserved_known = true;      ///< false: the trace begins in the middle and reserved bytes are a lower bound
   bool outside_measured = false;   ///< false: nothing said how much of the card others use
-  int64_t packed_tensors = 0;      ///< at most in one graph, saved through user hooks: their size is unknown
+  std::vector<CardStep> card_steps{};           ///< in order
+  std::vector<OutsideOwner> driver_refusals{};  ///< what libraries asked of the driver in vain: the most by each
+  int64_t packed_tensors = 0;  ///< at most in one graph, saved through user hooks: their size is unknown
 
   bool operator==(const DeviceHistory&) const = default;
 };

@@ -48,11 +48,14 @@ class Meter {
         device.apply(event, index);
         device.note_alloc(event, index, phases_, result_.nodes);
         break;
+      case EventKind::segment_alloc:
+      case EventKind::segment_map:
+        device.note_outside(index);
+        device.apply(event, index);
+        break;
       case EventKind::free_requested:
       case EventKind::free_completed:
-      case EventKind::segment_alloc:
       case EventKind::segment_free:
-      case EventKind::segment_map:
       case EventKind::segment_unmap:
         device.apply(event, index);
         break;
@@ -77,6 +80,13 @@ class Meter {
         break;
       case EventKind::packed_tensor:
         device.note_packed(event);
+        break;
+      case EventKind::driver_alloc:
+      case EventKind::driver_map:
+      case EventKind::driver_free:
+      case EventKind::card_step:
+      case EventKind::card_process:
+        device.note_outside(index);
         break;
       case EventKind::none:
       case EventKind::wanted:

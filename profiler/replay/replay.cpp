@@ -5,6 +5,7 @@
 #include "profiler/replay/lives.h"
 #include "profiler/replay/measure.h"
 #include "profiler/replay/outline.h"
+#include "profiler/replay/outside.h"
 
 namespace oomdiag {
 namespace {
@@ -67,6 +68,9 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     }
     device.history.lives = follow_lives(trace, outline, measured.nodes, device.history, settings);
     device.history.moment = describe(trace, outline, device, measured.nodes, settings);
+    OutsideState outside = read_outside(trace, device.outside_events, trace.events.size());
+    device.history.card_steps = std::move(outside.steps);
+    device.history.driver_refusals = std::move(outside.refusals);
     device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();
     history.devices.push_back(std::move(device.history));
   }

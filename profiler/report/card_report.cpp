@@ -83,9 +83,16 @@ ReportOwner report_owner(const LiveBlock& block) {
   return owner;
 }
 
+std::vector<ReportOutside> report_outside(const std::vector<OutsideOwner>& owners) {
+  std::vector<ReportOutside> report;
+  for (const OutsideOwner& one : owners) report.push_back({one.owner, std::string(one.kind), one.bytes});
+  return report;
+}
+
 ReportCause report_cause(const Cause& cause) {
   ReportCause report{.kind = std::string(name_of(cause.kind)), .short_by_bytes = cause.short_by_bytes};
   for (const EvidenceBytes& one : cause.evidence) report.evidence.emplace_back(one.name, one.bytes);
+  report.holders = report_outside(cause.holders);
   for (const PinnedSegment& segment : cause.pinned) {
     auto& pinned = report.pinned.emplace_back();
     pinned.bytes = segment.bytes;
@@ -247,6 +254,10 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   if (findings.cause) report.cause = report_cause(*findings.cause);
   report.categories = report_categories(moment);
   report.card = report_card(moment);
+  report.outside = report_outside(moment.outside);
+  report.host_memory = report_outside(moment.host_memory);
+  report.driver_refusals = report_outside(device.driver_refusals);
+  for (const CardStep& step : device.card_steps) report.card_steps.push_back({std::string(step.name), step.bytes});
   const Packing& packing = findings.packing;
   report.packing = {{"load_bytes", packing.load_bytes},
                     {"pack_bytes", packing.pack_bytes},

@@ -66,12 +66,26 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("pinned_by", value.pinned_by);
 }
 
+template <class Visitor, Either<ReportOutside> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("owner", value.owner);
+  visit.or_null("kind", value.kind);
+  visit("bytes", value.bytes);
+}
+
+template <class Visitor, Either<ReportCardStep> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("step", value.step);
+  visit("bytes", value.bytes);
+}
+
 template <class Visitor, Either<ReportCause> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("kind", value.kind);
   visit("short_by_bytes", value.short_by_bytes);
   visit("evidence", value.evidence);
   visit("pinned_segments", value.pinned);
+  visit("holders", value.holders);
 }
 
 template <class Visitor, Either<ReportCard> Value>
@@ -207,6 +221,10 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("cause", value.cause);
   visit("categories", value.categories);
   visit("card", value.card);
+  visit("outside_pytorch", value.outside);
+  visit("host_memory", value.host_memory);
+  visit("card_steps", value.card_steps);
+  visit("driver_refusals", value.driver_refusals);
   visit("packing", value.packing);
   visit("headroom_bytes", value.headroom_bytes);
   visit("needs_bytes", value.needs_bytes);

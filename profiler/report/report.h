@@ -65,11 +65,29 @@ struct ReportPinnedSegment {
   bool operator==(const ReportPinnedSegment&) const = default;
 };
 
+/// Somebody who holds memory that PyTorch's allocator does not count: "libnccl.so.2", "process 4711 python", "unexplained".
+struct ReportOutside {
+  std::string owner;
+  std::string kind{};  ///< device | handle | pool | array | managed | pinned | process; empty of what is unexplained
+  int64_t bytes = 0;
+
+  bool operator==(const ReportOutside&) const = default;
+};
+
+/// Free memory that went when something was initialised.
+struct ReportCardStep {
+  std::string step;
+  int64_t bytes = 0;
+
+  bool operator==(const ReportCardStep&) const = default;
+};
+
 struct ReportCause {
   std::string kind;
   int64_t short_by_bytes = 0;
   Figures evidence{};
   std::vector<ReportPinnedSegment> pinned{};
+  std::vector<ReportOutside> holders{};  ///< of outside_pytorch
 
   bool operator==(const ReportCause&) const = default;
 };
@@ -195,7 +213,11 @@ struct ReportOfDevice {
   std::optional<ReportCause> cause{};
   Figures categories{};
   ReportCard card{};
-  Figures packing{};  ///< load ≤ pack ≤ reserved ≤ total
+  std::vector<ReportOutside> outside{};      ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
+  std::vector<ReportOutside> host_memory{};  ///< page-locked and managed
+  std::vector<ReportCardStep> card_steps{};
+  std::vector<ReportOutside> driver_refusals{};  ///< the most that each library asked of the driver in vain
+  Figures packing{};                             ///< load ≤ pack ≤ reserved ≤ total
   Figures attribution{};
   int64_t headroom_bytes = 0;
   int64_t needs_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted

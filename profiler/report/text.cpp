@@ -72,6 +72,17 @@ std::string callers_of(const ReportFailure& failure, const TextOptions& options)
   return text;
 }
 
+// ": libnccl.so.2 2.00 GiB, process 4711 python 0.50 GiB"
+std::string largest_holders(const ReportCause& cause) {
+  constexpr size_t kMost = 3;
+  std::string text;
+  for (size_t i = 0; i < cause.holders.size() && i < kMost; ++i) {
+    const ReportOutside& holder = cause.holders[i];
+    text += fmt::format("{}{} {}", i == 0 ? ": " : ", ", printable(holder.owner, 40), with_unit(holder.bytes));
+  }
+  return text;
+}
+
 std::string cause_of(const ReportOfDevice& device) {
   const ReportCause& cause = *device.cause;
   const ReportCard& card = device.card;
@@ -94,7 +105,8 @@ std::string cause_of(const ReportOfDevice& device) {
                        with_unit(card.pending_free_bytes));
   }
   if (cause.kind == "outside_pytorch") {
-    return fmt::format("outside PyTorch: {} of the card are held by others", with_unit(card.outside_pytorch_bytes));
+    return fmt::format("outside PyTorch: {} of the card are held by others{}", with_unit(card.outside_pytorch_bytes),
+                       largest_holders(cause));
   }
   if (cause.kind == "oversized_request") {
     return fmt::format("oversized request: {} at once is more than this card can ever give", figure("requested_bytes"));
@@ -188,6 +200,10 @@ void add_refusals(std::string& text, const ReportOfDevice& device, const TextOpt
     add(text, "absorbed",
         fmt::format("{} OOMs inside {}, of up to {}: it took a slower way", sum.count,
                     printable(op.empty() ? "a library" : op, 40), with_unit(sum.requested_bytes)));
+  }
+  for (const ReportOutside& one : device.driver_refusals) {
+    add(text, "refused",
+        fmt::format("{} that {} asked of the driver itself", with_unit(one.bytes), printable(one.owner, 40)));
   }
   for (const ReportFailure& one : device.caught) {
     const std::string place = place_of(one, options);

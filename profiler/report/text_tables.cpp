@@ -32,8 +32,10 @@ class Holders {
     text_ = "  " + padded("who holds the card", kLabelColumns) + fmt::format("{:>9}\n", unit_.name);
   }
 
+  bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00
+
   void row(std::string_view label, int64_t bytes) {
-    if (bytes * 200 < unit_.bytes) return;  // would read 0.00
+    if (!shows(bytes)) return;
     text_ += "    " + padded(label, kLabelColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
     const std::string bars = bytes <= largest_ ? bar(bytes, largest_, options_.unicode) : std::string();
     text_ += bars.empty() ? "\n" : "  " + bars + "\n";
@@ -85,6 +87,16 @@ std::vector<const ReportOwner*> owners_of(const ReportOfDevice& device, std::str
   return owners;
 }
 
+// Unfolds into its owners, of which "unexplained" always stands there.
+void outside_rows(Holders& table, const ReportOfDevice& device) {
+  if (device.card.outside_pytorch_bytes == 0) return;
+  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
+            device.card.outside_pytorch_bytes);
+  for (const ReportOutside& owner : device.outside) {
+    if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
+  }
+}
+
 }  // namespace
 
 std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
@@ -108,8 +120,7 @@ std::string holders_table(const ReportOfDevice& device, const TextOptions& optio
   table.row("unknown", sum_of(device, {"unknown"}));
   table.row("freed, in use on another stream", device.card.pending_free_bytes);
   table.row("cached, free", device.card.cached_bytes);
-  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
-            device.card.outside_pytorch_bytes);
+  outside_rows(table, device);
   table.row("free", device.card.free_bytes);
   return table.finish();
 }

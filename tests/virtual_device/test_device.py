@@ -20,7 +20,7 @@ import library_cases  # noqa: F401
 import program_cases  # noqa: F401
 
 LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",
-             "libcufft.so.12", "libcusolver.so.12", "libcusparse.so.12", "libcusparseLt.so.0", "libnccl.so.2"]
+             "libcufft.so.12", "libcusolver.so.12", "libcusparse.so.12", "libcusparseLt.so.0", "libnccl.so.2", "libcupti.so.13"]
 # What a developer's shell may hold and no test must see.
 FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBLAS")
 

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
@@ -31,6 +32,7 @@ OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsign
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
+  OOMDIAG_OBSERVED(cuDevicePrimaryCtxRetain, context, ordinal);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
@@ -69,6 +71,13 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice(CUdevice* ordinal) {
   const Device* device = current_device();
   if (!device) return CUDA_ERROR_INVALID_CONTEXT;
   *ordinal = device->ordinal;
+  return CUDA_SUCCESS;
+}
+
+/// Of a given context, or for null of the current one.
+OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice_v2(CUdevice* ordinal, CUcontext context) {
+  if (!context) return cuCtxGetDevice(ordinal);
+  *ordinal = device_of(context)->ordinal;
   return CUDA_SUCCESS;
 }
 

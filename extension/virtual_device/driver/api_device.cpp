@@ -9,6 +9,7 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/shared_cards.h"
 #include "extension/virtual_device/driver/uuid.h"
 
@@ -241,6 +242,12 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
   const Device* device = oomdiag::find_installed(index);
   if (!device) return 0;
   auto processes = oomdiag::list_others(index);
+  unsigned pid = 0;
+  int64_t held = 0;
+  const char* name = nullptr;
+  for (unsigned i = 0; oomdiag_device_neighbour(index, i, &pid, &held, &name); ++i) {
+    processes.push_back({.pid = static_cast<pid_t>(pid), .bytes = held});
+  }
   if (device->has_context) processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->used_bytes});
   const int count = static_cast<int>(processes.size());
   for (int i = 0; i < std::min(count, room); ++i) {
@@ -248,4 +255,9 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
     bytes[i] = processes[static_cast<size_t>(i)].bytes;
   }
   return count;
+}
+
+int64_t oomdiag_device_context_bytes(int ordinal) {
+  const Device* device = find_device(ordinal);
+  return device ? device->card.context_bytes + device->card.first_kernel_bytes : 0;
 }

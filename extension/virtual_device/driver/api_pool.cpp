@@ -8,6 +8,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 #include "extension/virtual_device/driver/stream.h"
@@ -154,11 +155,13 @@ OOMDIAG_ENTRY_POINT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPoo
 
 OOMDIAG_ENTRY_POINT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* block, size_t bytes, CUmemoryPool pool,
                                                      CUstream stream) {
+  OOMDIAG_OBSERVED(cuMemAllocFromPoolAsync, block, bytes, pool, stream);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   return allocate_from(*find_pool(pool), block, bytes, stream);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemAllocAsync(CUdeviceptr* block, size_t bytes, CUstream handle) {
+  OOMDIAG_OBSERVED(cuMemAllocAsync, block, bytes, handle);
   const oomdiag::Stream* stream = oomdiag::find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   CUmemoryPool pool;
@@ -167,6 +170,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAllocAsync(CUdeviceptr* block, size_t bytes, C
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemFreeAsync(CUdeviceptr block, CUstream stream) {
+  OOMDIAG_OBSERVED(cuMemFreeAsync, block, stream);
   std::lock_guard guard(pool_lock);
   if (const CUresult error = oomdiag::free_block(reinterpret_cast<void*>(block))) return error;
   const auto entry = blocks.find(block);

@@ -64,3 +64,6 @@ OOMDIAG_ENTRY_POINT int oomdiag_device_architecture(int device);
 
 /// `device` as cuDNN wants it described (JSON); lives as long as the process. Null for no such device.
 OOMDIAG_ENTRY_POINT const char* oomdiag_device_cudnn_description(int device);
+
+/// What the card's data file says that `device` takes before PyTorch does: its context and the first kernel.
+OOMDIAG_ENTRY_POINT int64_t oomdiag_device_context_bytes(int device);

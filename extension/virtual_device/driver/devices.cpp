@@ -10,8 +10,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/shared_cards.h"
 #include "extension/virtual_device/driver/uuid.h"
 
@@ -87,6 +89,8 @@ void pick_visible() {
   }
 }
 
+int64_t bytes_of_others(int index) noexcept { return count_bytes_of_others(index) + neighbour_bytes(index); }
+
 /// What is taken or given back whether there is room or not.
 void take_always(Device& device, int64_t bytes) noexcept {
   device.used_bytes += bytes;
@@ -143,20 +147,28 @@ std::mutex& memory_lock() noexcept {
 
 void make_context(Device& device) {
   if (device.has_context.load(std::memory_order_acquire)) return;
-  std::lock_guard guard(memory_lock());
-  if (!device.has_context.exchange(true)) take_always(device, device.card.context_bytes);
+  {
+    std::lock_guard guard(memory_lock());
+    if (device.has_context.exchange(true)) return;
+    take_always(device, device.card.context_bytes);
+  }
+  tell_resource(CUPTI_CBID_RESOURCE_CONTEXT_CREATED, &device);
 }
 
 void load_kernels(Device& device) {
   if (device.has_kernels.load(std::memory_order_acquire)) return;
   make_context(device);
-  std::lock_guard guard(memory_lock());
-  if (!device.has_kernels.exchange(true)) take_always(device, device.card.first_kernel_bytes);
+  {
+    std::lock_guard guard(memory_lock());
+    if (device.has_kernels.exchange(true)) return;
+    take_always(device, device.card.first_kernel_bytes);
+  }
+  tell_resource(CUPTI_CBID_RESOURCE_MODULE_LOADED, &device);
 }
 
 bool charge(Device& device, int64_t bytes) noexcept {
   const SharedCardsLock guard;
-  const int64_t others = count_bytes_of_others(device.index);
+  const int64_t others = bytes_of_others(device.index);
   if (bytes > device.card.total_bytes - others - device.used_bytes) return false;
   device.used_bytes += bytes;
   publish_own_bytes(device.index, device.used_bytes);
@@ -166,7 +178,7 @@ bool charge(Device& device, int64_t bytes) noexcept {
 void refund(Device& device, int64_t bytes) noexcept { take_always(device, -bytes); }
 
 int64_t count_used_bytes(const Device& device) noexcept {
-  return std::min(device.used_bytes + count_bytes_of_others(device.index), device.card.total_bytes);
+  return std::min(device.used_bytes + bytes_of_others(device.index), device.card.total_bytes);
 }
 
 }  // namespace oomdiag

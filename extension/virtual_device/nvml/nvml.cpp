@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace {
@@ -145,6 +146,15 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDev
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned* count,
                                                                          nvmlProcessInfo_t* processes) {
   return give_instances(device, count, processes);
+}
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char* text, unsigned length) {
+  unsigned known = 0;
+  int64_t bytes = 0;
+  const char* name = nullptr;
+  for (unsigned i = 0; oomdiag_device_neighbour(0, i, &known, &bytes, &name); ++i) {
+    if (known == pid) return give_text(text, length, name);
+  }
+  return NVML_ERROR_NOT_FOUND;
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t, unsigned* count,
                                                                           nvmlProcessInfo_t*) {
