@@ -174,7 +174,7 @@ bool takes_other_allocator(const Checkup& checkup) {
 }  // namespace
 
 Checkup check_up(const std::string& python, const DeviceChoice& device, const Install& install) {
-  Checkup checkup{.has_gpu = has_real_gpu(), .virtual_device = device.card.has_value()};
+  Checkup checkup{.has_gpu = has_real_gpu(), .virtual_device = device.is_virtual()};
   read_settings(checkup);
   try {
     const PythonChoice chosen = choose_python(python, install);

@@ -6,6 +6,7 @@
 
 #include "cli/checkup.h"
 #include "cli/commands.h"
+#include "cli/device.h"
 #include "cli/help.h"
 #include "cli/sizes.h"
 #include "cli/terminal.h"
@@ -16,8 +17,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> program;
-  std::string device;
-  std::string memory;
+  DeviceOptions device;
   bool as_json = false;
 };
 
@@ -87,7 +87,7 @@ int run(const Options& options) {
     throw Error(ErrorKind::usage, "doctor takes a python and nothing else", "as in: oomdiag doctor -- python");
   }
   const Install install = find_install();
-  const DeviceChoice device = choose_device(options.device, options.memory, install);
+  const DeviceChoice device = choose_device(options.device, install);
   const std::string python = options.program.empty() ? install.python.string() : options.program.front();
   Checkup checkup;
   {
@@ -109,13 +109,7 @@ void add_doctor(CLI::App& app, Command& chosen, const std::vector<std::string>& 
             .about = "Runs a few lines of PyTorch under the recorder and says what it saw: versions, hooks, other\n"
                      "processes on the card, settings, and what would limit a diagnosis. Works without a GPU.",
             .usage = "oomdiag doctor [OPTIONS] [-- PYTHON]"});
-  command
-      .add_option("--device", options->device,
-                  "real, a name of oomdiag devices, or ./card.json; default: a real GPU, else h200")
-      ->type_name("NAME");
-  command
-      .add_option("--memory", options->memory, "memory of the virtual device in place of the card's own, as in 8GiB")
-      ->type_name("SIZE");
+  add_device_options(command, options->device);
   command.add_flag("--json", options->as_json, "print JSON");
   command.callback([options, &chosen, &from_separator] {
     if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());

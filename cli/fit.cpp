@@ -86,8 +86,8 @@ class Fitter {
     const std::string what =
         name.empty() ? fmt::format("a card of {} GiB", to_gib(memory_bytes)) : fmt::format("{} = {}", name, value);
     const Progress progress(fmt::format("run {}: {} ...", runs_.size() + 1, what));
-    const DeviceChoice device =
-        choose_device(options_.device, memory_bytes == 0 ? options_.memory : std::to_string(memory_bytes), install_);
+    const std::string memory = memory_bytes == 0 ? options_.memory : std::to_string(memory_bytes);
+    const DeviceChoice device = choose_device({.device = options_.device, .memory = memory}, install_);
     const Diagnosis diagnosis = diagnose(
         {.program = with(name, value), .device = device, .base = choose_base(base_), .keeps_output = true}, install_);
     Run& run = runs_.emplace_back(Run{.memory_bytes = memory_bytes, .value = value, .ending = diagnosis.ending});

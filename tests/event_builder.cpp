@@ -198,6 +198,9 @@ EventBuilder& EventBuilder::stack(std::string_view calls, std::string_view sourc
   Event& event = add({.kind = EventKind::stack});
   event.address = intern(source);
   event.detail = intern(calls);
+  return *this;
+}
+
 EventBuilder& EventBuilder::read_from_card() {
   add({.kind = EventKind::note}).flags = kNoteRead;
   return *this;
