@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace oomdiag {
 
@@ -18,7 +19,8 @@ namespace oomdiag {
 /// out_of_memory     free on the card   rounded bytes      stream            context, op_serial, seq: the state when the allocator gave up
 /// device_memory     free on the card   total of the card  0                 cudaMemGetInfo, beside every memory_stats
 /// memory_stats      reserved now       allocated now      peak reserved     node_sequence = peak allocated (DeviceStats)
-/// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot
+/// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot; with
+///                                                                           kBeforeRecording that at the beginning
 /// block_state       block              block bytes        requested bytes   flags: BlockFlag
 /// wanted            0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
 /// op_failed         0                  0                  0                 context, op_serial, seq: the op that an exception left first
@@ -31,7 +33,7 @@ namespace oomdiag {
 /// parameter         storage            storage bytes      name: shape       context.module may be its name
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
-/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate"
+/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mark"
 enum class EventKind : uint8_t {
   none = 0,
   alloc,
@@ -68,7 +70,11 @@ enum EventFlag : uint16_t {
   kSegmentLarge = 4,       ///< segment_state: of the large pool (blocks above 1 MiB)
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
+  kBeforeRecording = 32,   ///< segment_state, block_state: what the card held when recording began, or went on
 };
+
+/// The kind of note that the program itself sets, to tell its parts from each other.
+inline constexpr std::string_view kMark = "mark";
 
 /// node_sequence of AccumulateGrad nodes: PyTorch gives them the largest number, so that they run first.
 inline constexpr uint64_t kAccumulateGrad = ~uint64_t{0};

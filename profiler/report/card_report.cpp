@@ -206,6 +206,10 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const TimelinePoint& point : device.timeline) {
     report.timeline.push_back({point.time_ns, point.allocated_bytes, point.reserved_bytes});
   }
+  for (const Mark& mark : device.marks) {
+    report.marks.push_back({std::string(mark.name), mark.time_ns, mark.step, mark.allocated_bytes, mark.reserved_bytes,
+                            mark.peak_allocated_bytes});
+  }
   report_refusals(device, report);
   return report;
 }

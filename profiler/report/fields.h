@@ -118,6 +118,16 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("reserved_bytes", value.reserved_bytes);
 }
 
+template <class Visitor, Either<ReportMark> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("name", value.name);
+  visit("time_ns", value.time_ns);
+  visit("step", value.step);
+  visit("allocated_bytes", value.allocated_bytes);
+  visit("reserved_bytes", value.reserved_bytes);
+  visit("peak_allocated_bytes", value.peak_allocated_bytes);
+}
+
 template <class Visitor, Either<ReportAbsorbed> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
@@ -153,6 +163,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("timeline", value.timeline);
   visit("absorbed", value.absorbed);
   visit("caught", value.caught);
+  visit("marks", value.marks);
 }
 
 }  // namespace oomdiag

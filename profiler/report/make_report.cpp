@@ -22,7 +22,7 @@ std::string find_outcome(const Trace& trace, const History& history, const Repor
   if (std::any_of(history.devices.begin(), history.devices.end(), failed)) return "out_of_memory";
   if (inputs.signal) return "killed";
   if (inputs.exit_code) return *inputs.exit_code == 0 ? "ok" : *inputs.exit_code > 128 ? "killed" : "failed";
-  return trace.process.end_state == EndState::running ? "killed" : "ok";
+  return trace.process.end_state == EndState::running && !inputs.still_runs ? "killed" : "ok";
 }
 
 size_t find_main_device(const History& history) {
@@ -54,7 +54,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
     const Findings findings = explain(device, history.settings, card.total_bytes, card.context_bytes, inputs.batch);
     report.devices.push_back(report_device(trace, device, findings));
   }
-  report.limits = list_limits(trace, history, inputs.limits);
+  report.limits = list_limits(trace, history, inputs);
   return report;
 }
 

@@ -113,6 +113,17 @@ struct ReportPoint {
   bool operator==(const ReportPoint&) const = default;
 };
 
+/// A place in the run that the program itself named.
+struct ReportMark {
+  std::string name;
+  int64_t time_ns = 0;
+  uint32_t step = 0;
+  int64_t allocated_bytes = 0, reserved_bytes = 0;
+  int64_t peak_allocated_bytes = 0;  ///< since the mark before
+
+  bool operator==(const ReportMark&) const = default;
+};
+
 struct ReportAbsorbed {
   std::string op;
   int64_t requested_bytes = 0, count = 0;
@@ -147,6 +158,7 @@ struct ReportOfDevice {
   std::vector<ReportPoint> timeline{};
   std::vector<ReportAbsorbed> absorbed{};
   std::vector<ReportFailure> caught{};
+  std::vector<ReportMark> marks{};
 
   bool operator==(const ReportOfDevice&) const = default;
 };

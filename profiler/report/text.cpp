@@ -178,6 +178,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   add_refusals(text, *device, options);
   text += "\n" + holders_table(*device, options);
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
+  if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
   if (const std::string remedies = remedies_table(*device); !remedies.empty()) text += "\n" + remedies;
   add_limits(text, report);
   if (used) text += next_command(report);

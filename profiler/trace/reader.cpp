@@ -93,7 +93,10 @@ ProcessInfo read_process(const TraceHeader& header) {
           .command = text(header.command),
           .end_state = header.end_state.load(),
           .steady_steps = header.steady_steps.load(),
-          .recorder_failure = text(header.failure)};
+          .recorder_failure = text(header.failure),
+          .steps_before = header.steps_before,
+          .unwatched = header.unwatched != 0,
+          .start_time_ns = header.start_time_ns};
 }
 
 std::vector<Device> read_devices(const TraceHeader& header) {
