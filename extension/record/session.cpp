@@ -209,6 +209,12 @@ int oomdiag_recorder_poll() {
   return settled() ? 1 : 0;
 }
 
+void oomdiag_name_rank(int rank, int world_size) {
+  if (!recording()) return;
+  the_session->writer().header().rank = rank;
+  the_session->writer().header().world_size = world_size;
+}
+
 void oomdiag_recorder_measure(int callbacks) {
   if (the_session == nullptr) return;
   install_op_callbacks(static_cast<OpCallbacks>(callbacks));

@@ -37,7 +37,7 @@ std::string describe_wanted(const OutOfMemory& refusal) {
   return fmt::format("{}, {}", what, refusal.wanted_shape);
 }
 
-ReportFailure report_failure(const OutOfMemory& refusal) {
+ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
   return {.phase = std::string(name_of(refusal.phase)),
           .step = refusal.step,
           .node = std::string(refusal.where.node),
@@ -49,6 +49,7 @@ ReportFailure report_failure(const OutOfMemory& refusal) {
           .allocated_bytes = refusal.allocated_bytes,
           .reserved_bytes = refusal.reserved_bytes,
           .free_bytes = refusal.free_bytes,
+          .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
           .wanted = describe_wanted(refusal)};
 }
 
@@ -138,7 +139,7 @@ ReportRemedy report_remedy(const Remedy& remedy) {
           .predicted_fits = remedy.predicted_fits};
 }
 
-void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
+void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
   std::map<std::pair<std::string_view, int64_t>, int64_t> absorbed;
   for (const OutOfMemory& refusal : device.refusals) {
     switch (refusal.outcome) {
@@ -146,7 +147,7 @@ void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
         ++absorbed[{refusal.where.op, refusal.requested_bytes}];
         break;
       case Outcome::caught:
-        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(refusal));
+        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(trace, refusal));
         break;
       case Outcome::fatal:
         break;
@@ -173,7 +174,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
                    fmt::format("{}.{}", card.compute_major, card.compute_minor)};
   report.peak = report_peak(device);
   if (device.failure) {
-    report.failure = report_failure(*device.failure);
+    report.failure = report_failure(trace, *device.failure);
     report.failure->allocated_bytes = moment.allocated_bytes;
     report.failure->reserved_bytes = moment.reserved_bytes;
   }
@@ -210,7 +211,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
     report.marks.push_back({std::string(mark.name), mark.time_ns, mark.step, mark.allocated_bytes, mark.reserved_bytes,
                             mark.peak_allocated_bytes});
   }
-  report_refusals(device, report);
+  report_refusals(trace, device, report);
   return report;
 }
 

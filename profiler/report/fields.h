@@ -45,6 +45,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("allocated_bytes", value.allocated_bytes);
   visit("reserved_bytes", value.reserved_bytes);
   visit("free_bytes", value.free_bytes);
+  visit("time_ns", value.time_ns);
   visit.or_null("wanted", value.wanted);
 }
 
@@ -164,6 +165,27 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("absorbed", value.absorbed);
   visit("caught", value.caught);
   visit("marks", value.marks);
+}
+
+template <class Visitor, Either<ReportRank> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("rank", value.rank);
+  visit("pid", value.pid);
+  visit("outcome", value.outcome);
+  visit("device", value.device);
+  visit("peak", value.peak);
+  visit("failure", value.failure);
+  visit.or_null("cause", value.cause);
+  visit("headroom_bytes", value.headroom_bytes);
+  visit("folder", value.folder);
+}
+
+template <class Visitor, Either<ReportImbalance> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("rank", value.rank);
+  visit("peak_bytes", value.peak_bytes);
+  visit("median_of_others_bytes", value.median_of_others_bytes);
+  visit("difference_bytes", value.difference_bytes);
 }
 
 }  // namespace oomdiag

@@ -95,6 +95,8 @@ Report read_report(const Json& json) {
   read("steady_steps", report.steady_steps);
   read("main_device", report.main_device);
   read("devices", report.devices);
+  read("ranks", report.ranks);
+  read("imbalance", report.imbalance);
   read("limits", report.limits);
   demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");
   return report;

@@ -62,7 +62,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   }
   if (device.counted_peak_bytes > device.peak.allocated_bytes) {
     limits.push_back(
-        fmt::format("{}the peak lies before the oldest event kept; described is the highest point since, {} bytes",
+        fmt::format("{}the peak lies outside of what was recorded; described is the highest point of it, {} bytes",
                     card, device.peak.allocated_bytes));
   }
   if (!device.reserved_known) {

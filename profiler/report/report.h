@@ -41,6 +41,7 @@ struct ReportFailure {
   std::string node{}, op{}, module{}, source{};
   std::string inner_op{};  ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
+  int64_t time_ns = 0;   ///< since recording began
   std::string wanted{};  ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
 
   bool operator==(const ReportFailure&) const = default;
@@ -163,6 +164,29 @@ struct ReportOfDevice {
   bool operator==(const ReportOfDevice&) const = default;
 };
 
+/// One process of a job of several.
+struct ReportRank {
+  std::optional<int> rank{};  ///< none: a process beside the ranks
+  int pid = 0;
+  std::string outcome{};
+  ReportDevice device{};
+  ReportPeak peak{};
+  std::optional<ReportFailure> failure{};
+  std::string cause{};
+  int64_t headroom_bytes = 0;
+  std::string folder{};  ///< of its own report, inside of the run folder
+
+  bool operator==(const ReportRank&) const = default;
+};
+
+/// A rank that needs clearly more than the others.
+struct ReportImbalance {
+  int rank = 0;
+  int64_t peak_bytes = 0, median_of_others_bytes = 0, difference_bytes = 0;
+
+  bool operator==(const ReportImbalance&) const = default;
+};
+
 struct Report {
   std::string outcome = "ok";  ///< ok | out_of_memory | killed | failed
   std::optional<int> exit_code{};
@@ -175,6 +199,8 @@ struct Report {
       0;  ///< of those: ops were not watched, as each repeated the steps before to the last allocation
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
+  std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty
+  std::optional<ReportImbalance> imbalance{};
   std::vector<std::string> limits{};
 
   bool operator==(const Report&) const = default;

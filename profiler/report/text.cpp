@@ -6,6 +6,7 @@
 #include <map>
 #include <string_view>
 
+#include "profiler/report/job_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 
@@ -177,6 +178,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   }
   add_refusals(text, *device, options);
   text += "\n" + holders_table(*device, options);
+  if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
   if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
   if (const std::string remedies = remedies_table(*device); !remedies.empty()) text += "\n" + remedies;

@@ -65,6 +65,8 @@ std::string to_json(const Report& report, int indent) {
   // The fields of the card that failed, else of the fullest, stand at the top level once more.
   json.update(Writer::convert(used ? report.devices[report.main_device] : ReportOfDevice{}));
   if (!used) json["device"] = nullptr;
+  json["ranks"] = Writer::convert(report.ranks);
+  json["imbalance"] = Writer::convert(report.imbalance);
   json["limits"] = report.limits;
   // A name may hold any bytes; JSON may not.
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);

@@ -61,6 +61,9 @@ struct Trace {
   int64_t time_ns(const Event& event) const;
 };
 
+/// Reads only what a trace says about its process. Throws as read_trace does.
+ProcessInfo read_process(const std::filesystem::path& file);
+
 /// Reads a trace, also one whose process was killed or is still running. Throws Error(input) if `file` is not a trace or
 /// its header makes no sense; damage elsewhere costs the damaged records only.
 Trace read_trace(const std::filesystem::path& file);
