@@ -21,5 +21,6 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
 void add_explain(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);
 void add_models(CLI::App& app, Command& chosen);
+void add_env(CLI::App& app, Command& chosen);
 
 }  // namespace oomdiag

@@ -80,6 +80,7 @@ int parse_and_run(int argc, char** argv) {
   add_explain(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);
+  add_env(app, chosen);
   check_command(app, words);
   if (words.ours.empty()) words.ours.emplace_back("--help");
   try {

@@ -67,9 +67,10 @@ struct ScriptSession : torch::CustomClassHolder {
 using Self = c10::intrusive_ptr<ScriptSession>;
 
 void define(torch::Library& ops) {
-  using c10::DispatchKey;
+  // Conservative: TorchScript must neither drop these calls nor move them, though no tensor ties them to their place.
   const auto add = [&](const char* schema, auto function) {
-    ops.def(schema, torch::dispatch(DispatchKey::CompositeImplicitAutograd, std::move(function)));
+    ops.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE),
+            torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, std::move(function)));
   };
   add("start(str folder=\"\") -> str", TORCH_FN(op_start));
   add("stop() -> ()", TORCH_FN(op_stop));

@@ -63,7 +63,6 @@ void DeviceMeter::take_totals(const Event& event) {
   result_.used = true;
   history().peak.allocated_bytes = sane(event.node_sequence);
   history().peak.reserved_bytes = sane(event.detail);
-  blocks_.set_reserved_bytes(sane(event.address));
 }
 
 void DeviceMeter::read_device_memory(const Event& event, uint64_t index) {

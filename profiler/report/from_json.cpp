@@ -93,6 +93,7 @@ Report read_report(const Json& json) {
   read("world_size", report.world_size);
   read("steps", report.steps);
   read("steady_steps", report.steady_steps);
+  read("unwatched", report.unwatched);
   read("main_device", report.main_device);
   read("devices", report.devices);
   read("ranks", report.ranks);

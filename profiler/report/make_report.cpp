@@ -48,6 +48,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
                 .world_size = trace.process.world_size,
                 .steps = history.steps,
                 .steady_steps = trace.process.steady_steps,
+                .unwatched = trace.process.unwatched,
                 .main_device = find_main_device(history)};
   for (const DeviceHistory& device : history.devices) {
     const Device card = find_card(trace, device.index);
