@@ -200,7 +200,7 @@ class Jupyter(ApiTest):
         x = torch.ones(1 << 20, device="cuda")
         print(json.dumps(printed(run_magic, "oomdiag", "")))
         print(json.dumps(printed(run_magic, "oomdiag", "mark here")))
-        print(json.dumps(printed(fails, "torch.empty(1 << 40, device='cuda')")))
+        print(json.dumps(printed(fails, "import torch; torch.empty(1 << 40, device='cuda')")))
         print(json.dumps(printed(run_magic, "oomdiag", "nonsense")))
     """
 
