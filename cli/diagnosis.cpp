@@ -69,16 +69,20 @@ std::string explain_absence(const Leftovers& left, const DiagnosisRequest& reque
       request.program.front());
 }
 
-// Processes whose launcher sets no RANK learn their rank late: their folders are named after their pids until then.
+// Processes whose launcher sets no RANK learn their rank late: until then their traces lie in the run folder itself, or in
+// folders named after their pids.
 void name_ranks(const std::filesystem::path& folder) {
   for (const std::filesystem::path& file : find_traces(folder)) {
     const std::filesystem::path place = file.parent_path();
-    if (place == folder || place.filename().string().starts_with("rank-")) continue;
-    const auto header = read_process(file);
-    const std::filesystem::path named = folder / fmt::format("rank-{}", header.rank);
+    if (place.filename().string().starts_with("rank-")) continue;
+    const ProcessInfo process = read_process(file);
+    const std::filesystem::path named = folder / fmt::format("rank-{}", process.rank);
     std::error_code ignored;
-    if (header.world_size > 1 && !std::filesystem::exists(named, ignored)) {
+    if (process.world_size < 2 || is_there(named)) continue;
+    if (place != folder) {
       std::filesystem::rename(place, named, ignored);
+    } else if (std::filesystem::create_directory(named, ignored)) {
+      std::filesystem::rename(file, named / "trace", ignored);
     }
   }
 }
