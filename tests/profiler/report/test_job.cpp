@@ -8,7 +8,8 @@ namespace oomdiag {
 namespace {
 
 JobMember member(int rank, int64_t peak_bytes, uint64_t start_time_ns = 0) {
-  JobMember one{.folder = "rank-" + std::to_string(rank), .pid = 100 + rank, .start_time_ns = start_time_ns};
+  JobMember one{
+      .report = {}, .folder = "rank-" + std::to_string(rank), .pid = 100 + rank, .start_time_ns = start_time_ns};
   one.report.rank = rank;
   one.report.world_size = 3;
   ReportOfDevice device;
