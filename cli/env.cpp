@@ -38,11 +38,11 @@ int print_environment() {
 
 void add_env(CLI::App& app, Command& chosen) {
   CLI::App& command = *app.add_subcommand("env", "what a shell needs so that Python finds `import oomdiag`");
-  set_help(command,
-           {.example = "eval \"$(oomdiag env)\"",
-            .about = "Prints shell commands after which `import oomdiag` and, in a notebook, `%load_ext oomdiag`\n"
-                     "work, and torch.ops.load_library(os.environ['OOMDIAG_LIBRARY']) does.",
-            .usage = "oomdiag env"});
+  set_help(command, {.example = "oomdiag env",
+                     .about = "Prints shell commands, for eval \"$(oomdiag env)\", after which `import oomdiag` and, "
+                              "in a notebook, `%load_ext oomdiag`\n"
+                              "work, and torch.ops.load_library(os.environ['OOMDIAG_LIBRARY']) does.",
+                     .usage = "oomdiag env"});
   command.callback([&chosen] { chosen = [] { return print_environment(); }; });
 }
 
