@@ -23,5 +23,6 @@ void add_explain(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);
 void add_models(CLI::App& app, Command& chosen);
 void add_doctor(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
+void add_env(CLI::App& app, Command& chosen);
 
 }  // namespace oomdiag

@@ -82,6 +82,7 @@ int parse_and_run(int argc, char** argv) {
   add_devices(app, chosen);
   add_models(app, chosen);
   add_doctor(app, chosen, words.from_separator);
+  add_env(app, chosen);
   check_command(app, words);
   if (words.ours.empty()) words.ours.emplace_back("--help");
   try {

@@ -18,6 +18,10 @@ struct RunFacts {
 /// The report on the trace in a run folder, or on one that lies elsewhere.
 Report explain_trace(const std::filesystem::path& trace, const RunFacts& facts);
 
+/// The report on all processes of a run, given its folder. Of several it is a merged one; `write_each` leaves their own reports
+/// beside their traces. Throws Error(input) if there is no trace.
+Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
+
 /// The report in or on `path`: a trace, a report, or a run folder. Of a folder the trace is explained anew, with the
 /// exit code and the batch size that its report remembers. Throws Error(input) for anything else.
 Report load_report(const std::filesystem::path& path);

@@ -20,6 +20,8 @@ struct Options {
   DeviceOptions device;
   std::string folder;
   std::string output;
+  int attach_at_step = 1;
+  bool no_progress = false;
   int oom_exit_code = -1;  ///< -1 = the program's own
 };
 
@@ -60,6 +62,8 @@ int run(const Options& options) {
   const DiagnosisRequest request{.program = resolve(options.program, install),
                                  .device = device,
                                  .base = choose_base(options.folder),
+                                 .attach_at_step = options.attach_at_step,
+                                 .shows_progress = !options.no_progress,
                                  .keeps_output = false};
   const Diagnosis diagnosis = diagnose(request, install);
   try {
@@ -91,6 +95,12 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "exit with this when out of memory, in place of the program's own code")
       ->type_name("N")
       ->check(range(0, 255));
+  command
+      .add_option("--attach-at-step", options->attach_at_step,
+                  "begin to record with this optimizer step; the steps before it run as without us")
+      ->type_name("N")
+      ->check(range(1, 1 << 30));
+  command.add_flag("--no-progress", options->no_progress, "no live line on the terminal while the program runs");
   command.callback([options, &command, &chosen, &from_separator] {
     options->program = join_program(command.remaining(), from_separator);
     chosen = [options] { return run(*options); };

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace oomdiag {
 
@@ -18,7 +19,8 @@ namespace oomdiag {
 /// out_of_memory     free on the card   rounded bytes      stream            context, op_serial, seq: the state when the allocator gave up
 /// device_memory     free on the card   total of the card  0                 cudaMemGetInfo, beside every memory_stats
 /// memory_stats      reserved now       allocated now      peak reserved     node_sequence = peak allocated (DeviceStats)
-/// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot
+/// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot; with
+///                                                                           kBeforeRecording that at the beginning
 /// block_state       block              block bytes        requested bytes   flags: BlockFlag
 /// wanted            0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
 /// op_failed         0                  0                  0                 context, op_serial, seq: the op that an exception left first
@@ -32,8 +34,9 @@ namespace oomdiag {
 /// parameter         storage            storage bytes      name: shape       context.module may be its name
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
-/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode"; with
-///                                                                           kNoteRead, the op that looked at what no host had written
+/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
+///                                                                           "mark"; with kNoteRead, the op that looked at what no
+///                                                                           host had written
 /// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
 ///                                                                           line of text, innermost first; address 0: of the refusal
 /// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, op_serial as in alloc;
@@ -86,6 +89,7 @@ enum EventFlag : uint16_t {
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
   kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
+  kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
 };
 
 /// What the driver was asked for; the low bits of the flags of driver_alloc and driver_free.
@@ -106,6 +110,8 @@ enum DriverFlag : uint16_t {
   kDriverAnnounced = 0x200,  ///< driver_alloc: still alive, and perhaps older than the oldest event kept
   kFirstProcess = 0x400,     ///< card_process: the processes listed before are out of date; pid 0 stands for none
 };
+/// The kind of note that the program itself sets, to tell its parts from each other.
+inline constexpr std::string_view kMark = "mark";
 
 /// node_sequence of AccumulateGrad nodes: PyTorch gives them the largest number, so that they run first.
 inline constexpr uint64_t kAccumulateGrad = ~uint64_t{0};

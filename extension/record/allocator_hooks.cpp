@@ -5,6 +5,7 @@
 
 #include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
+#include "extension/record/layout.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
@@ -46,7 +47,10 @@ EventKind kind_of(Action action) noexcept {
 void on_trace(const allocator::TraceEntry& entry) noexcept {
   if (!recording()) return;
   const EventKind kind = kind_of(entry.action_);
-  if (kind == EventKind::none) return;
+  if (kind == EventKind::none) {
+    if (entry.action_ == Action::SNAPSHOT) note_snapshot(static_cast<uint8_t>(entry.device_));
+    return;
+  }
   Session& now = session();
   const auto device = static_cast<uint8_t>(entry.device_);
   if (kind == EventKind::free_completed && now.writer().complete_last_free(device, entry.addr_)) return;
@@ -94,33 +98,13 @@ void write_device_memory(const ThreadState& state, uint8_t device) {
   session().writer().write(event);
 }
 
-void write_blocks(const ThreadState& state, const allocator::SegmentInfo& segment, uint8_t device) {
-  Event event = state.event(EventKind::segment_state);
-  event.device = device;
-  event.address = segment.address;
-  event.bytes = static_cast<int64_t>(segment.total_size);
-  event.detail = reinterpret_cast<uint64_t>(segment.stream);
-  event.flags =
-      static_cast<uint16_t>((segment.is_large ? kSegmentLarge : 0) | (segment.is_expandable ? kSegmentExpandable : 0));
-  session().writer().write(event);
-  for (const auto& block : segment.blocks) {
-    Event part = event;
-    part.kind = EventKind::block_state;
-    part.bytes = static_cast<int64_t>(block.size);
-    part.detail = block.requested_size;
-    part.flags = static_cast<uint16_t>(block.allocated ? kBlockAllocated : block.active ? kBlockPendingFree : 0);
-    session().writer().write(part);
-    event.address += block.size;
-  }
-}
-
 void write_layout(const ThreadState& state, uint8_t device) {
   const auto snapshot = allocator::get()->snapshot({0, 0}, false);  // without traces: 0.2 ms
   size_t blocks = 0;
   for (const auto& segment : snapshot.segments) blocks += segment.blocks.size();
   if (blocks > kMaxDescribedBlocks) return;
   for (const auto& segment : snapshot.segments) {
-    if (static_cast<uint8_t>(segment.device) == device) write_blocks(state, segment, device);
+    if (static_cast<uint8_t>(segment.device) == device) write_segment(state, segment, 0);
   }
 }
 

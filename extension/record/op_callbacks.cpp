@@ -86,6 +86,12 @@ bool remove_frame(ThreadState& state, const void* call, Frame& frame) {
   return true;
 }
 
+// Recording stopped inside of the call: it may go on some day, and then nothing must be left of it.
+void forget_frame(const at::RecordFunction& call) {
+  Frame frame;
+  if (ThreadState* state = existing_thread_state(); state != nullptr) remove_frame(*state, &call, frame);
+}
+
 void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differentiated) {
   const uint32_t name = state.names.name(text);
   if (state.context.op == 0) {
@@ -193,7 +199,7 @@ void leave_scope(ThreadState& state, const Frame& frame) {
 }
 
 void on_end(const at::RecordFunction& call, at::ObserverContext*) {
-  if (!recording()) return;
+  if (!recording()) return forget_frame(call);
   ThreadState& state = thread_state();
   if (!steady()) claim_nodes(state);
   if (state.depth == 0) return;

@@ -6,6 +6,7 @@
 #include <span>
 #include <tuple>
 
+#include "profiler/replay/beginning.h"
 #include "profiler/replay/categories.h"
 #include "profiler/replay/layout.h"
 #include "profiler/replay/outside.h"
@@ -36,7 +37,11 @@ Blocks replay_until(const Trace& trace, const Instant& instant, const AllocatorS
   Blocks blocks(settings);
   blocks.start_from(trace.initial, instant.device);
   for (uint64_t i = 0; i < instant.state_end; ++i) {
-    if (trace.events[i].device == instant.device) blocks.apply(trace.events[i], static_cast<uint32_t>(i));
+    const Event& event = trace.events[i];
+    if (event.device != instant.device) continue;
+    blocks.apply(event, static_cast<uint32_t>(i));
+    if ((event.flags & kBeforeRecording) == 0 || event.kind != EventKind::segment_state) continue;
+    if (const auto layout = find_beginning(trace.events, i); !layout.empty()) blocks.adopt(layout, instant.device);
   }
   if (instant.failed && trace.events[instant.state_end].kind == EventKind::segment_state) {
     const auto layout = std::span(trace.events).subspan(instant.state_end, instant.description_end - instant.state_end);
@@ -133,6 +138,8 @@ class Describer {
                    .name = trace_.name(facts.name),
                    .shape = trace_.name(facts.shape),
                    .saved_by = {}};
+    live.before_recording = block.event == Block::kNone;
+    if (live.before_recording && live.name.empty()) live.name = "before recording";
     add_savers(facts, live);
     return live;
   }

@@ -29,6 +29,7 @@ DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, 
 
 void DeviceMeter::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
   const Phase phase = phases.phase_of(event);
+  peak_since_mark_ = std::max(peak_since_mark_, blocks_.allocated_bytes());
   phase_peaks_.add(phases.step(), phase, blocks_.allocated_bytes());
   int64_t& highest = history().phase_peaks[static_cast<size_t>(phase)];
   highest = std::max(highest, blocks_.allocated_bytes());
@@ -52,6 +53,7 @@ void DeviceMeter::note_refusal(const Event& event, const Phases& phases, const N
 }
 
 void DeviceMeter::check_stats(const Event& event) {
+  if (trace_.process.unwatched) return take_totals(event);
   if (!whole_) {
     blocks_.set_reserved_bytes(sane(event.address));
     history().reserved_known = true;
@@ -59,6 +61,13 @@ void DeviceMeter::check_stats(const Event& event) {
   }
   note_error(sane(event.bytes) - blocks_.allocated_bytes());
   note_error(sane(event.address) - blocks_.reserved_bytes());
+}
+
+// The allocator told nothing of its blocks: what it counted itself is all there is.
+void DeviceMeter::take_totals(const Event& event) {
+  result_.used = true;
+  history().peak.allocated_bytes = sane(event.node_sequence);
+  history().peak.reserved_bytes = sane(event.detail);
 }
 
 void DeviceMeter::read_device_memory(const Event& event, uint64_t index) {
@@ -76,6 +85,28 @@ void DeviceMeter::check_layout(std::span<const Event> layout) {
   if (difference == 0 && history().reserved_known && told.reserved_bytes() == blocks_.reserved_bytes()) return;
   blocks_ = std::move(told);
   history().reserved_known = true;
+}
+
+void DeviceMeter::begin_with(std::span<const Event> layout, uint64_t index, const Phases& phases) {
+  blocks_.adopt(layout, device_);
+  whole_ = false;
+  result_.used = true;
+  history().reserved_known = true;
+  Peak& peak = history().peak;
+  if (blocks_.allocated_bytes() > peak.allocated_bytes) {
+    peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, phases.step(), Phase::setup};
+  }
+  peak.reserved_bytes = std::max(peak.reserved_bytes, blocks_.reserved_bytes());
+  timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
+}
+
+void DeviceMeter::note_mark(const Event& event, uint32_t step) {
+  constexpr size_t kMostMarks = 1000;
+  if (history().marks.size() == kMostMarks) return;
+  const int64_t now = blocks_.allocated_bytes();
+  history().marks.push_back({trace_.name(event.detail), trace_.time_ns(event), step, now, blocks_.reserved_bytes(),
+                             std::max(peak_since_mark_, now)});
+  peak_since_mark_ = now;
 }
 
 void DeviceMeter::note_packed(const Event& event) {

@@ -37,8 +37,12 @@ class DeviceMeter {
   void read_device_memory(const Event& event, uint64_t index);
   /// A driver_…, card_step or card_process event, or one of a new segment.
   void note_outside(uint64_t index) { result_.outside_events.push_back(index); }
+  /// What the card held when recording began, or went on; `index`: its last event.
+  void begin_with(std::span<const Event> layout, uint64_t index, const Phases& phases);
   /// A run of segment_state and block_state events, perhaps of several devices.
   void check_layout(std::span<const Event> layout);
+  /// A note that the program set.
+  void note_mark(const Event& event, uint32_t step);
   /// graph_begin and packed_tensor events.
   void note_walk() { packed_in_walk_ = 0; }
   void note_packed(const Event& event);
@@ -52,6 +56,7 @@ class DeviceMeter {
  private:
   DeviceHistory& history() { return result_.history; }
   void note_error(int64_t difference);
+  void take_totals(const Event& event);
   void attribute(const Event& event, const NodeTable& nodes);
 
   const Trace& trace_;
@@ -62,6 +67,7 @@ class DeviceMeter {
   PhasePeaks phase_peaks_;
   PlaceMeter places_;
   int64_t packed_in_walk_ = 0;
+  int64_t peak_since_mark_ = 0;
   Measured result_;
 };
 

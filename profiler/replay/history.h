@@ -52,8 +52,9 @@ struct LiveBlock {
   int64_t requested_bytes = 0;
   Category category = Category::unknown;
   Phase phase = Phase::other;
-  uint32_t step = 0;          ///< in which it was allocated
-  bool pending_free = false;  ///< freed, but another stream still uses it; no category
+  uint32_t step = 0;              ///< in which it was allocated
+  bool pending_free = false;      ///< freed, but another stream still uses it; no category
+  bool before_recording = false;  ///< allocated before recording began: by whom is not known
   Where made{};
   std::string_view name{};   ///< of a parameter or buffer
   std::string_view shape{};  ///< "[64, 32] float32", or empty
@@ -161,6 +162,17 @@ struct StepCurves {
   bool operator==(const StepCurves&) const = default;
 };
 
+/// A place in the run that the program itself named.
+struct Mark {
+  std::string_view name{};
+  int64_t time_ns = 0;
+  uint32_t step = 0;
+  int64_t allocated_bytes = 0, reserved_bytes = 0;
+  int64_t peak_allocated_bytes = 0;  ///< since the mark before
+
+  bool operator==(const Mark&) const = default;
+};
+
 /// Requested bytes allocated in backward, and how many of them could be joined.
 struct Attribution {
   int64_t backward_bytes = 0;
@@ -234,6 +246,7 @@ struct DeviceHistory {
   StepLives lives{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
   std::vector<OutOfMemory> refusals{};    ///< in order
+  std::vector<Mark> marks{};              ///< the first 1000
   std::optional<OutOfMemory> failure{};   ///< the one that ended the program
   Attribution attribution;
   int64_t replay_error_bytes = 0;  ///< largest difference between the replay and what PyTorch counted itself

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "profiler/replay/beginning.h"
 #include "profiler/replay/device_meter.h"
 #include "profiler/replay/phases.h"
 
@@ -88,6 +89,11 @@ class Meter {
       case EventKind::card_process:
         device.note_outside(index);
         break;
+      case EventKind::note:
+        if (trace_.name(trace_.context(event.context).op) == kMark) {
+          for (DeviceMeter& one : devices_) one.note_mark(event, phases_.step());
+        }
+        break;
       case EventKind::none:
       case EventKind::wanted:
       case EventKind::op_failed:
@@ -97,7 +103,6 @@ class Meter {
       case EventKind::parameter:
       case EventKind::buffer:
       case EventKind::gradient:
-      case EventKind::note:
       case EventKind::stack:
         break;
     }
@@ -110,6 +115,12 @@ class Meter {
   }
 
   void check_layout(DeviceMeter& device, uint64_t index) {
+    if ((trace_.events[index].flags & kBeforeRecording) != 0) {
+      if (const auto layout = find_beginning(trace_.events, index); !layout.empty()) {
+        device.begin_with(layout, index + layout.size() - 1, phases_);
+      }
+      return;
+    }
     if (index < layout_end_) return;
     layout_end_ = end_of_layout(trace_.events, index);
     device.check_layout(std::span(trace_.events).subspan(index, layout_end_ - index));

@@ -70,7 +70,7 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   }
   if (outline.has_optimizer_scopes) outline.step_begins.clear();
   if (outline.first_forward == Outline::kNever) outline.first_forward = first_event_in_module(trace);
-  if (trace.overwritten_events > 0) outline.first_forward = 0;
+  if (trace.overwritten_events > 0 || trace.process.steps_before > 0) outline.first_forward = 0;
   outline.refusals = refusals.finish(survived);
   return outline;
 }

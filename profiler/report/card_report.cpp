@@ -47,7 +47,7 @@ std::vector<std::string> lines_of(std::string_view text) {
   return lines;
 }
 
-ReportFailure report_failure(const OutOfMemory& refusal) {
+ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
   return {.phase = std::string(name_of(refusal.phase)),
           .step = refusal.step,
           .node = std::string(refusal.where.node),
@@ -59,6 +59,7 @@ ReportFailure report_failure(const OutOfMemory& refusal) {
           .allocated_bytes = refusal.allocated_bytes,
           .reserved_bytes = refusal.reserved_bytes,
           .free_bytes = refusal.free_bytes,
+          .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
           .wanted = describe_wanted(refusal),
           .stack = lines_of(refusal.stack)};
 }
@@ -212,7 +213,7 @@ void report_owners(const Findings& findings, ReportOfDevice& report) {
   for (const Duplicate& duplicate : findings.duplicates) report.duplicates.push_back(report_duplicate(duplicate));
 }
 
-void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
+void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
   std::map<std::pair<std::string_view, int64_t>, int64_t> absorbed;
   for (const OutOfMemory& refusal : device.refusals) {
     switch (refusal.outcome) {
@@ -220,7 +221,7 @@ void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
         ++absorbed[{refusal.where.op, refusal.requested_bytes}];
         break;
       case Outcome::caught:
-        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(refusal));
+        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(trace, refusal));
         break;
       case Outcome::fatal:
         break;
@@ -247,7 +248,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
                    fmt::format("{}.{}", card.compute_major, card.compute_minor)};
   report.peak = report_peak(device);
   if (device.failure) {
-    report.failure = report_failure(*device.failure);
+    report.failure = report_failure(trace, *device.failure);
     report.failure->allocated_bytes = moment.allocated_bytes;
     report.failure->reserved_bytes = moment.reserved_bytes;
   }
@@ -292,7 +293,11 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const TimelinePoint& point : device.timeline) {
     report.timeline.push_back({point.time_ns, point.allocated_bytes, point.reserved_bytes});
   }
-  report_refusals(device, report);
+  for (const Mark& mark : device.marks) {
+    report.marks.push_back({std::string(mark.name), mark.time_ns, mark.step, mark.allocated_bytes, mark.reserved_bytes,
+                            mark.peak_allocated_bytes});
+  }
+  report_refusals(trace, device, report);
   return report;
 }
 

@@ -45,6 +45,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("allocated_bytes", value.allocated_bytes);
   visit("reserved_bytes", value.reserved_bytes);
   visit("free_bytes", value.free_bytes);
+  visit("time_ns", value.time_ns);
   visit.or_null("wanted", value.wanted);
   visit("stack", value.stack);
 }
@@ -198,6 +199,16 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("reserved_bytes", value.reserved_bytes);
 }
 
+template <class Visitor, Either<ReportMark> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("name", value.name);
+  visit("time_ns", value.time_ns);
+  visit("step", value.step);
+  visit("allocated_bytes", value.allocated_bytes);
+  visit("reserved_bytes", value.reserved_bytes);
+  visit("peak_allocated_bytes", value.peak_allocated_bytes);
+}
+
 template <class Visitor, Either<ReportAbsorbed> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
@@ -243,6 +254,28 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("timeline", value.timeline);
   visit("absorbed", value.absorbed);
   visit("caught", value.caught);
+  visit("marks", value.marks);
+}
+
+template <class Visitor, Either<ReportRank> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("rank", value.rank);
+  visit("pid", value.pid);
+  visit("outcome", value.outcome);
+  visit("device", value.device);
+  visit("peak", value.peak);
+  visit("failure", value.failure);
+  visit.or_null("cause", value.cause);
+  visit("headroom_bytes", value.headroom_bytes);
+  visit("folder", value.folder);
+}
+
+template <class Visitor, Either<ReportImbalance> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("rank", value.rank);
+  visit("peak_bytes", value.peak_bytes);
+  visit("median_of_others_bytes", value.median_of_others_bytes);
+  visit("difference_bytes", value.difference_bytes);
 }
 
 }  // namespace oomdiag

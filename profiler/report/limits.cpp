@@ -7,11 +7,12 @@
 
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
+#include "profiler/report/table.h"
 
 namespace oomdiag {
 namespace {
 
-void add_losses(const Trace& trace, std::vector<std::string>& limits) {
+void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& limits) {
   if (trace.overwritten_events > 0) {
     limits.push_back(fmt::format("the oldest {} events were overwritten: steps are counted from where the trace begins",
                                  trace.overwritten_events));
@@ -22,6 +23,8 @@ void add_losses(const Trace& trace, std::vector<std::string>& limits) {
   }
   if (!trace.process.recorder_failure.empty()) {
     limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
+  } else if (still_runs) {
+    limits.emplace_back("the program still runs: this is what was recorded so far");
   } else if (trace.process.end_state == EndState::running) {
     limits.emplace_back("the trace has no end: the process was killed, left by _exit, or still runs");
   }
@@ -43,9 +46,23 @@ void add_notes(const Trace& trace, std::vector<std::string>& limits) {
   for (const Event& event : trace.events) {
     if (event.kind != EventKind::note || (event.flags & kNoteRead) != 0) continue;
     const uint32_t kind = trace.context(event.context).op;
-    if (trace.name(kind) == kMode || seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
+    if (trace.name(kind) == kMode || trace.name(kind) == kMark) continue;
+    if (seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
     limits.push_back(fmt::format("{}: {}", trace.name(kind), trace.name(event.detail)));
   }
+}
+
+// What was there before: how much of it nothing names since.
+void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
+  int64_t unnamed = 0;
+  for (const LiveBlock& block : device.moment.blocks) {
+    if (block.before_recording && block.category == Category::unknown) unnamed += block.bytes;
+  }
+  if (unnamed == 0) return;
+  const std::string when =
+      trace.process.steps_before > 0 ? fmt::format(" (step {})", trace.process.steps_before + 1) : std::string();
+  limits.push_back(fmt::format("card {}: {} were allocated before recording began{}: known by size, not by maker",
+                               device.index, with_unit(unnamed), when));
 }
 
 void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
@@ -56,7 +73,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   }
   if (device.counted_peak_bytes > device.peak.allocated_bytes) {
     limits.push_back(
-        fmt::format("{}the peak lies before the oldest event kept; described is the highest point since, {} bytes",
+        fmt::format("{}the peak lies outside of what was recorded; described is the highest point of it, {} bytes",
                     card, device.peak.allocated_bytes));
   }
   if (!device.reserved_known) {
@@ -85,19 +102,22 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
 
 }  // namespace
 
-std::vector<std::string> list_limits(const Trace& trace, const History& history,
-                                     const std::vector<std::string>& from_caller) {
+std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs) {
   std::vector<std::string> limits;
   if (trace.process.virtual_device) {
     limits.push_back(
         fmt::format("the card is virtual: context bytes are modelled, other programs take nothing, work takes {} time",
                     is_clocked(trace) ? "modelled" : "no"));
   }
-  add_losses(trace, limits);
-  for (const DeviceHistory& device : history.devices) add_doubts(trace, device, limits);
+  add_losses(trace, inputs.still_runs, limits);
+  for (const DeviceHistory& device : history.devices) {
+    if (trace.process.unwatched) continue;  // the note on why says it all
+    add_beginning(trace, device, limits);
+    add_doubts(trace, device, limits);
+  }
   add_notes(trace, limits);
   add_reads(trace, limits);
-  limits.insert(limits.end(), from_caller.begin(), from_caller.end());
+  limits.insert(limits.end(), inputs.limits.begin(), inputs.limits.end());
   return limits;
 }
 

@@ -41,6 +41,7 @@ struct ReportFailure {
   std::string node{}, op{}, module{}, source{};
   std::string inner_op{};  ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
+  int64_t time_ns = 0;               ///< since recording began
   std::string wanted{};              ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
   std::vector<std::string> stack{};  ///< calls that led to `source`, "train.py:31 in forward", innermost first
 
@@ -191,6 +192,17 @@ struct ReportPoint {
   bool operator==(const ReportPoint&) const = default;
 };
 
+/// A place in the run that the program itself named.
+struct ReportMark {
+  std::string name;
+  int64_t time_ns = 0;
+  uint32_t step = 0;
+  int64_t allocated_bytes = 0, reserved_bytes = 0;
+  int64_t peak_allocated_bytes = 0;  ///< since the mark before
+
+  bool operator==(const ReportMark&) const = default;
+};
+
 struct ReportAbsorbed {
   std::string op;
   int64_t requested_bytes = 0, count = 0;
@@ -235,8 +247,32 @@ struct ReportOfDevice {
   std::vector<ReportPoint> timeline{};
   std::vector<ReportAbsorbed> absorbed{};
   std::vector<ReportFailure> caught{};
+  std::vector<ReportMark> marks{};
 
   bool operator==(const ReportOfDevice&) const = default;
+};
+
+/// One process of a job of several.
+struct ReportRank {
+  std::optional<int> rank{};  ///< none: a process beside the ranks
+  int pid = 0;
+  std::string outcome{};
+  ReportDevice device{};
+  ReportPeak peak{};
+  std::optional<ReportFailure> failure{};
+  std::string cause{};
+  int64_t headroom_bytes = 0;
+  std::string folder{};  ///< of its own report, inside of the run folder
+
+  bool operator==(const ReportRank&) const = default;
+};
+
+/// A rank that needs clearly more than the others.
+struct ReportImbalance {
+  int rank = 0;
+  int64_t peak_bytes = 0, median_of_others_bytes = 0, difference_bytes = 0;
+
+  bool operator==(const ReportImbalance&) const = default;
 };
 
 struct Report {
@@ -248,9 +284,12 @@ struct Report {
   int rank = 0, world_size = 1;
   uint32_t steps = 0;
   uint32_t steady_steps =
-      0;  ///< of those: ops were not watched, as each repeated the steps before to the last allocation
+      0;                   ///< of those: ops were not watched, as each repeated the steps before to the last allocation
+  bool unwatched = false;  ///< the allocator told nothing: at best its totals are known
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
+  std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty
+  std::optional<ReportImbalance> imbalance{};
   std::vector<std::string> limits{};
 
   bool operator==(const Report&) const = default;

@@ -6,6 +6,7 @@
 #include <map>
 #include <string_view>
 
+#include "profiler/report/job_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 
@@ -15,6 +16,7 @@ namespace {
 constexpr size_t kColumns = 79;
 
 std::string headline(const Report& report, const ReportOfDevice* device) {
+  if (device == nullptr && report.unwatched) return "oomdiag: what was allocated on the card could not be seen";
   if (device == nullptr) return "oomdiag: nothing was allocated on a card";
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
@@ -216,12 +218,22 @@ void add_refusals(std::string& text, const ReportOfDevice& device, const TextOpt
 void add_limits(std::string& text, const Report& report) {
   if (report.limits.empty()) return;
   text += "\n  what this report does not know\n";
-  for (const std::string& limit : report.limits) text += "    " + printable(limit, 200) + "\n";
+  for (const std::string& limit : report.limits) text += "    " + printable(limit, 240) + "\n";
 }
 
 std::string next_command(const Report& report) {
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
   return fmt::format("\n  next: oomdiag explain {} --json\n", folder);
+}
+
+// Of an allocator that tells nothing only the totals are known.
+std::string totals_of(const Report& report, const ReportOfDevice& device) {
+  std::string text;
+  add(text, "peak",
+      fmt::format("{} allocated, {} reserved: the allocator's own totals", with_unit(device.peak.allocated_bytes),
+                  with_unit(device.peak.reserved_bytes)));
+  add_limits(text, report);
+  return text + next_command(report);
 }
 
 }  // namespace
@@ -237,6 +249,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   }
   const std::string card = card_of(device->device);
   text = padded(text, std::max(text.size() + 2, kColumns - std::min(kColumns, card.size()))) + card + "\n\n";
+  if (report.unwatched) return text + totals_of(report, *device);
 
   if (device->failure) {
     add_failure(text, *device, options);
@@ -247,7 +260,9 @@ std::string to_text(const Report& report, const TextOptions& options) {
   add_duplicates(text, *device);
   if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
+  if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
+  if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
   if (const std::string remedies = remedies_table(*device); device->failure && !remedies.empty())
     text += "\n" + remedies;
   add_limits(text, report);

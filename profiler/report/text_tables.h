@@ -15,5 +15,7 @@ std::string holes_table(const ReportOfDevice& device, const TextOptions& options
 std::string growth_table(const ReportOfDevice& device, const TextOptions& options);
 /// What would help, with predicted and measured peaks; empty if there is nothing.
 std::string remedies_table(const ReportOfDevice& device);
+/// The places that the program marked, with what was allocated there; empty without marks.
+std::string marks_table(const ReportOfDevice& device);
 
 }  // namespace oomdiag

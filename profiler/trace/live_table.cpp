@@ -73,6 +73,17 @@ void LiveTable::erase(uint64_t address) noexcept {
   close_gap(place);
 }
 
+void LiveTable::clear() noexcept {
+  const auto* index = static_cast<const Entry*>(index_pages_.data());
+  for (uint64_t place = 0; used_ > 0 && place <= mask_;) {
+    if (index[place].address == 0) {
+      ++place;  // else: what was pushed past this place may have moved into it
+    } else {
+      erase(index[place].address);
+    }
+  }
+}
+
 // Moves later entries of the same run forward, so that probing never meets a hole: no tombstones, constant time for ever.
 void LiveTable::close_gap(uint64_t gap) noexcept {
   auto* index = static_cast<Entry*>(index_pages_.data());

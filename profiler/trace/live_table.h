@@ -35,6 +35,8 @@ class LiveTable {
   bool insert(const Event& alloc) noexcept;
   /// Forgets the block at this address, if it is known.
   void erase(uint64_t address) noexcept;
+  /// Forgets them all.
+  void clear() noexcept;
 
   uint32_t used() const { return used_; }
   uint32_t reserved() const { return reserved_; }

@@ -82,7 +82,7 @@ const TraceHeader& checked_header(const MappedFile& file, const std::filesystem:
   return header;
 }
 
-ProcessInfo read_process(const TraceHeader& header) {
+ProcessInfo process_of(const TraceHeader& header) {
   return {.pid = header.pid,
           .rank = header.rank,
           .world_size = header.world_size,
@@ -93,7 +93,10 @@ ProcessInfo read_process(const TraceHeader& header) {
           .command = text(header.command),
           .end_state = header.end_state.load(),
           .steady_steps = header.steady_steps.load(),
-          .recorder_failure = text(header.failure)};
+          .recorder_failure = text(header.failure),
+          .steps_before = header.steps_before,
+          .unwatched = header.unwatched != 0,
+          .start_time_ns = header.start_time_ns};
 }
 
 std::vector<Device> read_devices(const TraceHeader& header) {
@@ -218,10 +221,15 @@ int64_t Trace::time_ns(const Event& event) const {
   return static_cast<int64_t>(static_cast<double>(event.time - start_ticks) * ns_per_tick);
 }
 
+ProcessInfo read_process(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  return process_of(checked_header(file, path));
+}
+
 Trace read_trace(const std::filesystem::path& path) {
   const MappedFile file(path);
   const TraceHeader& header = checked_header(file, path);
-  Trace trace{.process = read_process(header),
+  Trace trace{.process = process_of(header),
               .devices = read_devices(header),
               .names = read_names(file, header),
               .contexts = read_contexts(file, header),

@@ -24,6 +24,9 @@ struct ProcessInfo {
   EndState end_state = EndState::running;
   uint32_t steady_steps = 0;     ///< optimizer steps in which the places of allocations are those of a learned step
   std::string recorder_failure;  ///< why the recorder switched itself off, or empty
+  uint32_t steps_before = 0;     ///< optimizer steps that were over when recording began
+  bool unwatched = false;        ///< the allocator told nothing: only its own totals are known
+  uint64_t start_time_ns = 0;    ///< CLOCK_MONOTONIC when recording began
 };
 
 /// A card as the diagnosed process saw it.
@@ -57,6 +60,9 @@ struct Trace {
   /// Nanoseconds since recording began.
   int64_t time_ns(const Event& event) const;
 };
+
+/// Reads only what a trace says about its process. Throws as read_trace does.
+ProcessInfo read_process(const std::filesystem::path& file);
 
 /// Reads a trace, also one whose process was killed or is still running. Throws Error(input) if `file` is not a trace or
 /// its header makes no sense; damage elsewhere costs the damaged records only.

@@ -218,6 +218,10 @@ void TraceWriter::remove_block(uint32_t device, uint64_t address) noexcept {
   if (on() && device < header_->device_count) tables_[device]->erase(address);
 }
 
+void TraceWriter::forget_blocks(uint32_t device) noexcept {
+  if (on() && device < header_->device_count) tables_[device]->clear();
+}
+
 void TraceWriter::mark_time() noexcept {
   header_->end_ticks.store(read_ticks(), std::memory_order_relaxed);
   header_->end_time_ns.store(monotonic_ns(), std::memory_order_relaxed);

@@ -57,6 +57,8 @@ class TraceWriter {
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
   void remove_block(uint32_t device, uint64_t address) noexcept;
+  /// Forgets all blocks of a device. Under its lock, like the two above.
+  void forget_blocks(uint32_t device) noexcept;
 
   /// The index of this name or context, the same for equal ones; 0 when there is no more room. Locks: not for the allocator.
   uint32_t intern(std::string_view name);

@@ -114,7 +114,7 @@ class Run(CommandLine):
 
 class Usage(CommandLine):
     def test_help_begins_with_an_example(self):
-        for command in [], ["train"], ["run"], ["explain"], ["devices"], ["models"]:
+        for command in [], ["train"], ["run"], ["explain"], ["devices"], ["models"], ["env"]:
             result = self.oomdiag(*command, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertTrue(result.stdout.startswith("example: oomdiag "), result.stdout)

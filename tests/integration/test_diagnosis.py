@@ -44,7 +44,7 @@ class DiagnosisTest(unittest.TestCase):
         """What holds for every report."""
         import jsonschema
         jsonschema.validate(report, SCHEMA)
-        for device in report["devices"] or [report]:
+        for device in report["devices"]:
             self.assertEqual(sum(device["card"].values()), device["device"]["total_bytes"])
             if device["failure"]:
                 self.assertEqual(sum(device["categories"].values()), device["failure"]["allocated_bytes"])
