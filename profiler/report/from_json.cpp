@@ -96,6 +96,7 @@ Report read_report(const Json& json) {
   read("main_device", report.main_device);
   read("devices", report.devices);
   read("limits", report.limits);
+  read("case", report.reference_case);
   demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");
   return report;
 }

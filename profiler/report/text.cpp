@@ -6,6 +6,7 @@
 #include <map>
 #include <string_view>
 
+#include "profiler/report/case_text.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 
@@ -164,6 +165,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   std::string text = headline(report, device);
   if (device == nullptr) {
     text += "\n";
+    if (report.reference_case) text += "\n" + case_text(*report.reference_case);
     add_limits(text, report);
     return text;
   }
@@ -179,6 +181,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   text += "\n" + holders_table(*device, options);
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
   if (const std::string remedies = remedies_table(*device); !remedies.empty()) text += "\n" + remedies;
+  if (report.reference_case) text += "\n" + case_text(*report.reference_case);
   add_limits(text, report);
   if (used) text += next_command(report);
   return text;

@@ -66,6 +66,7 @@ std::string to_json(const Report& report, int indent) {
   json.update(Writer::convert(used ? report.devices[report.main_device] : ReportOfDevice{}));
   if (!used) json["device"] = nullptr;
   json["limits"] = report.limits;
+  json["case"] = Writer::convert(report.reference_case);
   // A name may hold any bytes; JSON may not.
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
