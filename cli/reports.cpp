@@ -55,6 +55,7 @@ RunFacts remembered_facts(const fs::path& file) {
     const Report report = read_report(file);
     RunFacts facts;
     if (report.exit_code) facts.ending = Ending{.exit_code = *report.exit_code, .signal = 0};
+    facts.reference_case = report.reference_case;
     for (const ReportOfDevice& device : report.devices) {
       if (device.batch) facts.batch = device.batch->batch;
     }
@@ -71,7 +72,9 @@ Report explain_trace(const fs::path& trace, const RunFacts& facts) {
   if (facts.ending && facts.ending->signal != 0) inputs.signal = facts.ending->signal;
   if (facts.ending && facts.ending->signal == 0) inputs.exit_code = facts.ending->exit_code;
   if (trace.filename() == "trace") inputs.folder = as_typed(trace.parent_path());
-  return make_report(read_trace(trace), inputs);
+  Report report = make_report(read_trace(trace), inputs);
+  report.reference_case = facts.reference_case;
+  return report;
 }
 
 Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_each) {

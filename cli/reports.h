@@ -12,7 +12,8 @@ namespace oomdiag {
 /// What is known of a run besides its trace.
 struct RunFacts {
   std::optional<Ending> ending{};
-  std::optional<int64_t> batch{};  ///< batch size
+  std::optional<int64_t> batch{};              ///< batch size
+  std::optional<ReportCase> reference_case{};  ///< told by runs that are gone
 };
 
 /// The report on the trace in a run folder, or on one that lies elsewhere.

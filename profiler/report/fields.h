@@ -224,6 +224,14 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("largest_batch", value.largest_batch);
 }
 
+template <class Visitor, Either<ReportCase> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("id", value.id);
+  visit("about", value.about);
+  visit("notes", value.notes);
+  visit("figures", value.figures);
+}
+
 template <class Visitor, Either<ReportOfDevice> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("device", value.device);

@@ -275,6 +275,16 @@ struct ReportImbalance {
   bool operator==(const ReportImbalance&) const = default;
 };
 
+/// What a run of a reference model shows about its case. The member of a report is not called `case`, its JSON name is.
+struct ReportCase {
+  std::string id;                    ///< "S10", or empty for a model without a case
+  std::string about;                 ///< "training without zero_grad"
+  std::vector<std::string> notes{};  ///< sentences, and tables whose lines begin with two spaces
+  Figures figures{};                 ///< what they are made from
+
+  bool operator==(const ReportCase&) const = default;
+};
+
 struct Report {
   std::string outcome = "ok";  ///< ok | out_of_memory | killed | failed
   std::optional<int> exit_code{};
@@ -291,6 +301,7 @@ struct Report {
   std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty
   std::optional<ReportImbalance> imbalance{};
   std::vector<std::string> limits{};
+  std::optional<ReportCase> reference_case{};
 
   bool operator==(const Report&) const = default;
 };

@@ -6,6 +6,7 @@
 #include <map>
 #include <string_view>
 
+#include "profiler/report/case_text.h"
 #include "profiler/report/job_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
@@ -244,6 +245,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   std::string text = headline(report, device);
   if (device == nullptr) {
     text += "\n";
+    if (report.reference_case) text += "\n" + case_text(*report.reference_case);
     add_limits(text, report);
     return text;
   }
@@ -265,6 +267,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
   if (const std::string remedies = remedies_table(*device); device->failure && !remedies.empty())
     text += "\n" + remedies;
+  if (report.reference_case) text += "\n" + case_text(*report.reference_case);
   add_limits(text, report);
   if (used) text += next_command(report);
   return text;

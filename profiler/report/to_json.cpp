@@ -69,6 +69,7 @@ std::string to_json(const Report& report, int indent) {
   json["ranks"] = Writer::convert(report.ranks);
   json["imbalance"] = Writer::convert(report.imbalance);
   json["limits"] = report.limits;
+  json["case"] = Writer::convert(report.reference_case);
   // A name may hold any bytes; JSON may not.
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }

@@ -12,10 +12,10 @@ struct Catalogue {
   Catalogue() {
     for (const char* id : {"t4", "h200"}) {
       const std::string name = std::string("NVIDIA ") + id;
-      folder.write(
-          std::string("cards/") + id + ".json",
-          R"({"id": ")" + std::string(id) + R"(", "name": ")" + name +
-              R"(", "total_bytes": {"value": 1}, "compute_capability": {"value": "9.0"}, "context_bytes": {"value": 0}})");
+      folder.write(std::string("cards/") + id + ".json",
+                   R"({"id": ")" + std::string(id) + R"(", "name": ")" + name + R"(",
+                       "total_bytes": {"value": 16000000000}, "compute_capability": {"value": "9.0"},
+                       "multiprocessors": {"value": 40}, "context_bytes": {"value": 0}})");
     }
     install.cards = folder.path() / "cards";
   }
