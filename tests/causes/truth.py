@@ -18,7 +18,8 @@ def block_sizes():
 
 
 def blocks_of(tensors, sizes):
-    return sum(sizes[p] for p in {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.is_cuda})
+    storages = [t.untyped_storage() for t in tensors if t is not None and t.is_cuda]
+    return sum(sizes[p] for p in {s.data_ptr() for s in storages if s.nbytes()})  # cuDNN's reserve may be empty
 
 
 def stop(*_):
