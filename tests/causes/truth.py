@@ -99,9 +99,9 @@ def held(model, optimizer, moment, witness=False):
         return told
 
 
-def forward_oom(name, batch):
+def forward_oom(model_name, batch):
     """The first forward pass of a large model on a card that is too small for it."""
-    if name == "resnet50":
+    if model_name == "resnet50":
         import torchvision
         model, x = torchvision.models.resnet50().cuda(), torch.randn(batch, 3, 224, 224, device="cuda")
         return {"loss": model(x).sum().item()}
@@ -111,8 +111,8 @@ def forward_oom(name, batch):
     return {"loss": model(ids, labels=ids).loss.item()}
 
 
-def whole_steps(name, batch, steps=2):
-    if name == "resnet50":
+def whole_steps(model_name, batch, steps=2):
+    if model_name == "resnet50":
         import torchvision
         model, x = torchvision.models.resnet50().cuda(), torch.randn(batch, 3, 224, 224, device="cuda")
         loss = lambda: model(x).square().mean()

@@ -76,8 +76,8 @@ class Unknown(unittest.TestCase):
     def check(self, model, batches):
         if importlib.util.find_spec("torchvision" if model == "resnet50" else "transformers") is None:
             self.skipTest("not installed")
-        jobs = run_jobs(build, [job("fits", "whole_steps", 24576, name=model, batch=batches[0]),
-                                job("fails", "forward_oom", 4096, name=model, batch=batches[1])])
+        jobs = run_jobs(build, [job("fits", "whole_steps", 24576, model_name=model, batch=batches[0]),
+                                job("fails", "forward_oom", 4096, model_name=model, batch=batches[1])])
         self.assertEqual(jobs[0]["told"]["ended"], "ok")
         self.assertEqual(jobs[1]["told"]["ended"], "out_of_memory")
         self.assertEqual(jobs[1]["report"]["failure"]["phase"], "forward")
