@@ -200,7 +200,7 @@ Event& EventBuilder::add(Event event) {
   event.thread = now_.thread;
   event.device = now_.device;
   trace_.events.push_back(event);
-  return trace_.events.back();
+  return trace_.events.in_memory().back();
 }
 
 uint32_t EventBuilder::intern(std::string_view name) {

@@ -29,6 +29,9 @@ struct Block {
   bool placed = false;      ///< inside a segment that the replay has seen; if not, its size is only the rounding rule's
 };
 
+/// A layout is described by at most 2^16 blocks; a damaged trace may say anything.
+inline constexpr uint64_t kMostLayoutEvents = uint64_t{1} << 18;
+
 /// The blocks of one device: replays the allocator's events and so knows the size of every block.
 class Blocks {
  public:

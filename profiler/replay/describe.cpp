@@ -14,9 +14,8 @@ namespace {
 
 // After an OOM the allocator's own layout follows, where the observer could take it: that is the state to describe.
 uint64_t find_layout(const Trace& trace, const OutOfMemory& failure) {
-  for (uint64_t i = failure.event; i <= failure.end && i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
-    if (event.kind == EventKind::segment_state && event.device == failure.device) return i;
+  for (auto at = trace.events.from(failure.event); at != trace.events.end() && at.index() <= failure.end; ++at) {
+    if (at->kind == EventKind::segment_state && at->device == failure.device) return at.index();
   }
   return failure.event;
 }
@@ -34,12 +33,11 @@ Instant find_instant(const Trace& trace, const DeviceHistory& history) {
 Blocks replay_until(const Trace& trace, const Instant& instant, const AllocatorSettings& settings) {
   Blocks blocks(settings);
   blocks.start_from(trace.initial, instant.device);
-  for (uint64_t i = 0; i < instant.state_end; ++i) {
-    if (trace.events[i].device == instant.device) blocks.apply(trace.events[i], static_cast<uint32_t>(i));
+  for (auto at = trace.events.begin(); at.index() < instant.state_end; ++at) {
+    if (at->device == instant.device) blocks.apply(*at, static_cast<uint32_t>(at.index()));
   }
   if (instant.failed && trace.events[instant.state_end].kind == EventKind::segment_state) {
-    const auto layout = std::span(trace.events).subspan(instant.state_end, instant.description_end - instant.state_end);
-    blocks.adopt(layout, instant.device);
+    blocks.adopt(trace.events.slice(instant.state_end, instant.description_end, kMostLayoutEvents), instant.device);
   }
   return blocks;
 }
@@ -51,7 +49,7 @@ bool has_workspace_size(int64_t requested_bytes, const Device& device) {
 }
 
 Evidence gather(const Trace& trace, const Block& block, const Facts& facts, const FactSheet& sheet) {
-  const Event& maker = maker_of(trace, block);
+  const Event maker = maker_of(trace, block);
   const Context& context = trace.context(maker.context);
   const bool initial = (block.event & Block::kInitial) != 0;
   const bool grad_mode = (context.flags & kGradMode) != 0;
@@ -91,7 +89,7 @@ std::set<uint64_t> find_kept_workspaces(const Trace& trace, const Device& device
                                         const FactSheet& sheet) {
   std::map<std::tuple<uint16_t, uint64_t, int64_t>, std::pair<uint64_t, uint64_t>> oldest;  // sequence, address
   for (size_t b = 0; b < blocks.size(); ++b) {
-    const Event& maker = maker_of(trace, blocks[b]);
+    const Event maker = maker_of(trace, blocks[b]);
     const bool gemm = is_gemm(trace.name(trace.context(maker.context).inner));
     const bool result = sheet.blocks[b].first_in_op && (blocks[b].event & Block::kInitial) == 0;
     if (!gemm || result || !has_workspace_size(blocks[b].requested_bytes, device)) continue;
@@ -115,7 +113,7 @@ class Describer {
   }
 
   LiveBlock describe(const Block& block, const Facts& facts) {
-    const Event& maker = maker_of(trace_, block);
+    const Event maker = maker_of(trace_, block);
     Evidence evidence = gather(trace_, block, facts, sheet_);
     if ((block.event & Block::kInitial) != 0) evidence.phase = phase_of_initial(evidence);
     evidence.modules_known = modules_known_;
@@ -140,7 +138,7 @@ class Describer {
   void add_savers(const Facts& facts, LiveBlock& live) {
     std::set<std::pair<uint16_t, uint64_t>> seen;
     for (const uint64_t index : facts.saved_by) {
-      const Event& saver = trace_.events[index];
+      const Event saver = trace_.events[index];
       if (!seen.insert({saver.node_thread, saver.node_sequence}).second) continue;
       live.saved_by.push_back(locate(trace_, nodes_, saver));
     }

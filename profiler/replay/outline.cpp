@@ -16,12 +16,12 @@ bool moves_tensors(std::string_view op) {
 }
 
 // The index of the first event of the op call that `index` belongs to.
-uint64_t first_event_of_op(const std::vector<Event>& events, uint64_t index) {
+uint64_t first_event_of_op(const EventLog& events, uint64_t index) {
   constexpr uint64_t kFarthest = 1 << 16;  // bounds the work in a damaged trace
-  const Event& event = events[index];
+  const Event event = events[index];
   uint64_t first = index;
   for (uint64_t i = index; i > 0 && index - i < kFarthest; --i) {
-    const Event& before = events[i - 1];
+    const Event before = events[i - 1];
     if (before.thread != event.thread) continue;
     if (before.op_serial != event.op_serial) break;
     first = i - 1;
@@ -40,8 +40,9 @@ uint64_t first_event_in_module(const Trace& trace) {
   const auto in_module = [&](const Event& event) {
     return event.kind == EventKind::alloc && event.op_serial != 0 && trace.context(event.context).module != 0;
   };
-  const auto found = std::find_if(trace.events.begin(), trace.events.end(), in_module);
-  return found == trace.events.end() ? Outline::kNever : static_cast<uint64_t>(found - trace.events.begin());
+  auto at = trace.events.begin();
+  while (at != trace.events.end() && !in_module(*at)) ++at;
+  return at == trace.events.end() ? Outline::kNever : at.index();
 }
 
 }  // namespace
@@ -51,8 +52,9 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   RefusalReader refusals;
   const std::vector<bool> optimizer_names = find_optimizer_names(trace);
   bool backward_ran = false;
-  for (uint64_t i = 0; i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
+  for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
+    const Event& event = *at;
+    const uint64_t i = at.index();
     refusals.read(event, i);
     if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
         optimizer_names[event.detail]) {

@@ -10,8 +10,8 @@ namespace {
 
 // What the failing node wanted: the gradient of one of its inputs, if one has just the size that was refused.
 void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSettings& settings, OutOfMemory& refusal) {
-  for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
+  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
+    const Event& event = *at;
     if (event.kind != EventKind::wanted || !refusal.wanted_shape.empty()) continue;
     if (round_size(event.bytes, settings) != refusal.requested_bytes) continue;
     refusal.wanted_shape = trace.name(event.detail);
@@ -20,9 +20,9 @@ void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSett
 }
 
 bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
-  const Event& failed = trace.events[refusal.event];
+  const Event failed = trace.events[refusal.event];
   for (uint64_t i = refusal.event; i-- > 0;) {
-    const Event& event = trace.events[i];
+    const Event event = trace.events[i];
     if (event.thread != failed.thread) continue;
     if (event.op_serial != failed.op_serial || event.op_serial == 0) return true;
     if (event.kind == EventKind::alloc) return false;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "profiler/event.h"
+#include "profiler/trace/event_log.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {
@@ -42,7 +43,7 @@ struct Trace {
   std::vector<Device> devices;
   std::vector<std::string> names;
   std::vector<Context> contexts;
-  std::vector<Event> events;        ///< by ascending sequence; of a trace that outgrew its budget only the newest
+  EventLog events;                  ///< by ascending sequence; of a trace that outgrew its budget only the newest
   std::vector<Event> initial;       ///< alloc events of the blocks that were alive before events.front()
   uint64_t overwritten_events = 0;  ///< older than events.front(), no longer in the file
   uint64_t dropped_events = 0;      ///< never written
@@ -58,7 +59,8 @@ struct Trace {
   int64_t time_ns(const Event& event) const;
 };
 
-/// Reads a trace, also one whose process was killed or is still running. Throws Error(input) if `file` is not a trace or
+/// Reads a trace, also one whose process was killed or is still running. Its events stay in the file, which is kept open
+/// but may be deleted; where it is overwritten or cut off later, events change or say nothing. Throws Error(input) if `file` is not a trace or
 /// its header makes no sense; damage elsewhere costs the damaged records only.
 Trace read_trace(const std::filesystem::path& file);
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <semaphore>
 #include <thread>
 
 #include "profiler/error.h"
@@ -166,6 +167,64 @@ TEST_CASE("threads write into chunks of their own and none of their events is lo
   const Trace trace = read_trace(folder.file());
   REQUIRE(trace.events.size() == 4000);
   for (size_t i = 0; i < trace.events.size(); ++i) REQUIRE(trace.events[i].sequence == i + 1);
+}
+
+TEST_CASE("events of threads that take turns are walked in order, forwards, by index and in slices", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(2048));
+  std::binary_semaphore ping(0), pong(0);
+  constexpr uint64_t kTurns = 3000;
+  const auto write = [&](uint64_t turn) {
+    for (uint64_t i = 0; i <= turn % 5; ++i) {
+      Event event = alloc(turn, 1);
+      event.op_serial = static_cast<uint32_t>(turn);
+      writer.write(event);
+    }
+  };
+  std::thread other([&] {
+    for (uint64_t turn = 1; turn < kTurns; turn += 2) ping.acquire(), write(turn), pong.release();
+  });
+  for (uint64_t turn = 0; turn < kTurns; turn += 2) write(turn), ping.release(), pong.acquire();
+  other.join();
+  writer.publish();
+
+  const Trace trace = read_trace(folder.file());
+  REQUIRE(trace.events.size() == kTurns * 3);
+  uint64_t expected = 0, turn = 0;
+  for (const Event& event : trace.events) {
+    REQUIRE(event.sequence == ++expected);
+    REQUIRE((event.address == turn || event.address == turn + 1));
+    turn = event.address;
+  }
+  for (uint64_t i = 0; i < trace.events.size(); i += 7) {
+    REQUIRE(trace.events[i].sequence == i + 1);
+    REQUIRE(trace.events.from(i)->sequence == i + 1);
+  }
+  const auto slice = trace.events.slice(2000, 8000, 1 << 20);
+  REQUIRE(slice.size() == 6000);
+  CHECK(slice.front().sequence == 2001);
+  CHECK(slice.back().sequence == 8000);
+  CHECK(trace.events.slice(2000, 8000, 10).size() == 10);
+  CHECK(trace.events.slice(8990, 99999, 100).size() == 10);
+}
+
+TEST_CASE("a trace that is cut off or deleted while it is read does no harm", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(4096));
+  for (uint64_t i = 1; i <= 100000; ++i) write_block(writer, i * 512, 100);
+  writer.publish();
+  const std::filesystem::path copy = folder.path / "copy";
+  std::filesystem::copy_file(folder.file(), copy);
+
+  const Trace trace = read_trace(copy);
+  REQUIRE(trace.events.size() == 100000);
+  std::filesystem::resize_file(copy, 1 << 20);
+  std::filesystem::remove(copy);
+  uint64_t walked = 0, there = 0;
+  for (const Event& event : trace.events) ++walked, there += event.kind == EventKind::alloc ? 1 : 0;
+  CHECK(walked == 100000);
+  CHECK(there < walked);
+  CHECK(trace.events.back().kind == EventKind::none);
 }
 
 TEST_CASE("after SIGKILL the trace ends with a whole event", "[trace]") {
