@@ -61,13 +61,14 @@ enum class EventKind : uint8_t {
 };
 inline constexpr EventKind kLastEventKind = EventKind::note;
 
-/// Flags of free_requested, block_state and segment_state.
+/// Flags of free_requested, block_state and segment_state, and of slots in the table of live blocks.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
   kSegmentLarge = 4,       ///< segment_state: of the large pool (blocks above 1 MiB)
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
+  kSlotFreed = 32,         ///< slot: no longer in use; `detail` is the sequence of its free_requested
 };
 
 /// node_sequence of AccumulateGrad nodes: PyTorch gives them the largest number, so that they run first.

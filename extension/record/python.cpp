@@ -221,5 +221,5 @@ OOMDIAG_EXPORT void oomdiag_name_module_tensor(int is_buffer, uint64_t address, 
   event.device = static_cast<uint8_t>(device);
   event.detail = state.names.name(std::string_view(shape));
   event.context = state.names.context(context);
-  session().writer().write(event);
+  session().writer().write_and_keep(event);
 }

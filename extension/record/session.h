@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 
+#include "extension/record/step_counter.h"
 #include "profiler/trace/writer.h"
 
 namespace oomdiag {
@@ -11,9 +12,10 @@ namespace oomdiag {
 /// threads may free memory until the very end of the process.
 class Session {
  public:
-  explicit Session(std::unique_ptr<TraceWriter> writer) : writer_(std::move(writer)) {}
+  explicit Session(std::unique_ptr<TraceWriter> writer) : writer_(std::move(writer)), steps_(*writer_) {}
 
   TraceWriter& writer() { return *writer_; }
+  StepCounter& steps() { return steps_; }
   /// A new number for a call of an outermost op. Any thread.
   uint32_t next_serial() noexcept { return take_serials(1) + 1; }
   /// So many of them: the numbers after the returned one.
@@ -36,6 +38,7 @@ class Session {
   /// Whether the card is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
   bool near_the_limit() const noexcept { return live_bytes() > watch_outputs_above; }
   std::atomic<int64_t> highest_walked = 0;  ///< live_bytes at the largest graph walked so far
+  std::atomic<double> walked_at = 0;        ///< times_overwritten() at the newest walk
   std::atomic<int> last_task = -1;          ///< newest graph task seen
   std::atomic<int> walks = 0;               ///< graphs walked
   std::atomic<int> described_refusals = 0;  ///< OOMs described in full
@@ -44,6 +47,7 @@ class Session {
 
  private:
   std::unique_ptr<TraceWriter> writer_;
+  StepCounter steps_;
   std::atomic<uint32_t> serial_ = 0;
 };
 

@@ -23,7 +23,8 @@ uint64_t find_layout(const Trace& trace, const OutOfMemory& failure) {
 Instant find_instant(const Trace& trace, const DeviceHistory& history) {
   const auto device = static_cast<uint8_t>(history.index);
   if (!history.failure) {
-    const uint64_t end = std::min<uint64_t>(history.peak.event + 1, trace.events.size());
+    const uint64_t after = history.peak.at_start ? 0 : history.peak.event + 1;
+    const uint64_t end = std::min<uint64_t>(after, trace.events.size());
     return {device, history.peak.event, end, end, false, history.peak.phase};
   }
   const OutOfMemory& failure = *history.failure;
@@ -32,7 +33,7 @@ Instant find_instant(const Trace& trace, const DeviceHistory& history) {
 
 Blocks replay_until(const Trace& trace, const Instant& instant, const AllocatorSettings& settings) {
   Blocks blocks(settings);
-  blocks.start_from(trace.initial, instant.device);
+  blocks.start_from(trace.initial, trace.initial_layout, instant.device);
   for (auto at = trace.events.begin(); at.index() < instant.state_end; ++at) {
     if (at->device == instant.device) blocks.apply(*at, static_cast<uint32_t>(at.index()));
   }
@@ -77,10 +78,18 @@ Evidence gather(const Trace& trace, const Block& block, const Facts& facts, cons
 }
 
 // Blocks from before the trace: their phase follows from their context alone.
-Phase phase_of_initial(const Evidence& evidence) {
+Phase phase_of_initial(const Trace& trace, const Evidence& evidence) {
   if (evidence.in_node) return Phase::backward;
   if (evidence.in_optimizer) return Phase::optimizer;
+  if (trace.process.snapshot) return Phase::other;
   return evidence.grad_mode || evidence.in_module ? Phase::forward : Phase::setup;
+}
+
+// The recorder's list of steps knows them, but counts from the beginning of the program.
+uint32_t step_of_initial(const Trace& trace, const Event& maker, Phase phase) {
+  if (maker.sequence == 0 || trace.step_ends.empty()) return 0;
+  const uint32_t step = trace.step_of(maker.sequence);
+  return step == 1 && phase == Phase::setup ? 0 : step;
 }
 
 /// The blocks that cuBLAS keeps as workspace. A handle has one per stream, and a thread one handle: only the oldest block of
@@ -115,15 +124,17 @@ class Describer {
   LiveBlock describe(const Block& block, const Facts& facts) {
     const Event maker = maker_of(trace_, block);
     Evidence evidence = gather(trace_, block, facts, sheet_);
-    if ((block.event & Block::kInitial) != 0) evidence.phase = phase_of_initial(evidence);
+    const bool initial = block.event != Block::kNone && (block.event & Block::kInitial) != 0;
+    if (initial) evidence.phase = phase_of_initial(trace_, evidence);
     evidence.modules_known = modules_known_;
     evidence.kept_workspace = workspaces_.contains(block.address);
     if (block.event == Block::kNone) evidence.phase = Phase::other;
     LiveBlock live{.address = block.address,
                    .bytes = block.bytes,
                    .requested_bytes = block.requested_bytes,
-                   .category = categorise(evidence),
+                   .category = category_of(evidence),
                    .phase = evidence.phase,
+                   .step = initial ? step_of_initial(trace_, maker, evidence.phase) : facts.step,
                    .pending_free = block.state == Block::State::pending_free,
                    .made = locate(trace_, nodes_, maker),
                    .name = trace_.name(facts.name),
@@ -134,6 +145,13 @@ class Describer {
   }
 
  private:
+  // Who keeps a block no snapshot tells; only what was made inside an optimizer's step is likely to be its state.
+  Category category_of(const Evidence& evidence) const {
+    const Category category = categorise(evidence);
+    const bool known = !trace_.process.snapshot || category == Category::optimizer_state;
+    return known ? category : Category::unknown;
+  }
+
   // A node may keep one storage several times (x ∙ x), and an OOM in backward is described by two walks.
   void add_savers(const Facts& facts, LiveBlock& live) {
     std::set<std::pair<uint16_t, uint64_t>> seen;
@@ -186,7 +204,7 @@ Moment describe(const Trace& trace, const Outline& outline, const Measured& meas
                 .allocated_bytes = state.allocated_bytes(),
                 .pending_free_bytes = state.pending_bytes(),
                 .reserved_bytes = state.reserved_bytes()};
-  if (instant.event < trace.events.size()) {
+  if (instant.event < trace.events.size() && (history.failure || !history.peak.at_start)) {
     moment.time_ns = trace.time_ns(trace.events[instant.event]);
     moment.where = locate(trace, nodes, trace.events[instant.event]);
   }

@@ -24,6 +24,8 @@ class DeviceMeter {
   }
   /// After apply: what an alloc event means for the peaks and the joins.
   void note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes);
+  /// A step ended.
+  void note_step_end(uint32_t step) { step_ends_.add({step, blocks_.allocated_bytes()}); }
   /// An out_of_memory event; `refusal` says how it ended.
   void note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal);
   /// A memory_stats event: what PyTorch counted itself.
@@ -49,6 +51,7 @@ class DeviceMeter {
   Blocks blocks_;
   Timeline timeline_;
   PhasePeaks phase_peaks_;
+  StepEnds step_ends_;
   int64_t packed_in_walk_ = 0;
   Measured result_;
 };

@@ -26,6 +26,7 @@ class FactCollector {
   }
 
   FactSheet collect() {
+    for (const Event& event : trace_.kept) read_kept(event);
     auto at = trace_.events.begin();
     for (; at.index() < instant_.state_end; ++at) read_before(*at, at.index());
     for (; at != trace_.events.end() && watched_.size() > 0; ++at) read_after(*at, at.index());
@@ -43,6 +44,14 @@ class FactCollector {
   bool is_known(const Block& block) const { return block.event != Block::kNone; }
   bool is_older(const Block& block, uint64_t index) const {
     return (block.event & Block::kInitial) != 0 || block.event < index;
+  }
+
+  // From before the trace: speaks of a block that is as old and was already there.
+  void read_kept(const Event& event) {
+    const uint32_t* b = event.device == instant_.device ? watched_.find(event.address) : nullptr;
+    if (b == nullptr || !is_known(blocks_[*b]) || (blocks_[*b].event & Block::kInitial) == 0) return;
+    const uint64_t allocated = maker_of(trace_, blocks_[*b]).sequence;
+    if (allocated != 0 && allocated < event.sequence) note_storage(event, 0);
   }
 
   void read_before(const Event& event, uint64_t index) {
@@ -67,7 +76,9 @@ class FactCollector {
     }
     if (event.device != instant_.device) return;
     const uint32_t* b = watched_.find(event.address);
-    if (b != nullptr && blocks_[*b].event == index) sheet_.blocks[*b].phase = phases_.phase_of(event);
+    if (b == nullptr || blocks_[*b].event != index) return;
+    sheet_.blocks[*b].phase = phases_.phase_of(event);
+    sheet_.blocks[*b].step = phases_.step();
   }
 
   void note_fact(const Event& event, uint64_t index) {

@@ -22,6 +22,7 @@ struct Instant {
 /// What the events say about one block that is in use at the instant.
 struct Facts {
   Phase phase = Phase::setup;  ///< in which it was allocated
+  uint32_t step = 0;           ///< likewise
   bool parameter = false, buffer = false, gradient = false, ever_saved = false;
   bool dies_in_op = false;
   bool op_made_nodes = false;

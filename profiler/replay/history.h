@@ -48,6 +48,7 @@ struct LiveBlock {
   int64_t requested_bytes = 0;
   Category category = Category::unknown;
   Phase phase = Phase::other;
+  uint32_t step = 0;          ///< in which it was allocated; 0 before the first one, and where it is not known
   bool pending_free = false;  ///< freed, but another stream still uses it; no category
   Where made{};
   std::string_view name{};        ///< of a parameter or buffer
@@ -96,6 +97,7 @@ struct Peak {
   uint64_t event = 0;          ///< that reached allocated_bytes
   uint32_t step = 0;
   Phase phase = Phase::setup;
+  bool at_start = false;  ///< it was reached before the first event
 
   bool operator==(const Peak&) const = default;
 };
@@ -106,6 +108,14 @@ struct PhasePeak {
   int64_t allocated_bytes = 0;
 
   bool operator==(const PhasePeak&) const = default;
+};
+
+/// The state of a card where a step ends.
+struct StepEnd {
+  uint32_t step = 0;
+  int64_t allocated_bytes = 0;
+
+  bool operator==(const StepEnd&) const = default;
 };
 
 struct TimelinePoint {
@@ -151,7 +161,8 @@ struct DeviceHistory {
   int index = 0;
   Peak peak;
   Moment moment;
-  std::vector<PhasePeak> phases{};        ///< by step; of long runs the first and the last steps, and the peak's
+  std::vector<PhasePeak> phases{};   ///< by step; of long runs the first and the last steps, and the peak's
+  std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
   std::vector<OutOfMemory> refusals{};    ///< in order
   std::optional<OutOfMemory> failure{};   ///< the one that ended the program

@@ -37,7 +37,11 @@ class Meter {
 
  private:
   void take(const Event& event, uint64_t index) {
+    const uint32_t before = phases_.step();
     phases_.advance(event, index);
+    if (phases_.step() != before && before != 0) {
+      for (DeviceMeter& device : devices_) device.note_step_end(before);
+    }
     if (event.device >= kMaxDevices) return;
     DeviceMeter& device = devices_[event.device];
     switch (event.kind) {

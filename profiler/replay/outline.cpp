@@ -45,6 +45,21 @@ uint64_t first_event_in_module(const Trace& trace) {
   return at == trace.events.end() ? Outline::kNever : at.index();
 }
 
+// Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
+void begin_in_the_middle(const Trace& trace, Outline& outline) {
+  outline.first_forward = 0;
+  if (trace.events.empty() || trace.step_ends.empty()) return;
+  const uint64_t first = trace.events.front().sequence;
+  outline.first_step = trace.step_of(first);
+  outline.has_optimizer_scopes |= trace.steps_by_optimizer;
+  if (trace.step_stride > 1) return;
+  outline.step_begins.clear();
+  for (auto end = std::lower_bound(trace.step_ends.begin(), trace.step_ends.end(), first); end != trace.step_ends.end();
+       ++end) {
+    outline.step_begins.push_back(*end + 1 - first);  // no sequence is missing but among the newest
+  }
+}
+
 }  // namespace
 
 Outline read_outline(const Trace& trace, std::optional<bool> survived) {
@@ -70,9 +85,9 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
     if (backward_ran) outline.step_begins.push_back(first_event_of_op(trace.events, i));
     backward_ran = false;
   }
+  if (trace.overwritten_events > 0) begin_in_the_middle(trace, outline);
   if (outline.has_optimizer_scopes) outline.step_begins.clear();
   if (outline.first_forward == Outline::kNever) outline.first_forward = first_event_in_module(trace);
-  if (trace.overwritten_events > 0) outline.first_forward = 0;
   outline.refusals = refusals.finish(survived);
   return outline;
 }

@@ -34,6 +34,15 @@ void EventLog::Iterator::seek() {
   end_ = at_ + std::min(left_in_run, EventWindow::kEvents - place);
 }
 
+EventLog EventLog::first(uint64_t count) const {
+  EventLog log = *this;
+  if (count >= size()) return log;
+  log.memory_.resize(std::min<size_t>(count, log.memory_.size()));
+  while (!log.runs_.empty() && log.runs_.back().first >= count) log.runs_.pop_back();
+  log.size_ = count;
+  return log;
+}
+
 std::vector<Event> EventLog::slice(uint64_t begin, uint64_t end, uint64_t at_most) const {
   std::vector<Event> events;
   end = std::min({end, begin + at_most, size()});

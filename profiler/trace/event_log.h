@@ -49,6 +49,7 @@ class EventLog {
 
    private:
     friend class EventLog;
+    explicit Iterator(uint64_t end) : index_(end) {}
     Iterator(const EventLog& log, uint64_t index) : log_(&log), index_(index), run_(log.run_of(index)) { seek(); }
     void seek();
 
@@ -74,11 +75,14 @@ class EventLog {
   Event back() const { return (*this)[size() - 1]; }
 
   Iterator begin() const { return {*this, 0}; }
-  Iterator end() const { return from(size()); }
+  Iterator end() const { return Iterator(size()); }
   /// Begins at the event with this index, or at the end.
   Iterator from(uint64_t index) const { return {*this, index}; }
   /// Copies of the events from `begin` to before `end`, at most `at_most` of them.
   std::vector<Event> slice(uint64_t begin, uint64_t end, uint64_t at_most) const;
+
+  /// The first `count` events.
+  EventLog first(uint64_t count) const;
 
   /// Appends to events in memory.
   void push_back(const Event& event) { memory_.push_back(event); }

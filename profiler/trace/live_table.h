@@ -33,8 +33,9 @@ class LiveTable {
 
   /// Adds the block of an alloc event. False if there is no free slot: the block is then unknown to the table.
   bool insert(const Event& alloc) noexcept;
-  /// Forgets the block at this address, if it is known.
-  void erase(uint64_t address) noexcept;
+  /// Takes the block at this address out, if it is known. Its slot still tells of it, with kSlotFreed, until another block
+  /// needs it: after an OOM everything is unwound, and what was alive then must not be forgotten.
+  void erase(uint64_t address, uint64_t free_sequence) noexcept;
 
   uint32_t used() const { return used_; }
   uint32_t reserved() const { return reserved_; }

@@ -25,6 +25,9 @@ std::vector<T> read_values(const InputFile& file, uint64_t offset, uint64_t coun
 
 constexpr uint64_t kMostNamesBytes = uint64_t{1} << 30;  // a damaged header may say anything
 constexpr uint64_t kMostContexts = uint64_t{1} << 24;
+constexpr uint64_t kMostKept = uint64_t{1} << 20;
+constexpr uint64_t kMostSteps = uint64_t{1} << 24;
+constexpr uint32_t kMostStride = 1 << 7;  // so that steps fit into 32 bits
 
 template <size_t N>
 std::string text(const char (&field)[N]) {
@@ -45,7 +48,8 @@ void read_header(const InputFile& file, const std::filesystem::path& path, Trace
   constexpr uint64_t kLimit = uint64_t{1} << 46;  // keeps the sums below from overflowing
   const bool sane = header.header_bytes == kHeaderBytes && header.device_count <= kMaxDevices &&
                     header.names_offset < kLimit && header.names_bytes < kLimit && header.contexts_offset < kLimit &&
-                    header.contexts_capacity < kLimit / sizeof(Context) && header.tables_offset < kLimit &&
+                    header.contexts_capacity < kLimit / sizeof(Context) && header.steps_offset < kLimit &&
+                    header.kept_offset < kLimit && header.tables_offset < kLimit &&
                     header.slots_per_device < (1u << 28) && header.chunks_offset < kLimit &&
                     header.chunk_bytes > sizeof(ChunkHeader) && header.chunk_bytes < kLimit &&
                     header.chunk_bytes % sizeof(Event) == 0 && header.chunk_capacity < (1u << 28);
@@ -103,6 +107,24 @@ std::vector<Context> read_contexts(const InputFile& file, const TraceHeader& hea
   return contexts;
 }
 
+// Killed while the list was thinned out, it does not ascend: then it is of no use.
+std::vector<uint64_t> read_steps(const InputFile& file, const TraceHeader& header) {
+  const uint64_t count = std::min({uint64_t{header.step_count.load()}, header.steps_capacity, kMostSteps});
+  auto steps = read_values<uint64_t>(file, header.steps_offset, count);
+  if (!std::is_sorted(steps.begin(), steps.end())) steps.clear();
+  return steps;
+}
+
+std::vector<Event> read_kept(const InputFile& file, const TraceHeader& header, uint64_t first_sequence) {
+  const uint64_t count = std::min({header.kept_count.load(), header.kept_capacity, kMostKept});
+  auto kept = read_values<Event>(file, header.kept_offset, count);
+  std::erase_if(kept, [&](const Event& event) {
+    return event.sequence >= first_sequence || !is_sound(event, header.device_count);
+  });
+  std::sort(kept.begin(), kept.end(), [](const Event& a, const Event& b) { return a.sequence < b.sequence; });
+  return kept;
+}
+
 // How far a chunk was written: up to an event that is not later than the one before, left over from the chunk's last use.
 ChunkExtent measure_chunk(EventFile& events, uint64_t slot, uint64_t slots, uint64_t first_sequence, uint32_t devices) {
   ChunkExtent extent{.slot = slot};
@@ -146,13 +168,14 @@ EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHe
 }
 
 /// Finds the blocks that were alive before the first event: those in the tables that are older, and those whose free we
-/// still see; who allocated these is no longer known.
+/// still see. The tables still tell of most of these too; of the others it is not known who allocated them.
 class InitialBlocks {
  public:
   InitialBlocks(const TraceHeader& header, uint64_t first_sequence) : header_(header), first_(first_sequence) {}
 
   std::vector<Event> find(const std::shared_ptr<const InputFile>& file, const EventLog& events) {
     for (uint32_t d = 0; d < header_.device_count; ++d) read_table(file, d);
+    std::sort(freed_.begin(), freed_.end(), by_free);
     for (const Event& event : events) note(event);
     std::sort(found_.begin(), found_.end(), [](const Event& a, const Event& b) { return a.sequence < b.sequence; });
     return std::move(found_);
@@ -167,7 +190,8 @@ class InitialBlocks {
     for (uint64_t slot = 0; slot < count; ++slot) {
       const Event block = slots.event(slot);
       if (block.kind != EventKind::alloc || block.device != device || block.sequence >= first_) continue;
-      if (is_sound(block, header_.device_count)) found_.push_back(block);
+      if (!is_sound(block, header_.device_count)) continue;
+      (block.flags & kSlotFreed) != 0 ? freed_.push_back(block) : found_.push_back(block);
     }
   }
 
@@ -180,12 +204,18 @@ class InitialBlocks {
     block.context = block.op_serial = 0;
     block.node_sequence = kNoNode;
     block.sequence = 0;
+    const auto slot = std::lower_bound(freed_.begin(), freed_.end(), Event{.detail = event.sequence}, by_free);
+    if (slot != freed_.end() && slot->detail == event.sequence && slot->address == event.address) block = *slot;
+    block.detail = event.detail;  // the stream
     block.flags = 0;
     found_.push_back(block);
   }
 
+  static bool by_free(const Event& a, const Event& b) { return a.detail < b.detail; }
+
   const TraceHeader& header_;
   uint64_t first_;
+  std::vector<Event> freed_;           ///< slots of blocks that were freed since, by the sequence of their free
   std::unordered_set<uint64_t> seen_;  ///< addresses that were allocated or freed
   std::vector<Event> found_;
 };
@@ -199,6 +229,11 @@ std::string_view Trace::name(uint64_t index) const {
 const Context& Trace::context(uint32_t index) const {
   static constexpr Context kNothing;
   return index < contexts.size() ? contexts[index] : kNothing;
+}
+
+uint32_t Trace::step_of(uint64_t sequence) const {
+  const auto ended = std::lower_bound(step_ends.begin(), step_ends.end(), sequence) - step_ends.begin();
+  return ended == 0 ? 1 : static_cast<uint32_t>(ended - 1) * step_stride + 2;
 }
 
 int64_t Trace::time_ns(const Event& event) const {
@@ -218,9 +253,13 @@ Trace read_trace(const std::filesystem::path& path) {
               .initial = {},
               .dropped_events = header.dropped_events.load(),
               .dropped_blocks = header.dropped_slots.load(),
+              .step_ends = read_steps(*file, header),
+              .step_stride = std::clamp(header.step_stride.load(), 1u, kMostStride),
+              .steps_by_optimizer = header.steps_by_optimizer.load() != 0,
               .start_ticks = header.start_ticks};
   if (const uint64_t first = trace.events.empty() ? 0 : trace.events.front().sequence; first > 1) {
     trace.overwritten_events = first - 1;
+    trace.kept = read_kept(*file, header, first);
     trace.initial = InitialBlocks(header, first).find(file, trace.events);
   }
   const uint64_t ticks = header.end_ticks.load() - header.start_ticks;

@@ -20,6 +20,8 @@ struct TraceBudget {
   int64_t chunk_bytes = 1 << 20;        ///< what one thread takes at a time
   int64_t names_bytes = 8 << 20;        ///< interned names
   uint32_t contexts = 1 << 17;          ///< interned contexts
+  uint32_t steps = 1 << 20;             ///< listed one by one; of longer runs every 2nd, 4th, …
+  uint32_t kept_events = 1 << 15;       ///< names of parameters and buffers
   uint32_t slots_per_device = 1 << 16;  ///< live blocks
 
   bool operator==(const TraceBudget&) const = default;
@@ -56,11 +58,25 @@ class TraceWriter {
   void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
-  void remove_block(uint32_t device, uint64_t address) noexcept;
+  /// Takes it out again; `free_sequence` is that of its free_requested.
+  void remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept;
 
   /// The index of this name or context, the same for equal ones; 0 when there is no more room. Locks: not for the allocator.
   uint32_t intern(std::string_view name);
   uint32_t intern(const Context& context);
+
+  /// Writes an event and keeps a copy that is not overwritten with the rest. Locks: not for the allocator.
+  void write_and_keep(Event& event) noexcept;
+  /// Grows with what is written; when it has grown by one, everything older is overwritten.
+  double times_overwritten() const noexcept {
+    return static_cast<double>(header_->chunk_count.load(std::memory_order_relaxed)) /
+           static_cast<double>(header_->chunk_capacity);
+  }
+
+  /// Lists that a step ends, with the last of `events` events. Locks: not for the allocator.
+  void end_step(uint64_t events) noexcept;
+  /// Says that steps end with an optimizer's step, and forgets those that were counted otherwise.
+  void count_steps_by_optimizer() noexcept;
 
   /// Notes the time now, so that ticks can be converted. Cheap; called at steps and at the end.
   void mark_time() noexcept;
@@ -75,6 +91,7 @@ class TraceWriter {
   bool reserve(uint64_t offset, uint64_t bytes) noexcept;
   char* at(uint64_t offset) const { return map_ + offset; }
   uint64_t append_name(std::string_view name);
+  uint64_t* steps() const { return reinterpret_cast<uint64_t*>(at(header_->steps_offset)); }
 
   int file_ = -1;
   char* map_ = nullptr;
@@ -87,6 +104,11 @@ class TraceWriter {
   std::unordered_map<Context, uint32_t, ContextHash> contexts_;
   uint64_t names_reserved_ = 0;
   uint64_t contexts_reserved_ = 0;
+
+  std::mutex stepping_, keeping_;
+  uint64_t steps_ended_ = 0;
+  uint64_t steps_reserved_ = 0;  ///< bytes, and likewise
+  uint64_t kept_reserved_ = 0;
 };
 
 /// The time stamp counter, as `Event::time` holds it.

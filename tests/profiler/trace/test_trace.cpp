@@ -35,6 +35,8 @@ TraceBudget small_budget(int64_t chunks) {
           .chunk_bytes = 1 << 12,
           .names_bytes = 1 << 14,
           .contexts = 64,
+          .steps = 64,
+          .kept_events = 64,
           .slots_per_device = 64};
 }
 
@@ -56,7 +58,7 @@ void free_block(TraceWriter& writer, uint64_t address, int64_t bytes) {
   Event event = alloc(address, bytes);
   event.kind = EventKind::free_requested;
   writer.write(event);
-  writer.remove_block(0, address);
+  writer.remove_block(0, address, event.sequence);
   writer.complete_last_free(0, address);
 }
 
@@ -263,13 +265,13 @@ TEST_CASE("the table of live blocks survives any order of allocations and frees"
       alive.push_back(event.address);
     } else {
       const size_t victim = random() % alive.size();
-      table.erase(alive[victim]);
+      table.erase(alive[victim], 1);
       alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(victim));
     }
   }
   std::vector<uint64_t> in_file;
   for (const Event& slot : slots) {
-    if (slot.sequence != 0) in_file.push_back(slot.address);
+    if (slot.sequence != 0 && (slot.flags & kSlotFreed) == 0) in_file.push_back(slot.address);
   }
   std::sort(alive.begin(), alive.end());
   std::sort(in_file.begin(), in_file.end());
@@ -287,7 +289,7 @@ TEST_CASE("a full table of live blocks says no and forgets nothing", "[trace]") 
   CHECK(table.insert(event));
   event.address = 2048;
   CHECK_FALSE(table.insert(event));
-  table.erase(512);
+  table.erase(512, 1);
   CHECK(table.insert(event));
 }
 
