@@ -6,6 +6,7 @@
 
 #include "cli/launcher.h"
 #include "profiler/report/report.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 
@@ -18,7 +19,11 @@ struct RunFacts {
 /// The report on the trace in a run folder, or on one that lies elsewhere.
 Report explain_trace(const std::filesystem::path& trace, const RunFacts& facts);
 
-/// The report in or on `path`: a trace, a report, or a run folder. Of a folder the trace is explained anew, with the
+/// The trace at `path`: a trace, the trace of a run folder, or a PyTorch memory snapshot read as one. Throws Error(input)
+/// for anything else.
+Trace load_trace(const std::filesystem::path& path);
+
+/// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
 /// exit code and the batch size that its report remembers. Throws Error(input) for anything else.
 Report load_report(const std::filesystem::path& path);
 

@@ -56,7 +56,7 @@ ReportFailure report_failure(const OutOfMemory& refusal) {
 std::string_view label_of(const Where& where) {
   if (!where.module.empty()) return where.module;
   if (!where.op.empty()) return where.op;
-  return where.node;
+  return !where.node.empty() ? where.node : where.source;
 }
 
 ReportOwner report_owner(const LiveBlock& block) {
@@ -70,6 +70,23 @@ ReportOwner report_owner(const LiveBlock& block) {
     if (!listed && label != owner.name) owner.used_by.push_back(label);
   }
   return owner;
+}
+
+// A snapshot knows blocks by the line that made them: what one line holds is one owner.
+std::vector<ReportOwner> owners_by_line(const Moment& moment) {
+  std::map<std::pair<Category, std::string_view>, int64_t> sums;
+  for (const LiveBlock& block : moment.blocks) {
+    const Where& made = block.made;
+    const std::string_view line = made.source.empty() ? label_of(made) : made.source;
+    if (!block.pending_free) sums[{block.category, line}] += block.bytes;
+  }
+  std::vector<ReportOwner> owners;
+  for (const auto& [who, bytes] : sums) {
+    owners.push_back({.category = std::string(name_of(who.first)), .bytes = bytes, .name = std::string(who.second)});
+  }
+  std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  if (owners.size() > kMostOwners) owners.resize(kMostOwners);
+  return owners;
 }
 
 ReportCause report_cause(const Cause& cause) {
@@ -192,7 +209,11 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
                         {"accumulate_bytes", joined.accumulate_bytes}};
   report.headroom_bytes = findings.headroom_bytes;
   report.replay_error_bytes = device.replay_error_bytes;
-  for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
+  if (trace.process.snapshot) {
+    report.owners = owners_by_line(moment);
+  } else {
+    for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
+  }
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }

@@ -12,8 +12,13 @@ namespace {
 
 void add_losses(const Trace& trace, std::vector<std::string>& limits) {
   if (trace.overwritten_events > 0) {
-    limits.push_back(fmt::format("the oldest {} events were overwritten: steps are counted from where the trace begins",
-                                 trace.overwritten_events));
+    const bool counted = !trace.step_ends.empty();
+    limits.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events,
+                                 counted ? "steps and the highest point since are told, earlier phases are not"
+                                         : "steps are counted from where the trace begins"));
+    if (counted && trace.step_stride > 1) {
+      limits.push_back(fmt::format("steps are counted to within {}", trace.step_stride));
+    }
   }
   if (trace.dropped_events > 0) limits.push_back(fmt::format("{} events were lost", trace.dropped_events));
   if (trace.dropped_blocks > 0) {
@@ -23,6 +28,25 @@ void add_losses(const Trace& trace, std::vector<std::string>& limits) {
     limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
   } else if (trace.process.end_state == EndState::running) {
     limits.emplace_back("the trace has no end: the process was killed, left by _exit, or still runs");
+  }
+}
+
+void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) {
+  limits.emplace_back(
+      "a memory snapshot tells neither phases nor steps, and what a block holds only for optimizer steps");
+  limits.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
+  const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
+  bool any = false;
+  for (auto at = trace.events.begin(); at != trace.events.end() && !any; ++at) any = is_alloc(*at);
+  if (!any) {
+    limits.emplace_back("no history was recorded: the state is the one when the snapshot was taken");
+  } else if (!trace.initial.empty()) {
+    limits.emplace_back(fmt::format("{} blocks are older than the history: of those freed since, sizes are rounded",
+                                    trace.initial.size()));
+  }
+  const auto has_line = [](const Context& context) { return context.source != 0; };
+  if (std::none_of(trace.contexts.begin(), trace.contexts.end(), has_line)) {
+    limits.emplace_back("no Python frames were recorded: torch.cuda.memory._record_memory_history() records them");
   }
 }
 
@@ -51,7 +75,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   if (!device.reserved_known) {
     limits.push_back(card + "reserved bytes are a lower bound: the trace begins after the segments were allocated");
   }
-  if (!device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
+  if (!trace.process.snapshot && !device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
     limits.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
   }
   if (device.moment.saved_by_likeness) {
@@ -59,7 +83,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
         fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", card,
                     device.moment.step));
   }
-  if (device.failure && device.failure->phase == Phase::forward) {
+  if (!trace.process.snapshot && device.failure && device.failure->phase == Phase::forward) {
     limits.push_back(card + "predictions hold for the moment of the failure: the rest of the step is not in them");
     const auto& blocks = device.moment.blocks;
     if (std::none_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.category == Category::activation; })) {
@@ -80,6 +104,7 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
   if (trace.process.virtual_device) {
     limits.emplace_back("the card is virtual: context bytes are modelled, other programs take nothing");
   }
+  if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
   add_losses(trace, limits);
   for (const DeviceHistory& device : history.devices) add_doubts(trace, device, limits);
   add_notes(trace, limits);
