@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "profiler/error.h"
 #include "profiler/snapshot/pickle.h"
@@ -124,6 +125,8 @@ class SnapshotReader {
  public:
   Snapshot read(const std::filesystem::path& path) {
     const InputFile file(path);
+    entries_.reserve(
+        std::min(file.bytes() / kBytesPerEntry, kMostReserved));  // to grow step by step would touch twice as much
     Pickle pickle([this](Pickle& from, Pickle::Items items) { return fold(from, items); });
     const PickleValue top = pickle.read(file, path.string());
     // Before 2.1 a snapshot was the bare list of segments.
@@ -188,7 +191,16 @@ class SnapshotReader {
             .stream = fields.address(Field::stream),
             .time_us = fields.number(Field::time_us),
             .place = find_place(pickle, fields[Field::frames]),
-            .action = action_of(pickle.text(fields[Field::action]))};
+            .action = find_action(pickle, fields[Field::action])};
+  }
+
+  // There are ten words for millions of entries.
+  SnapshotEntry::Action find_action(const Pickle& pickle, PickleValue word) {
+    if (!word.is(Kind::text)) return SnapshotEntry::Action::other;
+    if (word.index() >= actions_.size()) actions_.resize(word.index() + 1);
+    std::optional<SnapshotEntry::Action>& known = actions_[word.index()];
+    if (!known) known = action_of(pickle.text(word));
+    return *known;
   }
 
   SnapshotBlock make_block(Pickle& pickle, const Fields& fields) {
@@ -284,9 +296,13 @@ class SnapshotReader {
     entries_.clear();
   }
 
+  static constexpr uint64_t kBytesPerEntry = 50;  // as Python writes them, the keys from the memo
+  static constexpr uint64_t kMostReserved = 1 << 24;
+
   Snapshot snapshot_;
   PlaceFinder places_;
-  std::vector<Field> known_;  ///< by text
+  std::vector<std::optional<SnapshotEntry::Action>> actions_;  ///< by text
+  std::vector<Field> known_;                                   ///< by text
   std::vector<Frame> frames_;
   std::vector<SnapshotEntry> entries_;
   std::vector<SnapshotBlock> blocks_;  ///< of the segment that is being read
