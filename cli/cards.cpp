@@ -1,11 +1,15 @@
 #include "cli/cards.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
 
 #include "cli/nearest.h"
 #include "profiler/error.h"
@@ -23,62 +27,127 @@ std::string plain(std::string_view name) {
   return result;
 }
 
-CardEntry parse(const nlohmann::json& json, const std::filesystem::path& file) {
-  const nlohmann::json& total = json.at("total_bytes");
-  CardEntry card{.id = json.value("id", file.stem().string()),
-                 .name = json.at("name").get<std::string>(),
-                 .aliases = json.value("aliases", std::vector<std::string>{}),
-                 .total_bytes = total.at("value").get<int64_t>(),
-                 .mark = total.value("mark", ""),
-                 .compute_capability = json.at("compute_capability").at("value").get<std::string>(),
-                 .context_bytes = json.at("context_bytes").at("value").get<int64_t>() +
-                                  json.value("first_kernel_bytes", nlohmann::json::object()).value("value", int64_t{0}),
-                 .file = file};
-  return card;
+// OOMDIAG_ARCHITECTURES comes from cli/CMakeLists.txt: "75,80,86,…".
+std::string architectures() {
+  const char* const own = std::getenv("OOMDIAG_ARCHITECTURES");
+  return own == nullptr || *own == '\0' ? OOMDIAG_ARCHITECTURES : own;
 }
 
-}  // namespace
-
-CardEntry read_card_entry(const std::filesystem::path& file) {
-  std::ifstream stream(file);
-  if (!stream) throw Error(ErrorKind::input, fmt::format("cannot read the card '{}'", file.string()));
-  try {
-    return parse(nlohmann::json::parse(stream), std::filesystem::absolute(file));
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorKind::input, fmt::format("'{}' is not a card: {}", file.string(), error.what()),
-                "copy one of extension/virtual_device/cards and change its numbers");
+/// "7.5, 8.0 and 12.0" of "75,80,120".
+std::string list_capabilities() {
+  std::vector<std::string> capabilities;
+  std::istringstream list(architectures());
+  for (std::string entry; std::getline(list, entry, ',');) {
+    if (entry.size() > 1) capabilities.push_back(entry.insert(entry.size() - 1, "."));
   }
+  if (capabilities.size() < 2) return fmt::format("{}", fmt::join(capabilities, ""));
+  const std::string last = capabilities.back();
+  capabilities.pop_back();
+  return fmt::format("{} and {}", fmt::join(capabilities, ", "), last);
 }
 
-std::vector<CardEntry> read_catalogue(const std::filesystem::path& folder) {
+std::string explain_no_code(const std::string& capability) {
+  return fmt::format("its compute capability is {}, and this torch has code for {}", capability, list_capabilities());
+}
+
+CardEntry describe(const Card& card, const std::filesystem::path& file) {
+  const std::string capability = fmt::format("{}.{}", card.compute_major, card.compute_minor);
+  return {.id = card.id,
+          .name = card.name,
+          .aliases = card.aliases,
+          .total_bytes = card.total_bytes,
+          .mark = card.total_mark,
+          .compute_capability = capability,
+          .context_bytes = card.context_bytes + card.first_kernel_bytes,
+          .why_not = runs_code_for(card, architectures()) ? "" : explain_no_code(capability),
+          .file = file,
+          .card = card};
+}
+
+std::vector<CardEntry> read_folder(const std::filesystem::path& folder) {
   std::error_code error;
-  std::vector<CardEntry> catalogue;
+  std::vector<CardEntry> cards;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (entry.path().extension() == ".json") catalogue.push_back(read_card_entry(entry.path()));
+    if (entry.path().extension() == ".json") cards.push_back(read_card_entry(entry.path()));
   }
   if (error) {
     throw Error(ErrorKind::environment,
                 fmt::format("cannot read the cards in '{}': {}", folder.string(), error.message()),
                 "was the checkout moved? build it again: scripts/build");
   }
-  std::sort(catalogue.begin(), catalogue.end(), [](const CardEntry& left, const CardEntry& right) {
+  std::sort(cards.begin(), cards.end(), [](const CardEntry& left, const CardEntry& right) {
     return std::pair(left.total_bytes, left.id) < std::pair(right.total_bytes, right.id);
   });
-  return catalogue;
+  return cards;
+}
+
+bool goes_by(const CardEntry& card, const std::string& typed) {
+  const auto is_typed = [&](const std::string& name) { return plain(name) == typed; };
+  return is_typed(card.id) || is_typed(card.name) || std::any_of(card.aliases.begin(), card.aliases.end(), is_typed);
+}
+
+Error refuse(const CardEntry& card) {
+  const std::string called = card.file.empty() ? card.name : fmt::format("{}, {}", card.id, card.name);
+  return {ErrorKind::usage, fmt::format("no virtual {}: {}", called, card.why_not),
+          "oomdiag devices lists the cards that it runs on"};
+}
+
+}  // namespace
+
+CardEntry read_card_entry(const std::filesystem::path& file) {
+  try {
+    return describe(read_card(file.string()), std::filesystem::absolute(file));
+  } catch (const std::runtime_error& error) {
+    throw Error(ErrorKind::input, fmt::format("'{}' is not a card: {}", file.string(), error.what()),
+                "copy one of extension/virtual_device/cards and change its numbers");
+  }
+}
+
+std::vector<CardEntry> read_catalogue(const std::filesystem::path& folder) {
+  std::vector<CardEntry> cards = read_folder(folder);
+  std::erase_if(cards, [](const CardEntry& card) { return !card.why_not.empty(); });
+  return cards;
+}
+
+std::vector<CardEntry> read_unsupported(const std::filesystem::path& folder) {
+  std::vector<CardEntry> cards = read_folder(folder);
+  std::erase_if(cards, [](const CardEntry& card) { return card.why_not.empty(); });
+  std::ifstream stream(folder.parent_path() / "cards_without_profile.json");
+  const nlohmann::json others = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!others.is_array()) return cards;  // a folder of somebody's own, which has none
+  for (const nlohmann::json& json : others) {
+    const std::string capability = json.at("compute_capability");
+    CardEntry card;
+    card.id = json.at("id");
+    card.name = json.at("name");
+    card.compute_capability = capability;
+    card.why_not = json.value("why", explain_no_code(capability));
+    cards.push_back(std::move(card));
+  }
+  return cards;
 }
 
 const CardEntry& find_card(const std::vector<CardEntry>& catalogue, std::string_view wanted) {
   const std::string typed = plain(wanted);
   std::vector<std::string> ids;
   for (const CardEntry& card : catalogue) {
-    const auto is_typed = [&](const std::string& name) { return plain(name) == typed; };
-    if (is_typed(card.id) || is_typed(card.name) || std::any_of(card.aliases.begin(), card.aliases.end(), is_typed)) {
-      return card;
-    }
+    if (goes_by(card, typed)) return card;
     ids.push_back(card.id);
   }
   throw Error(ErrorKind::usage, fmt::format("unknown device '{}'", wanted),
               did_you_mean(wanted, ids, "oomdiag devices lists them all; ./card.json takes one of your own"));
+}
+
+CardEntry choose_card(const std::filesystem::path& folder, const std::string& device) {
+  if (device.find('/') != std::string::npos || device.ends_with(".json")) {
+    const CardEntry own = read_card_entry(device);
+    if (!own.why_not.empty()) throw refuse(own);
+    return own;
+  }
+  for (const CardEntry& card : read_unsupported(folder)) {
+    if (goes_by(card, plain(device))) throw refuse(card);
+  }
+  return find_card(read_catalogue(folder), device);
 }
 
 }  // namespace oomdiag

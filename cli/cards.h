@@ -6,9 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include "extension/virtual_device/cards/card.h"
+
 namespace oomdiag {
 
-/// What the command line shows of a card; the virtual device reads the rest of the file itself.
+/// A card of the catalogue, or of a user's own file.
 struct CardEntry {
   std::string id;    ///< as after --device
   std::string name;  ///< as CUDA gives it
@@ -17,18 +19,28 @@ struct CardEntry {
   std::string mark;                ///< how total_bytes is known: the mark of its source
   std::string compute_capability;  ///< "8.6"
   int64_t context_bytes = 0;       ///< estimate of what a process takes before PyTorch does, first kernel included
-  std::filesystem::path file;
+  std::string why_not;             ///< why this wheel cannot run on it; empty if it can
+  std::filesystem::path file;      ///< empty for a card of which too little is known
+  Card card;                       ///< all of the file; empty with it
 
-  bool operator==(const CardEntry&) const = default;
+  bool operator==(const CardEntry& other) const { return id == other.id && file == other.file; }
 };
 
-/// Reads one card. Throws Error(input) if it is no card file.
+/// Reads one card. Throws Error(input) that names the field if it is no card file.
 CardEntry read_card_entry(const std::filesystem::path& file);
 
-/// The catalogue, by ascending memory. Throws Error(environment) if `folder` cannot be read.
+/// The cards of `folder` that this torch wheel runs on, by ascending memory. Throws Error(environment) if `folder`
+/// cannot be read.
 std::vector<CardEntry> read_catalogue(const std::filesystem::path& folder);
+
+/// The others that are known by name: those of `folder` without code in the wheel, and those that have no profile.
+std::vector<CardEntry> read_unsupported(const std::filesystem::path& folder);
 
 /// The card that goes by `wanted`: id or alias, in any case. Throws Error(usage) that names the nearest.
 const CardEntry& find_card(const std::vector<CardEntry>& catalogue, std::string_view wanted);
+
+/// What --device names: a card of the catalogue in `folder`, or a file. Throws Error(usage or input) if there is none, or
+/// none that this wheel runs on.
+CardEntry choose_card(const std::filesystem::path& folder, const std::string& device);
 
 }  // namespace oomdiag

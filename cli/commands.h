@@ -14,13 +14,16 @@ namespace oomdiag {
 using Command = std::function<int()>;
 
 /// Each adds its subcommand and options to `app`, and sets `chosen` when the command line names it. One file per
-/// command. `from_separator` is the command line from its first "--" on: the program of `run`, which must not be
-/// parsed.
+/// command. `from_separator` is the command line from its first "--" on: the program of `run` or the python
+/// of `doctor`, which must not be parsed.
 void add_train(CLI::App& app, Command& chosen);
 void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
+void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
 void add_explain(CLI::App& app, Command& chosen);
 void add_compare(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);
 void add_models(CLI::App& app, Command& chosen);
+void add_doctor(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
+void add_env(CLI::App& app, Command& chosen);
 
 }  // namespace oomdiag

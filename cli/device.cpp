@@ -1,7 +1,13 @@
 #include "cli/device.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <sstream>
+
+#include "cli/help.h"
 #include "cli/real_gpu.h"
 #include "cli/sizes.h"
 #include "cli/terminal.h"
@@ -11,12 +17,35 @@ namespace oomdiag {
 namespace {
 
 constexpr const char* kDefaultCard = "h200";
+constexpr int kMostCards = 16;  // what the virtual device has room for: driver/devices.h
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
 constexpr int64_t kMostMemory = int64_t{16} << 40;
 
-CardEntry find(const std::string& device, const Install& install) {
-  const bool is_file = device.find('/') != std::string::npos || device.ends_with(".json");
-  return is_file ? read_card_entry(device) : find_card(read_catalogue(install.cards), device);
+CardEntry find(const std::string& device, const Install& install) { return choose_card(install.cards, device); }
+
+std::vector<CardEntry> find_all(const std::string& list, const Install& install) {
+  std::vector<CardEntry> cards;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (!name.empty()) cards.push_back(find(name, install));
+  }
+  if (cards.empty())
+    throw Error(ErrorKind::usage, fmt::format("--device '{}' names no device", list), "as in: --device rtx4090");
+  return cards;
+}
+
+/// `count` of one card, or each card of a list once.
+std::vector<CardEntry> repeat(std::vector<CardEntry> cards, int count) {
+  if (count > 0 && cards.size() > 1) {
+    throw Error(ErrorKind::usage, "--count repeats one device, and --device names several",
+                "name each as often as it is wanted: --device a100-80,a100-80,t4");
+  }
+  if (count > 0) cards.resize(static_cast<std::size_t>(count), CardEntry(cards.front()));
+  if (cards.size() > kMostCards) {
+    throw Error(ErrorKind::usage, fmt::format("{} devices are too many", cards.size()),
+                fmt::format("valid: 1 to {}", kMostCards));
+  }
+  return cards;
 }
 
 int64_t read_memory(const std::string& memory) {
@@ -29,23 +58,55 @@ int64_t read_memory(const std::string& memory) {
 
 }  // namespace
 
-void say_default(const DeviceChoice& choice) {
-  if (!choice.by_default || !choice.card) return;
-  say(fmt::format("no --device and no GPU: running on a virtual {}; oomdiag devices lists others", choice.card->name));
+void add_device_options(CLI::App& command, DeviceOptions& options) {
+  command
+      .add_option(
+          "--device", options.device,
+          "real, a name of oomdiag devices, ./card.json, or a list as in a100-80,t4; default: a real GPU, else h200")
+      ->type_name("NAME");
+  command
+      .add_option("--memory", options.memory, "memory of each virtual device in place of the card's own, as in 8GiB")
+      ->type_name("SIZE");
+  command.add_option("--count", options.count, "that many of the virtual device")
+      ->type_name("N")
+      ->check(range(1, kMostCards));
+  command.add_flag("--clocked", options.clocked,
+                   "work on the virtual device takes modelled time: frees across streams wait for it");
 }
 
-DeviceChoice choose_device(const std::string& device, const std::string& memory, const Install& install) {
-  const int64_t memory_bytes = memory.empty() ? 0 : read_memory(memory);
-  const bool by_default = device.empty();
-  const bool is_real = by_default ? memory.empty() && has_real_gpu() : device == "real" || device == "cuda";
-  if (is_real && memory_bytes != 0) {
-    throw Error(ErrorKind::usage, "--memory changes virtual devices only",
-                "name one: --device rtx4090 --memory " + memory);
+std::string describe(const DeviceChoice& choice) {
+  if (!choice.is_virtual()) return "the real GPU";
+  const std::string& name = choice.cards.front().name;
+  const bool is_one_kind =
+      std::all_of(choice.cards.begin(), choice.cards.end(), [&](const CardEntry& card) { return card.name == name; });
+  if (choice.cards.size() == 1) return name + " (virtual)";
+  if (is_one_kind) return fmt::format("{} x {} (virtual)", choice.cards.size(), name);
+  std::vector<std::string> names;
+  for (const CardEntry& card : choice.cards) names.push_back(card.name);
+  return fmt::format("{} (virtual)", fmt::join(names, ", "));
+}
+
+void say_default(const DeviceChoice& choice) {
+  if (!choice.by_default || !choice.is_virtual()) return;
+  say(fmt::format("no --device and no GPU: running on a virtual {}; oomdiag devices lists others",
+                  choice.cards.front().name));
+}
+
+DeviceChoice choose_device(const DeviceOptions& options, const Install& install) {
+  const int64_t memory_bytes = options.memory.empty() ? 0 : read_memory(options.memory);
+  const bool by_default = options.device.empty();
+  const bool wants_virtual = memory_bytes != 0 || options.count != 0 || options.clocked;
+  const bool is_real =
+      by_default ? !wants_virtual && has_real_gpu() : options.device == "real" || options.device == "cuda";
+  if (is_real && wants_virtual) {
+    throw Error(ErrorKind::usage, "--memory, --count and --clocked are for virtual devices only",
+                "name one: --device rtx4090");
   }
-  if (is_real) return {.card = std::nullopt, .memory_bytes = 0, .by_default = by_default};
-  return {.card = find(by_default ? kDefaultCard : device, install),
+  if (is_real) return {.by_default = by_default};
+  return {.cards = repeat(find_all(by_default ? kDefaultCard : options.device, install), options.count),
           .memory_bytes = memory_bytes,
-          .by_default = by_default && memory.empty()};
+          .clocked = options.clocked,
+          .by_default = by_default && !wants_virtual};
 }
 
 }  // namespace oomdiag

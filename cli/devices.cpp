@@ -1,6 +1,9 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <fstream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -8,66 +11,144 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/install.h"
+#include "cli/launcher.h"
 #include "cli/sizes.h"
+#include "profiler/error.h"
 
 namespace oomdiag {
 namespace {
 
-nlohmann::json to_json(const CardEntry& card) {
-  return {{"id", card.id},
-          {"name", card.name},
-          {"aliases", card.aliases},
-          {"total_bytes", card.total_bytes},
-          {"mark", card.mark},
-          {"compute_capability", card.compute_capability},
-          {"context_bytes", card.context_bytes},
-          {"file", card.file.string()}};
-}
+struct Options {
+  bool as_json = false;
+  bool all = false;      ///< the cards too that this wheel does not run on
+  bool measure = false;  ///< no list: the GPU of this machine
+  std::string output;    ///< of a measured card; empty = stdout
+};
 
 /// The marks of the card files: how a number is known.
 std::string_view explain_mark(std::string_view mark) {
   if (mark == "S") return "seen on a card";
+  if (mark == "M") return "measured";
   if (mark == "C") return "from a rounded figure";
   if (mark == "P") return "specification";
   if (mark == "U") return "uncertain";
   return mark;
 }
 
-int print_json(const std::vector<CardEntry>& catalogue) {
+nlohmann::json to_json(const CardEntry& entry) {
+  nlohmann::json json = {{"id", entry.id},
+                         {"name", entry.name},
+                         {"compute_capability", entry.compute_capability},
+                         {"supported", entry.why_not.empty()}};
+  if (!entry.why_not.empty()) json["why_not"] = entry.why_not;
+  if (entry.file.empty()) return json;
+  const Card& card = entry.card;
+  json.update({{"aliases", entry.aliases},
+               {"total_bytes", entry.total_bytes},
+               {"mark", entry.mark},
+               {"context_bytes", entry.context_bytes},
+               {"multiprocessors", card.multiprocessors},
+               {"threads_per_multiprocessor", card.threads_per_multiprocessor},
+               {"blocks_per_multiprocessor", card.blocks_per_multiprocessor},
+               {"registers_per_multiprocessor", card.registers_per_multiprocessor},
+               {"shared_bytes_per_multiprocessor", card.shared_bytes_per_multiprocessor},
+               {"shared_bytes_per_block", card.shared_bytes_per_block},
+               {"shared_bytes_per_block_optin", card.shared_bytes_per_block_optin},
+               {"l2_bytes", card.l2_bytes},
+               {"file", entry.file.string()}});
+  return json;
+}
+
+int print_json(const std::vector<CardEntry>& catalogue, const std::vector<CardEntry>& others) {
   nlohmann::json list = nlohmann::json::array();
   for (const CardEntry& card : catalogue) list.push_back(to_json(card));
+  for (const CardEntry& card : others) list.push_back(to_json(card));
   fmt::print("{}\n", list.dump(2));
   return 0;
 }
 
-int print_table(const std::vector<CardEntry>& catalogue) {
-  fmt::print("{:<10} {:<25} {:>11} {:>13} {:>8}  {}\n", "device", "name", "memory, GiB", "context, GiB", "compute",
-             "memory is");
+/// By reason, as most share one of a few.
+void print_unsupported(const std::vector<CardEntry>& others) {
+  std::map<std::string, std::vector<std::string>> by_reason;
+  for (const CardEntry& card : others) by_reason[card.why_not].push_back(card.id);
+  fmt::print("\nnot with this torch:\n");
+  for (const auto& [reason, ids] : by_reason) fmt::print("  {}\n    {}\n", fmt::join(ids, ", "), reason);
+}
+
+int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardEntry>& others, bool all) {
+  constexpr const char* kRow = "{:<17} {:<49} {:>11} {:>12} {:>5} {:>8}  {}\n";
+  fmt::print(kRow, "device", "name", "memory, GiB", "context, GiB", "SMs", "compute", "memory is");
   for (const CardEntry& card : catalogue) {
-    fmt::print("{:<10} {:<25} {:>11} {:>13} {:>8}  {}\n", card.id, card.name, to_gib(card.total_bytes),
-               to_gib(card.context_bytes), card.compute_capability, explain_mark(card.mark));
+    fmt::print(kRow, card.id, card.name, to_gib(card.total_bytes), to_gib(card.context_bytes),
+               card.card.multiprocessors, card.compute_capability, explain_mark(card.mark));
   }
+  if (all) print_unsupported(others);
   fmt::print(
-      "\nmemory: as the CUDA runtime reports it; context: what a process takes of it before PyTorch does, estimated\n");
+      "\n{} cards. memory: as the CUDA runtime reports it; context: what a process takes of it before PyTorch does, "
+      "estimated\n",
+      catalogue.size());
+  if (!all) fmt::print("{} more are known, but not supported by this torch: oomdiag devices --all\n", others.size());
   fmt::print("next: oomdiag train --model deepcnn --device rtx3060\n");
+  return 0;
+}
+
+int list(const Options& options) {
+  const std::filesystem::path folder = find_install().cards;
+  const std::vector<CardEntry> catalogue = read_catalogue(folder);
+  const std::vector<CardEntry> others = read_unsupported(folder);
+  if (options.as_json) return print_json(catalogue, options.all ? others : std::vector<CardEntry>{});
+  return print_table(catalogue, others, options.all);
+}
+
+/// The card file of this machine's GPU, as oomdiag_measure prints it: in a process of its own, for the driver is foreign.
+std::string measure_card() {
+  const std::filesystem::path program = find_install().samples.parent_path() / "oomdiag_measure";
+  const std::optional<std::string> text = output_of({program.string()});
+  if (!text) throw Error(ErrorKind::environment, "oomdiag_measure did not run", "is it built? scripts/build");
+  const nlohmann::json file = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object()) throw Error(ErrorKind::environment, "oomdiag_measure printed no card");
+  if (file.contains("error")) {
+    throw Error(ErrorKind::environment, "no card to measure: " + file["error"].get<std::string>(),
+                "run it on a machine with an NVIDIA GPU and its driver");
+  }
+  return *text;
+}
+
+int measure(const Options& options) {
+  const std::string text = measure_card();
+  if (options.output.empty()) {
+    fmt::print("{}", text);
+    return 0;
+  }
+  std::ofstream stream(options.output);
+  stream << text << std::flush;
+  if (!stream) {
+    throw Error(ErrorKind::environment, fmt::format("cannot write '{}'", options.output),
+                "name a file in a folder that can be written");
+  }
+  fmt::print("{} written\nnext: oomdiag train --model deepcnn --device {}\n", options.output,
+             options.output.find('/') == std::string::npos ? "./" + options.output : options.output);
   return 0;
 }
 
 }  // namespace
 
 void add_devices(CLI::App& app, Command& chosen) {
-  auto as_json = std::make_shared<bool>(false);
+  auto options = std::make_shared<Options>();
   CLI::App& command = *app.add_subcommand("devices", "list the virtual devices");
-  set_help(command, {.example = "oomdiag devices",
-                     .about = "Lists the cards that a virtual device can be: what --device takes.",
-                     .usage = "oomdiag devices [OPTIONS]"});
-  command.add_flag("--json", *as_json, "print JSON");
-  command.callback([as_json, &chosen] {
-    chosen = [as_json] {
-      const std::vector<CardEntry> catalogue = read_catalogue(find_install().cards);
-      return *as_json ? print_json(catalogue) : print_table(catalogue);
-    };
-  });
+  set_help(command,
+           {.example = "oomdiag devices",
+            .about = "Lists the cards that a virtual device can be: what --device takes. --measure writes the\n"
+                     "file of such a card on a machine that has the real one.",
+            .usage = "oomdiag devices [OPTIONS]"});
+  command.add_flag("--json", options->as_json, "print JSON");
+  command.add_flag("--all", options->all, "also the cards that this torch has no code for, and why");
+  auto* const measures = command.add_flag("--measure", options->measure, "measure this machine's GPU instead");
+  command.add_option("-o,--output", options->output, "with --measure: write the card to this file")
+      ->type_name("FILE")
+      ->needs(measures);
+  command.callback(
+      [options, &chosen] { chosen = [options] { return options->measure ? measure(*options) : list(*options); }; });
 }
 
 }  // namespace oomdiag

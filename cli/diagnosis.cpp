@@ -4,11 +4,13 @@
 
 #include <cstdlib>
 
+#include "cli/live_line.h"
 #include "cli/preload.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace {
@@ -18,9 +20,16 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+/// One line for each card: what the virtual device reads.
+std::string list_files(const std::vector<CardEntry>& cards) {
+  std::string files;
+  for (const CardEntry& card : cards) files += (files.empty() ? "" : "\n") + card.file.string();
+  return files;
+}
+
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries) {
   Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
-  const bool is_virtual = request.device.card.has_value();
+  const bool is_virtual = request.device.is_virtual();
   const auto set = [&](const char* name, const std::string& value) {
     program.environment.emplace_back(name, value.empty() ? std::nullopt : std::optional(value));
   };
@@ -29,9 +38,14 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
                                      .virtual_device = is_virtual ? libraries / "virtual_device" : "",
                                      .users_own = environment("LD_PRELOAD")}));
   set("OOMDIAG_RECORDER", (install.libraries / "liboomdiag.so").string());
-  set("OOMDIAG_CARD", is_virtual ? request.device.card->file.string() : "");
+  set("OOMDIAG_ATTACH_AT_STEP", request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
+  set("OOMDIAG_CARD", list_files(request.device.cards));
   set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
+  set("OOMDIAG_CLOCKED", request.device.clocked ? "1" : "");
   if (is_virtual) set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
+  if (environment("NVTX_INJECTION64_PATH").empty()) {  // a profiler that is there already keeps its place
+    set("NVTX_INJECTION64_PATH", (libraries / "liboomdiag_preload.so").string());
+  }
   return program;
 }
 
@@ -48,6 +62,13 @@ void check_virtual_device(const Install& install) {
 }
 
 std::string explain_absence(const Leftovers& left, const DiagnosisRequest& request, const Install& install) {
+  if (!left.refusal.empty()) return fmt::format("no report: {}", left.refusal);
+  if (left.was_loaded && request.attach_at_step > 1) {
+    return fmt::format(
+        "no report: recording was to begin with step {}, and the program ended before it, or its optimizers "
+        "open no Optimizer.step scopes",
+        request.attach_at_step);
+  }
   if (left.was_loaded) return "the program never used CUDA from PyTorch: there is nothing to report";
   if (!is_there(install.libraries / "liboomdiag_preload.so")) {
     return fmt::format("no report: the recorder is missing from '{}'; build it: scripts/build",
@@ -59,6 +80,24 @@ std::string explain_absence(const Leftovers& left, const DiagnosisRequest& reque
       request.program.front());
 }
 
+// Processes whose launcher sets no RANK learn their rank late: until then their traces lie in the run folder itself, or in
+// folders named after their pids.
+void name_ranks(const std::filesystem::path& folder) {
+  for (const std::filesystem::path& file : find_traces(folder)) {
+    const std::filesystem::path place = file.parent_path();
+    if (place.filename().string().starts_with("rank-")) continue;
+    const ProcessInfo process = read_process(file);
+    const std::filesystem::path named = folder / fmt::format("rank-{}", process.rank);
+    std::error_code ignored;
+    if (process.world_size < 2 || is_there(named)) continue;
+    if (place != folder) {
+      std::filesystem::rename(place, named, ignored);
+    } else if (std::filesystem::create_directory(named, ignored)) {
+      std::filesystem::rename(file, named / "trace", ignored);
+    }
+  }
+}
+
 void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const Install& install) {
   const Leftovers left = look_into(diagnosis.folder);
   if (!left.has_trace) {
@@ -66,10 +105,12 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
     return;
   }
   try {
-    diagnosis.report = explain_trace(diagnosis.folder / "trace", {.ending = diagnosis.ending, .batch = request.batch});
+    name_ranks(diagnosis.folder);
+    diagnosis.report =
+        explain_run(diagnosis.folder, {.ending = diagnosis.ending, .batch = request.batch}, /*write_each=*/true);
     write_json(*diagnosis.report, diagnosis.folder / "report.json");
     std::error_code ignored;
-    std::filesystem::remove(diagnosis.folder / "loaded", ignored);  // has served
+    for (const char* served : {"loaded", "cards"}) std::filesystem::remove(diagnosis.folder / served, ignored);
   } catch (const Error& error) {
     diagnosis.why_no_report = fmt::format("no report: {}", error.what());
   }
@@ -78,13 +119,16 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
 }  // namespace
 
 Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
-  if (request.device.card) check_virtual_device(install);
+  if (request.device.is_virtual()) check_virtual_device(install);
   const PreloadFolder libraries(install.libraries);
   const Program program = prepare(request, install, libraries.path());
   Diagnosis diagnosis;
+  LiveLine line;
+  std::optional<Tick> tick;
+  if (request.shows_progress && line.is_shown()) tick = Tick{.work = [&] { line.update(diagnosis.folder); }};
   try {
-    diagnosis.ending =
-        launch(program, [&](pid_t child) { return diagnosis.folder = make_run_folder(request.base, child); });
+    diagnosis.ending = launch(
+        program, [&](pid_t child) { return diagnosis.folder = make_run_folder(request.base, child); }, tick);
   } catch (const Error&) {
     if (!diagnosis.folder.empty()) remove_empty_run(diagnosis.folder);
     throw;

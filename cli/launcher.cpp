@@ -123,18 +123,25 @@ void redirect(const std::filesystem::path& file) {
   _exit(127);
 }
 
+/// The next signal, or a negative number when none comes in this time.
+int wait_a_while(const WaitingSignals& signals, std::chrono::milliseconds time, siginfo_t& info) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+  const timespec limit{.tv_sec = seconds.count(), .tv_nsec = std::chrono::nanoseconds(time - seconds).count()};
+  return sigtimedwait(&signals.set(), &info, &limit);
+}
+
 /// Waits for the child and passes signals on. Ctrl-C and Ctrl-\ reach the whole foreground group from the terminal, the
 /// child too: only those that another process sent to us alone are passed on.
-Ending wait_for(pid_t child, const WaitingSignals& signals) {
+Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<Tick>& tick) {
   for (;;) {
     int status = 0;
     const pid_t ended = waitpid(child, &status, WNOHANG);
     if (ended == child && WIFSIGNALED(status)) return {.exit_code = 0, .signal = WTERMSIG(status)};
     if (ended == child) return {.exit_code = WEXITSTATUS(status), .signal = 0};
     siginfo_t info{};
-    if (sigwaitinfo(&signals.set(), &info) > 0 && info.si_signo != SIGCHLD && info.si_code <= 0) {
-      kill(child, info.si_signo);
-    }
+    const int signal = tick ? wait_a_while(signals, tick->every, info) : sigwaitinfo(&signals.set(), &info);
+    if (signal > 0 && signal != SIGCHLD && info.si_code <= 0) kill(child, signal);
+    if (signal < 0 && tick) tick->work();
   }
 }
 
@@ -148,7 +155,8 @@ Error not_started(const std::string& name, int error) {
 
 }  // namespace
 
-Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder) {
+Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,
+              const std::optional<Tick>& tick) {
   Pipe start;
   Pipe failure;
   const WaitingSignals signals;
@@ -172,7 +180,7 @@ Ending launch(const Program& program, const std::function<std::filesystem::path(
     std::memcpy(&number, error.data(), sizeof number);
     throw not_started(program.arguments.front(), number);
   }
-  return wait_for(child, signals);
+  return wait_for(child, signals, tick);
 }
 
 std::optional<std::string> output_of(const std::vector<std::string>& arguments) {

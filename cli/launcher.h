@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -29,11 +30,18 @@ struct Ending {
   bool operator==(const Ending&) const = default;
 };
 
+/// What is to be done again and again while a program runs.
+struct Tick {
+  std::chrono::milliseconds every{500};
+  std::function<void()> work;
+};
+
 /// Runs `program` to its end. `make_folder` is called with the child's pid before the program starts and gives its run
 /// folder, which the child finds in OOMDIAG_OUTPUT. The child has our stdin, stdout, stderr, process group and signal
 /// settings; signals that are sent to us meanwhile are passed on to it. Throws Error(input) if it cannot be started,
-/// and whatever `make_folder` throws: then it is not started.
-Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder);
+/// and whatever `make_folder` throws: then it is not started. `tick`, if there is one, is called meanwhile.
+Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,
+              const std::optional<Tick>& tick = {});
 
 /// What a short command writes to stdout, given no stdin and with its stderr thrown away; nullopt unless it exits 0.
 std::optional<std::string> output_of(const std::vector<std::string>& arguments);

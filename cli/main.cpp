@@ -77,10 +77,13 @@ int parse_and_run(int argc, char** argv) {
   app.require_subcommand(1);
   add_train(app, chosen);
   add_run(app, chosen, words.from_separator);
+  add_fit(app, chosen, words.from_separator);
   add_explain(app, chosen);
   add_compare(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);
+  add_doctor(app, chosen, words.from_separator);
+  add_env(app, chosen);
   check_command(app, words);
   if (words.ours.empty()) words.ours.emplace_back("--help");
   try {

@@ -16,8 +16,9 @@ namespace {
 
 // The recorder's shim goes before them: it defines cudaGetDeviceCount under the same symbol version.
 constexpr std::array kVirtualDeviceLibraries{
-    "libcuda.so.1",      "libcudart.so.13",     "libcublas.so.13",
-    "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",
+    "libcuda.so.1",        "libcudart.so.13",    "libcublas.so.13", "libcublasLt.so.13",
+    "liboomdiag_cudnn.so", "libnvidia-ml.so.1",  "libcufft.so.12",  "libcusolver.so.12",
+    "libcusparse.so.12",   "libcusparseLt.so.0", "libnccl.so.2",    "libcupti.so.13",
 };
 
 void append(std::string& list, std::string_view entry) {

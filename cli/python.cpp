@@ -8,7 +8,6 @@
 #include <iterator>
 
 #include "cli/launcher.h"
-#include "profiler/error.h"
 
 namespace oomdiag {
 namespace {
@@ -53,19 +52,18 @@ PythonChoice choose_python(const std::string& wanted, const std::optional<std::s
     return {install.python.string(), fmt::format("'{}' has no torch; running {} with torch {}", wanted,
                                                  install.python.string(), install.torch_version)};
   }
-  if (minor_of(*torch_version) != minor_of(install.torch_version)) {
-    throw Error(
-        ErrorKind::environment,
-        fmt::format("'{}' has torch {}, and this oomdiag was built for torch {}", wanted, *torch_version,
-                    minor_of(install.torch_version)),
-        fmt::format("build for yours: OOMDIAG_TORCH=<its site-packages/torch> scripts/build; or use the private "
-                    "python: {}",
-                    install.python.string()));
-  }
   if (torch_version->find("+cpu") != std::string::npos) {
-    throw Error(ErrorKind::environment,
-                fmt::format("'{}' has torch {}, which was built without CUDA", wanted, *torch_version),
-                fmt::format("install the CUDA build there, or use the private python: {}", install.python.string()));
+    return {wanted,
+            fmt::format("running your '{}' with torch {}, which was built without CUDA: there will be nothing to "
+                        "record. Install the CUDA build, or take the private python: {}",
+                        wanted, *torch_version, install.python.string())};
+  }
+  if (minor_of(*torch_version) != minor_of(install.torch_version)) {
+    return {wanted,
+            fmt::format("running your '{}' with torch {} without recording: this oomdiag was built for torch {}. "
+                        "Build for yours by OOMDIAG_TORCH=<its site-packages/torch> scripts/build, or take the "
+                        "private python: {}",
+                        wanted, *torch_version, minor_of(install.torch_version), install.python.string())};
   }
   return {wanted, fmt::format("running your '{}' with torch {}", wanted, *torch_version)};
 }

@@ -12,6 +12,7 @@
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
+#include "profiler/report/job.h"
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
@@ -59,6 +60,7 @@ RunFacts remembered_facts(const fs::path& file) {
     const Report report = read_report(file);
     RunFacts facts;
     if (report.exit_code) facts.ending = Ending{.exit_code = *report.exit_code, .signal = 0};
+    facts.reference_case = report.reference_case;
     for (const ReportOfDevice& device : report.devices) {
       if (device.batch) facts.batch = device.batch->batch;
     }
@@ -75,7 +77,31 @@ Report explain_trace(const fs::path& trace, const RunFacts& facts) {
   if (facts.ending && facts.ending->signal != 0) inputs.signal = facts.ending->signal;
   if (facts.ending && facts.ending->signal == 0) inputs.exit_code = facts.ending->exit_code;
   if (trace.filename() == "trace") inputs.folder = as_typed(trace.parent_path());
-  return make_report(read_trace(trace), inputs);
+  Report report = make_report(read_trace(trace), inputs);
+  report.reference_case = facts.reference_case;
+  return report;
+}
+
+Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_each) {
+  const std::vector<fs::path> traces = find_traces(folder);
+  if (traces.empty()) {
+    throw Error(ErrorKind::input, fmt::format("'{}' holds neither a trace nor a report", folder.string()), kTakes);
+  }
+  if (traces.size() == 1) return explain_trace(traces.front(), facts);
+  std::vector<JobMember> members;
+  for (const fs::path& file : traces) {
+    const Trace trace = read_trace(file);
+    JobMember member{.report = make_report(trace, {.folder = as_typed(folder)}),
+                     .folder = file.parent_path().lexically_relative(folder).string(),
+                     .pid = trace.process.pid,
+                     .start_time_ns = trace.process.start_time_ns};
+    if (member.folder == ".") member.folder.clear();
+    if (write_each && !member.folder.empty()) write_json(member.report, file.parent_path() / "report.json");
+    members.push_back(std::move(member));
+  }
+  std::optional<int> exit_code;
+  if (facts.ending) exit_code = facts.ending->code();
+  return merge_job(members, exit_code);
 }
 
 Trace load_trace(const fs::path& path) {
@@ -95,9 +121,9 @@ Report load_report(const fs::path& path) {
     throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTakes);
   }
   if (fs::is_directory(path, ignored)) {
-    if (fs::exists(path / "trace", ignored)) return load_report(path / "trace");
-    if (fs::exists(path / "report.json", ignored)) return read_report(path / "report.json");
-    throw Error(ErrorKind::input, fmt::format("'{}' holds neither a trace nor a report", path.string()), kTakes);
+    const bool is_report_alone = find_traces(path).empty() && fs::exists(path / "report.json", ignored);
+    if (is_report_alone) return read_report(path / "report.json");
+    return explain_run(path, remembered_facts(path / "report.json"));
   }
   const char first = first_byte(path);
   if (first == '{') return read_report(path);

@@ -13,7 +13,8 @@ namespace oomdiag {
 /// What is known of a run besides its trace.
 struct RunFacts {
   std::optional<Ending> ending{};
-  std::optional<int64_t> batch{};  ///< batch size
+  std::optional<int64_t> batch{};              ///< batch size
+  std::optional<ReportCase> reference_case{};  ///< told by runs that are gone
 };
 
 /// The report on the trace in a run folder, or on one that lies elsewhere.
@@ -22,6 +23,10 @@ Report explain_trace(const std::filesystem::path& trace, const RunFacts& facts);
 /// The trace at `path`: a trace, the trace of a run folder, or a PyTorch memory snapshot read as one. Throws Error(input)
 /// for anything else.
 Trace load_trace(const std::filesystem::path& path);
+
+/// The report on all processes of a run, given its folder. Of several it is a merged one; `write_each` leaves their own reports
+/// beside their traces. Throws Error(input) if there is no trace.
+Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
 
 /// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
 /// exit code and the batch size that its report remembers. Throws Error(input) for anything else.

@@ -17,10 +17,11 @@ namespace {
 
 struct Options {
   std::vector<std::string> program;
-  std::string device;
-  std::string memory;
+  DeviceOptions device;
   std::string folder;
   std::string output;
+  int attach_at_step = 1;
+  bool no_progress = false;
   int oom_exit_code = -1;  ///< -1 = the program's own
 };
 
@@ -55,12 +56,14 @@ int run(const Options& options) {
     throw Error(ErrorKind::usage, "run needs a program", "as in: oomdiag run --device rtx4090 -- python train.py");
   }
   const Install install = find_install();
-  const DeviceChoice device = choose_device(options.device, options.memory, install);
+  const DeviceChoice device = choose_device(options.device, install);
   check_writable(options.output);
   say_default(device);
   const DiagnosisRequest request{.program = resolve(options.program, install),
                                  .device = device,
                                  .base = choose_base(options.folder),
+                                 .attach_at_step = options.attach_at_step,
+                                 .shows_progress = !options.no_progress,
                                  .keeps_output = false};
   const Diagnosis diagnosis = diagnose(request, install);
   try {
@@ -83,13 +86,7 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                      "exit code are its own; the report follows on stderr.",
             .usage = "oomdiag run [OPTIONS] -- PROGRAM [ARGUMENTS...]"});
   command.prefix_command();
-  command
-      .add_option("--device", options->device,
-                  "real, a name of oomdiag devices, or ./card.json; default: a real GPU, else h200")
-      ->type_name("NAME");
-  command
-      .add_option("--memory", options->memory, "memory of the virtual device in place of the card's own, as in 8GiB")
-      ->type_name("SIZE");
+  add_device_options(command, options->device);
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
       ->type_name("DIR");
@@ -98,6 +95,12 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "exit with this when out of memory, in place of the program's own code")
       ->type_name("N")
       ->check(range(0, 255));
+  command
+      .add_option("--attach-at-step", options->attach_at_step,
+                  "begin to record with this optimizer step; the steps before it run as without us")
+      ->type_name("N")
+      ->check(range(1, 1 << 30));
+  command.add_flag("--no-progress", options->no_progress, "no live line on the terminal while the program runs");
   command.callback([options, &command, &chosen, &from_separator] {
     options->program = join_program(command.remaining(), from_separator);
     chosen = [options] { return run(*options); };

@@ -3,11 +3,25 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <tuple>
+
 #include "cli/terminal.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
+namespace {
+
+/// rank-2 before rank-10 before 4711.
+std::tuple<bool, long, std::string> order_of(const std::string& name) {
+  const bool is_rank = name.starts_with("rank-");
+  return {!is_rank, std::strtol(name.c_str() + (is_rank ? 5 : 0), nullptr, 10), name};
+}
+
+}  // namespace
 
 fs::path choose_base(const std::string& wanted) {
   std::error_code error;
@@ -46,15 +60,33 @@ fs::path make_run_folder(const fs::path& base, pid_t pid) {
               "remove some oomdiag-* folders");
 }
 
+std::vector<fs::path> find_traces(const fs::path& folder) {
+  std::vector<fs::path> traces;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (entry.is_directory(ignored) && fs::exists(entry.path() / "trace", ignored)) {
+      traces.push_back(entry.path() / "trace");
+    }
+  }
+  std::sort(traces.begin(), traces.end(), [](const fs::path& a, const fs::path& b) {
+    return order_of(a.parent_path().filename()) < order_of(b.parent_path().filename());
+  });
+  if (fs::exists(folder / "trace", ignored)) traces.insert(traces.begin(), folder / "trace");
+  return traces;
+}
+
 Leftovers look_into(const fs::path& folder) {
   std::error_code ignored;
-  const bool has_trace = fs::exists(folder / "trace", ignored);
-  return {.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
+  const bool has_trace = !find_traces(folder).empty();
+  Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
+  std::ifstream loaded(folder / "loaded");
+  std::getline(loaded, left.refusal);
+  return left;
 }
 
 void remove_empty_run(const fs::path& folder) {
   std::error_code ignored;
-  for (const char* name : {"loaded", "output.txt"}) fs::remove(folder / name, ignored);
+  for (const char* name : {"loaded", "cards", "output.txt"}) fs::remove(folder / name, ignored);
   fs::remove(folder, ignored);  // fails, as it should, if there is anything else in it
 }
 

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace oomdiag {
 
@@ -19,7 +20,11 @@ std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t p
 struct Leftovers {
   bool was_loaded = false;  ///< the shim was loaded into a process
   bool has_trace = false;   ///< CUDA was used there, and the recorder wrote
+  std::string refusal{};    ///< why the shim did not load the recorder, or empty
 };
+
+/// The traces of all processes of a run: the one in the folder itself first, then those of ranks in their order, then others.
+std::vector<std::filesystem::path> find_traces(const std::filesystem::path& folder);
 
 Leftovers look_into(const std::filesystem::path& folder);
 

@@ -32,6 +32,7 @@ bool has_utf8_locale() {
 
 Manners manners_of(int descriptor) {
   Manners manners{.is_terminal = isatty(descriptor) == 1, .unicode = has_utf8_locale()};
+  manners.moves_cursor = manners.is_terminal && environment("TERM") != "dumb" && !environment("TERM").empty();
   manners.color = manners.is_terminal && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
   return manners;
 }

@@ -7,8 +7,9 @@ namespace oomdiag {
 /// What may be written to an output.
 struct Manners {
   bool is_terminal = false;
-  bool color = false;    ///< a terminal, without NO_COLOR and not TERM=dumb
-  bool unicode = false;  ///< the locale is UTF-8
+  bool moves_cursor = false;  ///< a terminal that can do more than print: not TERM=dumb
+  bool color = false;         ///< a terminal, without NO_COLOR and not TERM=dumb
+  bool unicode = false;       ///< the locale is UTF-8
 };
 
 /// Manners for a file descriptor, from the environment.

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 
+#include "cli/case_study.h"
 #include "cli/commands.h"
 #include "cli/diagnosis.h"
 #include "cli/help.h"
@@ -12,7 +13,9 @@
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
+#include "profiler/cases/notes.h"
 #include "profiler/error.h"
+#include "profiler/report/case_text.h"
 
 namespace oomdiag {
 namespace {
@@ -22,28 +25,43 @@ constexpr int kInterrupted = 130;
 
 struct Options {
   std::string model = "deepcnn";
-  int64_t batch = 0;  ///< 0 = the model's own
-  int64_t steps = 2;
-  std::string optimizer = "adam";
-  std::string amp = "none";
-  std::string device;
-  std::string memory;
+  std::string variant;  ///< empty = the model's first; likewise below
+  int64_t batch = 0;    ///< 0 = the model's own; likewise below
+  int64_t steps = 0;
+  std::string optimizer;
+  std::string amp;
+  DeviceOptions device;
   std::string folder;
   std::string output;
   bool json = false;
 };
 
-std::vector<std::string> compose_program(const Options& options, const Install& install) {
-  std::vector<std::string> program{
-      install.samples.string(), "--model", options.model, "--steps", std::to_string(options.steps), "--optimizer",
-      options.optimizer,        "--amp",   options.amp};
-  program.insert(program.end(), {"--batch", std::to_string(options.batch), "--device", "cuda"});
+/// The samples program for one variant; what is not asked for is left to it.
+std::vector<std::string> compose_program(const Options& options, const Install& install, const std::string& variant,
+                                         const std::string& device) {
+  std::vector<std::string> program{install.samples.string(), "--model", options.model, "--device", device};
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) program.insert(program.end(), {name, value});
+  };
+  add("--variant", variant);
+  add("--batch", options.batch == 0 ? "" : std::to_string(options.batch));
+  add("--steps", options.steps == 0 ? "" : std::to_string(options.steps));
+  add("--optimizer", options.optimizer);
+  add("--amp", options.amp);
   return program;
 }
 
-std::string describe(const Options& options, const DeviceChoice& device) {
-  const std::string where = device.card ? device.card->name + " (virtual)" : "the real GPU";
-  return fmt::format("training {} on {} ...", options.model, where);
+/// Throws Error(usage) for what the model has no use for: to pass over it in silence would mislead.
+void check_options(const Options& options, const Model& model) {
+  check_variant(model, options.variant);
+  const auto refuse = [&](const char* option, const char* why) {
+    throw Error(ErrorKind::usage, fmt::format("{} takes no {}: {}", model.name, option, why),
+                fmt::format("oomdiag train --model {}", model.name));
+  };
+  if (options.batch != 0 && model.default_batch == 0) refuse("--batch", "it has no batches");
+  if (options.steps != 0 && model.default_steps == 0) refuse("--steps", "it does its thing once");
+  if (!options.optimizer.empty() && model.default_optimizer.empty()) refuse("--optimizer", "it has none to choose");
+  if (!options.amp.empty() && !model.takes_amp) refuse("--amp", "it has its own precision, or no layers");
 }
 
 /// The samples program said what is wrong; its last lines are worth more than ours.
@@ -68,24 +86,8 @@ int give_up(const Diagnosis& diagnosis) {
                                                   diagnosis.ending.code(), diagnosis.why_no_report, last));
 }
 
-int train(Options options) {
-  const Install install = find_install();
-  const Model model = find_model(read_models(install.models), options.model);
-  if (options.batch == 0) options.batch = model.default_batch;
-  const DeviceChoice device = choose_device(options.device, options.memory, install);
-  check_writable(options.output);
-  say_default(device);
-  const DiagnosisRequest request{.program = compose_program(options, install),
-                                 .device = device,
-                                 .base = choose_base(options.folder),
-                                 .batch = options.batch,
-                                 .keeps_output = true};
-  const Diagnosis diagnosis = [&] {
-    const Progress progress(describe(options, device));
-    return diagnose(request, install);
-  }();
-  if (!diagnosis.report) return give_up(diagnosis);
-
+/// What is written and printed, and the exit code.
+int finish(const Options& options, const Diagnosis& diagnosis) {
   const Report& report = *diagnosis.report;
   if (!options.output.empty()) write_json(report, options.output);
   options.json ? print_json(report) : print_text(report, stdout);
@@ -93,6 +95,58 @@ int train(Options options) {
   if (diagnosis.ending == Ending{}) return 0;
   fmt::print(stderr, "{}", last_lines(diagnosis.folder / "output.txt"));
   return diagnosis.ending.signal == SIGINT ? kInterrupted : 1;
+}
+
+/// Runs the loop on the host, where nothing is recorded: the report has no card, and a case with the host's figures.
+int train_on_host(const Options& options, const Model& model, const std::vector<std::string>& program) {
+  const HostRun host = [&] {
+    const Progress progress(fmt::format("training {} on the host ...", options.model));
+    return run_on_host(program);
+  }();
+  if (host.ending.signal == SIGINT) return kInterrupted;
+  if (host.ending != Ending{}) {
+    throw Error(ErrorKind::environment,
+                fmt::format("the training program ended with exit code {}\n{}", host.ending.code(), host.output));
+  }
+  const Report report{.exit_code = 0, .reference_case = explain_host(model.reference_case, model.about, host.facts)};
+  if (!options.output.empty()) write_json(report, options.output);
+  if (options.json) {
+    print_json(report);
+  } else {
+    fmt::print("oomdiag: ran on the host\n\n{}", case_text(*report.reference_case));
+  }
+  return 0;
+}
+
+int train(Options options) {
+  const Install install = find_install();
+  const Model model = find_model(read_models(install.models), options.model);
+  check_options(options, model);
+  check_writable(options.output);
+  if (options.variant.empty() && !model.variants.empty()) options.variant = model.variants.front();
+  if (options.device.device == "cpu") {
+    return train_on_host(options, model, compose_program(options, install, options.variant, "cpu"));
+  }
+  const DeviceChoice device = choose_device(options.device, install);
+  say_default(device);
+  const Study study{model, options.variant, [&](const std::string& variant, const std::string& where) {
+                      return compose_program(options, install, variant, where);
+                    }};
+  DiagnosisRequest request{.program = study.compose(options.variant, "cuda"),
+                           .device = device,
+                           .base = choose_base(options.folder),
+                           .keeps_output = true};
+  if (model.default_batch != 0) request.batch = options.batch != 0 ? options.batch : model.default_batch;
+  const Diagnosis diagnosis = [&] {
+    const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
+    Diagnosis result = diagnose(request, install);
+    if (result.report && result.ending.signal != SIGINT) {
+      result.report->reference_case = study_case(study, request, result, install);
+      write_json(*result.report, result.folder / "report.json");
+    }
+    return result;
+  }();
+  return diagnosis.report ? finish(options, diagnosis) : give_up(diagnosis);
 }
 
 }  // namespace
@@ -105,28 +159,23 @@ void add_train(CLI::App& app, Command& chosen) {
                               "Exit code: 0 it fits, 3 out of memory, 1 failed.",
                      .usage = "oomdiag train [OPTIONS]"});
   command.add_option("--model", options->model, "one of oomdiag models")->type_name("NAME")->capture_default_str();
+  command
+      .add_option("--variant", options->variant,
+                  "the loop that is reported; the case compares it with the model's others. default: its first")
+      ->type_name("NAME");
   command.add_option("--batch", options->batch, "batch size; default: the model's own")
       ->type_name("N")
       ->check(range(1, 1 << 30));
-  command
-      .add_option("--device", options->device,
-                  "real, a name of oomdiag devices, or ./card.json; default: a real GPU, else h200")
-      ->type_name("NAME");
-  command
-      .add_option("--memory", options->memory, "memory of the virtual device in place of the card's own, as in 8GiB")
-      ->type_name("SIZE");
-  command.add_option("--steps", options->steps, "training steps")
+  add_device_options(command, options->device);
+  command.add_option("--steps", options->steps, "training steps; default: the model's own")
       ->type_name("N")
-      ->check(range(1, 1 << 20))
-      ->capture_default_str();
-  command.add_option("--optimizer", options->optimizer, "its optimizer")
+      ->check(range(1, 1 << 20));
+  command.add_option("--optimizer", options->optimizer, "its optimizer; default: the model's own")
       ->type_name("adam|adamw|sgd|momentum")
-      ->check(one_of({"adam", "adamw", "sgd", "momentum"}))
-      ->capture_default_str();
-  command.add_option("--amp", options->amp, "automatic mixed precision")
+      ->check(one_of({"adam", "adamw", "sgd", "momentum"}));
+  command.add_option("--amp", options->amp, "automatic mixed precision; default: none")
       ->type_name("none|bf16|fp16")
-      ->check(one_of({"none", "bf16", "fp16"}))
-      ->capture_default_str();
+      ->check(one_of({"none", "bf16", "fp16"}));
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")

@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "extension/nvtx.h"
 #include "extension/torch_version.h"
 
 namespace {
@@ -38,14 +39,38 @@ std::atomic<bool> load_begun = false;
 std::atomic<bool> polling = false;
 int (*poll_recorder)() = nullptr;
 
+// Leaves a line in the run folder for the launcher. False if there is no such folder.
+bool leave_word(const std::string& text) {
+  const char* folder = std::getenv("OOMDIAG_OUTPUT");
+  if (folder == nullptr) return false;
+  const int file = open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (file < 0) return false;
+  const bool written = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  close(file);
+  return written;
+}
+
+void refuse(const std::string& reason) {
+  if (!leave_word(reason)) std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", reason.c_str());
+}
+
 // Another minor version of torch has other virtual tables: recording would crash it.
 bool fits_torch() {
   const std::string version = oomdiag::loaded_torch_version();
   if (version.empty()) return false;
   if (oomdiag::minor_version(version) == OOMDIAG_TORCH_MINOR) return true;
-  std::fprintf(stderr, "oomdiag: warning: not recording: this oomdiag was built for torch %s, the program has %s\n",
-               OOMDIAG_TORCH_MINOR, version.c_str());
+  refuse("the program has torch " + version +
+         ", and this oomdiag was built for torch " OOMDIAG_TORCH_MINOR
+         "; build for yours: OOMDIAG_TORCH=<its site-packages/torch> scripts/build");
   return false;
+}
+
+// The recorder that the program brought itself, where it did, else ours.
+void* find_recorder(const char* path) {
+  if (dlsym(RTLD_DEFAULT, "oomdiag_recorder_poll") != nullptr) return RTLD_DEFAULT;
+  void* recorder = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (recorder == nullptr) refuse(dlerror());
+  return recorder;
 }
 
 void load_recorder() {
@@ -55,25 +80,17 @@ void load_recorder() {
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
   if (!fits_torch()) return;
-  void* recorder = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-  if (recorder == nullptr) {
-    std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", dlerror());
-    return;
-  }
+  void* recorder = find_recorder(path);
   poll_recorder = reinterpret_cast<int (*)()>(dlsym(recorder, "oomdiag_recorder_poll"));
   const auto loaded = reinterpret_cast<void (*)()>(dlsym(recorder, "oomdiag_recorder_loaded"));
   if (poll_recorder == nullptr || loaded == nullptr) return;
   loaded();
+  oomdiag::record_nvtx_ranges(reinterpret_cast<void (*)(const char*)>(dlsym(recorder, "oomdiag_recorder_range")));
   polling.store(true, std::memory_order_release);
 }
 
 // Tells the launcher that preloading worked in this process, whatever comes of it.
-__attribute__((constructor)) void say_loaded() {
-  const char* folder = std::getenv("OOMDIAG_OUTPUT");
-  if (folder == nullptr) return;
-  const int file = open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (file >= 0) close(file);
-}
+__attribute__((constructor)) void say_loaded() { leave_word(""); }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace oomdiag {
 
@@ -18,20 +19,33 @@ namespace oomdiag {
 /// out_of_memory     free on the card   rounded bytes      stream            context, op_serial, seq: the state when the allocator gave up
 /// device_memory     free on the card   total of the card  0                 cudaMemGetInfo, beside every memory_stats
 /// memory_stats      reserved now       allocated now      peak reserved     node_sequence = peak allocated (DeviceStats)
-/// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot
+/// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot; with
+///                                                                           kBeforeRecording that at the beginning
 /// block_state       block              block bytes        requested bytes   flags: BlockFlag
 /// wanted            0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
 /// op_failed         0                  0                  0                 context, op_serial, seq: the op that an exception left first
 /// scope_begin, _end 0                  0                  name of the scope context is that inside the scope
-/// nodes_created     0                  how many           0                 context, op_serial: the forward op that made them; first
-///                                                                           number in node_sequence, on thread node_thread
+/// nodes_created     node + 1, or 0     how many           its thread        context, op_serial: the forward op that made them; first
+///                                                                           number in node_sequence, on thread node_thread. The
+///                                                                           node is the one that ran the op, as checkpointing does
 /// graph_begin       number of nodes    0                  graph task        the results of a walk follow: saved_tensor, parameter, gradient
 /// saved_tensor      storage            storage bytes      name: shape       seq = the node that saved it; context names that node
 /// packed_tensor     0                  0                  how many          saved through user hooks: size unknown; seq, context as above
 /// parameter         storage            storage bytes      name: shape       context.module may be its name
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
-/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate"
+/// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
+///                                                                           "mark"; with kNoteRead, the op that looked at what no
+///                                                                           host had written
+/// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
+///                                                                           line of text, innermost first; address 0: of the refusal
+/// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, op_serial as in alloc;
+///                                      driver             object that asked  context.source is the stack where one was asked for
+/// driver_map        mapped at          its bytes          the handle        cuMemMap of a handle that libc10_cuda did not ask for
+/// driver_free       the same           the same           the same          … of an allocation that was seen
+/// card_step         used on the card   taken by the step  name: what        free memory went down: "cuInit", "context", "modules of …"
+/// card_process      pid                held on the card   name of the       another process; flags: kFirstProcess
+///                                                         process
 enum class EventKind : uint8_t {
   none = 0,
   alloc,
@@ -58,18 +72,47 @@ enum class EventKind : uint8_t {
   buffer,
   gradient,
   note,
+  stack,
+  driver_alloc,
+  driver_map,
+  driver_free,
+  card_step,
+  card_process,
 };
-inline constexpr EventKind kLastEventKind = EventKind::note;
+inline constexpr EventKind kLastEventKind = EventKind::card_process;
 
-/// Flags of free_requested, block_state and segment_state, and of slots in the table of live blocks.
+/// Flags of free_requested, block_state, segment_state and note, and of slots in the table of live blocks.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
   kSegmentLarge = 4,       ///< segment_state: of the large pool (blocks above 1 MiB)
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
+  kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
-  kSlotFreed = 32,         ///< slot: no longer in use; `detail` is the sequence of its free_requested
+  kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
+  kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
 };
+
+/// What the driver was asked for; the low bits of the flags of driver_alloc and driver_free.
+enum class DriverMemory : uint16_t {
+  device,   ///< cuMemAlloc
+  handle,   ///< cuMemCreate: pages that are mapped later; the address is the handle
+  pool,     ///< cuMemAllocAsync, cuMemAllocFromPoolAsync
+  array,    ///< cuArrayCreate
+  managed,  ///< cuMemAllocManaged: on the card or on the host, as it is used
+  pinned,   ///< cuMemHostAlloc, cuMemHostRegister: of the host, not of the card
+};
+inline constexpr DriverMemory kLastDriverMemory = DriverMemory::pinned;
+
+/// Further flags of driver_alloc and card_process.
+enum DriverFlag : uint16_t {
+  kDriverMemoryMask = 0xff,
+  kDriverRefused = 0x100,    ///< driver_alloc: the driver had not so much
+  kDriverAnnounced = 0x200,  ///< driver_alloc: still alive, and perhaps older than the oldest event kept
+  kFirstProcess = 0x400,     ///< card_process: the processes listed before are out of date; pid 0 stands for none
+};
+/// The kind of note that the program itself sets, to tell its parts from each other.
+inline constexpr std::string_view kMark = "mark";
 
 /// node_sequence of AccumulateGrad nodes: PyTorch gives them the largest number, so that they run first.
 inline constexpr uint64_t kAccumulateGrad = ~uint64_t{0};

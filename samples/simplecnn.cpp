@@ -6,11 +6,9 @@ namespace samples {
 
 namespace {
 
-namespace nn = torch::nn;
-
-struct SimpleCnn : nn::Module {
-  nn::Conv2d conv{nn::Conv2dOptions(3, 16, 3).padding(1)};
-  nn::Linear fc{16 * 16 * 16, 10};
+struct SimpleCnn : torch::nn::Module {
+  torch::nn::Conv2d conv{torch::nn::Conv2dOptions(3, 16, 3).padding(1)};
+  torch::nn::Linear fc{16 * 16 * 16, 10};
 
   SimpleCnn() {
     register_module("conv", conv);
@@ -18,20 +16,10 @@ struct SimpleCnn : nn::Module {
   }
 
   torch::Tensor forward(torch::Tensor x) {
-    {
-      SAMPLES_SCOPE("conv");
-      x = conv(x);
-    }
-    {
-      SAMPLES_SCOPE("relu");
-      x = torch::relu(x);
-    }
-    {
-      SAMPLES_SCOPE("pool");
-      x = torch::max_pool2d(x, 2);
-    }
-    SAMPLES_SCOPE("fc");
-    return fc(x.flatten(1));
+    x = scoped("conv", [&] { return conv(x); });
+    x = scoped("relu", [&] { return torch::relu(x); });
+    x = scoped("pool", [&] { return torch::max_pool2d(x, 2); });
+    return scoped("fc", [&] { return fc(x.flatten(1)); });
   }
 };
 

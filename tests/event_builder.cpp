@@ -61,6 +61,12 @@ EventBuilder& EventBuilder::nodes(uint64_t first, int64_t count) {
   return *this;
 }
 
+EventBuilder& EventBuilder::made_by_node(uint64_t sequence) {
+  trace_.events.back().address = sequence + 1;
+  trace_.events.back().detail = 1;
+  return *this;
+}
+
 EventBuilder& EventBuilder::begin_scope(std::string_view name) {
   scope_ = intern(name);
   enter({.scope = scope_});
@@ -185,6 +191,18 @@ EventBuilder& EventBuilder::note(std::string_view kind, std::string_view name) {
   Event& event = add({.kind = EventKind::note});
   event.context = intern(Context{.op = intern(kind)});
   event.detail = intern(name);
+  return *this;
+}
+
+EventBuilder& EventBuilder::stack(std::string_view calls, std::string_view source) {
+  Event& event = add({.kind = EventKind::stack});
+  event.address = intern(source);
+  event.detail = intern(calls);
+  return *this;
+}
+
+EventBuilder& EventBuilder::read_from_card() {
+  add({.kind = EventKind::note}).flags = kNoteRead;
   return *this;
 }
 

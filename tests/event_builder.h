@@ -34,6 +34,7 @@ class EventBuilder {
   EventBuilder& node(std::string_view name, uint64_t sequence);  ///< begins an autograd node
   EventBuilder& end_node();
   EventBuilder& nodes(uint64_t first, int64_t count = 1);  ///< the op that runs made these autograd nodes
+  EventBuilder& made_by_node(uint64_t sequence);           ///< says of the nodes before that this node ran the op
   EventBuilder& begin_scope(std::string_view name);
   EventBuilder& end_scope(std::string_view name);
   EventBuilder& thread(uint16_t thread);
@@ -56,6 +57,9 @@ class EventBuilder {
   EventBuilder& names(EventKind kind, const std::string& block, std::string_view name, std::string_view shape = "");
   EventBuilder& wanted(int64_t bytes, std::string_view shape, uint64_t sequence);
   EventBuilder& note(std::string_view kind, std::string_view name);
+  /// The calls that led to `source`; without one, those of the refusal before.
+  EventBuilder& stack(std::string_view calls, std::string_view source = {});
+  EventBuilder& read_from_card();  ///< the op that runs looked at what no kernel computed
 
   /// What happens for OOMs in backward: the gradient of the block, say.
   uint64_t address_of(const std::string& block) const { return blocks_.at(block); }

@@ -4,6 +4,7 @@
 #
 # Installs no hook and keeps nothing alive: the program runs exactly the code that it would run without us.
 import ctypes
+import sys
 import weakref
 
 _recorder = ctypes.PyDLL(None)  # the recorder is loaded globally
@@ -36,7 +37,14 @@ def _name_tensor(tensor, path, is_buffer):
                                          path.encode(), shape.encode())
 
 
+def _name_rank():
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        _recorder.oomdiag_name_rank(distributed.get_rank(), distributed.get_world_size())
+
+
 def meet_root(root):
+    _name_rank()
     for path, module in root.named_modules():
         _name_module(module, path or type(module).__name__)
     for path, parameter in root.named_parameters():

@@ -3,7 +3,10 @@
 #include <ATen/record_function.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
+#include "extension/record/layout.h"
+#include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
 
@@ -44,7 +47,10 @@ EventKind kind_of(Action action) noexcept {
 void on_trace(const allocator::TraceEntry& entry) noexcept {
   if (!recording()) return;
   const EventKind kind = kind_of(entry.action_);
-  if (kind == EventKind::none) return;
+  if (kind == EventKind::none) {
+    if (entry.action_ == Action::SNAPSHOT) note_snapshot(static_cast<uint8_t>(entry.device_));
+    return;
+  }
   Session& now = session();
   const auto device = static_cast<uint8_t>(entry.device_);
   if (kind == EventKind::free_completed && now.writer().complete_last_free(device, entry.addr_)) return;
@@ -92,33 +98,13 @@ void write_device_memory(const ThreadState& state, uint8_t device) {
   session().writer().write(event);
 }
 
-void write_blocks(const ThreadState& state, const allocator::SegmentInfo& segment, uint8_t device) {
-  Event event = state.event(EventKind::segment_state);
-  event.device = device;
-  event.address = segment.address;
-  event.bytes = static_cast<int64_t>(segment.total_size);
-  event.detail = reinterpret_cast<uint64_t>(segment.stream);
-  event.flags =
-      static_cast<uint16_t>((segment.is_large ? kSegmentLarge : 0) | (segment.is_expandable ? kSegmentExpandable : 0));
-  session().writer().write(event);
-  for (const auto& block : segment.blocks) {
-    Event part = event;
-    part.kind = EventKind::block_state;
-    part.bytes = static_cast<int64_t>(block.size);
-    part.detail = block.requested_size;
-    part.flags = static_cast<uint16_t>(block.allocated ? kBlockAllocated : block.active ? kBlockPendingFree : 0);
-    session().writer().write(part);
-    event.address += block.size;
-  }
-}
-
 void write_layout(const ThreadState& state, uint8_t device) {
   const auto snapshot = allocator::get()->snapshot({0, 0}, false);  // without traces: 0.2 ms
   size_t blocks = 0;
   for (const auto& segment : snapshot.segments) blocks += segment.blocks.size();
   if (blocks > kMaxDescribedBlocks) return;
   for (const auto& segment : snapshot.segments) {
-    if (static_cast<uint8_t>(segment.device) == device) write_blocks(state, segment, device);
+    if (static_cast<uint8_t>(segment.device) == device) write_segment(state, segment, 0);
   }
 }
 
@@ -140,6 +126,8 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   state.described_serial = state.op_serial;
   if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
   const at::DisableRecordFunctionGuard no_ops;
+  write_python_stack();
+  describe_card(index);
   write_layout(state, index);
   describe_graph_at_refusal(state);
 } catch (...) {
@@ -159,6 +147,7 @@ void write_memory_stats() noexcept try {
     const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d));
     if (stats.reserved_bytes[0].peak == 0) continue;
     write_stats(state, static_cast<uint8_t>(d));
+    describe_card(static_cast<uint8_t>(d));
     write_device_memory(state, static_cast<uint8_t>(d));
   }
 } catch (...) {

@@ -192,6 +192,12 @@ void describe_graph_at_refusal(ThreadState& state) {
   for (const at::Tensor& output : living_outputs()) walk.from(output.grad_fn());
 }
 
+void walk_graph_of(ThreadState& state, const at::Tensor& output) {
+  Walk walk(state);
+  walk.begin(~uint64_t{0});
+  walk.from(output.grad_fn());
+}
+
 void note_accumulated_gradient(ThreadState& state, const Context& context) {
   const auto node = autograd::get_current_node();
   const auto* leaf = node ? dynamic_cast<const autograd::AccumulateGrad*>(node.get()) : nullptr;

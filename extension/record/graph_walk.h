@@ -2,6 +2,10 @@
 
 #include "profiler/event.h"
 
+namespace at {
+class Tensor;
+}
+
 namespace oomdiag {
 
 struct ThreadState;
@@ -14,6 +18,9 @@ void enter_graph_task(ThreadState& state, int task, void* root);
 /// Describes to the trace what autograd holds at an OOM on this thread: the graphs of the tasks that run on it, or in
 /// forward those of the newest outputs. Then, in backward, which gradient was being made.
 void describe_graph_at_refusal(ThreadState& state);
+
+/// Describes to the trace what the graph behind `output` holds now. No other thread may execute it.
+void walk_graph_of(ThreadState& state, const at::Tensor& output);
 
 /// Writes the gradient that the AccumulateGrad node which runs on this thread has just accumulated.
 void note_accumulated_gradient(ThreadState& state, const Context& context);

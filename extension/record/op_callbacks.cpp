@@ -13,6 +13,7 @@
 #include <string_view>
 #include <utility>
 
+#include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/newest_outputs.h"
 #include "extension/record/python.h"
@@ -40,6 +41,10 @@ void claim_nodes(ThreadState& state) {
   if (next <= state.claimed) [[likely]]
     return;
   Event event = state.event(EventKind::nodes_created);
+  if (state.node_sequence < kNoNode) {
+    event.address = state.node_sequence + 1;
+    event.detail = state.node_thread;
+  }
   event.node_sequence = state.claimed;
   event.node_thread = state.thread;
   event.bytes = static_cast<int64_t>(next - state.claimed);
@@ -49,9 +54,9 @@ void claim_nodes(ThreadState& state) {
   if (state.context.node == 0) session().steps().note_forward();
 }
 
-Frame& push_frame(ThreadState& state, const at::RecordFunction& call) {
+Frame& push_frame(ThreadState& state, const void* call) {
   Frame& frame = state.frames[state.depth++];
-  frame.call = &call;
+  frame.call = call;
   frame.outside = state.context;
   frame.outside_id = state.context_id;
   frame.outside_serial = state.op_serial;
@@ -72,14 +77,20 @@ void go_back_to(ThreadState& state, const Frame& frame) {
 
 // Scopes may end out of order: what is still open inside of the frame keeps the state. False for a call that began before
 // recording did: it has no frame.
-bool remove_frame(ThreadState& state, const at::RecordFunction& call, Frame& frame) {
+bool remove_frame(ThreadState& state, const void* call, Frame& frame) {
   uint32_t at = state.depth;
-  while (at > 0 && state.frames[at - 1].call != &call) --at;
+  while (at > 0 && state.frames[at - 1].call != call) --at;
   if (at == 0) return false;
   frame = state.frames[at - 1];
   for (uint32_t i = at; i < state.depth; ++i) state.frames[i - 1] = state.frames[i];
   if (at == state.depth--) go_back_to(state, frame);
   return true;
+}
+
+// Recording stopped inside of the call: it may go on some day, and then nothing must be left of it.
+void forget_frame(const at::RecordFunction& call) {
+  Frame frame;
+  if (ThreadState* state = existing_thread_state(); state != nullptr) remove_frame(*state, &call, frame);
 }
 
 void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differentiated) {
@@ -142,7 +153,7 @@ std::unique_ptr<at::ObserverContext> on_node_start(const at::RecordFunction& cal
   if (!recording()) return nullptr;
   ThreadState& state = thread_state();
   if (state.depth == ThreadState::kMaxDepth) return nullptr;
-  enter_node(state, push_frame(state, call), call.name());
+  enter_node(state, push_frame(state, &call), call.name());
   return nullptr;
 }
 
@@ -151,7 +162,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   ThreadState& state = thread_state();
   if (!steady()) claim_nodes(state);
   if (state.depth == ThreadState::kMaxDepth) return nullptr;
-  Frame& frame = push_frame(state, call);
+  Frame& frame = push_frame(state, &call);
   const char* name = call.name();
   const bool is_scope = call.scope() == at::RecordScope::USER_SCOPE;
   const bool is_node = !is_scope && std::strncmp(name, kEnginePrefix.data(), kEnginePrefix.size()) == 0;
@@ -188,10 +199,11 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   session().writer().write(event);
   if (frame.is_optimizer_step) session().steps().note_optimizer_step();
   session().writer().mark_time();
+  resume_collecting();
 }
 
 void on_end(const at::RecordFunction& call, at::ObserverContext*) {
-  if (!recording()) return;
+  if (!recording()) return forget_frame(call);
   ThreadState& state = thread_state();
   if (!steady()) claim_nodes(state);
   if (state.depth == 0) return;
@@ -202,7 +214,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   }
   const Context inside = state.context;
   Frame frame;
-  if (!remove_frame(state, call, frame)) return;
+  if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (frame.is_outermost && state.refused) settle_refusal(state);
   if (frame.scope_name != 0) leave_scope(state, frame);
@@ -270,6 +282,19 @@ void install_op_callbacks(OpCallbacks which) {
   } else if (which != OpCallbacks::none) {
     install_recording(now);
   }
+}
+
+void enter_or_leave_range(const char* name) noexcept try {
+  static const char range = 0;  // what all of them are "called" by: they end in order
+  if (!recording()) return;
+  ThreadState& state = thread_state();
+  Frame frame;
+  if (name == nullptr) {
+    if (remove_frame(state, &range, frame)) leave_scope(state, frame);
+  } else if (state.depth < ThreadState::kMaxDepth) {
+    enter_scope(state, push_frame(state, &range), name);
+  }
+} catch (...) {
 }
 
 void watch_outputs(bool on) {

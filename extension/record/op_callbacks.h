@@ -9,6 +9,9 @@ enum class OpCallbacks { none, empty, recording, every_step };
 /// Installs them for all threads, replacing what was installed. Not in a callback.
 void install_op_callbacks(OpCallbacks which);
 
+/// A range of the user's own (NVTX), nested like a scope; a null name ends the innermost one of this thread.
+void enter_or_leave_range(const char* name) noexcept;
+
 /// Switches the callback that remembers the newest outputs on or off. It is the costlier half (PyTorch boxes the outputs
 /// of every op), so it runs only where an OOM in forward is near. Any thread, also inside callbacks.
 void watch_outputs(bool on);

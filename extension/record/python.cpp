@@ -71,6 +71,8 @@ Code kind_of(Interpreter& known, PythonObject code) {
   return recent.kind;
 }
 
+void write_stack(Interpreter& known, uint32_t source);
+
 uint32_t source_of(Interpreter& known, PythonObject code, PythonObject frame) {
   const Place place{code, known.api.frame_instruction(frame)};
   const auto entry = known.sources.find(place);
@@ -78,6 +80,7 @@ uint32_t source_of(Interpreter& known, PythonObject code, PythonObject frame) {
   const std::string source = known.api.text(code, "co_filename") + ":" + std::to_string(known.api.frame_line(frame));
   const uint32_t id = session().writer().intern(std::string_view(source));
   known.sources.emplace(place, id);
+  write_stack(known, id);
   return id;
 }
 
@@ -95,6 +98,32 @@ void walk_frames(const PythonApi& api, Visit visit) {
     api.decref(frame);
     frame = back;
   }
+}
+
+// From the user's innermost frame outwards; torch's own frames in between are shortened to "site-packages/torch/…".
+std::string stack_text(Interpreter& known) {
+  std::string text;
+  bool begun = false;
+  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
+    begun = begun || kind_of(known, code) == Code::user;
+    if (!begun) return true;
+    const std::string file = known.api.text(code, "co_filename");
+    const size_t package = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
+    text += (text.empty() ? "" : "\n") + (package == file.npos ? file : file.substr(package + 1));
+    text += ":" + std::to_string(known.api.frame_line(frame)) + " in " + known.api.text(code, "co_name");
+    return true;
+  });
+  return text;
+}
+
+// What a line's stack was when it was first reached, or with no line that of the refusal before.
+void write_stack(Interpreter& known, uint32_t source) {
+  const std::string text = stack_text(known);
+  if (text.empty()) return;
+  Event event = thread_state().event(EventKind::stack);
+  event.address = source;
+  event.detail = session().writer().intern(std::string_view(text));
+  session().writer().write(event);
 }
 
 // The outermost module that is being called: the one whose names are the full paths.
@@ -192,6 +221,13 @@ void locate_in_python(Context& context) noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
   if (gil.held() && python->api.error() == nullptr) locate(*python, context);
+} catch (...) {
+}
+
+void write_python_stack() noexcept try {
+  if (python == nullptr) return;
+  const GilScope gil;
+  if (gil.held() && python->api.error() == nullptr) write_stack(*python, 0);
 } catch (...) {
 }
 

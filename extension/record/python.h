@@ -13,6 +13,10 @@ bool python_attached() noexcept;
 /// of the torch.nn.Module whose forward runs. Does nothing on threads that Python does not know.
 void locate_in_python(Context& context) noexcept;
 
+/// Writes the stack of this thread's Python calls to the trace, as that of the refusal before. Does nothing on threads that
+/// Python does not know.
+void write_python_stack() noexcept;
+
 /// Holds the GIL where that is allowed: only on a thread that already has a Python thread state (else taking it may
 /// deadlock: a thread that holds it may be joining us) and never once the interpreter is finalising.
 class GilScope {

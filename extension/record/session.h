@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 
 #include "extension/record/step_counter.h"
@@ -12,10 +13,12 @@ namespace oomdiag {
 /// threads may free memory until the very end of the process.
 class Session {
  public:
-  explicit Session(std::unique_ptr<TraceWriter> writer) : writer_(std::move(writer)), steps_(*writer_) {}
+  Session(std::unique_ptr<TraceWriter> writer, std::filesystem::path trace)
+      : writer_(std::move(writer)), steps_(*writer_), trace_(std::move(trace)) {}
 
   TraceWriter& writer() { return *writer_; }
   StepCounter& steps() { return steps_; }
+  const std::filesystem::path& trace() const { return trace_; }
   /// A new number for a call of an outermost op. Any thread.
   uint32_t next_serial() noexcept { return take_serials(1) + 1; }
   /// So many of them: the numbers after the returned one.
@@ -48,6 +51,7 @@ class Session {
  private:
   std::unique_ptr<TraceWriter> writer_;
   StepCounter steps_;
+  std::filesystem::path trace_;
   std::atomic<uint32_t> serial_ = 0;
 };
 
@@ -61,10 +65,28 @@ inline bool recording() noexcept { return is_recording.load(std::memory_order_ac
 /// The session; call only while `recording()`.
 inline Session& session() noexcept { return *the_session; }
 
-/// Starts to record if the caching allocator is initialised and nothing was tried before. Any thread, at any time; cheap
-/// once it is done. A failure is said once on stderr, and the program goes on.
+/// What a recording is asked for, from the environment or from the program itself.
+struct RecordingWish {
+  std::filesystem::path folder;  ///< run folder: OOMDIAG_OUTPUT; empty = nobody wants a recording yet
+  int attach_at_step = 1;        ///< OOMDIAG_ATTACH_AT_STEP: the optimizer step to begin with, from 1
+};
+
+/// Starts to record if that is wanted, the caching allocator is initialised and nothing was tried before. Any thread, at any
+/// time; cheap once it is done. A failure is said once on stderr, and the program goes on.
 void poll() noexcept;
-/// True when there is nothing more to wait for: recording began, or it failed for good.
+/// True when polling has nothing more to wait for: recording began, it waits for its step, or it failed for good.
 bool settled() noexcept;
+/// The step that was to be attached at has come: starts to record. `steps_before` optimizer steps are over.
+void begin_late(uint32_t steps_before) noexcept;
+
+/// Starts to record into `folder` (made if need be; empty: the one that was asked for before, else ./oomdiag-<pid>), as soon
+/// as CUDA is used, or goes on after a stop. Says where the trace goes. Does nothing while recording. Throws Error.
+std::filesystem::path start_recording(const std::filesystem::path& folder);
+/// Nothing is recorded from here on.
+void stop_recording() noexcept;
+/// This copy of the library is one too many in its process: it never records.
+void retire() noexcept;
+/// Writes a note of this kind; does nothing while not recording.
+void write_note(const char* kind, const char* name) noexcept;
 
 }  // namespace oomdiag

@@ -10,13 +10,16 @@
 // Why was it refused? When the allocator gives up it has already returned every cached segment that was wholly free, so
 // what is still cached lies in holes beside live blocks. The questions are asked in this order; the first yes is the cause:
 //
-//   fraction_cap       a limit that the program set itself stood in the way, the card had room
 //   oversized_request  the card could not give it even if PyTorch held nothing else
+//   leak               it would fit without what grew from step to step
+//   fraction_cap       a limit that the program set itself stood in the way, the card had room
 //   outside_pytorch    it would fit if others held no more of the card than a context takes
 //   workspace          it was no tensor: a library's scratch space, which a slower algorithm does without
 //   fragmentation      free and cached bytes together are enough, but no hole is
 //   pending_frees      … are enough with blocks that are freed but still in use on another stream
 //   capacity           even then bytes are missing: `short_by_bytes` of them
+//
+// Imbalance between the cards of one program is found afterwards, from all of them: imbalance.h.
 //
 // "Enough" means what the allocator asks of the driver: whole segments, 20 MiB for anything from 1 to 10 MiB.
 
@@ -27,6 +30,7 @@ namespace {
 struct Figures {
   int64_t requested = 0, segment = 0, free = 0, cached = 0, pending = 0, outside = 0, reserved = 0, total = 0;
   int64_t allowed = 0;  ///< the limit that the program set, or total
+  int64_t grown = 0;    ///< from step to step
 };
 
 // A context and the libraries' own memory on a real card, where nothing says how much that is.
@@ -45,6 +49,10 @@ Figures read_figures(const OutOfMemory& failure, const Moment& moment, const All
   f.allowed = f.total;
   if (settings.memory_fraction < 1) {
     f.allowed = std::llround(settings.memory_fraction * static_cast<double>(f.total));
+  } else if (f.free >= f.segment) {
+    // The card had room, and still it was refused: a limit was set at run time (set_per_process_memory_fraction). Where it
+    // lies is not told; it was not above this.
+    f.allowed = f.reserved + f.segment - 1;
   }
   return f;
 }
@@ -53,11 +61,51 @@ bool wants_workspace(const OutOfMemory& failure) {
   return takes_workspace(failure.where.inner) && !failure.first_in_op && failure.wanted_shape.empty();
 }
 
-CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t context_bytes) {
-  const int64_t usual_outside = context_bytes > 0 ? context_bytes : kUsualContextBytes;
+// A buffer that grows is made anew while the old one lives: the request itself has grown, too.
+int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& growths) {
+  int64_t sum = 0;
+  for (const Growth& growth : growths) {
+    const bool itself = growth.held.op == failure.where.op && growth.held.source == failure.where.source;
+    if (growth.kind == GrowthKind::growing_buffer && itself) sum += growth.grown_bytes;
+  }
+  return sum;
+}
+
+// Where bytes are missing, the growth must be worth them. Where only a hole is missing, growth that is a small part of what
+// lives is not what to mend first.
+bool is_leak(const Figures& f) {
+  const int64_t missing = std::max(f.segment - f.free - f.cached, f.reserved - f.cached + f.segment - f.allowed);
+  if (missing > 0) return f.grown >= missing;
+  return f.grown >= f.segment && f.grown >= (f.reserved - f.cached) / 20;
+}
+
+bool is_own(const OutsideOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
+
+// What any process takes of the card before PyTorch does. Part of it may be unexplained.
+int64_t usual_outside_of(const Moment& moment, int64_t context_bytes) {
+  int64_t own = 0;
+  int64_t unexplained = 0;
+  for (const OutsideOwner& owner : moment.outside) {
+    if (is_own(owner)) own += owner.bytes;
+    if (owner.owner == "unexplained") unexplained = owner.bytes;
+  }
+  if (own == 0) return context_bytes > 0 ? context_bytes : kUsualContextBytes;
+  return own + std::clamp<int64_t>(unexplained, 0, std::max<int64_t>(0, kUsualContextBytes - own));
+}
+
+std::vector<OutsideOwner> find_holders(const Moment& moment) {
+  std::vector<OutsideOwner> holders = moment.outside;
+  std::erase_if(holders, [](const OutsideOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
+  std::stable_sort(holders.begin(), holders.end(),
+                   [](const OutsideOwner& a, const OutsideOwner& b) { return a.bytes > b.bytes; });
+  return holders;
+}
+
+CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t usual_outside) {
   const int64_t foreign = std::max<int64_t>(0, f.outside - usual_outside);
-  if (f.allowed < f.total && f.reserved + f.segment > f.allowed && f.free >= f.segment) return CauseKind::fraction_cap;
   if (f.requested > f.total - std::min(f.outside, usual_outside)) return CauseKind::oversized_request;
+  if (is_leak(f)) return CauseKind::leak;
+  if (f.allowed < f.total && f.reserved + f.segment > f.allowed && f.free >= f.segment) return CauseKind::fraction_cap;
   if (f.free + f.cached >= f.segment) return CauseKind::fragmentation;
   if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
   if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
@@ -92,8 +140,12 @@ std::string_view name_of(CauseKind kind) {
       return "oversized_request";
     case CauseKind::fraction_cap:
       return "fraction_cap";
+    case CauseKind::leak:
+      return "leak";
     case CauseKind::workspace:
       return "workspace";
+    case CauseKind::imbalance:
+      return "imbalance";
   }
   return "capacity";
 }
@@ -107,9 +159,10 @@ std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment) {
 }
 
 Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
-                 int64_t total_bytes, int64_t context_bytes) {
-  const Figures f = read_figures(failure, moment, settings, total_bytes);
-  Cause cause{.kind = decide(f, failure, context_bytes)};
+                 int64_t total_bytes, int64_t context_bytes, const std::vector<Growth>& growths) {
+  Figures f = read_figures(failure, moment, settings, total_bytes);
+  f.grown = sum_grown(growths) + grown_in_request(failure, growths);
+  Cause cause{.kind = decide(f, failure, usual_outside_of(moment, context_bytes))};
   cause.short_by_bytes = short_by(f, cause.kind);
   cause.evidence = {{"requested_bytes", f.requested},
                     {"segment_bytes", f.segment},
@@ -120,6 +173,11 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                     {"left_if_packed_bytes", std::max<int64_t>(0, f.free + f.cached - f.segment)},
                     {"allowed_bytes", f.allowed},
                     {"largest_hole_bytes", largest_hole(moment)}};
+  if (cause.kind == CauseKind::leak) {
+    cause.evidence.push_back({"grown_bytes", f.grown});
+    cause.evidence.push_back({"bytes_per_step", growths.front().bytes_per_step});
+  }
+  if (cause.kind == CauseKind::outside_pytorch) cause.holders = find_holders(moment);
   if (cause.kind == CauseKind::fragmentation) cause.pinned = find_pinned_holes(moment, 5);
   return cause;
 }
@@ -130,11 +188,25 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
   const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
   const int64_t room = total_bytes - moment.outside_bytes;
   Findings findings;
-  if (device.failure) findings.cause = find_cause(*device.failure, moment, settings, total_bytes, context_bytes);
+  findings.growths = find_growth(device.curves);
+  if (device.failure) {
+    findings.cause = find_cause(*device.failure, moment, settings, total_bytes, context_bytes, findings.growths);
+  }
   findings.packing = measure_packing(moment, total_bytes);
+  findings.needs_bytes = moment.outside_bytes + findings.packing.pack_bytes;
+  if (device.failure) findings.needs_bytes += segment_size(refused, settings);
+  findings.owners = list_owners(moment);
+  findings.largest = follow_largest(moment);
+  findings.duplicates = find_duplicates(moment);
   findings.headroom_bytes = std::max<int64_t>(0, room - moment.allocated_bytes - moment.pending_free_bytes);
   if (batch && *batch > 0) findings.batch = model_batch(moment, refused, *batch, room);
-  if (device.failure) findings.remedies = predict_remedies(moment, refused, findings.batch, room);
+  findings.remedies =
+      predict_remedies({.lives = device.lives,
+                        .peak_bytes = device.failure ? moment.allocated_bytes + refused : device.peak.allocated_bytes,
+                        .room_bytes = room,
+                        .batch = batch,
+                        .grown_bytes = sum_grown(findings.growths),
+                        .has_backward = device.attribution.backward_bytes > 0});
   if (findings.cause && findings.cause->kind == CauseKind::fragmentation && !settings.expandable_segments) {
     findings.remedies.insert(findings.remedies.begin(),
                              predict_expandable_segments(moment, refused, findings.packing, room));

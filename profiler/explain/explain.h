@@ -15,8 +15,9 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
                  int64_t context_bytes, std::optional<int64_t> batch);
 
 /// The primary cause of a refusal, decided from the state it happened in. `context_bytes`: what a context is known to take.
+/// `growths`: what grew from step to step before it.
 Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
-                 int64_t total_bytes, int64_t context_bytes);
+                 int64_t total_bytes, int64_t context_bytes, const std::vector<Growth>& growths = {});
 
 /// How well the bytes in use fill the reserved ones.
 Packing measure_packing(const Moment& moment, int64_t total_bytes);

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/explain/growth.h"
+#include "profiler/explain/owners.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
@@ -18,7 +20,9 @@ enum class CauseKind : uint8_t {
   outside_pytorch,
   oversized_request,
   fraction_cap,
-  workspace
+  leak,
+  workspace,
+  imbalance
 };
 
 std::string_view name_of(CauseKind kind);
@@ -45,6 +49,7 @@ struct Cause {
   CauseKind kind = CauseKind::capacity;
   int64_t short_by_bytes = 0;  ///< what is missing even if every cached byte could be used; 0 where nothing is
   std::vector<EvidenceBytes> evidence{};
+  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch: who has more than a process needs, largest first
   std::vector<PinnedSegment> pinned{};  ///< of fragmentation: largest holes first, at most 5
 
   bool operator==(const Cause&) const = default;
@@ -62,8 +67,10 @@ struct Packing {
 
 /// A change that would lower the peak, computed and not run.
 struct Remedy {
-  std::string id;     ///< "autocast_bf16", "checkpoint", "batch_6400"
-  std::string label;  ///< "bf16 autocast"
+  std::string id;                      ///< "autocast_bf16", "checkpoint", "batch_6400"
+  std::string label;                   ///< "bf16 autocast"
+  std::string formula{};               ///< how the peak was computed, in words
+  std::vector<std::string> modules{};  ///< that are to be checkpointed
   int64_t predicted_peak_bytes = 0;
   bool predicted_fits = false;
 
@@ -85,6 +92,13 @@ struct Findings {
   std::optional<Cause> cause{};  ///< none unless it ran out of memory
   Packing packing{};
   int64_t headroom_bytes = 0;  ///< free on the card and cached, at the described moment
+  /// The smallest card on which the described moment would have passed, predicted: what others hold, the packed bytes in
+  /// use and the refused segment. After an OOM it is a lower bound: what would have come later is not in it.
+  int64_t needs_bytes = 0;
+  std::vector<Growth> growths{};
+  Owners owners{};
+  std::optional<Lifetime> largest{};
+  std::vector<Duplicate> duplicates{};
   std::optional<BatchModel> batch{};
   std::vector<Remedy> remedies{};
 

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "profiler/replay/blocks.h"
 
@@ -26,8 +28,8 @@ Block block_of(const Event& state, const Event& segment) {
 }  // namespace
 
 void Blocks::adopt(std::span<const Event> layout, uint8_t device) {
-  AddressMap<uint32_t> makers;
-  for (const Block& block : in_use()) makers[block.address] = block.event;
+  AddressMap<std::pair<uint32_t, uint32_t>> makers;  // event and context
+  for (const Block& block : in_use()) makers[block.address] = {block.event, block.context};
   *this = Blocks(settings_);
 
   const Event* segment = nullptr;
@@ -44,7 +46,7 @@ void Blocks::adopt(std::span<const Event> layout, uint8_t device) {
     if (event.kind != EventKind::block_state || segment == nullptr || event.bytes <= 0) continue;
     if (find(event.address) != Block::kNone) continue;
     Block block = block_of(event, *segment);
-    if (const uint32_t* maker = makers.find(block.address)) block.event = *maker;
+    if (const auto* maker = makers.find(block.address)) std::tie(block.event, block.context) = *maker;
     if (block.state == Block::State::live) allocated_bytes_ += block.bytes;
     if (block.state == Block::State::pending_free) pending_bytes_ += block.bytes;
     const uint32_t id = add(block);

@@ -69,6 +69,12 @@ void Blocks::apply(const Event& event, uint32_t index) {
     case EventKind::buffer:
     case EventKind::gradient:
     case EventKind::note:
+    case EventKind::stack:
+    case EventKind::driver_alloc:
+    case EventKind::driver_map:
+    case EventKind::driver_free:
+    case EventKind::card_step:
+    case EventKind::card_process:
       return;
   }
 }
@@ -81,6 +87,11 @@ std::vector<Block> Blocks::in_use() const {
     if (block.state == State::live || block.state == State::pending_free) result.push_back(block);
   }
   return result;
+}
+
+const Block* Blocks::live_at(uint64_t address) const {
+  const uint32_t id = find(address);
+  return id != Block::kNone && blocks_[id].state == State::live ? &blocks_[id] : nullptr;
 }
 
 void Blocks::allocate(const Event& event, uint32_t index) {
@@ -105,6 +116,7 @@ void Blocks::place(Block& block, const Event& event, uint32_t index) {
   block.state = State::live;
   block.requested_bytes = event.bytes;
   block.event = index;
+  block.context = event.context;
   allocated_bytes_ += block.bytes;
 }
 
@@ -116,6 +128,7 @@ void Blocks::allocate_unplaced(const Event& event, uint32_t index) {
        .requested_bytes = event.bytes,
        .stream = event.detail,
        .event = index,
+       .context = event.context,
        .state = State::live,
        .small = bytes <= kSmallBytes});
   allocated_bytes_ += bytes;

@@ -23,6 +23,7 @@ struct Block {
   uint64_t stream = 0;
   uint32_t previous = kNone, next = kNone;  ///< neighbours inside the segment
   uint32_t event = kNone;                   ///< index of the alloc event that made it live
+  uint32_t context = 0;                     ///< of that event
   State state = State::free;
   bool small = false;       ///< of the small pool
   bool expandable = false;  ///< of a segment that is mapped piecewise
@@ -53,6 +54,8 @@ class Blocks {
 
   /// The live blocks and those pending free, in no order.
   std::vector<Block> in_use() const;
+  /// The live block at this address, or nullptr.
+  const Block* live_at(uint64_t address) const;
   /// Every block of every segment that was seen, each segment in one piece and in address order.
   std::vector<std::vector<Block>> by_segment() const;
 

@@ -20,7 +20,8 @@
 //   7 forward      made by a forward op and alive, but saved by nobody: an output that somebody holds. Fresh tensors made
 //                  outside of modules by ops that copy or create (the batch of this step) are inputs.
 //   8 the rest     unknown, and never spread over the others. Only where the modules named all that is theirs do copied or
-//                  created tensors from setup count as inputs: the data set on the card.
+//                  created tensors from setup or from between the steps count as inputs: the data set on the card, a
+//                  batch that autograd keeps a cast copy of.
 
 namespace oomdiag {
 namespace {
@@ -68,9 +69,9 @@ Category living_category(const Evidence& e) {
     case Phase::forward:
       return brings_data(e.op) && !e.in_module && !e.op_made_nodes ? Category::input : Category::output;
     case Phase::setup:
+    case Phase::other:
       return brings_data(e.op) && !e.in_module && e.modules_known ? Category::input : Category::unknown;
     case Phase::optimizer:
-    case Phase::other:
       return Category::unknown;
   }
   return Category::unknown;

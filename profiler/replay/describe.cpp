@@ -6,8 +6,10 @@
 #include <span>
 #include <tuple>
 
+#include "profiler/replay/beginning.h"
 #include "profiler/replay/categories.h"
 #include "profiler/replay/layout.h"
+#include "profiler/replay/outside.h"
 
 namespace oomdiag {
 namespace {
@@ -35,7 +37,11 @@ Blocks replay_until(const Trace& trace, const Instant& instant, const AllocatorS
   Blocks blocks(settings);
   blocks.start_from(trace.initial, trace.initial_layout, instant.device);
   for (auto at = trace.events.begin(); at.index() < instant.state_end; ++at) {
-    if (at->device == instant.device) blocks.apply(*at, static_cast<uint32_t>(at.index()));
+    if (at->device != instant.device) continue;
+    blocks.apply(*at, static_cast<uint32_t>(at.index()));
+    if ((at->flags & kBeforeRecording) == 0 || at->kind != EventKind::segment_state) continue;
+    const auto layout = find_beginning(trace.events, at.index());
+    if (!layout.empty()) blocks.adopt(layout, instant.device);
   }
   if (instant.failed && trace.events[instant.state_end].kind == EventKind::segment_state) {
     blocks.adopt(trace.events.slice(instant.state_end, instant.description_end, kMostLayoutEvents), instant.device);
@@ -140,6 +146,8 @@ class Describer {
                    .name = trace_.name(facts.name),
                    .shape = trace_.name(facts.shape),
                    .saved_by = {}};
+    live.before_recording = block.event == Block::kNone;
+    if (live.before_recording && live.name.empty()) live.name = "before recording";
     add_savers(facts, live);
     return live;
   }
@@ -152,14 +160,15 @@ class Describer {
     return known ? category : Category::unknown;
   }
 
-  // A node may keep one storage several times (x ∙ x), and an OOM in backward is described by two walks.
+  // A node may keep one storage several times (x ∙ x), and an OOM in backward is described by two walks. Forward
+  // numbers the nodes upwards.
   void add_savers(const Facts& facts, LiveBlock& live) {
-    std::set<std::pair<uint16_t, uint64_t>> seen;
+    std::map<std::pair<uint64_t, uint16_t>, Event> savers;
     for (const uint64_t index : facts.saved_by) {
       const Event saver = trace_.events[index];
-      if (!seen.insert({saver.node_thread, saver.node_sequence}).second) continue;
-      live.saved_by.push_back(locate(trace_, nodes_, saver));
+      savers.try_emplace({saver.node_sequence, saver.node_thread}, saver);
     }
+    for (const auto& [node, saver] : savers) live.saved_by.push_back(locate(trace_, nodes_, saver));
   }
 
   const Trace& trace_;
@@ -169,19 +178,44 @@ class Describer {
   bool modules_known_ = false;
 };
 
-// What others took of the card: at an OOM the allocator asked; at a peak the nearest reading tells.
-int64_t find_outside(const Trace& trace, const Measured& measured, const Instant& instant, int64_t total_bytes,
-                     int64_t reserved_bytes, const Device& device) {
+// The reading of free memory that tells most about the instant: at an OOM the allocator asked, else the newest one before,
+// else the first after.
+std::optional<OutsideReading> find_reading(const Trace& trace, const Measured& measured, const Instant& instant,
+                                           int64_t total_bytes, int64_t reserved_bytes) {
   if (instant.failed) {
     const auto free = static_cast<int64_t>(std::min<uint64_t>(trace.events[instant.event].address, kMaxSaneBytes));
-    return total_bytes - free - reserved_bytes;
+    return OutsideReading{instant.description_end, total_bytes - free - reserved_bytes};
   }
-  if (measured.outside.empty()) return device.context_bytes;
-  int64_t outside = measured.outside.front().outside_bytes;
-  for (const OutsideReading& reading : measured.outside) {
-    if (reading.event <= instant.event) outside = reading.outside_bytes;
+  if (measured.outside.empty()) return std::nullopt;
+  OutsideReading reading = measured.outside.front();
+  for (const OutsideReading& next : measured.outside) {
+    if (next.event <= instant.event) reading = next;
   }
-  return outside;
+  return reading;
+}
+
+// Who holds what others have of the card. Between the reading and the instant only what is known may have changed, so what
+// is unexplained at the one is unexplained at the other.
+void describe_outside(const Trace& trace, const Measured& measured, const Instant& instant, int64_t total_bytes,
+                      const Device& device, Moment& moment) {
+  const auto known_before = [&](const OutsideState& state) {
+    auto owners = list_owners(state, moment.segments);
+    if (!state.steps.empty() || device.context_bytes <= 0) return owners;
+    owners.insert(owners.begin(), {"context", "device", std::min(device.context_bytes, kMaxSaneBytes)});
+    return owners;
+  };
+  const OutsideState state = read_outside(trace, measured.outside_events, instant.description_end);
+  moment.outside = known_before(state);
+  moment.host_memory = list_host_owners(state);
+  const int64_t known = sum_of(moment.outside);
+  int64_t outside = known;
+  if (const auto reading = find_reading(trace, measured, instant, total_bytes, moment.reserved_bytes)) {
+    const OutsideState then = read_outside(trace, measured.outside_events, reading->event);
+    outside = reading->outside_bytes + known - sum_of(known_before(then));
+  }
+  moment.outside_bytes = std::clamp<int64_t>(outside, 0, total_bytes - moment.reserved_bytes);
+  moment.free_bytes = total_bytes - moment.reserved_bytes - moment.outside_bytes;
+  moment.outside.push_back({"unexplained", "", moment.outside_bytes - known});
 }
 
 }  // namespace
@@ -214,9 +248,7 @@ Moment describe(const Trace& trace, const Outline& outline, const Measured& meas
   for (const auto& segment : state.by_segment()) moment.segments.push_back(lay_out(segment));
 
   const int64_t total = std::max(device.total_bytes, moment.reserved_bytes);
-  const int64_t outside = find_outside(trace, measured, instant, total, moment.reserved_bytes, device);
-  moment.outside_bytes = std::clamp<int64_t>(outside, 0, total - moment.reserved_bytes);
-  moment.free_bytes = total - moment.reserved_bytes - moment.outside_bytes;
+  describe_outside(trace, measured, instant, total, device, moment);
   return moment;
 }
 

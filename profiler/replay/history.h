@@ -3,9 +3,11 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "profiler/event.h"
 #include "profiler/replay/settings.h"
 
 // What a trace tells once it is replayed. Plain values; names are views into the trace they were made from, which must
@@ -14,6 +16,7 @@ namespace oomdiag {
 
 /// What the program was doing when it allocated.
 enum class Phase : uint8_t { setup, forward, backward, optimizer, other };
+inline constexpr size_t kPhaseCount = 5;
 
 /// What a live block holds; design §5.
 enum class Category : uint8_t {
@@ -33,6 +36,7 @@ inline constexpr size_t kCategoryCount = 11;
 
 std::string_view name_of(Phase phase);
 std::string_view name_of(Category category);
+std::string_view name_of(DriverMemory memory);
 
 /// A place in the program. In backward `op`, `module` and `source` are those of the forward op that made the node.
 struct Where {
@@ -48,12 +52,14 @@ struct LiveBlock {
   int64_t requested_bytes = 0;
   Category category = Category::unknown;
   Phase phase = Phase::other;
-  uint32_t step = 0;          ///< in which it was allocated; 0 before the first one, and where it is not known
-  bool pending_free = false;  ///< freed, but another stream still uses it; no category
+  uint32_t step = 0;              ///< in which it was allocated; 0 before the first one, and where it is not known
+  bool pending_free = false;      ///< freed, but another stream still uses it; no category
+  bool before_recording = false;  ///< allocated before recording began: by whom is not known
   Where made{};
-  std::string_view name{};        ///< of a parameter or buffer
-  std::string_view shape{};       ///< "[64, 32] float32", or empty
-  std::vector<Where> saved_by{};  ///< the autograd nodes that keep it for backward
+  std::string_view name{};   ///< of a parameter or buffer
+  std::string_view shape{};  ///< "[64, 32] float32", or empty
+  std::vector<Where>
+      saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 
   bool operator==(const LiveBlock&) const = default;
 };
@@ -73,6 +79,23 @@ struct SegmentLayout {
   bool operator==(const SegmentLayout&) const = default;
 };
 
+/// Somebody who holds memory that PyTorch's allocator does not count.
+struct OutsideOwner {
+  std::string owner;        ///< "libnccl.so.2", "context", "modules", "process 4711 python", "unexplained"
+  std::string_view kind{};  ///< "device", "handle", "pool", "array", "managed", "pinned", "process"
+  int64_t bytes = 0;
+
+  bool operator==(const OutsideOwner&) const = default;
+};
+
+/// Free memory that went when something was initialised: "cuInit", "context", "modules of libcublas.so.13".
+struct CardStep {
+  std::string_view name{};
+  int64_t bytes = 0;
+
+  bool operator==(const CardStep&) const = default;
+};
+
 /// The state of one card at the moment that a report describes: the failing allocation, else the peak.
 struct Moment {
   uint64_t event = 0;  ///< index into the trace's events
@@ -84,7 +107,9 @@ struct Moment {
   int64_t outside_bytes =
       0;  ///< taken on the card by others than PyTorch's allocator: context, libraries, other processes
   int64_t free_bytes = 0;
-  bool saved_by_likeness = false;  ///< what autograd keeps is taken from an earlier step like this one
+  std::vector<OutsideOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
+  std::vector<OutsideOwner> host_memory{};  ///< page-locked and managed, by whom
+  bool saved_by_likeness = false;           ///< what autograd keeps is taken from an earlier step like this one
   std::vector<LiveBlock> blocks{};
   std::vector<SegmentLayout> segments{};
 
@@ -125,11 +150,45 @@ struct TimelinePoint {
   bool operator==(const TimelinePoint&) const = default;
 };
 
+/// What of one place of the program (a context of the trace) lives at the ends of steps.
+struct PlaceCurve {
+  Where where{};
+  bool in_graph = false;          ///< a forward op that autograd recorded
+  uint64_t newest = 0;            ///< sequence of its newest allocation: orders places as the program runs them
+  std::vector<int64_t> bytes{};   ///< requested, by StepCurves::steps
+  std::vector<int64_t> blocks{};  ///< how many
+
+  bool operator==(const PlaceCurve&) const = default;
+};
+
+/// The places of which more lives at the end than at some step before.
+struct StepCurves {
+  std::vector<uint32_t> steps{};  ///< at whose ends the curves were read; of long runs evenly spread ones
+  std::vector<double>
+      workload{};  ///< how much larger requests were than in the first of `steps`: the median of all places
+  std::vector<PlaceCurve> places{};
+
+  bool operator==(const StepCurves&) const = default;
+};
+
+/// A place in the run that the program itself named.
+struct Mark {
+  std::string_view name{};
+  int64_t time_ns = 0;
+  uint32_t step = 0;
+  int64_t allocated_bytes = 0, reserved_bytes = 0;
+  int64_t peak_allocated_bytes = 0;  ///< since the mark before
+
+  bool operator==(const Mark&) const = default;
+};
+
 /// Requested bytes allocated in backward, and how many of them could be joined.
 struct Attribution {
   int64_t backward_bytes = 0;
   int64_t with_node_bytes = 0;        ///< the autograd node is known
   int64_t with_forward_op_bytes = 0;  ///< … and the forward op that made it
+  int64_t with_module_bytes = 0;      ///< … and the module or user scope in which that op ran
+  int64_t with_source_bytes = 0;      ///< … and its line
   int64_t accumulate_bytes = 0;       ///< by AccumulateGrad, which has no forward op
 
   bool operator==(const Attribution&) const = default;
@@ -152,8 +211,37 @@ struct OutOfMemory {
   bool first_in_op = true;          ///< the op had allocated nothing before
   std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
   Where wanted_by{};                ///< the forward op whose output's gradient it was
+  std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
 
   bool operator==(const OutOfMemory&) const = default;
+};
+
+/// A block that was in use at some time of a step. Times are positions: the n-th allocation or free of the step, from 1.
+struct BlockLife {
+  static constexpr uint32_t kBefore = 0;            ///< born before the step
+  static constexpr uint32_t kNever = ~uint32_t{0};  ///< died: not in this step
+
+  int64_t bytes = 0;  ///< of the block, rounded
+  uint32_t born = kBefore, died = kNever;
+  Category category = Category::unknown;
+  Phase phase = Phase::other;        ///< in which it was allocated
+  bool in_graph = false;             ///< made by a forward op that autograd recorded
+  bool freed_in_backward = false;    ///< by an autograd node
+  bool freed_by_accumulate = false;  ///< by AccumulateGrad: it was added to a gradient
+  bool ever_saved = false;           ///< by a node, in this or an earlier step
+  Where made{};
+  std::string_view shape{};
+  std::vector<Where> saved_by{};  ///< in forward's order
+
+  bool operator==(const BlockLife&) const = default;
+};
+
+/// The step that holds the described moment, block by block; the refused request is the last of them.
+struct StepLives {
+  uint32_t step = 0;                ///< 0: there is no step, and nothing else is set
+  std::vector<BlockLife> blocks{};  ///< by ascending birth
+
+  bool operator==(const StepLives&) const = default;
 };
 
 /// One card.
@@ -161,17 +249,23 @@ struct DeviceHistory {
   int index = 0;
   Peak peak;
   Moment moment;
-  std::vector<PhasePeak> phases{};   ///< by step; of long runs the first and the last steps, and the peak's
+  std::vector<PhasePeak> phases{};  ///< by step; of long runs the first and the last steps, and the peak's
+  std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase
   std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
+  StepCurves curves{};
+  StepLives lives{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
   std::vector<OutOfMemory> refusals{};    ///< in order
+  std::vector<Mark> marks{};              ///< the first 1000
   std::optional<OutOfMemory> failure{};   ///< the one that ended the program
   Attribution attribution;
   int64_t replay_error_bytes = 0;  ///< largest difference between the replay and what PyTorch counted itself
   int64_t counted_peak_bytes = 0;  ///< PyTorch's own peak, where the trace begins in the middle and may have missed it
   bool reserved_known = true;      ///< false: the trace begins in the middle and reserved bytes are a lower bound
   bool outside_measured = false;   ///< false: nothing said how much of the card others use
-  int64_t packed_tensors = 0;      ///< at most in one graph, saved through user hooks: their size is unknown
+  std::vector<CardStep> card_steps{};           ///< in order
+  std::vector<OutsideOwner> driver_refusals{};  ///< what libraries asked of the driver in vain: the most by each
+  int64_t packed_tensors = 0;  ///< at most in one graph, saved through user hooks: their size is unknown
 
   bool operator==(const DeviceHistory&) const = default;
 };

@@ -15,20 +15,28 @@ class NodeTable {
  public:
   /// Takes a nodes_created event. Where numbers recur the newest event wins.
   void add(const Event& nodes_created);
-  /// The context of the forward op that made this node; nullptr if no event named it.
-  const uint32_t* find(uint16_t thread, uint64_t node_sequence) const;
+  struct Made {
+    uint32_t context = 0;  ///< of the forward op that made the node
+    uint32_t within =
+        0;  ///< if a backward node ran that op again: context of the forward op that made that one, else 0
+
+    bool operator==(const Made&) const = default;
+  };
+  /// How this node was made; nullptr if no event named it.
+  const Made* find(uint16_t thread, uint64_t node_sequence) const;
 
  private:
   struct Range {
     uint64_t first = 0;
     uint32_t count = 0;
-    uint32_t context = 0;
+    Made made;
   };
   std::map<uint16_t, std::vector<Range>> threads_;  ///< ranges ascend and do not overlap
 };
 
 /// Where `event` happened; inside a backward node the forward op, module and line that made the node. Forward ops that
-/// checkpointing runs again there speak for themselves.
+/// checkpointing runs again there speak for themselves, but for the line where torch's own modules run again: then it is
+/// that of the call that was checkpointed.
 Where locate(const Trace& trace, const NodeTable& nodes, const Event& event);
 
 /// Whether `event` belongs to an autograd node that runs.

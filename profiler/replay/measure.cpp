@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "profiler/replay/beginning.h"
 #include "profiler/replay/device_meter.h"
 #include "profiler/replay/phases.h"
 
@@ -31,16 +32,16 @@ class Meter {
   Measurements run() {
     for (auto at = trace_.events.begin(); at != trace_.events.end(); ++at) take(*at, at.index());
     result_.steps = phases_.step();
-    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish());
+    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish(result_.nodes));
     return std::move(result_);
   }
 
  private:
   void take(const Event& event, uint64_t index) {
-    const uint32_t before = phases_.step();
+    const uint32_t step = phases_.step();
     phases_.advance(event, index);
-    if (phases_.step() != before && before != 0) {
-      for (DeviceMeter& device : devices_) device.note_step_end(before);
+    if (phases_.step() != step) {
+      for (DeviceMeter& device : devices_) device.end_step(step);
     }
     if (event.device >= kMaxDevices) return;
     DeviceMeter& device = devices_[event.device];
@@ -49,11 +50,14 @@ class Meter {
         device.apply(event, index);
         device.note_alloc(event, index, phases_, result_.nodes);
         break;
+      case EventKind::segment_alloc:
+      case EventKind::segment_map:
+        device.note_outside(index);
+        device.apply(event, index);
+        break;
       case EventKind::free_requested:
       case EventKind::free_completed:
-      case EventKind::segment_alloc:
       case EventKind::segment_free:
-      case EventKind::segment_map:
       case EventKind::segment_unmap:
         device.apply(event, index);
         break;
@@ -79,6 +83,18 @@ class Meter {
       case EventKind::packed_tensor:
         device.note_packed(event);
         break;
+      case EventKind::driver_alloc:
+      case EventKind::driver_map:
+      case EventKind::driver_free:
+      case EventKind::card_step:
+      case EventKind::card_process:
+        device.note_outside(index);
+        break;
+      case EventKind::note:
+        if (trace_.name(trace_.context(event.context).op) == kMark) {
+          for (DeviceMeter& one : devices_) one.note_mark(event, phases_.step());
+        }
+        break;
       case EventKind::none:
       case EventKind::wanted:
       case EventKind::op_failed:
@@ -88,7 +104,7 @@ class Meter {
       case EventKind::parameter:
       case EventKind::buffer:
       case EventKind::gradient:
-      case EventKind::note:
+      case EventKind::stack:
         break;
     }
   }
@@ -100,6 +116,12 @@ class Meter {
   }
 
   void check_layout(DeviceMeter& device, uint64_t index) {
+    if ((trace_.events[index].flags & kBeforeRecording) != 0) {
+      if (const auto layout = find_beginning(trace_.events, index); !layout.empty()) {
+        device.begin_with(layout, index + layout.size() - 1, phases_);
+      }
+      return;
+    }
     if (index < layout_end_) return;
     layout_end_ = end_of_layout(trace_.events, index);
     device.check_layout(trace_.events.slice(index, layout_end_, kMostLayoutEvents));

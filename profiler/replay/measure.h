@@ -20,6 +20,7 @@ struct OutsideReading {
 struct Measured {
   DeviceHistory history;  ///< all but `moment` and `failure`
   std::vector<OutsideReading> outside;
+  std::vector<uint64_t> outside_events;  ///< indices of those that outside.h reads
   bool used = false;
 };
 

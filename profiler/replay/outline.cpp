@@ -64,6 +64,7 @@ void begin_in_the_middle(const Trace& trace, Outline& outline) {
 
 Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   Outline outline;
+  outline.first_step = 1 + trace.process.steps_before;
   RefusalReader refusals;
   const std::vector<bool> optimizer_names = find_optimizer_names(trace);
   bool backward_ran = false;
@@ -88,6 +89,7 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   if (trace.overwritten_events > 0) begin_in_the_middle(trace, outline);
   if (outline.has_optimizer_scopes) outline.step_begins.clear();
   if (outline.first_forward == Outline::kNever) outline.first_forward = first_event_in_module(trace);
+  if (trace.process.steps_before > 0) outline.first_forward = 0;
   outline.refusals = refusals.finish(survived);
   return outline;
 }

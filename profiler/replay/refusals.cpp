@@ -17,6 +17,9 @@ bool describes_refusal(EventKind kind) {
     case EventKind::parameter:
     case EventKind::buffer:
     case EventKind::gradient:
+    case EventKind::stack:
+    case EventKind::card_step:
+    case EventKind::card_process:
       return true;
     case EventKind::none:
     case EventKind::alloc:
@@ -31,6 +34,9 @@ bool describes_refusal(EventKind kind) {
     case EventKind::scope_end:
     case EventKind::nodes_created:
     case EventKind::note:
+    case EventKind::driver_alloc:
+    case EventKind::driver_map:
+    case EventKind::driver_free:
       return false;
   }
   return false;

@@ -2,8 +2,10 @@
 
 #include "profiler/replay/blocks.h"
 #include "profiler/replay/describe.h"
+#include "profiler/replay/lives.h"
 #include "profiler/replay/measure.h"
 #include "profiler/replay/outline.h"
+#include "profiler/replay/outside.h"
 
 namespace oomdiag {
 namespace {
@@ -16,6 +18,21 @@ void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSett
     if (round_size(event.bytes, settings) != refusal.requested_bytes) continue;
     refusal.wanted_shape = trace.name(event.detail);
     refusal.wanted_by = event.node_sequence == kAccumulateGrad ? Where{} : locate(trace, nodes, event);
+  }
+}
+
+// The refusal's own stack; in backward that of the forward op's line, as it was first reached.
+void find_stack(const Trace& trace, OutOfMemory& refusal) {
+  const uint16_t thread = trace.events[refusal.event].thread;
+  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
+    if (at->kind == EventKind::stack && at->address == 0 && at->thread == thread)
+      refusal.stack = trace.name(at->detail);
+  }
+  if (!refusal.stack.empty() || refusal.where.source.empty()) return;
+  for (auto at = trace.events.begin(); at.index() < refusal.event; ++at) {
+    if (at->kind != EventKind::stack || trace.name(at->address) != refusal.where.source) continue;
+    refusal.stack = trace.name(at->detail);
+    return;
   }
 }
 
@@ -42,10 +59,15 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     if (!device.used) continue;
     for (OutOfMemory& refusal : device.history.refusals) {
       find_wanted(trace, measured.nodes, settings, refusal);
+      find_stack(trace, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }
+    device.history.lives = follow_lives(trace, outline, measured.nodes, device.history, settings);
     device.history.moment = describe(trace, outline, device, measured.nodes, settings);
+    OutsideState outside = read_outside(trace, device.outside_events, trace.events.size());
+    device.history.card_steps = std::move(outside.steps);
+    device.history.driver_refusals = std::move(outside.refusals);
     device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();
     history.devices.push_back(std::move(device.history));
   }

@@ -37,7 +37,17 @@ std::string describe_wanted(const OutOfMemory& refusal) {
   return fmt::format("{}, {}", what, refusal.wanted_shape);
 }
 
-ReportFailure report_failure(const OutOfMemory& refusal) {
+std::vector<std::string> lines_of(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
   return {.phase = std::string(name_of(refusal.phase)),
           .step = refusal.step,
           .node = std::string(refusal.where.node),
@@ -49,7 +59,9 @@ ReportFailure report_failure(const OutOfMemory& refusal) {
           .allocated_bytes = refusal.allocated_bytes,
           .reserved_bytes = refusal.reserved_bytes,
           .free_bytes = refusal.free_bytes,
-          .wanted = describe_wanted(refusal)};
+          .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
+          .wanted = describe_wanted(refusal),
+          .stack = lines_of(refusal.stack)};
 }
 
 // A module is what people know; an op is the next best.
@@ -89,9 +101,16 @@ std::vector<ReportOwner> owners_by_line(const Moment& moment) {
   return owners;
 }
 
+std::vector<ReportOutside> report_outside(const std::vector<OutsideOwner>& owners) {
+  std::vector<ReportOutside> report;
+  for (const OutsideOwner& one : owners) report.push_back({one.owner, std::string(one.kind), one.bytes});
+  return report;
+}
+
 ReportCause report_cause(const Cause& cause) {
   ReportCause report{.kind = std::string(name_of(cause.kind)), .short_by_bytes = cause.short_by_bytes};
   for (const EvidenceBytes& one : cause.evidence) report.evidence.emplace_back(one.name, one.bytes);
+  report.holders = report_outside(cause.holders);
   for (const PinnedSegment& segment : cause.pinned) {
     auto& pinned = report.pinned.emplace_back();
     pinned.bytes = segment.bytes;
@@ -151,11 +170,67 @@ ReportSavedTensor report_saved(const LiveBlock& block) {
 ReportRemedy report_remedy(const Remedy& remedy) {
   return {.id = remedy.id,
           .label = remedy.label,
+          .formula = remedy.formula,
+          .modules = remedy.modules,
           .predicted_peak_bytes = remedy.predicted_peak_bytes,
           .predicted_fits = remedy.predicted_fits};
 }
 
-void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
+ReportGrowth report_growth(const Growth& growth) {
+  ReportGrowth report{.kind = std::string(name_of(growth.kind)),
+                      .bytes_per_step = growth.bytes_per_step,
+                      .grown_bytes = growth.grown_bytes,
+                      .first_step = growth.first_step,
+                      .last_step = growth.last_step,
+                      .op = std::string(growth.held.op),
+                      .module = std::string(growth.held.module),
+                      .source = std::string(growth.held.source),
+                      .place_count = static_cast<int64_t>(growth.place_count)};
+  for (const GrowingPlace& place : growth.places) {
+    report.places.push_back({std::string(place.where.op), std::string(place.where.module),
+                             std::string(place.where.source), place.bytes_per_step, place.live_bytes, place.blocks});
+  }
+  return report;
+}
+
+std::vector<ReportOwned> report_owned(const std::vector<OwnedBytes>& list) {
+  std::vector<ReportOwned> report;
+  for (const OwnedBytes& owned : list) report.push_back({owned.name, owned.bytes, owned.blocks});
+  return report;
+}
+
+ReportLifetime report_lifetime(const Lifetime& life) {
+  const ReportOwner owner = report_owner(life.block);
+  const Where freed_by = life.freed_by.value_or(Where{});
+  return {.category = owner.category,
+          .name = owner.name,
+          .shape = owner.shape,
+          .bytes = owner.bytes,
+          .made_in = std::string(name_of(life.block.phase)),
+          .made_in_step = life.block.step,
+          .op = std::string(life.block.made.op),
+          .module = std::string(life.block.made.module),
+          .source = std::string(life.block.made.source),
+          .kept_by = std::string(name_of(life.kept_by)),
+          .freed_by_node = std::string(freed_by.node),
+          .freed_by_module = std::string(freed_by.module)};
+}
+
+ReportDuplicate report_duplicate(const Duplicate& duplicate) {
+  ReportDuplicate report{.bytes = duplicate.bytes, .copies = duplicate.copies, .shape = std::string(duplicate.shape)};
+  for (const Where& made : duplicate.made) report.sources.emplace_back(made.source);
+  return report;
+}
+
+void report_owners(const Findings& findings, ReportOfDevice& report) {
+  const Owners& owners = findings.owners;
+  report.owners_by = {report_owned(owners.by_module), report_owned(owners.by_op), report_owned(owners.by_source),
+                      report_owned(owners.by_shape)};
+  if (findings.largest) report.largest = report_lifetime(*findings.largest);
+  for (const Duplicate& duplicate : findings.duplicates) report.duplicates.push_back(report_duplicate(duplicate));
+}
+
+void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
   std::map<std::pair<std::string_view, int64_t>, int64_t> absorbed;
   for (const OutOfMemory& refusal : device.refusals) {
     switch (refusal.outcome) {
@@ -163,7 +238,7 @@ void report_refusals(const DeviceHistory& device, ReportOfDevice& report) {
         ++absorbed[{refusal.where.op, refusal.requested_bytes}];
         break;
       case Outcome::caught:
-        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(refusal));
+        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(trace, refusal));
         break;
       case Outcome::fatal:
         break;
@@ -190,13 +265,17 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
                    fmt::format("{}.{}", card.compute_major, card.compute_minor)};
   report.peak = report_peak(device);
   if (device.failure) {
-    report.failure = report_failure(*device.failure);
+    report.failure = report_failure(trace, *device.failure);
     report.failure->allocated_bytes = moment.allocated_bytes;
     report.failure->reserved_bytes = moment.reserved_bytes;
   }
   if (findings.cause) report.cause = report_cause(*findings.cause);
   report.categories = report_categories(moment);
   report.card = report_card(moment);
+  report.outside = report_outside(moment.outside);
+  report.host_memory = report_outside(moment.host_memory);
+  report.driver_refusals = report_outside(device.driver_refusals);
+  for (const CardStep& step : device.card_steps) report.card_steps.push_back({std::string(step.name), step.bytes});
   const Packing& packing = findings.packing;
   report.packing = {{"load_bytes", packing.load_bytes},
                     {"pack_bytes", packing.pack_bytes},
@@ -206,9 +285,17 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.attribution = {{"backward_bytes", joined.backward_bytes},
                         {"with_node_bytes", joined.with_node_bytes},
                         {"with_forward_op_bytes", joined.with_forward_op_bytes},
+                        {"with_module_bytes", joined.with_module_bytes},
+                        {"with_source_bytes", joined.with_source_bytes},
                         {"accumulate_bytes", joined.accumulate_bytes}};
   report.headroom_bytes = findings.headroom_bytes;
+  report.needs_bytes = findings.needs_bytes;
   report.replay_error_bytes = device.replay_error_bytes;
+  for (const Growth& growth : findings.growths) report.growth.push_back(report_growth(growth));
+  report_owners(findings, report);
+  for (size_t p = 0; p < kPhaseCount; ++p) {
+    report.phase_peaks.emplace_back(name_of(static_cast<Phase>(p)), device.phase_peaks[p]);
+  }
   if (trace.process.snapshot) {
     report.owners = owners_by_line(moment);
   } else {
@@ -227,7 +314,11 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const TimelinePoint& point : device.timeline) {
     report.timeline.push_back({point.time_ns, point.allocated_bytes, point.reserved_bytes});
   }
-  report_refusals(device, report);
+  for (const Mark& mark : device.marks) {
+    report.marks.push_back({std::string(mark.name), mark.time_ns, mark.step, mark.allocated_bytes, mark.reserved_bytes,
+                            mark.peak_allocated_bytes});
+  }
+  report_refusals(trace, device, report);
   return report;
 }
 

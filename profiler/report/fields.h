@@ -45,7 +45,9 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("allocated_bytes", value.allocated_bytes);
   visit("reserved_bytes", value.reserved_bytes);
   visit("free_bytes", value.free_bytes);
+  visit("time_ns", value.time_ns);
   visit.or_null("wanted", value.wanted);
+  visit("stack", value.stack);
 }
 
 template <class Visitor, Either<ReportOwner> Value>
@@ -65,12 +67,26 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("pinned_by", value.pinned_by);
 }
 
+template <class Visitor, Either<ReportOutside> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("owner", value.owner);
+  visit.or_null("kind", value.kind);
+  visit("bytes", value.bytes);
+}
+
+template <class Visitor, Either<ReportCardStep> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("step", value.step);
+  visit("bytes", value.bytes);
+}
+
 template <class Visitor, Either<ReportCause> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("kind", value.kind);
   visit("short_by_bytes", value.short_by_bytes);
   visit("evidence", value.evidence);
   visit("pinned_segments", value.pinned);
+  visit("holders", value.holders);
 }
 
 template <class Visitor, Either<ReportCard> Value>
@@ -98,10 +114,75 @@ template <class Visitor, Either<ReportRemedy> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("id", value.id);
   visit("label", value.label);
+  visit.or_null("formula", value.formula);
+  visit("modules", value.modules);
   visit("predicted_peak_bytes", value.predicted_peak_bytes);
   visit("measured_peak_bytes", value.measured_peak_bytes);
   visit("fits", value.fits);
   visit("predicted_fits", value.predicted_fits);
+}
+
+template <class Visitor, Either<ReportGrowingPlace> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit.or_null("op", value.op);
+  visit.or_null("module", value.module);
+  visit.or_null("source", value.source);
+  visit("bytes_per_step", value.bytes_per_step);
+  visit("live_bytes", value.live_bytes);
+  visit("blocks", value.blocks);
+}
+
+template <class Visitor, Either<ReportGrowth> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("kind", value.kind);
+  visit("bytes_per_step", value.bytes_per_step);
+  visit("grown_bytes", value.grown_bytes);
+  visit("first_step", value.first_step);
+  visit("last_step", value.last_step);
+  visit.or_null("op", value.op);
+  visit.or_null("module", value.module);
+  visit.or_null("source", value.source);
+  visit("place_count", value.place_count);
+  visit("places", value.places);
+}
+
+template <class Visitor, Either<ReportOwned> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit.or_null("name", value.name);
+  visit("bytes", value.bytes);
+  visit("blocks", value.blocks);
+}
+
+template <class Visitor, Either<ReportOwnersBy> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("module", value.module);
+  visit("op", value.op);
+  visit("source", value.source);
+  visit("shape", value.shape);
+}
+
+template <class Visitor, Either<ReportLifetime> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("category", value.category);
+  visit("bytes", value.bytes);
+  visit.or_null("name", value.name);
+  visit.or_null("shape", value.shape);
+  visit("made_in", value.made_in);
+  visit("made_in_step", value.made_in_step);
+  visit.or_null("op", value.op);
+  visit.or_null("module", value.module);
+  visit.or_null("source", value.source);
+  visit("kept_by", value.kept_by);
+  visit.or_null("freed_by_node", value.freed_by_node);
+  visit.or_null("freed_by_module", value.freed_by_module);
+}
+
+template <class Visitor, Either<ReportDuplicate> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("bytes", value.bytes);
+  visit("copies", value.copies);
+  visit.or_null("shape", value.shape);
+  visit("sources", value.sources);
 }
 
 template <class Visitor, Either<ReportPhase> Value>
@@ -116,6 +197,16 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("time_ns", value.time_ns);
   visit("allocated_bytes", value.allocated_bytes);
   visit("reserved_bytes", value.reserved_bytes);
+}
+
+template <class Visitor, Either<ReportMark> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("name", value.name);
+  visit("time_ns", value.time_ns);
+  visit("step", value.step);
+  visit("allocated_bytes", value.allocated_bytes);
+  visit("reserved_bytes", value.reserved_bytes);
+  visit("peak_allocated_bytes", value.peak_allocated_bytes);
 }
 
 template <class Visitor, Either<ReportAbsorbed> Value>
@@ -133,6 +224,14 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("largest_batch", value.largest_batch);
 }
 
+template <class Visitor, Either<ReportCase> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("id", value.id);
+  visit("about", value.about);
+  visit("notes", value.notes);
+  visit("figures", value.figures);
+}
+
 template <class Visitor, Either<ReportOfDevice> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("device", value.device);
@@ -141,18 +240,50 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("cause", value.cause);
   visit("categories", value.categories);
   visit("card", value.card);
+  visit("outside_pytorch", value.outside);
+  visit("host_memory", value.host_memory);
+  visit("card_steps", value.card_steps);
+  visit("driver_refusals", value.driver_refusals);
   visit("packing", value.packing);
   visit("headroom_bytes", value.headroom_bytes);
+  visit("needs_bytes", value.needs_bytes);
   visit("replay_error_bytes", value.replay_error_bytes);
+  visit("growth", value.growth);
   visit("attribution", value.attribution);
   visit("owners", value.owners);
+  visit("owners_by", value.owners_by);
+  visit("largest", value.largest);
+  visit("duplicates", value.duplicates);
   visit("saved_tensors", value.saved_tensors);
   visit("batch", value.batch);
   visit("remedies", value.remedies);
+  visit("phase_peaks", value.phase_peaks);
   visit("phases", value.phases);
   visit("timeline", value.timeline);
   visit("absorbed", value.absorbed);
   visit("caught", value.caught);
+  visit("marks", value.marks);
+}
+
+template <class Visitor, Either<ReportRank> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("rank", value.rank);
+  visit("pid", value.pid);
+  visit("outcome", value.outcome);
+  visit("device", value.device);
+  visit("peak", value.peak);
+  visit("failure", value.failure);
+  visit.or_null("cause", value.cause);
+  visit("headroom_bytes", value.headroom_bytes);
+  visit("folder", value.folder);
+}
+
+template <class Visitor, Either<ReportImbalance> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("rank", value.rank);
+  visit("peak_bytes", value.peak_bytes);
+  visit("median_of_others_bytes", value.median_of_others_bytes);
+  visit("difference_bytes", value.difference_bytes);
 }
 
 }  // namespace oomdiag

@@ -6,11 +6,21 @@
 #include <set>
 
 #include "profiler/report/card_report.h"
+#include "profiler/report/device_reads.h"
+#include "profiler/report/table.h"
 
 namespace oomdiag {
 namespace {
 
-void add_losses(const Trace& trace, std::vector<std::string>& limits) {
+template <class Predicate>
+bool any_event(const Trace& trace, const Predicate& holds) {
+  for (const Event& event : trace.events) {
+    if (holds(event)) return true;
+  }
+  return false;
+}
+
+void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& limits) {
   if (trace.overwritten_events > 0) {
     const bool counted = !trace.step_ends.empty();
     limits.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events,
@@ -26,6 +36,8 @@ void add_losses(const Trace& trace, std::vector<std::string>& limits) {
   }
   if (!trace.process.recorder_failure.empty()) {
     limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
+  } else if (still_runs) {
+    limits.emplace_back("the program still runs: this is what was recorded so far");
   } else if (trace.process.end_state == EndState::running) {
     limits.emplace_back("the trace has no end: the process was killed, left by _exit, or still runs");
   }
@@ -36,9 +48,7 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) 
       "a memory snapshot tells neither phases nor steps, and what a block holds only for optimizer steps");
   limits.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
   const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
-  bool any = false;
-  for (auto at = trace.events.begin(); at != trace.events.end() && !any; ++at) any = is_alloc(*at);
-  if (!any) {
+  if (!any_event(trace, is_alloc)) {
     limits.emplace_back("no history was recorded: the state is the one when the snapshot was taken");
   } else if (!trace.initial.empty()) {
     limits.emplace_back(fmt::format("{} blocks are older than the history: of those freed since, sizes are rounded",
@@ -50,15 +60,39 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) 
   }
 }
 
+constexpr std::string_view kMode = "mode";
+
+/// Whether the virtual device said that work takes time (oomdiag run --clocked).
+bool is_clocked(const Trace& trace) {
+  return any_event(trace, [&](const Event& event) {
+    return event.kind == EventKind::note && trace.name(trace.context(event.context).op) == kMode &&
+           trace.name(event.detail) == "clocked";
+  });
+}
+
 // The recorder notes what the virtual device could not do, or only by estimate.
 void add_notes(const Trace& trace, std::vector<std::string>& limits) {
   std::set<std::pair<uint32_t, uint64_t>> seen;
   for (const Event& event : trace.events) {
-    if (event.kind != EventKind::note) continue;
+    if (event.kind != EventKind::note || (event.flags & kNoteRead) != 0) continue;
     const uint32_t kind = trace.context(event.context).op;
+    if (trace.name(kind) == kMode || trace.name(kind) == kMark) continue;
     if (seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
     limits.push_back(fmt::format("{}: {}", trace.name(kind), trace.name(event.detail)));
   }
+}
+
+// What was there before: how much of it nothing names since.
+void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
+  int64_t unnamed = 0;
+  for (const LiveBlock& block : device.moment.blocks) {
+    if (block.before_recording && block.category == Category::unknown) unnamed += block.bytes;
+  }
+  if (unnamed == 0) return;
+  const std::string when =
+      trace.process.steps_before > 0 ? fmt::format(" (step {})", trace.process.steps_before + 1) : std::string();
+  limits.push_back(fmt::format("card {}: {} were allocated before recording began{}: known by size, not by maker",
+                               device.index, with_unit(unnamed), when));
 }
 
 void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
@@ -69,7 +103,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   }
   if (device.counted_peak_bytes > device.peak.allocated_bytes) {
     limits.push_back(
-        fmt::format("{}the peak lies before the oldest event kept; described is the highest point since, {} bytes",
+        fmt::format("{}the peak lies outside of what was recorded; described is the highest point of it, {} bytes",
                     card, device.peak.allocated_bytes));
   }
   if (!device.reserved_known) {
@@ -98,17 +132,23 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
 
 }  // namespace
 
-std::vector<std::string> list_limits(const Trace& trace, const History& history,
-                                     const std::vector<std::string>& from_caller) {
+std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs) {
   std::vector<std::string> limits;
   if (trace.process.virtual_device) {
-    limits.emplace_back("the card is virtual: context bytes are modelled, other programs take nothing");
+    limits.push_back(
+        fmt::format("the card is virtual: context bytes are modelled, other programs take nothing, work takes {} time",
+                    is_clocked(trace) ? "modelled" : "no"));
   }
   if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
-  add_losses(trace, limits);
-  for (const DeviceHistory& device : history.devices) add_doubts(trace, device, limits);
+  add_losses(trace, inputs.still_runs, limits);
+  for (const DeviceHistory& device : history.devices) {
+    if (trace.process.unwatched) continue;  // the note on why says it all
+    add_beginning(trace, device, limits);
+    add_doubts(trace, device, limits);
+  }
   add_notes(trace, limits);
-  limits.insert(limits.end(), from_caller.begin(), from_caller.end());
+  add_reads(trace, limits);
+  limits.insert(limits.end(), inputs.limits.begin(), inputs.limits.end());
   return limits;
 }
 

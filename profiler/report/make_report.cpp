@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "profiler/explain/explain.h"
+#include "profiler/explain/imbalance.h"
 #include "profiler/replay/replay.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/limits.h"
@@ -22,7 +23,7 @@ std::string find_outcome(const Trace& trace, const History& history, const Repor
   if (std::any_of(history.devices.begin(), history.devices.end(), failed)) return "out_of_memory";
   if (inputs.signal) return "killed";
   if (inputs.exit_code) return *inputs.exit_code == 0 ? "ok" : *inputs.exit_code > 128 ? "killed" : "failed";
-  return trace.process.end_state == EndState::running ? "killed" : "ok";
+  return trace.process.end_state == EndState::running && !inputs.still_runs ? "killed" : "ok";
 }
 
 size_t find_main_device(const History& history) {
@@ -49,13 +50,18 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
                 .world_size = trace.process.world_size,
                 .steps = history.steps,
                 .steady_steps = trace.process.steady_steps,
+                .unwatched = trace.process.unwatched,
                 .main_device = find_main_device(history)};
+  std::vector<Findings> findings;
   for (const DeviceHistory& device : history.devices) {
     const Device card = find_card(trace, device.index);
-    const Findings findings = explain(device, history.settings, card.total_bytes, card.context_bytes, inputs.batch);
-    report.devices.push_back(report_device(trace, device, findings));
+    findings.push_back(explain(device, history.settings, card.total_bytes, card.context_bytes, inputs.batch));
   }
-  report.limits = list_limits(trace, history, inputs.limits);
+  blame_imbalance(history.devices, findings);
+  for (size_t i = 0; i < findings.size(); ++i) {
+    report.devices.push_back(report_device(trace, history.devices[i], findings[i]));
+  }
+  report.limits = list_limits(trace, history, inputs);
   return report;
 }
 

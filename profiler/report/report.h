@@ -41,7 +41,9 @@ struct ReportFailure {
   std::string node{}, op{}, module{}, source{};
   std::string inner_op{};  ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
-  std::string wanted{};  ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
+  int64_t time_ns = 0;               ///< since recording began
+  std::string wanted{};              ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
+  std::vector<std::string> stack{};  ///< calls that led to `source`, "train.py:31 in forward", innermost first
 
   bool operator==(const ReportFailure&) const = default;
 };
@@ -64,11 +66,29 @@ struct ReportPinnedSegment {
   bool operator==(const ReportPinnedSegment&) const = default;
 };
 
+/// Somebody who holds memory that PyTorch's allocator does not count: "libnccl.so.2", "process 4711 python", "unexplained".
+struct ReportOutside {
+  std::string owner;
+  std::string kind{};  ///< device | handle | pool | array | managed | pinned | process; empty of what is unexplained
+  int64_t bytes = 0;
+
+  bool operator==(const ReportOutside&) const = default;
+};
+
+/// Free memory that went when something was initialised.
+struct ReportCardStep {
+  std::string step;
+  int64_t bytes = 0;
+
+  bool operator==(const ReportCardStep&) const = default;
+};
+
 struct ReportCause {
   std::string kind;
   int64_t short_by_bytes = 0;
   Figures evidence{};
   std::vector<ReportPinnedSegment> pinned{};
+  std::vector<ReportOutside> holders{};  ///< of outside_pytorch
 
   bool operator==(const ReportCause&) const = default;
 };
@@ -91,12 +111,71 @@ struct ReportSavedTensor {
 
 struct ReportRemedy {
   std::string id, label;
+  std::string formula{};               ///< how the peak was computed, in words
+  std::vector<std::string> modules{};  ///< that are to be checkpointed
   int64_t predicted_peak_bytes = 0;
   std::optional<int64_t> measured_peak_bytes{};
   std::optional<bool> fits{};  ///< measured
   bool predicted_fits = false;
 
   bool operator==(const ReportRemedy&) const = default;
+};
+
+/// A place that keeps more with each step.
+struct ReportGrowingPlace {
+  std::string op{}, module{}, source{};
+  int64_t bytes_per_step = 0, live_bytes = 0, blocks = 0;
+
+  bool operator==(const ReportGrowingPlace&) const = default;
+};
+
+/// Growth from step to step that has one reason.
+struct ReportGrowth {
+  std::string kind;  ///< retained_graph | kept_tensors | growing_buffer
+  int64_t bytes_per_step = 0, grown_bytes = 0;
+  uint32_t first_step = 0, last_step = 0;
+  std::string op{}, module{}, source{};  ///< where the tensor is made that holds the rest
+  int64_t place_count = 0;
+  std::vector<ReportGrowingPlace> places{};
+
+  bool operator==(const ReportGrowth&) const = default;
+};
+
+/// Bytes under one heading; without a name: not known.
+struct ReportOwned {
+  std::string name{};
+  int64_t bytes = 0, blocks = 0;
+
+  bool operator==(const ReportOwned&) const = default;
+};
+
+/// The bytes in use, sorted in four ways. A module holds what the modules inside of it hold.
+struct ReportOwnersBy {
+  std::vector<ReportOwned> module{}, op{}, source{}, shape{};
+
+  bool operator==(const ReportOwnersBy&) const = default;
+};
+
+/// The life of the largest block in use.
+struct ReportLifetime {
+  std::string category, name{}, shape{};
+  int64_t bytes = 0;
+  std::string made_in{};  ///< phase
+  uint32_t made_in_step = 0;
+  std::string op{}, module{}, source{};  ///< that made it
+  std::string kept_by{};                 ///< autograd | module | optimizer | operation | library | program
+  std::string freed_by_node{}, freed_by_module{};
+
+  bool operator==(const ReportLifetime&) const = default;
+};
+
+/// Copies that may be the same data.
+struct ReportDuplicate {
+  int64_t bytes = 0, copies = 0;
+  std::string shape{};
+  std::vector<std::string> sources{};
+
+  bool operator==(const ReportDuplicate&) const = default;
 };
 
 struct ReportPhase {
@@ -111,6 +190,17 @@ struct ReportPoint {
   int64_t time_ns = 0, allocated_bytes = 0, reserved_bytes = 0;
 
   bool operator==(const ReportPoint&) const = default;
+};
+
+/// A place in the run that the program itself named.
+struct ReportMark {
+  std::string name;
+  int64_t time_ns = 0;
+  uint32_t step = 0;
+  int64_t allocated_bytes = 0, reserved_bytes = 0;
+  int64_t peak_allocated_bytes = 0;  ///< since the mark before
+
+  bool operator==(const ReportMark&) const = default;
 };
 
 struct ReportAbsorbed {
@@ -135,10 +225,20 @@ struct ReportOfDevice {
   std::optional<ReportCause> cause{};
   Figures categories{};
   ReportCard card{};
-  Figures packing{};  ///< load ≤ pack ≤ reserved ≤ total
+  std::vector<ReportOutside> outside{};      ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
+  std::vector<ReportOutside> host_memory{};  ///< page-locked and managed
+  std::vector<ReportCardStep> card_steps{};
+  std::vector<ReportOutside> driver_refusals{};  ///< the most that each library asked of the driver in vain
+  Figures packing{};                             ///< load ≤ pack ≤ reserved ≤ total
   Figures attribution{};
   int64_t headroom_bytes = 0;
+  int64_t needs_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted
   int64_t replay_error_bytes = 0;
+  std::vector<ReportGrowth> growth{};
+  ReportOwnersBy owners_by{};
+  std::optional<ReportLifetime> largest{};
+  std::vector<ReportDuplicate> duplicates{};
+  Figures phase_peaks{};              ///< of all steps, by phase
   std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<ReportBatch> batch{};
@@ -147,8 +247,42 @@ struct ReportOfDevice {
   std::vector<ReportPoint> timeline{};
   std::vector<ReportAbsorbed> absorbed{};
   std::vector<ReportFailure> caught{};
+  std::vector<ReportMark> marks{};
 
   bool operator==(const ReportOfDevice&) const = default;
+};
+
+/// One process of a job of several.
+struct ReportRank {
+  std::optional<int> rank{};  ///< none: a process beside the ranks
+  int pid = 0;
+  std::string outcome{};
+  ReportDevice device{};
+  ReportPeak peak{};
+  std::optional<ReportFailure> failure{};
+  std::string cause{};
+  int64_t headroom_bytes = 0;
+  std::string folder{};  ///< of its own report, inside of the run folder
+
+  bool operator==(const ReportRank&) const = default;
+};
+
+/// A rank that needs clearly more than the others.
+struct ReportImbalance {
+  int rank = 0;
+  int64_t peak_bytes = 0, median_of_others_bytes = 0, difference_bytes = 0;
+
+  bool operator==(const ReportImbalance&) const = default;
+};
+
+/// What a run of a reference model shows about its case. The member of a report is not called `case`, its JSON name is.
+struct ReportCase {
+  std::string id;                    ///< "S10", or empty for a model without a case
+  std::string about;                 ///< "training without zero_grad"
+  std::vector<std::string> notes{};  ///< sentences, and tables whose lines begin with two spaces
+  Figures figures{};                 ///< what they are made from
+
+  bool operator==(const ReportCase&) const = default;
 };
 
 struct Report {
@@ -161,10 +295,14 @@ struct Report {
   int rank = 0, world_size = 1;
   uint32_t steps = 0;
   uint32_t steady_steps =
-      0;  ///< of those: ops were not watched, as each repeated the steps before to the last allocation
+      0;                   ///< of those: ops were not watched, as each repeated the steps before to the last allocation
+  bool unwatched = false;  ///< the allocator told nothing: at best its totals are known
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
+  std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty
+  std::optional<ReportImbalance> imbalance{};
   std::vector<std::string> limits{};
+  std::optional<ReportCase> reference_case{};
 
   bool operator==(const Report&) const = default;
 };

@@ -6,6 +6,8 @@
 #include <map>
 #include <string_view>
 
+#include "profiler/report/case_text.h"
+#include "profiler/report/job_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 
@@ -15,6 +17,7 @@ namespace {
 constexpr size_t kColumns = 79;
 
 std::string headline(const Report& report, const ReportOfDevice* device) {
+  if (device == nullptr && report.unwatched) return "oomdiag: what was allocated on the card could not be seen";
   if (device == nullptr) return "oomdiag: nothing was allocated on a card";
   if (report.snapshot) {
     return device->failure ? "oomdiag: out of memory, by a memory snapshot" : "oomdiag: a memory snapshot";
@@ -63,6 +66,32 @@ std::string place_of(const Place& place, const TextOptions& options) {
   return text;
 }
 
+// The user's calls that led to the line that "where" ends with.
+std::string callers_of(const ReportFailure& failure, const TextOptions& options) {
+  constexpr size_t kMostCallers = 4;
+  std::vector<std::string> callers;
+  for (const std::string& call : failure.stack) {
+    const bool is_library = call.find(" in ") == call.npos || call.starts_with("site-packages/");
+    if (&call != &failure.stack.front() && !is_library) callers.push_back(printable(short_source(call), 40));
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(callers.size(), kMostCallers); ++i) {
+    text += (i == 0 ? "from " : options.unicode ? " ← " : " <- ") + callers[i];
+  }
+  return text;
+}
+
+// ": libnccl.so.2 2.00 GiB, process 4711 python 0.50 GiB"
+std::string largest_holders(const ReportCause& cause) {
+  constexpr size_t kMost = 3;
+  std::string text;
+  for (size_t i = 0; i < cause.holders.size() && i < kMost; ++i) {
+    const ReportOutside& holder = cause.holders[i];
+    text += fmt::format("{}{} {}", i == 0 ? ": " : ", ", printable(holder.owner, 40), with_unit(holder.bytes));
+  }
+  return text;
+}
+
 std::string cause_of(const ReportOfDevice& device) {
   const ReportCause& cause = *device.cause;
   const ReportCard& card = device.card;
@@ -85,7 +114,8 @@ std::string cause_of(const ReportOfDevice& device) {
                        with_unit(card.pending_free_bytes));
   }
   if (cause.kind == "outside_pytorch") {
-    return fmt::format("outside PyTorch: {} of the card are held by others", with_unit(card.outside_pytorch_bytes));
+    return fmt::format("outside PyTorch: {} of the card are held by others{}", with_unit(card.outside_pytorch_bytes),
+                       largest_holders(cause));
   }
   if (cause.kind == "oversized_request") {
     return fmt::format("oversized request: {} at once is more than this card can ever give", figure("requested_bytes"));
@@ -96,7 +126,38 @@ std::string cause_of(const ReportOfDevice& device) {
   if (cause.kind == "workspace") {
     return fmt::format("workspace: a library wanted scratch space; short by {}", short_by);
   }
+  if (cause.kind == "leak") {
+    const uint32_t last = device.growth.empty() ? 0 : device.growth.front().last_step;
+    return fmt::format("leak: {} grew up to the end of step {}, {} per step; without it the request would fit",
+                       figure("grown_bytes"), last, figure("bytes_per_step"));
+  }
+  if (cause.kind == "imbalance") {
+    return fmt::format("imbalance: this card holds {}, the others {}; evenly spread it would fit",
+                       figure("fullest_bytes"), figure("others_bytes"));
+  }
   return printable(cause.kind, 40);
+}
+
+// "relu1, 3.32 GiB: autograd keeps it until ReluBackward0 ← relu1 has run".
+std::string largest_of(const ReportLifetime& life, const TextOptions& options) {
+  if (life.freed_by_node.empty()) return {};
+  const char* const arrow = options.unicode ? " ← " : " <- ";
+  const std::string by = life.freed_by_module.empty() ? "" : arrow + printable(life.freed_by_module, 40);
+  return fmt::format("{}, {}: autograd keeps it until {}{} has run", printable(life.name, 40), with_unit(life.bytes),
+                     printable(life.freed_by_node, 40), by);
+}
+
+void add_duplicates(std::string& text, const ReportOfDevice& device) {
+  for (const ReportDuplicate& one : device.duplicates) {
+    std::string sources;
+    for (const std::string& source : one.sources) {
+      const std::string place = short_source(source);
+      if (sources.find(place) == sources.npos) sources += (sources.empty() ? "" : ", ") + place;
+    }
+    add(text, "twice?",
+        fmt::format("{} copies of {} look like the same data: {}", one.copies, with_unit(one.bytes),
+                    printable(sources, 60)));
+  }
 }
 
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
@@ -108,8 +169,14 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
     what = ": inside " + printable(failure.inner_op, 60);
   }
+  add(text, "called", callers_of(failure, options));
   add(text, "wanted", with_unit(failure.requested_bytes) + what);
-  if (device.cause) add(text, "cause", cause_of(device));
+  if (!device.cause) return;
+  add(text, "cause", cause_of(device));
+  if (device.cause->kind == "capacity" || device.cause->kind == "workspace") {
+    add(text, "needs", fmt::format("at least {} of card to get past this (predicted)", with_unit(device.needs_bytes)));
+  }
+  if (device.largest) add(text, "largest", largest_of(*device.largest, options));
 }
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
@@ -145,6 +212,10 @@ void add_refusals(std::string& text, const ReportOfDevice& device, const TextOpt
         fmt::format("{} OOMs inside {}, of up to {}: it took a slower way", sum.count,
                     printable(op.empty() ? "a library" : op, 40), with_unit(sum.requested_bytes)));
   }
+  for (const ReportOutside& one : device.driver_refusals) {
+    add(text, "refused",
+        fmt::format("{} that {} asked of the driver itself", with_unit(one.bytes), printable(one.owner, 40)));
+  }
   for (const ReportFailure& one : device.caught) {
     const std::string place = place_of(one, options);
     add(text, "caught",
@@ -156,12 +227,22 @@ void add_refusals(std::string& text, const ReportOfDevice& device, const TextOpt
 void add_limits(std::string& text, const Report& report) {
   if (report.limits.empty()) return;
   text += "\n  what this report does not know\n";
-  for (const std::string& limit : report.limits) text += "    " + printable(limit, 200) + "\n";
+  for (const std::string& limit : report.limits) text += "    " + printable(limit, 240) + "\n";
 }
 
 std::string next_command(const Report& report) {
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
   return fmt::format("\n  next: oomdiag explain {} --json\n", folder);
+}
+
+// Of an allocator that tells nothing only the totals are known.
+std::string totals_of(const Report& report, const ReportOfDevice& device) {
+  std::string text;
+  add(text, "peak",
+      fmt::format("{} allocated, {} reserved: the allocator's own totals", with_unit(device.peak.allocated_bytes),
+                  with_unit(device.peak.reserved_bytes)));
+  add_limits(text, report);
+  return text + next_command(report);
 }
 
 }  // namespace
@@ -172,11 +253,13 @@ std::string to_text(const Report& report, const TextOptions& options) {
   std::string text = headline(report, device);
   if (device == nullptr) {
     text += "\n";
+    if (report.reference_case) text += "\n" + case_text(*report.reference_case);
     add_limits(text, report);
     return text;
   }
   const std::string card = card_of(device->device);
   text = padded(text, std::max(text.size() + 2, kColumns - std::min(kColumns, card.size()))) + card + "\n\n";
+  if (report.unwatched) return text + totals_of(report, *device);
 
   if (device->failure) {
     add_failure(text, *device, options);
@@ -184,9 +267,15 @@ std::string to_text(const Report& report, const TextOptions& options) {
     add_peak(text, report, *device, options);
   }
   add_refusals(text, *device, options);
+  add_duplicates(text, *device);
+  if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
+  if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
-  if (const std::string remedies = remedies_table(*device); !remedies.empty()) text += "\n" + remedies;
+  if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
+  if (const std::string remedies = remedies_table(*device); device->failure && !remedies.empty())
+    text += "\n" + remedies;
+  if (report.reference_case) text += "\n" + case_text(*report.reference_case);
   add_limits(text, report);
   if (used) text += next_command(report);
   return text;

@@ -10,6 +10,7 @@ namespace oomdiag {
 namespace {
 
 constexpr size_t kLabelColumns = 54;
+constexpr size_t kMostRemedies = 6;
 constexpr size_t kMostTensors = 5;  ///< shown under what is saved for backward
 
 int64_t sum_of(const ReportOfDevice& device, std::initializer_list<std::string_view> categories) {
@@ -31,8 +32,10 @@ class Holders {
     text_ = "  " + padded("who holds the card", kLabelColumns) + fmt::format("{:>9}\n", unit_.name);
   }
 
+  bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00
+
   void row(std::string_view label, int64_t bytes) {
-    if (bytes * 200 < unit_.bytes) return;  // would read 0.00
+    if (!shows(bytes)) return;
     text_ += "    " + padded(label, kLabelColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
     const std::string bars = bytes <= largest_ ? bar(bytes, largest_, options_.unicode) : std::string();
     text_ += bars.empty() ? "\n" : "  " + bars + "\n";
@@ -84,6 +87,16 @@ std::vector<const ReportOwner*> owners_of(const ReportOfDevice& device, std::str
   return owners;
 }
 
+// Unfolds into its owners, of which "unexplained" always stands there.
+void outside_rows(Holders& table, const ReportOfDevice& device) {
+  if (device.card.outside_pytorch_bytes == 0) return;
+  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
+            device.card.outside_pytorch_bytes);
+  for (const ReportOutside& owner : device.outside) {
+    if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
+  }
+}
+
 }  // namespace
 
 std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
@@ -112,8 +125,7 @@ std::string holders_table(const ReportOfDevice& device, const TextOptions& optio
     table.detail(label_of(*unknown[i], options), unknown[i]->bytes);
   table.row("freed, in use on another stream", device.card.pending_free_bytes);
   table.row("cached, free", device.card.cached_bytes);
-  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
-            device.card.outside_pytorch_bytes);
+  outside_rows(table, device);
   table.row("free", device.card.free_bytes);
   return table.finish();
 }
@@ -134,6 +146,45 @@ std::string holes_table(const ReportOfDevice& device, const TextOptions& options
   return text;
 }
 
+std::string growth_table(const ReportOfDevice& device, const TextOptions& options) {
+  if (device.growth.empty()) return {};
+  constexpr size_t kMostRows = 3;
+  int64_t largest = 0;
+  for (const ReportGrowth& growth : device.growth) largest = std::max(largest, growth.grown_bytes);
+  const Unit unit = unit_for(largest);
+  std::string text = "  " + padded(fmt::format("growing from step to step, {}", unit.name), kLabelColumns - 9) +
+                     fmt::format("{:>9}{:>9}\n", "per step", "so far");
+  for (size_t i = 0; i < device.growth.size() && i < kMostRows; ++i) {
+    const ReportGrowth& growth = device.growth[i];
+    std::string label = growth.kind;
+    std::replace(label.begin(), label.end(), '_', ' ');
+    for (const std::string& part : {growth.op, growth.module, growth.source.substr(growth.source.rfind('/') + 1)}) {
+      if (!part.empty()) label += (options.unicode ? " ← " : " <- ") + part;
+    }
+    text += "    " + padded(printable(label, kLabelColumns - 12), kLabelColumns - 11) +
+            fmt::format("{:>9}{:>9}\n", in_unit(growth.bytes_per_step, unit), in_unit(growth.grown_bytes, unit));
+  }
+  return text;
+}
+
+std::string marks_table(const ReportOfDevice& device) {
+  constexpr size_t kMostMarks = 12;
+  if (device.marks.empty()) return {};
+  int64_t largest = 0;
+  for (const ReportMark& mark : device.marks) largest = std::max(largest, mark.peak_allocated_bytes);
+  const Unit unit = unit_for(largest);
+  std::string text = "  " + padded(fmt::format("marks, {}", unit.name), 36) +
+                     fmt::format("{:>6}{:>12}{:>21}\n", "step", "allocated", "peak since the last");
+  for (size_t i = 0; i < std::min(device.marks.size(), kMostMarks); ++i) {
+    const ReportMark& mark = device.marks[i];
+    text += "    " + padded(printable(mark.name, 33), 34) +
+            fmt::format("{:>6}{:>12}{:>21}\n", mark.step, in_unit(mark.allocated_bytes, unit),
+                        in_unit(mark.peak_allocated_bytes, unit));
+  }
+  if (device.marks.size() > kMostMarks) text += fmt::format("    {} more\n", device.marks.size() - kMostMarks);
+  return text;
+}
+
 std::string remedies_table(const ReportOfDevice& device) {
   if (device.remedies.empty()) return {};
   int64_t largest = 0;
@@ -144,7 +195,8 @@ std::string remedies_table(const ReportOfDevice& device) {
   std::string text = "  " + padded(fmt::format("what helps, {}", unit.name), 36);
   text += measured ? fmt::format("{:>14}{:>12}   fits\n", "peak, measured", "predicted")
                    : fmt::format("{:>15}   should fit\n", "peak, predicted");
-  for (const ReportRemedy& remedy : device.remedies) {
+  for (size_t i = 0; i < device.remedies.size() && i < kMostRemedies; ++i) {
+    const ReportRemedy& remedy = device.remedies[i];
     const std::string peak = remedy.measured_peak_bytes ? in_unit(*remedy.measured_peak_bytes, unit) : "-";
     const bool fits = remedy.fits.value_or(remedy.predicted_fits);
     text += "    " + padded(printable(remedy.label, 33), 34) + (measured ? fmt::format("{:>14}", peak) : "");

@@ -58,6 +58,7 @@ std::string to_json(const Report& report, int indent) {
                {"world_size", report.world_size},
                {"steps", report.steps},
                {"steady_steps", report.steady_steps},
+               {"unwatched", report.unwatched},
                {"main_device", report.main_device},
                {"devices", Writer::convert(report.devices)}};
   json["torch"] = report.torch.empty() ? Json(nullptr) : Json(report.torch);
@@ -65,7 +66,10 @@ std::string to_json(const Report& report, int indent) {
   // The fields of the card that failed, else of the fullest, stand at the top level once more.
   json.update(Writer::convert(used ? report.devices[report.main_device] : ReportOfDevice{}));
   if (!used) json["device"] = nullptr;
+  json["ranks"] = Writer::convert(report.ranks);
+  json["imbalance"] = Writer::convert(report.imbalance);
   json["limits"] = report.limits;
+  json["case"] = Writer::convert(report.reference_case);
   // A name may hold any bytes; JSON may not.
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);
 }

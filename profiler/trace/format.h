@@ -84,6 +84,8 @@ struct TraceHeader {
   std::atomic<uint32_t> steady_steps =
       0;  ///< optimizer steps in which the places of allocations are those of a learned step
   char failure[128] = {};
+  uint32_t steps_before = 0;  ///< optimizer steps that were over when recording began
+  uint32_t unwatched = 0;     ///< the allocator tells nothing: only its totals are known, from memory_stats
 };
 inline constexpr uint64_t kHeaderBytes = 4096;
 static_assert(sizeof(TraceHeader) <= kHeaderBytes);

@@ -74,6 +74,24 @@ void LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
   close_gap(place);
 }
 
+void LiveTable::clear() noexcept {
+  const auto* index = static_cast<const Entry*>(index_pages_.data());
+  for (uint64_t place = 0; used_ > 0 && place <= mask_;) {
+    if (index[place].address == 0) {
+      ++place;  // else: what was pushed past this place may have moved into it
+    } else {
+      erase(index[place].address, 0);
+    }
+  }
+}
+
+void LiveTable::place(uint64_t address, uint64_t sequence, uint32_t context) noexcept {
+  if (capacity_ == 0) return;
+  const Entry& entry = static_cast<const Entry*>(index_pages_.data())[find(address)];
+  if (entry.address == 0 || slots_[entry.slot].sequence != sequence) return;
+  std::atomic_ref(slots_[entry.slot].context).store(context, std::memory_order_relaxed);
+}
+
 // Moves later entries of the same run forward, so that probing never meets a hole: no tombstones, constant time for ever.
 void LiveTable::close_gap(uint64_t gap) noexcept {
   auto* index = static_cast<Entry*>(index_pages_.data());

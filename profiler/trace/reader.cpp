@@ -56,7 +56,7 @@ void read_header(const InputFile& file, const std::filesystem::path& path, Trace
   if (!sane) throw Error(ErrorKind::input, path.string() + " is damaged: its header makes no sense");
 }
 
-ProcessInfo read_process(const TraceHeader& header) {
+ProcessInfo process_of(const TraceHeader& header) {
   return {.pid = header.pid,
           .rank = header.rank,
           .world_size = header.world_size,
@@ -67,7 +67,10 @@ ProcessInfo read_process(const TraceHeader& header) {
           .command = text(header.command),
           .end_state = header.end_state.load(),
           .steady_steps = header.steady_steps.load(),
-          .recorder_failure = text(header.failure)};
+          .recorder_failure = text(header.failure),
+          .steps_before = header.steps_before,
+          .unwatched = header.unwatched != 0,
+          .start_time_ns = header.start_time_ns};
 }
 
 std::vector<Device> read_devices(const TraceHeader& header) {
@@ -233,7 +236,7 @@ const Context& Trace::context(uint32_t index) const {
 
 uint32_t Trace::step_of(uint64_t sequence) const {
   const auto ended = std::lower_bound(step_ends.begin(), step_ends.end(), sequence) - step_ends.begin();
-  return ended == 0 ? 1 : static_cast<uint32_t>(ended - 1) * step_stride + 2;
+  return process.steps_before + (ended == 0 ? 1 : static_cast<uint32_t>(ended - 1) * step_stride + 2);
 }
 
 int64_t Trace::time_ns(const Event& event) const {
@@ -241,11 +244,18 @@ int64_t Trace::time_ns(const Event& event) const {
   return static_cast<int64_t>(static_cast<double>(event.time - start_ticks) * ns_per_tick);
 }
 
+ProcessInfo read_process(const std::filesystem::path& path) {
+  const InputFile file(path);
+  TraceHeader header;
+  read_header(file, path, header);
+  return process_of(header);
+}
+
 Trace read_trace(const std::filesystem::path& path) {
   const auto file = std::make_shared<const InputFile>(path);
   TraceHeader header;
   read_header(*file, path, header);
-  Trace trace{.process = read_process(header),
+  Trace trace{.process = process_of(header),
               .devices = read_devices(header),
               .names = read_names(*file, header),
               .contexts = read_contexts(*file, header),

@@ -26,6 +26,9 @@ struct ProcessInfo {
   EndState end_state = EndState::running;
   uint32_t steady_steps = 0;     ///< optimizer steps in which the places of allocations are those of a learned step
   std::string recorder_failure;  ///< why the recorder switched itself off, or empty
+  uint32_t steps_before = 0;     ///< optimizer steps that were over when recording began
+  bool unwatched = false;        ///< the allocator told nothing: only its own totals are known
+  uint64_t start_time_ns = 0;    ///< CLOCK_MONOTONIC when recording began
 };
 
 /// A card as the diagnosed process saw it.
@@ -61,12 +64,15 @@ struct Trace {
   std::string_view name(uint64_t index) const;
   /// The context with this index; a corrupt index gives one that says nothing.
   const Context& context(uint32_t index) const;
-  /// The step that the event with this sequence belongs to, as the recorder counted it: from 1, also what comes before the
+  /// The step that the event with this sequence belongs to, counted from 1, or on from where recording began, also what comes before the
   /// first forward op. With a stride above 1 the first step that it may be.
   uint32_t step_of(uint64_t sequence) const;
   /// Nanoseconds since recording began.
   int64_t time_ns(const Event& event) const;
 };
+
+/// Reads only what a trace says about its process. Throws as read_trace does.
+ProcessInfo read_process(const std::filesystem::path& file);
 
 /// Reads a trace, also one whose process was killed or is still running. Its events stay in the file, which is kept open
 /// but may be deleted; where it is overwritten or cut off later, events change or say nothing. Throws Error(input) if `file` is not a trace or

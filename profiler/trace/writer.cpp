@@ -181,6 +181,28 @@ Event* TraceWriter::last_written() noexcept { return held.next == held.first ? n
 void TraceWriter::place(Event* written, uint64_t sequence, uint32_t context) noexcept {
   if (!on() || written->sequence != sequence) return;
   std::atomic_ref(written->context).store(context, std::memory_order_relaxed);
+  if (written->kind == EventKind::alloc) post_late_place(*written, context);
+}
+
+// Should another thread's place still wait, this one is only told by the event itself.
+void TraceWriter::post_late_place(const Event& written, uint32_t context) noexcept {
+  if (written.device >= header_->device_count) return;
+  LatePlace& late = late_places_[written.device];
+  auto empty = LatePlace::State::empty;
+  if (!late.state.compare_exchange_strong(empty, LatePlace::State::being_filled, std::memory_order_acquire)) return;
+  late.address = written.address;
+  late.sequence = written.sequence;
+  late.context = context;
+  late.state.store(LatePlace::State::waiting, std::memory_order_release);
+}
+
+// Under the allocator's lock of this device.
+void TraceWriter::take_late_place(uint32_t device) noexcept {
+  LatePlace& late = late_places_[device];
+  if (late.state.load(std::memory_order_acquire) != LatePlace::State::waiting) [[likely]]
+    return;
+  tables_[device]->place(late.address, late.sequence, late.context);
+  late.state.store(LatePlace::State::empty, std::memory_order_release);
 }
 
 bool TraceWriter::take_chunk() noexcept {
@@ -209,6 +231,7 @@ bool TraceWriter::take_chunk() noexcept {
 
 void TraceWriter::add_block(const Event& alloc) noexcept {
   if (!on() || alloc.device >= header_->device_count) return;
+  take_late_place(alloc.device);
   LiveTable& table = *tables_[alloc.device];
   if (table.used() >= table.reserved() && table.reserved() < table.capacity()) {
     const uint64_t first =
@@ -221,7 +244,9 @@ void TraceWriter::add_block(const Event& alloc) noexcept {
 }
 
 void TraceWriter::remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept {
-  if (on() && device < header_->device_count) tables_[device]->erase(address, free_sequence);
+  if (!on() || device >= header_->device_count) return;
+  take_late_place(device);
+  tables_[device]->erase(address, free_sequence);
 }
 
 void TraceWriter::write_and_keep(Event& event) noexcept {
@@ -263,6 +288,10 @@ void TraceWriter::count_steps_by_optimizer() noexcept {
   header_->step_count.store(0, std::memory_order_release);
   header_->step_stride.store(1);
   steps_ended_ = 0;
+}
+
+void TraceWriter::forget_blocks(uint32_t device) noexcept {
+  if (on() && device < header_->device_count) tables_[device]->clear();
 }
 
 void TraceWriter::mark_time() noexcept {

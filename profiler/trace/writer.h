@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -54,12 +55,15 @@ class TraceWriter {
   bool complete_last_free(uint32_t device, uint64_t address) noexcept;
   /// The place of the last event of this thread, null if there is none.
   Event* last_written() noexcept;
-  /// Says late where an event of this thread happened, unless it has been overwritten since.
+  /// Says late where an event of this thread happened, unless it has been overwritten since. The table of live blocks hears
+  /// of it when the allocator next adds or removes a block of that device.
   void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
   /// Takes it out again; `free_sequence` is that of its free_requested.
   void remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept;
+  /// Forgets all blocks of a device. Under its lock, like the two above.
+  void forget_blocks(uint32_t device) noexcept;
 
   /// The index of this name or context, the same for equal ones; 0 when there is no more room. Locks: not for the allocator.
   uint32_t intern(std::string_view name);
@@ -84,6 +88,16 @@ class TraceWriter {
   void finish() noexcept;
 
  private:
+  /// A place that came late, on its way to the table of live blocks, which only the holder of the allocator's lock may touch.
+  struct LatePlace {
+    enum class State : uint8_t { empty, being_filled, waiting };
+    std::atomic<State> state = State::empty;
+    uint64_t address = 0;
+    uint64_t sequence = 0;
+    uint32_t context = 0;
+  };
+  void post_late_place(const Event& written, uint32_t context) noexcept;
+  void take_late_place(uint32_t device) noexcept;
   struct ContextHash {
     size_t operator()(const Context& context) const noexcept;
   };
@@ -98,6 +112,7 @@ class TraceWriter {
   TraceHeader* header_ = nullptr;
   std::atomic<bool> on_ = true;
   std::unique_ptr<LiveTable> tables_[kMaxDevices];
+  LatePlace late_places_[kMaxDevices];
 
   std::mutex interning_;
   std::unordered_map<std::string, uint32_t> names_;

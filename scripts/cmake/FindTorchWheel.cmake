@@ -4,6 +4,7 @@
 # Output: wheel::torch         headers and libraries of LibTorch, as system headers
 #         wheel::cuda_headers  cuda.h, cuda_runtime_api.h, cublas, nccl, ... (needs the PyPI package cuda-toolkit[crt,cccl])
 #         wheel::cudnn_headers cudnn.h
+#         wheel::nccl_headers  nccl.h
 #         TorchWheel_VERSION, TorchWheel_CUDA_LIB_DIR, TorchWheel_CUDNN_LIB_DIR, TorchWheel_NCCL_LIB_DIR, TorchWheel_NEWEST_ARCHITECTURES
 
 if(NOT OOMDIAG_TORCH AND DEFINED ENV{OOMDIAG_TORCH})
@@ -47,6 +48,10 @@ if(NOT TARGET wheel::cuda_headers)
   add_library(wheel::cudnn_headers INTERFACE IMPORTED)
   target_include_directories(wheel::cudnn_headers SYSTEM INTERFACE "${nvidia}/cudnn/include")
   target_link_libraries(wheel::cudnn_headers INTERFACE wheel::cuda_headers)
+
+  add_library(wheel::nccl_headers INTERFACE IMPORTED)
+  target_include_directories(wheel::nccl_headers SYSTEM INTERFACE "${nvidia}/nccl/include")
+  target_link_libraries(wheel::nccl_headers INTERFACE wheel::cuda_headers)
 
   # --no-as-needed: without a direct symbol the linker would drop libtorch_cuda, and CUDA would not be registered.
   add_library(wheel::torch INTERFACE IMPORTED)

@@ -11,6 +11,7 @@ constexpr const char* kCard = R"({
   "id": "h100-sxm", "aliases": ["h100"], "name": "NVIDIA H100 80GB HBM3",
   "total_bytes": {"value": 85029158912, "mark": "S", "source": "somebody's log"},
   "compute_capability": {"value": "9.0", "mark": "P", "source": "specification"},
+  "multiprocessors": {"value": 132, "mark": "S", "source": "somebody's log"},
   "context_bytes": {"value": 500, "mark": "U", "source": "a rule"},
   "first_kernel_bytes": {"value": 50, "mark": "U", "source": "a median"}
 })";
@@ -27,6 +28,7 @@ TEST_CASE("a card is found by its id, its aliases and CUDA's name for it", "[cli
   CHECK(cards[0].total_bytes == 85029158912);
   CHECK(cards[0].mark == "S");
   CHECK(cards[0].context_bytes == 550);
+  CHECK(cards[0].card.threads_per_multiprocessor == 2048);  // what its compute capability has
   for (const char* name : {"h100-sxm", "H100_SXM", "h100", "nvidia h100 80gb hbm3"})
     CHECK(find_card(cards, name) == cards[0]);
 }
@@ -45,8 +47,37 @@ TEST_CASE("an unknown card is answered with the nearest", "[cli]") {
 
 TEST_CASE("a file that is no card is one clear error", "[cli]") {
   const TemporaryFolder folder;
-  for (const char* text : {"", "{", "[]", "{\"name\": 1}", "{\"name\": \"x\", \"total_bytes\": 5}"}) {
+  for (const char* text :
+       {"", "{", "[]", "{\"name\": 1}", "{\"name\": \"x\", \"total_bytes\": 5}", "{\"nam\": \"x\"}"}) {
     CHECK_THROWS_AS(read_card_entry(folder.write("bad.json", text)), Error);
   }
   CHECK_THROWS_AS(read_card_entry(folder.path() / "absent.json"), Error);
+}
+
+TEST_CASE("a card without code in this torch is refused with the reason", "[cli]") {
+  const TemporaryFolder folder;
+  std::string old = kCard;
+  old.replace(old.find("9.0"), 3, "7.0");
+  const auto file = folder.write("old.json", old);
+
+  CHECK(read_catalogue(folder.path()).empty());
+  REQUIRE(read_unsupported(folder.path()).size() == 1);
+  for (const std::string& name : {file.string(), std::string("h100")}) {
+    try {
+      choose_card(folder.path(), name);
+      FAIL("chosen");
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::usage);
+      CHECK(std::string(error.what()).find("its compute capability is 7.0") != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("a kernel is of the newest architecture that the card runs", "[cli]") {
+  Card card;
+  card.compute_major = 8;
+  card.compute_minor = 9;
+  CHECK(pick_architecture(card, "75,80,86,90") == 86);
+  CHECK(runs_code_for(card, "80"));
+  CHECK_FALSE(runs_code_for(card, "75,90"));
 }

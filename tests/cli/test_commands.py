@@ -114,7 +114,7 @@ class Run(CommandLine):
 
 class Usage(CommandLine):
     def test_help_begins_with_an_example(self):
-        for command in [], ["train"], ["run"], ["explain"], ["devices"], ["models"]:
+        for command in [], ["train"], ["run"], ["explain"], ["devices"], ["models"], ["env"]:
             result = self.oomdiag(*command, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertTrue(result.stdout.startswith("example: oomdiag "), result.stdout)
@@ -134,6 +134,8 @@ class Usage(CommandLine):
         self.check_error(["train", "--memory", "8XB", "--device", "h200"], 2, "8GiB")
         self.check_error(["train", "--memory", "1MiB", "--device", "h200"], 2, "256MiB")
         self.check_error(["run", "--device", "real", "--memory", "8GiB", "--", "true"], 2, "virtual")
+        self.check_error(["run", "--device", "t4", "--count", "17", "--", "true"], 2, "from 1 to 16")
+        self.check_error(["run", "--device", "t4,h200", "--count", "2", "--", "true"], 2, "a100-80,a100-80")
         self.check_error(["run", "--device", "real", "-o", "absent/report.json", "--", "true"], 2, "absent")
         self.check_error(["run"], 2, "oomdiag run")
 
@@ -160,6 +162,23 @@ class Devices(CommandLine):
         for card in cards:
             self.assertIn(card["id"], table.stdout)
             self.assertGreater(card["total_bytes"], card["context_bytes"])
+
+    def test_cards_that_this_torch_has_no_code_for_are_known_by_name(self):
+        table = self.oomdiag("devices", "--all").stdout
+        self.assertIn(" gtx1080, ", table)
+        for name in ("gtx1080", "GTX-1080", "v100-32", "orin-nx-16"):
+            self.check_error(["train", "--model", "deepcnn", "--device", name], 2, "no virtual ", "oomdiag devices")
+
+    def test_a_machine_without_a_gpu_has_no_card_to_measure(self):
+        self.check_error(["devices", "-o", "card.json"], 2, "--measure")
+        if not pathlib.Path("/dev/nvidiactl").exists():
+            self.check_error(["devices", "--measure"], 1, "no card to measure")
+
+    def test_a_card_of_ones_own_is_a_copy_with_other_numbers(self):
+        card = json.loads(pathlib.Path(json.loads(self.oomdiag("devices", "--json").stdout)[0]["file"]).read_text())
+        card["total_bytes"]["value"] = "much"
+        (self.folder / "mine.json").write_text(json.dumps(card))
+        self.check_error(["train", "--model", "deepcnn", "--device", "./mine.json"], 1, "mine.json", '"total_bytes"')
 
     def test_it_starts_in_milliseconds(self):
         best = min(self.time_devices() for _ in range(5))

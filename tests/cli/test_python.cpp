@@ -43,6 +43,15 @@ TEST_CASE("the caller's python runs if it has our torch, the private one if it h
 
   CHECK(choose_python("python", "2.15.1+cu132", install).executable == "python");
   CHECK(choose_python("python", std::nullopt, install).executable == "/private/python");
-  CHECK_THROWS_AS(choose_python("python", "2.11.0+cu130", install), Error);
-  CHECK_THROWS_AS(choose_python("python", "2.15.0+cpu", install), Error);
+}
+
+TEST_CASE("a python whose torch cannot be recorded runs all the same, and it is said why", "[cli]") {
+  const Install install = built_for("2.15.0+cu132");
+
+  const PythonChoice older = choose_python("python", "2.11.0+cu130", install);
+  CHECK(older.executable == "python");
+  CHECK(older.note.find("built for torch 2.15") != std::string::npos);
+  const PythonChoice without_cuda = choose_python("python", "2.15.0+cpu", install);
+  CHECK(without_cuda.executable == "python");
+  CHECK(without_cuda.note.find("without CUDA") != std::string::npos);
 }

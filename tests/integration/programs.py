@@ -83,6 +83,44 @@ def amp(batch):
     return model, loss
 
 
+def reentrant(batch):
+    model, _ = checkpointed(1)
+    x = torch.randn(batch, 1024, device="cuda", requires_grad=True)
+
+    def loss():
+        y = x
+        for part in model.parts:
+            y = checkpoint(part, y, use_reentrant=True)
+        return y.square().mean()
+
+    return model, loss
+
+
+def two_threads(batch):
+    """Two threads run forward and backward of a model each, at the same time; the loss that is returned is a third's."""
+    import threading
+    models = [nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).cuda() for _ in range(3)]
+    x = torch.randn(batch, 512, device="cuda")
+
+    def loss():
+        threads = [threading.Thread(target=lambda m=m: m(x).square().mean().backward()) for m in models[1:]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return models[0](x).square().mean()
+
+    return nn.ModuleList(models), loss
+
+
+def compiled(batch):
+    """Backward as one node, CompiledFunctionBackward; the graphs run op by op, as no compiler is at hand everywhere."""
+    model, _ = batch_norm(1)
+    fast = torch.compile(model, backend="aot_eager")
+    x = torch.randn(batch, 3, 32, 32, device="cuda")
+    return model, lambda: fast(x).square().mean()
+
+
 def resnet50(batch):
     import torchvision
     model = torchvision.models.resnet50().cuda()
@@ -108,7 +146,8 @@ def train(make, batch, steps):
 
 
 def main():
-    programs = {f.__name__: f for f in (mlp, batch_norm, checkpointed, custom_function, amp, resnet50, gpt2)}
+    programs = {f.__name__: f for f in (mlp, batch_norm, checkpointed, reentrant, custom_function, amp, two_threads, compiled,
+                                           resnet50, gpt2)}
     parser = argparse.ArgumentParser()
     parser.add_argument("program", choices=programs)
     parser.add_argument("--batch", type=int, default=8)

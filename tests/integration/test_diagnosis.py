@@ -44,7 +44,7 @@ class DiagnosisTest(unittest.TestCase):
         """What holds for every report."""
         import jsonschema
         jsonschema.validate(report, SCHEMA)
-        for device in report["devices"] or [report]:
+        for device in report["devices"]:
             self.assertEqual(sum(device["card"].values()), device["device"]["total_bytes"])
             if device["failure"]:
                 self.assertEqual(sum(device["categories"].values()), device["failure"]["allocated_bytes"])
@@ -126,6 +126,10 @@ class Train(DiagnosisTest):
         self.assertEqual(attribution["with_node_bytes"], attribution["backward_bytes"])
         self.assertEqual(attribution["with_forward_op_bytes"] + attribution["accumulate_bytes"],
                          attribution["backward_bytes"])
+        if report["attribution"]["with_source_bytes"]:  # a Python program: C++ has no lines
+            self.assertEqual(attribution["with_source_bytes"], attribution["with_forward_op_bytes"])
+        # What has none is outside of any module, as a loss function is.
+        self.assertGreaterEqual(attribution["with_module_bytes"], 0.95 * attribution["with_forward_op_bytes"])
 
     def test_the_cpp_samples_first_allocation_is_seen(self):
         _, report = self.train("--model", "deepcnn")
@@ -135,7 +139,7 @@ class Train(DiagnosisTest):
 class Peaks(DiagnosisTest):
     """What oomdiag says equals what PyTorch itself says, to the byte."""
 
-    PROGRAMS = ["mlp", "batch_norm", "checkpointed", "custom_function", "amp"]
+    PROGRAMS = ["mlp", "batch_norm", "checkpointed", "reentrant", "custom_function", "amp", "compiled"]
 
     def peaks(self, *arguments, **options):
         done, report = self.run_program(PROGRAMS, *arguments, **options)
@@ -150,6 +154,10 @@ class Peaks(DiagnosisTest):
             with self.subTest(program=program):
                 report = self.peaks(program, "--batch", "64")
                 Train.check_attribution(self, report)
+
+    def test_two_threads(self):
+        _, report = self.run_program(PROGRAMS, "two_threads", "--batch", "64")  # their peak depends on how they interleave
+        Train.check_attribution(self, report)
 
     def test_peaks_with_other_allocator_settings(self):
         for settings in ("expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:32"):
@@ -313,6 +321,43 @@ class Steady(DiagnosisTest):
         self.assertRegex(steady["failure"]["source"], r"<string>:18$")
         self.assertEqual(steady["failure"], watched["failure"])
         self.assertEqual(steady["categories"], watched["categories"])
+
+
+class Places(DiagnosisTest):
+    """Where in the user's program something happened."""
+
+    def test_scopes_of_the_user_and_nvtx_ranges_are_part_of_the_path(self):
+        _, report = self.run_code("""
+            import torch
+            def encode(x):
+                with torch.profiler.record_function("encode"):
+                    torch.cuda.nvtx.range_push("inner")
+                    y = torch.relu(x)
+                    torch.cuda.nvtx.range_pop()
+                    return y
+            x = torch.zeros(1 << 28, device="cuda", requires_grad=True)
+            def main():
+                return [encode(x) for _ in range(99)]
+            main()
+            """)
+        self.assertEqual(report["failure"]["module"], "encode.inner")
+        self.assertRegex(report["failure"]["source"], r"<string>:6$")
+        calls = [call.rpartition(" in ")[2] for call in report["failure"]["stack"]]
+        self.assertEqual(calls, ["encode", "<listcomp>", "main", "<module>"])
+
+    def test_a_backward_failure_has_the_stack_of_its_forward_line(self):
+        _, report = self.run_code("""
+            import torch
+            def square(x):
+                return x * x
+            x = torch.zeros(1 << 28, device="cuda", requires_grad=True)
+            y = square(x)
+            rest = torch.empty(1 << 28, device="cuda")
+            y.backward(y)
+            """, memory="4GiB")
+        self.assertEqual(report["failure"]["phase"], "backward")
+        calls = [call.rpartition(" in ")[2] for call in report["failure"]["stack"]]
+        self.assertEqual(calls, ["square", "<module>"])
 
 
 class DoNoHarm(DiagnosisTest):
@@ -555,6 +600,66 @@ class Snapshots(DiagnosisTest):
         first = done.stdout.split("first differences of blocks")[1].splitlines()[1:3]
         self.assertIn(f"alloc {8 * 3 * 32 * 32 * 4} bytes", first[0])
         self.assertIn(f"alloc {16 * 3 * 32 * 32 * 4} bytes  <string>:9", first[1])
+
+
+class Devices(DiagnosisTest):
+    """What a virtual device is told to be."""
+
+    def test_the_card_that_failed_comes_first_of_several(self):
+        done, report = self.run_code("""
+            import torch
+            kept = torch.ones(64 << 20, dtype=torch.uint8, device="cuda:0")
+            first, second = torch.nn.Linear(512, 512).to("cuda:0"), torch.nn.Linear(512, 10).to("cuda:1")
+            second(first(torch.randn(64, 512, device="cuda:0")).to("cuda:1")).sum().backward()
+            import time; time.sleep(0.3)  # see run_code
+            torch.empty(20 << 30, dtype=torch.uint8, device="cuda:1")
+        """, device="a100-40,t4")
+        self.assertEqual((done.returncode, report["outcome"]), (1, "out_of_memory"))
+        self.assertEqual([device["device"]["name"] for device in report["devices"]],
+                         ["NVIDIA A100-SXM4-40GB", "Tesla T4"])
+        self.assertEqual((report["device"]["index"], report["failure"]["op"]), (1, "aten::empty"))
+        self.assertIsNone(report["devices"][0]["failure"])
+        self.assertGreaterEqual(report["devices"][0]["peak"]["allocated_bytes"], 64 << 20)
+        self.assertRegex(done.stderr, "Tesla T4 .virtual.")
+
+    def test_sizes_and_branches_that_came_from_the_card_are_named(self):
+        done, report = self.run_code("""
+            import torch
+            x = torch.randn(64, device="cuda")
+            for _ in range(3):
+                y = x[x > 0]
+            if (x > 0).all():
+                pass
+            print(x.sum().item(), torch.ones(3).cuda().sum().shape, torch.tensor(3.0).cuda().item())
+        """)
+        self.assertEqual(done.returncode, 0)
+        about = [limit for limit in report["limits"] if "data-dependent" in limit or "read as zeros" in limit]
+        self.assertEqual(len(about), 3, about)
+        self.assertRegex(about[0], r"^data-dependent: index at <string>:\d+, 3 times; peaks after it are a lower bound$")
+        self.assertRegex(about[1], r"^data-dependent: is_nonzero at <string>:\d+; peaks")
+        self.assertRegex(about[2], r"were read as zeros: item at <string>:\d+; it matters only")
+
+    def test_the_report_says_whether_work_takes_time(self):
+        code = """
+            import torch
+            side = torch.cuda.Stream()
+            x = torch.empty(1 << 28, device="cuda")
+            with torch.cuda.stream(side):
+                for _ in range(1000):  # seconds of modelled time: this machine may be slow
+                    x.fill_(1)
+            x.record_stream(side)
+            del x
+            print(torch.cuda.memory_stats()["active_bytes.all.current"] > 0)
+            torch.empty(1, device="cuda")
+        """
+        for options, said, pending in (([], "work takes no time", "False"), (["--clocked"], "work takes modelled time", "True")):
+            output = self.folder / "report.json"
+            program = textwrap.dedent(code) + "\nprint(torch.cuda.memory_stats()['active_bytes.all.current'] > 1 << 20)\n"
+            done = oomdiag("run", "--device", "rtx3060", *options, "-o", output, "--", sys.executable, "-c", program,
+                           folder=self.folder)
+            report = self.check_report(json.loads(output.read_text()))
+            self.assertTrue(any(said in limit for limit in report["limits"]), report["limits"])
+            self.assertEqual(done.stdout.split()[-1], pending, done.stderr)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python test_device.py --libraries build/lib/virtual_device --cards extension/virtual_device/cards [--group slow] [case …]
 
 Cases that want the same card and environment share one child process, in which the libraries are preloaded. One line per case, then
-"N passed, N failed, N skipped"; exit 1 if any failed. The cases are in device_cases.py.
+"N passed, N failed, N skipped"; exit 1 if any failed. The cases are in the *_cases.py beside this file; device_cases.py has what they share.
 """
 
 import argparse
@@ -14,9 +14,13 @@ import subprocess
 import sys
 import tempfile
 
+import card_cases  # noqa: F401, the import registers its cases
 import device_cases
+import library_cases  # noqa: F401
+import program_cases  # noqa: F401
 
-LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1"]
+LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",
+             "libcufft.so.12", "libcusolver.so.12", "libcusparse.so.12", "libcusparseLt.so.0", "libnccl.so.2", "libcupti.so.13"]
 # What a developer's shell may hold and no test must see.
 FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBLAS")
 
@@ -24,15 +28,16 @@ FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBL
 def child_environment(args, card, extra):
     environment = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
     environment["LD_PRELOAD"] = ":".join(str(args.libraries / name) for name in LIBRARIES)
+    environment["TRITON_LIBCUDA_PATH"] = str(args.libraries)
     environment["OOMDIAG_CARDS"] = str(args.cards)  # for the cases, not for the device
     if card:
-        environment["OOMDIAG_CARD"] = str(args.cards / f"{card}.json")
+        environment["OOMDIAG_CARD"] = "\n".join(str(args.cards / f"{name}.json") for name in card.split(","))
     return environment | extra
 
 
 def run_cases(args, card, extra, cases):
     """Runs `cases` in one child; returns {name: outcome}, a case without an outcome having died."""
-    command = [sys.executable, device_cases.__file__, *[case.__name__ for case in cases]]
+    command = [sys.executable, cases[0].__code__.co_filename, *[case.__name__ for case in cases]]
     child = subprocess.run(command, env=child_environment(args, card, dict(extra)), capture_output=True, text=True)
     outcomes = {}
     for line in child.stdout.splitlines():
@@ -57,7 +62,8 @@ def main():
     chosen = [case for case in device_cases.CASES if (case.__name__ in args.cases if args.cases else case.group == args.group)]
     batches = {}
     for case in chosen:
-        batches.setdefault((case.card, tuple(sorted(case.environment.items()))), []).append(case)
+        key = (case.card, tuple(sorted(case.environment.items())), case.__code__.co_filename)
+        batches.setdefault(key, []).append(case)
 
     # LD_PRELOAD splits at spaces and colons, which the path of a checkout may have.
     folder = tempfile.TemporaryDirectory()
@@ -66,7 +72,7 @@ def main():
     args.libraries = link
 
     counts = {"ok": 0, "FAIL": 0, "skip": 0}
-    for (card, extra), cases in batches.items():
+    for (card, extra, _), cases in batches.items():
         outcomes = run_cases(args, card, extra, cases)
         for case in cases:
             line = outcomes[case.__name__]

@@ -7,19 +7,12 @@
 
 #include <cstring>
 
+#include "extension/virtual_device/blas/handle.h"
 #include "extension/virtual_device/driver/device.h"
 
+using oomdiag::find_handle;
+
 namespace {
-
-struct Handle {
-  cudaStream_t stream = nullptr;
-  cublasMath_t math_mode = CUBLAS_DEFAULT_MATH;
-  cublasPointerMode_t pointer_mode = CUBLAS_POINTER_MODE_HOST;
-  cublasAtomicsMode_t atomics_mode = CUBLAS_ATOMICS_NOT_ALLOWED;
-  int multiprocessors = 0;
-};
-
-Handle* find_handle(cublasHandle_t handle) { return reinterpret_cast<Handle*>(handle); }
 
 cublasStatus_t submit(cublasHandle_t handle) {
   if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -62,7 +55,7 @@ extern "C" int oomdiag_compute(void* handle) { return submit(static_cast<cublasH
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
   if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
-  *handle = reinterpret_cast<cublasHandle_t>(new Handle);
+  *handle = reinterpret_cast<cublasHandle_t>(new oomdiag::BlasHandle);
   return CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {

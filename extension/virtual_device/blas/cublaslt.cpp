@@ -1,23 +1,34 @@
 // cuBLASLt. PyTorch takes the largest workspace that it allows itself, whatever the heuristic says,
-// so that any successful answer will do. Descriptors are opaque: nothing is kept of them.
+// so that any successful answer will do. Descriptors are opaque; of matrices the sizes are kept.
 
 #include <cublasLt.h>
 
+#include <cstring>
+
+#include "extension/virtual_device/blas/handle.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/stubs/answers.h"
+
+using oomdiag::give_new;
+using oomdiag::take_back;
 
 namespace {
 
-/// Each handle and descriptor is one of its own: programs keep state by them.
-template <typename Handle>
-cublasStatus_t give_new(Handle* handle) {
-  *handle = reinterpret_cast<Handle>(new char);
-  return CUBLAS_STATUS_SUCCESS;
-}
+/// What is kept of a matrix: how long a product takes follows from it.
+struct Layout {
+  cudaDataType type = CUDA_R_32F;
+  double rows = 0;
+  double columns = 0;
+  int32_t batch = 1;
+};
 
-template <typename Handle>
-cublasStatus_t take_back(Handle handle) {
-  delete reinterpret_cast<const char*>(handle);
-  return CUBLAS_STATUS_SUCCESS;
+const Layout& find_layout(cublasLtMatrixLayout_t layout) { return *reinterpret_cast<const Layout*>(layout); }
+
+/// The common side of a product is what the first factor has beside the rows of the result, transposed or not.
+double count_flops(const Layout& first, const Layout& result) {
+  if (result.rows == 0) return 0;
+  const double common = first.rows * first.columns / result.rows;
+  return oomdiag::count_flops(result.rows, result.columns, common, result.batch, first.type);
 }
 
 cublasStatus_t submit(cudaStream_t stream) {
@@ -60,16 +71,21 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmul
   return CUBLAS_STATUS_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType, uint64_t,
-                                                              uint64_t, int64_t) {
-  return give_new(layout);
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
+                                                              uint64_t rows, uint64_t columns, int64_t) {
+  auto* kept = new Layout{.type = type, .rows = static_cast<double>(rows), .columns = static_cast<double>(columns)};
+  *layout = reinterpret_cast<cublasLtMatrixLayout_t>(kept);
+  return CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-  return take_back(layout);
+  delete reinterpret_cast<Layout*>(layout);
+  return CUBLAS_STATUS_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t,
-                                                                    cublasLtMatrixLayoutAttribute_t, const void*,
-                                                                    size_t) {
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                                    cublasLtMatrixLayoutAttribute_t attribute,
+                                                                    const void* value, size_t bytes) {
+  const bool is_batch = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == sizeof(int32_t);
+  if (is_batch) std::memcpy(&reinterpret_cast<Layout*>(layout)->batch, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -114,13 +130,22 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLt
                                                                         const void*, size_t) {
   return CUBLAS_STATUS_SUCCESS;
 }
+/// Everything of the one algorithm is number 0.
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t*,
+                                                                        cublasLtMatmulAlgoConfigAttributes_t,
+                                                                        void* value, size_t bytes, size_t* written) {
+  if (value) std::memset(value, 0, bytes);
+  if (written) *written = bytes;
+  return CUBLAS_STATUS_SUCCESS;
+}
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*,
-                                                  cublasLtMatrixLayout_t, const void*, cublasLtMatrixLayout_t,
+                                                  cublasLtMatrixLayout_t first, const void*, cublasLtMatrixLayout_t,
                                                   const void*, const void*, cublasLtMatrixLayout_t, void*,
-                                                  cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t*, void*, size_t,
-                                                  cudaStream_t stream) {
-  return submit(stream);
+                                                  cublasLtMatrixLayout_t result, const cublasLtMatmulAlgo_t*, void*,
+                                                  size_t, cudaStream_t stream) {
+  const double flops = count_flops(find_layout(first), find_layout(result));
+  return oomdiag_device_multiply(stream, flops) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixTransform(cublasLtHandle_t, cublasLtMatrixTransformDesc_t, const void*,
                                                            const void*, cublasLtMatrixLayout_t, const void*,

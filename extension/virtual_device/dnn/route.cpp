@@ -15,7 +15,7 @@
 //
 // This library is preloaded and has cuDNN's version node, libcudnn.so.9, but a SONAME of its own: programs bind to the
 // functions that it defines, and find all others in the real library, which must be there. What takes a handle and has
-// no such route is in batch_norm.cpp and rnn.cpp, or a generated stub: a handle of ours must never reach the real
+// no such route is in legacy.cpp and rnn.cpp, or a generated stub: a handle of ours must never reach the real
 // library.
 
 #include <cudnn.h>

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "extension/virtual_device/driver/callbacks.h"
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 
@@ -30,6 +32,7 @@ OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsign
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
+  OOMDIAG_OBSERVED(cuDevicePrimaryCtxRetain, context, ordinal);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
@@ -71,7 +74,19 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice(CUdevice* ordinal) {
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize() { return oomdiag_device_check_capture(); }
+/// Of a given context, or for null of the current one.
+OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevice_v2(CUdevice* ordinal, CUcontext context) {
+  if (!context) return cuCtxGetDevice(ordinal);
+  *ordinal = device_of(context)->ordinal;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize() {
+  if (const CUresult error = oomdiag_device_check_capture()) return error;
+  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  oomdiag::wait_until(current_device()->end_ns);
+  return CUDA_SUCCESS;
+}
 
 OOMDIAG_ENTRY_POINT CUresult cuCtxGetApiVersion(CUcontext, unsigned* version) {
   *version = CUDA_VERSION;
@@ -103,8 +118,21 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuCtxSetLimit(CUlimit, size_t) { return CUDA_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUresult cuCtxEnablePeerAccess(CUcontext, unsigned) { return CUDA_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUresult cuCtxDisablePeerAccess(CUcontext) { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned) {
+  Device* device = current_device();
+  if (!device || !peer) return CUDA_ERROR_INVALID_CONTEXT;
+  int can = 0;
+  cuDeviceCanAccessPeer(&can, device->ordinal, device_of(peer)->ordinal);
+  if (!can) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  const uint32_t bit = 1u << device_of(peer)->ordinal;
+  return device->peers.fetch_or(bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+  Device* device = current_device();
+  if (!device || !peer) return CUDA_ERROR_INVALID_CONTEXT;
+  const uint32_t bit = 1u << device_of(peer)->ordinal;
+  return device->peers.fetch_and(~bit) & bit ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+}
 
 OOMDIAG_ENTRY_POINT CUresult cuCtxGetFlags(unsigned* flags) {
   *flags = 0;

@@ -1,8 +1,9 @@
-// Copies and sets. All are done at once (stream.h), with the contents that contents.cpp keeps.
+// Copies and sets, with the contents that contents.cpp keeps. Those are moved at once, whatever the clocks say.
 
 #include <cuda.h>
 
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -10,8 +11,29 @@ namespace {
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
+/// Within a card a copy reads and writes its memory; every other one goes over the bus.
+oomdiag::Work work_of_copy(const void* to, const void* from, size_t bytes) {
+  const auto target = oomdiag::find_range(to);
+  const auto source = oomdiag::find_range(from);
+  const auto is_on_card = [](const auto& range) { return range && range->kind == oomdiag::MemoryKind::device; };
+  const bool is_within = is_on_card(target) && is_on_card(source) && target->device == source->device;
+  const auto amount = static_cast<double>(bytes);
+  return is_within ? oomdiag::Work{.memory_bytes = 2 * amount} : oomdiag::Work{.bus_bytes = amount};
+}
+
+/// Puts the copy onto the stream's clock; where the host's side is pageable, the host waits for it.
+void pass_time(oomdiag::Stream& stream, const void* to, const void* from, size_t bytes) {
+  if (!oomdiag::is_clocked()) return;
+  oomdiag::add_work(stream, work_of_copy(to, from, bytes));
+  if (!oomdiag::find_range(to) || !oomdiag::find_range(from)) oomdiag::wait_until(oomdiag::end_of(stream));
+}
+
 CUresult copy_now(void* to, const void* from, size_t bytes) {
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
+  oomdiag::Stream* stream = oomdiag::find_stream(nullptr);
+  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  pass_time(*stream, to, from, bytes);
+  oomdiag::wait_until(oomdiag::end_of(*stream));
   oomdiag_device_copy(to, from, bytes);
   return CUDA_SUCCESS;
 }
@@ -25,7 +47,10 @@ CUresult check_captured_copy(CUstream handle, const void* to, const void* from) 
 
 CUresult copy_on(CUstream stream, void* to, const void* from, size_t bytes) {
   if (const CUresult error = check_captured_copy(stream, to, from)) return error;
-  if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEMCPY)) return error;
+  oomdiag::Stream* found = oomdiag::find_stream(stream);
+  if (!found) return CUDA_ERROR_INVALID_CONTEXT;
+  oomdiag::capture_work(*found, CU_GRAPH_NODE_TYPE_MEMCPY);
+  pass_time(*found, to, from, bytes);
   oomdiag_device_copy(to, from, bytes);
   return CUDA_SUCCESS;
 }

@@ -1,6 +1,7 @@
 // cuInit, devices and what they say of themselves. None of these makes a context.
 
 #include <cuda.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -8,6 +9,8 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/shared_cards.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 using oomdiag::Card;
@@ -115,7 +118,7 @@ int card_attribute(const Device& device, CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
       return card.memory_bus_bits;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
-      return device.ordinal + 1;
+      return device.index + 1;
     case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO:
       return double_ratio(card);
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
@@ -130,8 +133,10 @@ CUresult parse_bus_id(CUdevice* device, const char* text) {
   unsigned domain = 0;
   unsigned bus = 0;
   if (std::sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
-  *device = static_cast<int>(bus) - 1;
-  return find_device(*device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  const Device* found = oomdiag::find_installed(static_cast<int>(bus) - 1);
+  if (!found || found->ordinal < 0) return CUDA_ERROR_INVALID_DEVICE;
+  *device = found->ordinal;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -144,7 +149,7 @@ OOMDIAG_ENTRY_POINT CUresult cuDriverGetVersion(int* version) {
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetCount(int* count) {
-  *count = static_cast<int>(oomdiag::devices().size());
+  *count = oomdiag::count_devices();
   return oomdiag::check_initialized();
 }
 
@@ -162,14 +167,16 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetName(char* name, int length, CUdevice or
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
-  if (!find_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
-  oomdiag::write_uuid(uuid->bytes, ordinal);
+  const Device* device = find_device(ordinal);
+  if (!device) return CUDA_ERROR_INVALID_DEVICE;
+  oomdiag::write_uuid(uuid->bytes, device->index);
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
-  if (!find_device(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
-  std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", static_cast<unsigned>(ordinal + 1));
+  const Device* device = find_device(ordinal);
+  if (!device) return CUDA_ERROR_INVALID_DEVICE;
+  std::snprintf(text, static_cast<size_t>(length), "0000:%02X:00.0", static_cast<unsigned>(device->index + 1));
   return CUDA_SUCCESS;
 }
 
@@ -191,13 +198,20 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-  *can = device != peer && find_device(device) && find_device(peer);
+/// Cards of one kind reach each other, others do not: what a machine really allows depends on its board and its links.
+OOMDIAG_ENTRY_POINT CUresult cuDeviceCanAccessPeer(int* can, CUdevice ordinal, CUdevice peer_ordinal) {
+  const Device* device = find_device(ordinal);
+  const Device* peer = find_device(peer_ordinal);
+  if (!device || !peer) return CUDA_ERROR_INVALID_DEVICE;
+  *can = device != peer && device->card.name == peer->card.name;
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice, CUdevice) {
-  *value = attribute != CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED;
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice device,
+                                                     CUdevice peer) {
+  if (const CUresult error = cuDeviceCanAccessPeer(value, device, peer)) return error;
+  if (attribute == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK) *value = 0;
+  if (attribute == CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED) *value = 0;
   return CUDA_SUCCESS;
 }
 
@@ -211,7 +225,39 @@ const char* oomdiag_device_cudnn_description(int ordinal) {
   return device ? device->cudnn_description.c_str() : nullptr;
 }
 
-int64_t oomdiag_device_used_bytes(int ordinal) {
+bool oomdiag_device_describe(int index, oomdiag_card* card) {
+  oomdiag::initialize_devices();  // that no card is visible to CUDA does not hide it here
+  const Device* device = oomdiag::find_installed(index);
+  if (!device) return false;
+  *card = {.name = device->card.name.c_str(),
+           .total_bytes = device->card.total_bytes,
+           .used_bytes = oomdiag::count_used_bytes(*device),
+           .compute_major = device->card.compute_major,
+           .compute_minor = device->card.compute_minor,
+           .clock_khz = device->card.clock_khz};
+  return true;
+}
+
+int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
+  const Device* device = oomdiag::find_installed(index);
+  if (!device) return 0;
+  auto processes = oomdiag::list_others(index);
+  unsigned pid = 0;
+  int64_t held = 0;
+  const char* name = nullptr;
+  for (unsigned i = 0; oomdiag_device_neighbour(index, i, &pid, &held, &name); ++i) {
+    processes.push_back({.pid = static_cast<pid_t>(pid), .bytes = held});
+  }
+  if (device->has_context) processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->used_bytes});
+  const int count = static_cast<int>(processes.size());
+  for (int i = 0; i < std::min(count, room); ++i) {
+    pids[i] = processes[static_cast<size_t>(i)].pid;
+    bytes[i] = processes[static_cast<size_t>(i)].bytes;
+  }
+  return count;
+}
+
+int64_t oomdiag_device_context_bytes(int ordinal) {
   const Device* device = find_device(ordinal);
-  return device ? std::min<int64_t>(device->used_bytes, device->card.total_bytes) : 0;
+  return device ? device->card.context_bytes + device->card.first_kernel_bytes : 0;
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/graph.h"
 
@@ -172,8 +173,10 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphInstantiateWithParams(CUgraphExec* executabl
   return instantiate(executable, graph);
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuGraphLaunch(CUgraphExec, CUstream stream) {
-  return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_GRAPH);
+OOMDIAG_ENTRY_POINT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
+  if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_GRAPH)) return error;
+  oomdiag::add_time(*find_stream(stream), reinterpret_cast<Executable*>(executable)->body->time_ns);
+  return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuGraphUpload(CUgraphExec, CUstream) { return CUDA_SUCCESS; }
 

@@ -1,5 +1,5 @@
-// Sharing blocks and events between processes, as far as one process sees it: what another card's owner is charged for
-// is open.
+// Sharing blocks and events between processes. The process that shares a block is charged for it (shared_cards.h), the
+// others see address space of the same size. Contents do not go over: what is read there is a kernel's, as far as is known.
 
 #include <cuda.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@ namespace {
 
 struct SharedBlock {
   pid_t owner;
+  int card;  ///< its place in the machine: each process may call it differently
   int64_t bytes;
 };
 
@@ -20,20 +21,21 @@ struct SharedBlock {
 
 OOMDIAG_ENTRY_POINT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr block) {
   const auto range = oomdiag::find_range(reinterpret_cast<void*>(block));
-  if (!range) return CUDA_ERROR_INVALID_VALUE;
-  const SharedBlock shared{.owner = getpid(), .bytes = range->bytes};
+  const oomdiag::Device* device = range ? oomdiag::find_device(range->device) : nullptr;
+  if (!device) return CUDA_ERROR_INVALID_VALUE;
+  const SharedBlock shared{.owner = getpid(), .card = device->index, .bytes = range->bytes};
   *handle = {};
   std::memcpy(handle, &shared, sizeof shared);
   return CUDA_SUCCESS;
 }
 
-/// The owner's card holds the bytes; here they are address space.
 OOMDIAG_ENTRY_POINT CUresult cuIpcOpenMemHandle(CUdeviceptr* block, CUipcMemHandle handle, unsigned) {
   SharedBlock shared;
   std::memcpy(&shared, &handle, sizeof shared);
   if (shared.owner == getpid()) return CUDA_ERROR_INVALID_CONTEXT;
-  oomdiag_device_note("estimate", "cuIpcOpenMemHandle");
-  return oomdiag::allocate_managed(0, shared.bytes, reinterpret_cast<void**>(block));
+  oomdiag::Device* device = oomdiag::find_installed(shared.card);
+  if (!device || device->ordinal < 0 || shared.bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
+  return oomdiag::import_block(*device, shared.bytes, reinterpret_cast<void**>(block));
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuIpcCloseMemHandle(CUdeviceptr block) {

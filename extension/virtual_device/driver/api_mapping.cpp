@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/mapping.h"
 
@@ -26,7 +27,8 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAddressFree(CUdeviceptr begin, size_t bytes) {
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
-                                         const CUmemAllocationProp* wanted, unsigned long long) {
+                                         const CUmemAllocationProp* wanted, unsigned long long flags) {
+  OOMDIAG_OBSERVED(cuMemCreate, handle, bytes, wanted, flags);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   const bool is_on_card = wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   Device* device = is_on_card ? oomdiag::find_device(wanted->location.id) : nullptr;
@@ -35,15 +37,18 @@ OOMDIAG_ENTRY_POINT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  OOMDIAG_OBSERVED(cuMemRelease, handle);
   return oomdiag::release_pages(handle);
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemMap(CUdeviceptr begin, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
-                                      unsigned long long) {
+OOMDIAG_ENTRY_POINT CUresult cuMemMap(CUdeviceptr begin, size_t bytes, size_t offset,
+                                      CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  OOMDIAG_OBSERVED(cuMemMap, begin, bytes, offset, handle, flags);
   return oomdiag::map_pages(begin, static_cast<int64_t>(bytes), handle);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemUnmap(CUdeviceptr begin, size_t bytes) {
+  OOMDIAG_OBSERVED(cuMemUnmap, begin, bytes);
   return oomdiag::unmap_pages(begin, static_cast<int64_t>(bytes));
 }
 
@@ -57,6 +62,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemGetAccess(unsigned long long* flags, const CUm
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
+  OOMDIAG_OBSERVED(cuMemRetainAllocationHandle, handle, address);
   return oomdiag::retain_pages(reinterpret_cast<uintptr_t>(address), handle);
 }
 

@@ -2,7 +2,9 @@
 
 #include <cuda.h>
 
+#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -28,47 +30,60 @@ OOMDIAG_ENTRY_POINT CUresult cuMemGetInfo(size_t* free_bytes, size_t* total_byte
   Device* device = current_device();
   if (!device) return CUDA_ERROR_INVALID_CONTEXT;
   const int64_t total = device->card.total_bytes;
-  if (free_bytes) *free_bytes = static_cast<size_t>(total - oomdiag_device_used_bytes(device->ordinal));
+  if (free_bytes) *free_bytes = static_cast<size_t>(total - oomdiag::count_used_bytes(*device));
   if (total_bytes) *total_bytes = static_cast<size_t>(total);
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemAlloc(CUdeviceptr* block, size_t bytes) {
+  OOMDIAG_OBSERVED(cuMemAlloc_v2, block, bytes);
   if (const CUresult error = check_memory_call()) return error;
   if (!block || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   return oomdiag::allocate_block(*current_device(), static_cast<int64_t>(bytes), reinterpret_cast<void**>(block));
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemAllocManaged(CUdeviceptr* block, size_t bytes, unsigned) {
+OOMDIAG_ENTRY_POINT CUresult cuMemAllocManaged(CUdeviceptr* block, size_t bytes, unsigned flags) {
+  OOMDIAG_OBSERVED(cuMemAllocManaged, block, bytes, flags);
   if (const CUresult error = check_memory_call()) return error;
   return oomdiag::allocate_managed(current_device()->ordinal, static_cast<int64_t>(bytes),
                                    reinterpret_cast<void**>(block));
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemFree(CUdeviceptr block) {
+  OOMDIAG_OBSERVED(cuMemFree_v2, block);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
+  const auto range = oomdiag::find_range(host_pointer(block));
+  const Device* owner = range ? oomdiag::find_device(range->device) : nullptr;
+  if (owner) oomdiag::wait_until(owner->end_ns);  // a card that is still at work is waited for
   return oomdiag::free_block(host_pointer(block));
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemHostAlloc(void** block, size_t bytes, unsigned) {
+OOMDIAG_ENTRY_POINT CUresult cuMemHostAlloc(void** block, size_t bytes, unsigned flags) {
+  OOMDIAG_OBSERVED(cuMemHostAlloc, block, bytes, flags);
   if (const CUresult error = check_memory_call()) return error;
   return oomdiag::allocate_host(static_cast<int64_t>(bytes), block);
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemAllocHost(void** block, size_t bytes) { return cuMemHostAlloc(block, bytes, 0); }
+OOMDIAG_ENTRY_POINT CUresult cuMemAllocHost(void** block, size_t bytes) {
+  OOMDIAG_OBSERVED(cuMemAllocHost_v2, block, bytes);
+  return cuMemHostAlloc(block, bytes, 0);
+}
 
 OOMDIAG_ENTRY_POINT CUresult cuMemFreeHost(void* block) {
+  OOMDIAG_OBSERVED(cuMemFreeHost, block);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   return oomdiag::free_host(block);
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemHostRegister(void* begin, size_t bytes, unsigned) {
+OOMDIAG_ENTRY_POINT CUresult cuMemHostRegister(void* begin, size_t bytes, unsigned flags) {
+  OOMDIAG_OBSERVED(cuMemHostRegister_v2, begin, bytes, flags);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   return oomdiag::register_host(begin, static_cast<int64_t>(bytes));
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemHostUnregister(void* begin) {
+  OOMDIAG_OBSERVED(cuMemHostUnregister, begin);
   if (const CUresult error = oomdiag::check_initialized()) return error;
   return oomdiag::unregister_host(begin);
 }

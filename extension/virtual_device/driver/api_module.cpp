@@ -50,7 +50,8 @@ int function_attribute(CUfunction_attribute attribute) {
   }
 }
 
-CUresult launch(CUstream stream) { return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL); }
+/// Sizes of a grid of blocks, or of a block of threads.
+double count(unsigned x, unsigned y, unsigned z) { return double{1} * x * y * z; }
 
 }  // namespace
 
@@ -110,16 +111,21 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction) {
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                            unsigned, CUstream stream, void**, void**) {
-  return launch(stream);
+OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned,
+                                            CUstream stream, void**, void**) {
+  return oomdiag_device_launch(stream, count(grid_x, grid_y, grid_z) * count(block_x, block_y, block_z));
 }
-OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void**, void**) {
-  return launch(config->hStream);
+OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
+                                              void** extra) {
+  return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                        config->blockDimY, config->blockDimZ, 0, config->hStream, arguments, extra);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                                       unsigned, unsigned, CUstream stream, void**) {
-  return launch(stream);
+OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                                       unsigned grid_z, unsigned block_x, unsigned block_y,
+                                                       unsigned block_z, unsigned bytes, CUstream stream,
+                                                       void** arguments) {
+  return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, bytes, stream, arguments, nullptr);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads, size_t) {

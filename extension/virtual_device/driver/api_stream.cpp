@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include "extension/virtual_device/driver/capture.h"
+#include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/stream.h"
 
@@ -37,18 +38,36 @@ CUresult check_not_capturing(CUstream handle) {
   return stream->capture ? oomdiag::invalidate_capture(*stream) : CUDA_SUCCESS;
 }
 
+/// Whether the host has not come to that time yet.
+bool is_ahead(int64_t time_ns) { return oomdiag::is_clocked() && time_ns > oomdiag::host_time_ns(); }
+
 bool has_time(const Event& event) { return event.recorded_ns >= 0 && !(event.flags & CU_EVENT_DISABLE_TIMING); }
 
 }  // namespace
 
 CUresult oomdiag_device_check_capture() { return oomdiag::check_unsafe_call(); }
 
-CUresult oomdiag_device_submit(CUstream handle, CUgraphNodeType type) {
+namespace {
+
+CUresult submit(CUstream handle, CUgraphNodeType type, const oomdiag::Work& work) {
   Stream* stream = find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   if (type == CU_GRAPH_NODE_TYPE_KERNEL) oomdiag::load_kernels(*stream->device);
   oomdiag::capture_work(*stream, type);
+  oomdiag::add_work(*stream, work);
   return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult oomdiag_device_submit(CUstream stream, CUgraphNodeType type) { return submit(stream, type, {}); }
+
+CUresult oomdiag_device_launch(CUstream stream, double threads) {
+  return submit(stream, CU_GRAPH_NODE_TYPE_KERNEL, oomdiag::work_of_threads(threads));
+}
+
+CUresult oomdiag_device_multiply(CUstream stream, double flops) {
+  return submit(stream, CU_GRAPH_NODE_TYPE_KERNEL, {.flops = flops});
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamCreate(CUstream* handle, unsigned flags) {
@@ -68,11 +87,15 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamDestroy(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuStreamQuery(CUstream stream) { return check_not_capturing(stream); }
+OOMDIAG_ENTRY_POINT CUresult cuStreamQuery(CUstream handle) {
+  if (const CUresult error = check_not_capturing(handle)) return error;
+  return is_ahead(oomdiag::end_of(*find_stream(handle))) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
 
-OOMDIAG_ENTRY_POINT CUresult cuStreamSynchronize(CUstream stream) {
-  if (const CUresult error = check_not_capturing(stream)) return error;
-  return stream ? CUDA_SUCCESS : oomdiag::check_unsafe_call();
+OOMDIAG_ENTRY_POINT CUresult cuStreamSynchronize(CUstream handle) {
+  if (const CUresult error = check_not_capturing(handle)) return error;
+  oomdiag::wait_until(oomdiag::end_of(*find_stream(handle)));
+  return handle ? CUDA_SUCCESS : oomdiag::check_unsafe_call();
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
@@ -170,11 +193,14 @@ OOMDIAG_ENTRY_POINT CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 OOMDIAG_ENTRY_POINT CUresult cuEventQuery(CUevent event) {
   if (oomdiag::spoils_capture(*find_event(event))) return CUDA_ERROR_CAPTURED_EVENT;
-  return oomdiag::check_unsafe_call();
+  if (const CUresult error = oomdiag::check_unsafe_call()) return error;
+  return is_ahead(find_event(event)->recorded_ns) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventSynchronize(CUevent event) {
-  return oomdiag::spoils_capture(*find_event(event)) ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+  if (oomdiag::spoils_capture(*find_event(event))) return CUDA_ERROR_CAPTURED_EVENT;
+  oomdiag::wait_until(find_event(event)->recorded_ns);
+  return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {

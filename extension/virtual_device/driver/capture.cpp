@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "extension/virtual_device/driver/clock.h"
+
 namespace oomdiag {
 namespace {
 
@@ -147,14 +149,12 @@ CUresult record_event(Event& event, Stream& stream, unsigned flags) {
   if (event.device != stream.device) return CUDA_ERROR_INVALID_HANDLE;
   event.capture_id = 0;
   event.dependencies.clear();
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  event.recorded_ns = now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+  event.recorded_ns = std::max(host_time_ns(), end_of(stream));
   return CUDA_SUCCESS;
 }
 
 CUresult wait_for_event(Stream& stream, Event& event, unsigned flags) {
-  if (!is_any_capturing()) return CUDA_SUCCESS;
+  if (!is_any_capturing() && !is_clocked()) return CUDA_SUCCESS;
   std::lock_guard guard(stream_lock());
   const bool is_external = flags & CU_EVENT_WAIT_EXTERNAL;
   Capture* capture = event.capture_id ? find_live(event.capture_id) : nullptr;
@@ -164,6 +164,7 @@ CUresult wait_for_event(Stream& stream, Event& event, unsigned flags) {
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   }
   if (is_external) capture_work(stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
+  if (!stream.capture) stream.end_ns = std::max<int64_t>(stream.end_ns, event.recorded_ns);
   return CUDA_SUCCESS;
 }
 

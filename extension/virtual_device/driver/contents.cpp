@@ -1,74 +1,110 @@
-// What is in the memory of a card that has none: see memory.h. Kernels do nothing, so only what the host wrote could be
-// read back, and only with OOMDIAG_CONTENTS=1; anything else reads as zeros.
-
-#include <sys/mman.h>
+#include "extension/virtual_device/driver/contents.h"
 
 #include <algorithm>
 #include <cstring>
-
-#include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/memory.h"
+#include <utility>
 
 namespace oomdiag {
-namespace {
 
-// Above these sizes contents are bulk data, which no program branches on: copying them would cost host memory and time.
-constexpr size_t kMostDeviceBytes = 64 << 20;
-constexpr size_t kMostHostBytes = size_t{4} << 30;
-constexpr size_t kHostPage = 4096;
-
-struct Place {
-  bool is_device = false;
-  bool is_accessible = true;  // by the host, that is by us
-};
-
-Place look_at(const void* address) {
-  const auto range = find_range(address);
-  const bool is_device = range && range->kind == MemoryKind::device;
-  return {.is_device = is_device, .is_accessible = !is_device || keeps_contents()};
+Contents::Piece Contents::cut(const Piece& piece, size_t from, size_t bytes) {
+  Piece part{.bytes = bytes, .data = {}, .value = piece.value, .is_dropped = piece.is_dropped};
+  const auto begin = piece.data.begin() + static_cast<std::ptrdiff_t>(from);
+  if (!piece.data.empty()) part.data.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
+  return part;
 }
 
-/// Zeros `bytes`; whole pages are handed back to the system, where zeros cost nothing.
-void clear(void* to, size_t bytes) {
-  auto* begin = static_cast<char*>(to);
-  auto* first = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(begin) + kHostPage - 1) / kHostPage * kHostPage);
-  auto* last = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(begin + bytes) / kHostPage * kHostPage);
-  if (bytes < 16 * kHostPage) {
-    std::memset(to, 0, bytes);
-    return;
+/// The first piece that ends after `at`.
+Contents::Pieces::iterator Contents::first_overlap(uintptr_t at) {
+  auto entry = pieces_.upper_bound(at);
+  if (entry != pieces_.begin() && std::prev(entry)->first + std::prev(entry)->second.bytes > at) --entry;
+  return entry;
+}
+
+void Contents::erase(uintptr_t at, size_t bytes) {
+  const uintptr_t end = at + bytes;
+  for (auto entry = first_overlap(at); entry != pieces_.end() && entry->first < end;) {
+    const uintptr_t begin = entry->first;
+    const Piece piece = std::move(entry->second);
+    entry = pieces_.erase(entry);
+    kept_bytes_ -= piece.data.size();
+    if (begin < at) add(begin, cut(piece, 0, at - begin));
+    if (begin + piece.bytes > end) add(end, cut(piece, end - begin, begin + piece.bytes - end));
   }
-  std::memset(begin, 0, static_cast<size_t>(first - begin));
-  std::memset(last, 0, static_cast<size_t>(begin + bytes - last));
-  madvise(first, static_cast<size_t>(last - first), MADV_DONTNEED);
 }
 
-}  // namespace
+void Contents::add(uintptr_t at, Piece piece) {
+  kept_bytes_ += piece.data.size();
+  pieces_[at] = std::move(piece);
+}
+
+void Contents::drop(Piece& piece) {
+  kept_bytes_ -= piece.data.size();
+  piece = {.bytes = piece.bytes, .is_dropped = true};
+}
+
+void Contents::keep_within_bounds() {
+  while (kept_bytes_ > kMostBytes) {
+    most_piece_bytes_ /= 2;
+    for (auto& [at, piece] : pieces_) {
+      if (piece.data.size() > most_piece_bytes_) drop(piece);
+    }
+  }
+}
+
+void Contents::write(uintptr_t to, const void* from, size_t bytes) {
+  std::lock_guard guard(lock_);
+  erase(to, bytes);
+  Piece piece{.bytes = bytes, .is_dropped = bytes > most_piece_bytes_};
+  const char* begin = static_cast<const char*>(from);
+  if (!piece.is_dropped) piece.data.assign(begin, begin + bytes);
+  add(to, std::move(piece));
+  keep_within_bounds();
+}
+
+void Contents::fill(uintptr_t to, int value, size_t bytes) {
+  std::lock_guard guard(lock_);
+  erase(to, bytes);
+  add(to, {.bytes = bytes, .value = static_cast<char>(value)});
+}
+
+void Contents::forget(uintptr_t at, size_t bytes) {
+  std::lock_guard guard(lock_);
+  if (!pieces_.empty()) erase(at, bytes);
+}
+
+void Contents::copy(uintptr_t to, uintptr_t from, size_t bytes) {
+  std::lock_guard guard(lock_);
+  std::vector<std::pair<size_t, Piece>> found;  // taken first: the two ranges may overlap
+  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
+    const uintptr_t begin = std::max(entry->first, from);
+    const uintptr_t end = std::min(entry->first + entry->second.bytes, from + bytes);
+    found.emplace_back(begin - from, cut(entry->second, begin - entry->first, end - begin));
+  }
+  erase(to, bytes);
+  for (auto& [offset, piece] : found) add(to + offset, std::move(piece));
+  keep_within_bounds();
+}
+
+Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
+  std::lock_guard guard(lock_);
+  std::memset(to, 0, bytes);
+  size_t known = 0;
+  bool is_dropped = false;
+  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
+    const Piece& piece = entry->second;
+    const uintptr_t begin = std::max(entry->first, from);
+    const size_t count = std::min(entry->first + piece.bytes, from + bytes) - begin;
+    char* target = static_cast<char*>(to) + (begin - from);
+    if (piece.data.empty()) {
+      std::memset(target, piece.value, count);
+    } else {
+      std::memcpy(target, piece.data.data() + (begin - entry->first), count);
+    }
+    known += count;
+    is_dropped |= piece.is_dropped;
+  }
+  if (known < bytes) return Origin::kernel;
+  return is_dropped ? Origin::dropped : Origin::host;
+}
+
 }  // namespace oomdiag
-
-void oomdiag_device_copy(void* to, const void* from, size_t bytes) {
-  if (!bytes || bytes > oomdiag::kMostHostBytes) return;
-  const auto target = oomdiag::look_at(to);
-  const auto source = oomdiag::look_at(from);
-  if (!target.is_accessible) return;
-  if (target.is_device && source.is_device && bytes > oomdiag::kMostDeviceBytes) return;
-  if (source.is_accessible) {
-    std::memmove(to, from, bytes);
-  } else {
-    std::memset(to, 0, bytes);
-  }
-}
-
-void oomdiag_device_fill(void* to, int value, size_t bytes) {
-  const auto target = oomdiag::look_at(to);
-  if (!bytes || !target.is_accessible) return;
-  if (target.is_device && value == 0) {
-    oomdiag::clear(to, bytes);
-  } else if (!target.is_device || bytes <= oomdiag::kMostDeviceBytes) {
-    std::memset(to, value, bytes);
-  }
-}
-
-void oomdiag_device_forget(void* block, size_t bytes) {
-  const auto target = oomdiag::look_at(block);
-  if (target.is_device && target.is_accessible) oomdiag::clear(block, bytes);
-}

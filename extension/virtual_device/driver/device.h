@@ -7,16 +7,25 @@
 // What libcuda.so.1 exports beside the driver API: what its sibling mocks need and the driver API does not offer, and
 // what the recorder asks. Everything else between the mocks goes by the documented driver API, as in the real stack.
 
-/// Calls `on_note` once for each noted fact, those of the past at once: ("unsupported", a stubbed name that was called)
-/// or ("estimate", a name whose answer is an estimate). Called on the noting thread; null stops it. That this symbol
-/// exists tells the recorder that the device is virtual.
+/// Calls `on_note` for each noted fact, those of the past at once: ("unsupported", a stubbed name that was called),
+/// ("estimate", a name whose answer is an estimate), ("mode", a setting), each once; and, each time, ("read", "") when the
+/// host looks at bytes that no host wrote. Called on the noting thread; null stops it. That this symbol exists tells the
+/// recorder that the device is virtual.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name));
 
 /// Notes a fact once per process. Both strings must live as long as the process.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name);
 
+/// Notes that the host reads what a kernel should have written.
+OOMDIAG_ENTRY_POINT void oomdiag_device_note_read();
+
 /// Work submitted to `stream`: the first charges the card with its kernels; a capturing stream gets a node of `type`.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_submit(CUstream stream, CUgraphNodeType type);
+
+/// The same for a kernel of so many threads, or of so many operations in 32 bits (half as many in 16, by half the number):
+/// what takes how long, where work takes time (clock.h).
+OOMDIAG_ENTRY_POINT CUresult oomdiag_device_launch(CUstream stream, double threads);
+OOMDIAG_ENTRY_POINT CUresult oomdiag_device_multiply(CUstream stream, double flops);
 
 /// A library handle (cuBLAS, cuDNN) is made on the current device: it takes what a first kernel takes.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_use_library();
@@ -28,14 +37,33 @@ OOMDIAG_ENTRY_POINT CUresult oomdiag_device_check_capture();
 OOMDIAG_ENTRY_POINT void oomdiag_device_copy(void* to, const void* from, size_t bytes);
 OOMDIAG_ENTRY_POINT void oomdiag_device_fill(void* to, int value, size_t bytes);
 
-/// With contents kept: what the host wrote to a block is forgotten when the caching allocator hands it to a new owner.
+/// What the host wrote there is forgotten: the block has a new owner.
 OOMDIAG_ENTRY_POINT void oomdiag_device_forget(void* block, size_t bytes);
 
-/// The bytes taken of `device`, context included; 0 before it has one.
-OOMDIAG_ENTRY_POINT int64_t oomdiag_device_used_bytes(int device);
+/// From now on nothing that the host writes is kept: nobody can say when blocks change owners.
+OOMDIAG_ENTRY_POINT void oomdiag_device_keep_no_contents();
+
+/// A card of the machine as NVML sees it: by its place, whatever CUDA_VISIBLE_DEVICES shows.
+struct oomdiag_card {
+  const char* name;
+  int64_t total_bytes;
+  int64_t used_bytes;  ///< by all processes, contexts included
+  int compute_major;
+  int compute_minor;
+  int clock_khz;
+};
+
+/// Fills `card`; false when there is none at that place. Makes no context.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_describe(int index, struct oomdiag_card* card);
+
+/// The processes that have a part of the card, this one first: fills at most `room` entries, returns how many there are.
+OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room);
 
 /// The newest architecture built into the wheel that `device` runs, such as 86.
 OOMDIAG_ENTRY_POINT int oomdiag_device_architecture(int device);
 
 /// `device` as cuDNN wants it described (JSON); lives as long as the process. Null for no such device.
 OOMDIAG_ENTRY_POINT const char* oomdiag_device_cudnn_description(int device);
+
+/// What the card's data file says that `device` takes before PyTorch does: its context and the first kernel.
+OOMDIAG_ENTRY_POINT int64_t oomdiag_device_context_bytes(int device);

@@ -2,24 +2,29 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <sstream>
 #include <stdexcept>
-#include <string_view>
 
+#include "extension/virtual_device/driver/callbacks.h"
+#include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/shared_cards.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace oomdiag {
 namespace {
 
-// One card for now; several come as several entries of OOMDIAG_CARD, and everything below is written for a list.
-constexpr size_t kMostDevices = 16;
-
 // Never destroyed: programs free device memory in their own static destructors, after ours would have run.
-auto& all_devices = *new std::array<Device, kMostDevices>;
-std::atomic<size_t> device_count = 0;
+auto& installed = *new std::array<Device, kMostDevices>;
+auto& visible = *new std::array<Device*, kMostDevices>;
+std::atomic<size_t> installed_count = 0;
+std::atomic<size_t> visible_count = 0;
 std::atomic<CUresult> initialized = CUDA_ERROR_NOT_INITIALIZED;
 std::atomic<bool> forked = false;
 thread_local Device* current = nullptr;
@@ -34,8 +39,8 @@ void override_memory(Card& card) {
   card.total_bytes = bytes;
 }
 
-void read_device(Device& device, int ordinal, const std::string& path) {
-  device.ordinal = ordinal;
+void read_device(Device& device, int index, const std::string& path) {
+  device.index = index;
   device.card = read_card(path);
   override_memory(device.card);
   device.cudnn_description = describe_for_cudnn(device.card);
@@ -43,34 +48,67 @@ void read_device(Device& device, int ordinal, const std::string& path) {
   device.architecture = pick_architecture(device.card, architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
 }
 
-/// The number of devices that CUDA_VISIBLE_DEVICES leaves of `present`: it counts up to the first entry that names none
-/// (CUDA programming guide, environment variables).
-size_t count_visible(size_t present) {
-  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (!text) return present;
-  size_t visible = 0;
-  for (std::string_view rest = text; !rest.empty();) {
-    const std::string entry(rest.substr(0, rest.find(',')));
-    rest.remove_prefix(std::min(rest.size(), entry.size() + 1));
-    char* end = nullptr;
-    const long ordinal = std::strtol(entry.c_str(), &end, 10);
-    const bool is_ordinal = end != entry.c_str() && !*end && ordinal >= 0 && static_cast<size_t>(ordinal) < present;
-    if (!is_ordinal && !names_uuid(entry, present)) break;
-    ++visible;
+/// The cards that `list` names, one file per line.
+void read_devices(const char* list, std::string& reading) {
+  std::istringstream lines(list);
+  while (std::getline(lines, reading)) {
+    if (reading.empty()) continue;
+    if (installed_count == kMostDevices) throw std::runtime_error("there is no room for more than 16 cards");
+    read_device(installed[installed_count], static_cast<int>(installed_count.load()), reading);
+    ++installed_count;
   }
-  return std::min(visible, present);
+  if (installed_count == 0) throw std::runtime_error("OOMDIAG_CARD names no card file");
+}
+
+/// The card that an entry of CUDA_VISIBLE_DEVICES names: by its place, or by the beginning of its uuid.
+Device* find_named(const std::string& entry) {
+  char* end = nullptr;
+  const long place = std::strtol(entry.c_str(), &end, 10);
+  if (end != entry.c_str() && !*end) return place <= INT32_MAX ? find_installed(static_cast<int>(place)) : nullptr;
+  return find_installed(find_uuid(entry, installed_count));
+}
+
+void show(Device* device) {
+  device->ordinal = static_cast<int>(visible_count.load());
+  visible[visible_count++] = device;
+}
+
+/// CUDA_VISIBLE_DEVICES picks and orders the cards, up to the first entry that names none (CUDA programming guide,
+/// environment variables); we end at a card that is named a second time too.
+void pick_visible() {
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!text) {
+    for (size_t i = 0; i < installed_count; ++i) show(&installed[i]);
+    return;
+  }
+  std::istringstream list(text);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    Device* device = find_named(entry);
+    if (!device || device->ordinal >= 0) return;
+    show(device);
+  }
+}
+
+int64_t bytes_of_others(int index) noexcept { return count_bytes_of_others(index) + neighbour_bytes(index); }
+
+/// What is taken or given back whether there is room or not.
+void take_always(Device& device, int64_t bytes) noexcept {
+  device.used_bytes += bytes;
+  publish_own_bytes(device.index, device.used_bytes);
 }
 
 CUresult load_devices() {
-  const char* path = std::getenv("OOMDIAG_CARD");
+  const char* list = std::getenv("OOMDIAG_CARD");
+  std::string path;
   try {
-    if (!path || !*path) throw std::runtime_error("OOMDIAG_CARD names no card file");
-    read_device(all_devices[0], 0, path);
-    device_count = count_visible(1);
+    read_devices(list ? list : "", path);
+    pick_visible();
+    join_shared_cards();
   } catch (const std::exception& reason) {
-    std::fprintf(stderr, "oomdiag: no virtual device: %s%s%s\n", path ? path : "", path ? ": " : "", reason.what());
+    std::fprintf(stderr, "oomdiag: no virtual device: %s%s%s\n", path.c_str(), path.empty() ? "" : ": ", reason.what());
+    installed_count = visible_count = 0;
   }
-  return device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+  return visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 }  // namespace
@@ -80,6 +118,7 @@ CUresult initialize_devices() {
   if (forked) return CUDA_ERROR_NOT_INITIALIZED;  // before the flag: another thread may have held it at the fork
   std::call_once(once, [] {
     initialized = load_devices();
+    if (is_clocked()) oomdiag_device_note("mode", "clocked");
     pthread_atfork(nullptr, nullptr, [] { forked = initialized == CUDA_SUCCESS; });
   });
   return initialized;
@@ -87,11 +126,14 @@ CUresult initialize_devices() {
 
 CUresult check_initialized() noexcept { return forked ? CUDA_ERROR_NOT_INITIALIZED : initialized.load(); }
 
-std::span<Device> devices() noexcept { return {all_devices.data(), device_count}; }
+int count_devices() noexcept { return static_cast<int>(visible_count); }
 
 Device* find_device(int ordinal) noexcept {
-  return ordinal >= 0 && static_cast<size_t>(ordinal) < device_count ? &all_devices[static_cast<size_t>(ordinal)]
-                                                                     : nullptr;
+  return ordinal >= 0 && static_cast<size_t>(ordinal) < visible_count ? visible[static_cast<size_t>(ordinal)] : nullptr;
+}
+
+Device* find_installed(int index) noexcept {
+  return index >= 0 && static_cast<size_t>(index) < installed_count ? &installed[static_cast<size_t>(index)] : nullptr;
 }
 
 Device* current_device() noexcept { return current; }
@@ -105,23 +147,38 @@ std::mutex& memory_lock() noexcept {
 
 void make_context(Device& device) {
   if (device.has_context.load(std::memory_order_acquire)) return;
-  std::lock_guard guard(memory_lock());
-  if (!device.has_context.exchange(true)) device.used_bytes += device.card.context_bytes;
+  {
+    std::lock_guard guard(memory_lock());
+    if (device.has_context.exchange(true)) return;
+    take_always(device, device.card.context_bytes);
+  }
+  tell_resource(CUPTI_CBID_RESOURCE_CONTEXT_CREATED, &device);
 }
 
 void load_kernels(Device& device) {
   if (device.has_kernels.load(std::memory_order_acquire)) return;
   make_context(device);
-  std::lock_guard guard(memory_lock());
-  if (!device.has_kernels.exchange(true)) device.used_bytes += device.card.first_kernel_bytes;
+  {
+    std::lock_guard guard(memory_lock());
+    if (device.has_kernels.exchange(true)) return;
+    take_always(device, device.card.first_kernel_bytes);
+  }
+  tell_resource(CUPTI_CBID_RESOURCE_MODULE_LOADED, &device);
 }
 
 bool charge(Device& device, int64_t bytes) noexcept {
-  if (bytes > device.card.total_bytes - device.used_bytes) return false;
+  const SharedCardsLock guard;
+  const int64_t others = bytes_of_others(device.index);
+  if (bytes > device.card.total_bytes - others - device.used_bytes) return false;
   device.used_bytes += bytes;
+  publish_own_bytes(device.index, device.used_bytes);
   return true;
 }
 
-void refund(Device& device, int64_t bytes) noexcept { device.used_bytes -= bytes; }
+void refund(Device& device, int64_t bytes) noexcept { take_always(device, -bytes); }
+
+int64_t count_used_bytes(const Device& device) noexcept {
+  return std::min(device.used_bytes + bytes_of_others(device.index), device.card.total_bytes);
+}
 
 }  // namespace oomdiag

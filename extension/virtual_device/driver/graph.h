@@ -25,6 +25,7 @@ void drop_references(UserObject* object, unsigned count);
 struct GraphBody {
   std::vector<std::unique_ptr<GraphNode>> nodes;
   std::vector<UserObject*> retained;  ///< one entry for each reference
+  int64_t time_ns = 0;                ///< of all its work, one after the other
 
   GraphBody() = default;
   GraphBody(const GraphBody&) = delete;

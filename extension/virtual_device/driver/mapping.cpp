@@ -5,6 +5,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "extension/virtual_device/driver/device.h"
+
 namespace oomdiag {
 namespace {
 
@@ -31,14 +33,6 @@ void drop_reference(PhysicalHandle handle) {
   if (entry == handles.end() || --entry->second.references > 0) return;
   if (Device* device = find_device(entry->second.device)) refund(*device, entry->second.bytes);
   handles.erase(entry);
-}
-
-/// With contents kept, mapped addresses are accessible and unmapped ones forget.
-void set_access(CUdeviceptr begin, int64_t bytes, bool is_mapped) {
-  if (!keeps_contents()) return;
-  auto* space = reinterpret_cast<void*>(begin);
-  if (!is_mapped) madvise(space, static_cast<size_t>(bytes), MADV_DONTNEED);
-  mprotect(space, static_cast<size_t>(bytes), is_mapped ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 }  // namespace
@@ -85,18 +79,17 @@ CUresult map_pages(CUdeviceptr begin, int64_t bytes, PhysicalHandle handle) {
   if (entry == handles.end()) return CUDA_ERROR_INVALID_VALUE;
   ++entry->second.references;
   mappings[begin] = {.bytes = bytes, .handle = handle};
-  set_access(begin, bytes, true);
   return CUDA_SUCCESS;
 }
 
 CUresult unmap_pages(CUdeviceptr begin, int64_t bytes) {
+  oomdiag_device_forget(reinterpret_cast<void*>(begin), static_cast<size_t>(bytes));
   std::lock_guard guard(memory_lock());
   auto entry = mappings.lower_bound(begin);
   while (entry != mappings.end() && entry->first - begin < static_cast<CUdeviceptr>(bytes)) {
     drop_reference(entry->second.handle);
     entry = mappings.erase(entry);
   }
-  set_access(begin, bytes, false);
   return CUDA_SUCCESS;
 }
 

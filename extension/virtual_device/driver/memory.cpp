@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <cstdlib>
 #include <map>
 
 #include "extension/virtual_device/driver/device.h"
@@ -21,9 +20,9 @@ auto find_entry(uintptr_t address) {
   return address - entry->first < static_cast<uintptr_t>(entry->second.bytes) ? entry : ranges.end();
 }
 
-void add_range(void* begin, int64_t bytes, int device, MemoryKind kind, bool is_registered = false) {
+MemoryRange& add_range(void* begin, int64_t bytes, int device, MemoryKind kind) {
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  ranges[address] = {.begin = address, .bytes = bytes, .device = device, .kind = kind, .is_registered = is_registered};
+  return ranges[address] = {.begin = address, .bytes = bytes, .device = device, .kind = kind};
 }
 
 void unmap(uintptr_t begin, uintptr_t end) {
@@ -51,19 +50,12 @@ std::optional<MemoryRange> take_range(const void* begin, Predicate fits) {
   if (entry == ranges.end() || !fits(entry->second)) return std::nullopt;
   const MemoryRange range = entry->second;
   ranges.erase(entry);
-  if (Device* owner = find_device(range.device); owner && range.kind == MemoryKind::device) refund(*owner, range.bytes);
+  const bool is_charged = range.kind == MemoryKind::device && !range.is_imported;
+  if (Device* owner = find_device(range.device); owner && is_charged) refund(*owner, range.bytes);
   return range;
 }
 
 }  // namespace
-
-bool keeps_contents() noexcept {
-  static const bool keeps = [] {
-    const char* text = std::getenv("OOMDIAG_CONTENTS");
-    return text && *text && *text != '0';
-  }();
-  return keeps;
-}
 
 void* reserve_space(int64_t bytes, bool is_accessible) {
   const auto page = static_cast<uintptr_t>(kPageBytes);
@@ -90,13 +82,21 @@ CUresult allocate_block(Device& device, int64_t bytes, void** block) {
   const int64_t whole = round_to_pages(bytes);
   std::lock_guard guard(memory_lock());
   if (!charge(device, whole)) return CUDA_ERROR_OUT_OF_MEMORY;
-  void* space = reserve_space(whole, keeps_contents());
+  void* space = reserve_space(whole, false);
   if (!space) {
     refund(device, whole);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   add_range(space, whole, device.ordinal, MemoryKind::device);
   *block = space;
+  return CUDA_SUCCESS;
+}
+
+CUresult import_block(Device& device, int64_t bytes, void** block) {
+  *block = reserve_space(bytes, false);
+  if (!*block) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::lock_guard guard(memory_lock());
+  add_range(*block, bytes, device.ordinal, MemoryKind::device).is_imported = true;
   return CUDA_SUCCESS;
 }
 
@@ -113,6 +113,7 @@ CUresult free_block(void* block) {
   if (!block) return CUDA_SUCCESS;
   const auto range = take_range(block, [](const MemoryRange& found) { return found.kind != MemoryKind::host; });
   if (!range) return CUDA_ERROR_INVALID_VALUE;
+  oomdiag_device_forget(block, static_cast<size_t>(range->bytes));
   unmap(range->begin, range->begin + static_cast<uintptr_t>(range->bytes));
   return CUDA_SUCCESS;
 }
@@ -130,7 +131,7 @@ CUresult register_host(void* begin, int64_t bytes) {
   const Device* device = current_device();
   std::lock_guard guard(memory_lock());
   if (find_entry(reinterpret_cast<uintptr_t>(begin)) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  add_range(begin, bytes, device ? device->ordinal : 0, MemoryKind::host, true);
+  add_range(begin, bytes, device ? device->ordinal : 0, MemoryKind::host).is_registered = true;
   return CUDA_SUCCESS;
 }
 

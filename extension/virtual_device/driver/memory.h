@@ -22,8 +22,7 @@
 //   handles        cuMemCreate: pages only, counted references               charged         │ expandable segments
 //   mappings       cuMemMap: a handle seen through a part of a reservation   hold the handle ┘
 //
-// With OOMDIAG_CONTENTS=1 device ranges are readable and writable, and what the host copied in can be copied out:
-// untouched pages still cost nothing and read as zeros. Otherwise device memory reads as zeros always.
+// What is in that memory is another matter: contents.h.
 
 namespace oomdiag {
 
@@ -40,10 +39,8 @@ struct MemoryRange {
   int device = 0;
   MemoryKind kind = MemoryKind::device;
   bool is_registered = false;  ///< host memory of the program, which must not be unmapped
+  bool is_imported = false;    ///< of a card, and charged to the process that shares it
 };
-
-/// Whether OOMDIAG_CONTENTS=1.
-bool keeps_contents() noexcept;
 
 /// Address space for `bytes`, page-aligned; null when the process has no more.
 void* reserve_space(int64_t bytes, bool is_accessible);
@@ -53,7 +50,10 @@ CUresult allocate_block(Device& device, int64_t bytes, void** block);
 CUresult allocate_managed(int device, int64_t bytes, void** block);
 CUresult allocate_host(int64_t bytes, void** block);
 
-/// Frees what the first two, or the third, gave. CUDA_ERROR_INVALID_VALUE for anything else.
+/// Address space for a block of another process on the device.
+CUresult import_block(Device& device, int64_t bytes, void** block);
+
+/// Frees what allocate_block, allocate_managed and import_block gave, or allocate_host. CUDA_ERROR_INVALID_VALUE for anything else.
 CUresult free_block(void* block);
 CUresult free_host(void* block);
 

@@ -40,6 +40,11 @@ void oomdiag_device_note(const char* kind, const char* name) {
   if (observer) observer(kind, name);
 }
 
+void oomdiag_device_note_read() {
+  std::lock_guard guard(lock);
+  if (observer) observer("read", "");
+}
+
 void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name)) {
   std::lock_guard guard(lock);
   observer = on_note;

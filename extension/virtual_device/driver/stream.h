@@ -9,9 +9,8 @@
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/graph.h"
 
-// Streams and events. Work does nothing and is complete when it is submitted, so that a stream is never busy and an
-// event is a time of day; what remains of them is identity, which PyTorch keys its blocks and workspaces by, and
-// capture (capture.h).
+// Streams and events. Work does nothing; what remains of them is identity, which PyTorch keys its blocks and workspaces
+// by, the times at which work would be done (clock.h), and capture (capture.h).
 
 namespace oomdiag {
 
@@ -21,7 +20,8 @@ struct Stream {
   Device* device = nullptr;
   unsigned flags = 0;
   int priority = 0;
-  uint64_t id = 0;
+  uint64_t id = 0;                         ///< 0: the legacy stream of its device
+  std::atomic<int64_t> end_ns = 0;         ///< when its work will be done
   Capture* capture = nullptr;              ///< null unless it is being captured
   std::vector<GraphNode*> dependencies{};  ///< what the next captured node will follow
 };
@@ -29,7 +29,7 @@ struct Stream {
 struct Event {
   Device* device = nullptr;
   unsigned flags = 0;
-  int64_t recorded_ns = -1;                ///< -1: never recorded, or recorded into a capture
+  int64_t recorded_ns = -1;                ///< when the work before it is done; -1: not recorded, or into a capture
   uint64_t capture_id = 0;                 ///< 0 unless it was recorded into a capture
   std::vector<GraphNode*> dependencies{};  ///< the nodes it then stands for
 };

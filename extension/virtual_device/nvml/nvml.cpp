@@ -4,61 +4,59 @@
 
 #include "extension/virtual_device/nvml/nvml.h"
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstring>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace {
 
-// A device's handle is its ordinal plus one: a null handle is none.
-int ordinal_of(nvmlDevice_t device) { return static_cast<int>(reinterpret_cast<intptr_t>(device)) - 1; }
+// A device's handle is its place in the machine plus one: a null handle is none. CUDA_VISIBLE_DEVICES hides nothing here.
+int index_of(nvmlDevice_t device) { return static_cast<int>(reinterpret_cast<intptr_t>(device)) - 1; }
 
-int count_devices() {
+oomdiag_card describe(int index) {
+  oomdiag_card card{};
+  oomdiag_device_describe(index, &card);
+  return card;
+}
+oomdiag_card describe(nvmlDevice_t device) { return describe(index_of(device)); }
+
+int count_cards() {
   int count = 0;
-  return cuInit(0) || cuDeviceGetCount(&count) ? 0 : count;
+  while (describe(count).name) ++count;
+  return count;
 }
 
-nvmlReturn_t give_device(int ordinal, nvmlDevice_t* device) {
-  if (ordinal < 0 || ordinal >= count_devices()) return NVML_ERROR_NOT_FOUND;
-  *device = reinterpret_cast<nvmlDevice_t>(static_cast<intptr_t>(ordinal) + 1);
+nvmlReturn_t give_device(int index, nvmlDevice_t* device) {
+  if (!describe(index).name) return NVML_ERROR_NOT_FOUND;
+  *device = reinterpret_cast<nvmlDevice_t>(static_cast<intptr_t>(index) + 1);
   return NVML_SUCCESS;
 }
 
-bool is_in_use(nvmlDevice_t device) {
-  int active = 0;
-  cuDevicePrimaryCtxGetState(ordinal_of(device), nullptr, &active);
-  return active;
-}
+unsigned long long bytes(int64_t count) { return static_cast<unsigned long long>(count); }
 
-unsigned long long total_bytes(nvmlDevice_t device) {
-  size_t bytes = 0;
-  cuDeviceTotalMem(&bytes, ordinal_of(device));
-  return bytes;
-}
-
-unsigned long long used_bytes(nvmlDevice_t device) {
-  return static_cast<unsigned long long>(oomdiag_device_used_bytes(ordinal_of(device)));
-}
-
-/// This process alone: what another holds of a virtual card is not shared yet.
 template <typename Process>
 nvmlReturn_t give_processes(nvmlDevice_t device, unsigned* count, Process* processes) {
+  int pids[256];
+  int64_t held[256];
   const unsigned room = *count;
-  *count = is_in_use(device);
+  *count = static_cast<unsigned>(oomdiag_device_processes(index_of(device), pids, held, 256));
   if (*count == 0) return NVML_SUCCESS;
-  if (room < 1 || !processes) return NVML_ERROR_INSUFFICIENT_SIZE;
-  processes[0].pid = static_cast<unsigned>(getpid());
-  processes[0].usedGpuMemory = used_bytes(device);
+  if (room < *count || !processes) return NVML_ERROR_INSUFFICIENT_SIZE;
+  for (unsigned i = 0; i < *count; ++i) {
+    processes[i].pid = static_cast<unsigned>(pids[i]);
+    processes[i].usedGpuMemory = bytes(held[i]);
+  }
   return NVML_SUCCESS;
 }
 
 nvmlReturn_t give_instances(nvmlDevice_t device, unsigned* count, nvmlProcessInfo_t* processes) {
   const nvmlReturn_t result = give_processes(device, count, processes);
-  if (result == NVML_SUCCESS && *count) processes[0].gpuInstanceId = processes[0].computeInstanceId = ~0u;  // no MIG
+  for (unsigned i = 0; result == NVML_SUCCESS && processes && i < *count; ++i) {
+    processes[i].gpuInstanceId = processes[i].computeInstanceId = ~0u;  // no MIG
+  }
   return result;
 }
 
@@ -73,12 +71,6 @@ nvmlReturn_t give_text(char* place, unsigned length, const char* text) {
   return NVML_SUCCESS;
 }
 
-int ask(nvmlDevice_t device, CUdevice_attribute attribute) {
-  int value = 0;
-  cuDeviceGetAttribute(&value, attribute, ordinal_of(device));
-  return value;
-}
-
 }  // namespace
 
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlInit_v2() { return NVML_SUCCESS; }
@@ -90,7 +82,7 @@ OOMDIAG_ENTRY_POINT const char* nvmlErrorString(nvmlReturn_t code) {
 }
 
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned* count) {
-  return give(count, static_cast<unsigned>(count_devices()));
+  return give(count, static_cast<unsigned>(count_cards()));
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t* device) {
   return give_device(static_cast<int>(index), device);
@@ -99,47 +91,49 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvml
   return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* text, nvmlDevice_t* device) {
-  int ordinal = -1;
-  if (count_devices() == 0 || cuDeviceGetByPCIBusId(&ordinal, text)) return NVML_ERROR_NOT_FOUND;
-  return give_device(ordinal, device);
+  unsigned domain = 0;
+  unsigned bus = 0;
+  if (std::sscanf(text, "%x:%x", &domain, &bus) != 2) return NVML_ERROR_INVALID_ARGUMENT;
+  return give_device(static_cast<int>(bus) - 1, device);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
-  for (int ordinal = 0; ordinal < count_devices(); ++ordinal) {
-    if (oomdiag::format_uuid(ordinal) == uuid) return give_device(ordinal, device);
-  }
-  return NVML_ERROR_NOT_FOUND;
+  return give_device(oomdiag::find_uuid(uuid, static_cast<size_t>(count_cards())), device);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned* index) {
-  return give(index, static_cast<unsigned>(ordinal_of(device)));
+  return give(index, static_cast<unsigned>(index_of(device)));
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* text, unsigned length) {
-  return give_text(text, length, oomdiag::format_uuid(ordinal_of(device)).c_str());
+  return give_text(text, length, oomdiag::format_uuid(index_of(device)).c_str());
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char* text, unsigned length) {
-  return cuDeviceGetName(text, static_cast<int>(length), ordinal_of(device)) ? NVML_ERROR_INVALID_ARGUMENT
-                                                                             : NVML_SUCCESS;
+  const char* name = describe(device).name;
+  return name ? give_text(text, length, name) : NVML_ERROR_INVALID_ARGUMENT;
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* info) {
   *info = {};
-  info->bus = static_cast<unsigned>(ordinal_of(device)) + 1;
+  info->bus = static_cast<unsigned>(index_of(device)) + 1;
   std::snprintf(info->busId, sizeof info->busId, "00000000:%02X:00.0", info->bus);
   std::snprintf(info->busIdLegacy, sizeof info->busIdLegacy, "0000:%02X:00.0", info->bus & 0xffu);
   return NVML_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int* major, int* minor) {
-  *major = ask(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-  return give(minor, ask(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+  *major = describe(device).compute_major;
+  return give(minor, describe(device).compute_minor);
 }
 
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
-  const auto total = total_bytes(device);
-  const auto used = used_bytes(device);
-  return give(memory, {.total = total, .free = total - used, .used = used});
+  const oomdiag_card card = describe(device);
+  return give(memory, {.total = bytes(card.total_bytes),
+                       .free = bytes(card.total_bytes - card.used_bytes),
+                       .used = bytes(card.used_bytes)});
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t* memory) {
-  const auto total = total_bytes(device);
-  const auto used = used_bytes(device);
-  return give(memory, {.version = memory->version, .total = total, .reserved = 0, .free = total - used, .used = used});
+  const oomdiag_card card = describe(device);
+  return give(memory, {.version = memory->version,
+                       .total = bytes(card.total_bytes),
+                       .reserved = 0,
+                       .free = bytes(card.total_bytes - card.used_bytes),
+                       .used = bytes(card.used_bytes)});
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned* count,
                                                                       nvmlProcessInfo_v1_t* processes) {
@@ -152,6 +146,15 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDev
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned* count,
                                                                          nvmlProcessInfo_t* processes) {
   return give_instances(device, count, processes);
+}
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char* text, unsigned length) {
+  unsigned known = 0;
+  int64_t bytes = 0;
+  const char* name = nullptr;
+  for (unsigned i = 0; oomdiag_device_neighbour(0, i, &known, &bytes, &name); ++i) {
+    if (known == pid) return give_text(text, length, name);
+  }
+  return NVML_ERROR_NOT_FOUND;
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t, unsigned* count,
                                                                           nvmlProcessInfo_t*) {
@@ -172,7 +175,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t, nvm
   return give(rates, {.gpu = 0, .memory = 0});
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned, unsigned* megahertz) {
-  return give(megahertz, static_cast<unsigned>(ask(device, CU_DEVICE_ATTRIBUTE_CLOCK_RATE)) / 1000);
+  return give(megahertz, static_cast<unsigned>(describe(device).clock_khz) / 1000);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned type, unsigned* megahertz) {
   return nvmlDeviceGetClockInfo(device, type, megahertz);
@@ -190,7 +193,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetNVMLVersion(char* text, unsigned l
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version) { return give(version, CUDA_VERSION); }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) { return give(version, CUDA_VERSION); }
 
-// One card in the machine, linked to nothing, not partitioned.
+// Cards that are linked to nothing and not partitioned.
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned, int*) {
   return NVML_ERROR_NOT_SUPPORTED;
 }

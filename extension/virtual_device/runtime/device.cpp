@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "extension/virtual_device/runtime/forgetting.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::report;
@@ -91,11 +92,13 @@ void fill_dimensions(cudaDeviceProp& properties, int ordinal) {
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
+  oomdiag::load_forgetting();
   const CUresult error = oomdiag::initialize();
   return report(error ? error : cuDeviceGetCount(count));
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetDevice(int* ordinal) {
+  oomdiag::poll_forgetting();
   *ordinal = oomdiag::current_ordinal();
   return cudaSuccess;
 }
@@ -165,8 +168,20 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceSynchronize() {
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   return report(cuDeviceCanAccessPeer(can, device, peer));
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceDisablePeerAccess(int) { return cudaSuccess; }
+OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  return oomdiag::in_context([&] {
+    CUcontext context = nullptr;
+    const CUresult error = cuDevicePrimaryCtxRetain(&context, peer);
+    return error ? error : cuCtxEnablePeerAccess(context, flags);
+  });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+  return oomdiag::in_context([&] {
+    CUcontext context = nullptr;
+    const CUresult error = cuDevicePrimaryCtxRetain(&context, peer);
+    return error ? error : cuCtxDisablePeerAccess(context);
+  });
+}
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int device,
                                                           int peer) {
   return report(cuDeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(attribute), device, peer));

@@ -43,7 +43,8 @@ bool is_launchable(dim3 grid, dim3 block) {
 
 cudaError_t launch(dim3 grid, dim3 block, cudaStream_t stream) {
   if (!is_launchable(grid, block)) return report(cudaErrorInvalidConfiguration);
-  return in_context([&] { return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL); });
+  const double threads = double{1} * grid.x * grid.y * grid.z * block.x * block.y * block.z;
+  return in_context([&] { return oomdiag_device_launch(stream, threads); });
 }
 
 int ask_device(CUdevice_attribute attribute) {

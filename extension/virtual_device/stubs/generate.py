@@ -23,10 +23,10 @@ extern int oomdiag_compute(void* handle);
 
 
 def names_in_library(nm, library):
-    """The functions that a shared library exports, without their version."""
+    """The C functions that a shared library exports, without their version."""
     listing = subprocess.run([nm, "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     entries = [line.split() for line in listing.splitlines()]
-    return {entry[2].split("@")[0] for entry in entries if len(entry) == 3 and entry[1] in "TWi"}
+    return {entry[2].split("@")[0] for entry in entries if len(entry) == 3 and entry[1] in "TWi" and not entry[2].startswith("_Z")}
 
 
 def names_in_objects(nm, objects):

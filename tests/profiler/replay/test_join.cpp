@@ -30,9 +30,9 @@ TEST_CASE("a node is found by its thread and number", "[replay]") {
   nodes.add(nodes_created(3, 1, 8));
   nodes.add(nodes_created(0, 1, 9, 2));
 
-  CHECK(*nodes.find(1, 2) == 7);
-  CHECK(*nodes.find(1, 3) == 8);
-  CHECK(*nodes.find(2, 0) == 9);
+  CHECK(nodes.find(1, 2)->context == 7);
+  CHECK(nodes.find(1, 3)->context == 8);
+  CHECK(nodes.find(2, 0)->context == 9);
   CHECK(nodes.find(1, 4) == nullptr);
   CHECK(nodes.find(3, 0) == nullptr);
   CHECK(nodes.find(1, kAccumulateGrad) == nullptr);
@@ -43,8 +43,8 @@ TEST_CASE("where node numbers recur the newest op wins", "[replay]") {
   nodes.add(nodes_created(0, 10, 7));
   nodes.add(nodes_created(4, 2, 8));
 
-  CHECK(*nodes.find(1, 3) == 7);
-  CHECK(*nodes.find(1, 5) == 8);
+  CHECK(nodes.find(1, 3)->context == 7);
+  CHECK(nodes.find(1, 5)->context == 8);
   CHECK(nodes.find(1, 6) == nullptr);
 }
 
@@ -55,7 +55,7 @@ TEST_CASE("absurd counts of nodes are no trouble", "[replay]") {
   nodes.add(nodes_created(kAccumulateGrad, 1, 9));
   nodes.add(nodes_created(9, -1, 9));
 
-  CHECK(*nodes.find(1, 6) == 7);
+  CHECK(nodes.find(1, 6)->context == 7);
   CHECK(nodes.find(1, kNoNode) == nullptr);
 }
 
@@ -76,13 +76,16 @@ TEST_CASE("a backward block knows the forward op that made its node, before or a
                                 .inner = "aten::threshold_backward",
                                 .module = "relu1",
                                 .source = "train.py:3"});
-  CHECK(history.devices.at(0).attribution ==
-        Attribution{.backward_bytes = 8_MiB, .with_node_bytes = 8_MiB, .with_forward_op_bytes = 8_MiB});
+  CHECK(history.devices.at(0).attribution == Attribution{.backward_bytes = 8_MiB,
+                                                         .with_node_bytes = 8_MiB,
+                                                         .with_forward_op_bytes = 8_MiB,
+                                                         .with_module_bytes = 8_MiB,
+                                                         .with_source_bytes = 8_MiB});
 }
 
 TEST_CASE("what a checkpoint computes again belongs to the op that runs again", "[replay]") {
   EventBuilder trace;
-  trace.op({.op = "aten::mul", .module = "outer"}).alloc("y", 1_MiB).nodes(0);
+  trace.op({.op = "aten::mul", .module = "outer", .source = "train.py:3"}).alloc("y", 1_MiB).nodes(0);
   trace.node("CheckpointFunctionBackward", 0).op({.op = "aten::relu", .module = "inner"}).alloc("again", 4_MiB);
   trace.nodes(7);
 
@@ -91,8 +94,23 @@ TEST_CASE("what a checkpoint computes again belongs to the op that runs again", 
   REQUIRE(again != nullptr);
   CHECK(again->made.op == "aten::relu");
   CHECK(again->made.module == "inner");
+  CHECK(again->made.source == "train.py:3");
   CHECK(again->category == Category::activation);
   CHECK(again->phase == Phase::backward);
+}
+
+TEST_CASE("a node of an op that ran again has the line of the call that was checkpointed", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::mul", .source = "train.py:3"}).alloc("y", 1_MiB).nodes(0);
+  trace.node("CheckpointFunctionBackward", 0).op({.op = "aten::relu", .module = "inner"}).nodes(7).made_by_node(0);
+  trace.node("ReluBackward0", 7).op({.op = "aten::threshold_backward", .grad = false}).alloc("g", 4_MiB);
+
+  const History history = replay(trace);
+  const LiveBlock* gradient = find(history.devices.at(0).moment, trace.address_of("g"));
+  REQUIRE(gradient != nullptr);
+  CHECK(gradient->made.op == "aten::relu");
+  CHECK(gradient->made.module == "inner");
+  CHECK(gradient->made.source == "train.py:3");
 }
 
 TEST_CASE("gradient accumulation has no forward op and is counted apart", "[replay]") {

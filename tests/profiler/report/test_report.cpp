@@ -56,6 +56,7 @@ TEST_CASE("the failing allocation is described where it happened", "[report]") {
                                          .allocated_bytes = 196_MiB + 512,
                                          .reserved_bytes = 214_MiB,
                                          .free_bytes = 42_MiB,
+                                         .time_ns = device.failure->time_ns,
                                          .wanted = "gradient of conv1, [64, 32, 64, 128] float32"});
   REQUIRE(device.saved_tensors.size() == 1);
   CHECK(device.saved_tensors[0] == ReportSavedTensor{.bytes = 64_MiB,

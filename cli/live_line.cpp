@@ -1,0 +1,73 @@
+#include "cli/live_line.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "cli/run_folder.h"
+#include "cli/terminal.h"
+#include "profiler/report/table.h"
+
+// The line must never get between the program's own output. So the program gets all rows but the last as its scrolling region
+// and the line has the last row; each update saves the cursor, writes there and puts the cursor back, in one write, as apt
+// does it. A terminal that was resized gets a new region at the next update.
+
+namespace oomdiag {
+namespace {
+
+constexpr int kFewestRows = 6;
+
+/// Rows and columns of the terminal; zero where it does not say.
+winsize size_of_terminal() {
+  winsize size{};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return {};
+  return size;
+}
+
+void write_whole(const std::string& text) {
+  // One call, so that nothing of the program gets in between. What a terminal does not take is lost.
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+}
+
+}  // namespace
+
+std::string describe_live(const LiveFigures& figures) {
+  return fmt::format("oomdiag: step {}   allocated {}   reserved {}   peak {}   free {} of {}{}", figures.step,
+                     with_unit(figures.allocated_bytes), with_unit(figures.reserved_bytes),
+                     with_unit(figures.peak_allocated_bytes), with_unit(figures.free_bytes()),
+                     with_unit(figures.total_bytes),
+                     figures.refusals == 0 ? "" : fmt::format("   OOMs {}", figures.refusals));
+}
+
+LiveLine::LiveLine() : shown_(manners_of(STDERR_FILENO).is_terminal && manners_of(STDERR_FILENO).moves_cursor) {}
+
+LiveLine::~LiveLine() {
+  if (rows_ == 0) return;
+  // The region back to all rows, the last one cleared, the cursor where it was.
+  write_whole(fmt::format("\0337\033[r\033[{};1H\033[2K\0338", rows_));
+}
+
+void LiveLine::update(const std::filesystem::path& run_folder) {
+  if (!shown_ || tcgetpgrp(STDERR_FILENO) != getpgrp()) return;  // in the background the terminal is not ours
+  if (tail_ == nullptr) {
+    const auto traces = find_traces(run_folder);
+    if (!traces.empty()) tail_ = TraceTail::open(traces.front());
+  }
+  if (tail_ == nullptr) return;
+  const winsize size = size_of_terminal();
+  if (size.ws_row < kFewestRows || size.ws_col == 0) return;
+  if (size.ws_row != rows_) reserve_last_row(size.ws_row);
+  show(printable(describe_live(tail_->read_on()), size.ws_col - 1));
+}
+
+void LiveLine::reserve_last_row(int rows) {
+  // A line feed first: what stands in the last row moves up. The region moves the cursor, so it is put back.
+  write_whole(fmt::format("\n\0337\033[1;{}r\0338\033[1A", rows - 1));
+  rows_ = rows;
+}
+
+void LiveLine::show(const std::string& text) const {
+  write_whole(fmt::format("\0337\033[{};1H\033[2K{}\0338", rows_, text));
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "profiler/trace/tail.h"
+
+namespace oomdiag {
+
+/// "oomdiag: step 12   allocated 8.12 GiB   reserved 8.90 GiB   peak 9.01 GiB   free 2.70 of 11.75 GiB".
+std::string describe_live(const LiveFigures& figures);
+
+/// While a program runs: one line about its memory at the bottom of the terminal, kept apart from what the program writes
+/// there. The program does nothing for it: the figures are read from its trace. Silent where stderr is no terminal.
+class LiveLine {
+ public:
+  LiveLine();
+  ~LiveLine();
+  LiveLine(const LiveLine&) = delete;
+  LiveLine& operator=(const LiveLine&) = delete;
+
+  bool is_shown() const { return shown_; }
+  /// Reads on in the trace of the run and shows the figures. The first call that finds a trace makes room for the line.
+  void update(const std::filesystem::path& run_folder);
+
+ private:
+  void reserve_last_row(int rows);
+  void show(const std::string& text) const;
+
+  bool shown_ = false;
+  int rows_ = 0;  ///< of the terminal when the last one was taken; 0 = it was not taken
+  std::unique_ptr<TraceTail> tail_;
+};
+
+}  // namespace oomdiag

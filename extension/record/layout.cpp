@@ -1,0 +1,90 @@
+#include "extension/record/layout.h"
+
+#include <ATen/record_function.h>
+
+#include <atomic>
+
+#include "extension/record/session.h"
+#include "extension/record/thread_state.h"
+
+// The beginning of a recording that begins in the middle must fit the events that follow it to the byte, while other threads
+// allocate. The allocator's snapshot takes a card's lock only for itself; but at its end, still under the lock, it tells its
+// trackers that it was taken. So we ask for a snapshot, and when our own tracker hears of it, we ask once more inside of it:
+// the lock is recursive, nothing can move on this card, and what is written now stands in the trace exactly where it belongs.
+
+namespace oomdiag {
+
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+std::atomic<bool> is_wanted[kMaxDevices] = {};
+thread_local bool is_inside = false;
+
+void remember_blocks(const ThreadState& state, const allocator::SegmentInfo& segment, uint8_t device) {
+  Event event = state.event(EventKind::alloc);
+  event.device = device;
+  event.address = segment.address;
+  event.detail = reinterpret_cast<uint64_t>(segment.stream);
+  event.sequence = session().writer().header().last_sequence.load(std::memory_order_relaxed);
+  event.context = event.op_serial = 0;  // who allocated it is not known
+  event.node_sequence = kNoNode;
+  for (const auto& block : segment.blocks) {
+    event.bytes = static_cast<int64_t>(block.requested_size);
+    if (block.allocated) {
+      session().writer().add_block(event);
+      session().add_live_bytes(device, event.bytes);
+    }
+    event.address += block.size;
+  }
+}
+
+}  // namespace
+
+void write_segment(const ThreadState& state, const allocator::SegmentInfo& segment, uint16_t flags) {
+  Event event = state.event(EventKind::segment_state);
+  event.device = static_cast<uint8_t>(segment.device);
+  event.address = segment.address;
+  event.bytes = static_cast<int64_t>(segment.total_size);
+  event.detail = reinterpret_cast<uint64_t>(segment.stream);
+  event.flags = static_cast<uint16_t>(flags | (segment.is_large ? kSegmentLarge : 0) |
+                                      (segment.is_expandable ? kSegmentExpandable : 0));
+  session().writer().write(event);
+  for (const auto& block : segment.blocks) {
+    Event part = event;
+    part.kind = EventKind::block_state;
+    part.bytes = static_cast<int64_t>(block.size);
+    part.detail = block.requested_size;
+    part.flags = static_cast<uint16_t>(flags | (block.allocated ? kBlockAllocated
+                                                : block.active  ? kBlockPendingFree
+                                                                : 0));
+    session().writer().write(part);
+    event.address += block.size;
+  }
+}
+
+void write_beginning() {
+  const at::DisableRecordFunctionGuard no_ops;
+  const uint32_t devices = session().device_count;
+  for (uint32_t d = 0; d < devices; ++d) is_wanted[d] = true;
+  allocator::get()->snapshot({0, 0}, false);
+  for (uint32_t d = 0; d < devices; ++d) is_wanted[d] = false;
+}
+
+void note_snapshot(uint8_t device) noexcept try {
+  if (is_inside || device >= kMaxDevices || !is_wanted[device].exchange(false)) return;
+  is_inside = true;
+  const ThreadState& state = thread_state();
+  session().writer().forget_blocks(device);
+  session().live_bytes_of[device] = 0;
+  for (const auto& segment : allocator::get()->snapshot({0, 0}, false).segments) {
+    if (static_cast<uint8_t>(segment.device) != device) continue;
+    write_segment(state, segment, kBeforeRecording);
+    remember_blocks(state, segment, device);
+  }
+  is_inside = false;
+} catch (...) {
+  is_inside = false;
+}
+
+}  // namespace oomdiag

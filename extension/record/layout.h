@@ -1,0 +1,22 @@
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <cstdint>
+
+namespace oomdiag {
+
+struct ThreadState;
+
+/// Writes a segment of the allocator's own snapshot and its blocks: a segment_state, then a block_state for each. `flags`
+/// (EventFlag) are added to theirs.
+void write_segment(const ThreadState& state, const c10::cuda::CUDACachingAllocator::SegmentInfo& segment,
+                   uint16_t flags);
+
+/// For recordings that begin in the middle of a program: writes what every card holds at this moment, from the allocator's
+/// snapshot, and puts its blocks into the tables of live blocks. Writes nothing where nothing is reserved.
+void write_beginning();
+/// The allocator's hook calls this, under the card's lock, when a snapshot of the card was taken.
+void note_snapshot(uint8_t device) noexcept;
+
+}  // namespace oomdiag

@@ -1,0 +1,189 @@
+#include "extension/virtual_device/cards/card.h"
+
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+namespace oomdiag {
+namespace {
+
+using nlohmann::json;
+
+/// Limits by compute capability: CUDA programming guide, technical specifications.
+struct Architecture {
+  int major, minor;
+  int threads, blocks;                                ///< resident on one multiprocessor
+  int shared_bytes, shared_bytes_of_block, reserved;  ///< a block's at most (opt-in); the system's of each block
+};
+constexpr std::array<Architecture, 11> kArchitectures{{
+    {7, 0, 2048, 32, 98304, 98304, 0},
+    {7, 5, 1024, 16, 65536, 65536, 0},
+    {8, 0, 2048, 32, 167936, 166912, 1024},
+    {8, 6, 1536, 16, 102400, 101376, 1024},
+    {8, 7, 1536, 16, 167936, 166912, 1024},
+    {8, 9, 1536, 24, 102400, 101376, 1024},
+    {9, 0, 2048, 32, 233472, 232448, 1024},
+    {10, 0, 2048, 32, 233472, 232448, 1024},
+    {10, 3, 2048, 32, 233472, 232448, 1024},
+    {12, 0, 1536, 24, 102400, 101376, 1024},
+    {12, 1, 1536, 24, 102400, 101376, 1024},
+}};
+
+[[noreturn]] void complain(const std::string& key, const std::string& complaint) {
+  throw std::runtime_error("\"" + key + "\" " + complaint);
+}
+
+/// `file[key]["value"]`, within bounds; `absent` when the file has no such key and that is allowed (not negative).
+int64_t read_number(const json& file, const std::string& key, int64_t least, int64_t most, int64_t absent = -1) {
+  if (!file.contains(key)) {
+    if (absent < 0) complain(key, "is missing");
+    return absent;
+  }
+  const json& field = file[key];
+  const json value = field.is_object() ? field.value("value", json()) : json();
+  if (!value.is_number_integer()) complain(key, R"(must be of the form {"value": 123, "mark": "S", "source": "…"})");
+  const int64_t number =
+      value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX ? INT64_MAX : value.get<int64_t>();
+  if (number < least) complain(key, "is too small: " + value.dump() + ", at least " + std::to_string(least));
+  if (number > most) complain(key, "is too large: " + value.dump() + ", at most " + std::to_string(most));
+  return number;
+}
+
+int read_int(const json& file, const char* key, int least, int absent = -1) {
+  return static_cast<int>(read_number(file, key, least, INT32_MAX, absent));
+}
+
+std::string read_text(const json& file, const std::string& key, const std::string& absent) {
+  const json value = file.value(key, json(absent));
+  if (!value.is_string()) complain(key, "must be a text");
+  return value.get<std::string>();
+}
+
+const Architecture& read_capability(const json& file, Card& card) {
+  const std::string key = "compute_capability";
+  if (!file.contains(key)) complain(key, "is missing");
+  const json value = file[key].is_object() ? file[key].value("value", json()) : json();
+  char after = 0;
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  if (std::sscanf(text.c_str(), "%d.%d%c", &card.compute_major, &card.compute_minor, &after) != 2) {
+    complain(key, R"(must be of the form {"value": "8.6", "mark": "P", "source": "…"})");
+  }
+  for (const Architecture& architecture : kArchitectures) {
+    if (architecture.major == card.compute_major && architecture.minor == card.compute_minor) return architecture;
+  }
+  complain(key, "is none that is known: \"" + text + "\"");
+}
+
+void read_limits(const json& file, const Architecture& usual, Card& card) {
+  constexpr int kRegisters = 65536;
+  constexpr int kSharedBytes = 49152;
+  card.threads_per_multiprocessor = read_int(file, "threads_per_multiprocessor", 32, usual.threads);
+  card.blocks_per_multiprocessor = read_int(file, "blocks_per_multiprocessor", 1, usual.blocks);
+  card.registers_per_multiprocessor = read_int(file, "registers_per_multiprocessor", 1, kRegisters);
+  card.shared_bytes_per_multiprocessor = read_int(file, "shared_bytes_per_multiprocessor", 1, usual.shared_bytes);
+  card.shared_bytes_per_block = read_int(file, "shared_bytes_per_block", 1, kSharedBytes);
+  card.shared_bytes_per_block_optin = read_int(file, "shared_bytes_per_block_optin", 1, usual.shared_bytes_of_block);
+  card.reserved_shared_bytes_per_block = read_int(file, "reserved_shared_bytes_per_block", 0, usual.reserved);
+}
+
+void read_names(const json& file, const std::string& path, Card& card) {
+  card.id = read_text(file, "id", std::filesystem::path(path).stem().string());
+  if (!file.contains("name")) complain("name", "is missing");
+  card.name = read_text(file, "name", "");
+  const json aliases = file.value("aliases", json::array());
+  if (!aliases.is_array()) complain("aliases", "must be a list of texts");
+  for (const json& alias : aliases) {
+    if (!alias.is_string()) complain("aliases", "must be a list of texts");
+    card.aliases.push_back(alias.get<std::string>());
+  }
+}
+
+/// A name that nobody reads is a mistake, of which its author should hear.
+void check_keys(const json& file) {
+  static const std::set<std::string> known{"schema",
+                                           "id",
+                                           "aliases",
+                                           "name",
+                                           "note",
+                                           "compute_capability",
+                                           "total_bytes",
+                                           "multiprocessors",
+                                           "l2_bytes",
+                                           "clock_khz",
+                                           "memory_clock_khz",
+                                           "memory_bus_bits",
+                                           "context_bytes",
+                                           "first_kernel_bytes",
+                                           "threads_per_multiprocessor",
+                                           "blocks_per_multiprocessor",
+                                           "registers_per_multiprocessor",
+                                           "shared_bytes_per_multiprocessor",
+                                           "shared_bytes_per_block",
+                                           "shared_bytes_per_block_optin",
+                                           "reserved_shared_bytes_per_block"};
+  for (const auto& [key, value] : file.items()) {
+    if (!known.contains(key)) complain(key, "is no field of a card");
+  }
+  if (read_text(file, "schema", "oomdiag-card/1") != "oomdiag-card/1") complain("schema", "is not \"oomdiag-card/1\"");
+}
+
+Card parse_card(const json& file, const std::string& path) {
+  constexpr int64_t kLeastBytes = int64_t{256} << 20;
+  constexpr int64_t kMostBytes = int64_t{16} << 40;
+  check_keys(file);
+  Card card;
+  read_names(file, path, card);
+  const Architecture& architecture = read_capability(file, card);
+  card.total_bytes = read_number(file, "total_bytes", kLeastBytes, kMostBytes);
+  card.total_mark = file["total_bytes"].value("mark", "");
+  card.multiprocessors = read_int(file, "multiprocessors", 1);
+  card.l2_bytes = read_int(file, "l2_bytes", 0, 0);
+  card.clock_khz = read_int(file, "clock_khz", 0, 0);
+  card.memory_clock_khz = read_int(file, "memory_clock_khz", 0, 0);
+  card.memory_bus_bits = read_int(file, "memory_bus_bits", 0, 0);
+  read_limits(file, architecture, card);
+  card.context_bytes = read_number(file, "context_bytes", 0, card.total_bytes);
+  card.first_kernel_bytes = read_number(file, "first_kernel_bytes", 0, card.total_bytes, 0);
+  return card;
+}
+
+/// 0 when there is none.
+int find_newest(const Card& card, const std::string& architectures) {
+  const int own = card.compute_major * 10 + card.compute_minor;
+  int newest = 0;
+  std::istringstream list(architectures);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    const int architecture = std::atoi(entry.c_str());
+    const bool runs = architecture / 10 == card.compute_major && architecture <= own;
+    if (runs && architecture > newest) newest = architecture;
+  }
+  return newest;
+}
+
+}  // namespace
+
+Card read_card(const std::string& path) {
+  std::ifstream stream(path);
+  if (!stream) throw std::runtime_error("it cannot be read");
+  const json file = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object()) throw std::runtime_error("it is not a JSON object");
+  try {
+    return parse_card(file, path);
+  } catch (const json::exception&) {
+    throw std::runtime_error("a field has the wrong type");
+  }
+}
+
+bool runs_code_for(const Card& card, const std::string& architectures) { return find_newest(card, architectures) != 0; }
+
+int pick_architecture(const Card& card, const std::string& architectures) {
+  const int newest = find_newest(card, architectures);
+  return newest != 0 ? newest : card.compute_major * 10 + card.compute_minor;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace oomdiag {
+
+/// What a card says of itself, read from a data file like those beside this header, where each number has its source.
+struct Card {
+  std::string id;  ///< as after --device; the file's name where it has none
+  std::vector<std::string> aliases;
+  std::string name;         ///< as CUDA gives it
+  int64_t total_bytes = 0;  ///< as cudaDeviceProp::totalGlobalMem has it, less than is printed on the box
+  std::string total_mark;   ///< how that is known: "S", "C", "P", "U" or "M" (see the CLI's explain_mark)
+  int compute_major = 0;
+  int compute_minor = 0;
+  int multiprocessors = 0;
+  int l2_bytes = 0;
+  int clock_khz = 0;
+  int memory_clock_khz = 0;
+  int memory_bus_bits = 0;
+  int64_t context_bytes = 0;       ///< taken when the context is made; an estimate, but for measured cards
+  int64_t first_kernel_bytes = 0;  ///< taken by the first kernel or library handle; the same
+
+  // These follow from the compute capability where the file does not have them.
+  int threads_per_multiprocessor = 0;
+  int blocks_per_multiprocessor = 0;
+  int registers_per_multiprocessor = 0;
+  int shared_bytes_per_multiprocessor = 0;
+  int shared_bytes_per_block = 0;
+  int shared_bytes_per_block_optin = 0;
+  int reserved_shared_bytes_per_block = 0;
+};
+
+/// The card in the JSON file `path`. Throws std::runtime_error with a line for the user, which names the field:
+/// unreadable, no JSON, a missing, unknown or absurd field.
+Card read_card(const std::string& path);
+
+/// Whether one of `architectures` ("75,80,86,90") has code that the card runs: of its own major version and not above it
+/// (CUDA programming guide, binary compatibility).
+bool runs_code_for(const Card& card, const std::string& architectures);
+
+/// The newest of those: the code that a kernel of such a build runs. CUB sizes its scratch space by it. The card's own
+/// capability where there is none.
+int pick_architecture(const Card& card, const std::string& architectures);
+
+}  // namespace oomdiag

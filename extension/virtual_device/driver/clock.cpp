@@ -1,0 +1,97 @@
+#include "extension/virtual_device/driver/clock.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <ctime>
+
+#include "extension/virtual_device/driver/capture.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kLeastNs = 4000;           // the shortest kernel, from its start to the start of the next
+constexpr double kBusBytesPerSecond = 25e9;  // PCI Express 4.0 x16 carries 31.5 GB/s at most, copies come near 25
+
+std::atomic<int64_t> jumped_ns = 0;
+
+int64_t real_time_ns() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+/// Both edges of the memory clock carry data.
+double memory_rate(const Card& card) { return 2.0 * card.memory_clock_khz * 1e3 * card.memory_bus_bits / 8; }
+
+/// CUDA programming guide, "Arithmetic instructions": 64 or 128 multiply-adds a cycle on each multiprocessor.
+double flop_rate(const Card& card) {
+  const int lanes = card.compute_major == 7 || (card.compute_major == 8 && card.compute_minor == 0) ? 64 : 128;
+  return 2.0 * lanes * card.multiprocessors * card.clock_khz * 1e3;
+}
+
+/// Seconds for `amount` at `rate`; a card file may not know a rate.
+double seconds(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
+
+int64_t time_of(const Card& card, const Work& work) {
+  const double longest = std::max({seconds(work.memory_bytes, memory_rate(card)),
+                                   seconds(work.bus_bytes, kBusBytesPerSecond), seconds(work.flops, flop_rate(card))});
+  return std::max(kLeastNs, static_cast<int64_t>(longest * 1e9));
+}
+
+bool is_legacy(const Stream& stream) { return stream.id == 0; }
+bool is_blocking(const Stream& stream) { return !(stream.flags & CU_STREAM_NON_BLOCKING); }
+
+/// CUDA programming guide, "Legacy default stream": it and the blocking streams wait for each other.
+int64_t start_on(const Stream& stream) {
+  const int64_t now = std::max(host_time_ns(), end_of(stream));
+  return is_blocking(stream) && !is_legacy(stream) ? std::max<int64_t>(now, stream.device->legacy_end_ns) : now;
+}
+
+}  // namespace
+
+bool is_clocked() noexcept {
+  static const bool clocked = [] {
+    const char* text = std::getenv("OOMDIAG_CLOCKED");
+    return text && *text && *text != '0';
+  }();
+  return clocked;
+}
+
+int64_t host_time_ns() noexcept { return real_time_ns() + jumped_ns.load(); }
+
+void wait_until(int64_t time_ns) noexcept {
+  if (!is_clocked()) return;
+  int64_t jumped = jumped_ns.load();
+  const int64_t needed = time_ns - real_time_ns();
+  while (jumped < needed && !jumped_ns.compare_exchange_weak(jumped, needed)) {
+  }
+}
+
+void add_work(Stream& stream, const Work& work) {
+  if (is_clocked()) add_time(stream, time_of(stream.device->card, work));
+}
+
+void add_time(Stream& stream, int64_t time_ns) {
+  if (!is_clocked()) return;
+  std::lock_guard guard(stream_lock());
+  if (stream.capture) {
+    stream.capture->graph->body->time_ns += time_ns;
+    return;
+  }
+  const int64_t end = start_on(stream) + time_ns;
+  stream.end_ns = end;
+  Device& device = *stream.device;
+  device.end_ns = std::max<int64_t>(device.end_ns, end);
+  if (is_legacy(stream)) {
+    device.legacy_end_ns = end;
+  } else if (is_blocking(stream)) {
+    device.blocking_end_ns = std::max<int64_t>(device.blocking_end_ns, end);
+  }
+}
+
+int64_t end_of(const Stream& stream) noexcept {
+  return is_legacy(stream) ? std::max<int64_t>(stream.end_ns, stream.device->blocking_end_ns) : stream.end_ns.load();
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+
+#include "extension/virtual_device/driver/stream.h"
+
+// Time. Unless OOMDIAG_CLOCKED=1, work is done when it is submitted. With it, each stream has a clock that says when its
+// work will be done, and the host has one that runs with real time and jumps forward when it waits for a stream:
+//
+//   submit           stream = max(stream, host) + the time of the work
+//   record, wait     event = stream;  stream = max(stream, event)
+//   query            not ready while the stream or event is ahead of the host
+//   synchronise      host = max(host, stream or event)
+//
+// So a block that another stream still uses stays pending, as on a card. How long work takes is modelled at the card's
+// peak rates from what a launch shows: its threads, the bytes of a copy, the sizes of a matrix product. What a kernel
+// really does is not known; the order of magnitude is what matters.
+
+namespace oomdiag {
+
+bool is_clocked() noexcept;
+
+/// Nanoseconds of the host's clock; of CLOCK_MONOTONIC when nothing takes time.
+int64_t host_time_ns() noexcept;
+
+/// The host waits until then.
+void wait_until(int64_t time_ns) noexcept;
+
+/// What a piece of work moves and computes.
+struct Work {
+  double memory_bytes = 0;  ///< of the card's own memory
+  double bus_bytes = 0;     ///< between host and card, or two cards
+  double flops = 0;         ///< in 32 bits
+};
+
+/// Puts work onto the stream's clock, or onto the graph that the stream is being captured into.
+void add_work(Stream& stream, const Work& work);
+
+/// The same for work whose time is known.
+void add_time(Stream& stream, int64_t time_ns);
+
+/// When the stream will be done; the legacy stream waits for those that wait for it.
+int64_t end_of(const Stream& stream) noexcept;
+
+/// Memory traffic of a launch: threads of PyTorch's elementwise kernels read and write four values of four bytes each.
+constexpr Work work_of_threads(double threads) { return {.memory_bytes = threads * 32}; }
+
+}  // namespace oomdiag

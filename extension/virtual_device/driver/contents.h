@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+// What is known of the contents of the cards. Kernels do nothing, so all that can be known is what the host wrote: index
+// tensors, constants, the counts that DDP compares. It must read back, or programs that look at their own numbers go
+// astray. Everything else reads as zeros, and who reads it is told that it came from a kernel (notes.cpp).
+//
+// Known ranges lie in a map by address: bytes, or one byte for a memset. A copy above kMostPieceBytes is bulk data, a
+// batch or a weight, which no program branches on: it is known to be the host's, and its bytes are not kept. When all
+// kept bytes together pass kMostBytes, the bound for one copy is halved and the larger ones are dropped, so that the host
+// needs little memory however large the card is.
+//
+// A block that the caching allocator hands to a new owner must be forgotten (forget.cpp): read as a size, what the host
+// wrote for the last owner would be worse than zero.
+
+namespace oomdiag {
+
+inline constexpr size_t kMostPieceBytes = 4 << 20;
+inline constexpr size_t kMostBytes = 256 << 20;
+
+/// How the bytes of a range came about. Of several, the last named in this order is told.
+enum class Origin { host, dropped, kernel };
+
+/// All functions from any thread.
+class Contents {
+ public:
+  void write(uintptr_t to, const void* from, size_t bytes);
+  void fill(uintptr_t to, int value, size_t bytes);
+  void forget(uintptr_t at, size_t bytes);
+
+  /// Device to device.
+  void copy(uintptr_t to, uintptr_t from, size_t bytes);
+
+  /// Gives what is known, and zeros for the rest.
+  Origin read(uintptr_t from, void* to, size_t bytes);
+
+ private:
+  struct Piece {
+    size_t bytes = 0;
+    std::vector<char> data{};  ///< empty: all bytes are `value`
+    char value = 0;
+    bool is_dropped = false;
+  };
+  using Pieces = std::map<uintptr_t, Piece>;
+
+  static Piece cut(const Piece& piece, size_t from, size_t bytes);
+  Pieces::iterator first_overlap(uintptr_t at);
+  void erase(uintptr_t at, size_t bytes);
+  void add(uintptr_t at, Piece piece);
+  void drop(Piece& piece);
+  void keep_within_bounds();
+
+  std::mutex lock_;
+  Pieces pieces_;
+  size_t kept_bytes_ = 0;
+  size_t most_piece_bytes_ = kMostPieceBytes;
+};
+
+}  // namespace oomdiag

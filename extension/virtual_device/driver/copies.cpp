@@ -1,0 +1,71 @@
+// Copies and sets between any two places, as far as contents are known (contents.h).
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "extension/virtual_device/driver/contents.h"
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/memory.h"
+
+namespace {
+
+// Never destroyed: a copy may come from another library's destructor.
+auto& contents = *new oomdiag::Contents;
+
+bool asks_for_contents() {
+  const char* text = std::getenv("OOMDIAG_CONTENTS");
+  return !text || !*text || *text != '0';
+}
+std::atomic<bool> keeps_contents = asks_for_contents();
+
+uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+bool is_on_card(const void* address) {
+  const auto range = oomdiag::find_range(address);
+  return range && range->kind == oomdiag::MemoryKind::device;
+}
+
+/// The host looks at what a card holds.
+void read(void* to, const void* from, size_t bytes) {
+  switch (contents.read(address_of(from), to, bytes)) {
+    case oomdiag::Origin::host:
+      return;
+    case oomdiag::Origin::dropped:
+      return oomdiag_device_note("estimate", "large copies to the card and back: their contents are not kept");
+    case oomdiag::Origin::kernel:
+      return oomdiag_device_note_read();
+  }
+}
+
+}  // namespace
+
+void oomdiag_device_copy(void* to, const void* from, size_t bytes) {
+  if (!bytes) return;
+  const bool to_card = is_on_card(to);
+  const bool from_card = is_on_card(from);
+  if (!to_card && !from_card) {
+    std::memmove(to, from, bytes);
+  } else if (!to_card) {
+    read(to, from, bytes);
+  } else if (!keeps_contents) {
+    return;
+  } else if (from_card) {
+    contents.copy(address_of(to), address_of(from), bytes);
+  } else {
+    contents.write(address_of(to), from, bytes);
+  }
+}
+
+void oomdiag_device_fill(void* to, int value, size_t bytes) {
+  if (!bytes) return;
+  if (!is_on_card(to)) {
+    std::memset(to, value, bytes);
+  } else if (keeps_contents) {
+    contents.fill(address_of(to), value, bytes);
+  }
+}
+
+void oomdiag_device_forget(void* block, size_t bytes) { contents.forget(address_of(block), bytes); }
+
+void oomdiag_device_keep_no_contents() { keeps_contents = false; }

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <vector>
+
+// Other processes on the same virtual cards. A card is one for all processes of a job, as a real one is: what one of
+// them takes, another cannot have. A file in the run folder (OOMDIAG_OUTPUT) holds one row per process, with the bytes
+// that it has of each card; whoever takes memory locks the file, adds the rows up, and writes its own. A process that
+// was killed leaves its row behind: rows of processes that are gone do not count. Without a run folder each process has
+// its cards for itself.
+
+namespace oomdiag {
+
+/// Opens the file and takes a row. A failure leaves the process alone on its cards.
+void join_shared_cards() noexcept;
+
+/// Holds the file while it lives, so that two processes cannot take the same bytes. Costs nothing without a run folder.
+class SharedCardsLock {
+ public:
+  SharedCardsLock() noexcept;
+  ~SharedCardsLock();
+  SharedCardsLock(const SharedCardsLock&) = delete;
+  SharedCardsLock& operator=(const SharedCardsLock&) = delete;
+
+ private:
+  int file_ = -1;
+};
+
+/// What the other living processes have of the card at that place in the machine.
+int64_t count_bytes_of_others(int index) noexcept;
+
+/// Writes this process's row.
+void publish_own_bytes(int index, int64_t bytes) noexcept;
+
+struct OtherProcess {
+  pid_t pid = 0;
+  int64_t bytes = 0;
+};
+
+/// The other living processes that have a part of the card.
+std::vector<OtherProcess> list_others(int index);
+
+}  // namespace oomdiag

@@ -1,0 +1,179 @@
+// Communicators: made, asked, split, ended.
+
+#include "extension/virtual_device/nccl/communicator.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+
+#include "extension/virtual_device/driver/device.h"
+
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+uint64_t environment_number(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  const long long value = text ? std::atoll(text) : 0;
+  return value > 0 ? static_cast<uint64_t>(value) : otherwise;
+}
+
+/// Channels that a communicator opens: NCCL measures the links of the machine, which a virtual card has not. We take 16
+/// on cards of data centres (compute capability x.0), whose machines have NVLink, and 2 on others, within the bounds that
+/// the user gives (NCCL user guide, environment variables: NCCL_MIN_CTAS, NCCL_MAX_CTAS, and their older names).
+uint64_t count_channels(int device, const ncclConfig_t* config) {
+  int minor = 0;
+  cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
+  uint64_t least = environment_number("NCCL_MIN_CTAS", environment_number("NCCL_MIN_NCHANNELS", 1));
+  uint64_t most = environment_number("NCCL_MAX_CTAS", environment_number("NCCL_MAX_NCHANNELS", 32));
+  if (config && config->minCTAs > 0) least = static_cast<uint64_t>(config->minCTAs);
+  if (config && config->maxCTAs > 0) most = static_cast<uint64_t>(config->maxCTAs);
+  return std::clamp<uint64_t>(minor == 0 ? 16 : 2, least, std::max(least, most));
+}
+
+/// A buffer of NCCL_BUFFSIZE (4 MiB by default: NCCL user guide) for each channel and direction of a ring, and as much
+/// again for the protocols of short messages.
+uint64_t estimate_buffers(const ncclComm& comm, const ncclConfig_t* config) {
+  if (comm.count < 2) return 0;
+  return 2 * count_channels(comm.device, config) * environment_number("NCCL_BUFFSIZE", 4 * kMiB) * 3 / 2;
+}
+
+ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id, const ncclConfig_t* config) {
+  *handle = nullptr;
+  if (count < 1 || rank < 0 || rank >= count) return ncclInvalidArgument;
+  auto comm = std::make_unique<ncclComm>(ncclComm{.count = count, .rank = rank, .id = id});
+  cudaFree(nullptr);  // makes the context
+  cuCtxGetDevice(&comm->device);
+  if (oomdiag_device_use_library()) return ncclUnhandledCudaError;
+  comm->buffer_bytes = estimate_buffers(*comm, config);
+  if (comm->buffer_bytes) {
+    oomdiag_device_note("estimate", "buffers of NCCL communicators");
+    oomdiag_device_note("estimate", "NCCL collectives: the other ranks are taken to send what this rank sends");
+    if (cuMemAlloc(&comm->buffers, comm->buffer_bytes)) return ncclUnhandledCudaError;
+  }
+  *handle = comm.release();
+  return ncclSuccess;
+}
+
+ncclResult_t end(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  if (comm->buffers) cuMemFree(comm->buffers);
+  delete comm;
+  return ncclSuccess;
+}
+
+/// The id of a part: every rank of it derives the same one.
+ncclUniqueId derive_id(const ncclComm& parent, int color) {
+  ncclUniqueId id = parent.id;
+  id.internal[sizeof id - 1] = static_cast<char>(id.internal[sizeof id - 1] + parent.splits);
+  id.internal[sizeof id - 2] = static_cast<char>(id.internal[sizeof id - 2] + color + 1);
+  return id;
+}
+
+template <typename Value>
+ncclResult_t give(Value* place, Value value) {
+  *place = value;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+/// What every generated stub of this library does.
+extern "C" int oomdiag_unsupported(const char* name) {
+  oomdiag_device_note("unsupported", name);
+  return ncclInvalidUsage;
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclGetVersion(int* version) { return give(version, NCCL_VERSION_CODE); }
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  std::random_device random;
+  for (char& byte : id->internal) byte = static_cast<char>(random());
+  return ncclSuccess;
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int count, ncclUniqueId id, int rank,
+                                                        ncclConfig_t* config) {
+  return make(comm, count, rank, id, config);
+}
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int count, ncclUniqueId id, int rank) {
+  return make(comm, count, rank, id, nullptr);
+}
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int count, int rank, int, ncclUniqueId* ids,
+                                                          ncclConfig_t* config) {
+  return make(comm, count, rank, ids[0], config);
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  int before = 0;
+  cudaGetDevice(&before);
+  ncclResult_t result = ncclSuccess;
+  for (int rank = 0; rank < count && result == ncclSuccess; ++rank) {
+    const bool has_device = cudaSetDevice(devices ? devices[rank] : rank) == cudaSuccess;
+    result = has_device ? make(&comms[rank], count, rank, id, nullptr) : ncclUnhandledCudaError;
+  }
+  cudaSetDevice(before);
+  return result;
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* comm,
+                                               ncclConfig_t* config) {
+  *comm = nullptr;
+  ++parent->splits;
+  oomdiag::SplitAnswer answer{.count = parent->count, .rank = parent->rank};
+  if (oomdiag::is_in_group() || !oomdiag::agree_on_split(*parent, color, key, answer)) {
+    oomdiag_device_note("estimate", "ncclCommSplit: the part is taken to be as large as the whole");
+  }
+  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  return make(comm, answer.count, answer.rank, derive_id(*parent, color), config);
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int excluded_count, ncclComm_t* comm,
+                                                ncclConfig_t* config, int) {
+  ++parent->splits;
+  const auto before = std::count_if(excluded, excluded + excluded_count, [&](int rank) { return rank < parent->rank; });
+  return make(comm, parent->count - excluded_count, parent->rank - static_cast<int>(before), derive_id(*parent, 0),
+              config);
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommRevoke(ncclComm_t, int) { return ncclSuccess; }
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end(comm); }
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommAbort(ncclComm_t comm) { return end(comm); }
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
+  return give(error, ncclSuccess);
+}
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) { return give(count, comm->count); }
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
+  return give(device, comm->device);
+}
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) { return give(rank, comm->rank); }
+
+OOMDIAG_ENTRY_POINT const char* ncclGetErrorString(ncclResult_t result) {
+  switch (static_cast<int>(result)) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage, or not supported by the virtual device";
+    default:
+      return "unknown result code";
+  }
+}
+OOMDIAG_ENTRY_POINT const char* ncclGetLastError(ncclComm_t) { return ""; }
+
+#if NCCL_VERSION_CODE >= 23000
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) { return give(id, comm->id); }
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
+  const bool is_bytes = stat == ncclStatGpuMemPersist || stat == ncclStatGpuMemTotal;
+  return give(value, is_bytes ? comm->buffer_bytes : 0);
+}
+#endif

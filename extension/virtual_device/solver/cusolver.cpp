@@ -1,0 +1,114 @@
+// cuSOLVER. Nothing is solved: results stay on the device, and `info` reads as 0, success. Nearly all of it is generated
+// from the library's own headers (stubs/answer.py); here are the handle, and the sizes of the work areas.
+//
+// cuSOLVER does not document those, so each is an estimate: what LAPACK documents as the workspace of the routine of the
+// same name, with blocks of 64 columns, for each matrix of a batch.
+
+#include <cusolverDn.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/solver/answers.h"
+
+namespace {
+
+constexpr int64_t kBlock = 64;
+
+struct Handle {
+  cudaStream_t stream = nullptr;
+};
+
+Handle* find_handle(cusolverDnHandle_t handle) { return reinterpret_cast<Handle*>(handle); }
+
+int64_t element_bytes(cudaDataType type) {
+  switch (static_cast<int>(type)) {
+    case CUDA_C_64F:
+      return 16;
+    case CUDA_R_64F:
+    case CUDA_C_32F:
+      return 8;
+    default:
+      return 4;
+  }
+}
+
+/// LAPACK's workspace, in elements, for one matrix of `rows` × `columns`.
+int64_t lapack_elements(std::string_view routine, int64_t rows, int64_t columns) {
+  const auto is_one_of = [&](auto... names) { return ((routine.find(names) != std::string_view::npos) || ...); };
+  const int64_t larger = std::max(rows, columns);
+  const int64_t smaller = std::min(rows, columns);
+  if (is_one_of("syev", "heev", "sygv", "hegv")) return 1 + 6 * larger + 2 * larger * larger;
+  if (is_one_of("gesvdj", "gesvda", "gesvdr", "gesvdp")) return rows * columns + 2 * smaller * smaller + larger;
+  if (is_one_of("gesvd")) return std::max(3 * smaller + larger, 5 * smaller) + kBlock * (rows + columns);
+  if (is_one_of("geev")) return larger * larger + (4 + kBlock) * larger;
+  if (is_one_of("gesv", "gels")) return rows * columns + kBlock * larger;
+  return kBlock * larger;
+}
+
+int64_t estimate_elements(std::string_view routine, oomdiag::Dimensions dimensions) {
+  const int64_t rows = oomdiag::find_dimension(dimensions, "m", oomdiag::find_dimension(dimensions, "n", 1));
+  const int64_t columns = oomdiag::find_dimension(dimensions, "n", rows);
+  const int64_t batch = oomdiag::find_dimension(dimensions, "batchSize", 1);
+  return std::max<int64_t>(batch, 1) * lapack_elements(routine, rows, columns);
+}
+
+}  // namespace
+
+namespace oomdiag {
+
+cusolverStatus_t submit(cusolverDnHandle_t handle) {
+  if (!handle) return CUSOLVER_STATUS_NOT_INITIALIZED;
+  const CUresult error = oomdiag_device_submit(find_handle(handle)->stream, CU_GRAPH_NODE_TYPE_KERNEL);
+  return error ? CUSOLVER_STATUS_EXECUTION_FAILED : CUSOLVER_STATUS_SUCCESS;
+}
+
+cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, int* elements) {
+  oomdiag_device_note("estimate", name);
+  *elements = static_cast<int>(std::min<int64_t>(estimate_elements(name, dimensions), INT32_MAX));
+  return CUSOLVER_STATUS_SUCCESS;
+}
+
+cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, size_t* bytes) {
+  oomdiag_device_note("estimate", name);
+  const auto type = static_cast<cudaDataType>(find_dimension(dimensions, "computeType", CUDA_R_64F));
+  *bytes = static_cast<size_t>(estimate_elements(name, dimensions) * element_bytes(type));
+  return CUSOLVER_STATUS_SUCCESS;
+}
+
+}  // namespace oomdiag
+
+extern "C" int oomdiag_unsupported(const char* name) {
+  oomdiag_device_note("unsupported", name);
+  return CUSOLVER_STATUS_NOT_SUPPORTED;
+}
+
+OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnCreate(cusolverDnHandle_t* handle) {
+  cudaFree(nullptr);  // makes the context, as the real one does
+  if (oomdiag_device_use_library()) return CUSOLVER_STATUS_NOT_INITIALIZED;
+  *handle = reinterpret_cast<cusolverDnHandle_t>(new Handle);
+  return CUSOLVER_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnDestroy(cusolverDnHandle_t handle) {
+  delete find_handle(handle);
+  return CUSOLVER_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t stream) {
+  find_handle(handle)->stream = stream;
+  return CUSOLVER_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnGetStream(cusolverDnHandle_t handle, cudaStream_t* stream) {
+  *stream = find_handle(handle)->stream;
+  return CUSOLVER_STATUS_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverGetVersion(int* version) {
+  *version = CUSOLVER_VERSION;
+  return CUSOLVER_STATUS_SUCCESS;
+}
+
+/// Jacobi methods count their sweeps on the host: one was enough.
+OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnXgesvdjGetSweeps(cusolverDnHandle_t, gesvdjInfo_t, int* sweeps) {
+  *sweeps = 1;
+  return CUSOLVER_STATUS_SUCCESS;
+}

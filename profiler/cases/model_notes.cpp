@@ -1,0 +1,43 @@
+// The two classifiers: the report is the explanation; the note adds the largest batch and what is wrong with published code.
+
+#include <fmt/format.h>
+
+#include "profiler/cases/bytes.h"
+#include "profiler/cases/notes.h"
+#include "profiler/report/card_report.h"
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+/// Inputs of the classifier: columns of the parameter [10, n].
+int64_t inputs_of_classifier(const CaseRun& run) {
+  for (const ReportOwner& owner : card_of(run).owners) {
+    const auto shape = parse_shape(owner.shape);
+    if (owner.category == "parameter" && shape.size() == 2) return shape[1];
+  }
+  return 0;
+}
+
+}  // namespace
+
+void note_classifier(Note& note, Runs runs) {
+  const CaseRun& run = runs.front();
+  const ReportOfDevice& device = card_of(run);
+  if (device.batch) {
+    note.figure("largest_batch", device.batch->largest_batch);
+    note.say(fmt::format("A batch of {} peaks at {}; on this card, {}, up to {} should fit (predicted).",
+                         device.batch->batch, with_unit(peak_of(run)), with_unit(device.device.total_bytes),
+                         device.batch->largest_batch));
+  }
+  constexpr int64_t kPublished = 128 * 4 * 4;
+  const int64_t inputs = inputs_of_classifier(run);
+  if (inputs != 128 * 8 * 8) return;
+  note.figure("classifier_inputs", inputs);
+  note.say(
+      fmt::format("The classifier takes {} inputs, 128 maps of 8x8. Published code of this net has {} (128 maps of "
+                  "4x4): a shape error, three poolings of 64 leave 8.",
+                  inputs, kPublished));
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "profiler/explain/remedy_rules.h"
+#include "profiler/replay/categories.h"
+
+// bf16 autocast (torch/amp, ATen/autocast_mode.h). Matrix products and convolutions take and give bfloat16; softmax, norms
+// over features, losses and some functions take and give float32; all other ops go on with what they get. So the type of a
+// tensor follows from the ops before it:
+//
+//   conv (bf16) → relu (bf16) → … → linear (bf16) → cross_entropy (float32)
+//   embedding (float32) → layer_norm (float32) → linear (bf16) → gelu (bf16) → add to the residual (float32)
+//
+// A float32 tensor that goes into a matrix product is cast, and the copy is what autograd keeps. The weights are cast too;
+// their copies live until the backward of their layer.
+
+namespace oomdiag {
+namespace {
+
+template <size_t N>
+bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list) {
+  return std::find(list.begin(), list.end(), op) != list.end();
+}
+
+bool lowers(std::string_view op) {
+  constexpr std::array<std::string_view, 6> kLowering = {"aten::conv1d", "aten::conv2d", "aten::conv3d",
+                                                         "aten::einsum", "aten::prelu",  "aten::chain_matmul"};
+  return is_gemm(op) || is_one_of(op, kLowering) || op.find("convolution") != op.npos ||
+         op.find("scaled_dot_product") != op.npos || op.find("rnn") != op.npos || op.find("lstm") != op.npos;
+}
+
+bool raises(std::string_view op) {
+  constexpr std::array<std::string_view, 24> kRaising = {"aten::softmax",
+                                                         "aten::log_softmax",
+                                                         "aten::layer_norm",
+                                                         "aten::group_norm",
+                                                         "aten::pow",
+                                                         "aten::exp",
+                                                         "aten::log",
+                                                         "aten::sum",
+                                                         "aten::prod",
+                                                         "aten::norm",
+                                                         "aten::cumsum",
+                                                         "aten::rsqrt",
+                                                         "aten::reciprocal",
+                                                         "aten::nll_loss",
+                                                         "aten::nll_loss_nd",
+                                                         "aten::mse_loss",
+                                                         "aten::cross_entropy_loss",
+                                                         "aten::l1_loss",
+                                                         "aten::smooth_l1_loss",
+                                                         "aten::softplus",
+                                                         "aten::expm1",
+                                                         "aten::log1p",
+                                                         "aten::cosine_similarity",
+                                                         "aten::binary_cross_entropy_with_logits"};
+  return is_one_of(op, kRaising);
+}
+
+bool is_addition(std::string_view op) { return op == "aten::add" || op == "aten::add_" || op == "aten::sub"; }
+
+// Types that autocast does not touch; a block whose type is not known is taken for float32.
+bool is_float32(const BlockLife& block) { return block.shape.empty() || block.shape.ends_with("float32"); }
+
+// What a reduction keeps between its blocks of threads is float32 whatever goes in.
+bool is_partial_sum(const BlockLife& block) {
+  return block.category == Category::temporary && block.made.inner == "aten::sum";
+}
+
+bool is_low_saver(const Where& saver) { return lowers(saver.op); }
+
+using Place = std::tuple<std::string_view, std::string_view, std::string_view>;
+Place place_of(const Where& where) { return {where.op, where.module, where.source}; }
+
+/// Goes through the step and halves what would be bfloat16.
+class Caster {
+ public:
+  explicit Caster(Lives blocks) : blocks_(std::move(blocks)) {}
+
+  Lives cast() {
+    const size_t count = blocks_.size();
+    for (size_t b = 0; b < count; ++b) {
+      if (blocks_[b].phase == Phase::forward && blocks_[b].born != BlockLife::kBefore) cast_forward(b);
+      if (blocks_[b].phase == Phase::backward) cast_backward(blocks_[b]);
+      if (blocks_[b].born == BlockLife::kBefore || blocks_[b].category == Category::input) copy_argument(b);
+    }
+    std::stable_sort(blocks_.begin(), blocks_.end(), [](auto& a, auto& b) { return a.born < b.born; });
+    return std::move(blocks_);
+  }
+  bool any() const { return any_; }
+
+ private:
+  void cast_forward(size_t b) {
+    BlockLife& block = blocks_[b];
+    if (block.category == Category::input) return;
+    const std::string_view op = block.made.op;
+    if (lowers(op)) {
+      stream_is_low_ = any_ = true;
+    } else if (raises(op)) {
+      stream_is_low_ = false;
+    } else if (is_addition(op)) {
+      stream_is_low_ = stream_is_low_ && residual_is_low_;
+    }
+    if (!begun_) residual_is_low_ = stream_is_low_;
+    begun_ = true;
+    low_[place_of(block.made)] = stream_is_low_;
+    const bool only_cast =
+        !block.saved_by.empty() && std::all_of(block.saved_by.begin(), block.saved_by.end(), is_low_saver);
+    if (is_float32(block) && (stream_is_low_ || only_cast)) block.bytes /= 2;
+  }
+
+  void cast_backward(BlockLife& block) {
+    if (block.category == Category::gradient || block.category == Category::parameter) return;
+    const auto low = low_.find(place_of(block.made));
+    const bool in_float32 = block.freed_by_accumulate || block.category == Category::workspace || is_partial_sum(block);
+    if (low != low_.end() && low->second && !in_float32) block.bytes /= 2;
+  }
+
+  // What enters the step as float32 and goes into a matrix product: a copy of half its bytes, up to its last backward.
+  void copy_argument(size_t b) {
+    if (!is_float32(blocks_[b]) || blocks_[b].category == Category::activation) return;
+    if (std::none_of(blocks_[b].saved_by.begin(), blocks_[b].saved_by.end(), is_low_saver)) return;
+    BlockLife copy = blocks_[b];
+    copy.bytes /= 2;
+    copy.born = std::max<uint32_t>(1, copy.born);
+    copy.died = find_last_backward();
+    copy.category = Category::activation;
+    blocks_.push_back(copy);
+  }
+
+  uint32_t find_last_backward() const {
+    uint32_t last = 0;
+    for (const BlockLife& block : blocks_) {
+      if (block.phase == Phase::backward) last = std::max(last, block.born);
+    }
+    return last == 0 ? BlockLife::kNever : last;
+  }
+
+  Lives blocks_;
+  std::map<Place, bool> low_;  ///< by place of the forward op
+  bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
+};
+
+}  // namespace
+
+std::optional<Changed> use_autocast(const Situation& situation) {
+  Caster caster(situation.lives.blocks);
+  Lives blocks = caster.cast();
+  if (!caster.any()) return {};
+  return Changed{.id = "autocast_bf16",
+                 .label = "bf16 autocast",
+                 .formula =
+                     "half of what matrix products, convolutions and the ops after them make; float32 stays in "
+                     "softmax, norms and losses; + half of the weights",
+                 .blocks = std::move(blocks)};
+}
+
+}  // namespace oomdiag

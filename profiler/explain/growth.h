@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "profiler/replay/history.h"
+
+namespace oomdiag {
+
+/// What keeps growing from step to step.
+enum class GrowthKind : uint8_t {
+  retained_graph,  ///< each step's autograd graph stays alive, with what it saved
+  kept_tensors,    ///< each step leaves tensors behind: outputs in a list, losses without item()
+  growing_buffer   ///< one tensor is made anew, larger each time
+};
+
+std::string_view name_of(GrowthKind kind);
+
+/// A place of the program that keeps more with each step.
+struct GrowingPlace {
+  Where where{};
+  int64_t bytes_per_step = 0;
+  int64_t live_bytes = 0;  ///< at the end of the last step
+  int64_t blocks = 0;      ///< likewise
+
+  bool operator==(const GrowingPlace&) const = default;
+};
+
+/// Growth that has one reason.
+struct Growth {
+  GrowthKind kind = GrowthKind::kept_tensors;
+  int64_t bytes_per_step = 0;  ///< the median of what the steps added, over all its places
+  int64_t grown_bytes = 0;     ///< what lives at the end of last_step beyond what lived at the end of first_step
+  uint32_t first_step = 0, last_step = 0;
+  Where held{};  ///< the last place of a step that grows: what the program holds keeps the rest, if there is a graph
+  std::vector<GrowingPlace> places{};  ///< fastest first, at most kMostGrowingPlaces
+  size_t place_count = 0;
+
+  bool operator==(const Growth&) const = default;
+};
+inline constexpr size_t kMostGrowingPlaces = 10;
+
+/// What grows, fastest first. Levels are read where steps end, so what a step uses itself does not count. Growth must
+/// show in at least 3 steps after the first one, hardly ever fall, and go on at its pace to the end: optimizer state made
+/// in step 1, warm-up and caches that fill up do not. A tensor that becomes larger only counts where the requests of the
+/// other places have not grown as much: else the batch did.
+std::vector<Growth> find_growth(const StepCurves& curves);
+
+/// Bytes that all of `growths` added since their first steps.
+int64_t sum_grown(const std::vector<Growth>& growths);
+
+}  // namespace oomdiag

@@ -1,0 +1,44 @@
+#include "profiler/explain/imbalance.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace oomdiag {
+
+std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t refused_bytes,
+                                        int64_t card_bytes) {
+  if (failed >= peak_bytes.size()) return std::nullopt;
+  const int64_t fullest = peak_bytes[failed];
+  std::vector<int64_t> others;
+  int64_t sum = fullest + refused_bytes;
+  for (size_t i = 0; i < peak_bytes.size(); ++i) {
+    if (i == failed || peak_bytes[i] < fullest / 20) continue;
+    others.push_back(peak_bytes[i]);
+    sum += peak_bytes[i];
+  }
+  if (others.empty()) return std::nullopt;
+  const auto middle = others.begin() + static_cast<std::ptrdiff_t>(others.size() / 2);
+  std::nth_element(others.begin(), middle, others.end());
+  const Imbalance found{fullest, *middle, sum / static_cast<int64_t>(others.size() + 1)};
+  const bool lopsided = fullest / 3 * 2 >= found.others_bytes;
+  return lopsided && found.even_bytes <= card_bytes ? std::optional(found) : std::nullopt;
+}
+
+void blame_imbalance(const std::vector<DeviceHistory>& devices, std::vector<Findings>& findings) {
+  std::vector<int64_t> peaks;
+  for (const DeviceHistory& device : devices) peaks.push_back(device.peak.allocated_bytes);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    std::optional<Cause>& cause = findings[i].cause;
+    if (!cause || cause->kind != CauseKind::capacity) continue;
+    const Moment& moment = devices[i].moment;
+    const int64_t room = moment.free_bytes + moment.reserved_bytes;
+    const auto found = find_imbalance(peaks, i, devices[i].failure->requested_bytes, room);
+    if (!found) continue;
+    cause->kind = CauseKind::imbalance;
+    cause->evidence.push_back({"fullest_bytes", found->fullest_bytes});
+    cause->evidence.push_back({"others_bytes", found->others_bytes});
+    cause->evidence.push_back({"even_bytes", found->even_bytes});
+  }
+}
+
+}  // namespace oomdiag

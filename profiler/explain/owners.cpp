@@ -1,0 +1,149 @@
+#include "profiler/explain/owners.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "profiler/replay/rounding.h"
+
+namespace oomdiag {
+namespace {
+
+using Sums = std::map<std::string_view, OwnedBytes>;
+
+void count(Sums& sums, std::string_view name, const LiveBlock& block) {
+  OwnedBytes& sum = sums[name];
+  sum.bytes += block.bytes;
+  ++sum.blocks;
+}
+
+std::vector<OwnedBytes> by_size(const Sums& sums) {
+  std::vector<OwnedBytes> list;
+  for (const auto& [name, sum] : sums) {
+    list.push_back(sum);
+    list.back().name = name;
+  }
+  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  if (list.size() <= kMostOwned) return list;
+  OwnedBytes others{.name = "others"};
+  for (size_t i = kMostOwned - 1; i < list.size(); ++i) {
+    others.bytes += list[i].bytes;
+    others.blocks += list[i].blocks;
+  }
+  list.resize(kMostOwned - 1);
+  list.push_back(std::move(others));
+  return list;
+}
+
+// "layer3.5.conv2" of the parameter "layer3.5.conv2.weight".
+std::string_view module_of(const LiveBlock& block) {
+  if (block.name.empty()) return block.made.module;
+  const size_t dot = block.name.rfind('.');
+  return dot == block.name.npos ? std::string_view() : block.name.substr(0, dot);
+}
+
+void count_modules(Sums& sums, const LiveBlock& block) {
+  const std::string_view path = module_of(block);
+  if (path.empty()) return count(sums, path, block);
+  for (size_t dot = path.find('.'); dot != path.npos; dot = path.find('.', dot + 1)) {
+    count(sums, path.substr(0, dot), block);
+  }
+  count(sums, path, block);
+}
+
+Keeper keeper_of(const LiveBlock& block) {
+  switch (block.category) {
+    case Category::parameter:
+    case Category::buffer:
+    case Category::gradient:
+      return Keeper::module;
+    case Category::optimizer_state:
+      return Keeper::optimizer;
+    case Category::activation:
+      return Keeper::autograd;
+    case Category::gradient_in_flight:
+    case Category::temporary:
+      return Keeper::operation;
+    case Category::workspace:
+      return Keeper::library;
+    case Category::input:
+    case Category::output:
+    case Category::unknown:
+      return Keeper::program;
+  }
+  return Keeper::program;
+}
+
+bool brings_data(std::string_view op) { return op == "aten::to" || op == "aten::_to_copy" || op == "aten::cuda"; }
+
+bool may_be_copy(const LiveBlock& block) {
+  const bool held =
+      block.category == Category::input || block.category == Category::output || block.category == Category::unknown;
+  return held && !block.pending_free && block.made.module.empty() && block.bytes >= kMiB && brings_data(block.made.op);
+}
+
+}  // namespace
+
+Owners list_owners(const Moment& moment) {
+  Sums modules, ops, sources, shapes;
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.pending_free) continue;
+    count_modules(modules, block);
+    count(ops, block.made.op.empty() ? block.made.node : block.made.op, block);
+    count(sources, block.made.source, block);
+    count(shapes, block.shape, block);
+  }
+  return {by_size(modules), by_size(ops), by_size(sources), by_size(shapes)};
+}
+
+std::string_view name_of(Keeper keeper) {
+  switch (keeper) {
+    case Keeper::autograd:
+      return "autograd";
+    case Keeper::module:
+      return "module";
+    case Keeper::optimizer:
+      return "optimizer";
+    case Keeper::operation:
+      return "operation";
+    case Keeper::library:
+      return "library";
+    case Keeper::program:
+      return "program";
+  }
+  return "program";
+}
+
+std::optional<Lifetime> follow_largest(const Moment& moment) {
+  const LiveBlock* largest = nullptr;
+  for (const LiveBlock& block : moment.blocks) {
+    if (!block.pending_free && (largest == nullptr || block.bytes > largest->bytes)) largest = &block;
+  }
+  if (largest == nullptr) return std::nullopt;
+  Lifetime life{.block = *largest, .kept_by = keeper_of(*largest)};
+  if (life.kept_by == Keeper::autograd && !largest->saved_by.empty()) life.freed_by = largest->saved_by.front();
+  return life;
+}
+
+std::vector<Duplicate> find_duplicates(const Moment& moment) {
+  std::map<std::tuple<int64_t, std::string_view, uint32_t>, Duplicate> groups;
+  for (const LiveBlock& block : moment.blocks) {
+    if (!may_be_copy(block)) continue;
+    Duplicate& group = groups[{block.requested_bytes, block.shape, block.step}];
+    group.bytes = block.bytes;
+    group.shape = block.shape;
+    ++group.copies;
+    group.made.push_back(block.made);
+  }
+  std::vector<Duplicate> duplicates;
+  for (auto& [key, group] : groups) {
+    if (group.copies > 1) duplicates.push_back(std::move(group));
+  }
+  const auto wasted = [](const Duplicate& d) { return d.bytes * (d.copies - 1); };
+  std::stable_sort(duplicates.begin(), duplicates.end(),
+                   [&](const auto& a, const auto& b) { return wasted(a) > wasted(b); });
+  if (duplicates.size() > 10) duplicates.resize(10);
+  return duplicates;
+}
+
+}  // namespace oomdiag

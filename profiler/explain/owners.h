@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "profiler/replay/history.h"
+
+namespace oomdiag {
+
+/// Bytes in use at the described moment, under one heading.
+struct OwnedBytes {
+  std::string name;  ///< empty: not known
+  int64_t bytes = 0;
+  int64_t blocks = 0;
+
+  bool operator==(const OwnedBytes&) const = default;
+};
+
+/// The same bytes sorted in four ways, each largest first and at most kMostOwned long; what is cut off is summed up in a
+/// last entry named "others". By op, source and shape each byte counts once. By module it counts for the module that
+/// allocated it and for all those around it ("layer3" holds "layer3.5.conv2"); a parameter counts for its module.
+struct Owners {
+  std::vector<OwnedBytes> by_module{}, by_op{}, by_source{}, by_shape{};
+
+  bool operator==(const Owners&) const = default;
+};
+inline constexpr size_t kMostOwned = 100;
+
+Owners list_owners(const Moment& moment);
+
+/// Who keeps a block alive.
+enum class Keeper : uint8_t { autograd, module, optimizer, operation, library, program };
+
+std::string_view name_of(Keeper keeper);
+
+/// The life of the largest block in use at the moment.
+struct Lifetime {
+  LiveBlock block{};
+  Keeper kept_by = Keeper::program;
+  std::optional<Where> freed_by{};  ///< the autograd node whose backward lets go of it
+
+  bool operator==(const Lifetime&) const = default;
+};
+
+/// None if nothing is in use.
+std::optional<Lifetime> follow_largest(const Moment& moment);
+
+/// Copies to the card that may be the same data twice.
+struct Duplicate {
+  int64_t bytes = 0;  ///< of one copy
+  int64_t copies = 0;
+  std::string_view shape{};
+  std::vector<Where> made{};  ///< their call sites, one for each
+
+  bool operator==(const Duplicate&) const = default;
+};
+
+/// Blocks of 1 MiB or more, equal in bytes and, where known, in shape, that ops which bring data to the card made in one
+/// step and that live together. A suspicion, not a fact: contents are not compared. Most wasted bytes first, at most 10.
+std::vector<Duplicate> find_duplicates(const Moment& moment);
+
+}  // namespace oomdiag

@@ -1,0 +1,236 @@
+#include "profiler/explain/remedy_rules.h"
+
+#include <algorithm>
+#include <map>
+
+// One function per remedy: it changes the lives of the step's blocks as the remedy would. `formula` says the same in words.
+
+namespace oomdiag {
+namespace {
+
+bool is_optimizer_temporary(const BlockLife& block) {
+  return block.phase == Phase::optimizer && block.category == Category::temporary && block.born != BlockLife::kBefore;
+}
+
+int64_t sum_of(const Lives& blocks, bool (*counts)(const BlockLife&)) {
+  int64_t sum = 0;
+  for (const BlockLife& block : blocks) sum += counts(block) ? block.bytes : 0;
+  return sum;
+}
+
+// "2" of "2.0.conv" beside "1.relu": the outermost module around the one but not around the other.
+std::string_view beside(std::string_view module, std::string_view other) {
+  const auto differs = std::mismatch(module.begin(), module.end(), other.begin(), other.end()).first;
+  return module.substr(0, module.find('.', static_cast<size_t>(differs - module.begin())));
+}
+
+int64_t peak_at(const Situation& situation, int64_t batch) {
+  const Lives& blocks = situation.lives.blocks;
+  return situation.peak_bytes - find_peak(blocks) + find_peak(scale_batch(blocks, batch, *situation.batch));
+}
+
+}  // namespace
+
+/// peak(b/2): what follows the batch takes half its bytes (follows_batch); parameters, their gradients, optimizer state
+/// and workspaces stay.
+std::optional<Changed> halve_batch(const Situation& situation) {
+  if (situation.batch) return {};  // fit_batch says more
+  return Changed{.id = "half_batch",
+                 .label = "half the batch",
+                 .formula = "peak over the step of fixed + scaling/2",
+                 .blocks = scale_batch(situation.lives.blocks, 1, 2)};
+}
+
+/// The largest b with peak(b) ≤ room, by bisection over the same model.
+std::optional<Changed> fit_batch(const Situation& situation) {
+  if (!situation.batch || *situation.batch <= 1 || peak_at(situation, *situation.batch) <= situation.room_bytes)
+    return {};
+  int64_t fits = 0, fails = *situation.batch;
+  while (fails - fits > 1) {
+    const int64_t middle = fits + (fails - fits) / 2;
+    (peak_at(situation, middle) <= situation.room_bytes ? fits : fails) = middle;
+  }
+  if (fits == 0) return {};
+  return Changed{.id = "batch_" + std::to_string(fits),
+                 .label = "batch " + std::to_string(fits),
+                 .formula = "largest b with peak over the step of fixed + scaling ∙ b/batch ≤ room",
+                 .blocks = scale_batch(situation.lives.blocks, fits, *situation.batch)};
+}
+
+/// Two micro-batches of half the size, one optimizer step: peak(b/2), but from the second one on gradients live through
+/// forward, and each new one stands beside the old one until it is added.
+std::optional<Changed> accumulate(const Situation& situation) {
+  if (!situation.has_backward) return {};
+  Lives blocks = scale_batch(situation.lives.blocks, 1, 2);
+  Lives added;
+  for (BlockLife& block : blocks) {
+    if (block.category != Category::gradient || block.born == BlockLife::kBefore) continue;
+    added.push_back(block);
+    added.back().died = block.born + 1;
+    block.born = BlockLife::kBefore;
+  }
+  blocks.insert(blocks.end(), added.begin(), added.end());
+  return Changed{.id = "accumulate_2",
+                 .label = "2 micro-batches, accumulated",
+                 .formula = "peak over the step of fixed + scaling/2, gradients alive all the time",
+                 .blocks = std::move(blocks)};
+}
+
+/// ReLU in place: where its input is kept by nobody else, it becomes the output, so the block is allocated once.
+std::optional<Changed> use_relu_in_place(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  bool any = false;
+  for (size_t r = 1; r < blocks.size(); ++r) {
+    BlockLife& result = blocks[r];
+    if (result.made.op != "aten::relu" || result.phase != Phase::forward) continue;
+    for (size_t i = r; i-- > 0 && blocks[i].born + 16 > result.born;) {
+      BlockLife& input = blocks[i];
+      const bool fits = input.bytes == result.bytes && input.phase == Phase::forward && input.saved_by.empty() &&
+                        input.category != Category::activation && input.born != BlockLife::kBefore &&
+                        input.died > result.born;
+      if (!fits) continue;
+      input.died = result.died;
+      result.bytes = 0;
+      any = true;
+      break;
+    }
+  }
+  if (!any) return {};
+  return Changed{.id = "relu_in_place",
+                 .label = "ReLU in place",
+                 .formula = "a ReLU whose input nobody keeps writes into it: one block in place of two",
+                 .blocks = std::move(blocks)};
+}
+
+/// zero_grad(set_to_none=True): a gradient is not kept through forward; it begins where backward makes it, and the copy
+/// that was added to it is the gradient itself.
+std::optional<Changed> set_gradients_to_none(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  std::multimap<int64_t, BlockLife*> made;  // by bytes: what AccumulateGrad added and freed
+  for (BlockLife& block : blocks) {
+    if (block.freed_by_accumulate && block.phase == Phase::backward) made.emplace(block.bytes, &block);
+  }
+  bool any = false;
+  for (BlockLife& block : blocks) {
+    if (block.category != Category::gradient || block.born != BlockLife::kBefore) continue;
+    const auto twin = made.find(block.bytes);
+    if (twin == made.end()) continue;
+    block.born = twin->second->born;
+    twin->second->bytes = 0;
+    made.erase(twin);
+    any = true;
+  }
+  if (!any) return {};
+  return Changed{.id = "set_to_none",
+                 .label = "zero_grad(set_to_none=True)",
+                 .formula = "gradients live from their backward node to the end of the step only",
+                 .blocks = std::move(blocks)};
+}
+
+/// no_grad: nothing is saved. A tensor dies when the module beside its own that takes it has returned: a caller holds what
+/// it hands in. Where tensors skip over modules (residuals) the true peak is higher by them.
+std::optional<Changed> use_no_grad(const Situation& situation) {
+  if (situation.has_backward || find_backward(situation.lives.blocks) != BlockLife::kNever) return {};
+  Lives blocks = situation.lives.blocks;
+  std::vector<BlockLife*> made;  // by the forward ops that autograd recorded, in order
+  for (BlockLife& block : blocks) {
+    if (block.in_graph && block.born != BlockLife::kBefore) made.push_back(&block);
+  }
+  for (size_t m = 0; m + 1 < made.size(); ++m) {
+    const std::string_view taker = beside(made[m + 1]->made.module, made[m]->made.module);
+    size_t last = m + 1;
+    while (last + 1 < made.size() && is_inside(made[last + 1]->made.module, taker)) ++last;
+    made[m]->died = std::min(made[m]->died, made[last]->born + 1);
+  }
+  if (made.empty()) return {};
+  return Changed{.id = "no_grad",
+                 .label = "torch.no_grad(), as nothing runs backward",
+                 .formula = "a tensor dies when the module that takes it returns",
+                 .blocks = std::move(blocks)};
+}
+
+/// A fused optimizer computes in registers: its temporaries go.
+std::optional<Changed> use_fused_optimizer(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  if (sum_of(blocks, is_optimizer_temporary) == 0) return {};
+  for (BlockLife& block : blocks) {
+    if (is_optimizer_temporary(block)) block.bytes = 0;
+  }
+  return Changed{.id = "fused_optimizer",
+                 .label = "fused optimizer (fused=True)",
+                 .formula = "no temporaries in the optimizer's step",
+                 .blocks = std::move(blocks)};
+}
+
+/// foreach=False: one parameter at a time, at most two temporaries of its size. (Adam: √v and √v divided by the bias
+/// correction.) In place of all temporaries of the step the two of the largest parameter are alive.
+std::optional<Changed> use_loop_optimizer(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  int64_t largest = 0;
+  BlockLife* first = nullptr;
+  uint32_t last_death = 0;
+  for (BlockLife& block : blocks) {
+    if (!is_optimizer_temporary(block)) continue;
+    if (block.made.op.find("foreach") != block.made.op.npos ||
+        block.made.inner.find("foreach") != block.made.inner.npos) {
+      if (first == nullptr) first = &block;
+      if (block.died != BlockLife::kNever) last_death = std::max(last_death, block.died);
+      largest = std::max(largest, block.bytes);
+    }
+    if (&block != first) block.bytes = 0;
+  }
+  if (first == nullptr) return {};
+  first->bytes = 2 * largest;
+  first->died = std::max(last_death, first->born + 1);
+  return Changed{.id = "foreach_off",
+                 .label = "optimizer with foreach=False",
+                 .formula = "in the optimizer's step two temporaries of the largest parameter in place of all",
+                 .blocks = std::move(blocks)};
+}
+
+/// SGD without momentum keeps no state and needs no temporaries.
+std::optional<Changed> use_plain_sgd(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  const auto is_state = [](const BlockLife& block) { return block.category == Category::optimizer_state; };
+  if (sum_of(blocks, is_state) == 0) return {};
+  for (BlockLife& block : blocks) {
+    if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
+  }
+  return Changed{.id = "sgd",
+                 .label = "SGD without momentum",
+                 .formula = "no optimizer state, no temporaries in the optimizer's step",
+                 .blocks = std::move(blocks)};
+}
+
+/// Outputs that the program holds through backward though autograd does not need them: freed before backward begins.
+std::optional<Changed> drop_outputs(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  const uint32_t backward = find_backward(blocks);
+  if (backward == BlockLife::kNever) return {};
+  bool any = false;
+  for (BlockLife& block : blocks) {
+    const bool held = block.category == Category::output && block.phase == Phase::forward &&
+                      block.born != BlockLife::kBefore && block.born < backward && block.died > backward;
+    if (!held) continue;
+    block.died = backward;
+    any = true;
+  }
+  if (!any) return {};
+  return Changed{.id = "drop_outputs",
+                 .label = "del outputs before backward",
+                 .formula = "outputs that autograd does not keep end where backward begins",
+                 .blocks = std::move(blocks)};
+}
+
+/// Without what grew from step to step: one block of that size less, all the time.
+std::optional<Changed> stop_growth(const Situation& situation) {
+  if (situation.grown_bytes <= 0) return {};
+  Lives blocks = situation.lives.blocks;
+  blocks.push_back({.bytes = -situation.grown_bytes});
+  return Changed{.id = "stop_growth",
+                 .label = "keep nothing from step to step",
+                 .formula = "peak − bytes grown since the first step",
+                 .blocks = std::move(blocks)};
+}
+
+}  // namespace oomdiag

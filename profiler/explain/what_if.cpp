@@ -1,0 +1,111 @@
+#include "profiler/explain/what_if.h"
+
+#include <algorithm>
+#include <set>
+
+#include "profiler/replay/rounding.h"
+
+namespace oomdiag {
+namespace {
+
+/// What must be known of all blocks to tell whether one follows the batch.
+struct Hints {
+  std::set<int64_t> sizes{};  ///< of parameters: what backward makes of this size is for AccumulateGrad
+  bool walked = false;        ///< it is known what autograd saves
+};
+
+Hints read_hints(const Lives& blocks) {
+  Hints hints;
+  for (const BlockLife& block : blocks) {
+    if (block.category == Category::parameter || block.category == Category::gradient) hints.sizes.insert(block.bytes);
+    hints.walked = hints.walked || (block.ever_saved && block.category != Category::parameter);
+  }
+  return hints;
+}
+
+// The batch itself is saved, or given up for the next one; a data set is neither.
+bool is_batch(const BlockLife& block, const Hints& hints) {
+  if (block.ever_saved || block.died != BlockLife::kNever) return true;
+  return block.category == Category::input && !hints.walked;
+}
+
+bool is_fixed(Category category) {
+  switch (category) {
+    case Category::parameter:
+    case Category::buffer:
+    case Category::gradient:
+    case Category::optimizer_state:
+    case Category::workspace:
+      return true;
+    case Category::activation:
+    case Category::input:
+    case Category::output:
+    case Category::gradient_in_flight:
+    case Category::temporary:
+    case Category::unknown:
+      return false;
+  }
+  return false;
+}
+
+bool follows_batch(const BlockLife& block, const Hints& hints) {
+  if (is_fixed(block.category) || block.freed_by_accumulate) return false;
+  switch (block.phase) {
+    case Phase::setup:
+      return is_batch(block, hints);
+    case Phase::forward:
+      return true;
+    case Phase::backward:
+      return block.category == Category::activation || !hints.sizes.contains(block.bytes);
+    case Phase::other:
+      return block.category == Category::input || block.ever_saved;
+    case Phase::optimizer:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+int64_t find_peak(const Lives& blocks) {
+  uint32_t length = 0;
+  for (const BlockLife& block : blocks) {
+    length = std::max(length, block.born);
+    if (block.died != BlockLife::kNever) length = std::max(length, block.died);
+  }
+  std::vector<int64_t> change(size_t{length} + 2);
+  for (const BlockLife& block : blocks) {
+    if (block.died <= block.born) continue;
+    change[block.born] += block.bytes;
+    if (block.died != BlockLife::kNever) change[block.died] -= block.bytes;
+  }
+  int64_t bytes = 0, peak = 0;
+  for (const int64_t step : change) peak = std::max(peak, bytes += step);
+  return peak;
+}
+
+uint32_t find_backward(const Lives& blocks) {
+  const auto found = std::find_if(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+    return block.phase == Phase::backward && block.born != BlockLife::kBefore;
+  });
+  return found == blocks.end() ? BlockLife::kNever : found->born;
+}
+
+bool follows_batch(const BlockLife& block, const Lives& blocks) { return follows_batch(block, read_hints(blocks)); }
+
+Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator) {
+  const Hints hints = read_hints(blocks);
+  for (BlockLife& block : blocks) {
+    if (!follows_batch(block, hints)) continue;
+    const double bytes =
+        static_cast<double>(block.bytes) * static_cast<double>(numerator) / static_cast<double>(denominator);
+    block.bytes = round_size(static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxSaneBytes))), {});
+  }
+  return blocks;
+}
+
+bool is_inside(std::string_view module, std::string_view prefix) {
+  return module.starts_with(prefix) && (module.size() == prefix.size() || module[prefix.size()] == '.');
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "profiler/replay/lives.h"
+
+// What would the peak of a step be if some of its blocks were smaller, or lived shorter? The blocks' lives are changed and
+// laid over each other again. So a change that moves the peak to another place of the step is predicted right, too.
+namespace oomdiag {
+
+using Lives = std::vector<BlockLife>;
+
+/// The most bytes in use at once.
+int64_t find_peak(const Lives& blocks);
+
+/// The position of the first block that an autograd node allocated, or BlockLife::kNever.
+uint32_t find_backward(const Lives& blocks);
+
+/// Whether the bytes of this block follow the batch size: what forward and backward pass on, save for the gradients of
+/// parameters. Data from setup counts where autograd saved it: then it is the batch itself.
+bool follows_batch(const BlockLife& block, const Lives& blocks);
+
+/// `blocks` as they would be at `numerator`/`denominator` of the batch.
+Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator);
+
+/// Whether `module` is `prefix` or inside of it.
+bool is_inside(std::string_view module, std::string_view prefix);
+
+}  // namespace oomdiag

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "profiler/replay/history.h"
+#include "profiler/trace/trace.h"
+
+namespace oomdiag {
+
+/// What the driver gave somebody and has not got back.
+struct DriverAllocation {
+  int64_t bytes = 0;  ///< of the card: on a virtual one whole pages of 2 MiB, on a real one what was asked for
+  DriverMemory memory = DriverMemory::device;
+  std::string_view owner{};
+  uint64_t mapped = 0;     ///< where the pages of a handle were first mapped; 0 = nowhere, or not known
+  bool announced = false;  ///< older than the trace: what PyTorch made of it was not seen
+  bool pytorchs = false;   ///< a segment of PyTorch's lies in it, whoever asked for it
+
+  bool operator==(const DriverAllocation&) const = default;
+};
+
+/// Another process on the card.
+struct CardProcess {
+  uint64_t pid = 0;
+  int64_t bytes = 0;
+  std::string_view name{};
+
+  bool operator==(const CardProcess&) const = default;
+};
+
+/// What the driver and NVML told about one card up to a moment.
+struct OutsideState {
+  std::map<uint64_t, DriverAllocation> live{};  ///< by address or handle
+  std::map<uint64_t, uint64_t> handle_at{};     ///< by address: the handle that was mapped there first
+  std::vector<CardStep> steps{};
+  std::vector<CardProcess> processes{};
+  std::vector<OutsideOwner> refusals{};  ///< the most that each library asked for in vain
+
+  bool operator==(const OutsideState&) const = default;
+};
+
+/// Folds those of `events` (indices into the trace, ascending) that lie before index `end`. Of a trace whose beginning was
+/// overwritten, what is announced later as still alive counts from the start.
+OutsideState read_outside(const Trace& trace, std::span<const uint64_t> events, uint64_t end);
+
+/// Who holds bytes of the card outside of PyTorch's allocator, as far as `state` knows: context, modules, libraries by name
+/// (largest first), other processes. PyTorch's own is left out; of what is older than the trace, that in which one of
+/// `segments` lies.
+std::vector<OutsideOwner> list_owners(const OutsideState& state, std::span<const SegmentLayout> segments);
+
+/// Who holds page-locked and managed memory: the former is the host's, the latter may be on either side.
+std::vector<OutsideOwner> list_host_owners(const OutsideState& state);
+
+int64_t sum_of(std::span<const OutsideOwner> owners);
+
+}  // namespace oomdiag

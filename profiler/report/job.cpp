@@ -1,0 +1,98 @@
+#include "profiler/report/job.h"
+
+#include <algorithm>
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kLeastImbalance = int64_t{64} << 20;
+
+const ReportOfDevice* main_device(const Report& report) {
+  return report.main_device < report.devices.size() ? &report.devices[report.main_device] : nullptr;
+}
+
+bool is_rank(const Report& report) { return report.world_size > 1; }
+
+/// When it failed, on the clock that all share; the end of time if it did not.
+uint64_t failure_time(const JobMember& member) {
+  const ReportOfDevice* device = main_device(member.report);
+  if (device == nullptr || !device->failure) return ~uint64_t{0};
+  return member.start_time_ns + static_cast<uint64_t>(device->failure->time_ns);
+}
+
+/// Reserved bytes as a part of the card, in millionths: ranks may have different cards.
+int64_t fullness(const JobMember& member) {
+  const ReportOfDevice* device = main_device(member.report);
+  if (device == nullptr || device->device.total_bytes == 0) return -1;
+  constexpr double kMillion = 1e6;
+  return static_cast<int64_t>(kMillion * static_cast<double>(device->peak.reserved_bytes) /
+                              static_cast<double>(device->device.total_bytes));
+}
+
+const JobMember& find_main(const std::vector<JobMember>& members) {
+  const auto before = [](const JobMember& a, const JobMember& b) {
+    const uint64_t time_a = failure_time(a), time_b = failure_time(b);
+    return time_a != time_b ? time_a < time_b : fullness(a) > fullness(b);
+  };
+  return *std::min_element(members.begin(), members.end(), before);
+}
+
+ReportRank describe(const JobMember& member) {
+  ReportRank rank{.pid = member.pid, .outcome = member.report.outcome, .folder = member.folder};
+  if (is_rank(member.report)) rank.rank = member.report.rank;
+  if (const ReportOfDevice* device = main_device(member.report)) {
+    rank.device = device->device;
+    rank.peak = device->peak;
+    rank.failure = device->failure;
+    if (device->cause) rank.cause = device->cause->kind;
+    rank.headroom_bytes = device->headroom_bytes;
+  }
+  return rank;
+}
+
+int64_t median(std::vector<int64_t> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// The rank that needs most, if it needs clearly more than the others do.
+std::optional<ReportImbalance> find_imbalance(const std::vector<ReportRank>& ranks) {
+  const ReportRank* highest = nullptr;
+  for (const ReportRank& rank : ranks) {
+    if (!rank.rank) continue;
+    if (highest == nullptr || rank.peak.allocated_bytes > highest->peak.allocated_bytes) highest = &rank;
+  }
+  std::vector<int64_t> others;
+  for (const ReportRank& rank : ranks) {
+    if (rank.rank && &rank != highest) others.push_back(rank.peak.allocated_bytes);
+  }
+  if (others.empty()) return std::nullopt;
+  const int64_t usual = median(std::move(others));
+  const int64_t more = highest->peak.allocated_bytes - usual;
+  if (more < std::max(kLeastImbalance, highest->peak.allocated_bytes / 20)) return std::nullopt;
+  return ReportImbalance{*highest->rank, highest->peak.allocated_bytes, usual, more};
+}
+
+std::string find_outcome(const Report& main, std::optional<int> exit_code) {
+  if (main.outcome == "out_of_memory" || !exit_code) return main.outcome;
+  return *exit_code == 0 ? "ok" : *exit_code > 128 ? "killed" : "failed";
+}
+
+}  // namespace
+
+Report merge_job(const std::vector<JobMember>& members, std::optional<int> exit_code) {
+  Report job = find_main(members).report;
+  job.outcome = find_outcome(job, exit_code);
+  job.exit_code = exit_code;
+  for (const JobMember& member : members) job.ranks.push_back(describe(member));
+  const auto by_rank = [](const ReportRank& a, const ReportRank& b) {
+    if (a.rank.has_value() != b.rank.has_value()) return a.rank.has_value();
+    return a.rank != b.rank ? a.rank < b.rank : a.pid < b.pid;
+  };
+  std::stable_sort(job.ranks.begin(), job.ranks.end(), by_rank);
+  job.imbalance = find_imbalance(job.ranks);
+  return job;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,47 @@
+#include "profiler/report/job_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr size_t kMostRanks = 16;
+
+std::string name_of(const ReportRank& rank) {
+  return rank.rank ? fmt::format("rank {}", *rank.rank) : fmt::format("process {}", rank.pid);
+}
+
+std::string outcome_of(const ReportRank& rank) {
+  if (rank.outcome == "out_of_memory" && rank.failure) {
+    return fmt::format("out of memory in {}, step {}", rank.failure->phase, rank.failure->step);
+  }
+  return rank.outcome == "ok" ? "ok" : rank.outcome == "killed" ? "killed, or left without a word" : rank.outcome;
+}
+
+}  // namespace
+
+std::string ranks_table(const Report& report) {
+  if (report.ranks.size() < 2) return {};
+  int64_t largest = 0;
+  for (const ReportRank& rank : report.ranks) largest = std::max(largest, rank.peak.reserved_bytes);
+  const Unit unit = unit_for(largest);
+  std::string text = "  " + padded(fmt::format("processes, {}", unit.name), 24) +
+                     fmt::format("{:>9}{:>11}   outcome\n", "peak", "reserved");
+  for (size_t i = 0; i < std::min(report.ranks.size(), kMostRanks); ++i) {
+    const ReportRank& rank = report.ranks[i];
+    text += fmt::format("    {:<22}{:>9}{:>11}   {}\n", name_of(rank), in_unit(rank.peak.allocated_bytes, unit),
+                        in_unit(rank.peak.reserved_bytes, unit), outcome_of(rank));
+  }
+  if (report.ranks.size() > kMostRanks) text += fmt::format("    {} more\n", report.ranks.size() - kMostRanks);
+  if (const auto& imbalance = report.imbalance) {
+    text += fmt::format("    imbalance: rank {} peaks {} above the others, whose median is {}\n", imbalance->rank,
+                        with_unit(imbalance->difference_bytes), with_unit(imbalance->median_of_others_bytes));
+  }
+  return text;
+}
+
+}  // namespace oomdiag

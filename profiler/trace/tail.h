@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "profiler/trace/format.h"
+
+namespace oomdiag {
+
+/// The newest figures of a program that runs; of its first card.
+struct LiveFigures {
+  uint32_t step = 0;            ///< the optimizer step that runs, from 1; 0 before anything was allocated
+  int64_t allocated_bytes = 0;  ///< requested, not rounded
+  int64_t reserved_bytes = 0;
+  int64_t peak_allocated_bytes = 0;
+  int64_t total_bytes = 0;
+  int64_t outside_bytes = 0;  ///< taken by others, as far as the trace says
+  uint64_t refusals = 0;      ///< OOMs so far
+
+  int64_t free_bytes() const;
+  bool operator==(const LiveFigures&) const = default;
+};
+
+/// Follows a trace while it is written, from another process. Reads only what is new, and asks nothing of the writer.
+class TraceTail {
+ public:
+  /// Null if `file` is no trace (yet).
+  static std::unique_ptr<TraceTail> open(const std::filesystem::path& file);
+  ~TraceTail();
+  TraceTail(const TraceTail&) = delete;
+  TraceTail& operator=(const TraceTail&) = delete;
+
+  /// Reads the events that were written since, and gives the figures after them.
+  const LiveFigures& read_on();
+
+ private:
+  TraceTail(const char* map, uint64_t bytes);
+  struct Place {
+    uint64_t first_sequence = 0;  ///< of the chunk when it was last read; another one means that it was taken again
+    uint64_t next = 0;            ///< index of the first event that was not read
+    uint64_t last_sequence = 0;
+  };
+  void read_chunk(uint64_t chunk, std::vector<Event>& events);
+  void take(const Event& event);
+  bool is_optimizer_step(uint64_t name) const;
+
+  const TraceHeader& header() const { return *reinterpret_cast<const TraceHeader*>(map_); }
+
+  const char* map_;
+  uint64_t bytes_;
+  std::vector<Place> places_;  ///< by chunk
+  LiveFigures figures_;
+};
+
+}  // namespace oomdiag

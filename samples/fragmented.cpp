@@ -1,0 +1,57 @@
+// Holes that nobody can use: large temporaries come and go, and what is kept lies in the middle of where they were. Then a
+// request that all the free bytes together could serve, and no single hole can.
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <cstdlib>
+
+#include "samples/training.h"
+
+namespace samples {
+
+namespace {
+
+constexpr int64_t kPieces = 32;
+
+/// What a piece takes, in floats: all pieces together 85 % of the card.
+int64_t floats_of_a_piece(const Options& options) {
+  if (options.device.is_cpu()) return 1 << 18;
+  torch::empty({1}, options.floats());  // the context takes its own
+  const auto free_bytes = c10::getDeviceAllocator(torch::kCUDA)->getMemoryInfo(0).first;
+  const auto bytes = static_cast<int64_t>(static_cast<double>(free_bytes) * 0.85) / kPieces;
+  return (bytes >> 21 << 21) / 4;
+}
+
+torch::Tensor take(const char* name, int64_t floats, const Options& options) {
+  return scoped(name, [&] { return torch::empty({floats}, options.floats()); });
+}
+
+}  // namespace
+
+// As PYTORCH_ALLOC_CONF in the shell would: the variable is what others in this process read, and libtorch has read it already.
+void prepare_fragmented(const Options& options) {
+  if (options.variant != "expandable_segments") return;
+  setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", 1);
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+}
+
+void run_fragmented(const Options& options) {
+  const int64_t piece = floats_of_a_piece(options);
+  const int64_t small = piece / 5 * 3;  // two of them do not fit where a temporary was
+  std::vector<torch::Tensor> temporaries, kept;
+
+  if (options.variant == "kept_first") {
+    for (int64_t i = 0; i < kPieces; ++i) kept.push_back(take("kept", small, options));
+  }
+  const int64_t room = options.variant == "kept_first" ? kPieces / 2 : kPieces;
+  for (int64_t i = 0; i < room; ++i) temporaries.push_back(take("temporary", piece, options));
+  for (auto& temporary : temporaries) {
+    temporary.reset();
+    if (options.variant != "kept_first") kept.push_back(take("kept", small, options));
+  }
+  const Mark mark("large_request");
+  take("large", piece * kPieces / 4, options);
+}
+
+}  // namespace samples

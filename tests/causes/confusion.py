@@ -1,0 +1,150 @@
+"""Prints how often oomdiag names the right cause: python tests/causes/confusion.py --build BUILD [--quick] [-v] [-k NAME]
+
+Each case is a program with a known cause of its own, or one that looks like another cause and is not. Where a case has a cure,
+the program is run once more with it and must fit: the counterfactual that proves the cause. Exits 1 if fewer than 95 % of
+the cases are named right or a cure does not cure.
+"""
+import argparse
+import collections
+import dataclasses
+import sys
+
+from harness import run_jobs
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    cause: str  # or "none": it fits
+    function: str
+    arguments: dict = dataclasses.field(default_factory=dict)
+    memory: int = 1024  # MiB
+    cure: dict = None  # of "arguments", "memory", "environment": what changes
+    environment: dict = dataclasses.field(default_factory=dict)
+    quick: bool = False
+
+
+def cases():
+    rising = list(range(4, 80, 4))
+    mixed = [8, 3, 12, 5, 20, 7, 2, 15, 4, 9, 11, 6, 70]
+    stop = {"arguments": {"kept": False}}
+    larger = {"memory": 8192}
+    return [
+        Case("a batch too large in forward", "capacity", "one_step", {"mib": 90}, cure=larger, quick=True),
+        Case("a batch too large in backward", "capacity", "one_step", {"mib": 70}, cure=larger),
+        Case("twice the depth", "capacity", "one_step", {"mib": 40, "depth": 10}, cure=larger),
+        Case("Adam's state does not fit", "capacity", "wide_linear", {"layers": 5}, cure=larger, quick=True),
+        Case("Adam's state fits, step 2 does not", "capacity", "wide_linear", {"layers": 3, "steps": 3}, 768, cure=larger),
+        Case("the whole data set on the card", "capacity", "data_set", cure=larger),
+        Case("a data set just too large", "capacity", "data_set", {"mib": 32, "count": 24}, 800, cure=larger),
+        Case("batches that rise until they do not fit", "capacity", "batches_of", {"sizes": rising}, cure=larger, quick=True),
+        Case("batches of all sizes, one too large", "capacity", "batches_of", {"sizes": mixed}, cure=larger),
+        Case("a large batch at last", "capacity", "batches_of", {"sizes": [8] * 12 + [80]}, cure=larger),
+        Case("a cache that levelled off, then a large batch", "capacity", "cache_then_batch", cure=larger, quick=True),
+        Case("a queue of three, then a large batch", "capacity", "queue_then_batch", cure=larger),
+        Case("a long unrolled network", "capacity", "unrolled", cure=larger, quick=True),
+        Case("a small request that needs a whole segment", "capacity", "nearly_full", quick=True),
+        Case("a request that nearly fills the card", "capacity", "large_but_possible", cure=larger, quick=True),
+
+        Case("outputs in a list", "leak", "keep_outputs", {"steps": 80}, 640, cure=stop, quick=True),
+        Case("outputs in a list, batches of all sizes", "leak", "keep_outputs", {"sizes": (mixed[:-1] * 10)}, 768, cure=stop),
+        Case("losses that are not reduced in a list", "leak", "keep_losses", {"steps": 80}, 640, cure=stop),
+        Case("losses that keep their graph", "leak", "keep_graph", cure=stop, quick=True),
+        Case("batches in a list", "leak", "keep_batches", {"steps": 80}, 640, cure=stop),
+        Case("a buffer that grows by cat", "leak", "grow_buffer", cure=stop, quick=True),
+        Case("a hidden state that is not detached", "leak", "hidden_state", {"steps": 60}, 512, cure=stop, quick=True),
+        Case("a history of gradients", "leak", "keep_gradients", cure=stop),
+        Case("a hook that keeps activations", "leak", "hooked", {"steps": 160}, 640, cure=stop),
+        Case("outputs in a list, no optimizer", "leak", "without_optimizer", {"steps": 80}, 640, cure=stop),
+        Case("outputs in a list under a limit", "leak", "capped_leak", {"steps": 80}, 640, cure=stop),
+        Case("a slow leak on a full card", "leak", "full_card_leak", {"base": 700}, cure=stop),
+
+        Case("holes between pinned blocks", "fragmentation", "pinned_holes",
+             cure={"environment": EXPANDABLE}, quick=True),
+        Case("holes of ascending sizes", "fragmentation", "ascending_sizes",
+             cure={"environment": EXPANDABLE}),
+        Case("holes between blocks, in training", "fragmentation", "trained_holes",
+             cure={"environment": EXPANDABLE}),
+        Case("holes, but too few bytes in all", "capacity", "pinned_holes", {"request": 500}, cure=larger,
+             quick=True),
+        Case("the same without holes", "capacity", "pinned_holes", {"request": 500}, cure=larger,
+             environment=EXPANDABLE),
+
+        Case("20 GiB at once", "oversized_request", "oversized", cure=None, quick=True),
+        Case("(n, 1) - (n)", "oversized_request", "wrong_broadcast", cure={"arguments": {"n": 3000}}),
+        Case("scores of a long sequence", "oversized_request", "attention_scores", cure={"arguments": {"length": 2048}}),
+
+        Case("a fraction of one half", "fraction_cap", "capped", {"fraction": 0.3, "mib": 40},
+             cure={"arguments": {"fraction": 1}}, quick=True),
+        Case("a fraction from the environment", "fraction_cap", "capped", {"fraction": 1, "mib": 40},
+             environment={"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.3"},
+             cure={"environment": {"PYTORCH_CUDA_ALLOC_CONF": ""}}),
+        Case("a fraction that is not what stops it", "capacity", "capped", {"fraction": 0.99, "mib": 80}, cure=larger),
+
+        Case("another library holds much of the card", "outside_pytorch", "with_others", {"outside": 2300, "mib": 60}, 3072,
+             cure={"arguments": {"outside": 0}}, quick=True),
+        Case("another library holds a little, the batch is too large", "capacity", "with_others",
+             {"outside": 20, "mib": 80}, cure=larger),
+
+        Case("a matrix product without room for its workspace", "workspace", "gemm_without_room", cure={"arguments": {"room": 40}}, quick=True),
+        Case("a linear layer without room for its workspace", "workspace", "linear_without_room", cure={"arguments": {"room": 40}}),
+        Case("a matrix product whose result is too large", "capacity", "large_product", cure=larger),
+
+        Case("a steady loop", "none", "steady"),
+        Case("a leak that fits", "none", "keep_outputs", {"steps": 10}),
+    ]
+
+
+def job_of(case, cured):
+    change = (case.cure or {}) if cured else {}
+    return {"name": case.name, "module": "loops", "function": case.function,
+            "arguments": {**case.arguments, **change.get("arguments", {})},
+            "memory_mib": change.get("memory", case.memory),
+            "environment": {**case.environment, **change.get("environment", {})}}
+
+
+def named_cause(report):
+    return (report or {}).get("cause", {}).get("kind", "none") if report and report["cause"] else "none"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--quick", action="store_true", help="a third of the cases, without their cures")
+    parser.add_argument("-v", action="store_true", help="print each case")
+    parser.add_argument("-k", default="", help="cases with this in their name or function only")
+    options = parser.parse_args()
+    chosen = [c for c in cases() if (c.quick or not options.quick) and (options.k in c.name or options.k in c.function)]
+    cures = [] if options.quick else [c for c in chosen if c.cure]
+    jobs = run_jobs(options.build, [job_of(c, False) for c in chosen] + [job_of(c, True) for c in cures])
+    done, cured = jobs[:len(chosen)], jobs[len(chosen):]
+
+    matrix = collections.Counter()
+    for case, job in zip(chosen, done):
+        named = named_cause(job["report"])
+        matrix[case.cause, named] += 1
+        if named != case.cause or options.v:
+            failure = (job["report"] or {}).get("failure") or {}
+            print(f"{'ok ' if named == case.cause else 'NO '} {case.name}: is {case.cause}, named {named}; "
+                  f"{job['told']['ended']} in {failure.get('phase')}, step {failure.get('step')}")
+            if named != case.cause and job["report"] and job["report"]["cause"]:
+                print("      ", job["report"]["cause"]["evidence"], job["report"]["growth"][:1])
+    not_cured = [job for job in cured if job["told"]["ended"] != "ok"]
+    for job in not_cured:
+        print(f"NO  {job['name']}: the cure does not cure: {job['told']['ended']}")
+
+    kinds = sorted({k for pair in matrix for k in pair})
+    print(f"{'is / named':20}" + "".join(f"{k[:13]:>15}" for k in kinds))
+    for truth in kinds:
+        if any(matrix[truth, k] for k in kinds):
+            print(f"{truth:20}" + "".join(f"{matrix[truth, k] or '.':>15}" for k in kinds))
+    right = sum(n for (truth, named), n in matrix.items() if truth == named)
+    share = right / max(1, len(chosen))
+    print(f"{right} of {len(chosen)} right, {100 * share:.1f} %; {len(cured) - len(not_cured)} of {len(cured)} cures cure")
+    sys.exit(0 if share >= 0.95 and not not_cured else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Runs many small programs under the recorder, importing torch once: nursery.py JOBS.json
+
+A job is {"name", "module", "function", "arguments", "memory_mib", "environment", "folder"}. Each runs in a forked child, which sets
+up CUDA for itself, so that it has a trace of its own. Must be started by `oomdiag run`, which sets the environment. Prints a
+line of JSON per job: how it ended, and what the program returned.
+"""
+import importlib
+import json
+import os
+import pathlib
+import sys
+import time
+import traceback
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+def run(job):
+    os.environ["OOMDIAG_OUTPUT"] = job["folder"]
+    if job.get("memory_mib"):
+        os.environ["OOMDIAG_MEMORY"] = str(job["memory_mib"] << 20)
+    os.environ.update(job.get("environment", {}))
+    function = getattr(importlib.import_module(job["module"]), job["function"])
+    ended, result = "ok", None
+    try:
+        result = function(**job.get("arguments", {}))
+    except torch.OutOfMemoryError:
+        ended = "out_of_memory"
+    except BaseException:  # the parent reports it
+        ended = "failed: " + traceback.format_exc(limit=-2)
+    peak = {"max_allocated": torch.cuda.max_memory_allocated(), "max_reserved": torch.cuda.max_memory_reserved()}
+    if not isinstance(result, dict):
+        result = None
+    return {"name": job["name"], "ended": ended, "result": result, **peak}
+
+
+def main():
+    jobs = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    assert not torch.cuda.is_initialized()
+    for job in jobs:
+        pathlib.Path(job["folder"]).mkdir(parents=True, exist_ok=True)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(run(job), pipe)
+            time.sleep(0.05)  # torch 2.15 aborts now and then when a process ends right after a backward
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            told = pipe.read()
+        _, status = os.waitpid(child, 0)
+        died = {"name": job["name"], "ended": f"died: {os.waitstatus_to_exitcode(status)}", "result": None}
+        print(told or json.dumps(died), flush=True)
+
+
+if __name__ == "__main__":
+    main()

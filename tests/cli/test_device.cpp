@@ -1,0 +1,47 @@
+#include "cli/device.h"
+#include "profiler/error.h"
+#include "tests/catch.h"
+#include "tests/cli/temporary_folder.h"
+
+using namespace oomdiag;
+
+namespace {
+
+/// A catalogue of two cards.
+struct Catalogue {
+  Catalogue() {
+    for (const char* id : {"t4", "h200"}) {
+      const std::string name = std::string("NVIDIA ") + id;
+      folder.write(std::string("cards/") + id + ".json",
+                   R"({"id": ")" + std::string(id) + R"(", "name": ")" + name + R"(",
+                       "total_bytes": {"value": 16000000000}, "compute_capability": {"value": "9.0"},
+                       "multiprocessors": {"value": 40}, "context_bytes": {"value": 0}})");
+    }
+    install.cards = folder.path() / "cards";
+  }
+  DeviceChoice choose(const DeviceOptions& options) const { return choose_device(options, install); }
+
+  TemporaryFolder folder;
+  Install install;
+};
+
+}  // namespace
+
+TEST_CASE("several devices are a list, or a number of one", "[cli]") {
+  const Catalogue catalogue;
+  CHECK(catalogue.choose({.device = "h200,t4,t4"}).cards.size() == 3);
+  CHECK(describe(catalogue.choose({.device = "h200,t4"})) == "NVIDIA h200, NVIDIA t4 (virtual)");
+  CHECK(describe(catalogue.choose({.device = "t4", .count = 4})) == "4 x NVIDIA t4 (virtual)");
+  CHECK(describe(catalogue.choose({.count = 2})) == "2 x NVIDIA h200 (virtual)");
+  CHECK(catalogue.choose({.device = "t4", .memory = "8GiB", .count = 2}).memory_bytes == int64_t{8} << 30);
+  CHECK(describe(catalogue.choose({.device = "real"})) == "the real GPU");
+}
+
+TEST_CASE("options that contradict each other are refused with the remedy", "[cli]") {
+  const Catalogue catalogue;
+  CHECK_THROWS_AS(catalogue.choose({.device = "h200,t4", .count = 2}), Error);
+  CHECK_THROWS_AS(catalogue.choose({.device = "real", .count = 2}), Error);
+  CHECK_THROWS_AS(catalogue.choose({.device = "real", .clocked = true}), Error);
+  CHECK_THROWS_AS(catalogue.choose({.device = ","}), Error);
+  CHECK_THROWS_AS(catalogue.choose({.device = "t4,nothing"}), Error);
+}

@@ -1,0 +1,213 @@
+"""End to end: who holds the bytes of the card that PyTorch does not count, on the virtual device.
+
+    python tests/cupti/test_outside.py --build BUILD_FOLDER [unittest arguments]
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests/cupti/programs.py"
+SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
+MIB = 1 << 20
+PAGE = 2 * MIB
+EXTENSION, NCCL, WORKSPACE = "liboomdiag_test_extension.so", "libnccl_test.so", "liboomdiag_test_workspace.so"
+build = ROOT / "build"
+
+
+def in_pages(size):
+    return -(-size // PAGE) * PAGE
+
+
+class OutsideTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-test-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def run_program(self, name, memory=None, exit_code=0, **environment):
+        """Runs one of programs.py under oomdiag: what it said, the report, and the process."""
+        output = self.folder / "report.json"
+        card = ["--device", "rtx3060"] + (["--memory", memory] if memory else [])
+        done = subprocess.run(
+            [build / "bin/oomdiag", "run", "--folder", self.folder, *card, "-o", output, "--", sys.executable, PROGRAMS, name],
+            capture_output=True, text=True, timeout=300,
+            env=os.environ | {"OOMDIAG_TEST_LIBRARIES": str(build / "lib/test")} | environment)
+        self.assertEqual(done.returncode, exit_code, done.stderr)
+        report = json.loads(output.read_text())
+        self.check_books(report)
+        return (json.loads(done.stdout) if done.stdout else {}), report, done
+
+    def check_books(self, report):
+        """What holds for every report: the card adds up, and so does what lies outside of PyTorch."""
+        import jsonschema
+        jsonschema.validate(report, SCHEMA)
+        self.assertEqual(sum(report["card"].values()), report["device"]["total_bytes"])
+        self.assertEqual(sum(owner["bytes"] for owner in report["outside_pytorch"]), report["card"]["outside_pytorch_bytes"])
+        self.assertEqual(report["outside_pytorch"][-1]["owner"], "unexplained")
+
+    def check_all_explained(self, said, report):
+        """The books equal what the card itself said, and every byte has an owner."""
+        self.assertEqual(report["device"]["total_bytes"] - report["card"]["free_bytes"], said["used"])
+        self.assertEqual(report["outside_pytorch"][-1]["bytes"], 0, report["outside_pytorch"])
+
+    @staticmethod
+    def held(report, field="outside_pytorch"):
+        return {(one["owner"], one["kind"]): one["bytes"] for one in report[field]}
+
+    def test_the_books_equal_the_card_to_the_byte_and_every_line_has_an_owner(self):
+        said, report, _ = self.run_program("everything", OOMDIAG_OTHER_PROCESSES="999999999:trainer:1073741824,999999998:xorg:7340033")
+        self.check_all_explained(said, report)
+        self.assertEqual(self.held(report), {
+            ("context", "device"): 88080384,  # as the card's data file has them
+            ("modules", "device"): 69206016,
+            (EXTENSION, "device"): 100 * MIB,
+            (EXTENSION, "pool"): 30 * MIB,
+            (NCCL, "handle"): 64 * MIB,
+            (WORKSPACE, "device"): in_pages(3 * MIB + 1),
+            ("process 999999999 trainer", "process"): 1073741824,
+            ("process 999999998 xorg", "process"): 7340033,
+            ("unexplained", None): 0,
+        })
+        host = self.held(report, "host_memory")
+        self.assertEqual(host[EXTENSION, "pinned"], 16 * MIB)
+        self.assertEqual(host[EXTENSION, "managed"], 4 * MIB)
+        self.assertEqual([step["step"].split(" of ")[0] for step in report["card_steps"]], ["cuInit", "context", "modules"])
+
+    def test_expandable_segments_are_pytorchs(self):
+        said, report, _ = self.run_program("expandable", PYTORCH_ALLOC_CONF="expandable_segments:True")
+        self.check_all_explained(said, report)
+        self.assertEqual({owner for owner, _ in self.held(report)}, {"context", NCCL, "unexplained"})
+
+    def test_segments_that_a_library_allocated_for_pytorch_are_pytorchs(self):
+        said, report, _ = self.run_program("pool_of_its_own")
+        self.check_all_explained(said, report)
+        self.assertNotIn((EXTENSION, "device"), self.held(report))
+
+    def test_a_library_that_holds_what_is_missing_is_the_cause_by_name(self):
+        _, report, done = self.run_program("library_in_the_way", memory="2GiB", exit_code=9)
+        self.assertEqual(report["cause"]["kind"], "outside_pytorch")
+        self.assertEqual([(one["owner"], one["bytes"]) for one in report["cause"]["holders"]],
+                         [(EXTENSION, 1024 * MIB), (NCCL, 200 * MIB)])
+        self.assertEqual(self.held(report)["unexplained", None], 0)
+        self.assertEqual(report["driver_refusals"], [{"owner": NCCL, "kind": "device", "bytes": 3000 * MIB}])
+        self.assertIn(f"held by others: {EXTENSION} 1.00 GiB, {NCCL} 200.00 MiB", done.stderr)
+
+    def test_another_process_that_holds_what_is_missing_is_the_cause_by_pid_and_name(self):
+        _, report, done = self.run_program("process_in_the_way", memory="2GiB", exit_code=9,
+                                           OOMDIAG_OTHER_PROCESSES="999999999:trainer:1073741824")
+        self.assertEqual(report["cause"]["kind"], "outside_pytorch")
+        self.assertEqual(report["cause"]["holders"],
+                         [{"owner": "process 999999999 trainer", "kind": "process", "bytes": 1 << 30}])
+        self.assertIn("process 999999999 trainer 1.00 GiB", done.stderr)
+
+    def test_who_holds_cupti_is_named_and_the_rest_of_the_books_holds(self):
+        said, report, done = self.run_program("everything", OOMDIAG_CUPTI_HOLDER="CUPTI for Nsight Systems")
+        warnings = [line for line in done.stderr.splitlines() if "CUPTI" in line and "warning" in line]
+        self.assertEqual(len(warnings), 1, done.stderr)
+        self.assertIn("held by CUPTI for Nsight Systems", warnings[0])
+        self.assertTrue(any("Nsight Systems" in limit for limit in report["limits"]), report["limits"])
+        self.assertNotIn((EXTENSION, "device"), self.held(report))
+        self.assertGreaterEqual(self.held(report)["unexplained", None], 190 * MIB)
+        del said
+
+    def test_the_users_profiler_shows_the_same_and_our_books_go_on(self):
+        said, report, done = self.run_program("profiled")
+        self.assertNotIn("CUPTI", done.stderr)
+        self.check_all_explained(said, report)
+        self.assertEqual(self.held(report)[EXTENSION, "device"], (2 + 2 * 4 + 2 * 8) * MIB)
+        alone = json.loads(self.run_without_us("profiled").stdout)
+        self.assertEqual(said["shown"], alone["shown"])
+        self.assertTrue(any("aten::" in name for name in said["shown"][1]))
+
+    def run_without_us(self, name):
+        """On the virtual device, with no recorder."""
+        libraries = build / "lib/virtual_device"
+        order = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so",
+                 "libnvidia-ml.so.1", "libcupti.so.13"]
+        return subprocess.run(
+            [sys.executable, PROGRAMS, name], capture_output=True, text=True, timeout=300, check=True,
+            env=os.environ | {"LD_PRELOAD": ":".join(str(libraries / one) for one in order),
+                              "OOMDIAG_CARD": str(ROOT / "extension/virtual_device/cards/rtx3060.json"),
+                              "OOMDIAG_TEST_LIBRARIES": str(build / "lib/test")})
+
+    def test_other_tools_share_the_slot_or_end_cupti_and_a_forked_child_leaves_the_books_alone(self):
+        said, report, _ = self.run_program("tools")
+        self.assertEqual((said["first"], said["second"], said["left"]), (0, 39, 0))  # 39: the slot is taken, by the first
+        self.assertEqual((said["heard"], said["heard_later"]), (2, 2))               # one call: its beginning and its end
+        self.check_all_explained(said, report)
+        self.assertEqual(self.held(report)[EXTENSION, "device"], (2 + 4 + 8 + 16) * MIB)
+
+    def test_without_cupti_or_nvml_the_card_still_adds_up(self):
+        said, report, done = self.run_program("everything", OOMDIAG_CUPTI="0")
+        self.assertNotIn("warning", done.stderr)
+        self.assertEqual(self.held(report)["context", "device"], 88080384 + 69206016)  # modelled: nothing was measured
+        del said
+
+    def test_a_long_run_whose_beginning_was_overwritten_still_names_the_libraries(self):
+        _, report, _ = self.run_program("long", OOMDIAG_TRACE_MIB="2")
+        self.assertTrue(any("overwritten" in limit for limit in report["limits"]), report["limits"])
+        self.assertEqual(self.held(report)[EXTENSION, "device"], 12 * MIB)
+        self.assertEqual(self.held(report)["unexplained", None], 0)
+
+
+class Doctor(unittest.TestCase):
+    def doctor(self, *arguments, code=0, **environment):
+        done = subprocess.run([build / "bin/oomdiag", "doctor", *arguments], capture_output=True, text=True, timeout=120,
+                              env=os.environ | environment)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_every_hook_is_tried_and_the_slot_and_the_neighbours_are_named(self):
+        told = json.loads(self.doctor("--json", "--device", "rtx3060"))
+        self.assertEqual([hook["name"] for hook in told["hooks"] if not hook["works"]], [])
+        self.assertEqual(told["device"]["name"], "NVIDIA GeForce RTX 3060")
+        self.assertEqual((told["processes"], told["cupti_holder"]), ([], None))
+        told = json.loads(self.doctor("--json", "--device", "rtx3060", OOMDIAG_CUPTI_HOLDER="CUPTI for Nsight Systems",
+                                      OOMDIAG_OTHER_PROCESSES="999999999:trainer:1073741824"))
+        self.assertIn("Nsight Systems", told["cupti_holder"])
+        self.assertEqual([hook["name"] for hook in told["hooks"] if not hook["works"]], ["driver (CUPTI)"])
+        self.assertEqual(told["processes"], [{"pid": 999999999, "name": "trainer", "bytes": 1 << 30}])
+        self.assertTrue(all(trouble["remedy"] for trouble in told["troubles"]))
+
+    def test_another_allocator_is_named_with_its_remedy(self):
+        text = self.doctor("--device", "rtx3060", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync")
+        self.assertIn("only PyTorch's own one can be recorded", text)
+
+
+class Calibrate(unittest.TestCase):
+    """scripts/calibrate on the virtual device, where it measures the model. Slow: it starts python five times."""
+
+    def test_what_the_card_file_says_is_measured_again_and_makes_a_card_that_runs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "card.json"
+            environment = os.environ | {"OOMDIAG_PROGRAM": str(build / "bin/oomdiag")}
+            told = subprocess.run([sys.executable, ROOT / "scripts/calibrate", "--device", "rtx3060", "-o", file],
+                                  capture_output=True, text=True, timeout=600, env=environment)
+            self.assertEqual(told.returncode, 0, told.stderr)
+            self.assertIn("numbers of the model", told.stdout)
+            card = json.loads(file.read_text())
+            model = json.loads((ROOT / "extension/virtual_device/cards/rtx3060.json").read_text())
+            measured = {name: card[name]["value"] for name, entry in model.items() if isinstance(entry, dict)}
+            self.assertEqual(measured, {name: entry["value"] for name, entry in model.items() if isinstance(entry, dict)})
+            self.assertEqual({card[name]["mark"] for name in measured}, {"U"})
+            self.assertEqual(len(card["measurements"]["cudnn"]["batch_norm"]), 20)
+            self.assertTrue(all("workspace" in one for one in card["measurements"]["cudnn"]["rnn"]))
+            trained = subprocess.run([build / "bin/oomdiag", "train", "--model", "deepcnn", "--device", file, "--folder", folder],
+                                     capture_output=True, text=True, timeout=120)
+            self.assertEqual(trained.returncode, 0, trained.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=pathlib.Path, default=build)
+    options, rest = parser.parse_known_args()
+    build = options.build.resolve()
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

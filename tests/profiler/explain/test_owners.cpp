@@ -1,0 +1,113 @@
+#include <array>
+
+#include "profiler/explain/imbalance.h"
+#include "profiler/explain/owners.h"
+#include "profiler/replay/replay.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+int64_t bytes_of(const std::vector<OwnedBytes>& list, std::string_view name) {
+  for (const OwnedBytes& owned : list) {
+    if (owned.name == name) return owned.bytes;
+  }
+  return -1;
+}
+
+LiveBlock made_in(std::string_view module, int64_t bytes) {
+  LiveBlock block{.bytes = bytes, .requested_bytes = bytes};
+  block.made.module = module;
+  return block;
+}
+
+LiveBlock copied(std::string_view source, int64_t bytes, uint32_t step = 1) {
+  LiveBlock block{.bytes = bytes, .requested_bytes = bytes, .category = Category::input, .step = step};
+  block.made = {.op = "aten::to", .source = source};
+  return block;
+}
+
+}  // namespace
+
+TEST_CASE("a module owns what the modules inside of it own", "[explain][owners]") {
+  Moment moment;
+  moment.blocks = {made_in("layer1.conv1", 4_MiB), made_in("layer1.conv2", 2_MiB), made_in("layer2", 1_MiB),
+                   made_in("", 8_MiB)};
+  const Owners owners = list_owners(moment);
+
+  CHECK(bytes_of(owners.by_module, "layer1") == 6_MiB);
+  CHECK(bytes_of(owners.by_module, "layer1.conv2") == 2_MiB);
+  CHECK(bytes_of(owners.by_module, "layer2") == 1_MiB);
+  CHECK(owners.by_module.front() == OwnedBytes{"", 8_MiB, 1});
+}
+
+TEST_CASE("a parameter belongs to its module, wherever it was made", "[explain][owners]") {
+  Moment moment;
+  moment.blocks = {made_in("", 4_MiB)};
+  moment.blocks[0].name = "layer1.conv1.weight";
+
+  CHECK(bytes_of(list_owners(moment).by_module, "layer1.conv1") == 4_MiB);
+}
+
+TEST_CASE("by op, line and shape every byte counts once, however long the list", "[explain][owners]") {
+  Moment moment;
+  std::vector<std::string> lines;
+  for (int i = 0; i < 300; ++i) lines.push_back("train.py:" + std::to_string(i));
+  for (const std::string& line : lines) moment.blocks.push_back(copied(line, 1_MiB));
+  const Owners owners = list_owners(moment);
+
+  REQUIRE(owners.by_source.size() == kMostOwned);
+  CHECK(owners.by_source.back() == OwnedBytes{"others", 201_MiB, 201});
+  CHECK(bytes_of(owners.by_op, "aten::to") == 300_MiB);
+}
+
+TEST_CASE("the largest block lives until the last node of backward that keeps it has run", "[explain][owners]") {
+  const Trace trace = oom_in_backward();
+  const auto life = follow_largest(replay(trace).devices.at(0).moment);
+
+  REQUIRE(life);
+  CHECK(life->block.requested_bytes == 64_MiB);
+  Moment moment = replay(trace).devices.at(0).moment;
+  std::erase_if(moment.blocks, [](const LiveBlock& block) { return block.category != Category::activation; });
+  const auto activation = follow_largest(moment);
+  REQUIRE(activation);
+  CHECK(activation->kept_by == Keeper::autograd);
+  REQUIRE(activation->freed_by);
+  CHECK(activation->freed_by->node == "ReluBackward0");
+  CHECK_FALSE(follow_largest({}));
+}
+
+TEST_CASE("equal copies that live together are suspected to be the same data", "[explain][owners]") {
+  Moment moment;
+  moment.blocks = {copied("train.py:7", 40_MiB), copied("train.py:9", 40_MiB), copied("train.py:11", 30_MiB)};
+  const auto duplicates = find_duplicates(moment);
+
+  REQUIRE(duplicates.size() == 1);
+  CHECK(duplicates[0].bytes == 40_MiB);
+  CHECK(duplicates[0].copies == 2);
+  CHECK(duplicates[0].made[1].source == "train.py:9");
+}
+
+TEST_CASE("the batches of two steps, and parameters, are no duplicates", "[explain][owners]") {
+  Moment moment;
+  moment.blocks = {copied("train.py:7", 40_MiB, 1), copied("train.py:7", 40_MiB, 2), copied("train.py:9", 20_MiB),
+                   copied("train.py:9", 20_MiB)};
+  moment.blocks[2].category = moment.blocks[3].category = Category::parameter;
+  CHECK(find_duplicates(moment).empty());
+}
+
+TEST_CASE("a card that is far fuller than the others is unbalanced, if an even share fits", "[explain][imbalance]") {
+  const std::array<int64_t, 4> peaks = {10_GiB, 3_GiB, 3_GiB, 3_GiB};
+  CHECK(find_imbalance(peaks, 0, 1_GiB, 11_GiB) == Imbalance{10_GiB, 3_GiB, 5_GiB});
+  CHECK_FALSE(find_imbalance(peaks, 0, 1_GiB, 4_GiB));
+  CHECK_FALSE(find_imbalance(peaks, 1, 1_GiB, 11_GiB));
+}
+
+TEST_CASE("cards that are as full as each other, or do other work, are not unbalanced", "[explain][imbalance]") {
+  CHECK_FALSE(find_imbalance(std::array<int64_t, 3>{10_GiB, 9_GiB, 9_GiB}, 0, 1_GiB, 11_GiB));
+  CHECK_FALSE(find_imbalance(std::array<int64_t, 2>{10_GiB, 2_MiB}, 0, 1_GiB, 11_GiB));
+  CHECK_FALSE(find_imbalance(std::array<int64_t, 1>{10_GiB}, 0, 1_GiB, 11_GiB));
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <array>
+
+#include "profiler/explain/remedies.h"
+#include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/replay.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr Where kConv1{.op = "aten::conv2d", .module = "0.conv1"};
+constexpr Where kConv2{.op = "aten::conv2d", .module = "0.conv2"};
+constexpr Where kHead{.op = "aten::linear", .module = "1.head"};
+
+/// A step whose blocks are given in the order of their births; `died` are positions.
+StepLives step_of(std::vector<BlockLife> blocks) { return {.step = 2, .blocks = std::move(blocks)}; }
+
+BlockLife parameter(int64_t bytes) { return {.bytes = bytes, .category = Category::parameter, .phase = Phase::setup}; }
+
+BlockLife saved(int64_t bytes, uint32_t born, uint32_t died, const Where& made, std::vector<Where> by) {
+  return {.bytes = bytes,
+          .born = born,
+          .died = died,
+          .category = Category::activation,
+          .phase = Phase::forward,
+          .freed_in_backward = true,
+          .ever_saved = true,
+          .made = made,
+          .shape = "[64, 64] float32",
+          .saved_by = std::move(by)};
+}
+
+BlockLife gradient_on_its_way(int64_t bytes, uint32_t born, uint32_t died, const Where& made) {
+  return {.bytes = bytes,
+          .born = born,
+          .died = died,
+          .category = Category::gradient_in_flight,
+          .phase = Phase::backward,
+          .made = made};
+}
+
+/// Two convolutions in one module, a head, and the backward of all three.
+StepLives small_step() {
+  return step_of({parameter(32_MiB), saved(64_MiB, 1, 12, kConv1, {kConv2}), saved(64_MiB, 2, 10, kConv1, {kConv1}),
+                  saved(16_MiB, 3, 8, kConv2, {kHead, kConv2}), gradient_on_its_way(16_MiB, 7, 9, kHead),
+                  gradient_on_its_way(64_MiB, 9, 11, kConv2)});
+}
+
+Situation situation_of(const StepLives& lives) {
+  return {.lives = lives, .peak_bytes = find_peak(lives.blocks), .room_bytes = 1_GiB};
+}
+
+const Remedy* find(const std::vector<Remedy>& remedies, std::string_view id) {
+  const auto found = std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& r) { return r.id == id; });
+  return found == remedies.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+TEST_CASE("the peak of a step is where most of its blocks overlap", "[explain][remedies]") {
+  CHECK(find_peak({}) == 0);
+  CHECK(find_peak({{.bytes = 4, .born = 1, .died = 2}, {.bytes = 8, .born = 2, .died = 3}}) == 8);
+  CHECK(find_peak(small_step().blocks) == 224_MiB);  // after position 9 both large ones and the new gradient
+}
+
+TEST_CASE("half the batch halves what follows it, and parameters stay", "[explain][remedies]") {
+  const StepLives lives = small_step();
+  const auto remedies = predict_remedies(situation_of(lives));
+
+  REQUIRE(find(remedies, "half_batch"));
+  CHECK(find(remedies, "half_batch")->predicted_peak_bytes == 32_MiB + 192_MiB / 2);
+  CHECK_FALSE(find(remedies, "half_batch")->formula.empty());
+}
+
+TEST_CASE("a parameter's gradient does not follow the batch", "[explain][remedies]") {
+  const Lives blocks = {parameter(32_MiB), gradient_on_its_way(32_MiB, 1, 2, kConv1),
+                        gradient_on_its_way(48_MiB, 1, 2, kConv1)};
+  CHECK_FALSE(follows_batch(blocks[0], blocks));
+  CHECK_FALSE(follows_batch(blocks[1], blocks));
+  CHECK(follows_batch(blocks[2], blocks));
+}
+
+TEST_CASE("the largest batch that fits is found from the same model", "[explain][remedies]") {
+  const StepLives lives = small_step();
+  Situation situation = situation_of(lives);
+  situation.batch = 64;
+  situation.room_bytes = 32_MiB + 48_MiB;  // a quarter of what scales
+  const auto remedies = predict_remedies(situation);
+
+  REQUIRE(find(remedies, "batch_16"));
+  CHECK(find(remedies, "batch_16")->predicted_peak_bytes == 80_MiB);
+  CHECK(find(remedies, "batch_16")->predicted_fits);
+}
+
+TEST_CASE("checkpointing frees what only the module saves, until its backward", "[explain][remedies]") {
+  StepLives lives = small_step();
+  lives.blocks.push_back(gradient_on_its_way(8_MiB, 20, 21, kConv1));
+  const auto remedies = predict_remedies(situation_of(lives));
+
+  const Remedy* remedy = find(remedies, "checkpoint");
+  CHECK((remedy == nullptr || remedy->predicted_peak_bytes < 224_MiB));
+
+  // Two modules of equal size: only one of them has its tensors at a time.
+  const Where a{.op = "aten::relu", .module = "a.relu"}, b{.op = "aten::relu", .module = "b.relu"};
+  const StepLives two = step_of({saved(64_MiB, 1, 20, a, {a}), saved(64_MiB, 2, 20, a, {a}),
+                                 saved(64_MiB, 3, 12, b, {b}), saved(64_MiB, 4, 12, b, {b}),
+                                 gradient_on_its_way(1_MiB, 10, 22, b), gradient_on_its_way(1_MiB, 14, 22, a)});
+  const auto both = predict_remedies(situation_of(two));
+  REQUIRE(find(both, "checkpoint"));
+  CHECK(find(both, "checkpoint")->modules == std::vector<std::string>{"a", "b"});
+  CHECK(find(both, "checkpoint")->predicted_peak_bytes == 128_MiB + 2_MiB);
+}
+
+TEST_CASE("autocast halves convolutions and what follows, but not softmax and norms", "[explain][remedies]") {
+  const Where conv{.op = "aten::conv2d", .module = "conv"}, relu{.op = "aten::relu", .module = "relu"};
+  const Where softmax{.op = "aten::log_softmax", .module = "loss"};
+  const StepLives lives = step_of(
+      {saved(64_MiB, 1, 9, conv, {relu}), saved(64_MiB, 2, 9, relu, {relu}), saved(16_MiB, 3, 9, softmax, {softmax})});
+  const auto remedies = predict_remedies(situation_of(lives));
+
+  REQUIRE(find(remedies, "autocast_bf16"));
+  CHECK(find(remedies, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
+}
+
+TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain][remedies]") {
+  BlockLife kept{.bytes = 32_MiB, .category = Category::gradient, .phase = Phase::backward};
+  BlockLife added = gradient_on_its_way(32_MiB, 5, 6, kConv1);
+  added.freed_by_accumulate = true;
+  const StepLives lives = step_of({kept, saved(64_MiB, 1, 5, kConv1, {kConv1}), added});
+  const auto remedies = predict_remedies(situation_of(lives));
+
+  REQUIRE(find(remedies, "set_to_none"));
+  CHECK(find(remedies, "set_to_none")->predicted_peak_bytes == 64_MiB);
+}
+
+TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][remedies]") {
+  const BlockLife state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
+  const BlockLife scratch{.bytes = 32_MiB,
+                          .born = 1,
+                          .died = 2,
+                          .category = Category::temporary,
+                          .phase = Phase::optimizer,
+                          .made = {.op = "aten::_foreach_sqrt"}};
+  const StepLives lives = step_of({parameter(32_MiB), state, scratch});
+  const auto remedies = predict_remedies(situation_of(lives));
+
+  REQUIRE(find(remedies, "fused_optimizer"));
+  CHECK(find(remedies, "fused_optimizer")->predicted_peak_bytes == 96_MiB);
+  REQUIRE(find(remedies, "sgd"));
+  CHECK(find(remedies, "sgd")->predicted_peak_bytes == 32_MiB);
+}
+
+TEST_CASE("without backward no_grad keeps what the next module takes, and nothing else", "[explain][remedies]") {
+  Lives blocks;
+  const std::array<const char*, 4> modules = {"0.a", "0.b", "1", "2"};
+  for (uint32_t i = 0; i < modules.size(); ++i) {
+    blocks.push_back({.bytes = 16_MiB, .born = i + 1, .category = Category::output, .phase = Phase::forward});
+    blocks.back().in_graph = true;
+    blocks.back().made.module = modules[i];
+  }
+  const StepLives lives = step_of(blocks);
+  Situation situation = situation_of(lives);
+  situation.has_backward = false;
+  const auto remedies = predict_remedies(situation);
+
+  REQUIRE(find(remedies, "no_grad"));
+  CHECK(find(remedies, "no_grad")->predicted_peak_bytes == 32_MiB);
+  situation.has_backward = true;
+  CHECK_FALSE(find(predict_remedies(situation), "no_grad"));
+}
+
+TEST_CASE("outputs that nobody needs in backward end before it", "[explain][remedies]") {
+  BlockLife output{.bytes = 16_MiB, .born = 2, .category = Category::output, .phase = Phase::forward};
+  const StepLives lives =
+      step_of({saved(64_MiB, 1, 9, kConv1, {kConv1}), output, gradient_on_its_way(64_MiB, 8, 10, kConv1)});
+  const auto remedies = predict_remedies(situation_of(lives));
+
+  REQUIRE(find(remedies, "drop_outputs"));
+  CHECK(find(remedies, "drop_outputs")->predicted_peak_bytes == 128_MiB);
+}
+
+TEST_CASE("where nothing would be saved, nothing is proposed", "[explain][remedies]") {
+  const StepLives lives = step_of({parameter(4_GiB)});
+  CHECK(predict_remedies(situation_of(lives)).empty());
+  CHECK(predict_remedies(situation_of(StepLives{})).empty());
+}
+
+TEST_CASE("the lives of a step that fits have its peak, and those that failed include the request", "[replay][lives]") {
+  const Trace fits = training_that_fits();
+  const DeviceHistory device = replay(fits).devices.at(0);
+  CHECK(device.lives.step == device.peak.step);
+  CHECK(find_peak(device.lives.blocks) == device.peak.allocated_bytes);
+
+  const Trace fails = oom_in_backward();
+  const DeviceHistory failed = replay(fails).devices.at(0);
+  CHECK(find_peak(failed.lives.blocks) == failed.moment.allocated_bytes + failed.failure->requested_bytes);
+}
+
+TEST_CASE("the categories of the lives are those of the described moment", "[replay][lives]") {
+  for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_optimizer()}) {
+    const DeviceHistory device = replay(trace).devices.at(0);
+    for (const LiveBlock& block : device.moment.blocks) {
+      const auto alike = [&](const BlockLife& life) {
+        return life.bytes == block.bytes && life.category == block.category;
+      };
+      CHECK(std::any_of(device.lives.blocks.begin(), device.lives.blocks.end(), alike));
+    }
+  }
+}
+
+}  // namespace oomdiag
