@@ -217,3 +217,38 @@ TEST_CASE("a damaged trace of a long run is explained as far as it makes sense, 
     }
   }
 }
+
+TEST_CASE("a place that came late reaches the live block too, and no other block at its address", "[trace][bounded]") {
+  const bool freed_meanwhile = GENERATE(false, true);
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "trace";
+  {
+    TraceWriter writer(file, 1, kSmall);
+    const uint32_t late = writer.intern(Context{.op = writer.intern(std::string_view("aten::zeros"))});
+    const auto alloc = [&](uint64_t address) {
+      Event event{.address = address, .bytes = 512, .kind = EventKind::alloc};
+      writer.write(event);
+      writer.add_block(event);
+      return event.sequence;
+    };
+    const uint64_t surprise = alloc(kLeaked);
+    Event* written = writer.last_written();
+    if (freed_meanwhile) {
+      Event free{.address = kLeaked, .bytes = 512, .kind = EventKind::free_requested, .flags = kFreeCompleted};
+      writer.remove_block(0, kLeaked, writer.write(free));
+      alloc(kLeaked);
+    }
+    writer.place(written, surprise, late);
+    alloc(kWeight);
+    for (int i = 0; i < 40'000; ++i) {  // until these are overwritten
+      Event other{.kind = EventKind::device_memory};
+      writer.write(other);
+    }
+    writer.publish();
+  }
+  const Trace trace = read_trace(file);
+  const auto block = std::find_if(trace.initial.begin(), trace.initial.end(),
+                                  [](const Event& event) { return event.address == kLeaked; });
+  REQUIRE(block != trace.initial.end());
+  CHECK(trace.name(trace.context(block->context).op) == (freed_meanwhile ? "" : "aten::zeros"));
+}
