@@ -1,39 +1,16 @@
 #include "cli/case_study.h"
 
 #include <csignal>
-#include <cstdlib>
 #include <fstream>
 
 #include "cli/run_folder.h"
+#include "cli/temporary_folder.h"
 #include "profiler/cases/notes.h"
-#include "profiler/error.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
-
-/// A folder for runs that only serve a comparison.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "oomdiag-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) {
-      throw Error(ErrorKind::environment, "cannot make a folder in '" + fs::temp_directory_path().string() + "'",
-                  "set TMPDIR to one that can be written");
-    }
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 CaseRun read_run(const std::string& variant, const Diagnosis& diagnosis) {
   CaseRun run{.variant = variant, .report = {}, .scopes = {}, .facts = read_facts(diagnosis.folder)};
@@ -65,13 +42,6 @@ bool run_others(const Study& study, DiagnosisRequest request, const Install& ins
   const HostRun host = run_on_host(study.compose(study.variant, "cpu"));
   runs.push_back(read_host_run(host));
   return host.ending.signal != SIGINT;
-}
-
-std::string last_lines(const fs::path& file) {
-  constexpr std::size_t kMostBytes = 500;
-  std::ifstream stream(file);
-  const std::string text(std::istreambuf_iterator<char>(stream), {});
-  return text.size() > kMostBytes ? text.substr(text.size() - kMostBytes) : text;
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "cli/diagnosis.h"
 #include "cli/python.h"
 #include "cli/real_gpu.h"
+#include "cli/temporary_folder.h"
 #include "profiler/error.h"
 #include "profiler/trace/trace.h"
 
@@ -55,24 +56,6 @@ except Exception as error:
 time.sleep(0.3)
 print('\noomdiag-doctor ' + json.dumps(said), flush=True)
 )python";
-
-/// A folder that goes when the object does.
-struct TemporaryFolder {
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "oomdiag-doctor-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr)
-      throw Error(ErrorKind::environment, "cannot make a folder in the temporary folder");
-    path = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::filesystem::path path;
-};
 
 nlohmann::json read_answer(const std::filesystem::path& file) {
   constexpr std::string_view kMark = "oomdiag-doctor ";
@@ -181,7 +164,7 @@ Checkup check_up(const std::string& python, const DeviceChoice& device, const In
     checkup.versions.emplace_back("python", chosen.executable);
     const TemporaryFolder folder;
     const Diagnosis run = diagnose(
-        {.program = {chosen.executable, "-c", kLines}, .device = device, .base = folder.path, .keeps_output = true},
+        {.program = {chosen.executable, "-c", kLines}, .device = device, .base = folder.path(), .keeps_output = true},
         install);
     read_versions(read_answer(run.folder / "output.txt"), checkup);
     if (!checkup.failure.empty()) return checkup;

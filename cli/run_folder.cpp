@@ -90,6 +90,19 @@ void remove_empty_run(const fs::path& folder) {
   fs::remove(folder, ignored);  // fails, as it should, if there is anything else in it
 }
 
+std::string last_lines(const fs::path& output) {
+  constexpr std::size_t kMostLines = 5;
+  std::ifstream stream(output);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.empty()) lines.push_back(line);
+    if (lines.size() > kMostLines) lines.erase(lines.begin());
+  }
+  std::string text;
+  for (const std::string& line : lines) text += "  " + line + "\n";
+  return text;
+}
+
 std::string as_typed(const fs::path& path) {
   std::error_code error;
   const fs::path here = fs::current_path(error);

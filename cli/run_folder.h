@@ -31,6 +31,10 @@ Leftovers look_into(const std::filesystem::path& folder);
 /// Takes the folder of a run without a trace away again, unless somebody else put something in.
 void remove_empty_run(const std::filesystem::path& folder);
 
+/// The last five lines of what a program printed, indented: what a program says of its own failure is worth more than what
+/// we can say.
+std::string last_lines(const std::filesystem::path& output);
+
 /// The path as somebody in the current folder would type it.
 std::string as_typed(const std::filesystem::path& path);
 

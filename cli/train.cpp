@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
-#include <fstream>
 #include <memory>
 
 #include "cli/case_study.h"
@@ -62,20 +61,6 @@ void check_options(const Options& options, const Model& model) {
   if (options.steps != 0 && model.default_steps == 0) refuse("--steps", "it does its thing once");
   if (!options.optimizer.empty() && model.default_optimizer.empty()) refuse("--optimizer", "it has none to choose");
   if (!options.amp.empty() && !model.takes_amp) refuse("--amp", "it has its own precision, or no layers");
-}
-
-/// The samples program said what is wrong; its last lines are worth more than ours.
-std::string last_lines(const std::filesystem::path& file) {
-  constexpr std::size_t kMostLines = 5;
-  std::ifstream stream(file);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(stream, line);) {
-    if (!line.empty()) lines.push_back(line);
-    if (lines.size() > kMostLines) lines.erase(lines.begin());
-  }
-  std::string text;
-  for (const std::string& line : lines) text += "  " + line + "\n";
-  return text;
 }
 
 int give_up(const Diagnosis& diagnosis) {

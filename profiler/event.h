@@ -87,8 +87,8 @@ enum EventFlag : uint16_t {
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
   kSegmentLarge = 4,       ///< segment_state: of the large pool (blocks above 1 MiB)
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
-  kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
+  kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
 };
 

@@ -6,6 +6,7 @@
 #include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/layout.h"
+#include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
@@ -64,9 +65,10 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
   const bool is_request = kind == EventKind::alloc || kind == EventKind::out_of_memory;
   const bool was_steady = is_request && steady();
   const bool repeated = was_steady && repeat(state, event);
+  if (was_steady && !repeated) place_in_backward(event);
   if (is_request && !repeated && state != nullptr) learn(*state, event);
   now.writer().write(event);
-  if (repeated) repeat_nodes(*state);
+  if (repeated) repeat_notes(*state);
   if (was_steady && !repeated && state != nullptr) note_surprise(*state, event);
   if (kind == EventKind::out_of_memory && state != nullptr) state->refusal = event;
   if (kind == EventKind::alloc) {
@@ -116,7 +118,8 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   const auto index = static_cast<uint8_t>(device);
   state.refused = true;
   if (state.refusal.kind != EventKind::out_of_memory) state.refusal = state.event(EventKind::op_failed);
-  settle_surprise(state, "");
+  settle_surprise(state, "");  // no op starts, and the one that asked still runs
+  const RunningNode node(state);
   state.refusal.kind = EventKind::op_failed;
   state.refusal.device = index;
   write_stats(state, index);

@@ -8,9 +8,12 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
+#include <functional>
 #include <string>
 #include <typeinfo>
 #include <unordered_set>
+#include <vector>
 
 #include "extension/record/newest_outputs.h"
 #include "extension/record/op_callbacks.h"
@@ -127,6 +130,24 @@ class Walk {
 // A pointer that the engine keeps alive, as an owning one.
 NodePtr owned(void* raw) { return static_cast<autograd::Node*>(raw)->getptr(); }
 
+/// All nodes of the graph task that runs on this thread but its first one, the newest first. The engine keeps them alive.
+std::vector<autograd::Node*> nodes_of_running_task() {
+  const auto* set = autograd::get_current_graph_task_nodes_in_graph();
+  if (set == nullptr) return {};
+  std::vector<autograd::Node*> nodes(set->begin(), set->end());
+  std::ranges::stable_sort(nodes, std::greater{}, [](const autograd::Node* node) { return node->sequence_nr(); });
+  return nodes;
+}
+
+/// True for the first thread that meets the task.
+bool is_new_task(int task) {
+  std::atomic<int>& last = session().last_task;
+  int newest = last.load(std::memory_order_relaxed);
+  while (newest < task && !last.compare_exchange_weak(newest, task)) {
+  }
+  return newest < task;
+}
+
 // Steps repeat. Only a backward pass that begins with more bytes alive than any before it can set the peak.
 bool may_set_peak() {
   Session& recording = session();
@@ -157,24 +178,26 @@ void write_wanted(ThreadState& state) {
 
 }  // namespace
 
-void enter_graph_task(ThreadState& state, int task, void* root) {
+void enter_graph_task(ThreadState& state, int task, void* root, bool nested) {
   for (auto& known = state.tasks; !known.empty(); known.pop_back()) {  // back from a nested task?
     if (known.back().id == task) return;
-    const bool nested = state.frames[state.depth - 1].outside_node != kNoNode;
     if (nested && known.back().id < task) break;
   }
   state.tasks.push_back({task, root});
   Session& recording = session();
-  int newest = recording.last_task.load(std::memory_order_relaxed);
-  while (newest < task && !recording.last_task.compare_exchange_weak(newest, task)) {
-  }
-  if (newest >= task) return;                 // another thread works on it already
+  if (!is_new_task(task)) return;             // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
   if (!recording.several_devices && !may_set_peak()) return;
   recording.walks.fetch_add(1, std::memory_order_relaxed);
   Walk walk(state);
   walk.begin(static_cast<uint64_t>(task));
   walk.from(owned(root));
+}
+
+void join_graph_task(ThreadState& state, int task, void* node) {
+  if (!state.tasks.empty() && state.tasks.back().id == task) return;
+  state.tasks.assign(1, {task, node});
+  is_new_task(task);
 }
 
 void describe_graph_at_refusal(ThreadState& state) {
@@ -184,6 +207,7 @@ void describe_graph_at_refusal(ThreadState& state) {
   walk.begin(~uint64_t{0});
   if (state.node_sequence != kNoNode) {
     for (const RunningTask& task : state.tasks) walk.from(owned(task.root));
+    for (autograd::Node* node : nodes_of_running_task()) walk.from(owned(node));  // where the root is not its first node
   }
   for (const at::Tensor& output : living_outputs()) walk.from(output.grad_fn());
 }
@@ -207,6 +231,7 @@ void note_accumulated_gradient(ThreadState& state, const Context& context) {
   event.node_sequence = node->sequence_nr();
   event.node_thread = static_cast<uint16_t>(node->thread_id());
   event.device = static_cast<uint8_t>(gradient.get_device());
+  learn(state, event);
   session().writer().write(event);
 }
 

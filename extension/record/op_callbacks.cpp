@@ -92,11 +92,22 @@ void forget_frame(const at::RecordFunction& call) {
   if (ThreadState* state = existing_thread_state(); state != nullptr) remove_frame(*state, &call, frame);
 }
 
+// Steady training ended in the middle of a node, which has no frame: the op that starts in it would pass for a forward op.
+void adopt_running_node(ThreadState& state) {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) [[likely]]
+    return;
+  state.context.node = state.names.name(std::string_view(node->name()));
+  state.node_sequence = node->sequence_nr();
+  state.node_thread = static_cast<uint16_t>(node->thread_id());
+  join_graph_task(state, torch::autograd::get_current_graph_task_id(), node.get());
+}
+
 void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differentiated) {
   const uint32_t name = state.names.name(text);
   if (state.context.op == 0) {
     frame.is_outermost = true;
-    if (training_mode.load(std::memory_order_relaxed) == TrainingMode::recording) prepare_recording(state);
+    if (state.node_sequence == kNoNode) adopt_running_node(state);
     if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
     state.context.op = name;
     state.op_serial = session().next_serial();
@@ -123,7 +134,8 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   state.node_sequence = node->sequence_nr();
   state.node_thread = static_cast<uint16_t>(node->thread_id());
   const int task = torch::autograd::get_current_graph_task_id();
-  if (state.tasks.empty() || state.tasks.back().id != task) enter_graph_task(state, task, node.get());
+  const bool nested = frame.outside_node != kNoNode;
+  if (state.tasks.empty() || state.tasks.back().id != task) enter_graph_task(state, task, node.get(), nested);
 }
 
 // PyTorch's own scopes have a '#' ("Optimizer.step#Adam.step"); those of the user's form a path.
@@ -131,8 +143,9 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   frame.scope_name = state.names.name(name);
   frame.is_optimizer_step = name.starts_with("Optimizer.step");
   state.outer_paths.push_back(state.module_path);
+  const bool expected = steady() && repeat_scope(state, frame.scope_name);
   if (name.find('#') != name.npos) {
-    if (state.context.scope == 0) locate_in_python(state.context);
+    if (state.context.scope == 0 && !expected) locate_in_python(state.context);
     state.context.scope = frame.scope_name;
   } else {
     if (state.context.module == 0) state.module_path.clear();
@@ -142,21 +155,14 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   state.context_id = state.names.context(state.context);
   Event event = state.event(EventKind::scope_begin);
   event.detail = frame.scope_name;
+  if (!expected) learn(state, event);
   session().writer().write(event);
-}
-
-// In steady training the ops are not watched, but their nodes are.
-std::unique_ptr<at::ObserverContext> on_node_start(const at::RecordFunction& call) {
-  if (!recording()) return nullptr;
-  ThreadState& state = thread_state();
-  if (state.depth == ThreadState::kMaxDepth) return nullptr;
-  enter_node(state, push_frame(state, &call), call.name());
-  return nullptr;
 }
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   if (!recording()) return nullptr;
   ThreadState& state = thread_state();
+  prepare_recording(state);
   if (!steady()) claim_nodes(state);
   if (state.depth == ThreadState::kMaxDepth) return nullptr;
   Frame& frame = push_frame(state, &call);
@@ -227,7 +233,7 @@ void empty_end(const at::RecordFunction&, at::ObserverContext*) {}
 struct Installed {
   std::mutex mutex;
   std::vector<at::CallbackHandle> handles;
-  at::CallbackHandle ops = 0, nodes = 0, outputs = 0;
+  at::CallbackHandle ops = 0, outputs = 0;
   bool ops_watched = true;
 
   at::CallbackHandle add(at::RecordFunctionCallback callback) {
@@ -255,9 +261,6 @@ void install_recording(Installed& now) {
   };
   now.add(on(on_start, on_end, Scope::USER_SCOPE));
   now.ops = now.add(on(on_start, on_end, Scope::FUNCTION));
-  // While ops are watched, the engine's own event around each node says more than this one.
-  now.nodes = now.add(on(on_node_start, on_end, Scope::BACKWARD_FUNCTION));
-  enable(now.nodes, false);
   now.outputs = now.add(std::move(on(empty_start, on_outputs, Scope::FUNCTION).needsOutputs(true)));
   now.ops_watched = outputs_watched = true;
 }
@@ -270,7 +273,7 @@ void install_op_callbacks(OpCallbacks which) {
   const std::lock_guard lock(now.mutex);
   for (const auto handle : now.handles) at::removeCallback(handle);
   now.handles.clear();
-  now.ops = now.nodes = now.outputs = 0;
+  now.ops = now.outputs = 0;
   if (which == OpCallbacks::empty) {
     auto ops = at::RecordFunctionCallback(empty_start, empty_end);
     ops.scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
@@ -284,6 +287,7 @@ void enter_or_leave_range(const char* name) noexcept try {
   static const char range = 0;  // what all of them are "called" by: they end in order
   if (!recording()) return;
   ThreadState& state = thread_state();
+  prepare_recording(state);
   Frame frame;
   if (name == nullptr) {
     if (remove_frame(state, &range, frame)) leave_scope(state, frame);
@@ -291,6 +295,16 @@ void enter_or_leave_range(const char* name) noexcept try {
     enter_scope(state, push_frame(state, &range), name);
   }
 } catch (...) {
+}
+
+RunningNode::RunningNode(ThreadState& state) : state_(state), adopted_(state.node_sequence == kNoNode) {
+  if (adopted_) adopt_running_node(state);
+}
+
+RunningNode::~RunningNode() {
+  if (!adopted_) return;
+  state_.context.node = 0;
+  state_.node_sequence = kNoNode;
 }
 
 void watch_outputs(bool on) {
@@ -305,7 +319,6 @@ void watch_ops(bool on) {
   const std::lock_guard lock(now.mutex);
   if (now.ops == 0 || std::exchange(now.ops_watched, on) == on) return;
   enable(now.ops, on);
-  enable(now.nodes, !on);
 }
 
 }  // namespace oomdiag

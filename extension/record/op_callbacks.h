@@ -2,6 +2,8 @@
 
 namespace oomdiag {
 
+struct ThreadState;
+
 /// Which callbacks run. `recording` is the whole recorder, `every_step` the same without its steady mode (steady.h); the
 /// others are for measuring.
 enum class OpCallbacks { none, empty, recording, every_step };
@@ -16,8 +18,22 @@ void enter_or_leave_range(const char* name) noexcept;
 /// of every op), so it runs only where an OOM in forward is near. Any thread, also inside callbacks.
 void watch_outputs(bool on);
 
-/// Switches the callbacks at every op on or off. While they are off, autograd nodes are watched instead; user scopes are
-/// watched always. Any thread, also inside callbacks and in the allocator.
+/// Switches the callbacks at every op and autograd node on or off; user scopes are watched always. Any thread, also inside
+/// callbacks and in the allocator.
 void watch_ops(bool on);
+
+/// Makes the autograd node that runs on this thread known to its state for as long as this lives, also if ops were not
+/// watched when it began.
+class RunningNode {
+ public:
+  explicit RunningNode(ThreadState& state);
+  ~RunningNode();
+  RunningNode(const RunningNode&) = delete;
+  RunningNode& operator=(const RunningNode&) = delete;
+
+ private:
+  ThreadState& state_;
+  bool adopted_;
+};
 
 }  // namespace oomdiag

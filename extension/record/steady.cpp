@@ -3,8 +3,13 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 
+#include <c10/util/Type.h>
+#include <torch/csrc/autograd/function.h>
+
 #include <algorithm>
 #include <mutex>
+#include <string>
+#include <typeinfo>
 #include <utility>
 
 #include "extension/record/op_callbacks.h"
@@ -81,6 +86,30 @@ void disown_nodes(ThreadState& state) noexcept {
   session().writer().write(event);
 }
 
+/// What `StepOfThread::script` says of addresses. `event` is the last of the script.
+uint64_t address_in_script(ThreadState& state, const Event& event) noexcept {
+  StepOfThread& mine = state.training;
+  if (event.kind == EventKind::scope_begin) {
+    mine.scopes.push_back(state.context);
+    return mine.scopes.size() - 1;
+  }
+  if (event.kind != EventKind::gradient) return event.address;
+  for (uint64_t i = mine.script.size() - 1; i-- > 0;) {
+    const Event& before = mine.script[i];
+    if (before.kind == EventKind::alloc && before.address == event.address && before.device == event.device) return i;
+  }
+  return StepOfThread::kElsewhere;
+}
+
+// The engine has gone on to another node where the name is not asked for at once; a node in Python only knows its own name.
+std::string name_of_node(const Surprise& surprise) {
+  const auto node = torch::autograd::get_current_node();
+  if (node && node->sequence_nr() == surprise.node_sequence) return node->name();
+  const std::string name = c10::demangle(surprise.node_type);
+  const size_t colons = name.rfind(':');
+  return colons == name.npos ? name : name.substr(colons + 1);
+}
+
 void leave_steady_training(ThreadState* state) noexcept try {
   if (training_mode.exchange(TrainingMode::learning) != TrainingMode::steady) return;
   repeats_needed.store(std::min(repeats_needed.load() * 2, kMostRepeatsNeeded));
@@ -128,7 +157,10 @@ void begin_step(const ThreadState& state, uint32_t serials) {
 }
 
 void begin_recording() {
-  for (ThreadState* thread : all_threads()) thread->training.script.clear();
+  for (ThreadState* thread : all_threads()) {
+    thread->training.script.clear();
+    thread->training.scopes.clear();
+  }
   training_mode.store(TrainingMode::recording);
   learned.steady_steps = 0;
 }
@@ -173,6 +205,7 @@ void restart_learning(bool wanted) noexcept {
 }
 
 void prepare_recording(ThreadState& state) {
+  if (training_mode.load(std::memory_order_relaxed) != TrainingMode::recording) return;
   StepOfThread& mine = state.training;
   if (mine.step.load(std::memory_order_relaxed) == current_step.load(std::memory_order_relaxed)) return;
   mine.script.reserve(std::min(mine.count.load(std::memory_order_relaxed), kMostEvents));
@@ -197,6 +230,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
   if (training_mode.load(std::memory_order_relaxed) == TrainingMode::recording &&
       mine.script.size() < mine.script.capacity()) {
     mine.script.push_back(relative);
+    mine.script.back().address = address_in_script(state, event);
   }
 }
 
@@ -204,10 +238,11 @@ bool repeat(ThreadState* state, Event& event) noexcept {
   if (state != nullptr) {
     StepOfThread& mine = state->training;
     follow_step(mine);
-    repeat_nodes(*state);
+    repeat_notes(*state);
     const uint32_t next = mine.count.load(std::memory_order_relaxed);
     if (next < mine.script.size() && is_like(event, mine.script[next])) {
       place(event, mine.script[next]);
+      mine.script[next].address = event.address;
       mine.count.store(next + 1, std::memory_order_relaxed);
       mine.nodes = at::sequence_number::peek();
       return true;
@@ -217,32 +252,66 @@ bool repeat(ThreadState* state, Event& event) noexcept {
   return false;
 }
 
+bool repeat_scope(ThreadState& state, uint32_t name) {
+  StepOfThread& mine = state.training;
+  follow_step(mine);
+  repeat_notes(state);
+  const uint32_t next = mine.count.load(std::memory_order_relaxed);
+  if (next < mine.script.size() && mine.script[next].kind == EventKind::scope_begin &&
+      mine.script[next].detail == name) {
+    state.context.source = mine.scopes[mine.script[next].address].source;
+    mine.count.store(next + 1, std::memory_order_relaxed);
+    return true;
+  }
+  leave_steady_training(&state);
+  return false;
+}
+
+void place_in_backward(Event& event) noexcept {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return;
+  event.node_sequence = node->sequence_nr();
+  event.node_thread = static_cast<uint16_t>(node->thread_id());
+}
+
 void note_surprise(ThreadState& state, const Event& event) noexcept {
   state.surprise.written = event.sequence == 0 ? nullptr : session().writer().last_written();
   state.surprise.sequence = event.sequence;
   state.surprise.context = state.context;
   if (at::GradMode::is_enabled()) state.surprise.context.flags |= kGradMode;
   state.surprise.stack.capture();
+  const auto node = torch::autograd::get_current_node();
+  state.surprise.node_type = node ? typeid(*node).name() : nullptr;
+  state.surprise.node_sequence = event.node_sequence;
 }
 
 void settle_surprise(ThreadState& state, const char* running) {
   Surprise& surprise = state.surprise;
   Event* written = std::exchange(surprise.written, nullptr);
   Context context = surprise.context;
-  if (written == nullptr || !find_ops(surprise.stack, state.names, context)) return;
-  const bool same_call = running != nullptr && state.names.name(running) != context.op;
-  if (same_call && context.scope == 0) locate_in_python(context);
-  session().writer().place(written, surprise.sequence, state.names.context(context));
+  if (written == nullptr) return;
+  if (surprise.node_type != nullptr) context.node = state.names.name(std::string_view(name_of_node(surprise)));
+  if (find_ops(surprise.stack, state.names, context)) {
+    const bool same_call = running != nullptr && state.names.name(running) != context.op;
+    if (same_call && context.scope == 0 && context.node == 0) locate_in_python(context);
+  }
+  const uint32_t id = state.names.context(context);
+  session().writer().place(written, surprise.sequence, id);
+  if (state.refusal.sequence == surprise.sequence) state.refusal.context = id;
 }
 
-void repeat_nodes(ThreadState& state) noexcept {
+void repeat_notes(ThreadState& state) noexcept {
   StepOfThread& mine = state.training;
   uint32_t next = mine.count.load(std::memory_order_relaxed);
-  for (; next < mine.script.size() && mine.script[next].kind == EventKind::nodes_created; ++next) {
+  for (; next < mine.script.size(); ++next) {
     Event event = mine.script[next];
+    const bool is_gradient = event.kind == EventKind::gradient;
+    if (!is_gradient && event.kind != EventKind::nodes_created) break;
+    if (is_gradient && event.address == StepOfThread::kElsewhere) continue;  // known since it was made
+    event.address = is_gradient ? mine.script[event.address].address : 0;
     event.time = read_ticks();
     place(event, mine.script[next]);
-    state.claimed = event.node_sequence + static_cast<uint64_t>(event.bytes);
+    if (!is_gradient) state.claimed = event.node_sequence + static_cast<uint64_t>(event.bytes);
     session().writer().write(event);
   }
   mine.count.store(next, std::memory_order_relaxed);

@@ -34,7 +34,9 @@ struct Frame {
 struct Surprise {
   Event* written = nullptr;  ///< its event in the trace, null = nothing to find out
   uint64_t sequence = 0;
-  Context context;  ///< as far as it was known
+  Context context;                  ///< as far as it was known
+  const char* node_type = nullptr;  ///< typeid of the autograd node in which it was made, null = in none
+  uint64_t node_sequence = kNoNode;
   NativeStack stack;
 };
 

@@ -1,5 +1,8 @@
 #include "profiler/replay/replay.h"
 
+#include <string_view>
+#include <unordered_map>
+
 #include "profiler/replay/blocks.h"
 #include "profiler/replay/describe.h"
 #include "profiler/replay/lives.h"
@@ -21,8 +24,19 @@ void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSett
   }
 }
 
-// The refusal's own stack; in backward that of the forward op's line, as it was first reached.
-void find_stack(const Trace& trace, OutOfMemory& refusal) {
+/// The stack by which each line of the program was first reached.
+using Stacks = std::unordered_map<std::string_view, std::string_view>;
+
+Stacks read_stacks(const Trace& trace) {
+  Stacks stacks;
+  for (const Event& event : trace.events) {
+    if (event.kind == EventKind::stack) stacks.emplace(trace.name(event.address), trace.name(event.detail));
+  }
+  return stacks;
+}
+
+// The refusal's own stack; in backward that of the forward op's line.
+void find_stack(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) {
   const uint16_t thread = trace.events[refusal.event].thread;
   for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
     const Event& event = trace.events[i];
@@ -31,12 +45,7 @@ void find_stack(const Trace& trace, OutOfMemory& refusal) {
     }
   }
   if (!refusal.stack.empty() || refusal.where.source.empty()) return;
-  for (uint64_t i = 0; i < refusal.event; ++i) {
-    const Event& event = trace.events[i];
-    if (event.kind != EventKind::stack || trace.name(event.address) != refusal.where.source) continue;
-    refusal.stack = trace.name(event.detail);
-    return;
-  }
+  if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;
 }
 
 bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
@@ -56,13 +65,14 @@ History replay(const Trace& trace, std::optional<bool> survived) {
   const AllocatorSettings settings = parse_allocator_settings(trace.process.allocator_settings);
   const Outline outline = read_outline(trace, survived);
   Measurements measured = measure(trace, outline, settings);
+  const Stacks stacks = outline.refusals.empty() ? Stacks{} : read_stacks(trace);
 
   History history{.settings = settings, .devices = {}, .steps = measured.steps};
   for (Measured& device : measured.devices) {
     if (!device.used) continue;
     for (OutOfMemory& refusal : device.history.refusals) {
       find_wanted(trace, measured.nodes, settings, refusal);
-      find_stack(trace, refusal);
+      find_stack(trace, stacks, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }

@@ -1,7 +1,7 @@
 #include "cli/cards.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
-#include "tests/cli/temporary_folder.h"
+#include "tests/cli/test_folder.h"
 
 using namespace oomdiag;
 
@@ -19,7 +19,7 @@ constexpr const char* kCard = R"({
 }  // namespace
 
 TEST_CASE("a card is found by its id, its aliases and CUDA's name for it", "[cli]") {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   folder.write("h100-sxm.json", kCard);
   folder.write("README", "not a card");
   const auto cards = read_catalogue(folder.path());
@@ -34,7 +34,7 @@ TEST_CASE("a card is found by its id, its aliases and CUDA's name for it", "[cli
 }
 
 TEST_CASE("an unknown card is answered with the nearest", "[cli]") {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   folder.write("h100-sxm.json", kCard);
   try {
     find_card(read_catalogue(folder.path()), "h100-pcie");
@@ -46,7 +46,7 @@ TEST_CASE("an unknown card is answered with the nearest", "[cli]") {
 }
 
 TEST_CASE("a file that is no card is one clear error", "[cli]") {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   for (const char* text :
        {"", "{", "[]", "{\"name\": 1}", "{\"name\": \"x\", \"total_bytes\": 5}", "{\"nam\": \"x\"}"}) {
     CHECK_THROWS_AS(read_card_entry(folder.write("bad.json", text)), Error);
@@ -55,7 +55,7 @@ TEST_CASE("a file that is no card is one clear error", "[cli]") {
 }
 
 TEST_CASE("a card without code in this torch is refused with the reason", "[cli]") {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   std::string old = kCard;
   old.replace(old.find("9.0"), 3, "7.0");
   const auto file = folder.write("old.json", old);

@@ -1,7 +1,7 @@
 #include "cli/device.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
-#include "tests/cli/temporary_folder.h"
+#include "tests/cli/test_folder.h"
 
 using namespace oomdiag;
 
@@ -21,7 +21,7 @@ struct Catalogue {
   }
   DeviceChoice choose(const DeviceOptions& options) const { return choose_device(options, install); }
 
-  TemporaryFolder folder;
+  TestFolder folder;
   Install install;
 };
 

@@ -1,11 +1,11 @@
 #include "cli/preload.h"
 #include "tests/catch.h"
-#include "tests/cli/temporary_folder.h"
+#include "tests/cli/test_folder.h"
 
 using namespace oomdiag;
 
 TEST_CASE("sanitizers come first, then the shim, the virtual device, and what the user preloads", "[cli]") {
-  const TemporaryFolder build;
+  const TestFolder build;
   build.write("lib/liboomdiag_preload.so");
   for (const char* name : {"libnvidia-ml.so.1", "libcudart.so.13", "libcuda.so.1", "unrelated.so"}) {
     build.write(std::string("lib/virtual_device/") + name);
@@ -27,7 +27,7 @@ TEST_CASE("what is not there is not preloaded", "[cli]") {
 }
 
 TEST_CASE("a folder that the loader would split is reached through a link, which goes afterwards", "[cli]") {
-  const TemporaryFolder parent;
+  const TestFolder parent;
   for (const char* name : {"My Projects", "a:b", "cost$"}) {
     const std::filesystem::path library = parent.write(std::string(name) + "/x.so").parent_path();
     CHECK_FALSE(can_be_preloaded(library));
@@ -44,6 +44,6 @@ TEST_CASE("a folder that the loader would split is reached through a link, which
 }
 
 TEST_CASE("a folder that the loader takes is used as it is", "[cli]") {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   CHECK(PreloadFolder(folder.path()).path() == folder.path());
 }

@@ -1,19 +1,19 @@
 #include "cli/run_folder.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
-#include "tests/cli/temporary_folder.h"
+#include "tests/cli/test_folder.h"
 
 using namespace oomdiag;
 
 TEST_CASE("a run folder is named after the process and never takes an older run's place", "[cli]") {
-  const TemporaryFolder base;
+  const TestFolder base;
   CHECK(make_run_folder(base.path(), 4711).filename() == "oomdiag-4711");
   CHECK(make_run_folder(base.path(), 4711).filename() == "oomdiag-4711-2");
   CHECK_THROWS_AS(make_run_folder(base.path() / "absent", 4711), Error);
 }
 
 TEST_CASE("what a run left says whether the recorder was there, and whether CUDA was used", "[cli]") {
-  const TemporaryFolder run;
+  const TestFolder run;
   CHECK_FALSE(look_into(run.path()).was_loaded);
   run.write("loaded");
   CHECK(look_into(run.path()).was_loaded);
@@ -23,7 +23,7 @@ TEST_CASE("what a run left says whether the recorder was there, and whether CUDA
 }
 
 TEST_CASE("the folder of an empty run goes, one with anything else in it stays", "[cli]") {
-  const TemporaryFolder base;
+  const TestFolder base;
   const auto run = base.write("run/loaded").parent_path();
   remove_empty_run(run);
   CHECK_FALSE(std::filesystem::exists(run));
@@ -34,7 +34,7 @@ TEST_CASE("the folder of an empty run goes, one with anything else in it stays",
 }
 
 TEST_CASE("a wanted folder is made", "[cli]") {
-  const TemporaryFolder base;
+  const TestFolder base;
   CHECK(std::filesystem::is_directory(choose_base((base.path() / "runs" / "today").string())));
   CHECK_THROWS_AS(choose_base((base.write("file") / "runs").string()), Error);
 }

@@ -5,7 +5,6 @@ import ctypes
 import json
 import os
 import sys
-import time
 
 import torch
 
@@ -172,4 +171,3 @@ def long():
 
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
-    time.sleep(0.3)  # torch 2.15 aborts now and then (134) when Python ends right after a backward

@@ -26,7 +26,7 @@ class ApiTest(base.DiagnosisTest):
         settings["LD_PRELOAD"] = settings["LD_PRELOAD"].split(":", 1)[1]
         for name in ("OOMDIAG_OUTPUT", "OOMDIAG_RECORDER"):
             settings.pop(name, None)
-        code = f"import json, torch\nLIBRARY = {self.library!r}\n" + textwrap.dedent(code) + "\nimport time; time.sleep(0.3)\n"
+        code = f"import json, torch\nLIBRARY = {self.library!r}\n" + textwrap.dedent(code)
         script = self.folder / "program.py"  # a file: TorchScript reads the source
         script.write_text(code)
         done = subprocess.run([sys.executable, script, *map(str, arguments)], env=settings | environment,

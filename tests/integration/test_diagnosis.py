@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/integration/programs.py"
 SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
 build = ROOT / "build"
+os.environ["PYTHONPATH"] = str(ROOT / "tests/at_exit")
 
 
 def oomdiag(*arguments, folder=None, **options):
@@ -61,8 +62,7 @@ class DiagnosisTest(unittest.TestCase):
         return done, report
 
     def run_code(self, code, **options):
-        # torch 2.15 aborts now and then (134) when Python ends right after a backward, with and without us.
-        return self.run_program("-c", textwrap.dedent(code) + "\nimport time; time.sleep(0.3)\n", **options)
+        return self.run_program("-c", textwrap.dedent(code), **options)
 
     def train(self, *arguments, device="rtx3060"):
         done = oomdiag("train", "--device", device, "--json", *arguments, folder=self.folder)
@@ -265,7 +265,7 @@ class Steady(DiagnosisTest):
     """Steps that repeat are recorded without watching their ops; the report is the one that watching them gives."""
 
     PROGRAM = """
-        import sys, time, torch
+        import sys, torch
         from torch import nn
 
         class Net(nn.Module):
@@ -285,14 +285,13 @@ class Steady(DiagnosisTest):
             optimizer.zero_grad()
             net(x).square().mean().backward()
             optimizer.step()
-        time.sleep(0.3)
         """
 
-    def both(self, *batches):
+    def both(self, *batches, program=PROGRAM):
         reports = []
         for every_step in "01":
             environment = os.environ | {"OOMDIAG_EVERY_STEP": every_step}
-            done, report = self.run_program("-c", textwrap.dedent(self.PROGRAM), *batches, memory="2GiB", env=environment)
+            done, report = self.run_program("-c", textwrap.dedent(program), *batches, memory="2GiB", env=environment)
             self.assertIsNotNone(report, done.stderr)
             reports.append(report)
         steady, watched = reports
@@ -324,6 +323,25 @@ class Steady(DiagnosisTest):
         self.assertRegex(steady["failure"]["source"], r"<string>:18$")
         self.assertEqual(steady["failure"], watched["failure"])
         self.assertEqual(steady["categories"], watched["categories"])
+
+    def test_an_oom_in_backward_in_the_very_request_that_ends_steady_training(self):
+        program = self.PROGRAM.replace("class Net(nn.Module):", """class Scratch(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(context, gradient):
+                return gradient + torch.zeros(size, device="cuda").sum()
+
+        class Net(nn.Module):""")
+        program = program.replace("self.fc(x.flatten(1))", "self.fc(Scratch.apply(x).flatten(1))")
+        program = program.replace("x = torch.empty(batch, 3", "size = batch * 4096; x = torch.empty(32, 3")
+        steady, watched = self.both("200000", program=program)
+        self.assertEqual(steady["failure"]["node"], "ScratchBackward")
+        self.assertEqual(steady["failure"], watched["failure"])
+        self.assertEqual(steady["categories"], watched["categories"])
+        self.assertEqual(steady["devices"], watched["devices"])
 
 
 class Places(DiagnosisTest):
@@ -527,7 +545,6 @@ class Devices(DiagnosisTest):
             kept = torch.ones(64 << 20, dtype=torch.uint8, device="cuda:0")
             first, second = torch.nn.Linear(512, 512).to("cuda:0"), torch.nn.Linear(512, 10).to("cuda:1")
             second(first(torch.randn(64, 512, device="cuda:0")).to("cuda:1")).sum().backward()
-            import time; time.sleep(0.3)  # see run_code
             torch.empty(20 << 30, dtype=torch.uint8, device="cuda:1")
         """, device="a100-40,t4")
         self.assertEqual((done.returncode, report["outcome"]), (1, "out_of_memory"))

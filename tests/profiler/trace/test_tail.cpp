@@ -1,7 +1,7 @@
 #include "profiler/trace/tail.h"
 #include "profiler/trace/writer.h"
 #include "tests/catch.h"
-#include "tests/cli/temporary_folder.h"
+#include "tests/cli/test_folder.h"
 #include "tests/event_builder.h"
 
 namespace oomdiag {
@@ -24,7 +24,7 @@ class Recording {
   }
 
  private:
-  TemporaryFolder folder_;
+  TestFolder folder_;
   std::filesystem::path file_;
   TraceWriter writer_;
   uint32_t step_ = 0;
@@ -65,7 +65,7 @@ TEST_CASE("a tail reads every event once, also where chunks are used again", "[t
 }
 
 TEST_CASE("what is no trace has no tail", "[trace]") {
-  const TemporaryFolder folder;
+  const TestFolder folder;
   CHECK(TraceTail::open(folder.path() / "absent") == nullptr);
   CHECK(TraceTail::open(folder.write("short")) == nullptr);
   CHECK(TraceTail::open(folder.path()) == nullptr);
