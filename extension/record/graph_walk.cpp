@@ -207,7 +207,8 @@ void describe_graph_at_refusal(ThreadState& state) {
   walk.begin(~uint64_t{0});
   if (state.node_sequence != kNoNode) {
     for (const RunningTask& task : state.tasks) walk.from(owned(task.root));
-    for (autograd::Node* node : nodes_of_running_task()) walk.from(owned(node));  // where the root is not its first node
+    for (autograd::Node* node : nodes_of_running_task())
+      walk.from(owned(node));  // where the root is not its first node
   }
   for (const at::Tensor& output : living_outputs()) walk.from(output.grad_fn());
 }
