@@ -54,6 +54,13 @@ TEST_CASE("a file that is no card is one clear error", "[cli]") {
   CHECK_THROWS_AS(read_card_entry(folder.path() / "absent.json"), Error);
 }
 
+TEST_CASE("a card file may keep what scripts/calibrate measured beside it", "[cli]") {
+  const TestFolder folder;
+  std::string measured = kCard;
+  measured.insert(measured.find('{') + 1, R"("measurements": {"malloc_free_us": {"with_callbacks": 9.5}},)");
+  CHECK(read_card_entry(folder.write("measured.json", measured)).total_bytes == 85029158912);
+}
+
 TEST_CASE("a card without code in this torch is refused with the reason", "[cli]") {
   const TestFolder folder;
   std::string old = kCard;

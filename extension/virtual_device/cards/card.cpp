@@ -110,6 +110,7 @@ void check_keys(const json& file) {
                                            "aliases",
                                            "name",
                                            "note",
+                                           "measurements",  // what else scripts/calibrate saw, for people
                                            "compute_capability",
                                            "total_bytes",
                                            "multiprocessors",
