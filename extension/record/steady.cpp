@@ -2,7 +2,6 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
-
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/function.h>
 
