@@ -23,9 +23,10 @@ bool any_event(const Trace& trace, const Predicate& holds) {
 void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& limits) {
   if (trace.overwritten_events > 0) {
     const bool counted = !trace.step_ends.empty();
-    limits.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events,
-                                 counted ? "steps and the highest point since are told, earlier phases are not"
-                                         : "steps are counted from where the trace begins"));
+    const uint32_t step = counted ? trace.step_of(trace.overwritten_events + 1) : 0;
+    const std::string what = counted ? fmt::format("peaks, phases and growth are told from step {} on", step)
+                                     : "steps are counted from where the trace begins";
+    limits.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events, what));
     if (counted && trace.step_stride > 1) {
       limits.push_back(fmt::format("steps are counted to within {}", trace.step_stride));
     }
