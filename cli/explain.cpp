@@ -28,11 +28,14 @@ int explain(const Options& options) {
 
 void add_explain(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<Options>();
-  CLI::App& command = *app.add_subcommand("explain", "explain a trace or a report");
+  CLI::App& command = *app.add_subcommand("explain", "explain a trace, a report or a PyTorch memory snapshot");
   set_help(command, {.example = "oomdiag explain oomdiag-4711",
-                     .about = "Prints the report on a run, given its folder, its trace or its report.json.",
+                     .about = "Prints the report on a run, given its folder, its trace, its report.json, or a memory "
+                              "snapshot that PyTorch wrote (torch.cuda.memory._dump_snapshot).",
                      .usage = "oomdiag explain [OPTIONS] FILE"});
-  command.add_option("FILE", options->path, "a trace, a report or a run folder")->type_name("")->required();
+  command.add_option("FILE", options->path, "a trace, a report, a run folder or a snapshot.pickle")
+      ->type_name("")
+      ->required();
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.callback([options, &chosen] { chosen = [options] { return explain(*options); }; });

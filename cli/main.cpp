@@ -79,6 +79,7 @@ int parse_and_run(int argc, char** argv) {
   add_run(app, chosen, words.from_separator);
   add_fit(app, chosen, words.from_separator);
   add_explain(app, chosen);
+  add_compare(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);
   add_doctor(app, chosen, words.from_separator);

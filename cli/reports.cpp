@@ -16,15 +16,20 @@
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
+#include "profiler/snapshot/snapshot.h"
+#include "profiler/snapshot/to_trace.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kTakes = "give a run folder (oomdiag-<pid>), its trace, or a report.json";
+constexpr char kPickle = '\x80';  ///< begins every pickle of protocol 2 and later
+constexpr const char* kTakes =
+    "give a run folder (oomdiag-<pid>), its trace, a report.json, or a snapshot.pickle of PyTorch";
+constexpr const char* kTraces = "give a run folder (oomdiag-<pid>), its trace, or a snapshot.pickle of PyTorch";
 
-/// A report begins with '{', a PyTorch snapshot with the byte that begins every pickle of protocol 2 and later.
+/// A report begins with '{', a PyTorch snapshot with kPickle.
 char first_byte(const fs::path& file) {
   std::ifstream stream(file, std::ios::binary);
   char byte = 0;
@@ -99,6 +104,17 @@ Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_eac
   return merge_job(members, exit_code);
 }
 
+Trace load_trace(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored))
+    throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTraces);
+  if (fs::is_directory(path, ignored)) {
+    if (fs::exists(path / "trace", ignored)) return read_trace(path / "trace");
+    throw Error(ErrorKind::input, fmt::format("'{}' holds no trace", path.string()), kTraces);
+  }
+  return first_byte(path) == kPickle ? to_trace(read_snapshot(path)) : read_trace(path);
+}
+
 Report load_report(const fs::path& path) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
@@ -111,10 +127,7 @@ Report load_report(const fs::path& path) {
   }
   const char first = first_byte(path);
   if (first == '{') return read_report(path);
-  if (first == '\x80') {
-    throw Error(ErrorKind::input,
-                fmt::format("'{}' is a pickle, and this oomdiag reads no memory snapshots", path.string()), kTakes);
-  }
+  if (first == kPickle) return make_report(to_trace(read_snapshot(path)), {.folder = path.string()});
   const bool is_of_a_run = path.filename() == "trace";
   return explain_trace(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
 }

@@ -6,6 +6,7 @@
 
 #include "cli/launcher.h"
 #include "profiler/report/report.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 
@@ -19,11 +20,15 @@ struct RunFacts {
 /// The report on the trace in a run folder, or on one that lies elsewhere.
 Report explain_trace(const std::filesystem::path& trace, const RunFacts& facts);
 
+/// The trace at `path`: a trace, the trace of a run folder, or a PyTorch memory snapshot read as one. Throws Error(input)
+/// for anything else.
+Trace load_trace(const std::filesystem::path& path);
+
 /// The report on all processes of a run, given its folder. Of several it is a merged one; `write_each` leaves their own reports
 /// beside their traces. Throws Error(input) if there is no trace.
 Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
 
-/// The report in or on `path`: a trace, a report, or a run folder. Of a folder the trace is explained anew, with the
+/// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
 /// exit code and the batch size that its report remembers. Throws Error(input) for anything else.
 Report load_report(const std::filesystem::path& path);
 

@@ -81,7 +81,7 @@ enum class EventKind : uint8_t {
 };
 inline constexpr EventKind kLastEventKind = EventKind::card_process;
 
-/// Flags of free_requested, block_state, segment_state and note.
+/// Flags of free_requested, block_state, segment_state and note, and of slots in the table of live blocks.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
@@ -90,6 +90,7 @@ enum EventFlag : uint16_t {
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
   kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
+  kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
 };
 
 /// What the driver was asked for; the low bits of the flags of driver_alloc and driver_free.

@@ -62,8 +62,8 @@ EventBuilder& EventBuilder::nodes(uint64_t first, int64_t count) {
 }
 
 EventBuilder& EventBuilder::made_by_node(uint64_t sequence) {
-  trace_.events.back().address = sequence + 1;
-  trace_.events.back().detail = 1;
+  trace_.events.in_memory().back().address = sequence + 1;
+  trace_.events.in_memory().back().detail = 1;
   return *this;
 }
 
@@ -218,7 +218,7 @@ Event& EventBuilder::add(Event event) {
   event.thread = now_.thread;
   event.device = now_.device;
   trace_.events.push_back(event);
-  return trace_.events.back();
+  return trace_.events.in_memory().back();
 }
 
 uint32_t EventBuilder::intern(std::string_view name) {

@@ -76,7 +76,7 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
     if (event.sequence != 0) now.writer().add_block(event);
   } else if (kind == EventKind::free_requested) {
     now.add_live_bytes(device, -event.bytes);
-    now.writer().remove_block(event.device, event.address);
+    now.writer().remove_block(event.device, event.address, event.sequence);
   }
 }
 

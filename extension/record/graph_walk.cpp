@@ -154,7 +154,11 @@ bool may_set_peak() {
   const int64_t live = recording.live_bytes();
   const bool higher = live > recording.highest_walked.load(std::memory_order_relaxed);
   if (higher) recording.highest_walked.store(live, std::memory_order_relaxed);
-  return higher || recording.walks.load(std::memory_order_relaxed) < 2;
+  // Of a long run the old walks are overwritten, and a report on what is left wants one.
+  const double now = recording.writer().times_overwritten();
+  const bool fades = now > recording.walked_at.load(std::memory_order_relaxed) + 0.5;
+  if (higher || fades) recording.walked_at.store(now, std::memory_order_relaxed);
+  return higher || fades || recording.walks.load(std::memory_order_relaxed) < 2;
 }
 
 // The gradient that the running node makes: as large as one of the tensors that its next nodes expect.

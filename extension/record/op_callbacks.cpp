@@ -51,6 +51,7 @@ void claim_nodes(ThreadState& state) {
   state.claimed = next;
   learn(state, event);
   session().writer().write(event);
+  if (state.context.node == 0) session().steps().note_forward();
 }
 
 Frame& push_frame(ThreadState& state, const void* call) {
@@ -111,6 +112,7 @@ void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differ
     if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
     state.context.op = name;
     state.op_serial = session().next_serial();
+    session().steps().note_op();
     if (is_differentiated) state.context.flags |= kGradMode;
     const bool forward = state.node_sequence == kNoNode;
     if (!forward && is_differentiated) state.context.flags |= kRecomputation;
@@ -125,6 +127,7 @@ void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differ
 void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   const auto node = torch::autograd::get_current_node();
   if (!node) return;
+  session().steps().note_backward();
   frame.is_outermost = true;
   frame.is_accumulate = name.ends_with("AccumulateGrad");
   state.context = {};
@@ -200,6 +203,7 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   Event event = state.event(EventKind::scope_end);
   event.detail = frame.scope_name;
   session().writer().write(event);
+  if (frame.is_optimizer_step) session().steps().note_optimizer_step();
   session().writer().mark_time();
   resume_collecting();
 }

@@ -123,7 +123,11 @@ void write_stack(Interpreter& known, uint32_t source) {
   Event event = thread_state().event(EventKind::stack);
   event.address = source;
   event.detail = session().writer().intern(std::string_view(text));
-  session().writer().write(event);
+  if (source == 0) {
+    session().writer().write(event);
+  } else {
+    session().writer().write_and_keep(event);
+  }
 }
 
 // The outermost module that is being called: the one whose names are the full paths.
@@ -257,5 +261,5 @@ OOMDIAG_EXPORT void oomdiag_name_module_tensor(int is_buffer, uint64_t address, 
   event.device = static_cast<uint8_t>(device);
   event.detail = state.names.name(std::string_view(shape));
   event.context = state.names.context(context);
-  session().writer().write(event);
+  session().writer().write_and_keep(event);
 }

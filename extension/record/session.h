@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "extension/record/step_counter.h"
 #include "profiler/trace/writer.h"
 
 namespace oomdiag {
@@ -13,9 +14,10 @@ namespace oomdiag {
 class Session {
  public:
   Session(std::unique_ptr<TraceWriter> writer, std::filesystem::path trace)
-      : writer_(std::move(writer)), trace_(std::move(trace)) {}
+      : writer_(std::move(writer)), steps_(*writer_), trace_(std::move(trace)) {}
 
   TraceWriter& writer() { return *writer_; }
+  StepCounter& steps() { return steps_; }
   const std::filesystem::path& trace() const { return trace_; }
   /// A new number for a call of an outermost op. Any thread.
   uint32_t next_serial() noexcept { return take_serials(1) + 1; }
@@ -39,6 +41,7 @@ class Session {
   /// Whether the card is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
   bool near_the_limit() const noexcept { return live_bytes() > watch_outputs_above; }
   std::atomic<int64_t> highest_walked = 0;  ///< live_bytes at the largest graph walked so far
+  std::atomic<double> walked_at = 0;        ///< times_overwritten() at the newest walk
   std::atomic<int> last_task = -1;          ///< newest graph task seen
   std::atomic<int> walks = 0;               ///< graphs walked
   std::atomic<int> described_refusals = 0;  ///< OOMs described in full
@@ -47,6 +50,7 @@ class Session {
 
  private:
   std::unique_ptr<TraceWriter> writer_;
+  StepCounter steps_;
   std::filesystem::path trace_;
   std::atomic<uint32_t> serial_ = 0;
 };

@@ -14,11 +14,11 @@ class ScopeReader {
  public:
   explicit ScopeReader(const Trace& trace)
       : trace_(trace), blocks_(parse_allocator_settings(trace.process.allocator_settings)) {
-    blocks_.start_from(trace.initial, 0);
+    blocks_.start_from(trace.initial, trace.initial_layout, 0);
   }
 
   ScopeSheet run() {
-    for (size_t i = 0; i < trace_.events.size(); ++i) take(trace_.events[i], static_cast<uint32_t>(i));
+    for (auto at = trace_.events.begin(); at != trace_.events.end(); ++at) take(*at, static_cast<uint32_t>(at.index()));
     while (!open_.empty()) end();  // an exception, or a kill
     collect_transients();
     return std::move(sheet_);

@@ -1,5 +1,7 @@
 #include "profiler/replay/beginning.h"
 
+#include "profiler/replay/blocks.h"
+
 namespace oomdiag {
 namespace {
 
@@ -11,21 +13,22 @@ bool is_part(const Event& event) {
 }  // namespace
 
 // Written under the card's lock: no other event of this card lies between, but events of other cards may.
-std::span<const Event> find_beginning(std::span<const Event> events, uint64_t index) {
-  const Event& first = events[index];
+std::vector<Event> find_beginning(const EventLog& events, uint64_t index) {
+  const Event first = events[index];
   if (first.kind != EventKind::segment_state || !is_part(first)) return {};
   for (uint64_t i = index; i-- > 0;) {
-    if (events[i].device != first.device) continue;
-    if (is_part(events[i])) return {};  // the middle of a run
+    const Event before = events[i];
+    if (before.device != first.device) continue;
+    if (is_part(before)) return {};  // the middle of a run
     break;
   }
   uint64_t end = index + 1;
-  for (uint64_t i = end; i < events.size(); ++i) {
-    if (events[i].device != first.device) continue;
-    if (!is_part(events[i])) break;
-    end = i + 1;
+  for (auto at = events.from(end); at != events.end(); ++at) {
+    if (at->device != first.device) continue;
+    if (!is_part(*at)) break;
+    end = at.index() + 1;
   }
-  return events.subspan(index, end - index);
+  return events.slice(index, end, kMostLayoutEvents);
 }
 
 }  // namespace oomdiag

@@ -1,14 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <vector>
 
-#include "profiler/event.h"
+#include "profiler/trace/event_log.h"
 
 namespace oomdiag {
 
 /// The layout of one card at the beginning of a recording that began in the middle of a program, or went on after a stop:
-/// the run of events that begins at `index`, empty if none does.
-std::span<const Event> find_beginning(std::span<const Event> events, uint64_t index);
+/// the run of events that begins at `index`, cut off after kMostLayoutEvents; empty if none does.
+std::vector<Event> find_beginning(const EventLog& events, uint64_t index);
 
 }  // namespace oomdiag

@@ -22,11 +22,12 @@ namespace oomdiag {
 
 using State = Block::State;
 
-void Blocks::start_from(std::span<const Event> initial, uint8_t device) {
+void Blocks::start_from(std::span<const Event> initial, std::span<const Event> layout, uint8_t device) {
   for (size_t i = 0; i < initial.size(); ++i) {
     if (initial[i].device == device) allocate_unplaced(initial[i], Block::kInitial | static_cast<uint32_t>(i));
   }
   reserved_bytes_ = allocated_bytes_;  // at least
+  if (!layout.empty()) adopt(layout, device);
 }
 
 void Blocks::apply(const Event& event, uint32_t index) {

@@ -30,13 +30,16 @@ struct Block {
   bool placed = false;      ///< inside a segment that the replay has seen; if not, its size is only the rounding rule's
 };
 
+/// A layout is described by at most 2^16 blocks; a damaged trace may say anything.
+inline constexpr uint64_t kMostLayoutEvents = uint64_t{1} << 18;
+
 /// The blocks of one device: replays the allocator's events and so knows the size of every block.
 class Blocks {
  public:
   explicit Blocks(const AllocatorSettings& settings) : settings_(settings) {}
 
-  /// Starts from blocks whose segments are not known.
-  void start_from(std::span<const Event> initial, uint8_t device);
+  /// Starts from blocks that are in use; their segments are known only as far as `layout` tells.
+  void start_from(std::span<const Event> initial, std::span<const Event> layout, uint8_t device);
   /// Applies an alloc, free or segment event; `index` is remembered with the block that it makes.
   void apply(const Event& event, uint32_t index);
   /// Replaces everything by the layout that segment_state and block_state events of `device` describe; blocks that were

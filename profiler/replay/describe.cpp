@@ -16,9 +16,8 @@ namespace {
 
 // After an OOM the allocator's own layout follows, where the observer could take it: that is the state to describe.
 uint64_t find_layout(const Trace& trace, const OutOfMemory& failure) {
-  for (uint64_t i = failure.event; i <= failure.end && i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
-    if (event.kind == EventKind::segment_state && event.device == failure.device) return i;
+  for (auto at = trace.events.from(failure.event); at != trace.events.end() && at.index() <= failure.end; ++at) {
+    if (at->kind == EventKind::segment_state && at->device == failure.device) return at.index();
   }
   return failure.event;
 }
@@ -26,7 +25,8 @@ uint64_t find_layout(const Trace& trace, const OutOfMemory& failure) {
 Instant find_instant(const Trace& trace, const DeviceHistory& history) {
   const auto device = static_cast<uint8_t>(history.index);
   if (!history.failure) {
-    const uint64_t end = std::min<uint64_t>(history.peak.event + 1, trace.events.size());
+    const uint64_t after = history.peak.at_start ? 0 : history.peak.event + 1;
+    const uint64_t end = std::min<uint64_t>(after, trace.events.size());
     return {device, history.peak.event, end, end, false, history.peak.phase};
   }
   const OutOfMemory& failure = *history.failure;
@@ -35,17 +35,16 @@ Instant find_instant(const Trace& trace, const DeviceHistory& history) {
 
 Blocks replay_until(const Trace& trace, const Instant& instant, const AllocatorSettings& settings) {
   Blocks blocks(settings);
-  blocks.start_from(trace.initial, instant.device);
-  for (uint64_t i = 0; i < instant.state_end; ++i) {
-    const Event& event = trace.events[i];
-    if (event.device != instant.device) continue;
-    blocks.apply(event, static_cast<uint32_t>(i));
-    if ((event.flags & kBeforeRecording) == 0 || event.kind != EventKind::segment_state) continue;
-    if (const auto layout = find_beginning(trace.events, i); !layout.empty()) blocks.adopt(layout, instant.device);
+  blocks.start_from(trace.initial, trace.initial_layout, instant.device);
+  for (auto at = trace.events.begin(); at.index() < instant.state_end; ++at) {
+    if (at->device != instant.device) continue;
+    blocks.apply(*at, static_cast<uint32_t>(at.index()));
+    if ((at->flags & kBeforeRecording) == 0 || at->kind != EventKind::segment_state) continue;
+    const auto layout = find_beginning(trace.events, at.index());
+    if (!layout.empty()) blocks.adopt(layout, instant.device);
   }
   if (instant.failed && trace.events[instant.state_end].kind == EventKind::segment_state) {
-    const auto layout = std::span(trace.events).subspan(instant.state_end, instant.description_end - instant.state_end);
-    blocks.adopt(layout, instant.device);
+    blocks.adopt(trace.events.slice(instant.state_end, instant.description_end, kMostLayoutEvents), instant.device);
   }
   return blocks;
 }
@@ -57,7 +56,7 @@ bool has_workspace_size(int64_t requested_bytes, const Device& device) {
 }
 
 Evidence gather(const Trace& trace, const Block& block, const Facts& facts, const FactSheet& sheet) {
-  const Event& maker = maker_of(trace, block);
+  const Event maker = maker_of(trace, block);
   const Context& context = trace.context(maker.context);
   const bool initial = (block.event & Block::kInitial) != 0;
   const bool grad_mode = (context.flags & kGradMode) != 0;
@@ -85,10 +84,18 @@ Evidence gather(const Trace& trace, const Block& block, const Facts& facts, cons
 }
 
 // Blocks from before the trace: their phase follows from their context alone.
-Phase phase_of_initial(const Evidence& evidence) {
+Phase phase_of_initial(const Trace& trace, const Evidence& evidence) {
   if (evidence.in_node) return Phase::backward;
   if (evidence.in_optimizer) return Phase::optimizer;
+  if (trace.process.snapshot) return Phase::other;
   return evidence.grad_mode || evidence.in_module ? Phase::forward : Phase::setup;
+}
+
+// The recorder's list of steps knows them, but counts from the beginning of the program.
+uint32_t step_of_initial(const Trace& trace, const Event& maker, Phase phase) {
+  if (maker.sequence == 0 || trace.step_ends.empty()) return 0;
+  const uint32_t step = trace.step_of(maker.sequence);
+  return step == 1 && phase == Phase::setup ? 0 : step;
 }
 
 /// The blocks that cuBLAS keeps as workspace. A handle has one per stream, and a thread one handle: only the oldest block of
@@ -97,7 +104,7 @@ std::set<uint64_t> find_kept_workspaces(const Trace& trace, const Device& device
                                         const FactSheet& sheet) {
   std::map<std::tuple<uint16_t, uint64_t, int64_t>, std::pair<uint64_t, uint64_t>> oldest;  // sequence, address
   for (size_t b = 0; b < blocks.size(); ++b) {
-    const Event& maker = maker_of(trace, blocks[b]);
+    const Event maker = maker_of(trace, blocks[b]);
     const bool gemm = is_gemm(trace.name(trace.context(maker.context).inner));
     const bool result = sheet.blocks[b].first_in_op && (blocks[b].event & Block::kInitial) == 0;
     if (!gemm || result || !has_workspace_size(blocks[b].requested_bytes, device)) continue;
@@ -121,18 +128,19 @@ class Describer {
   }
 
   LiveBlock describe(const Block& block, const Facts& facts) {
-    const Event& maker = maker_of(trace_, block);
+    const Event maker = maker_of(trace_, block);
     Evidence evidence = gather(trace_, block, facts, sheet_);
-    if ((block.event & Block::kInitial) != 0) evidence.phase = phase_of_initial(evidence);
+    const bool initial = block.event != Block::kNone && (block.event & Block::kInitial) != 0;
+    if (initial) evidence.phase = phase_of_initial(trace_, evidence);
     evidence.modules_known = modules_known_;
     evidence.kept_workspace = workspaces_.contains(block.address);
     if (block.event == Block::kNone) evidence.phase = Phase::other;
     LiveBlock live{.address = block.address,
                    .bytes = block.bytes,
                    .requested_bytes = block.requested_bytes,
-                   .category = categorise(evidence),
+                   .category = category_of(evidence),
                    .phase = evidence.phase,
-                   .step = facts.step,
+                   .step = initial ? step_of_initial(trace_, maker, evidence.phase) : facts.step,
                    .pending_free = block.state == Block::State::pending_free,
                    .made = locate(trace_, nodes_, maker),
                    .name = trace_.name(facts.name),
@@ -145,15 +153,22 @@ class Describer {
   }
 
  private:
+  // Who keeps a block no snapshot tells; only what was made inside an optimizer's step is likely to be its state.
+  Category category_of(const Evidence& evidence) const {
+    const Category category = categorise(evidence);
+    const bool known = !trace_.process.snapshot || category == Category::optimizer_state;
+    return known ? category : Category::unknown;
+  }
+
   // A node may keep one storage several times (x ∙ x), and an OOM in backward is described by two walks. Forward
   // numbers the nodes upwards.
   void add_savers(const Facts& facts, LiveBlock& live) {
-    std::map<std::pair<uint64_t, uint16_t>, const Event*> savers;
+    std::map<std::pair<uint64_t, uint16_t>, Event> savers;
     for (const uint64_t index : facts.saved_by) {
-      const Event& saver = trace_.events[index];
-      savers.try_emplace({saver.node_sequence, saver.node_thread}, &saver);
+      const Event saver = trace_.events[index];
+      savers.try_emplace({saver.node_sequence, saver.node_thread}, saver);
     }
-    for (const auto& [node, saver] : savers) live.saved_by.push_back(locate(trace_, nodes_, *saver));
+    for (const auto& [node, saver] : savers) live.saved_by.push_back(locate(trace_, nodes_, saver));
   }
 
   const Trace& trace_;
@@ -223,7 +238,7 @@ Moment describe(const Trace& trace, const Outline& outline, const Measured& meas
                 .allocated_bytes = state.allocated_bytes(),
                 .pending_free_bytes = state.pending_bytes(),
                 .reserved_bytes = state.reserved_bytes()};
-  if (instant.event < trace.events.size()) {
+  if (instant.event < trace.events.size() && (history.failure || !history.peak.at_start)) {
     moment.time_ns = trace.time_ns(trace.events[instant.event]);
     moment.where = locate(trace, nodes, trace.events[instant.event]);
   }

@@ -16,15 +16,17 @@ DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, 
       device_(device),
       whole_(trace.overwritten_events == 0 && trace.initial.empty()),
       blocks_(settings) {
-  blocks_.start_from(trace.initial, device);
+  blocks_.start_from(trace.initial, trace.initial_layout, device);
   for (const Event& event : trace.initial) {
     if (event.device == device) places_.add(event);
   }
   result_.used = blocks_.allocated_bytes() > 0;
   history().index = device;
-  history().reserved_known = whole_;
+  history().reserved_known = whole_ || !trace.initial_layout.empty();
   history().peak.allocated_bytes = blocks_.allocated_bytes();
   history().peak.reserved_bytes = blocks_.reserved_bytes();
+  history().peak.at_start = !whole_;
+  if (trace.process.snapshot) history().peak.phase = Phase::other;
 }
 
 void DeviceMeter::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
@@ -118,6 +120,7 @@ Measured DeviceMeter::finish(const NodeTable& nodes) {
   history().curves = places_.finish(trace_, nodes);
   history().timeline = timeline_.finish();
   for (TimelinePoint& point : history().timeline) point.time_ns = trace_.time_ns(trace_.events[point.event]);
+  history().step_ends = step_ends_.finish();
   history().phases = phase_peaks_.finish();
   return std::move(result_);
 }

@@ -47,8 +47,11 @@ class DeviceMeter {
   void note_walk() { packed_in_walk_ = 0; }
   void note_packed(const Event& event);
 
-  /// Says that a step has ended.
-  void end_step(uint32_t step) { places_.end_step(step); }
+  /// Says that a step has ended; 0: what came before the first one.
+  void end_step(uint32_t step) {
+    places_.end_step(step);
+    if (step != 0) step_ends_.add({step, blocks_.allocated_bytes()});
+  }
 
   /// `nodes` of the whole trace.
   Measured finish(const NodeTable& nodes);
@@ -65,6 +68,7 @@ class DeviceMeter {
   Blocks blocks_;
   Timeline timeline_;
   PhasePeaks phase_peaks_;
+  StepEnds step_ends_;
   PlaceMeter places_;
   int64_t packed_in_walk_ = 0;
   int64_t peak_since_mark_ = 0;

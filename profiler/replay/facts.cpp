@@ -26,10 +26,10 @@ class FactCollector {
   }
 
   FactSheet collect() {
-    for (uint64_t i = 0; i < instant_.state_end; ++i) read_before(trace_.events[i], i);
-    for (uint64_t i = instant_.state_end; i < trace_.events.size() && watched_.size() > 0; ++i) {
-      read_after(trace_.events[i], i);
-    }
+    for (const Event& event : trace_.kept) read_kept(event);
+    auto at = trace_.events.begin();
+    for (; at.index() < instant_.state_end; ++at) read_before(*at, at.index());
+    for (; at != trace_.events.end() && watched_.size() > 0; ++at) read_after(*at, at.index());
     if (walks_.empty()) infer_saved();
     for (size_t b = 0; b < blocks_.size(); ++b) conclude(blocks_[b], sheet_.blocks[b]);
     return std::move(sheet_);
@@ -44,6 +44,15 @@ class FactCollector {
   bool is_known(const Block& block) const { return block.event != Block::kNone; }
   bool is_older(const Block& block, uint64_t index) const {
     return (block.event & Block::kInitial) != 0 || block.event < index;
+  }
+
+  // From before the trace: speaks of a block that is as old and was already there.
+  void read_kept(const Event& event) {
+    if (event.kind != EventKind::parameter && event.kind != EventKind::buffer) return;
+    const uint32_t* b = event.device == instant_.device ? watched_.find(event.address) : nullptr;
+    if (b == nullptr || !is_known(blocks_[*b]) || (blocks_[*b].event & Block::kInitial) == 0) return;
+    const uint64_t allocated = maker_of(trace_, blocks_[*b]).sequence;
+    if (allocated != 0 && allocated < event.sequence) note_storage(event, 0);
   }
 
   void read_before(const Event& event, uint64_t index) {
@@ -104,7 +113,7 @@ class FactCollector {
     if (event.device != instant_.device) return;
     const uint32_t* b = watched_.find(event.address);
     if (b == nullptr) return;
-    const Event& maker = maker_of(trace_, blocks_[*b]);
+    const Event maker = maker_of(trace_, blocks_[*b]);
     const bool same_op = maker.op_serial != 0 && maker.op_serial == event.op_serial;
     const bool same_node = in_node(maker) && maker.node_sequence == event.node_sequence &&
                            maker.node_thread == event.node_thread && maker.node_sequence != kAccumulateGrad;
@@ -132,7 +141,7 @@ class FactCollector {
   }
 
   void conclude(const Block& block, Facts& facts) {
-    const Event& maker = maker_of(trace_, block);
+    const Event maker = maker_of(trace_, block);
     const OpFacts* op = ops_.find(maker.op_serial);
     if (op == nullptr) return;
     facts.op_made_nodes = op->made_nodes;
@@ -158,12 +167,11 @@ FactSheet collect_facts(const Trace& trace, const Outline& outline, const Instan
   return FactCollector(trace, outline, instant, blocks).collect();
 }
 
-const Event& maker_of(const Trace& trace, const Block& block) {
-  static constexpr Event kNobody;
-  if (block.event == Block::kNone) return kNobody;
+Event maker_of(const Trace& trace, const Block& block) {
+  if (block.event == Block::kNone) return {};
   const uint32_t index = block.event & ~Block::kInitial;
-  const auto& events = (block.event & Block::kInitial) != 0 ? trace.initial : trace.events;
-  return index < events.size() ? events[index] : kNobody;
+  if ((block.event & Block::kInitial) != 0) return index < trace.initial.size() ? trace.initial[index] : Event{};
+  return index < trace.events.size() ? trace.events[index] : Event{};
 }
 
 }  // namespace oomdiag

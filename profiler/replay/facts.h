@@ -45,6 +45,6 @@ FactSheet collect_facts(const Trace& trace, const Outline& outline, const Instan
                         std::span<const Block> blocks);
 
 /// The alloc event that made `block`.
-const Event& maker_of(const Trace& trace, const Block& block);
+Event maker_of(const Trace& trace, const Block& block);
 
 }  // namespace oomdiag

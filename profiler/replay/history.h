@@ -52,7 +52,7 @@ struct LiveBlock {
   int64_t requested_bytes = 0;
   Category category = Category::unknown;
   Phase phase = Phase::other;
-  uint32_t step = 0;              ///< in which it was allocated
+  uint32_t step = 0;              ///< in which it was allocated; 0 before the first one, and where it is not known
   bool pending_free = false;      ///< freed, but another stream still uses it; no category
   bool before_recording = false;  ///< allocated before recording began: by whom is not known
   Where made{};
@@ -122,6 +122,7 @@ struct Peak {
   uint64_t event = 0;          ///< that reached allocated_bytes
   uint32_t step = 0;
   Phase phase = Phase::setup;
+  bool at_start = false;  ///< it was reached before the first event
 
   bool operator==(const Peak&) const = default;
 };
@@ -132,6 +133,14 @@ struct PhasePeak {
   int64_t allocated_bytes = 0;
 
   bool operator==(const PhasePeak&) const = default;
+};
+
+/// The state of a card where a step ends.
+struct StepEnd {
+  uint32_t step = 0;
+  int64_t allocated_bytes = 0;
+
+  bool operator==(const StepEnd&) const = default;
 };
 
 struct TimelinePoint {
@@ -242,6 +251,7 @@ struct DeviceHistory {
   Moment moment;
   std::vector<PhasePeak> phases{};  ///< by step; of long runs the first and the last steps, and the peak's
   std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase
+  std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
   StepCurves curves{};
   StepLives lives{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them

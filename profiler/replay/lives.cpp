@@ -50,7 +50,7 @@ class Follower {
         refusal_(device.failure ? &*device.failure : nullptr),
         blocks_(settings),
         phases_(trace, outline) {
-    blocks_.start_from(trace.initial, device_);
+    blocks_.start_from(trace.initial, trace.initial_layout, device_);
     for (const Event& event : trace.initial) {
       if (event.device == device_) begin(event);
     }
@@ -58,7 +58,10 @@ class Follower {
 
   StepLives follow() {
     if (step_ == 0) return {};
-    for (uint64_t i = 0; i < end_ && phases_.step() <= step_; ++i) take(trace_.events[i], i);
+    for (auto at = trace_.events.begin(); at != trace_.events.end(); ++at) {
+      if (at.index() >= end_ || phases_.step() > step_) break;
+      take(*at, at.index());
+    }
     StepLives lives{.step = step_};
     for (Draft& draft : drafts_) {
       if (draft.life.bytes > 0) lives.blocks.push_back(finish(draft));

@@ -10,12 +10,13 @@ namespace oomdiag {
 namespace {
 
 /// The end of the run of layout events that begins at `begin`. Other threads' events may lie between.
-uint64_t end_of_layout(const std::vector<Event>& events, uint64_t begin) {
-  uint64_t end = begin;
-  for (uint64_t i = begin; i < events.size(); ++i) {
-    if (events[i].thread != events[begin].thread) continue;
-    if (events[i].kind != EventKind::segment_state && events[i].kind != EventKind::block_state) break;
-    end = i + 1;
+uint64_t end_of_layout(const EventLog& events, uint64_t begin) {
+  uint64_t end = begin + 1;
+  const uint16_t thread = events[begin].thread;
+  for (auto at = events.from(begin); at != events.end(); ++at) {
+    if (at->thread != thread) continue;
+    if (at->kind != EventKind::segment_state && at->kind != EventKind::block_state) break;
+    end = at.index() + 1;
   }
   return end;
 }
@@ -29,7 +30,7 @@ class Meter {
   }
 
   Measurements run() {
-    for (uint64_t i = 0; i < trace_.events.size(); ++i) take(trace_.events[i], i);
+    for (auto at = trace_.events.begin(); at != trace_.events.end(); ++at) take(*at, at.index());
     result_.steps = phases_.step();
     for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish(result_.nodes));
     return std::move(result_);
@@ -123,7 +124,7 @@ class Meter {
     }
     if (index < layout_end_) return;
     layout_end_ = end_of_layout(trace_.events, index);
-    device.check_layout(std::span(trace_.events).subspan(index, layout_end_ - index));
+    device.check_layout(trace_.events.slice(index, layout_end_, kMostLayoutEvents));
   }
 
   const Trace& trace_;

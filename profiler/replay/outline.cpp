@@ -16,12 +16,12 @@ bool moves_tensors(std::string_view op) {
 }
 
 // The index of the first event of the op call that `index` belongs to.
-uint64_t first_event_of_op(const std::vector<Event>& events, uint64_t index) {
+uint64_t first_event_of_op(const EventLog& events, uint64_t index) {
   constexpr uint64_t kFarthest = 1 << 16;  // bounds the work in a damaged trace
-  const Event& event = events[index];
+  const Event event = events[index];
   uint64_t first = index;
   for (uint64_t i = index; i > 0 && index - i < kFarthest; --i) {
-    const Event& before = events[i - 1];
+    const Event before = events[i - 1];
     if (before.thread != event.thread) continue;
     if (before.op_serial != event.op_serial) break;
     first = i - 1;
@@ -40,19 +40,37 @@ uint64_t first_event_in_module(const Trace& trace) {
   const auto in_module = [&](const Event& event) {
     return event.kind == EventKind::alloc && event.op_serial != 0 && trace.context(event.context).module != 0;
   };
-  const auto found = std::find_if(trace.events.begin(), trace.events.end(), in_module);
-  return found == trace.events.end() ? Outline::kNever : static_cast<uint64_t>(found - trace.events.begin());
+  auto at = trace.events.begin();
+  while (at != trace.events.end() && !in_module(*at)) ++at;
+  return at == trace.events.end() ? Outline::kNever : at.index();
+}
+
+// Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
+void begin_in_the_middle(const Trace& trace, Outline& outline) {
+  outline.first_forward = 0;
+  if (trace.events.empty() || trace.step_ends.empty()) return;
+  const uint64_t first = trace.events.front().sequence;
+  outline.first_step = trace.step_of(first);
+  outline.has_optimizer_scopes |= trace.steps_by_optimizer;
+  if (trace.step_stride > 1) return;
+  outline.step_begins.clear();
+  for (auto end = std::lower_bound(trace.step_ends.begin(), trace.step_ends.end(), first); end != trace.step_ends.end();
+       ++end) {
+    outline.step_begins.push_back(*end + 1 - first);  // no sequence is missing but among the newest
+  }
 }
 
 }  // namespace
 
 Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   Outline outline;
+  outline.first_step = 1 + trace.process.steps_before;
   RefusalReader refusals;
   const std::vector<bool> optimizer_names = find_optimizer_names(trace);
   bool backward_ran = false;
-  for (uint64_t i = 0; i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
+  for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
+    const Event& event = *at;
+    const uint64_t i = at.index();
     refusals.read(event, i);
     if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
         optimizer_names[event.detail]) {
@@ -68,9 +86,10 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
     if (backward_ran) outline.step_begins.push_back(first_event_of_op(trace.events, i));
     backward_ran = false;
   }
+  if (trace.overwritten_events > 0) begin_in_the_middle(trace, outline);
   if (outline.has_optimizer_scopes) outline.step_begins.clear();
   if (outline.first_forward == Outline::kNever) outline.first_forward = first_event_in_module(trace);
-  if (trace.overwritten_events > 0 || trace.process.steps_before > 0) outline.first_forward = 0;
+  if (trace.process.steps_before > 0) outline.first_forward = 0;
   outline.refusals = refusals.finish(survived);
   return outline;
 }

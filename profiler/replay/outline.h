@@ -15,7 +15,8 @@ namespace oomdiag {
 struct Outline {
   static constexpr uint64_t kNever = ~uint64_t{0};
 
-  uint64_t first_forward = kNever;    ///< index of the first event of the first forward op
+  uint64_t first_forward = kNever;    ///< index of the first event of the first forward op; 0 if the trace begins later
+  uint32_t first_step = 1;            ///< the step that it belongs to
   bool has_optimizer_scopes = false;  ///< steps end where scopes named "Optimizer.step…" end
   std::vector<uint64_t> step_begins;  ///< without such scopes: indices of the first events of steps 2, 3, …
   std::vector<OutOfMemory> refusals;  ///< event, end, device and outcome only

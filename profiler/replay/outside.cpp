@@ -121,7 +121,7 @@ void apply(const Trace& trace, const Event& event, OutsideState& state) {
 void apply_announced(const Trace& trace, std::span<const uint64_t> events, OutsideState& state) {
   std::set<uint64_t> seen;
   for (const uint64_t index : events) {
-    const Event& event = trace.events[index];
+    const Event event = trace.events[index];
     if (event.kind != EventKind::driver_alloc) continue;
     const bool announced = (event.flags & kDriverAnnounced) != 0;
     if (announced && !seen.contains(event.address)) apply(trace, event, state);

@@ -4,8 +4,7 @@
 
 namespace oomdiag {
 
-Phases::Phases(const Trace& trace, const Outline& outline)
-    : outline_(outline), first_step_(1 + trace.process.steps_before) {
+Phases::Phases(const Trace& trace, const Outline& outline) : outline_(outline), known_(!trace.process.snapshot) {
   flags_.reserve(trace.contexts.size() + 1);
   for (const Context& context : trace.contexts) {
     flags_.push_back({.optimizer = is_optimizer_step(trace.name(context.scope)),
@@ -21,6 +20,7 @@ Phase Phases::phase_of(const Event& event) const {
   const Flags& at = flags(event.context);
   if (in_node(event) || at.in_node) return Phase::backward;
   if (at.optimizer) return Phase::optimizer;
+  if (!known_) return Phase::other;
   if (step_ == 0) return Phase::setup;
   return at.grad_mode || at.in_module || forward_open_ ? Phase::forward : Phase::other;
 }

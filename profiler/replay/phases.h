@@ -20,7 +20,7 @@ class Phases {
 
   /// Takes the next event; afterwards the others speak about that event.
   void advance(const Event& event, uint64_t index) {
-    if (index == outline_.first_forward) step_ = first_step_;
+    if (index == outline_.first_forward) step_ = outline_.first_step;
     if (next_step_ < outline_.step_begins.size() && index == outline_.step_begins[next_step_]) begin_next_step();
     if (event.kind == EventKind::alloc) note_alloc(event);
     if (event.kind == EventKind::nodes_created && !flags(event.context).in_node) forward_open_ = true;
@@ -44,7 +44,7 @@ class Phases {
   std::vector<Flags> flags_;           ///< by context
   std::vector<bool> optimizer_names_;  ///< by name
   size_t next_step_ = 0;
-  uint32_t first_step_ = 1;  ///< more where recording began later
+  bool known_ = true;  ///< something tells steps and forward ops
   uint32_t step_ = 0;
   bool forward_open_ = false;  ///< the step's forward pass has begun and no backward yet
 };

@@ -15,8 +15,8 @@ namespace {
 
 // What the failing node wanted: the gradient of one of its inputs, if one has just the size that was refused.
 void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSettings& settings, OutOfMemory& refusal) {
-  for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
+  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
+    const Event& event = *at;
     if (event.kind != EventKind::wanted || !refusal.wanted_shape.empty()) continue;
     if (round_size(event.bytes, settings) != refusal.requested_bytes) continue;
     refusal.wanted_shape = trace.name(event.detail);
@@ -29,29 +29,29 @@ using Stacks = std::unordered_map<std::string_view, std::string_view>;
 
 Stacks read_stacks(const Trace& trace) {
   Stacks stacks;
-  for (const Event& event : trace.events) {
+  const auto note = [&](const Event& event) {
     if (event.kind == EventKind::stack) stacks.emplace(trace.name(event.address), trace.name(event.detail));
-  }
+  };
+  for (const Event& event : trace.kept) note(event);
+  for (const Event& event : trace.events) note(event);
   return stacks;
 }
 
 // The refusal's own stack; in backward that of the forward op's line.
 void find_stack(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) {
   const uint16_t thread = trace.events[refusal.event].thread;
-  for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
-    if (event.kind == EventKind::stack && event.address == 0 && event.thread == thread) {
-      refusal.stack = trace.name(event.detail);
-    }
+  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
+    if (at->kind == EventKind::stack && at->address == 0 && at->thread == thread)
+      refusal.stack = trace.name(at->detail);
   }
   if (!refusal.stack.empty() || refusal.where.source.empty()) return;
   if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;
 }
 
 bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
-  const Event& failed = trace.events[refusal.event];
+  const Event failed = trace.events[refusal.event];
   for (uint64_t i = refusal.event; i-- > 0;) {
-    const Event& event = trace.events[i];
+    const Event event = trace.events[i];
     if (event.thread != failed.thread) continue;
     if (event.op_serial != failed.op_serial || event.op_serial == 0) return true;
     if (event.kind == EventKind::alloc) return false;

@@ -49,6 +49,21 @@ class Timeline {
   uint64_t in_run_ = 0;  ///< of them, how many the newest point has seen
 };
 
+/// What is allocated where steps end. Of long runs every 2nd, 4th, … step, so that they stay evenly spaced; the last one is
+/// always there.
+class StepEnds {
+ public:
+  static constexpr size_t kMostSteps = 2000;
+
+  void add(const StepEnd& end);
+  std::vector<StepEnd> finish() const;
+
+ private:
+  std::vector<StepEnd> ends_;
+  StepEnd last_;
+  uint64_t stride_ = 1, seen_ = 0;
+};
+
 /// The highest allocated bytes of each phase of each step; of long runs the first and last steps and the highest of all.
 class PhasePeaks {
  public:

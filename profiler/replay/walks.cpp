@@ -16,8 +16,9 @@ bool makes_forward_nodes(const Trace& trace, const Event& event) {
 // walked.
 Window walks_after(const Trace& trace, uint64_t from, uint64_t limit) {
   Window window;
-  for (uint64_t i = from; i < limit; ++i) {
-    const Event& event = trace.events[i];
+  for (auto at = trace.events.from(from); at.index() < limit && at != trace.events.end(); ++at) {
+    const Event& event = *at;
+    const uint64_t i = at.index();
     if (window.empty() && event.kind == EventKind::alloc && in_backward(trace, event)) return {};
     if (window.empty() && event.kind == EventKind::graph_begin) window = {i, limit};
     if (!window.empty() && makes_forward_nodes(trace, event)) return {window.begin, i};
@@ -29,8 +30,9 @@ Window walks_after(const Trace& trace, uint64_t from, uint64_t limit) {
 Window walks_before(const Trace& trace, uint64_t end) {
   Window window{end, end};
   for (uint64_t i = end; i-- > 0;) {
-    if (makes_forward_nodes(trace, trace.events[i])) break;
-    if (trace.events[i].kind == EventKind::graph_begin) window.begin = i;
+    const Event event = trace.events[i];
+    if (makes_forward_nodes(trace, event)) break;
+    if (event.kind == EventKind::graph_begin) window.begin = i;
   }
   return window;
 }
@@ -58,8 +60,9 @@ using Likeness = std::tuple<uint32_t, int64_t, uint32_t>;
 
 Window find_walks(const Trace& trace, const Instant& instant) {
   Window own{instant.description_end, instant.description_end};
-  for (uint64_t i = instant.event; i < instant.description_end; ++i) {
-    if (trace.events[i].kind == EventKind::graph_begin && own.empty()) own.begin = i;
+  for (auto at = trace.events.from(instant.event); at.index() < instant.description_end; ++at) {
+    if (at == trace.events.end()) break;
+    if (at->kind == EventKind::graph_begin && own.empty()) own.begin = at.index();
   }
   if (!own.empty()) return own;
   if (instant.phase == Phase::optimizer) return {};
@@ -89,8 +92,9 @@ std::vector<std::vector<uint64_t>> saved_alike(const Trace& trace, const Window&
   std::map<Likeness, std::vector<uint64_t>> saved;
   AddressMap<Likeness> alive;
   AllocCounter counter;
-  for (uint64_t i = 0; i < instant.state_end; ++i) {
-    const Event& event = trace.events[i];
+  for (auto at = trace.events.begin(); at.index() < instant.state_end; ++at) {
+    const Event& event = *at;
+    const uint64_t i = at.index();
     if (event.device != instant.device) continue;
     if (event.kind == EventKind::alloc) {
       const Likeness likeness{event.context, event.bytes, counter.count(event)};

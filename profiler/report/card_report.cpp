@@ -68,7 +68,7 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
 std::string_view label_of(const Where& where) {
   if (!where.module.empty()) return where.module;
   if (!where.op.empty()) return where.op;
-  return where.node;
+  return !where.node.empty() ? where.node : where.source;
 }
 
 ReportOwner report_owner(const LiveBlock& block) {
@@ -82,6 +82,23 @@ ReportOwner report_owner(const LiveBlock& block) {
     if (!listed && label != owner.name) owner.used_by.push_back(label);
   }
   return owner;
+}
+
+// A snapshot knows blocks by the line that made them: what one line holds is one owner.
+std::vector<ReportOwner> owners_by_line(const Moment& moment) {
+  std::map<std::pair<Category, std::string_view>, int64_t> sums;
+  for (const LiveBlock& block : moment.blocks) {
+    const Where& made = block.made;
+    const std::string_view line = made.source.empty() ? label_of(made) : made.source;
+    if (!block.pending_free) sums[{block.category, line}] += block.bytes;
+  }
+  std::vector<ReportOwner> owners;
+  for (const auto& [who, bytes] : sums) {
+    owners.push_back({.category = std::string(name_of(who.first)), .bytes = bytes, .name = std::string(who.second)});
+  }
+  std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+  if (owners.size() > kMostOwners) owners.resize(kMostOwners);
+  return owners;
 }
 
 std::vector<ReportOutside> report_outside(const std::vector<OutsideOwner>& owners) {
@@ -279,7 +296,11 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (size_t p = 0; p < kPhaseCount; ++p) {
     report.phase_peaks.emplace_back(name_of(static_cast<Phase>(p)), device.phase_peaks[p]);
   }
-  for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
+  if (trace.process.snapshot) {
+    report.owners = owners_by_line(moment);
+  } else {
+    for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
+  }
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }

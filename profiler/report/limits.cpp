@@ -12,10 +12,24 @@
 namespace oomdiag {
 namespace {
 
+template <class Predicate>
+bool any_event(const Trace& trace, const Predicate& holds) {
+  for (const Event& event : trace.events) {
+    if (holds(event)) return true;
+  }
+  return false;
+}
+
 void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& limits) {
   if (trace.overwritten_events > 0) {
-    limits.push_back(fmt::format("the oldest {} events were overwritten: steps are counted from where the trace begins",
-                                 trace.overwritten_events));
+    const bool counted = !trace.step_ends.empty();
+    const uint32_t step = counted ? trace.step_of(trace.overwritten_events + 1) : 0;
+    const std::string what = counted ? fmt::format("peaks, phases and growth are told from step {} on", step)
+                                     : "steps are counted from where the trace begins";
+    limits.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events, what));
+    if (counted && trace.step_stride > 1) {
+      limits.push_back(fmt::format("steps are counted to within {}", trace.step_stride));
+    }
   }
   if (trace.dropped_events > 0) limits.push_back(fmt::format("{} events were lost", trace.dropped_events));
   if (trace.dropped_blocks > 0) {
@@ -30,11 +44,28 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   }
 }
 
+void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) {
+  limits.emplace_back(
+      "a memory snapshot tells neither phases nor steps, and what a block holds only for optimizer steps");
+  limits.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
+  const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
+  if (!any_event(trace, is_alloc)) {
+    limits.emplace_back("no history was recorded: the state is the one when the snapshot was taken");
+  } else if (!trace.initial.empty()) {
+    limits.emplace_back(fmt::format("{} blocks are older than the history: of those freed since, sizes are rounded",
+                                    trace.initial.size()));
+  }
+  const auto has_line = [](const Context& context) { return context.source != 0; };
+  if (std::none_of(trace.contexts.begin(), trace.contexts.end(), has_line)) {
+    limits.emplace_back("no Python frames were recorded: torch.cuda.memory._record_memory_history() records them");
+  }
+}
+
 constexpr std::string_view kMode = "mode";
 
 /// Whether the virtual device said that work takes time (oomdiag run --clocked).
 bool is_clocked(const Trace& trace) {
-  return std::any_of(trace.events.begin(), trace.events.end(), [&](const Event& event) {
+  return any_event(trace, [&](const Event& event) {
     return event.kind == EventKind::note && trace.name(trace.context(event.context).op) == kMode &&
            trace.name(event.detail) == "clocked";
   });
@@ -79,7 +110,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   if (!device.reserved_known) {
     limits.push_back(card + "reserved bytes are a lower bound: the trace begins after the segments were allocated");
   }
-  if (!device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
+  if (!trace.process.snapshot && !device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
     limits.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
   }
   if (device.moment.saved_by_likeness) {
@@ -87,7 +118,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
         fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", card,
                     device.moment.step));
   }
-  if (device.failure && device.failure->phase == Phase::forward) {
+  if (!trace.process.snapshot && device.failure && device.failure->phase == Phase::forward) {
     limits.push_back(card + "predictions hold for the moment of the failure: the rest of the step is not in them");
     const auto& blocks = device.moment.blocks;
     if (std::none_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.category == Category::activation; })) {
@@ -109,6 +140,7 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
         fmt::format("the card is virtual: context bytes are modelled, other programs take nothing, work takes {} time",
                     is_clocked(trace) ? "modelled" : "no"));
   }
+  if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
   add_losses(trace, inputs.still_runs, limits);
   for (const DeviceHistory& device : history.devices) {
     if (trace.process.unwatched) continue;  // the note on why says it all

@@ -45,6 +45,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
                 .torch = trace.process.torch_version,
                 .command = trace.process.command,
                 .folder = inputs.folder,
+                .snapshot = trace.process.snapshot,
                 .rank = trace.process.rank,
                 .world_size = trace.process.world_size,
                 .steps = history.steps,

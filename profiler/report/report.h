@@ -290,7 +290,8 @@ struct Report {
   std::optional<int> exit_code{};
   std::string torch{};
   std::string command{};
-  std::string folder{};  ///< where it is kept, for the next command to type; not in the JSON
+  std::string folder{};   ///< where it is kept, for the next command to type; not in the JSON
+  bool snapshot = false;  ///< of a memory snapshot: no phases, no steps; not in the JSON
   int rank = 0, world_size = 1;
   uint32_t steps = 0;
   uint32_t steady_steps =

@@ -15,10 +15,13 @@ namespace {
 
 using Storage = std::pair<uint8_t, uint64_t>;  // device, address
 
-size_t find_last_walk(const std::vector<Event>& events) {
-  const auto last = std::find_if(events.rbegin(), events.rend(),
-                                 [](const Event& event) { return event.kind == EventKind::graph_begin; });
-  return static_cast<size_t>(events.rend() - last);
+// The index after its graph_begin; 0 if no graph was walked.
+uint64_t find_last_walk(const EventLog& events) {
+  uint64_t after = 0;
+  for (auto at = events.begin(); at != events.end(); ++at) {
+    if (at->kind == EventKind::graph_begin) after = at.index() + 1;
+  }
+  return after;
 }
 
 ReportSavedTensor describe(const Trace& trace, const Event& event) {
@@ -29,18 +32,17 @@ ReportSavedTensor describe(const Trace& trace, const Event& event) {
 }  // namespace
 
 std::vector<ReportSavedTensor> list_last_walk(const Trace& trace) {
-  const size_t begin = find_last_walk(trace.events);
+  const uint64_t begin = find_last_walk(trace.events);
   NodeTable nodes;
-  std::map<Storage, const Event*> makers;
-  for (size_t i = 0; i < begin; ++i) {
-    const Event& event = trace.events[i];
+  std::map<Storage, Event> makers;
+  for (const Event& event : trace.events.first(begin)) {
     if (event.kind == EventKind::nodes_created) nodes.add(event);
-    if (event.kind == EventKind::alloc) makers[{event.device, event.address}] = &event;
+    if (event.kind == EventKind::alloc) makers[{event.device, event.address}] = event;
   }
   std::set<Storage> parameters;
   std::map<Storage, ReportSavedTensor> saved;
-  for (size_t i = begin; i < trace.events.size(); ++i) {
-    const Event& event = trace.events[i];
+  for (auto at = trace.events.from(begin); at != trace.events.end(); ++at) {
+    const Event& event = *at;
     const Storage storage{event.device, event.address};
     if (event.kind == EventKind::parameter) parameters.insert(storage);
     if (event.kind != EventKind::saved_tensor) continue;
@@ -50,7 +52,7 @@ std::vector<ReportSavedTensor> list_last_walk(const Trace& trace) {
     entry->second.saved_by_modules.emplace_back(saver.module);
     const auto maker = makers.find(storage);
     if (!fresh || maker == makers.end()) continue;
-    const Where made = locate(trace, nodes, *maker->second);
+    const Where made = locate(trace, nodes, maker->second);
     entry->second.made_by = made.op;
     entry->second.module = made.module;
     entry->second.source = made.source;

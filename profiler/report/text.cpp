@@ -19,6 +19,9 @@ constexpr size_t kColumns = 79;
 std::string headline(const Report& report, const ReportOfDevice* device) {
   if (device == nullptr && report.unwatched) return "oomdiag: what was allocated on the card could not be seen";
   if (device == nullptr) return "oomdiag: nothing was allocated on a card";
+  if (report.snapshot) {
+    return device->failure ? "oomdiag: out of memory, by a memory snapshot" : "oomdiag: a memory snapshot";
+  }
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
@@ -35,6 +38,9 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
 }
 
 std::string card_of(const ReportDevice& device) {
+  if (device.name.empty() && device.compute_capability == "0.0") {
+    return fmt::format("unknown card, {} or more", with_unit(device.total_bytes));
+  }
   std::string_view name = device.name.empty() ? "unknown card" : std::string_view(device.name);
   for (const std::string_view maker : {"NVIDIA ", "GeForce "}) {
     if (name.starts_with(maker)) name.remove_prefix(maker.size());
@@ -175,10 +181,12 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   const ReportPeak& peak = device.peak;
+  const std::string when = report.snapshot ? "" : fmt::format(" in {}, step {}", peak.phase, peak.step);
   add(text, "peak",
-      fmt::format("{} allocated in {}, step {}; at most {} reserved", with_unit(peak.allocated_bytes), peak.phase,
-                  peak.step, with_unit(peak.reserved_bytes)));
+      fmt::format("{} allocated{}; at most {} reserved", with_unit(peak.allocated_bytes), when,
+                  with_unit(peak.reserved_bytes)));
   add(text, "set by", place_of(peak, options));
+  if (report.snapshot) return;
   add(text, "room", fmt::format("{} more could be allocated at the peak", with_unit(device.headroom_bytes)));
   if (report.outcome == "killed" && !device.timeline.empty()) {
     const ReportPoint& last = device.timeline.back();

@@ -118,6 +118,11 @@ std::string holders_table(const ReportOfDevice& device, const TextOptions& optio
   table.row("parameters + gradients + optimizer",
             sum_of(device, {"parameter", "buffer", "gradient", "optimizer_state"}));
   table.row("unknown", sum_of(device, {"unknown"}));
+  // Blocks of a snapshot are known by their lines only, and nearly all are here.
+  const auto unknown = owners_of(device, "unknown");
+  for (size_t i = 0;
+       i < unknown.size() && i < kMostTensors && sum_of(device, {"unknown"}) == device.card.allocated_bytes; ++i)
+    table.detail(label_of(*unknown[i], options), unknown[i]->bytes);
   table.row("freed, in use on another stream", device.card.pending_free_bytes);
   table.row("cached, free", device.card.cached_bytes);
   outside_rows(table, device);

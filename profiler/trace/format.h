@@ -1,9 +1,10 @@
 #pragma once
 // The trace file: what it looks like on disk.
 //
-//   ┌ header ┬ names ─────────┬ contexts ──────┬ live blocks, one table per device ┬ chunks of events ───────────────┐
-//   │ 4 KiB  │ length + bytes │ 32 bytes each  │ a copy of the alloc event each    │ header + events, one thread each │
-//   └────────┴────────────────┴────────────────┴───────────────────────────────────┴──────────────────────────────────┘
+//   ┌ header ┬ names ─────────┬ contexts ┬ steps ─────────┬ kept events ┬ live blocks, one ────┬ chunks of events ───┐
+//   │ 4 KiB  │ length + bytes │ 32 bytes │ 8 bytes each:  │ names of    │ table per device:    │ header + events of  │
+//   │        │                │ each     │ where it ended │ tensors     │ their alloc events   │ one thread each     │
+//   └────────┴────────────────┴──────────┴────────────────┴─────────────┴──────────────────────┴─────────────────────┘
 //
 // The file is created sparse and mapped shared; pages are reserved (posix_fallocate) before they are used, because a store
 // into an unreserved page of a full disk is a SIGBUS in the user's training. What was stored survives SIGKILL: it is in the
@@ -11,7 +12,9 @@
 // half a record, whenever the process died.
 //
 // Chunks are taken by threads in order; when the budget is used up the oldest chunk that no thread holds is taken again.
-// So the newest events are always there, and what was alive before them is in the tables of live blocks.
+// So the newest events are always there, and what was alive before them is in the tables of live blocks. Steps are listed
+// apart, so that they are counted rightly, and the age of a live block is known, when the events that tell of them are gone;
+// and so are the events that name parameters and buffers, or tell the stack of a line, which are written only once.
 
 #include <atomic>
 #include <cstdint>
@@ -21,7 +24,7 @@
 namespace oomdiag {
 
 inline constexpr char kTraceMagic[8] = {'O', 'O', 'M', 'D', 'I', 'A', 'G', '1'};
-inline constexpr uint32_t kTraceVersion = 1;
+inline constexpr uint32_t kTraceVersion = 2;
 inline constexpr uint32_t kMaxDevices = 16;
 
 /// A card as the diagnosed process saw it.
@@ -53,6 +56,8 @@ struct TraceHeader {
   uint32_t device_count = 0;
   uint64_t names_offset = 0, names_bytes = 0;
   uint64_t contexts_offset = 0, contexts_capacity = 0;
+  uint64_t steps_offset = 0, steps_capacity = 0;
+  uint64_t kept_offset = 0, kept_capacity = 0;
   uint64_t tables_offset = 0, slots_per_device = 0;
   uint64_t chunks_offset = 0, chunk_bytes = 0, chunk_capacity = 0;
   uint64_t start_ticks = 0, start_time_ns = 0;  ///< CLOCK_MONOTONIC
@@ -71,6 +76,10 @@ struct TraceHeader {
   std::atomic<uint64_t> dropped_events = 0;  ///< written nowhere: no room, no thread slot
   std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that found no room
   std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
+  std::atomic<uint32_t> step_count = 0;      ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
+  std::atomic<uint32_t> step_stride = 1;     ///< doubled, and every other entry dropped, when the list is full
+  std::atomic<uint32_t> steps_by_optimizer = 0;  ///< a step ends with an optimizer's step, else with its backward pass
+  std::atomic<uint64_t> kept_count = 0;          ///< events kept so far; only the newest are there
   std::atomic<EndState> end_state = EndState::running;
   std::atomic<uint32_t> steady_steps =
       0;  ///< optimizer steps in which the places of allocations are those of a learned step

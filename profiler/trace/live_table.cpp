@@ -61,13 +61,14 @@ bool LiveTable::insert(const Event& alloc) noexcept {
   return true;
 }
 
-void LiveTable::erase(uint64_t address) noexcept {
+void LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
   if (capacity_ == 0) return;
   auto* index = static_cast<Entry*>(index_pages_.data());
   const uint64_t place = find(address);
   if (index[place].address == 0) return;
   const auto slot = static_cast<uint32_t>(index[place].slot);
-  std::atomic_ref(slots_[slot].sequence).store(0, std::memory_order_release);
+  std::atomic_ref(slots_[slot].detail).store(free_sequence, std::memory_order_relaxed);
+  std::atomic_ref(slots_[slot].flags).store(kSlotFreed, std::memory_order_release);
   static_cast<uint32_t*>(free_pages_.data())[free_count_++] = slot;
   --used_;
   close_gap(place);
@@ -79,9 +80,16 @@ void LiveTable::clear() noexcept {
     if (index[place].address == 0) {
       ++place;  // else: what was pushed past this place may have moved into it
     } else {
-      erase(index[place].address);
+      erase(index[place].address, 0);
     }
   }
+}
+
+void LiveTable::place(uint64_t address, uint64_t sequence, uint32_t context) noexcept {
+  if (capacity_ == 0) return;
+  const Entry& entry = static_cast<const Entry*>(index_pages_.data())[find(address)];
+  if (entry.address == 0 || slots_[entry.slot].sequence != sequence) return;
+  std::atomic_ref(slots_[entry.slot].context).store(context, std::memory_order_relaxed);
 }
 
 // Moves later entries of the same run forward, so that probing never meets a hole: no tombstones, constant time for ever.

@@ -1,72 +1,46 @@
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <span>
 #include <unordered_set>
 
 #include "profiler/error.h"
+#include "profiler/trace/order.h"
 #include "profiler/trace/trace.h"
 
-// Reading a file that anything may have happened to: written by a process that was killed in the middle, cut off by a full
-// disk, or no trace at all. The header is checked strictly, the records one by one; a bad record is left out.
+// Reading a file that anything may have happened to: written by a process that was killed in the middle or still writes,
+// cut off by a full disk, or no trace at all. The header is checked strictly, the records one by one; a bad record is left
+// out. Everything is copied by read(2): a mapping of a file that shrinks meanwhile would be a SIGBUS.
 
 namespace oomdiag {
 
 namespace {
 
-/// A file mapped for reading.
-class MappedFile {
- public:
-  explicit MappedFile(const std::filesystem::path& path) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat info {};
-    if (file < 0 || fstat(file, &info) != 0 || !S_ISREG(info.st_mode)) {
-      const std::string reason = file < 0 ? std::strerror(errno) : "not a regular file";
-      if (file >= 0) close(file);
-      throw Error(ErrorKind::input, "cannot read " + path.string() + ": " + reason);
-    }
-    bytes_ = static_cast<uint64_t>(info.st_size);
-    void* map = bytes_ == 0 ? MAP_FAILED : mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0);
-    close(file);
-    if (map != MAP_FAILED) data_ = static_cast<const char*>(map);
-  }
-  ~MappedFile() {
-    if (data_ != nullptr) munmap(const_cast<char*>(data_), bytes_);
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+/// Up to `count` values of T at `offset`, fewer where the file ends before.
+template <class T>
+std::vector<T> read_values(const InputFile& file, uint64_t offset, uint64_t count) {
+  if (offset >= file.bytes()) return {};
+  std::vector<T> values(std::min(count, (file.bytes() - offset) / sizeof(T)));
+  file.read(offset, values.data(), values.size() * sizeof(T));
+  return values;
+}
 
-  uint64_t bytes() const { return data_ == nullptr ? 0 : bytes_; }
-  /// `count` values of T at `offset`, fewer where the file ends before.
-  template <class T>
-  std::span<const T> values(uint64_t offset, uint64_t count) const {
-    if (offset >= bytes() || offset % alignof(T) != 0) return {};
-    const uint64_t room = (bytes() - offset) / sizeof(T);
-    return {reinterpret_cast<const T*>(data_ + offset), std::min(count, room)};
-  }
-
- private:
-  const char* data_ = nullptr;
-  uint64_t bytes_ = 0;
-};
+constexpr uint64_t kMostNamesBytes = uint64_t{1} << 30;  // a damaged header may say anything
+constexpr uint64_t kMostContexts = uint64_t{1} << 24;
+constexpr uint64_t kMostKept = uint64_t{1} << 20;
+constexpr uint64_t kMostSteps = uint64_t{1} << 24;
+constexpr uint32_t kMostStride = 1 << 7;  // so that steps fit into 32 bits
 
 template <size_t N>
 std::string text(const char (&field)[N]) {
   return {field, strnlen(field, N)};
 }
 
-const TraceHeader& checked_header(const MappedFile& file, const std::filesystem::path& path) {
-  const auto headers = file.values<TraceHeader>(0, 1);
-  if (headers.empty() || std::memcmp(headers[0].magic, kTraceMagic, sizeof kTraceMagic) != 0) {
+// Its atomics are those of another process, if any: here it is a copy, byte by byte.
+void read_header(const InputFile& file, const std::filesystem::path& path, TraceHeader& header) {
+  file.read(0, static_cast<void*>(&header), sizeof header);
+  if (file.bytes() < sizeof header || std::memcmp(header.magic, kTraceMagic, sizeof kTraceMagic) != 0) {
     throw Error(ErrorKind::input, path.string() + " is not a trace of oomdiag",
                 "give the folder oomdiag-<pid>, its trace, or a report.json");
   }
-  const TraceHeader& header = headers[0];
   if (header.version != kTraceVersion) {
     throw Error(ErrorKind::input, path.string() + " is a trace of version " + std::to_string(header.version) +
                                       "; this oomdiag reads version " + std::to_string(kTraceVersion));
@@ -74,12 +48,12 @@ const TraceHeader& checked_header(const MappedFile& file, const std::filesystem:
   constexpr uint64_t kLimit = uint64_t{1} << 46;  // keeps the sums below from overflowing
   const bool sane = header.header_bytes == kHeaderBytes && header.device_count <= kMaxDevices &&
                     header.names_offset < kLimit && header.names_bytes < kLimit && header.contexts_offset < kLimit &&
-                    header.contexts_capacity < kLimit / sizeof(Context) && header.tables_offset < kLimit &&
+                    header.contexts_capacity < kLimit / sizeof(Context) && header.steps_offset < kLimit &&
+                    header.kept_offset < kLimit && header.tables_offset < kLimit &&
                     header.slots_per_device < (1u << 28) && header.chunks_offset < kLimit &&
                     header.chunk_bytes > sizeof(ChunkHeader) && header.chunk_bytes < kLimit &&
                     header.chunk_bytes % sizeof(Event) == 0 && header.chunk_capacity < (1u << 28);
   if (!sane) throw Error(ErrorKind::input, path.string() + " is damaged: its header makes no sense");
-  return header;
 }
 
 ProcessInfo process_of(const TraceHeader& header) {
@@ -113,8 +87,9 @@ std::vector<Device> read_devices(const TraceHeader& header) {
   return devices;
 }
 
-std::vector<std::string> read_names(const MappedFile& file, const TraceHeader& header) {
-  const auto bytes = file.values<char>(header.names_offset, std::min(header.names_used.load(), header.names_bytes));
+std::vector<std::string> read_names(const InputFile& file, const TraceHeader& header) {
+  const uint64_t used = std::min({header.names_used.load(), header.names_bytes, kMostNamesBytes});
+  const auto bytes = read_values<char>(file, header.names_offset, used);
   std::vector<std::string> names;
   for (uint64_t at = 0; at + sizeof(uint32_t) <= bytes.size();) {
     uint32_t length = 0;
@@ -128,82 +103,125 @@ std::vector<std::string> read_names(const MappedFile& file, const TraceHeader& h
   return names;
 }
 
-std::vector<Context> read_contexts(const MappedFile& file, const TraceHeader& header) {
+std::vector<Context> read_contexts(const InputFile& file, const TraceHeader& header) {
   const uint64_t count = std::min<uint64_t>(header.context_count.load(), header.contexts_capacity);
-  const auto contexts = file.values<Context>(header.contexts_offset, count);
-  std::vector<Context> result(contexts.begin(), contexts.end());
-  if (result.empty()) result.emplace_back();
-  return result;
+  auto contexts = read_values<Context>(file, header.contexts_offset, std::min(count, kMostContexts));
+  if (contexts.empty()) contexts.emplace_back();
+  return contexts;
 }
 
-bool is_sound(const Event& event, const TraceHeader& header) {
-  return event.sequence != 0 && event.kind != EventKind::none && event.kind <= kLastEventKind &&
-         (event.device < header.device_count || header.device_count == 0);
+// Killed while the list was thinned out, it does not ascend: then it is of no use.
+std::vector<uint64_t> read_steps(const InputFile& file, const TraceHeader& header) {
+  const uint64_t count = std::min({uint64_t{header.step_count.load()}, header.steps_capacity, kMostSteps});
+  auto steps = read_values<uint64_t>(file, header.steps_offset, count);
+  if (!std::is_sorted(steps.begin(), steps.end())) steps.clear();
+  return steps;
 }
 
-std::vector<Event> read_chunks(const MappedFile& file, const TraceHeader& header) {
-  std::vector<Event> events;
-  const uint64_t used = std::min<uint64_t>(header.chunk_count.load(), header.chunk_capacity);
-  for (uint64_t c = 0; c < used; ++c) {
-    const uint64_t offset = header.chunks_offset + c * header.chunk_bytes;
-    const auto headers = file.values<ChunkHeader>(offset, 1);
-    if (headers.empty() || headers[0].first_sequence.load() == 0) continue;
-    uint64_t previous = headers[0].first_sequence.load() - 1;
-    const uint64_t room = (header.chunk_bytes - sizeof(ChunkHeader)) / sizeof(Event);
-    for (const Event& event : file.values<Event>(offset + sizeof(ChunkHeader), room)) {
-      if (event.sequence <= previous) break;  // never written, or left over from the chunk's last use
-      previous = event.sequence;
-      if (is_sound(event, header)) events.push_back(event);
+std::vector<Event> read_kept(const InputFile& file, const TraceHeader& header, uint64_t first_sequence) {
+  const uint64_t count = std::min({header.kept_count.load(), header.kept_capacity, kMostKept});
+  auto kept = read_values<Event>(file, header.kept_offset, count);
+  std::erase_if(kept, [&](const Event& event) {
+    return event.sequence >= first_sequence || !is_sound(event, header.device_count);
+  });
+  std::sort(kept.begin(), kept.end(), [](const Event& a, const Event& b) { return a.sequence < b.sequence; });
+  return kept;
+}
+
+// How far a chunk was written: up to an event that is not later than the one before, left over from the chunk's last use.
+ChunkExtent measure_chunk(EventFile& events, uint64_t slot, uint64_t slots, uint64_t first_sequence, uint32_t devices) {
+  ChunkExtent extent{.slot = slot};
+  uint64_t previous = first_sequence - 1;
+  while (extent.count < slots) {
+    const std::shared_ptr<const EventWindow> window = events.window(slot + extent.count);
+    uint64_t place = (slot + extent.count) % EventWindow::kEvents;
+    for (; place < EventWindow::kEvents && extent.count < slots; ++place, ++extent.count) {
+      const Event& event = window->events[place];
+      if (event.sequence <= previous) return extent;
+      if (extent.count == 0) extent.first_sequence = event.sequence;
+      extent.dense &= (extent.count == 0 || event.sequence == previous + 1) && is_sound(event, devices);
+      extent.last_sequence = previous = event.sequence;
     }
   }
-  const auto by_sequence = [](const Event& a, const Event& b) { return a.sequence < b.sequence; };
-  if (!std::is_sorted(events.begin(), events.end(), by_sequence)) std::sort(events.begin(), events.end(), by_sequence);
-  return events;
+  return extent;
+}
+
+// The slots of the chunks are counted from where the first chunk begins. A chunk begins with a header, one slot long.
+std::vector<ChunkExtent> find_chunks(const InputFile& file, EventFile& events, const TraceHeader& header) {
+  std::vector<ChunkExtent> chunks;
+  const uint64_t slots = header.chunk_bytes / sizeof(Event);
+  const uint64_t used = std::min<uint64_t>(header.chunk_count.load(), header.chunk_capacity);
+  for (uint64_t c = 0; c < used && header.chunks_offset + c * header.chunk_bytes < file.bytes(); ++c) {
+    uint64_t first_sequence = 0;
+    file.read(header.chunks_offset + c * header.chunk_bytes, &first_sequence, sizeof first_sequence);
+    if (first_sequence == 0) continue;
+    chunks.push_back(measure_chunk(events, c * slots + 1, slots - 1, first_sequence, header.device_count));
+  }
+  return chunks;
 }
 
 // Once chunks were taken again, everything before the last missing event is a story with holes: cut it off. A few events
 // at the very end may be missing because their threads were killed while they wrote.
-void cut_holes(std::vector<Event>& events, const TraceHeader& header) {
-  if (header.chunk_count.load() <= header.chunk_capacity || events.empty()) return;
-  constexpr uint64_t kTorn = 64;
-  const uint64_t last = events.back().sequence;
-  size_t first = events.size() - 1;
-  while (first > 0) {
-    const bool hole = events[first].sequence != events[first - 1].sequence + 1;
-    if (hole && events[first].sequence + kTorn < last) break;
-    --first;
-  }
-  events.erase(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(first));
+EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHeader& header) {
+  EventFile events(file, header.chunks_offset);
+  EventOrder order = merge_chunks(events, find_chunks(*file, events, header), header.device_count);
+  const bool overwritten = header.chunk_count.load() > header.chunk_capacity;
+  if (overwritten) order = drop_front(std::move(order), order.after_last_hole);
+  return {std::move(events), std::move(order.runs), order.size};
 }
 
-// The blocks that were alive before the first event: those in the tables that are older, and those whose free we still see.
-std::vector<Event> read_initial(const MappedFile& file, const TraceHeader& header, const std::vector<Event>& events) {
-  const uint64_t first = events.empty() ? ~uint64_t{0} : events.front().sequence;
-  std::vector<Event> initial;
-  for (uint32_t d = 0; d < header.device_count; ++d) {
-    const uint64_t offset = header.tables_offset + d * header.slots_per_device * sizeof(Event);
-    for (const Event& slot : file.values<Event>(offset, header.slots_per_device)) {
-      if (slot.kind == EventKind::alloc && slot.device == d && is_sound(slot, header) && slot.sequence < first) {
-        initial.push_back(slot);
-      }
+/// Finds the blocks that were alive before the first event: those in the tables that are older, and those whose free we
+/// still see. The tables still tell of most of these too; of the others it is not known who allocated them.
+class InitialBlocks {
+ public:
+  InitialBlocks(const TraceHeader& header, uint64_t first_sequence) : header_(header), first_(first_sequence) {}
+
+  std::vector<Event> find(const std::shared_ptr<const InputFile>& file, const EventLog& events) {
+    for (uint32_t d = 0; d < header_.device_count; ++d) read_table(file, d);
+    std::sort(freed_.begin(), freed_.end(), by_free);
+    for (const Event& event : events) note(event);
+    std::sort(found_.begin(), found_.end(), [](const Event& a, const Event& b) { return a.sequence < b.sequence; });
+    return std::move(found_);
+  }
+
+ private:
+  void read_table(const std::shared_ptr<const InputFile>& file, uint32_t device) {
+    const uint64_t offset = header_.tables_offset + device * header_.slots_per_device * sizeof(Event);
+    if (offset >= file->bytes()) return;
+    EventFile slots(file, offset);
+    const uint64_t count = std::min(header_.slots_per_device, (file->bytes() - offset) / sizeof(Event));
+    for (uint64_t slot = 0; slot < count; ++slot) {
+      const Event block = slots.event(slot);
+      if (block.kind != EventKind::alloc || block.device != device || block.sequence >= first_) continue;
+      if (!is_sound(block, header_.device_count)) continue;
+      (block.flags & kSlotFreed) != 0 ? freed_.push_back(block) : found_.push_back(block);
     }
   }
-  std::unordered_set<uint64_t> allocated;
-  for (const Event& event : events) {
-    if (event.kind == EventKind::alloc) allocated.insert(event.address ^ uint64_t{event.device} << 56);
-    if (event.kind != EventKind::free_requested) continue;
-    if (allocated.contains(event.address ^ uint64_t{event.device} << 56)) continue;
-    allocated.insert(event.address ^ uint64_t{event.device} << 56);
-    Event block = event;  // who allocated it is no longer known
+
+  void note(const Event& event) {
+    if (event.kind != EventKind::alloc && event.kind != EventKind::free_requested) return;
+    const bool seen_before = !seen_.insert(event.address ^ uint64_t{event.device} << 56).second;
+    if (seen_before || event.kind == EventKind::alloc) return;
+    Event block = event;
     block.kind = EventKind::alloc;
     block.context = block.op_serial = 0;
     block.node_sequence = kNoNode;
     block.sequence = 0;
-    initial.push_back(block);
+    const auto slot = std::lower_bound(freed_.begin(), freed_.end(), Event{.detail = event.sequence}, by_free);
+    if (slot != freed_.end() && slot->detail == event.sequence && slot->address == event.address) block = *slot;
+    block.detail = event.detail;  // the stream
+    block.flags = 0;
+    found_.push_back(block);
   }
-  std::sort(initial.begin(), initial.end(), [](const Event& a, const Event& b) { return a.sequence < b.sequence; });
-  return initial;
-}
+
+  static bool by_free(const Event& a, const Event& b) { return a.detail < b.detail; }
+
+  const TraceHeader& header_;
+  uint64_t first_;
+  std::vector<Event> freed_;           ///< slots of blocks that were freed since, by the sequence of their free
+  std::unordered_set<uint64_t> seen_;  ///< addresses that were allocated or freed
+  std::vector<Event> found_;
+};
 
 }  // namespace
 
@@ -216,32 +234,43 @@ const Context& Trace::context(uint32_t index) const {
   return index < contexts.size() ? contexts[index] : kNothing;
 }
 
+uint32_t Trace::step_of(uint64_t sequence) const {
+  const auto ended = std::lower_bound(step_ends.begin(), step_ends.end(), sequence) - step_ends.begin();
+  return process.steps_before + (ended == 0 ? 1 : static_cast<uint32_t>(ended - 1) * step_stride + 2);
+}
+
 int64_t Trace::time_ns(const Event& event) const {
   if (event.time < start_ticks) return 0;
   return static_cast<int64_t>(static_cast<double>(event.time - start_ticks) * ns_per_tick);
 }
 
 ProcessInfo read_process(const std::filesystem::path& path) {
-  const MappedFile file(path);
-  return process_of(checked_header(file, path));
+  const InputFile file(path);
+  TraceHeader header;
+  read_header(file, path, header);
+  return process_of(header);
 }
 
 Trace read_trace(const std::filesystem::path& path) {
-  const MappedFile file(path);
-  const TraceHeader& header = checked_header(file, path);
+  const auto file = std::make_shared<const InputFile>(path);
+  TraceHeader header;
+  read_header(*file, path, header);
   Trace trace{.process = process_of(header),
               .devices = read_devices(header),
-              .names = read_names(file, header),
-              .contexts = read_contexts(file, header),
-              .events = read_chunks(file, header),
+              .names = read_names(*file, header),
+              .contexts = read_contexts(*file, header),
+              .events = read_events(file, header),
               .initial = {},
               .dropped_events = header.dropped_events.load(),
               .dropped_blocks = header.dropped_slots.load(),
+              .step_ends = read_steps(*file, header),
+              .step_stride = std::clamp(header.step_stride.load(), 1u, kMostStride),
+              .steps_by_optimizer = header.steps_by_optimizer.load() != 0,
               .start_ticks = header.start_ticks};
-  cut_holes(trace.events, header);
-  if (!trace.events.empty() && trace.events.front().sequence > 1) {
-    trace.overwritten_events = trace.events.front().sequence - 1;
-    trace.initial = read_initial(file, header, trace.events);
+  if (const uint64_t first = trace.events.empty() ? 0 : trace.events.front().sequence; first > 1) {
+    trace.overwritten_events = first - 1;
+    trace.kept = read_kept(*file, header, first);
+    trace.initial = InitialBlocks(header, first).find(file, trace.events);
   }
   const uint64_t ticks = header.end_ticks.load() - header.start_ticks;
   const uint64_t time_ns = header.end_time_ns.load() - header.start_time_ns;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "profiler/event.h"
+#include "profiler/trace/event_log.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {
@@ -18,6 +19,7 @@ struct ProcessInfo {
   int world_size = 1;
   bool virtual_device = false;
   bool python = false;
+  bool snapshot = false;  ///< made of a PyTorch memory snapshot: nothing tells phases, steps and tensors
   std::string torch_version;
   std::string allocator_settings;
   std::string command;
@@ -45,11 +47,16 @@ struct Trace {
   std::vector<Device> devices;
   std::vector<std::string> names;
   std::vector<Context> contexts;
-  std::vector<Event> events;        ///< by ascending sequence; of a trace that outgrew its budget only the newest
-  std::vector<Event> initial;       ///< alloc events of the blocks that were alive before events.front()
-  uint64_t overwritten_events = 0;  ///< older than events.front(), no longer in the file
-  uint64_t dropped_events = 0;      ///< never written
-  uint64_t dropped_blocks = 0;      ///< live blocks that found no slot in the table
+  EventLog events;                      ///< by ascending sequence; of a trace that outgrew its budget only the newest
+  std::vector<Event> initial;           ///< alloc events of the blocks that were alive before events.front()
+  std::vector<Event> initial_layout{};  ///< segment_state and block_state events: the state then, where it is known
+  std::vector<Event> kept{};            ///< parameter, buffer and line stack events older than events.front()
+  uint64_t overwritten_events = 0;      ///< older than events.front(), no longer in the file
+  uint64_t dropped_events = 0;          ///< never written
+  uint64_t dropped_blocks = 0;          ///< live blocks that found no slot in the table
+  std::vector<uint64_t> step_ends{};  ///< entry i: sequence of the last event of step 1 + i ∙ step_stride; whole run
+  uint32_t step_stride = 1;           ///< above 1 only in runs of more than a million steps
+  bool steps_by_optimizer = false;    ///< a step ends with an optimizer's step, else with its backward pass
   double ns_per_tick = 1;
   uint64_t start_ticks = 0;
 
@@ -57,6 +64,9 @@ struct Trace {
   std::string_view name(uint64_t index) const;
   /// The context with this index; a corrupt index gives one that says nothing.
   const Context& context(uint32_t index) const;
+  /// The step that the event with this sequence belongs to, counted from 1, or on from where recording began, also what comes before the
+  /// first forward op. With a stride above 1 the first step that it may be.
+  uint32_t step_of(uint64_t sequence) const;
   /// Nanoseconds since recording began.
   int64_t time_ns(const Event& event) const;
 };
@@ -64,7 +74,8 @@ struct Trace {
 /// Reads only what a trace says about its process. Throws as read_trace does.
 ProcessInfo read_process(const std::filesystem::path& file);
 
-/// Reads a trace, also one whose process was killed or is still running. Throws Error(input) if `file` is not a trace or
+/// Reads a trace, also one whose process was killed or is still running. Its events stay in the file, which is kept open
+/// but may be deleted; where it is overwritten or cut off later, events change or say nothing. Throws Error(input) if `file` is not a trace or
 /// its header makes no sense; damage elsewhere costs the damaged records only.
 Trace read_trace(const std::filesystem::path& file);
 

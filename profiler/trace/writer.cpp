@@ -72,7 +72,11 @@ TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_coun
   layout.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kPage);
   layout.contexts_offset = layout.names_offset + layout.names_bytes;
   layout.contexts_capacity = budget.contexts;
-  layout.tables_offset = round_up(layout.contexts_offset + budget.contexts * sizeof(Context), kPage);
+  layout.steps_offset = round_up(layout.contexts_offset + budget.contexts * sizeof(Context), kPage);
+  layout.steps_capacity = std::max(budget.steps, 2u) / 2 * 2;
+  layout.kept_offset = round_up(layout.steps_offset + layout.steps_capacity * sizeof(uint64_t), kPage);
+  layout.kept_capacity = std::max(budget.kept_events, 1u);
+  layout.tables_offset = round_up(layout.kept_offset + layout.kept_capacity * sizeof(Event), kPage);
   layout.slots_per_device = budget.slots_per_device;
   layout.chunks_offset = round_up(layout.tables_offset + devices * budget.slots_per_device * sizeof(Event), kPage);
   layout.chunk_bytes = chunk_bytes;
@@ -105,6 +109,8 @@ TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_coun
   header_ = new (map_) TraceHeader;
   header_->names_offset = layout.names_offset, header_->names_bytes = layout.names_bytes;
   header_->contexts_offset = layout.contexts_offset, header_->contexts_capacity = layout.contexts_capacity;
+  header_->steps_offset = layout.steps_offset, header_->steps_capacity = layout.steps_capacity;
+  header_->kept_offset = layout.kept_offset, header_->kept_capacity = layout.kept_capacity;
   header_->tables_offset = layout.tables_offset, header_->slots_per_device = layout.slots_per_device;
   header_->chunks_offset = layout.chunks_offset, header_->chunk_bytes = layout.chunk_bytes;
   header_->chunk_capacity = layout.chunk_capacity;
@@ -175,6 +181,28 @@ Event* TraceWriter::last_written() noexcept { return held.next == held.first ? n
 void TraceWriter::place(Event* written, uint64_t sequence, uint32_t context) noexcept {
   if (!on() || written->sequence != sequence) return;
   std::atomic_ref(written->context).store(context, std::memory_order_relaxed);
+  if (written->kind == EventKind::alloc) post_late_place(*written, context);
+}
+
+// Should another thread's place still wait, this one is only told by the event itself.
+void TraceWriter::post_late_place(const Event& written, uint32_t context) noexcept {
+  if (written.device >= header_->device_count) return;
+  LatePlace& late = late_places_[written.device];
+  auto empty = LatePlace::State::empty;
+  if (!late.state.compare_exchange_strong(empty, LatePlace::State::being_filled, std::memory_order_acquire)) return;
+  late.address = written.address;
+  late.sequence = written.sequence;
+  late.context = context;
+  late.state.store(LatePlace::State::waiting, std::memory_order_release);
+}
+
+// Under the allocator's lock of this device.
+void TraceWriter::take_late_place(uint32_t device) noexcept {
+  LatePlace& late = late_places_[device];
+  if (late.state.load(std::memory_order_acquire) != LatePlace::State::waiting) [[likely]]
+    return;
+  tables_[device]->place(late.address, late.sequence, late.context);
+  late.state.store(LatePlace::State::empty, std::memory_order_release);
 }
 
 bool TraceWriter::take_chunk() noexcept {
@@ -203,6 +231,7 @@ bool TraceWriter::take_chunk() noexcept {
 
 void TraceWriter::add_block(const Event& alloc) noexcept {
   if (!on() || alloc.device >= header_->device_count) return;
+  take_late_place(alloc.device);
   LiveTable& table = *tables_[alloc.device];
   if (table.used() >= table.reserved() && table.reserved() < table.capacity()) {
     const uint64_t first =
@@ -214,8 +243,51 @@ void TraceWriter::add_block(const Event& alloc) noexcept {
   if (!table.insert(alloc)) header_->dropped_slots.fetch_add(1, std::memory_order_relaxed);
 }
 
-void TraceWriter::remove_block(uint32_t device, uint64_t address) noexcept {
-  if (on() && device < header_->device_count) tables_[device]->erase(address);
+void TraceWriter::remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept {
+  if (!on() || device >= header_->device_count) return;
+  take_late_place(device);
+  tables_[device]->erase(address, free_sequence);
+}
+
+void TraceWriter::write_and_keep(Event& event) noexcept {
+  write(event);
+  const std::lock_guard lock(keeping_);
+  const uint64_t count = header_->kept_count.load(std::memory_order_relaxed);
+  const uint64_t place = count % header_->kept_capacity * sizeof(Event);
+  if (!on() || event.sequence == 0) return;
+  if (place >= kept_reserved_) {
+    const uint64_t room = std::min(kReserveStep, header_->kept_capacity * sizeof(Event) - kept_reserved_);
+    if (!reserve(header_->kept_offset + kept_reserved_, room)) return fail("no room left on the disk of the trace");
+    kept_reserved_ += room;
+  }
+  store_event(*reinterpret_cast<Event*>(at(header_->kept_offset + place)), event);
+  header_->kept_count.store(count + 1, std::memory_order_release);
+}
+
+// Of a list that is full every other entry is dropped: so it lasts for any number of steps.
+void TraceWriter::end_step(uint64_t events) noexcept {
+  const std::lock_guard lock(stepping_);
+  uint32_t count = header_->step_count.load(std::memory_order_relaxed);
+  if (!on() || steps_ended_++ % header_->step_stride.load(std::memory_order_relaxed) != 0) return;
+  if (count == header_->steps_capacity) {
+    for (uint32_t i = 1; i < count / 2; ++i) steps()[i] = steps()[2 * i];
+    count /= 2;
+    header_->step_stride.store(header_->step_stride.load() * 2, std::memory_order_relaxed);
+  } else if (count * sizeof(uint64_t) >= steps_reserved_) {
+    const uint64_t room = std::min(kReserveStep, header_->steps_capacity * sizeof(uint64_t) - steps_reserved_);
+    if (!reserve(header_->steps_offset + steps_reserved_, room)) return fail("no room left on the disk of the trace");
+    steps_reserved_ += room;
+  }
+  steps()[count] = events;
+  header_->step_count.store(count + 1, std::memory_order_release);
+}
+
+void TraceWriter::count_steps_by_optimizer() noexcept {
+  const std::lock_guard lock(stepping_);
+  if (header_->steps_by_optimizer.exchange(1) != 0) return;
+  header_->step_count.store(0, std::memory_order_release);
+  header_->step_stride.store(1);
+  steps_ended_ = 0;
 }
 
 void TraceWriter::forget_blocks(uint32_t device) noexcept {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -20,7 +21,9 @@ struct TraceBudget {
   int64_t chunk_bytes = 1 << 20;        ///< what one thread takes at a time
   int64_t names_bytes = 8 << 20;        ///< interned names
   uint32_t contexts = 1 << 17;          ///< interned contexts
-  uint32_t slots_per_device = 1 << 16;  ///< live blocks
+  uint32_t steps = 1 << 20;             ///< listed one by one; of longer runs every 2nd, 4th, …
+  uint32_t kept_events = 1 << 15;       ///< names of parameters and buffers, stacks of lines
+  uint32_t slots_per_device = 1 << 18;  ///< live blocks; a leak of one a step fills them in 260 000 steps
 
   bool operator==(const TraceBudget&) const = default;
 };
@@ -52,11 +55,13 @@ class TraceWriter {
   bool complete_last_free(uint32_t device, uint64_t address) noexcept;
   /// The place of the last event of this thread, null if there is none.
   Event* last_written() noexcept;
-  /// Says late where an event of this thread happened, unless it has been overwritten since.
+  /// Says late where an event of this thread happened, unless it has been overwritten since. The table of live blocks hears
+  /// of it when the allocator next adds or removes a block of that device.
   void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
-  void remove_block(uint32_t device, uint64_t address) noexcept;
+  /// Takes it out again; `free_sequence` is that of its free_requested.
+  void remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept;
   /// Forgets all blocks of a device. Under its lock, like the two above.
   void forget_blocks(uint32_t device) noexcept;
 
@@ -64,12 +69,35 @@ class TraceWriter {
   uint32_t intern(std::string_view name);
   uint32_t intern(const Context& context);
 
+  /// Writes an event and keeps a copy that is not overwritten with the rest. Locks: not for the allocator.
+  void write_and_keep(Event& event) noexcept;
+  /// Grows with what is written; when it has grown by one, everything older is overwritten.
+  double times_overwritten() const noexcept {
+    return static_cast<double>(header_->chunk_count.load(std::memory_order_relaxed)) /
+           static_cast<double>(header_->chunk_capacity);
+  }
+
+  /// Lists that a step ends, with the last of `events` events. Locks: not for the allocator.
+  void end_step(uint64_t events) noexcept;
+  /// Says that steps end with an optimizer's step, and forgets those that were counted otherwise.
+  void count_steps_by_optimizer() noexcept;
+
   /// Notes the time now, so that ticks can be converted. Cheap; called at steps and at the end.
   void mark_time() noexcept;
   /// Says that the process reached its end.
   void finish() noexcept;
 
  private:
+  /// A place that came late, on its way to the table of live blocks, which only the holder of the allocator's lock may touch.
+  struct LatePlace {
+    enum class State : uint8_t { empty, being_filled, waiting };
+    std::atomic<State> state = State::empty;
+    uint64_t address = 0;
+    uint64_t sequence = 0;
+    uint32_t context = 0;
+  };
+  void post_late_place(const Event& written, uint32_t context) noexcept;
+  void take_late_place(uint32_t device) noexcept;
   struct ContextHash {
     size_t operator()(const Context& context) const noexcept;
   };
@@ -77,18 +105,25 @@ class TraceWriter {
   bool reserve(uint64_t offset, uint64_t bytes) noexcept;
   char* at(uint64_t offset) const { return map_ + offset; }
   uint64_t append_name(std::string_view name);
+  uint64_t* steps() const { return reinterpret_cast<uint64_t*>(at(header_->steps_offset)); }
 
   int file_ = -1;
   char* map_ = nullptr;
   TraceHeader* header_ = nullptr;
   std::atomic<bool> on_ = true;
   std::unique_ptr<LiveTable> tables_[kMaxDevices];
+  LatePlace late_places_[kMaxDevices];
 
   std::mutex interning_;
   std::unordered_map<std::string, uint32_t> names_;
   std::unordered_map<Context, uint32_t, ContextHash> contexts_;
   uint64_t names_reserved_ = 0;
   uint64_t contexts_reserved_ = 0;
+
+  std::mutex stepping_, keeping_;
+  uint64_t steps_ended_ = 0;
+  uint64_t steps_reserved_ = 0;  ///< bytes, and likewise
+  uint64_t kept_reserved_ = 0;
 };
 
 /// The time stamp counter, as `Event::time` holds it.

@@ -23,11 +23,11 @@ build = ROOT / "build"
 os.environ["PYTHONPATH"] = str(ROOT / "tests/at_exit")
 
 
-def oomdiag(*arguments, folder=None, **options):
+def oomdiag(*arguments, folder=None, timeout=120, **options):
     """Runs the command line; gives its completed process, as text."""
     base = ["--folder", str(folder)] if folder is not None else []
     command = [str(build / "bin/oomdiag"), arguments[0], *base, *map(str, arguments[1:])]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
 
 
 def missing(module):
@@ -534,6 +534,121 @@ class Explain(DiagnosisTest):
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertRegex(done.stdout.splitlines()[0], r"out of memory in backward, step \d.*RTX 3060 .*virtual")
         self.assertRegex(done.stdout.strip().splitlines()[-1], "next: oomdiag ")
+
+
+class LongRuns(DiagnosisTest):
+    """Thousands of steps in a trace that holds a few hundred."""
+
+    def test_an_oom_after_thousands_of_steps_is_still_explained(self):
+        done, report = self.run_code("""
+            import torch
+            from torch import nn
+            model = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 8)).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            data, kept = torch.zeros(64, 512, device="cuda"), []
+            for step in range(1, 2001):
+                optimizer.zero_grad()
+                loss = model(data).square().mean()
+                loss.backward()
+                optimizer.step()
+                if step % 100 == 0: kept.append(torch.zeros(1 << 18, device="cuda"))
+            hidden = model[0](data)
+            torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+        """, env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
+        self.assertIn("OutOfMemoryError", done.stderr)
+        self.assertTrue(any("were overwritten" in limit for limit in report["limits"]), report["limits"])
+        self.assertEqual(report["failure"]["step"], 2001)
+        weights = 512 * 512 * 4 + 512 * 8 * 4 + 3 * 512 * 4  # and a bias of 512, the scale and shift of BatchNorm
+        categories = report["categories"]
+        self.assertEqual(categories["parameter"], weights + 512)  # the last bias has 8 floats: one block of 512
+        self.assertEqual(categories["buffer"], 2 * 2048 + 512)
+        self.assertEqual(categories["optimizer_state"], categories["parameter"])
+        held = sum(owner["bytes"] for owner in report["owners"] if owner["bytes"] == 1 << 20 and owner["name"] == "aten::zeros")
+        self.assertEqual(held, 20 << 20)
+
+    def test_an_oom_is_explained_with_what_grew_each_step_when_64_mib_were_overwritten_several_times(self):
+        done, report = self.run_code("""
+            import torch
+            from torch import nn
+            model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            data, kept = torch.zeros(64, 64, device="cuda"), []
+            for step in range(1, 20_001):
+                for _ in range(60): torch.empty(64, device="cuda")  # makes the trace long
+                optimizer.zero_grad()
+                output = model(data)
+                kept.append(output.detach())
+                if step == 20_000: output = output.expand(760_000, 64, 64).clone()
+                output.sum().backward()
+                optimizer.step()
+        """, env=dict(os.environ, OOMDIAG_TRACE_MIB="64"), timeout=400)
+        self.assertIn("OutOfMemoryError", done.stderr)
+        (overwritten,) = [re.search(r"the oldest (\d+) events were overwritten", limit) for limit in report["limits"]
+                          if "were overwritten" in limit]
+        self.assertGreater(int(overwritten[1]), 2 << 20)  # 64 MiB hold 1 << 20
+        self.assertEqual((report["failure"]["step"], report["failure"]["op"]), (20_000, "aten::clone"))
+        self.assertRegex(report["failure"]["source"], "<string>:12$")
+        (growth,) = report["growth"]
+        self.assertEqual((growth["kind"], growth["bytes_per_step"]), ("kept_tensors", 64 * 64 * 4))
+        self.assertRegex(growth["source"], "<string>:10$")
+        self.assertEqual(report["categories"]["output"], 20_001 * 64 * 64 * 4)  # those kept, and that of the last ReLU
+        self.assertEqual(report["categories"]["unknown"], 0)
+
+
+class Snapshots(DiagnosisTest):
+    """PyTorch's own recording of a program beside ours, of the same process."""
+
+    PROGRAM = """
+        import sys, torch
+        from torch import nn
+        torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
+        model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
+                              nn.Linear(16 * 32 * 32, 10)).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(3):
+            data = torch.zeros({batch}, 3, 32, 32, device="cuda")
+            loss = model(data).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.memory._dump_snapshot({path!r})
+    """
+
+    def record(self, batch):
+        """The snapshot of a run, its run folder and its report."""
+        snapshot, before = self.folder / f"{batch}.pickle", set(self.folder.glob("oomdiag-*"))
+        done, report = self.run_code(textwrap.dedent(self.PROGRAM).format(batch=batch, path=str(snapshot)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (folder,) = set(self.folder.glob("oomdiag-*")) - before
+        return snapshot, folder, report
+
+    def test_a_snapshot_and_our_trace_of_one_process_are_equal_and_of_two_batch_sizes_are_not(self):
+        snapshot, folder, report = self.record(8)
+        for sides in ((snapshot, folder), (folder / "trace", snapshot), (snapshot, snapshot)):
+            with self.subTest(sides=[side.name for side in sides]):
+                done = oomdiag("compare", *sides, "--json")
+                self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+                found = json.loads(done.stdout)
+                self.assertEqual((found["equal"], found["blocks"]["equal_percent"], found["segments"]["equal_percent"]),
+                                 (True, 100.0, 100.0))
+                self.assertGreater(found["blocks"]["equal"], 200)
+                self.assertEqual(found["left"], found["right"])
+
+        explained = oomdiag("explain", snapshot, "--json")
+        told = self.check_report(json.loads(explained.stdout))
+        self.assertEqual(told["peak"]["allocated_bytes"], report["peak"]["allocated_bytes"])
+        self.assertEqual(told["peak"]["reserved_bytes"], report["peak"]["reserved_bytes"])
+        self.assertTrue(any("<string>:" in (owner["name"] or "") for owner in told["owners"]), told["owners"])
+        self.assertIn("memory snapshot", oomdiag("explain", snapshot).stdout.splitlines()[0])
+
+        other, _, _ = self.record(16)
+        done = oomdiag("compare", folder, other)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("different", done.stdout.splitlines()[0])
+        first = done.stdout.split("first differences of blocks")[1].splitlines()[1:3]
+        self.assertIn(f"alloc {8 * 3 * 32 * 32 * 4} bytes", first[0])
+        self.assertIn(f"alloc {16 * 3 * 32 * 32 * 4} bytes  <string>:9", first[1])
 
 
 class Devices(DiagnosisTest):

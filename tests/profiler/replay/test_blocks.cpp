@@ -90,9 +90,9 @@ TEST_CASE("the allocator's own layout replaces a replay that began in the middle
   trace.allocator().describe();
 
   Blocks blocks{AllocatorSettings{}};
-  blocks.start_from(std::vector{trace.trace().events[1], trace.trace().events[2]}, 0);
+  blocks.start_from(std::vector{trace.trace().events[1], trace.trace().events[2]}, {}, 0);
   CHECK(blocks.allocated_bytes() == 19_MiB + 512_KiB);
-  blocks.adopt(std::span(trace.trace().events).subspan(before), 0);
+  blocks.adopt(std::span(trace.trace().events.in_memory()).subspan(before), 0);
   CHECK(blocks.allocated_bytes() == 20_MiB);
   CHECK(blocks.reserved_bytes() == 20_MiB);
   for (const Block& block : blocks.in_use()) CHECK((block.event & Block::kInitial) != 0);

@@ -74,7 +74,7 @@ TEST_CASE("pages that lie under a segment are PyTorch's, whoever made them", "[o
   Told told;
   told.take(uint64_t{1} << 63 | 7, 30, "libnccl.so.2", DriverMemory::handle);
   told.add({.address = 0x9000, .bytes = 30, .kind = EventKind::driver_map}, "");
-  told.trace.events.back().detail = uint64_t{1} << 63 | 7;
+  told.trace.events.in_memory().back().detail = uint64_t{1} << 63 | 7;
   CHECK(told.owners().size() == 1);
   CHECK(told.segment(0x9000 + 10, 20).owners().empty());
 }

@@ -71,7 +71,7 @@ TEST_CASE("a trace that begins in the middle starts from its live blocks, and sa
   trace.segment(20_MiB).alloc("a", 3_MiB).alloc("b", 16_MiB + 512_KiB).op({.op = "aten::relu"}).alloc("y", 4_MiB);
   Trace cut = trace;
   cut.initial = {cut.events[1], cut.events[2]};
-  cut.events.erase(cut.events.begin(), cut.events.begin() + 3);
+  cut.events.in_memory().erase(cut.events.in_memory().begin(), cut.events.in_memory().begin() + 3);
   cut.overwritten_events = 3;
 
   const History guessed = replay(cut);
@@ -92,7 +92,7 @@ TEST_CASE("an OOM at the end of a trace that begins in the middle is exact by th
   trace.op({.op = "aten::relu", .module = "big"}).refuse(60_MiB).op_failed();
   Trace cut = trace;
   cut.initial = {cut.events[1], cut.events[2]};
-  cut.events.erase(cut.events.begin(), cut.events.begin() + 3);
+  cut.events.in_memory().erase(cut.events.in_memory().begin(), cut.events.in_memory().begin() + 3);
   cut.overwritten_events = 3;
 
   const DeviceHistory device = replay(cut).devices.at(0);
@@ -106,8 +106,8 @@ TEST_CASE("PyTorch's own count agrees with the replay, and a difference is kept"
   Trace trace = training_that_fits();
   CHECK(replay(trace).devices.at(0).replay_error_bytes == 0);
 
-  std::erase_if(trace.events, [&](const Event& event) { return event.kind == EventKind::free_requested; });
-  for (Event& event : trace.events) {
+  std::erase_if(trace.events.in_memory(), [&](const Event& event) { return event.kind == EventKind::free_requested; });
+  for (Event& event : trace.events.in_memory()) {
     if (event.kind == EventKind::memory_stats) event.bytes += 1_MiB;
   }
   CHECK(replay(trace).devices.at(0).replay_error_bytes == 1_MiB);

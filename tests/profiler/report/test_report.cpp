@@ -138,7 +138,7 @@ TEST_CASE("a report says what it does not know", "[report]") {
 TEST_CASE("bytes of others on the card are what is neither free nor reserved", "[report]") {
   EventBuilder trace({.card_bytes = 100_MiB});
   trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0).stats();
-  trace.trace().events.back().address -= 7_MiB;
+  trace.trace().events.in_memory().back().address -= 7_MiB;
 
   const ReportCard card = make_report(trace, {}).devices.at(0).card;
   CHECK(card.outside_pytorch_bytes == 7_MiB);
@@ -170,8 +170,8 @@ void damage(Trace& trace, std::mt19937_64& random) {
   const uint64_t odd[] = {0, 1, 511, 512, 4096, uint64_t{1} << 50, uint64_t{1} << 63, ~uint64_t{0}, kNoNode, random()};
   const auto value = [&] { return odd[random() % std::size(odd)]; };
   for (int i = 0; i < 20; ++i) {
-    Event& event = trace.events[random() % trace.events.size()];
-    const Event& other = trace.events[random() % trace.events.size()];
+    Event& event = trace.events.in_memory()[random() % trace.events.size()];
+    const Event other = trace.events[random() % trace.events.size()];
     switch (random() % 10) {
       case 0:
         event.address = value();

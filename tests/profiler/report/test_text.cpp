@@ -48,7 +48,7 @@ TEST_CASE("a run that fits reads well", "[report][golden]") {
 TEST_CASE("a killed run reads well", "[report][golden]") {
   Trace trace = training_that_fits();
   trace.process.end_state = EndState::running;
-  trace.events.resize(trace.events.size() / 2);
+  trace.events.in_memory().resize(trace.events.size() / 2);
   check_golden("killed.txt", text_of(trace, {.signal = 9, .folder = "oomdiag-4711"}));
 }
 

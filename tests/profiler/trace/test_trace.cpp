@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <semaphore>
 #include <thread>
 
 #include "profiler/error.h"
@@ -34,6 +35,8 @@ TraceBudget small_budget(int64_t chunks) {
           .chunk_bytes = 1 << 12,
           .names_bytes = 1 << 14,
           .contexts = 64,
+          .steps = 64,
+          .kept_events = 64,
           .slots_per_device = 64};
 }
 
@@ -55,7 +58,7 @@ void free_block(TraceWriter& writer, uint64_t address, int64_t bytes) {
   Event event = alloc(address, bytes);
   event.kind = EventKind::free_requested;
   writer.write(event);
-  writer.remove_block(0, address);
+  writer.remove_block(0, address, event.sequence);
   writer.complete_last_free(0, address);
 }
 
@@ -168,6 +171,64 @@ TEST_CASE("threads write into chunks of their own and none of their events is lo
   for (size_t i = 0; i < trace.events.size(); ++i) REQUIRE(trace.events[i].sequence == i + 1);
 }
 
+TEST_CASE("events of threads that take turns are walked in order, forwards, by index and in slices", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(2048));
+  std::binary_semaphore ping(0), pong(0);
+  constexpr uint64_t kTurns = 3000;
+  const auto write = [&](uint64_t turn) {
+    for (uint64_t i = 0; i <= turn % 5; ++i) {
+      Event event = alloc(turn, 1);
+      event.op_serial = static_cast<uint32_t>(turn);
+      writer.write(event);
+    }
+  };
+  std::thread other([&] {
+    for (uint64_t turn = 1; turn < kTurns; turn += 2) ping.acquire(), write(turn), pong.release();
+  });
+  for (uint64_t turn = 0; turn < kTurns; turn += 2) write(turn), ping.release(), pong.acquire();
+  other.join();
+  writer.publish();
+
+  const Trace trace = read_trace(folder.file());
+  REQUIRE(trace.events.size() == kTurns * 3);
+  uint64_t expected = 0, turn = 0;
+  for (const Event& event : trace.events) {
+    REQUIRE(event.sequence == ++expected);
+    REQUIRE((event.address == turn || event.address == turn + 1));
+    turn = event.address;
+  }
+  for (uint64_t i = 0; i < trace.events.size(); i += 7) {
+    REQUIRE(trace.events[i].sequence == i + 1);
+    REQUIRE(trace.events.from(i)->sequence == i + 1);
+  }
+  const auto slice = trace.events.slice(2000, 8000, 1 << 20);
+  REQUIRE(slice.size() == 6000);
+  CHECK(slice.front().sequence == 2001);
+  CHECK(slice.back().sequence == 8000);
+  CHECK(trace.events.slice(2000, 8000, 10).size() == 10);
+  CHECK(trace.events.slice(8990, 99999, 100).size() == 10);
+}
+
+TEST_CASE("a trace that is cut off or deleted while it is read does no harm", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(4096));
+  for (uint64_t i = 1; i <= 100000; ++i) write_block(writer, i * 512, 100);
+  writer.publish();
+  const std::filesystem::path copy = folder.path / "copy";
+  std::filesystem::copy_file(folder.file(), copy);
+
+  const Trace trace = read_trace(copy);
+  REQUIRE(trace.events.size() == 100000);
+  std::filesystem::resize_file(copy, 1 << 20);
+  std::filesystem::remove(copy);
+  uint64_t walked = 0, there = 0;
+  for (const Event& event : trace.events) ++walked, there += event.kind == EventKind::alloc ? 1 : 0;
+  CHECK(walked == 100000);
+  CHECK(there < walked);
+  CHECK(trace.events.back().kind == EventKind::none);
+}
+
 TEST_CASE("after SIGKILL the trace ends with a whole event", "[trace]") {
   const TemporaryFolder folder;
   const pid_t child = fork();
@@ -204,13 +265,13 @@ TEST_CASE("the table of live blocks survives any order of allocations and frees"
       alive.push_back(event.address);
     } else {
       const size_t victim = random() % alive.size();
-      table.erase(alive[victim]);
+      table.erase(alive[victim], 1);
       alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(victim));
     }
   }
   std::vector<uint64_t> in_file;
   for (const Event& slot : slots) {
-    if (slot.sequence != 0) in_file.push_back(slot.address);
+    if (slot.sequence != 0 && (slot.flags & kSlotFreed) == 0) in_file.push_back(slot.address);
   }
   std::sort(alive.begin(), alive.end());
   std::sort(in_file.begin(), in_file.end());
@@ -228,7 +289,7 @@ TEST_CASE("a full table of live blocks says no and forgets nothing", "[trace]") 
   CHECK(table.insert(event));
   event.address = 2048;
   CHECK_FALSE(table.insert(event));
-  table.erase(512);
+  table.erase(512, 1);
   CHECK(table.insert(event));
 }
 

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "profiler/trace/writer.h"
+
+namespace oomdiag {
+
+/// Counts the steps of the training loop as they pass and lists them in the trace: the events that tell of them may be
+/// overwritten one day. A step ends with an optimizer's step; in a loop without PyTorch's optimizers it ends where the next
+/// forward pass begins after a backward pass. Any thread; not for the allocator.
+class StepCounter {
+ public:
+  explicit StepCounter(TraceWriter& writer) : writer_(writer) {}
+
+  /// A node of a backward pass begins to run.
+  void note_backward() noexcept {
+    if (!backward_ran_.load(std::memory_order_relaxed)) backward_ran_.store(true, std::memory_order_relaxed);
+  }
+  /// An outermost op begins that may be the first one of a step.
+  void note_op() noexcept {
+    if (!by_optimizer_ && backward_ran_.load(std::memory_order_relaxed)) [[unlikely]]
+      op_begins_after_.store(events(), std::memory_order_relaxed);
+  }
+  /// An op of a forward pass made autograd nodes.
+  void note_forward() noexcept {
+    if (!backward_ran_.load(std::memory_order_relaxed)) [[likely]]
+      return;
+    if (!backward_ran_.exchange(false) || by_optimizer_) return;
+    writer_.end_step(op_begins_after_.load(std::memory_order_relaxed));
+  }
+  /// An optimizer's step ended.
+  void note_optimizer_step() noexcept {
+    if (!by_optimizer_.exchange(true)) writer_.count_steps_by_optimizer();
+    writer_.end_step(events());
+  }
+
+ private:
+  uint64_t events() const noexcept { return writer_.header().last_sequence.load(std::memory_order_relaxed); }
+
+  TraceWriter& writer_;
+  std::atomic<bool> backward_ran_ = false;
+  std::atomic<bool> by_optimizer_ = false;
+  std::atomic<uint64_t> op_begins_after_ = 0;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "profiler/snapshot/align.h"
+#include "profiler/trace/trace.h"
+
+namespace oomdiag {
+
+/// One side of a difference; empty where this side has nothing there.
+struct ComparedEvent {
+  uint64_t number = 0;  ///< which of its kind, from 1
+  std::string what{};   ///< "alloc", "free", "segment_alloc", …
+  int64_t bytes = 0;
+  std::string where{};  ///< op, module and line, as far as this side knows
+
+  bool operator==(const ComparedEvent&) const = default;
+};
+
+struct Difference {
+  ComparedEvent left{}, right{};
+
+  bool operator==(const Difference&) const = default;
+};
+
+/// Two sequences of events side by side.
+struct ComparedSequence {
+  uint64_t left_events = 0, right_events = 0;  ///< compared
+  uint64_t equal = 0, changed = 0, only_left = 0, only_right = 0;
+  uint64_t left_rest = 0, right_rest = 0;  ///< not compared: after the other side, a snapshot, was taken
+  std::vector<Difference> first{};         ///< at most 10
+
+  bool is_equal() const { return changed + only_left + only_right == 0; }
+  /// In percent of the longer side, rounded down.
+  double equal_percent() const;
+  bool operator==(const ComparedSequence&) const = default;
+};
+
+/// Two recordings of one program: PyTorch's snapshot of a real card, say, and a trace of the virtual one.
+struct Comparison {
+  ComparedSequence blocks;    ///< allocs and frees by requested size
+  ComparedSequence segments;  ///< by size; best fit breaks ties by address, so these may differ by a little
+  int64_t left_peak_bytes = 0, right_peak_bytes = 0;          ///< allocated
+  int64_t left_reserved_bytes = 0, right_reserved_bytes = 0;  ///< at most
+
+  /// Between two address layouts of one card reserved bytes were seen to move by up to 1.3 %.
+  static constexpr double kReservedTolerance = 0.015;
+  bool reserved_agrees() const;
+  /// The blocks and their peak agree exactly, reserved bytes within the tolerance.
+  bool is_equal() const { return blocks.is_equal() && left_peak_bytes == right_peak_bytes && reserved_agrees(); }
+
+  bool operator==(const Comparison&) const = default;
+};
+
+/// Compares what two traces tell about one card each.
+Comparison compare(const Trace& left, const Trace& right, uint8_t device);
+
+}  // namespace oomdiag

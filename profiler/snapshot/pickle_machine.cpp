@@ -1,0 +1,302 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "profiler/error.h"
+#include "profiler/snapshot/pickle.h"
+
+// The pickle virtual machine (Python's pickletools documents every opcode), cut down to what plain data needs: a stack, a
+// memo and marks. What a snapshot of PyTorch is made of, whichever writer: Python's pickle (protocol 4, from 3.14 on 5) or
+// the C++ one of libtorch (protocol 2).
+
+namespace oomdiag {
+
+using Kind = PickleValue::Kind;
+
+namespace {
+
+/// A file read from front to back.
+class ByteStream {
+ public:
+  explicit ByteStream(const InputFile& file) : file_(file), buffer_(kBuffer) {}
+
+  /// The next `count` bytes, in one piece; null where the file ends before.
+  const uint8_t* take(uint64_t count) {
+    if (count > end_ - at_) [[unlikely]] {
+      if (!refill(count)) return nullptr;
+    }
+    const uint8_t* bytes = buffer_.data() + at_;
+    at_ += count;
+    return bytes;
+  }
+  uint64_t position() const { return offset_ - (end_ - at_); }
+
+ private:
+  static constexpr size_t kBuffer = 1 << 18;
+
+  bool refill(uint64_t count) {
+    const uint64_t kept = end_ - at_;
+    const uint64_t left = file_.bytes() - offset_;
+    if (count > kept + left) return false;
+    std::memmove(buffer_.data(), buffer_.data() + at_, kept);
+    if (count > buffer_.size()) buffer_.resize(count);
+    const uint64_t fresh = std::min(left, buffer_.size() - kept);
+    file_.read(offset_, buffer_.data() + kept, fresh);
+    offset_ += fresh;
+    at_ = 0;
+    end_ = kept + fresh;
+    return true;
+  }
+
+  const InputFile& file_;
+  std::vector<uint8_t> buffer_;
+  uint64_t at_ = 0, end_ = 0;  ///< in the buffer
+  uint64_t offset_ = 0;        ///< in the file, of what comes after the buffer
+};
+
+int64_t little_endian(const uint8_t* bytes, size_t count) {
+  uint64_t number = 0;
+  for (size_t i = std::min<size_t>(count, 8); i-- > 0;) number = number << 8 | bytes[i];
+  return static_cast<int64_t>(number);
+}
+
+/// Opcodes that run code or reach outside of the file.
+const char* name_of_code(uint8_t opcode) {
+  switch (opcode) {
+    case 'c':
+    case 0x93:
+      return "GLOBAL";
+    case 'R':
+      return "REDUCE";
+    case 'b':
+      return "BUILD";
+    case 'i':
+    case 'o':
+    case 0x81:
+    case 0x92:
+      return "NEWOBJ";
+    case 'P':
+    case 'Q':
+      return "PERSID";
+    case 0x82:
+    case 0x83:
+    case 0x84:
+      return "EXT";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+class PickleMachine {
+ public:
+  PickleMachine(Pickle& pickle, const InputFile& file, const std::string& name)
+      : pickle_(pickle), stream_(file), name_(name) {}
+
+  PickleValue run() {
+    while (true) {
+      const uint8_t opcode = *take(1);
+      if (opcode == '.') return pop();
+      step(opcode);
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw Error(ErrorKind::input, fmt::format("'{}' is no memory snapshot: {}", name_, why),
+                "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
+  }
+  [[noreturn]] void refuse_damage() const {
+    throw Error(ErrorKind::input, fmt::format("'{}' is damaged at byte {}", name_, stream_.position()));
+  }
+
+  const uint8_t* take(uint64_t count) {
+    const uint8_t* bytes = stream_.take(count);
+    if (bytes == nullptr) [[unlikely]] {
+      throw Error(ErrorKind::input, fmt::format("'{}' is cut off after {} bytes", name_, stream_.position()),
+                  "copy or write it again");
+    }
+    return bytes;
+  }
+  int64_t take_number(size_t bytes) { return little_endian(take(bytes), bytes); }
+  uint64_t take_length(size_t bytes) { return static_cast<uint64_t>(take_number(bytes)); }
+
+  void push(PickleValue value) { stack_.push_back(value); }
+  void push(Kind kind, int64_t number) { stack_.emplace_back(kind, number); }
+  PickleValue pop() {
+    if (stack_.size() <= bottom()) refuse_damage();
+    const PickleValue value = stack_.back();
+    stack_.pop_back();
+    return value;
+  }
+  /// What opcodes may take off the stack lies above the newest mark.
+  size_t bottom() const { return marks_.empty() ? 0 : marks_.back(); }
+  size_t pop_mark() {
+    if (marks_.empty()) refuse_damage();
+    const size_t mark = marks_.back();
+    marks_.pop_back();
+    return mark;
+  }
+  std::span<const PickleValue> above(size_t mark) const { return std::span(stack_).subspan(mark); }
+  void drop_above(size_t mark) { stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(mark), stack_.end()); }
+  PickleValue& container(size_t end, Kind kind) {
+    if (end <= bottom() || !stack_[end - 1].is(kind)) refuse_damage();
+    return stack_[end - 1];
+  }
+
+  void push_text(size_t length_bytes) {
+    const uint64_t length = take_length(length_bytes);
+    push(pickle_.add_text({reinterpret_cast<const char*>(take(length)), length}));
+  }
+  void push_long(size_t length_bytes) {
+    const uint64_t length = take_length(length_bytes);
+    const uint8_t* bytes = take(length);
+    const bool negative = length > 0 && (bytes[length - 1] & 0x80) != 0;
+    if (length > 8) return push(Kind::integer, negative ? INT64_MIN : INT64_MAX);
+    int64_t number = little_endian(bytes, length);
+    if (negative && length < 8) number -= int64_t{1} << (8 * length);
+    push(Kind::integer, number);
+  }
+  void push_real() {
+    uint64_t bits = 0;
+    for (int i = 0; i < 8; ++i) bits = bits << 8 | *take(1);
+    push(Kind::real, static_cast<int64_t>(std::bit_cast<double>(bits) > 0 ? 1 : 0));  // only its sign is of use
+  }
+  void push_tuple(size_t mark) {
+    const PickleValue tuple =
+        pickle_.add_list(Kind::tuple, {stack_.begin() + static_cast<std::ptrdiff_t>(mark), stack_.end()});
+    drop_above(mark);
+    push(tuple);
+  }
+  void push_tuple_of(size_t count) {
+    if (stack_.size() < bottom() + count) refuse_damage();
+    push_tuple(stack_.size() - count);
+  }
+  void append(size_t mark) {
+    const PickleValue list = container(mark, Kind::list);
+    if (!pickle_.resolve(list).is(Kind::list)) refuse_damage();
+    auto& elements = pickle_.lists_[list.index()];
+    elements.insert(elements.end(), stack_.begin() + static_cast<std::ptrdiff_t>(mark), stack_.end());
+    drop_above(mark);
+  }
+  void set_items(size_t mark) {
+    const PickleValue dict = container(mark, Kind::dict);
+    if ((stack_.size() - mark) % 2 != 0 || !pickle_.set_items(dict, above(mark))) refuse_damage();
+    drop_above(mark);
+  }
+  void remember(uint64_t place) {
+    if (stack_.empty() || place > memo_.size() + kMostMemoGap) refuse_damage();
+    if (place == memo_.size()) return memo_.push_back(stack_.back());
+    if (place > memo_.size()) memo_.resize(place + 1);
+    memo_[place] = stack_.back();
+  }
+  void recall(uint64_t place) {
+    if (place >= memo_.size()) refuse_damage();
+    push(memo_[place]);
+  }
+
+  void step(uint8_t opcode) {
+    switch (opcode) {
+      case 0x80:  // PROTO
+        if (take_number(1) > 5) refuse("its pickle protocol is newer than 5");
+        return;
+      case 0x95:  // FRAME
+        take(8);
+        return;
+      case '(':
+        return marks_.push_back(stack_.size());
+      case '0':
+        pop();
+        return;
+      case '1':
+        return drop_above(pop_mark());
+      case 'N':
+        return push(Kind::none, 0);
+      case 0x88:
+        return push(Kind::boolean, 1);
+      case 0x89:
+        return push(Kind::boolean, 0);
+      case 'J':  // BININT
+        return push(Kind::integer, static_cast<int32_t>(take_number(4)));
+      case 'K':
+        return push(Kind::integer, take_number(1));
+      case 'M':
+        return push(Kind::integer, take_number(2));
+      case 0x8a:
+        return push_long(1);
+      case 0x8b:
+        return push_long(4);
+      case 'G':
+        return push_real();
+      case 0x8c:  // SHORT_BINUNICODE; below: BINUNICODE, BINUNICODE8, and the byte strings of Python 2
+      case 'U':
+        return push_text(1);
+      case 'X':
+      case 'T':
+        return push_text(4);
+      case 0x8d:
+        return push_text(8);
+      case '}':
+        return push(pickle_.add_dict());
+      case ']':
+        return push(pickle_.add_list(Kind::list, {}));
+      case ')':
+        return push_tuple(stack_.size());
+      case 't':
+        return push_tuple(pop_mark());
+      case 0x85:
+      case 0x86:
+      case 0x87:
+        return push_tuple_of(opcode - 0x84u);
+      case 'a':
+        return need(1), append(stack_.size() - 1);
+      case 'e':
+        return append(pop_mark());
+      case 's':
+        return need(2), set_items(stack_.size() - 2);
+      case 'u':
+        return set_items(pop_mark());
+      case 'q':  // BINPUT
+        return remember(take_length(1));
+      case 'r':
+        return remember(take_length(4));
+      case 0x94:
+        return remember(memo_.size());
+      case 'h':  // BINGET
+        return recall(take_length(1));
+      case 'j':
+        return recall(take_length(4));
+      default:
+        refuse_opcode(opcode);
+    }
+  }
+
+  void need(size_t count) const {
+    if (stack_.size() < bottom() + count + 1) refuse_damage();
+  }
+  [[noreturn]] void refuse_opcode(uint8_t opcode) const {
+    if (const char* code = name_of_code(opcode)) {
+      refuse(fmt::format("it wants to run code ({} at byte {}), which plain data never needs", code,
+                         stream_.position() - 1));
+    }
+    refuse(fmt::format("unexpected opcode {:#04x} at byte {}", opcode, stream_.position() - 1));
+  }
+
+  static constexpr uint64_t kMostMemoGap = 16;  // writers count up
+
+  Pickle& pickle_;
+  ByteStream stream_;
+  const std::string& name_;
+  std::vector<PickleValue> stack_;
+  std::vector<size_t> marks_;
+  std::vector<PickleValue> memo_;
+};
+
+PickleValue Pickle::read(const InputFile& file, const std::string& name) {
+  return PickleMachine(*this, file, name).run();
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "profiler/snapshot/snapshot.h"
+
+namespace oomdiag {
+
+/// A frame as PyTorch records it: of Python with a path, of C++ with a symbol, often without a file.
+struct SnapshotFrame {
+  std::string_view name, filename;
+  int64_t line = 0;
+};
+
+/// Finds out what stacks say, each kind of place once.
+class PlaceFinder {
+ public:
+  PlaceFinder() { add(SnapshotPlace{}); }
+
+  /// Takes the next frame of a stack, innermost first.
+  void see(const SnapshotFrame& frame);
+  /// The place of the stack whose frames were seen since the last call.
+  uint32_t finish();
+
+  std::vector<std::string> names() && { return std::move(names_); }
+  std::vector<SnapshotPlace> places() && { return std::move(places_); }
+
+ private:
+  uint32_t name(std::string_view text);
+  uint32_t add(const SnapshotPlace& place);
+
+  SnapshotPlace now_;
+  std::vector<std::string> names_{""};
+  std::unordered_map<std::string, uint32_t> name_index_{{"", 0}};
+  std::vector<SnapshotPlace> places_;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>, uint32_t> place_index_;
+};
+
+}  // namespace oomdiag

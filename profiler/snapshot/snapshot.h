@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "profiler/trace/event_file.h"
+
+namespace oomdiag {
+
+/// Where a stack of frames says that something happened. Indices into the names of the snapshot, 0 = not known.
+struct SnapshotPlace {
+  uint32_t source = 0;  ///< innermost frame of the user's own code, "train.py:31"
+  uint32_t op = 0;      ///< outermost operator, where C++ frames were recorded
+  uint32_t node = 0;    ///< autograd node, likewise
+  uint32_t scope = 0;   ///< "Optimizer.step" inside of torch.optim
+
+  bool operator==(const SnapshotPlace&) const = default;
+};
+
+/// A line of PyTorch's allocator history.
+struct SnapshotEntry {
+  enum class Action : uint8_t {
+    alloc,
+    free_requested,
+    free_completed,
+    segment_alloc,
+    segment_free,
+    segment_map,
+    segment_unmap,
+    oom,
+    other  ///< "snapshot", "annotate", and what later versions may add
+  };
+  uint64_t address = 0;  ///< of "oom": bytes free on the card
+  int64_t bytes = 0;     ///< as in TraceEntry: requested for blocks, rounded for "oom"
+  uint64_t stream = 0;
+  int64_t time_us = 0;
+  uint32_t place = 0;  ///< index into `places`
+  Action action = Action::other;
+
+  bool operator==(const SnapshotEntry&) const = default;
+};
+
+struct SnapshotBlock {
+  enum class State : uint8_t { free, allocated, pending_free };
+  uint64_t address = 0;
+  int64_t bytes = 0;
+  int64_t requested_bytes = 0;  ///< = bytes in old files, which do not say
+  uint32_t place = 0;
+  State state = State::free;
+
+  bool operator==(const SnapshotBlock&) const = default;
+};
+
+struct SnapshotSegment {
+  uint64_t address = 0;
+  int64_t bytes = 0;
+  uint64_t stream = 0;
+  int device = 0;
+  bool large = true;
+  bool expandable = false;
+  std::vector<SnapshotBlock> blocks{};  ///< in address order, without gaps
+
+  bool operator==(const SnapshotSegment&) const = default;
+};
+
+/// A memory snapshot of PyTorch (torch.cuda.memory._snapshot), of any version since 2.1. Index 0 of `names` is empty,
+/// index 0 of `places` says nothing.
+struct Snapshot {
+  std::vector<std::string> names;
+  std::vector<SnapshotPlace> places;
+  std::vector<SnapshotSegment> segments;           ///< by device and address
+  std::vector<std::vector<SnapshotEntry>> traces;  ///< by device, oldest first; empty where no history was recorded
+  std::string allocator_settings;                  ///< PYTORCH_CUDA_ALLOC_CONF
+};
+
+/// Reads a pickled snapshot; runs no code that may be in it. Memory is what the snapshot keeps of it, time is linear.
+/// Throws Error(input) for anything else.
+Snapshot read_snapshot(const std::filesystem::path& file);
+
+}  // namespace oomdiag

@@ -1,0 +1,151 @@
+#include "profiler/snapshot/to_trace.h"
+
+#include <algorithm>
+#include <span>
+
+#include "profiler/replay/rounding.h"
+#include "profiler/snapshot/earlier_state.h"
+
+namespace oomdiag {
+namespace {
+
+using Action = SnapshotEntry::Action;
+
+EventKind kind_of(Action action) {
+  switch (action) {
+    case Action::alloc:
+      return EventKind::alloc;
+    case Action::free_requested:
+      return EventKind::free_requested;
+    case Action::free_completed:
+      return EventKind::free_completed;
+    case Action::segment_alloc:
+      return EventKind::segment_alloc;
+    case Action::segment_free:
+      return EventKind::segment_free;
+    case Action::segment_map:
+      return EventKind::segment_map;
+    case Action::segment_unmap:
+      return EventKind::segment_unmap;
+    case Action::oom:
+      return EventKind::out_of_memory;
+    case Action::other:
+      return EventKind::none;
+  }
+  return EventKind::none;
+}
+
+Event event_of(const SnapshotEntry& entry, int64_t start_us, uint8_t device) {
+  return {.time = static_cast<uint64_t>(std::max<int64_t>(0, entry.time_us - start_us)) * 1000,
+          .address = entry.address,
+          .bytes = entry.bytes,
+          .detail = entry.stream,
+          .context = entry.place,
+          .thread = device,
+          .kind = kind_of(entry.action),
+          .device = device};
+}
+
+class Converter {
+ public:
+  explicit Converter(Snapshot snapshot)
+      : snapshot_(std::move(snapshot)), settings_(parse_allocator_settings(snapshot_.allocator_settings)) {}
+
+  Trace convert() {
+    const size_t cards = count_cards();
+    trace_.devices.resize(cards);
+    trace_.process.snapshot = true;
+    trace_.process.end_state = EndState::exited;
+    trace_.process.allocator_settings = snapshot_.allocator_settings;
+    trace_.names = snapshot_.names;
+    for (const SnapshotPlace& place : snapshot_.places) {
+      trace_.contexts.push_back(
+          {.op = place.op, .inner = place.op, .node = place.node, .source = place.source, .scope = place.scope});
+    }
+    for (const auto& entries : snapshot_.traces) {
+      if (!entries.empty()) start_us_ = std::min(start_us_, entries.front().time_us);
+    }
+    std::vector<Event> events;
+    events.reserve(count_events());
+    for (size_t card = 0; card < cards; ++card) add_card(card, events);
+    const auto earlier = [](const Event& a, const Event& b) { return a.time < b.time; };
+    if (cards > 1) std::stable_sort(events.begin(), events.end(), earlier);
+    for (size_t i = 0; i < events.size(); ++i) events[i].sequence = i + 1;
+    trace_.events = std::move(events);
+    return std::move(trace_);
+  }
+
+ private:
+  size_t count_cards() const {
+    size_t cards = snapshot_.traces.size();
+    while (cards > 0 && snapshot_.traces[cards - 1].empty()) --cards;
+    for (const SnapshotSegment& segment : snapshot_.segments) {
+      cards = std::max(cards, static_cast<size_t>(segment.device) + 1);
+    }
+    return std::min<size_t>(cards, kMaxDevices);
+  }
+
+  // At most: to grow step by step would take twice as much.
+  size_t count_events() const {
+    size_t count = 0;
+    for (const auto& entries : snapshot_.traces) count += entries.size();
+    for (const SnapshotSegment& segment : snapshot_.segments) count += 2 * segment.blocks.size() + 2;
+    return count;
+  }
+
+  void add_card(size_t card, std::vector<Event>& events) {
+    std::span<const SnapshotEntry> entries;
+    if (card < snapshot_.traces.size()) entries = snapshot_.traces[card];
+    const auto device = static_cast<uint8_t>(card);
+    EarlierState state(settings_, snapshot_.segments, static_cast<int>(card));
+    const std::vector<Event> at_the_end = state.layout();
+    for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) state.undo(*entry);
+    const auto layout = state.layout(), blocks = state.blocks();
+    trace_.initial_layout.insert(trace_.initial_layout.end(), layout.begin(), layout.end());
+    trace_.initial.insert(trace_.initial.end(), blocks.begin(), blocks.end());
+
+    int64_t reserved = 0;
+    for (const Event& event : layout) reserved += event.kind == EventKind::segment_state ? event.bytes : 0;
+    bool oom_is_last = false, any_oom = false;
+    for (const SnapshotEntry& entry : entries) {
+      if (entry.action == Action::other) continue;
+      events.push_back(event_of(entry, start_us_, device));
+      reserved += reserved_by(entry);
+      oom_is_last = entry.action == Action::oom;
+      any_oom |= oom_is_last;
+      if (oom_is_last) note_room(entry, reserved, trace_.devices[card]);
+    }
+    if (card < snapshot_.traces.size()) snapshot_.traces[card] = {};
+    // What follows an OOM directly describes it: a snapshot taken right then has its segments. One that has none is
+    // checked by them. But after an OOM was unwound they say nothing about it.
+    if (events.empty() || (any_oom && !oom_is_last)) return;
+    for (Event event : at_the_end) {
+      event.time = events.back().time;
+      event.thread = device;
+      events.push_back(event);
+    }
+  }
+
+  static int64_t reserved_by(const SnapshotEntry& entry) {
+    const int64_t bytes = std::clamp<int64_t>(entry.bytes, 0, kMaxSaneBytes);
+    if (entry.action == Action::segment_alloc || entry.action == Action::segment_map) return bytes;
+    return entry.action == Action::segment_free || entry.action == Action::segment_unmap ? -bytes : 0;
+  }
+
+  // How large a card is no snapshot says; it has at least what was reserved at an OOM and what was free then.
+  static void note_room(const SnapshotEntry& oom, int64_t reserved, Device& card) {
+    const auto free = static_cast<int64_t>(std::min<uint64_t>(oom.address, kMaxSaneBytes));
+    card.total_bytes = std::max(card.total_bytes, std::clamp<int64_t>(reserved, 0, kMaxSaneBytes) + free);
+  }
+
+  Snapshot snapshot_;
+  AllocatorSettings settings_;
+  Trace trace_;
+  int64_t start_us_ = INT64_MAX;
+};
+
+}  // namespace
+
+Trace to_trace(Snapshot snapshot) { return Converter(std::move(snapshot)).convert(); }
+
+}  // namespace oomdiag

@@ -1,0 +1,111 @@
+#include <random>
+
+#include "profiler/snapshot/compare.h"
+#include "tests/catch.h"
+#include "tests/event_builder.h"
+
+using namespace oomdiag;
+
+namespace {
+
+/// A training loop of `steps` steps whose batch takes `bytes`.
+Trace run(int steps, int64_t bytes, int extra_at = -1) {
+  EventBuilder trace;
+  trace.segment(20_MiB).segment(20_MiB).op({.op = "aten::conv2d", .module = "conv", .source = "train.py:31"});
+  trace.alloc("weight", 2_MiB);
+  for (int step = 0; step < steps; ++step) {
+    trace.op({.op = "aten::relu", .module = "relu", .source = "train.py:32"}).alloc("saved", bytes);
+    trace.op({.op = "aten::mm", .module = "fc", .source = "train.py:33"}).alloc("small", 512 * (step % 7 + 1));
+    if (step == extra_at) trace.op({.op = "aten::clone", .source = "train.py:34"}).alloc("extra", 4096).free("extra");
+    trace.free("small").free("saved");
+  }
+  return trace;
+}
+
+std::vector<uint64_t> random_elements(size_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<uint64_t> elements(count);
+  for (uint64_t& element : elements) element = (random() % 50) << 4 | (1 + random() % 2);
+  return elements;
+}
+
+}  // namespace
+
+TEST_CASE("a sequence aligns with itself without a gap", "[compare]") {
+  const auto elements = random_elements(5000, 1);
+  CHECK(align(elements, elements, 10) == Alignment{.equal = 5000});
+  CHECK(align({}, {}, 10) == Alignment{});
+  CHECK(align(elements, {}, 10) == Alignment{.left_rest = 5000});
+}
+
+TEST_CASE("extra, missing and changed elements are found where they are, near or far", "[compare]") {
+  const auto elements = random_elements(30000, 2);
+  const size_t extra = GENERATE(1, 7, 40, 3000, 20000);
+  auto longer = elements;
+  const auto more = random_elements(extra, 3);
+  longer.insert(longer.begin() + 100, more.begin(), more.end());
+  longer[25] ^= 1 << 12;
+
+  const Alignment found = align(elements, longer, 2);
+  CHECK(found.changed == 1);
+  CHECK(found.only_left == 0);
+  CHECK(found.only_right == extra);
+  CHECK(found.equal == elements.size() - 1);
+  REQUIRE(found.first.size() == 2);
+  CHECK(found.first[0] == Gap{Gap::Kind::changed, 25, 25});
+  CHECK(found.first[1].kind == Gap::Kind::only_right);
+}
+
+TEST_CASE("whatever two sequences are, every element is accounted for", "[compare][fuzz]") {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 300; ++round) {
+    const auto left = random_elements(random() % 300, random()), right = random_elements(random() % 300, random());
+    const Alignment found = align(left, right, 5);
+    CHECK(found.equal + found.changed + found.only_left + found.left_rest == left.size());
+    CHECK(found.equal + found.changed + found.only_right + found.right_rest == right.size());
+  }
+}
+
+TEST_CASE("two recordings of the same program are equal", "[compare]") {
+  const Comparison found = compare(run(500, 3_MiB), run(500, 3_MiB), 0);
+  CHECK(found.is_equal());
+  CHECK(found.blocks.equal_percent() == 100);
+  CHECK(found.blocks.equal == 1 + 500 * 4);
+  CHECK(found.segments.equal == 3);
+  CHECK(found.left_peak_bytes == found.right_peak_bytes);
+  CHECK(found.left_peak_bytes > 5_MiB);
+}
+
+TEST_CASE("another batch size: the first difference is named with both sizes and its line", "[compare]") {
+  const Comparison found = compare(run(500, 3_MiB), run(500, 4_MiB), 0);
+  CHECK_FALSE(found.is_equal());
+  CHECK(found.blocks.changed == 1000);
+  CHECK(found.blocks.only_left + found.blocks.only_right == 0);
+  REQUIRE(found.blocks.first.size() == 10);
+  const Difference& first = found.blocks.first[0];
+  CHECK(first.left.what == "alloc");
+  CHECK(first.left.number == 2);
+  CHECK(first.left.bytes == 3_MiB);
+  CHECK(first.right.bytes == 4_MiB);
+  CHECK(first.right.where == "aten::relu, relu, train.py:32");
+  CHECK(found.right_peak_bytes - found.left_peak_bytes == 1_MiB);
+}
+
+TEST_CASE("a program that allocates once more differs by that", "[compare]") {
+  const Comparison found = compare(run(100, 3_MiB), run(100, 3_MiB, 50), 0);
+  CHECK_FALSE(found.is_equal());
+  CHECK(found.blocks.changed == 0);
+  CHECK(found.blocks.only_right == 2);
+  REQUIRE(found.blocks.first.size() == 2);
+  CHECK(found.blocks.first[0].left.what.empty());
+  CHECK(found.blocks.first[0].right.where == "aten::clone, train.py:34");
+}
+
+TEST_CASE("what a trace tells after the snapshot was taken is not compared", "[compare]") {
+  Trace snapshot = run(10, 3_MiB);
+  snapshot.process.snapshot = true;
+  const Comparison found = compare(snapshot, run(20, 3_MiB), 0);
+  CHECK(found.is_equal());
+  CHECK(found.blocks.right_rest == 40);
+  CHECK_FALSE(compare(run(10, 3_MiB), run(20, 3_MiB), 0).is_equal());
+}

@@ -1,0 +1,257 @@
+#include <algorithm>
+#include <fstream>
+#include <random>
+
+#include "profiler/error.h"
+#include "profiler/report/make_report.h"
+#include "profiler/report/text.h"
+#include "profiler/snapshot/snapshot.h"
+#include "profiler/snapshot/to_trace.h"
+#include "tests/catch.h"
+#include "tests/cli/test_folder.h"
+#include "tests/event_builder.h"
+#include "tests/profiler/snapshot/pickle_writer.h"
+
+using namespace oomdiag;
+
+namespace {
+
+Snapshot read(const std::string& bytes) {
+  const TestFolder folder;
+  return read_snapshot(folder.write("snapshot.pickle", bytes));
+}
+
+std::string message_of(const std::string& bytes) {
+  try {
+    read(bytes);
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::input);
+    return error.what();
+  }
+  return "no error";
+}
+
+constexpr int64_t kAddress = 0x7f0000000000;
+
+std::string frame(const std::string& name, const std::string& file, int64_t line) {
+  return dict({{"name", text(name)}, {"filename", text(file)}, {"line", integer(line)}});
+}
+
+std::string stack() {
+  return list({frame("conv2d", "/usr/lib/python3/dist-packages/torch/nn/functional.py", 10),
+               frame("forward", "/home/me/train.py", 31), frame("main", "/home/me/main.py", 7)});
+}
+
+std::string entry(const std::string& action, int64_t address, int64_t bytes, const std::string& frames = {}) {
+  std::vector<std::pair<std::string, std::string>> items = {
+      {"action", text(action)},   {action == "oom" ? "device_free" : "addr", integer(address)},
+      {"size", integer(bytes)},   {"stream", integer(0)},
+      {"time_us", integer(1000)}, {"compile_context", text("N/A")}};
+  if (!frames.empty()) items.emplace_back("frames", frames);
+  return dict(items);
+}
+
+std::string block(int64_t bytes, int64_t requested, const std::string& state, const std::string& frames = {}) {
+  std::vector<std::pair<std::string, std::string>> items = {
+      {"size", integer(bytes)}, {"requested_size", integer(requested)}, {"state", text(state)}};
+  if (!frames.empty()) items.emplace_back("frames", frames);
+  return dict(items);
+}
+
+std::string segment(int64_t address, int64_t bytes, const std::vector<std::string>& blocks) {
+  return dict({{"device", integer(0)},
+               {"address", integer(address)},
+               {"total_size", integer(bytes)},
+               {"stream", integer(0)},
+               {"segment_type", text("large")},
+               {"is_expandable", "\x89"},
+               {"segment_pool_id", integer(0) + integer(0) + "\x86"},
+               {"blocks", list(blocks)}});
+}
+
+std::string snapshot(const std::vector<std::string>& segments, const std::vector<std::string>& entries) {
+  return PickleWriter()
+      .dict({{"segments", list(segments)},
+             {"device_traces", list({list(entries)})},
+             {"allocator_settings", dict({{"PYTORCH_CUDA_ALLOC_CONF", text("max_split_size_mb:64")},
+                                          {"garbage_collection_threshold", std::string("G\0\0\0\0\0\0\0\0", 9)},
+                                          {"roundup_power2_divisions", dict({{"1", integer(0)}})}})},
+             {"external_annotations", list({})}})
+      .stop();
+}
+
+/// 20 MiB reserved: 8 in use by train.py:31, then an OOM of 1 GiB.
+std::string out_of_memory() {
+  return snapshot(
+      {segment(kAddress, 20_MiB,
+               {block(8_MiB, 8_MiB - 100, "active_allocated", stack()), block(12_MiB, 0, "inactive")})},
+      {entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 8_MiB - 100, stack()),
+       entry("alloc", kAddress + 8_MiB, 2_MiB), entry("free_requested", kAddress + 8_MiB, 2_MiB),
+       entry("free_completed", kAddress + 8_MiB, 2_MiB), entry("oom", 5_MiB, 1_GiB, stack()), entry("snapshot", 0, 0)});
+}
+
+}  // namespace
+
+TEST_CASE("a snapshot is read: segments, blocks, entries, and the user's line of each", "[snapshot]") {
+  const Snapshot found = read(out_of_memory());
+  REQUIRE(found.segments.size() == 1);
+  REQUIRE(found.segments[0].blocks.size() == 2);
+  const SnapshotBlock& first = found.segments[0].blocks[0];
+  CHECK(first.requested_bytes == 8_MiB - 100);
+  CHECK(first.state == SnapshotBlock::State::allocated);
+  CHECK(found.names[found.places[first.place].source] == "/home/me/train.py:31");
+  CHECK(found.segments[0].blocks[1].address == kAddress + 8_MiB);
+  REQUIRE(found.traces.size() == 1);
+  REQUIRE(found.traces[0].size() == 7);
+  CHECK(found.traces[0][1].action == SnapshotEntry::Action::alloc);
+  CHECK(found.traces[0][5].action == SnapshotEntry::Action::oom);
+  CHECK(found.traces[0][5].address == 5_MiB);
+  CHECK(found.traces[0][6].action == SnapshotEntry::Action::other);
+  CHECK(found.allocator_settings == "max_split_size_mb:64");
+}
+
+TEST_CASE("a snapshot becomes a report: the OOM, the peak and who holds what", "[snapshot]") {
+  const Trace trace = to_trace(read(out_of_memory()));
+  const Report report = make_report(trace, {});
+  CHECK(report.outcome == "out_of_memory");
+  REQUIRE(report.devices.size() == 1);
+  const ReportOfDevice& card = report.devices[0];
+  REQUIRE(card.failure.has_value());
+  CHECK(card.failure->requested_bytes == 1_GiB);
+  CHECK(card.failure->source == "/home/me/train.py:31");
+  CHECK(card.failure->allocated_bytes == 8_MiB);
+  CHECK(card.failure->reserved_bytes == 20_MiB);
+  CHECK(card.peak.allocated_bytes == 10_MiB);
+  CHECK(card.replay_error_bytes == 0);
+  CHECK(card.device.total_bytes == 25_MiB);
+  REQUIRE(card.owners.size() == 1);
+  CHECK(card.owners[0].name == "/home/me/train.py:31");
+  CHECK(card.owners[0].category == "unknown");
+  const std::string words = to_text(report, {});
+  CHECK(words.find("out of memory, by a memory snapshot") != words.npos);
+  CHECK(words.find("/home/me/train.py:31") != words.npos);
+}
+
+TEST_CASE("where the history begins in the middle, the state before it is worked out", "[snapshot]") {
+  const int64_t other = kAddress + 64_MiB;
+  const Snapshot cut = read(
+      snapshot({segment(kAddress, 20_MiB, {block(8_MiB, 8_MiB, "active_allocated"), block(12_MiB, 0, "inactive")})},
+               {entry("alloc", kAddress + 8_MiB, 2_MiB), entry("free_requested", other + 3_MiB, 4_MiB),
+                entry("free_completed", other + 3_MiB, 4_MiB), entry("segment_free", other, 20_MiB),
+                entry("free_requested", kAddress + 8_MiB, 2_MiB), entry("free_completed", kAddress + 8_MiB, 2_MiB)}));
+  const Report report = make_report(to_trace(cut), {});
+  REQUIRE(report.devices.size() == 1);
+  CHECK(report.devices[0].peak.allocated_bytes == 14_MiB);
+  CHECK(report.devices[0].peak.reserved_bytes == 40_MiB);
+  CHECK(report.devices[0].replay_error_bytes == 0);
+}
+
+TEST_CASE("a snapshot without a history tells its segments and blocks as they are", "[snapshot]") {
+  const Report report = make_report(
+      to_trace(read(snapshot({segment(kAddress, 20_MiB,
+                                      {block(8_MiB, 8_MiB, "active_allocated", stack()),
+                                       block(2_MiB, 1, "active_pending_free"), block(10_MiB, 0, "inactive")})},
+                             {}))),
+      {});
+  REQUIRE(report.devices.size() == 1);
+  CHECK(report.outcome == "ok");
+  CHECK(report.devices[0].card.allocated_bytes == 8_MiB);
+  CHECK(report.devices[0].card.pending_free_bytes == 2_MiB);
+  CHECK(report.devices[0].card.cached_bytes == 10_MiB);
+}
+
+TEST_CASE("snapshots of every vintage are read alike", "[snapshot]") {
+  SECTION("2.0: the bare list of segments, frames inside of a history, no addresses of blocks") {
+    const std::string history =
+        list({dict({{"addr", integer(kAddress)}, {"real_size", integer(8_MiB)}, {"frames", stack()}})});
+    const Snapshot found = read(PickleWriter()
+                                    .list({dict({{"device", integer(0)},
+                                                 {"address", integer(kAddress)},
+                                                 {"total_size", integer(20_MiB)},
+                                                 {"segment_type", text("large")},
+                                                 {"blocks", list({dict({{"size", integer(8_MiB)},
+                                                                        {"state", text("active_allocated")},
+                                                                        {"history", history}})})}})})
+                                    .stop());
+    REQUIRE(found.segments.size() == 1);
+    const SnapshotBlock& only = found.segments[0].blocks.at(0);
+    CHECK(found.names[found.places[only.place].source] == "/home/me/train.py:31");
+    CHECK(only.requested_bytes == 8_MiB);
+  }
+  SECTION("the documentation's word for a pending free, and unknown keys and actions") {
+    const Snapshot found =
+        read(snapshot({segment(kAddress, 2_MiB, {block(2_MiB, 1, "active_awaiting_free")})},
+                      {dict({{"action", text("annotate")}, {"size", integer(1)}, {"novelty", list({integer(1)})}})}));
+    CHECK(found.segments[0].blocks[0].state == SnapshotBlock::State::pending_free);
+    CHECK(found.traces[0][0].action == SnapshotEntry::Action::other);
+  }
+  SECTION("frames of C++ name the operator and the node") {
+    const std::string cpp = list({frame("c10::cuda::CUDACachingAllocator::malloc(unsigned long)", "??", 0),
+                                  frame("at::_ops::empty_like::call(at::Tensor const&)", "??", 0),
+                                  frame("torch::autograd::generated::ReluBackward0::apply(std::vector<>&&)", "??", 0),
+                                  frame("torch::autograd::Engine::thread_main()", "??", 0)});
+    const Snapshot found = read(snapshot({}, {entry("alloc", kAddress, 512, cpp)}));
+    const SnapshotPlace& place = found.places[found.traces[0][0].place];
+    CHECK(found.names[place.op] == "aten::empty_like");
+    CHECK(found.names[place.node] == "ReluBackward0");
+    CHECK(place.source == 0);
+  }
+}
+
+TEST_CASE("what is shared by the memo is shared, whatever the opcode", "[snapshot][pickle]") {
+  // protocol 2 with BINPUT and BINGET, as libtorch writes it, and protocol 4 with MEMOIZE
+  for (const auto& [put, get] : {std::pair<std::string, std::string>{"q\x05", "h\x05"}, {"r\x05", "j\x05"}}) {
+    const std::string zeros = put[0] == 'r' ? std::string(3, '\0') : "";
+    const std::string shared = stack() + put + zeros;
+    const Snapshot found =
+        read(snapshot({}, {entry("alloc", kAddress, 512, shared), entry("alloc", kAddress + 512, 512, get + zeros)}));
+    REQUIRE(found.traces.at(0).size() == 2);
+    CHECK(found.traces[0][0].place == found.traces[0][1].place);
+    CHECK(found.traces[0][0].place != 0);
+  }
+}
+
+TEST_CASE("a pickle that would run code is refused with one line that says so", "[snapshot][pickle]") {
+  const std::string harm =
+      "\x80\x04"
+      "cos\nsystem\nX\x04\0\0\0true\x85R.";
+  CHECK(message_of("\x80\x04"
+                   "cos\nsystem\n(X.")
+            .find("it wants to run code (GLOBAL at byte 2)") != std::string::npos);
+  CHECK(message_of("\x80\x04\x8c\x02os\x8c\x06system\x93.").find("GLOBAL at byte 14") != std::string::npos);
+  CHECK(message_of(harm).find("run code") != std::string::npos);
+  CHECK(message_of("\x80\x02K\x01R.").find("REDUCE") != std::string::npos);
+  CHECK(message_of("\x80\x02K\x01"
+                   "b.")
+            .find("BUILD") != std::string::npos);
+}
+
+TEST_CASE("pickles that are no snapshots are refused with one line", "[snapshot][pickle]") {
+  CHECK(message_of("\x80\x04K\x01.").find("has no segments") != std::string::npos);
+  CHECK(message_of("\x80\x04}.").find("has no segments") != std::string::npos);
+  CHECK(message_of("\x80\x09K\x01.").find("newer than 5") != std::string::npos);
+  CHECK(message_of("\x80\x04X\xff\xff\xff\xff"
+                   "abc")
+            .find("is cut off after") != std::string::npos);
+  CHECK(message_of("\x80\x04.").find("is damaged at byte") != std::string::npos);
+  CHECK(message_of("\x80\x04u.").find("is damaged at byte") != std::string::npos);
+}
+
+TEST_CASE("a damaged snapshot is read as far as it makes sense, or refused; never worse", "[snapshot][fuzz]") {
+  const std::string whole = out_of_memory();
+  std::mt19937_64 random(13);
+  const TestFolder folder;
+  for (int round = 0; round < 600; ++round) {
+    std::string bytes = whole;
+    if (round % 3 == 0) bytes.resize(random() % bytes.size());
+    for (uint64_t i = random() % 8; i > 0 && bytes.size() > 2; --i) {
+      bytes[2 + random() % (bytes.size() - 2)] = static_cast<char>(random());
+    }
+    try {
+      const Trace trace = to_trace(read_snapshot(folder.write("damaged", bytes)));
+      to_text(make_report(trace, {}), {});
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::input);
+    }
+  }
+}
