@@ -34,6 +34,8 @@ namespace oomdiag {
 /// parameter         storage            storage bytes      name: shape       context.module may be its name
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
+/// grouped           storage            storage bytes      name: group       a parameter, its gradient or optimizer state: its parameter
+///                                                                           group; address 0: the group that the refusal before was for
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written
@@ -78,8 +80,9 @@ enum class EventKind : uint8_t {
   driver_free,
   card_step,
   card_process,
+  grouped,
 };
-inline constexpr EventKind kLastEventKind = EventKind::card_process;
+inline constexpr EventKind kLastEventKind = EventKind::grouped;
 
 /// Flags of free_requested, block_state, segment_state and note.
 enum EventFlag : uint16_t {

@@ -130,6 +130,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
+  write_parameter_groups(true);
   describe_card(index);
   write_layout(state, index);
   describe_graph_at_refusal(state);
@@ -137,6 +138,21 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
 }
 
 }  // namespace
+
+// Steps that make a new peak are few: the first ones, and those of a leak, of which not all need be told.
+bool peak_has_grown() noexcept try {
+  int64_t peak = 0;
+  for (uint32_t d = 0; d < session().device_count; ++d) {
+    peak += allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d)).allocated_bytes[0].peak;
+  }
+  std::atomic<int64_t>& highest = session().highest_grouped;
+  const int64_t before = highest.load(std::memory_order_relaxed);
+  if (peak - before <= before / 50) return false;
+  highest.store(peak, std::memory_order_relaxed);
+  return true;
+} catch (...) {
+  return false;
+}
 
 void attach_allocator_hooks() {
   allocator::attachOutOfMemoryObserver(on_refusal);  // does not lock: first, before other threads allocate

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "extension/cupti/collector.h"
+#include "extension/record/allocator_hooks.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/newest_outputs.h"
 #include "extension/record/python.h"
@@ -142,6 +143,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   frame.scope_name = state.names.name(name);
   frame.is_optimizer_step = name.starts_with("Optimizer.step");
+  if (!steady() && name.starts_with("Optimizer.")) meet_optimizer();
   state.outer_paths.push_back(state.module_path);
   const bool expected = steady() && repeat_scope(state, frame.scope_name);
   if (name.find('#') != name.npos) {
@@ -219,6 +221,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (frame.is_outermost && state.refused) settle_refusal(state);
+  if (frame.is_optimizer_step && !steady() && python_attached() && peak_has_grown()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, state.names.context(inside));
 }

@@ -58,6 +58,7 @@ struct LiveBlock {
   Where made{};
   std::string_view name{};   ///< of a parameter or buffer
   std::string_view shape{};  ///< "[64, 32] float32", or empty
+  std::string_view group{};  ///< of the optimizer's parameter groups, "AdamW, group 1", or empty
   std::vector<Where>
       saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 
@@ -203,6 +204,7 @@ struct OutOfMemory {
   std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
   Where wanted_by{};                ///< the forward op whose output's gradient it was
   std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
+  std::string_view group{};         ///< the parameter group that an optimizer's step was at, or empty
 
   bool operator==(const OutOfMemory&) const = default;
 };

@@ -48,6 +48,15 @@ void find_stack(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) 
   if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;
 }
 
+void find_group(const Trace& trace, OutOfMemory& refusal) {
+  const uint16_t thread = trace.events[refusal.event].thread;
+  for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
+    const Event& event = trace.events[i];
+    if (event.kind != EventKind::grouped || event.address != 0 || event.thread != thread) continue;
+    refusal.group = trace.name(event.detail);
+  }
+}
+
 bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
   const Event& failed = trace.events[refusal.event];
   for (uint64_t i = refusal.event; i-- > 0;) {
@@ -73,6 +82,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     for (OutOfMemory& refusal : device.history.refusals) {
       find_wanted(trace, measured.nodes, settings, refusal);
       find_stack(trace, stacks, refusal);
+      find_group(trace, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }

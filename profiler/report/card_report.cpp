@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <map>
 
 #include "profiler/explain/explain.h"
@@ -61,7 +62,8 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
           .free_bytes = refusal.free_bytes,
           .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
           .wanted = describe_wanted(refusal),
-          .stack = lines_of(refusal.stack)};
+          .stack = lines_of(refusal.stack),
+          .parameter_group = std::string(refusal.group)};
 }
 
 // A module is what people know; an op is the next best.
@@ -148,6 +150,30 @@ ReportSavedTensor report_saved(const LiveBlock& block) {
     saved.saved_by_modules.emplace_back(saver.module);
   }
   return saved;
+}
+
+// One row per group, the largest first, and one for what is in none. Together they are what the three categories hold.
+std::vector<ReportParameterGroup> report_groups(const Moment& moment) {
+  std::map<std::string_view, ReportParameterGroup> groups;
+  for (const LiveBlock& block : moment.blocks) {
+    const bool parameter = block.category == Category::parameter;
+    const bool gradient = block.category == Category::gradient;
+    const bool state = block.category == Category::optimizer_state;
+    if (block.pending_free || !(parameter || gradient || state)) continue;
+    ReportParameterGroup& group = groups[block.group];
+    group.name = block.group;
+    (parameter ? group.parameter_bytes : gradient ? group.gradient_bytes : group.optimizer_state_bytes) += block.bytes;
+  }
+  std::vector<ReportParameterGroup> report;
+  for (const auto& [name, group] : groups) {
+    if (!name.empty()) report.push_back(group);
+  }
+  if (report.size() < 2) return {};
+  std::ranges::stable_sort(report, std::greater{}, [](const ReportParameterGroup& group) {
+    return group.parameter_bytes + group.gradient_bytes + group.optimizer_state_bytes;
+  });
+  if (const auto rest = groups.find(""); rest != groups.end()) report.push_back(rest->second);
+  return report;
 }
 
 ReportRemedy report_remedy(const Remedy& remedy) {
@@ -283,6 +309,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }
+  report.parameter_groups = report_groups(moment);
   if (const auto& batch = findings.batch) {
     report.batch = {batch->batch, batch->fixed_bytes, batch->scaling_bytes, batch->largest_batch};
   }

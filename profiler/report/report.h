@@ -44,6 +44,7 @@ struct ReportFailure {
   int64_t time_ns = 0;               ///< since recording began
   std::string wanted{};              ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
   std::vector<std::string> stack{};  ///< calls that led to `source`, "train.py:31 in forward", innermost first
+  std::string parameter_group{};     ///< that an optimizer's step was at, of several: "AdamW, group 1"
 
   bool operator==(const ReportFailure&) const = default;
 };
@@ -217,6 +218,14 @@ struct ReportBatch {
   bool operator==(const ReportBatch&) const = default;
 };
 
+/// What the parameters of one group of an optimizer take; without a name: what is in no group that is known.
+struct ReportParameterGroup {
+  std::string name{};
+  int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_state_bytes = 0;
+
+  bool operator==(const ReportParameterGroup&) const = default;
+};
+
 /// All that is said about one card.
 struct ReportOfDevice {
   ReportDevice device{};
@@ -238,8 +247,9 @@ struct ReportOfDevice {
   ReportOwnersBy owners_by{};
   std::optional<ReportLifetime> largest{};
   std::vector<ReportDuplicate> duplicates{};
-  Figures phase_peaks{};              ///< of all steps, by phase
-  std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
+  Figures phase_peaks{};                                 ///< of all steps, by phase
+  std::vector<ReportOwner> owners{};                     ///< the largest blocks, at most 50
+  std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<ReportBatch> batch{};
   std::vector<ReportRemedy> remedies{};

@@ -160,6 +160,8 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   std::string what;
   if (!failure.wanted.empty()) {
     what = ": " + printable(failure.wanted, 60);
+  } else if (!failure.parameter_group.empty()) {
+    what = " for " + printable(failure.parameter_group, 60);
   } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
     what = ": inside " + printable(failure.inner_op, 60);
   }
@@ -262,6 +264,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   add_duplicates(text, *device);
   if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
+  if (const std::string groups = groups_table(*device); !groups.empty()) text += "\n" + groups;
   if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
   if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;

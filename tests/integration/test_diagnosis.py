@@ -381,6 +381,39 @@ class Places(DiagnosisTest):
         self.assertEqual(calls, ["square", "<module>"])
 
 
+    GROUPS = """
+            import torch
+            from torch import nn
+            small, large = nn.Linear(512, 512, bias=False).cuda(), nn.Linear(4096, 4096, bias=False).cuda()
+            groups = [{"params": small.parameters(), "name": "decay"}, {"params": large.parameters(), "weight_decay": 0.0}]
+            optimizer = torch.optim.AdamW(groups)
+            for _ in range(3):
+                optimizer.zero_grad()
+                (small(torch.randn(8, 512, device="cuda")).sum() + large(torch.randn(8, 4096, device="cuda")).sum()).backward()
+                optimizer.step()
+            """
+
+    def test_what_the_parameter_groups_of_an_optimizer_take(self):
+        done, report = self.run_code(self.GROUPS)
+        rows = {row["name"]: row for row in report["parameter_groups"]}
+        self.assertEqual(list(rows), ["AdamW, group 1", "AdamW, group 0 (decay)"])
+        for name, side in (("AdamW, group 0 (decay)", 512), ("AdamW, group 1", 4096)):
+            self.assertEqual(list(rows[name].values())[1:], [side * side * 4, side * side * 4, side * side * 8])
+        self.assertIn("by parameter group, MiB", done.stderr)
+
+    def test_the_parameter_group_that_a_step_ran_out_at(self):
+        done, report = self.run_code(self.GROUPS, memory="460MiB")
+        self.assertEqual(report["failure"]["phase"], "optimizer", done.stderr)
+        self.assertEqual(report["failure"]["parameter_group"], "AdamW, group 1")
+        for kind in ("parameter", "gradient", "optimizer_state"):
+            self.assertEqual(sum(row[kind + "_bytes"] for row in report["parameter_groups"]), report["categories"][kind])
+        self.assertRegex(done.stderr, "wanted .* for AdamW, group 1")
+
+    def test_a_single_parameter_group_is_not_worth_a_word(self):
+        done, report = self.run_code(self.GROUPS.replace("AdamW(groups)", "AdamW(groups[:1])"))
+        self.assertEqual(report["parameter_groups"], [], done.stderr)
+
+
 class DoNoHarm(DiagnosisTest):
     """The program ends as it would have without us."""
 
