@@ -157,8 +157,10 @@ struct Context {
 static_assert(sizeof(Context) == 32);
 
 enum ContextFlag : uint32_t {
-  kGradMode = 1,       ///< the outermost op was dispatched to autograd with gradients enabled
-  kRecomputation = 2,  ///< a forward op run by a backward node (activation checkpointing)
+  kGradMode = 1,          ///< the outermost op was dispatched to autograd with gradients enabled
+  kRecomputation = 2,     ///< a forward op run by a backward node (activation checkpointing)
+  kAutocastFloat16 = 4,   ///< the outermost op began under autocast to float16
+  kAutocastBfloat16 = 8,  ///< … to bfloat16
 };
 
 }  // namespace oomdiag

@@ -1,6 +1,7 @@
 #include "extension/record/op_callbacks.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -113,6 +114,7 @@ void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differ
     state.context.op = name;
     state.op_serial = session().next_serial();
     if (is_differentiated) state.context.flags |= kGradMode;
+    state.context.flags |= autocast_flags();
     const bool forward = state.node_sequence == kNoNode;
     if (!forward && is_differentiated) state.context.flags |= kRecomputation;
     // Inside PyTorch's own scopes (an optimizer's step) the line is that of the scope.
@@ -308,6 +310,12 @@ RunningNode::~RunningNode() {
   if (!adopted_) return;
   state_.context.node = 0;
   state_.node_sequence = kNoNode;
+}
+
+// Reads of thread-local memory.
+uint32_t autocast_flags() noexcept {
+  if (!at::autocast::is_autocast_enabled(at::kCUDA)) return 0;
+  return at::autocast::get_autocast_dtype(at::kCUDA) == at::kBFloat16 ? kAutocastBfloat16 : kAutocastFloat16;
 }
 
 void watch_outputs(bool on) {

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "profiler/explain/explain.h"
+#include "profiler/replay/autocast_cache.h"
 
 namespace oomdiag {
 namespace {
@@ -27,6 +28,7 @@ ReportPeak report_peak(const DeviceHistory& device) {
   peak.op = where.op;
   peak.module = where.module;
   peak.source = where.source;
+  peak.autocast = where.autocast;
   return peak;
 }
 
@@ -63,6 +65,7 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
           .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
           .wanted = describe_wanted(refusal),
           .stack = lines_of(refusal.stack),
+          .autocast = std::string(refusal.where.autocast),
           .parameter_group = std::string(refusal.group)};
 }
 
@@ -308,6 +311,10 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
+  }
+  const AutocastUse autocast = find_autocast(moment);
+  if (!autocast.dtype.empty()) {
+    report.autocast = {std::string(autocast.dtype), autocast.made_bytes, autocast.cache_bytes, autocast.region_open};
   }
   report.parameter_groups = report_groups(moment);
   if (const auto& batch = findings.batch) {

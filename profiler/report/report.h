@@ -30,6 +30,7 @@ struct ReportPeak {
   std::string phase = "setup";
   uint32_t step = 0;
   std::string node{}, op{}, module{}, source{};  ///< what allocated last before the peak
+  std::string autocast{};                        ///< the dtype of the autocast region around it, or empty
 
   bool operator==(const ReportPeak&) const = default;
 };
@@ -44,6 +45,7 @@ struct ReportFailure {
   int64_t time_ns = 0;               ///< since recording began
   std::string wanted{};              ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
   std::vector<std::string> stack{};  ///< calls that led to `source`, "train.py:31 in forward", innermost first
+  std::string autocast{};            ///< the dtype of the autocast region around the op, or empty
   std::string parameter_group{};     ///< that an optimizer's step was at, of several: "AdamW, group 1"
 
   bool operator==(const ReportFailure&) const = default;
@@ -218,6 +220,16 @@ struct ReportBatch {
   bool operator==(const ReportBatch&) const = default;
 };
 
+/// What autocast takes at the described moment.
+struct ReportAutocast {
+  std::string dtype;
+  int64_t made_bytes = 0;    ///< made by forward ops under autocast
+  int64_t cache_bytes = 0;   ///< of these: casts of weights, which autocast keeps until its region ends
+  bool region_open = false;  ///< the moment lies inside of the region
+
+  bool operator==(const ReportAutocast&) const = default;
+};
+
 /// What the parameters of one group of an optimizer take; without a name: what is in no group that is known.
 struct ReportParameterGroup {
   std::string name{};
@@ -247,8 +259,9 @@ struct ReportOfDevice {
   ReportOwnersBy owners_by{};
   std::optional<ReportLifetime> largest{};
   std::vector<ReportDuplicate> duplicates{};
-  Figures phase_peaks{};                                 ///< of all steps, by phase
-  std::vector<ReportOwner> owners{};                     ///< the largest blocks, at most 50
+  Figures phase_peaks{};              ///< of all steps, by phase
+  std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
+  std::optional<ReportAutocast> autocast{};
   std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<ReportBatch> batch{};

@@ -154,6 +154,19 @@ void add_duplicates(std::string& text, const ReportOfDevice& device) {
   }
 }
 
+void add_autocast(std::string& text, const ReportOfDevice& device) {
+  if (!device.autocast) return;
+  const ReportAutocast& autocast = *device.autocast;
+  if (autocast.cache_bytes == 0) {
+    if (autocast.region_open) add(text, "autocast", printable(autocast.dtype, 20));
+    return;
+  }
+  add(text, "autocast",
+      fmt::format("{}: {} are casts of weights, kept until {}", printable(autocast.dtype, 20),
+                  with_unit(autocast.cache_bytes),
+                  autocast.region_open ? "its region ends" : "backward has used them"));
+}
+
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
   const ReportFailure& failure = *device.failure;
   add(text, "where", place_of(failure, options));
@@ -167,6 +180,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   }
   add(text, "called", callers_of(failure, options));
   add(text, "wanted", with_unit(failure.requested_bytes) + what);
+  add_autocast(text, device);
   if (!device.cause) return;
   add(text, "cause", cause_of(device));
   if (device.cause->kind == "capacity" || device.cause->kind == "workspace") {
@@ -181,6 +195,7 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
       fmt::format("{} allocated in {}, step {}; at most {} reserved", with_unit(peak.allocated_bytes), peak.phase,
                   peak.step, with_unit(peak.reserved_bytes)));
   add(text, "set by", place_of(peak, options));
+  add_autocast(text, device);
   add(text, "room", fmt::format("{} more could be allocated at the peak", with_unit(device.headroom_bytes)));
   if (report.outcome == "killed" && !device.timeline.empty()) {
     const ReportPoint& last = device.timeline.back();
