@@ -34,11 +34,14 @@ namespace oomdiag {
 /// parameter         storage            storage bytes      name: shape       context.module may be its name
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
+/// grouped           storage            storage bytes      name: group       a parameter, its gradient or optimizer state: its parameter
+///                                                                           group; address 0: the group that the refusal before was for
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written
 /// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
-///                                                                           line of text, innermost first; address 0: of the refusal
+///                                                                           line of text, innermost first; address 0: of the refusal;
+///                                                                           with kNativeStack its C++ calls
 /// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, op_serial as in alloc;
 ///                                      driver             object that asked  context.source is the stack where one was asked for
 /// driver_map        mapped at          its bytes          the handle        cuMemMap of a handle that libc10_cuda did not ask for
@@ -78,10 +81,11 @@ enum class EventKind : uint8_t {
   driver_free,
   card_step,
   card_process,
+  grouped,
 };
-inline constexpr EventKind kLastEventKind = EventKind::card_process;
+inline constexpr EventKind kLastEventKind = EventKind::grouped;
 
-/// Flags of free_requested, block_state, segment_state and note, and of slots in the table of live blocks.
+/// Flags of free_requested, block_state, segment_state, note and stack, and of slots in the table of live blocks.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
@@ -91,6 +95,7 @@ enum EventFlag : uint16_t {
   kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
   kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
+  kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
 };
 
 /// What the driver was asked for; the low bits of the flags of driver_alloc and driver_free.
@@ -155,8 +160,10 @@ struct Context {
 static_assert(sizeof(Context) == 32);
 
 enum ContextFlag : uint32_t {
-  kGradMode = 1,       ///< the outermost op was dispatched to autograd with gradients enabled
-  kRecomputation = 2,  ///< a forward op run by a backward node (activation checkpointing)
+  kGradMode = 1,          ///< the outermost op was dispatched to autograd with gradients enabled
+  kRecomputation = 2,     ///< a forward op run by a backward node (activation checkpointing)
+  kAutocastFloat16 = 4,   ///< the outermost op began under autocast to float16
+  kAutocastBfloat16 = 8,  ///< … to bfloat16
 };
 
 }  // namespace oomdiag

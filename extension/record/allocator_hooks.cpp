@@ -6,10 +6,12 @@
 #include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/layout.h"
+#include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
+#include "extension/record/trace_place.h"
 
 namespace oomdiag {
 
@@ -110,6 +112,20 @@ void write_layout(const ThreadState& state, uint8_t device) {
   }
 }
 
+bool native_stacks_wanted() {
+  static const bool wanted = environment_number("OOMDIAG_NATIVE_STACKS", 0) != 0;
+  return wanted;
+}
+
+void write_native_stack(ThreadState& state) {
+  NativeStack stack;
+  stack.capture();
+  Event event = state.event(EventKind::stack);
+  event.flags = kNativeStack;
+  event.detail = session().writer().intern(std::string_view(describe_calls(stack)));
+  session().writer().write(event);
+}
+
 // Runs when all retries failed, before the exception, on the thread that wanted memory, with the allocator unlocked. What
 // it throws would replace the program's OutOfMemoryError.
 void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
@@ -130,6 +146,8 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
+  if (native_stacks_wanted()) write_native_stack(state);
+  write_parameter_groups(true);
   describe_card(index);
   write_layout(state, index);
   describe_graph_at_refusal(state);
@@ -137,6 +155,21 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
 }
 
 }  // namespace
+
+// Steps that make a new peak are few: the first ones, and those of a leak, of which not all need be told.
+bool peak_has_grown() noexcept try {
+  int64_t peak = 0;
+  for (uint32_t d = 0; d < session().device_count; ++d) {
+    peak += allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d)).allocated_bytes[0].peak;
+  }
+  std::atomic<int64_t>& highest = session().highest_grouped;
+  const int64_t before = highest.load(std::memory_order_relaxed);
+  if (peak - before <= before / 50) return false;
+  highest.store(peak, std::memory_order_relaxed);
+  return true;
+} catch (...) {
+  return false;
+}
 
 void attach_allocator_hooks() {
   allocator::attachOutOfMemoryObserver(on_refusal);  // does not lock: first, before other threads allocate

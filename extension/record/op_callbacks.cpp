@@ -1,6 +1,7 @@
 #include "extension/record/op_callbacks.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "extension/cupti/collector.h"
+#include "extension/record/allocator_hooks.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/newest_outputs.h"
 #include "extension/record/python.h"
@@ -114,6 +116,7 @@ void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differ
     state.op_serial = session().next_serial();
     session().steps().note_op();
     if (is_differentiated) state.context.flags |= kGradMode;
+    state.context.flags |= autocast_flags();
     const bool forward = state.node_sequence == kNoNode;
     if (!forward && is_differentiated) state.context.flags |= kRecomputation;
     // Inside PyTorch's own scopes (an optimizer's step) the line is that of the scope.
@@ -145,6 +148,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   frame.scope_name = state.names.name(name);
   frame.is_optimizer_step = name.starts_with("Optimizer.step");
+  if (!steady() && name.starts_with("Optimizer.")) meet_optimizer();
   state.outer_paths.push_back(state.module_path);
   const bool expected = steady() && repeat_scope(state, frame.scope_name);
   if (name.find('#') != name.npos) {
@@ -223,6 +227,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (frame.is_outermost && state.refused) settle_refusal(state);
+  if (frame.is_optimizer_step && !steady() && python_attached() && peak_has_grown()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, state.names.context(inside));
 }
@@ -309,6 +314,12 @@ RunningNode::~RunningNode() {
   if (!adopted_) return;
   state_.context.node = 0;
   state_.node_sequence = kNoNode;
+}
+
+// Reads of thread-local memory.
+uint32_t autocast_flags() noexcept {
+  if (!at::autocast::is_autocast_enabled(at::kCUDA)) return 0;
+  return at::autocast::get_autocast_dtype(at::kCUDA) == at::kBFloat16 ? kAutocastBfloat16 : kAutocastFloat16;
 }
 
 void watch_outputs(bool on) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 namespace oomdiag {
 
 struct ThreadState;
@@ -21,6 +23,9 @@ void watch_outputs(bool on);
 /// Switches the callbacks at every op and autograd node on or off; user scopes are watched always. Any thread, also inside
 /// callbacks and in the allocator.
 void watch_ops(bool on);
+
+/// The ContextFlags of the autocast region that this thread is in; 0 outside of any.
+uint32_t autocast_flags() noexcept;
 
 /// Makes the autograd node that runs on this thread known to its state for as long as this lives, also if ops were not
 /// watched when it began.

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kMaxFrames = 96;  // a deeper stack is a framework's; its outer frames tell nothing about the op
 
-enum class Code { library, user, module_call };
+enum class Code { library, user, module_call, optimizer };
 
 /// A line of the user's program. The code object is held for ever: its address would be used again.
 struct Place {
@@ -41,6 +41,8 @@ struct PlaceHash {
 struct Interpreter {
   PythonApi api;
   PythonObject meet_root = nullptr;
+  PythonObject meet_optimizer = nullptr;
+  PythonObject name_groups = nullptr;
   std::unordered_map<PythonObject, Code> code;
   struct {
     PythonObject code = nullptr;
@@ -58,6 +60,8 @@ Code find_kind(Interpreter& known, PythonObject code) {
   const std::string file = known.api.text(code, "co_filename");
   if (file.ends_with("/torch/nn/modules/module.py")) {
     if (known.api.text(code, "co_name") == "_wrapped_call_impl") entry->second = Code::module_call;
+  } else if (file.ends_with("/torch/optim/optimizer.py")) {
+    entry->second = Code::optimizer;
   } else if (file.find("/site-packages/") == file.npos && file.find("/dist-packages/") == file.npos &&
              !file.starts_with("<frozen")) {
     entry->second = Code::user;
@@ -130,6 +134,17 @@ void write_stack(Interpreter& known, uint32_t source) {
   }
 }
 
+/// Calls a function of extension/python/module_names.py; the reference to its argument (or null) is taken.
+void call(const PythonApi& api, PythonObject function, PythonObject argument) {
+  PythonObject arguments = api.tuple(argument == nullptr ? 0 : 1);
+  if (argument != nullptr) api.tuple_set(arguments, 0, argument);
+  const at::DisableRecordFunctionGuard no_ops;
+  PythonObject result = api.call(function, arguments);
+  if (result != nullptr) api.decref(result);
+  if (api.error() != nullptr) api.clear_error();
+  api.decref(arguments);
+}
+
 // The outermost module that is being called: the one whose names are the full paths.
 void meet_root_module(Interpreter& known) {
   const PythonApi& api = known.api;
@@ -141,13 +156,7 @@ void meet_root_module(Interpreter& known) {
     return true;
   });
   if (root == nullptr) return;
-  PythonObject arguments = api.tuple(1);
-  api.tuple_set(arguments, 0, root);
-  const at::DisableRecordFunctionGuard no_ops;
-  PythonObject result = api.call(known.meet_root, arguments);
-  if (result != nullptr) api.decref(result);
-  if (api.error() != nullptr) api.clear_error();
-  api.decref(arguments);
+  call(api, known.meet_root, root);
 }
 
 uint32_t path_of(Interpreter& known, PythonObject module) {
@@ -174,6 +183,19 @@ void locate(Interpreter& known, Context& context) {
   known.api.decref(module);
 }
 
+// torch.optim's own code has the optimizer as `self`, whatever class it is of.
+void meet_running_optimizer(Interpreter& known) {
+  PythonObject optimizer = nullptr;
+  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
+    const Code kind = kind_of(known, code);
+    if (kind == Code::optimizer) optimizer = known.api.self_of(frame);
+    return optimizer == nullptr && kind != Code::user;
+  });
+  if (optimizer == nullptr) return;
+  if (known.modules.contains(optimizer)) return known.api.decref(optimizer);
+  call(known.api, known.meet_optimizer, optimizer);
+}
+
 // In a module of its own: PyRun_SimpleString would write into the user's __main__.
 void load_module_names(Interpreter& known) {
   PythonApi& api = known.api;
@@ -189,7 +211,9 @@ void load_module_names(Interpreter& known) {
   if (result == nullptr) return api.clear_error();  // the program runs on, without module paths
   api.decref(result);
   known.meet_root = api.dict_get(globals, "meet_root");
-  api.incref(known.meet_root);
+  known.meet_optimizer = api.dict_get(globals, "meet_optimizer");
+  known.name_groups = api.dict_get(globals, "name_groups");
+  for (PythonObject function : {known.meet_root, known.meet_optimizer, known.name_groups}) api.incref(function);
 }
 
 }  // namespace
@@ -235,6 +259,22 @@ void write_python_stack() noexcept try {
 } catch (...) {
 }
 
+void meet_optimizer() noexcept try {
+  if (python == nullptr) return;
+  const GilScope gil;
+  const bool can_ask = gil.held() && python->api.error() == nullptr && python->meet_optimizer != nullptr;
+  if (can_ask) meet_running_optimizer(*python);
+} catch (...) {
+}
+
+void write_parameter_groups(bool refused) noexcept try {
+  if (python == nullptr) return;
+  const GilScope gil;
+  if (!gil.held() || python->api.error() != nullptr || python->name_groups == nullptr) return;
+  call(python->api, python->name_groups, refused ? python->api.intern("refused") : nullptr);
+} catch (...) {
+}
+
 }  // namespace oomdiag
 
 /// Called by extension/python/module_names.py, with the GIL: the path of a module, or null when it has died.
@@ -262,4 +302,17 @@ OOMDIAG_EXPORT void oomdiag_name_module_tensor(int is_buffer, uint64_t address, 
   event.detail = state.names.name(std::string_view(shape));
   event.context = state.names.context(context);
   session().writer().write_and_keep(event);
+}
+
+/// Called by the same for what belongs to a parameter group; address 0: the refusal on this thread was for that group.
+OOMDIAG_EXPORT void oomdiag_name_group(uint64_t address, int64_t bytes, int device, const char* group) {
+  using namespace oomdiag;
+  if (!recording()) return;
+  ThreadState& state = thread_state();
+  Event event = state.event(EventKind::grouped);
+  event.address = address;
+  event.bytes = bytes;
+  event.device = static_cast<uint8_t>(device);
+  event.detail = state.names.name(std::string_view(group));
+  session().writer().write(event);
 }

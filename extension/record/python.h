@@ -17,6 +17,13 @@ void locate_in_python(Context& context) noexcept;
 /// Python does not know.
 void write_python_stack() noexcept;
 
+/// To be called where a scope of PyTorch's optimizers begins: the optimizer is that of the innermost call.
+void meet_optimizer() noexcept;
+
+/// Writes which parameters, gradients and states belong to which parameter group, of all optimizers that were met; with
+/// `refused` also for which group a step that runs on this thread was refused something. Milliseconds.
+void write_parameter_groups(bool refused) noexcept;
+
 /// Holds the GIL where that is allowed: only on a thread that already has a Python thread state (else taking it may
 /// deadlock: a thread that holds it may be joining us) and never once the interpreter is finalising.
 class GilScope {

@@ -40,12 +40,13 @@ class Session {
   uint32_t device_count = 1;
   /// Whether the card is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
   bool near_the_limit() const noexcept { return live_bytes() > watch_outputs_above; }
-  std::atomic<int64_t> highest_walked = 0;  ///< live_bytes at the largest graph walked so far
-  std::atomic<double> walked_at = 0;        ///< times_overwritten() at the newest walk
-  std::atomic<int> last_task = -1;          ///< newest graph task seen
-  std::atomic<int> walks = 0;               ///< graphs walked
-  std::atomic<int> described_refusals = 0;  ///< OOMs described in full
-  int64_t watch_outputs_above = 0;          ///< keep the newest outputs when more is live than this
+  std::atomic<int64_t> highest_walked = 0;   ///< live_bytes at the largest graph walked so far
+  std::atomic<int64_t> highest_grouped = 0;  ///< PyTorch's peak when parameter groups were last described
+  std::atomic<double> walked_at = 0;         ///< times_overwritten() at the newest walk
+  std::atomic<int> last_task = -1;           ///< newest graph task seen
+  std::atomic<int> walks = 0;                ///< graphs walked
+  std::atomic<int> described_refusals = 0;   ///< OOMs described in full
+  int64_t watch_outputs_above = 0;           ///< keep the newest outputs when more is live than this
   bool several_devices = false;
 
  private:

@@ -278,6 +278,7 @@ void note_surprise(ThreadState& state, const Event& event) noexcept {
   state.surprise.sequence = event.sequence;
   state.surprise.context = state.context;
   if (at::GradMode::is_enabled()) state.surprise.context.flags |= kGradMode;
+  state.surprise.context.flags |= autocast_flags();
   state.surprise.stack.capture();
   const auto node = torch::autograd::get_current_node();
   state.surprise.node_type = node ? typeid(*node).name() : nullptr;

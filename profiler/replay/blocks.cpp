@@ -75,6 +75,7 @@ void Blocks::apply(const Event& event, uint32_t index) {
     case EventKind::driver_free:
     case EventKind::card_step:
     case EventKind::card_process:
+    case EventKind::grouped:
       return;
   }
 }

@@ -145,6 +145,7 @@ class Describer {
                    .made = locate(trace_, nodes_, maker),
                    .name = trace_.name(facts.name),
                    .shape = trace_.name(facts.shape),
+                   .group = trace_.name(facts.group),
                    .saved_by = {}};
     live.before_recording = block.event == Block::kNone;
     if (live.before_recording && live.name.empty()) live.name = "before recording";

@@ -87,7 +87,7 @@ class FactCollector {
       if (OpFacts* op = ops_.find(event.op_serial)) op->made_nodes = true;
     }
     if (event.kind == EventKind::saved_tensor || event.kind == EventKind::parameter ||
-        event.kind == EventKind::buffer || event.kind == EventKind::gradient) {
+        event.kind == EventKind::buffer || event.kind == EventKind::gradient || event.kind == EventKind::grouped) {
       note_storage(event, index);
     }
   }
@@ -96,6 +96,10 @@ class FactCollector {
     const uint32_t* b = event.device == instant_.device ? watched_.find(event.address) : nullptr;
     if (b == nullptr || (is_known(blocks_[*b]) && !is_older(blocks_[*b], index))) return;
     Facts& facts = sheet_.blocks[*b];
+    if (event.kind == EventKind::grouped) {
+      facts.group = event.detail;
+      return;
+    }
     if (event.detail != 0) facts.shape = event.detail;
     if (event.kind == EventKind::saved_tensor) {
       facts.ever_saved = true;

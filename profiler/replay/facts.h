@@ -27,8 +27,8 @@ struct Facts {
   bool dies_in_op = false;
   bool op_made_nodes = false;
   bool first_in_op = true;
-  uint64_t name = 0, shape = 0;      ///< indices of names
-  std::vector<uint64_t> saved_by{};  ///< saved_tensor events of the graph that lives at the instant
+  uint64_t name = 0, shape = 0, group = 0;  ///< indices of names
+  std::vector<uint64_t> saved_by{};         ///< saved_tensor events of the graph that lives at the instant
 };
 
 /// What the events say about an instant.

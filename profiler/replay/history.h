@@ -41,6 +41,7 @@ std::string_view name_of(DriverMemory memory);
 /// A place in the program. In backward `op`, `module` and `source` are those of the forward op that made the node.
 struct Where {
   std::string_view node{}, op{}, inner{}, module{}, source{};
+  std::string_view autocast{};  ///< "bfloat16": the op (in backward the forward op) ran under autocast, or empty
 
   bool operator==(const Where&) const = default;
 };
@@ -58,6 +59,7 @@ struct LiveBlock {
   Where made{};
   std::string_view name{};   ///< of a parameter or buffer
   std::string_view shape{};  ///< "[64, 32] float32", or empty
+  std::string_view group{};  ///< of the optimizer's parameter groups, "AdamW, group 1", or empty
   std::vector<Where>
       saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 
@@ -212,6 +214,8 @@ struct OutOfMemory {
   std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
   Where wanted_by{};                ///< the forward op whose output's gradient it was
   std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
+  std::string_view native_stack{};  ///< C++ calls of the refusal, where they were asked for
+  std::string_view group{};         ///< the parameter group that an optimizer's step was at, or empty
 
   bool operator==(const OutOfMemory&) const = default;
 };

@@ -39,19 +39,30 @@ const NodeTable::Made* NodeTable::find(uint16_t thread, uint64_t node_sequence) 
   return node_sequence - range.first < range.count ? &range.made : nullptr;
 }
 
+namespace {
+
+std::string_view autocast_of(const Context& context) {
+  if ((context.flags & kAutocastBfloat16) != 0) return "bfloat16";
+  return (context.flags & kAutocastFloat16) != 0 ? "float16" : "";
+}
+
+}  // namespace
+
 Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
   const Context& own = trace.context(event.context);
   Where where{.node = trace.name(own.node),
               .op = trace.name(own.op),
               .inner = trace.name(own.inner),
               .module = trace.name(own.module),
-              .source = trace.name(own.source)};
+              .source = trace.name(own.source),
+              .autocast = autocast_of(own)};
   if (!in_node(event)) return where;
   const NodeTable::Made* made = nodes.find(event.node_thread, event.node_sequence);
   if (made == nullptr) return where;
   const Context& forward = trace.context(made->context);
   const bool runs_again = (own.flags & kRecomputation) != 0 && own.op != 0;
   if (!runs_again) where.op = trace.name(forward.op);
+  if (!runs_again) where.autocast = autocast_of(forward);
   if (!runs_again || own.module == 0) where.module = trace.name(forward.module);
   if (!runs_again || own.source == 0) where.source = trace.name(forward.source);
   if (where.source.empty()) where.source = trace.name(trace.context(made->within).source);

@@ -97,6 +97,7 @@ class Meter {
         break;
       case EventKind::none:
       case EventKind::wanted:
+      case EventKind::grouped:
       case EventKind::op_failed:
       case EventKind::scope_begin:
       case EventKind::scope_end:

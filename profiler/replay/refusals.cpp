@@ -20,6 +20,7 @@ bool describes_refusal(EventKind kind) {
     case EventKind::stack:
     case EventKind::card_step:
     case EventKind::card_process:
+    case EventKind::grouped:
       return true;
     case EventKind::none:
     case EventKind::alloc:

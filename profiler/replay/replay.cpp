@@ -41,11 +41,20 @@ Stacks read_stacks(const Trace& trace) {
 void find_stack(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) {
   const uint16_t thread = trace.events[refusal.event].thread;
   for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
-    if (at->kind == EventKind::stack && at->address == 0 && at->thread == thread)
-      refusal.stack = trace.name(at->detail);
+    if (at->kind != EventKind::stack || at->address != 0 || at->thread != thread) continue;
+    const bool native = (at->flags & kNativeStack) != 0;
+    (native ? refusal.native_stack : refusal.stack) = trace.name(at->detail);
   }
   if (!refusal.stack.empty() || refusal.where.source.empty()) return;
   if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;
+}
+
+void find_group(const Trace& trace, OutOfMemory& refusal) {
+  const uint16_t thread = trace.events[refusal.event].thread;
+  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
+    if (at->kind == EventKind::grouped && at->address == 0 && at->thread == thread)
+      refusal.group = trace.name(at->detail);
+  }
 }
 
 bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
@@ -73,6 +82,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     for (OutOfMemory& refusal : device.history.refusals) {
       find_wanted(trace, measured.nodes, settings, refusal);
       find_stack(trace, stacks, refusal);
+      find_group(trace, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <map>
 
 #include "profiler/explain/explain.h"
+#include "profiler/replay/autocast_cache.h"
 
 namespace oomdiag {
 namespace {
@@ -26,6 +28,7 @@ ReportPeak report_peak(const DeviceHistory& device) {
   peak.op = where.op;
   peak.module = where.module;
   peak.source = where.source;
+  peak.autocast = where.autocast;
   return peak;
 }
 
@@ -47,6 +50,16 @@ std::vector<std::string> lines_of(std::string_view text) {
   return lines;
 }
 
+bool is_of_library(std::string_view call) {
+  return call.starts_with("torch/lib/") || call.starts_with("/lib") || call.starts_with("/usr/lib");
+}
+
+/// From the innermost C++ call that is neither PyTorch's nor the system's.
+std::string_view calls_of_program(std::string_view calls) {
+  while (!calls.empty() && is_of_library(calls)) calls.remove_prefix(std::min(calls.find('\n'), calls.size() - 1) + 1);
+  return calls;
+}
+
 ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
   return {.phase = std::string(name_of(refusal.phase)),
           .step = refusal.step,
@@ -61,7 +74,10 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
           .free_bytes = refusal.free_bytes,
           .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
           .wanted = describe_wanted(refusal),
-          .stack = lines_of(refusal.stack)};
+          .stack = lines_of(refusal.stack.empty() ? calls_of_program(refusal.native_stack) : refusal.stack),
+          .native_stack = lines_of(refusal.native_stack),
+          .autocast = std::string(refusal.where.autocast),
+          .parameter_group = std::string(refusal.group)};
 }
 
 // A module is what people know; an op is the next best.
@@ -165,6 +181,30 @@ ReportSavedTensor report_saved(const LiveBlock& block) {
     saved.saved_by_modules.emplace_back(saver.module);
   }
   return saved;
+}
+
+// One row per group, the largest first, and one for what is in none. Together they are what the three categories hold.
+std::vector<ReportParameterGroup> report_groups(const Moment& moment) {
+  std::map<std::string_view, ReportParameterGroup> groups;
+  for (const LiveBlock& block : moment.blocks) {
+    const bool parameter = block.category == Category::parameter;
+    const bool gradient = block.category == Category::gradient;
+    const bool state = block.category == Category::optimizer_state;
+    if (block.pending_free || !(parameter || gradient || state)) continue;
+    ReportParameterGroup& group = groups[block.group];
+    group.name = block.group;
+    (parameter ? group.parameter_bytes : gradient ? group.gradient_bytes : group.optimizer_state_bytes) += block.bytes;
+  }
+  std::vector<ReportParameterGroup> report;
+  for (const auto& [name, group] : groups) {
+    if (!name.empty()) report.push_back(group);
+  }
+  if (report.size() < 2) return {};
+  std::ranges::stable_sort(report, std::greater{}, [](const ReportParameterGroup& group) {
+    return group.parameter_bytes + group.gradient_bytes + group.optimizer_state_bytes;
+  });
+  if (const auto rest = groups.find(""); rest != groups.end()) report.push_back(rest->second);
+  return report;
 }
 
 ReportRemedy report_remedy(const Remedy& remedy) {
@@ -304,6 +344,11 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }
+  const AutocastUse autocast = find_autocast(moment);
+  if (!autocast.dtype.empty()) {
+    report.autocast = {std::string(autocast.dtype), autocast.made_bytes, autocast.cache_bytes, autocast.region_open};
+  }
+  report.parameter_groups = report_groups(moment);
   if (const auto& batch = findings.batch) {
     report.batch = {batch->batch, batch->fixed_bytes, batch->scaling_bytes, batch->largest_batch};
   }

@@ -30,6 +30,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
   visit.or_null("module", value.module);
   visit.or_null("source", value.source);
+  visit.or_null("autocast", value.autocast);
 }
 
 template <class Visitor, Either<ReportFailure> Value>
@@ -48,6 +49,9 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("time_ns", value.time_ns);
   visit.or_null("wanted", value.wanted);
   visit("stack", value.stack);
+  visit("native_stack", value.native_stack);
+  visit.or_null("autocast", value.autocast);
+  visit.or_null("parameter_group", value.parameter_group);
 }
 
 template <class Visitor, Either<ReportOwner> Value>
@@ -232,6 +236,22 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("figures", value.figures);
 }
 
+template <class Visitor, Either<ReportAutocast> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("dtype", value.dtype);
+  visit("made_bytes", value.made_bytes);
+  visit("cache_bytes", value.cache_bytes);
+  visit("region_open", value.region_open);
+}
+
+template <class Visitor, Either<ReportParameterGroup> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit.or_null("name", value.name);
+  visit("parameter_bytes", value.parameter_bytes);
+  visit("gradient_bytes", value.gradient_bytes);
+  visit("optimizer_state_bytes", value.optimizer_state_bytes);
+}
+
 template <class Visitor, Either<ReportOfDevice> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("device", value.device);
@@ -254,6 +274,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("owners_by", value.owners_by);
   visit("largest", value.largest);
   visit("duplicates", value.duplicates);
+  visit("autocast", value.autocast);
+  visit("parameter_groups", value.parameter_groups);
   visit("saved_tensors", value.saved_tensors);
   visit("batch", value.batch);
   visit("remedies", value.remedies);

@@ -30,6 +30,7 @@ struct ReportPeak {
   std::string phase = "setup";
   uint32_t step = 0;
   std::string node{}, op{}, module{}, source{};  ///< what allocated last before the peak
+  std::string autocast{};                        ///< the dtype of the autocast region around it, or empty
 
   bool operator==(const ReportPeak&) const = default;
 };
@@ -41,9 +42,12 @@ struct ReportFailure {
   std::string node{}, op{}, module{}, source{};
   std::string inner_op{};  ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
-  int64_t time_ns = 0;               ///< since recording began
-  std::string wanted{};              ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
-  std::vector<std::string> stack{};  ///< calls that led to `source`, "train.py:31 in forward", innermost first
+  int64_t time_ns = 0;                      ///< since recording began
+  std::string wanted{};                     ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
+  std::vector<std::string> stack{};         ///< calls that led to `source`, "train.py:31 in forward", innermost first
+  std::vector<std::string> native_stack{};  ///< C++ calls, "train+0x4f1a in step(long)", where they were asked for
+  std::string autocast{};                   ///< the dtype of the autocast region around the op, or empty
+  std::string parameter_group{};            ///< that an optimizer's step was at, of several: "AdamW, group 1"
 
   bool operator==(const ReportFailure&) const = default;
 };
@@ -217,6 +221,24 @@ struct ReportBatch {
   bool operator==(const ReportBatch&) const = default;
 };
 
+/// What autocast takes at the described moment.
+struct ReportAutocast {
+  std::string dtype;
+  int64_t made_bytes = 0;    ///< made by forward ops under autocast
+  int64_t cache_bytes = 0;   ///< of these: casts of weights, which autocast keeps until its region ends
+  bool region_open = false;  ///< the moment lies inside of the region
+
+  bool operator==(const ReportAutocast&) const = default;
+};
+
+/// What the parameters of one group of an optimizer take; without a name: what is in no group that is known.
+struct ReportParameterGroup {
+  std::string name{};
+  int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_state_bytes = 0;
+
+  bool operator==(const ReportParameterGroup&) const = default;
+};
+
 /// All that is said about one card.
 struct ReportOfDevice {
   ReportDevice device{};
@@ -240,6 +262,8 @@ struct ReportOfDevice {
   std::vector<ReportDuplicate> duplicates{};
   Figures phase_peaks{};              ///< of all steps, by phase
   std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
+  std::optional<ReportAutocast> autocast{};
+  std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<ReportBatch> batch{};
   std::vector<ReportRemedy> remedies{};

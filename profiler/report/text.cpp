@@ -71,8 +71,13 @@ std::string callers_of(const ReportFailure& failure, const TextOptions& options)
   constexpr size_t kMostCallers = 4;
   std::vector<std::string> callers;
   for (const std::string& call : failure.stack) {
-    const bool is_library = call.find(" in ") == call.npos || call.starts_with("site-packages/");
-    if (&call != &failure.stack.front() && !is_library) callers.push_back(printable(short_source(call), 40));
+    const size_t in = call.find(" in ");
+    const bool is_native = in != call.npos && call.substr(0, in).find("+0x") != call.npos;
+    const bool is_library = in == call.npos || call.starts_with("site-packages/") || call.starts_with("torch/lib/") ||
+                            call.starts_with("/lib") || call.starts_with("/usr/lib");
+    const bool is_said = &call == &failure.stack.front() && !is_native;  // "where" ends with it
+    if (is_library || is_said) continue;
+    callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 40));
   }
   std::string text;
   for (size_t i = 0; i < std::min(callers.size(), kMostCallers); ++i) {
@@ -160,17 +165,33 @@ void add_duplicates(std::string& text, const ReportOfDevice& device) {
   }
 }
 
+void add_autocast(std::string& text, const ReportOfDevice& device) {
+  if (!device.autocast) return;
+  const ReportAutocast& autocast = *device.autocast;
+  if (autocast.cache_bytes == 0) {
+    if (autocast.region_open) add(text, "autocast", printable(autocast.dtype, 20));
+    return;
+  }
+  add(text, "autocast",
+      fmt::format("{}: {} are casts of weights, kept until {}", printable(autocast.dtype, 20),
+                  with_unit(autocast.cache_bytes),
+                  autocast.region_open ? "its region ends" : "backward has used them"));
+}
+
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
   const ReportFailure& failure = *device.failure;
   add(text, "where", place_of(failure, options));
   std::string what;
   if (!failure.wanted.empty()) {
     what = ": " + printable(failure.wanted, 60);
+  } else if (!failure.parameter_group.empty()) {
+    what = " for " + printable(failure.parameter_group, 60);
   } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
     what = ": inside " + printable(failure.inner_op, 60);
   }
   add(text, "called", callers_of(failure, options));
   add(text, "wanted", with_unit(failure.requested_bytes) + what);
+  add_autocast(text, device);
   if (!device.cause) return;
   add(text, "cause", cause_of(device));
   if (device.cause->kind == "capacity" || device.cause->kind == "workspace") {
@@ -187,6 +208,7 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
                   with_unit(peak.reserved_bytes)));
   add(text, "set by", place_of(peak, options));
   if (report.snapshot) return;
+  add_autocast(text, device);
   add(text, "room", fmt::format("{} more could be allocated at the peak", with_unit(device.headroom_bytes)));
   if (report.outcome == "killed" && !device.timeline.empty()) {
     const ReportPoint& last = device.timeline.back();
@@ -270,6 +292,7 @@ std::string to_text(const Report& report, const TextOptions& options) {
   add_duplicates(text, *device);
   if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
+  if (const std::string groups = groups_table(*device); !groups.empty()) text += "\n" + groups;
   if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
   if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
   if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;

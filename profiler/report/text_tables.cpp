@@ -146,6 +146,29 @@ std::string holes_table(const ReportOfDevice& device, const TextOptions& options
   return text;
 }
 
+std::string groups_table(const ReportOfDevice& device) {
+  constexpr size_t kMostGroups = 8;
+  if (device.parameter_groups.empty()) return {};
+  int64_t largest = 0;
+  for (const ReportParameterGroup& group : device.parameter_groups) {
+    largest = std::max({largest, group.parameter_bytes, group.gradient_bytes, group.optimizer_state_bytes});
+  }
+  const Unit unit = unit_for(largest);
+  std::string text = "  " + padded(fmt::format("by parameter group, {}", unit.name), 30) +
+                     fmt::format("{:>11}{:>11}{:>17}\n", "parameters", "gradients", "optimizer state");
+  for (size_t i = 0; i < std::min(device.parameter_groups.size(), kMostGroups); ++i) {
+    const ReportParameterGroup& group = device.parameter_groups[i];
+    const std::string name = group.name.empty() ? "in no group that is known" : printable(group.name, 27);
+    text += "    " + padded(name, 28) +
+            fmt::format("{:>11}{:>11}{:>17}\n", in_unit(group.parameter_bytes, unit),
+                        in_unit(group.gradient_bytes, unit), in_unit(group.optimizer_state_bytes, unit));
+  }
+  if (device.parameter_groups.size() > kMostGroups) {
+    text += fmt::format("    {} more\n", device.parameter_groups.size() - kMostGroups);
+  }
+  return text;
+}
+
 std::string growth_table(const ReportOfDevice& device, const TextOptions& options) {
   if (device.growth.empty()) return {};
   constexpr size_t kMostRows = 3;

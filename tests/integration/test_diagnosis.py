@@ -381,6 +381,72 @@ class Places(DiagnosisTest):
         self.assertEqual(calls, ["square", "<module>"])
 
 
+    GROUPS = """
+            import torch
+            from torch import nn
+            small, large = nn.Linear(512, 512, bias=False).cuda(), nn.Linear(4096, 4096, bias=False).cuda()
+            groups = [{"params": small.parameters(), "name": "decay"}, {"params": large.parameters(), "weight_decay": 0.0}]
+            optimizer = torch.optim.AdamW(groups)
+            for _ in range(3):
+                optimizer.zero_grad()
+                (small(torch.randn(8, 512, device="cuda")).sum() + large(torch.randn(8, 4096, device="cuda")).sum()).backward()
+                optimizer.step()
+            """
+
+    def test_what_the_parameter_groups_of_an_optimizer_take(self):
+        done, report = self.run_code(self.GROUPS)
+        rows = {row["name"]: row for row in report["parameter_groups"]}
+        self.assertEqual(list(rows), ["AdamW, group 1", "AdamW, group 0 (decay)"])
+        for name, side in (("AdamW, group 0 (decay)", 512), ("AdamW, group 1", 4096)):
+            self.assertEqual(list(rows[name].values())[1:], [side * side * 4, side * side * 4, side * side * 8])
+        self.assertIn("by parameter group, MiB", done.stderr)
+
+    def test_the_parameter_group_that_a_step_ran_out_at(self):
+        done, report = self.run_code(self.GROUPS, memory="460MiB")
+        self.assertEqual(report["failure"]["phase"], "optimizer", done.stderr)
+        self.assertEqual(report["failure"]["parameter_group"], "AdamW, group 1")
+        for kind in ("parameter", "gradient", "optimizer_state"):
+            self.assertEqual(sum(row[kind + "_bytes"] for row in report["parameter_groups"]), report["categories"][kind])
+        self.assertRegex(done.stderr, "wanted .* for AdamW, group 1")
+
+    def test_a_single_parameter_group_is_not_worth_a_word(self):
+        done, report = self.run_code(self.GROUPS.replace("AdamW(groups)", "AdamW(groups[:1])"))
+        self.assertEqual(report["parameter_groups"], [], done.stderr)
+
+
+    AUTOCAST = """
+            import sys, torch
+            from torch import nn
+            model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 512)).cuda()
+            for batch in map(int, sys.argv[1:]):
+                x = torch.randn(batch, 1024, device="cuda")
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    y = model(x)
+                    kept = torch.zeros(batch, 1 << 20, dtype=torch.uint8, device="cuda")
+                y.sum().backward()
+                model.zero_grad()
+            """
+    CASTS = 2 * (1024 * 2048 + 2048 + 2048 * 512 + 512)  # bytes of the weights and biases in bfloat16
+
+    def test_an_autocast_region_is_part_of_the_place_and_its_cached_casts_are_told(self):
+        done, report = self.run_program("-c", textwrap.dedent(self.AUTOCAST), "64", "20000")
+        self.assertEqual((report["failure"]["op"], report["failure"]["autocast"]), ("aten::zeros", "bfloat16"), done.stderr)
+        autocast = report["autocast"]
+        self.assertEqual((autocast["dtype"], autocast["region_open"]), ("bfloat16", True))
+        self.assertEqual(autocast["cache_bytes"], self.CASTS)  # all of them are multiples of 512
+        self.assertGreater(autocast["made_bytes"], autocast["cache_bytes"])
+        self.assertIn("are casts of weights, kept until its region ends", done.stderr)
+
+    def test_an_input_that_is_cast_is_no_cached_weight(self):
+        program = textwrap.dedent(self.AUTOCAST).replace("nn.Linear(1024, 2048)", "nn.Linear(1024, 2048, bias=False)")
+        _, report = self.run_program("-c", program, "2048", memory="2GiB")  # the input is as large as the first weight
+        self.assertEqual(report["autocast"]["cache_bytes"], self.CASTS - 2 * 2048)
+
+    def test_without_autocast_nothing_is_said_of_it(self):
+        _, report = self.run_code("import torch; torch.ones(1 << 20, device='cuda')")
+        self.assertIsNone(report["autocast"])
+
+
 class DoNoHarm(DiagnosisTest):
     """The program ends as it would have without us."""
 

@@ -110,6 +110,21 @@ class Endings(ProcessTest):
         self.assertEqual(done.returncode, 128 + signal.SIGABRT)
         self.assertEqual(report["failure"]["requested_bytes"], 64 << 30)
 
+    def test_the_cpp_calls_of_a_refusal_are_named_on_request(self):
+        done, report = self.record(self.program, "oom_uncaught", options=["--native-stacks"])
+        failure = report["failure"]
+        names = [call.partition(" in ")[2] for call in failure["stack"]]
+        for wanted in (r"^\(anonymous namespace\)::train\(long\)", "^main$"):  # what lies between may be inlined
+            self.assertTrue(any(re.search(wanted, name) for name in names), failure["stack"])
+        self.assertTrue(failure["stack"][0].startswith(self.program), failure["stack"])
+        self.assertTrue(failure["native_stack"][0].startswith("torch/lib/libc10_cuda.so+0x"), failure["native_stack"][:3])
+        self.assertTrue(any("at::_ops::" in call for call in failure["native_stack"]))
+        self.assertRegex(done.stderr, r"called +from .*train\(long\)")
+
+    def test_without_the_request_there_are_none(self):
+        _, report = self.record(self.program, "oom_uncaught")
+        self.assertEqual((report["failure"]["stack"], report["failure"]["native_stack"]), ([], []))
+
     def test_fork_and_wait(self):
         done, _ = self.check_ending("fork", "ok")
         self.assertIn("child 5", done.stdout)
@@ -355,6 +370,48 @@ class PythonEndings(ProcessTest):
         self.assertEqual([rank["rank"] for rank in report["ranks"]], [0, 1])
         self.assertEqual([rank["folder"] for rank in report["ranks"]], ["rank-0", "rank-1"])
         self.assertEqual(report["imbalance"]["rank"], 1)
+
+    def test_spawned_ranks_over_nccl_of_which_one_runs_out(self):
+        script = self.folder / "spawn.py"
+        script.write_text(textwrap.dedent("""
+            import sys, time, torch
+            import torch.distributed as dist, torch.multiprocessing as mp
+            def work(rank, port, came_through):
+                torch.cuda.set_device(rank)
+                dist.init_process_group('nccl', f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
+                model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024).cuda(), [rank])
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+                for batch in (64, 1 << 18 if rank == 0 else int(sys.argv[1])):
+                    if rank == 1 and batch > 64:
+                        came_through.wait()
+                    model(torch.randn(batch, 1024, device='cuda')).square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                came_through.set()
+                if rank == 0 and sys.argv[2] == 'wait':
+                    time.sleep(60)  # until it is told to end
+                dist.destroy_process_group()
+                print(torch.cuda.max_memory_allocated(), flush=True)
+            if __name__ == '__main__':
+                import socket
+                with socket.socket() as probe:
+                    probe.bind(('127.0.0.1', 0))
+                    port = probe.getsockname()[1]
+                mp.spawn(work, (port, mp.get_context('spawn').Event()), nprocs=2)
+        """))
+        done, report = self.record(sys.executable, script, str(1 << 18), "go", options=["--count", "2"])
+        self.assertEqual((done.returncode, report["outcome"]), (0, "ok"), done.stderr)
+        self.assertEqual([rank["rank"] for rank in report["ranks"]], [0, 1])
+        self.assertEqual([rank["device"]["index"] for rank in report["ranks"]], [0, 1])
+        self.assertEqual(sorted(done.stdout.split()), sorted(str(r["peak"]["allocated_bytes"]) for r in report["ranks"]))
+        self.assertIsNone(report["imbalance"])
+
+        done, report = self.record(sys.executable, script, str(1 << 20), "wait", options=["--count", "2"])
+        self.assertEqual((report["outcome"], report["rank"]), ("out_of_memory", 1), done.stderr)
+        self.assertIsNone(report["ranks"][0]["failure"])
+        self.assertEqual((report["cause"]["kind"], report["ranks"][1]["cause"]), ("imbalance", "imbalance"), done.stderr)
+        self.assertEqual(report["cause"]["evidence"]["others_bytes"], report["ranks"][0]["peak"]["allocated_bytes"])
+        self.assertRegex(done.stderr, "cause +imbalance: this card holds .* evenly spread it would fit")
 
 
 if __name__ == "__main__":

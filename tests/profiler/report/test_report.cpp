@@ -229,4 +229,20 @@ TEST_CASE("a damaged trace makes a report that adds up, not a crash", "[report][
   }
 }
 
+TEST_CASE("parameter groups are told where there are several, and add up to their categories", "[report]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::to"}).alloc("w0", 4_MiB).alloc("w1", 8_MiB).alloc("frozen", 2_MiB);
+  for (const char* name : {"w0", "w1", "frozen"}) trace.names(EventKind::parameter, name, name);
+  trace.op({.op = "aten::relu"}).alloc("y", 1_MiB).nodes(0).begin_scope("Optimizer.step#SGD.step");
+  trace.op({.op = "aten::zeros_like", .scope = "Optimizer.step#SGD.step", .grad = false}).alloc("m1", 8_MiB).no_op();
+  trace.end_scope("Optimizer.step#SGD.step").names(EventKind::grouped, "w0", "", "SGD, group 0");
+  CHECK(make_report(trace, {}).devices.at(0).parameter_groups.empty());
+
+  trace.names(EventKind::grouped, "w1", "", "SGD, group 1").names(EventKind::grouped, "m1", "", "SGD, group 1");
+  const Report report = make_report(trace, {});
+  CHECK(report.devices.at(0).parameter_groups ==
+        std::vector<ReportParameterGroup>{{"SGD, group 1", 8_MiB, 0, 8_MiB}, {"SGD, group 0", 4_MiB}, {"", 2_MiB}});
+  CHECK(to_text(report).find("by parameter group, MiB") != std::string::npos);
+}
+
 }  // namespace oomdiag

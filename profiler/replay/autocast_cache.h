@@ -1,0 +1,21 @@
+#pragma once
+
+#include "profiler/replay/history.h"
+
+namespace oomdiag {
+
+/// What autocast takes at a moment.
+struct AutocastUse {
+  std::string_view dtype{};  ///< empty: nothing was made under autocast
+  int64_t made_bytes = 0;    ///< by forward ops under autocast
+  int64_t cache_bytes = 0;   ///< of these: casts of weights, which autocast keeps until its region ends
+  bool region_open = false;  ///< the moment lies inside of the region
+
+  bool operator==(const AutocastUse&) const = default;
+};
+
+/// A weight's cast is found as the cast of half a float32 parameter's bytes, made under autocast where that parameter's
+/// module ran, or of the parameter's shape; each parameter has at most one.
+AutocastUse find_autocast(const Moment& moment);
+
+}  // namespace oomdiag
