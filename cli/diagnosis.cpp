@@ -39,6 +39,7 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
                                      .users_own = environment("LD_PRELOAD")}));
   set("OOMDIAG_RECORDER", (install.libraries / "liboomdiag.so").string());
   set("OOMDIAG_ATTACH_AT_STEP", request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
+  set("OOMDIAG_NATIVE_STACKS", request.native_stacks ? "1" : environment("OOMDIAG_NATIVE_STACKS"));
   set("OOMDIAG_CARD", list_files(request.device.cards));
   set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
   set("OOMDIAG_CLOCKED", request.device.clocked ? "1" : "");

@@ -21,6 +21,7 @@ struct DiagnosisRequest {
   std::optional<int64_t> batch{};  ///< batch size, where it is known
   int attach_at_step = 1;          ///< optimizer step to begin with
   bool shows_progress = false;     ///< a live line on the terminal, where there is one
+  bool native_stacks = false;      ///< C++ calls of refused requests as well
   bool keeps_output = false;       ///< the program's output goes to output.txt in the run folder
 };
 

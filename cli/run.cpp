@@ -22,6 +22,7 @@ struct Options {
   std::string output;
   int attach_at_step = 1;
   bool no_progress = false;
+  bool native_stacks = false;
   int oom_exit_code = -1;  ///< -1 = the program's own
 };
 
@@ -64,6 +65,7 @@ int run(const Options& options) {
                                  .base = choose_base(options.folder),
                                  .attach_at_step = options.attach_at_step,
                                  .shows_progress = !options.no_progress,
+                                 .native_stacks = options.native_stacks,
                                  .keeps_output = false};
   const Diagnosis diagnosis = diagnose(request, install);
   try {
@@ -100,6 +102,8 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "begin to record with this optimizer step; the steps before it run as without us")
       ->type_name("N")
       ->check(range(1, 1 << 30));
+  command.add_flag("--native-stacks", options->native_stacks,
+                   "name the C++ calls that led to a refused request (costs milliseconds at an OOM, nothing else)");
   command.add_flag("--no-progress", options->no_progress, "no live line on the terminal while the program runs");
   command.callback([options, &command, &chosen, &from_separator] {
     options->program = join_program(command.remaining(), from_separator);

@@ -40,7 +40,8 @@ namespace oomdiag {
 ///                                                                           "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written
 /// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
-///                                                                           line of text, innermost first; address 0: of the refusal
+///                                                                           line of text, innermost first; address 0: of the refusal;
+///                                                                           with kNativeStack its C++ calls
 /// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, op_serial as in alloc;
 ///                                      driver             object that asked  context.source is the stack where one was asked for
 /// driver_map        mapped at          its bytes          the handle        cuMemMap of a handle that libc10_cuda did not ask for
@@ -84,7 +85,7 @@ enum class EventKind : uint8_t {
 };
 inline constexpr EventKind kLastEventKind = EventKind::grouped;
 
-/// Flags of free_requested, block_state, segment_state and note.
+/// Flags of free_requested, block_state, segment_state, note and stack.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
@@ -93,6 +94,7 @@ enum EventFlag : uint16_t {
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
   kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
   kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
+  kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
 };
 
 /// What the driver was asked for; the low bits of the flags of driver_alloc and driver_free.

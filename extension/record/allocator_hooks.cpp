@@ -6,10 +6,12 @@
 #include "extension/cupti/collector.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/layout.h"
+#include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
+#include "extension/record/trace_place.h"
 
 namespace oomdiag {
 
@@ -110,6 +112,20 @@ void write_layout(const ThreadState& state, uint8_t device) {
   }
 }
 
+bool native_stacks_wanted() {
+  static const bool wanted = environment_number("OOMDIAG_NATIVE_STACKS", 0) != 0;
+  return wanted;
+}
+
+void write_native_stack(ThreadState& state) {
+  NativeStack stack;
+  stack.capture();
+  Event event = state.event(EventKind::stack);
+  event.flags = kNativeStack;
+  event.detail = session().writer().intern(std::string_view(describe_calls(stack)));
+  session().writer().write(event);
+}
+
 // Runs when all retries failed, before the exception, on the thread that wanted memory, with the allocator unlocked. What
 // it throws would replace the program's OutOfMemoryError.
 void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
@@ -130,6 +146,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
+  if (native_stacks_wanted()) write_native_stack(state);
   write_parameter_groups(true);
   describe_card(index);
   write_layout(state, index);

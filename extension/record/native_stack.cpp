@@ -1,13 +1,17 @@
 #include "extension/record/native_stack.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/Type.h>
 #include <dlfcn.h>
 #include <execinfo.h>
 
 #include <charconv>
+#include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
+#include "extension/record/native_symbols.h"
 #include "extension/record/thread_state.h"
 
 // Every operator passes through at::_ops::<name>_<overload>::call or ::redispatch, which libtorch_cpu exports.
@@ -42,6 +46,36 @@ std::string operator_name(std::string_view joined) {
   return {};
 }
 
+/// Where PyTorch's libraries lie: one of them, the allocator's, is on every such stack.
+std::string find_torch_folder(const NativeStack& stack) {
+  constexpr std::string_view kAllocator = "/libc10_cuda.so";
+  for (int i = 0; i < stack.depth; ++i) {
+    Dl_info found{};
+    if (dladdr(stack.frames[i], &found) == 0 || found.dli_fname == nullptr) continue;
+    const std::string_view file = found.dli_fname;
+    if (file.ends_with(kAllocator)) return std::string(file.substr(0, file.size() - kAllocator.size() + 1));
+  }
+  return {};
+}
+
+// An address to go back to lies behind the call.
+std::string describe_call(void* address, const std::string& torch_folder) {
+  constexpr size_t kLongest = 200;  // of a name: those of templates fill pages
+  const void* call = static_cast<const char*>(address) - 1;
+  Dl_info found{};
+  if (dladdr(call, &found) == 0 || found.dli_fname == nullptr) return {};
+  std::string file = found.dli_fname;
+  if (!torch_folder.empty() && file.starts_with(torch_folder)) file = "torch/lib/" + file.substr(torch_folder.size());
+  char offset[32];
+  std::snprintf(offset, sizeof offset, "+0x%zx",
+                reinterpret_cast<uintptr_t>(call) - reinterpret_cast<uintptr_t>(found.dli_fbase));
+  std::string symbol = found.dli_sname != nullptr ? found.dli_sname : find_local_symbol(found, call);
+  if (symbol.empty()) return file + offset;
+  symbol = c10::demangle(symbol.c_str());
+  if (symbol.size() > kLongest) symbol = symbol.substr(0, kLongest) + "...";
+  return file + offset + " in " + symbol;
+}
+
 }  // namespace
 
 void NativeStack::capture() noexcept { depth = backtrace(frames, kMaxFrames); }
@@ -60,6 +94,18 @@ bool find_ops(const NativeStack& stack, InternCache& names, Context& context) {
   if (outermost.empty()) return false;
   context.op = names.name(operator_name(outermost));
   return true;
+}
+
+std::string describe_calls(const NativeStack& stack) {
+  const std::string torch_folder = find_torch_folder(stack);
+  std::string text;
+  bool begun = false;
+  for (int i = 0; i < stack.depth; ++i) {
+    const std::string call = describe_call(stack.frames[i], torch_folder);
+    begun = begun || call.starts_with("torch/lib/");  // what comes before is ours
+    if (begun && !call.empty()) text += (text.empty() ? "" : "\n") + call;
+  }
+  return text;
 }
 
 }  // namespace oomdiag

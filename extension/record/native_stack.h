@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "profiler/event.h"
 
 namespace oomdiag {
@@ -19,5 +21,9 @@ struct NativeStack {
 /// Finds the operators that run on `stack`, and names the outermost and the innermost in `context`. Costs tens of
 /// microseconds. False where there are none.
 bool find_ops(const NativeStack& stack, InternCache& names, Context& context);
+
+/// The calls of `stack`, one per line of text, innermost first, from the one that asked the allocator:
+/// "/home/me/train+0x4f1a in step(long)", PyTorch's own as "torch/lib/libtorch_cpu.so+0x… in …". Milliseconds.
+std::string describe_calls(const NativeStack& stack);
 
 }  // namespace oomdiag

@@ -205,6 +205,7 @@ struct OutOfMemory {
   std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
   Where wanted_by{};                ///< the forward op whose output's gradient it was
   std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
+  std::string_view native_stack{};  ///< C++ calls of the refusal, where they were asked for
   std::string_view group{};         ///< the parameter group that an optimizer's step was at, or empty
 
   bool operator==(const OutOfMemory&) const = default;

@@ -40,9 +40,9 @@ void find_stack(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) 
   const uint16_t thread = trace.events[refusal.event].thread;
   for (uint64_t i = refusal.event; i <= refusal.end && i < trace.events.size(); ++i) {
     const Event& event = trace.events[i];
-    if (event.kind == EventKind::stack && event.address == 0 && event.thread == thread) {
-      refusal.stack = trace.name(event.detail);
-    }
+    if (event.kind != EventKind::stack || event.address != 0 || event.thread != thread) continue;
+    const bool native = (event.flags & kNativeStack) != 0;
+    (native ? refusal.native_stack : refusal.stack) = trace.name(event.detail);
   }
   if (!refusal.stack.empty() || refusal.where.source.empty()) return;
   if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;

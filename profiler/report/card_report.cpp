@@ -50,6 +50,16 @@ std::vector<std::string> lines_of(std::string_view text) {
   return lines;
 }
 
+bool is_of_library(std::string_view call) {
+  return call.starts_with("torch/lib/") || call.starts_with("/lib") || call.starts_with("/usr/lib");
+}
+
+/// From the innermost C++ call that is neither PyTorch's nor the system's.
+std::string_view calls_of_program(std::string_view calls) {
+  while (!calls.empty() && is_of_library(calls)) calls.remove_prefix(std::min(calls.find('\n'), calls.size() - 1) + 1);
+  return calls;
+}
+
 ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
   return {.phase = std::string(name_of(refusal.phase)),
           .step = refusal.step,
@@ -64,7 +74,8 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
           .free_bytes = refusal.free_bytes,
           .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
           .wanted = describe_wanted(refusal),
-          .stack = lines_of(refusal.stack),
+          .stack = lines_of(refusal.stack.empty() ? calls_of_program(refusal.native_stack) : refusal.stack),
+          .native_stack = lines_of(refusal.native_stack),
           .autocast = std::string(refusal.where.autocast),
           .parameter_group = std::string(refusal.group)};
 }

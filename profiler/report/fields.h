@@ -49,6 +49,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("time_ns", value.time_ns);
   visit.or_null("wanted", value.wanted);
   visit("stack", value.stack);
+  visit("native_stack", value.native_stack);
   visit.or_null("autocast", value.autocast);
   visit.or_null("parameter_group", value.parameter_group);
 }

@@ -110,6 +110,21 @@ class Endings(ProcessTest):
         self.assertEqual(done.returncode, 128 + signal.SIGABRT)
         self.assertEqual(report["failure"]["requested_bytes"], 64 << 30)
 
+    def test_the_cpp_calls_of_a_refusal_are_named_on_request(self):
+        done, report = self.record(self.program, "oom_uncaught", options=["--native-stacks"])
+        failure = report["failure"]
+        names = [call.partition(" in ")[2] for call in failure["stack"]]
+        for wanted in (r"^\(anonymous namespace\)::train\(long\)", "^main$"):  # what lies between may be inlined
+            self.assertTrue(any(re.search(wanted, name) for name in names), failure["stack"])
+        self.assertTrue(failure["stack"][0].startswith(self.program), failure["stack"])
+        self.assertTrue(failure["native_stack"][0].startswith("torch/lib/libc10_cuda.so+0x"), failure["native_stack"][:3])
+        self.assertTrue(any("at::_ops::" in call for call in failure["native_stack"]))
+        self.assertRegex(done.stderr, r"called +from .*train\(long\)")
+
+    def test_without_the_request_there_are_none(self):
+        _, report = self.record(self.program, "oom_uncaught")
+        self.assertEqual((report["failure"]["stack"], report["failure"]["native_stack"]), ([], []))
+
     def test_fork_and_wait(self):
         done, _ = self.check_ending("fork", "ok")
         self.assertIn("child 5", done.stdout)
@@ -355,6 +370,7 @@ class PythonEndings(ProcessTest):
         self.assertEqual([rank["rank"] for rank in report["ranks"]], [0, 1])
         self.assertEqual([rank["folder"] for rank in report["ranks"]], ["rank-0", "rank-1"])
         self.assertEqual(report["imbalance"]["rank"], 1)
+
 
 
 if __name__ == "__main__":
