@@ -1,6 +1,9 @@
 #include "profiler/report/job.h"
 
 #include <algorithm>
+#include <array>
+
+#include "profiler/explain/imbalance.h"
 
 namespace oomdiag {
 namespace {
@@ -74,6 +77,43 @@ std::optional<ReportImbalance> find_imbalance(const std::vector<ReportRank>& ran
   return ReportImbalance{*highest->rank, highest->peak.allocated_bytes, usual, more};
 }
 
+/// Whether a rank has come as far as the one that failed: before that its peak says nothing about its share.
+bool came_as_far(const ReportOfDevice& device, const ReportFailure& failure) {
+  constexpr std::array<std::string_view, 4> kOrder = {"setup", "forward", "backward", "optimizer"};
+  const auto order = [&](std::string_view phase) {
+    const auto found = std::find(kOrder.begin(), kOrder.end(), phase);
+    return found == kOrder.end() ? 1 : found - kOrder.begin();
+  };
+  return std::any_of(device.phases.begin(), device.phases.end(), [&](const ReportPhase& phase) {
+    return phase.step != failure.step ? phase.step > failure.step : order(phase.phase) >= order(failure.phase);
+  });
+}
+
+/// The rank that failed lacked capacity, but an even share of the work would have fitted on its card. Each rank is taken to
+/// have a card of its own.
+void blame_imbalance(const std::vector<JobMember>& members, const JobMember& failed, Report& job) {
+  const ReportOfDevice* device = main_device(job);
+  if (!is_rank(job) || device == nullptr || !device->failure || !device->cause) return;
+  if (device->cause->kind != "capacity") return;
+  std::vector<int64_t> peaks;
+  size_t at = 0;
+  for (const JobMember& member : members) {
+    const ReportOfDevice* other = main_device(member.report);
+    if (!is_rank(member.report) || other == nullptr) continue;
+    if (&member == &failed) at = peaks.size();
+    if (&member == &failed || came_as_far(*other, *device->failure)) peaks.push_back(other->peak.allocated_bytes);
+  }
+  const int64_t room = device->card.allocated_bytes + device->card.pending_free_bytes + device->card.cached_bytes +
+                       device->card.free_bytes;
+  const auto found = oomdiag::find_imbalance(peaks, at, device->failure->requested_bytes, room);
+  if (!found) return;
+  ReportCause& cause = *job.devices[job.main_device].cause;
+  cause.kind = "imbalance";
+  cause.evidence.emplace_back("fullest_bytes", found->fullest_bytes);
+  cause.evidence.emplace_back("others_bytes", found->others_bytes);
+  cause.evidence.emplace_back("even_bytes", found->even_bytes);
+}
+
 std::string find_outcome(const Report& main, std::optional<int> exit_code) {
   if (main.outcome == "out_of_memory" || !exit_code) return main.outcome;
   return *exit_code == 0 ? "ok" : *exit_code > 128 ? "killed" : "failed";
@@ -82,10 +122,16 @@ std::string find_outcome(const Report& main, std::optional<int> exit_code) {
 }  // namespace
 
 Report merge_job(const std::vector<JobMember>& members, std::optional<int> exit_code) {
-  Report job = find_main(members).report;
+  const JobMember& main = find_main(members);
+  Report job = main.report;
   job.outcome = find_outcome(job, exit_code);
   job.exit_code = exit_code;
-  for (const JobMember& member : members) job.ranks.push_back(describe(member));
+  blame_imbalance(members, main, job);
+  for (const JobMember& member : members) {
+    job.ranks.push_back(describe(member));
+    const ReportOfDevice* device = main_device(job);
+    if (&member == &main && device != nullptr && device->cause) job.ranks.back().cause = device->cause->kind;
+  }
   const auto by_rank = [](const ReportRank& a, const ReportRank& b) {
     if (a.rank.has_value() != b.rank.has_value()) return a.rank.has_value();
     return a.rank != b.rank ? a.rank < b.rank : a.pid < b.pid;

@@ -371,6 +371,47 @@ class PythonEndings(ProcessTest):
         self.assertEqual([rank["folder"] for rank in report["ranks"]], ["rank-0", "rank-1"])
         self.assertEqual(report["imbalance"]["rank"], 1)
 
+    def test_spawned_ranks_over_nccl_of_which_one_runs_out(self):
+        script = self.folder / "spawn.py"
+        script.write_text(textwrap.dedent("""
+            import sys, time, torch
+            import torch.distributed as dist, torch.multiprocessing as mp
+            def work(rank, port, came_through):
+                torch.cuda.set_device(rank)
+                dist.init_process_group('nccl', f'tcp://127.0.0.1:{port}', rank=rank, world_size=2)
+                model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024).cuda(), [rank])
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+                for batch in (64, 1 << 18 if rank == 0 else int(sys.argv[1])):
+                    if rank == 1 and batch > 64:
+                        came_through.wait()
+                    model(torch.randn(batch, 1024, device='cuda')).square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                came_through.set()
+                if rank == 0 and sys.argv[2] == 'wait':
+                    time.sleep(60)  # until it is told to end
+                dist.destroy_process_group()
+                print(torch.cuda.max_memory_allocated(), flush=True)
+            if __name__ == '__main__':
+                import socket
+                with socket.socket() as probe:
+                    probe.bind(('127.0.0.1', 0))
+                    port = probe.getsockname()[1]
+                mp.spawn(work, (port, mp.get_context('spawn').Event()), nprocs=2)
+        """))
+        done, report = self.record(sys.executable, script, str(1 << 18), "go", options=["--count", "2"])
+        self.assertEqual((done.returncode, report["outcome"]), (0, "ok"), done.stderr)
+        self.assertEqual([rank["rank"] for rank in report["ranks"]], [0, 1])
+        self.assertEqual([rank["device"]["index"] for rank in report["ranks"]], [0, 1])
+        self.assertEqual(sorted(done.stdout.split()), sorted(str(r["peak"]["allocated_bytes"]) for r in report["ranks"]))
+        self.assertIsNone(report["imbalance"])
+
+        done, report = self.record(sys.executable, script, str(1 << 20), "wait", options=["--count", "2"])
+        self.assertEqual((report["outcome"], report["rank"]), ("out_of_memory", 1), done.stderr)
+        self.assertIsNone(report["ranks"][0]["failure"])
+        self.assertEqual((report["cause"]["kind"], report["ranks"][1]["cause"]), ("imbalance", "imbalance"), done.stderr)
+        self.assertEqual(report["cause"]["evidence"]["others_bytes"], report["ranks"][0]["peak"]["allocated_bytes"])
+        self.assertRegex(done.stderr, "cause +imbalance: this card holds .* evenly spread it would fit")
 
 
 if __name__ == "__main__":

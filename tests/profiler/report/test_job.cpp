@@ -58,6 +58,26 @@ TEST_CASE("a rank that needs clearly more than the others is an imbalance", "[re
         ReportImbalance{.rank = 1, .peak_bytes = 6_GiB, .median_of_others_bytes = 4_GiB, .difference_bytes = 2_GiB});
 }
 
+TEST_CASE("a rank that ran out where an even share would have fitted is blamed on imbalance", "[report]") {
+  const auto job_with = [](int64_t other_bytes, ReportPhase reached) {
+    JobMember full = failed(member(1, 15_GiB), 10);
+    ReportOfDevice& device = full.report.devices[0];
+    device.failure->requested_bytes = 2_GiB;
+    device.cause = ReportCause{.kind = "capacity", .short_by_bytes = 1_GiB};
+    device.card = {.allocated_bytes = 15_GiB, .free_bytes = 1_GiB};
+    JobMember other = member(0, other_bytes);
+    other.report.devices[0].phases = {reached};
+    return merge_job({other, full}, 1);
+  };
+  const Report job = job_with(4_GiB, {3, "backward", 4_GiB});
+  CHECK(job.devices.at(0).cause->kind == "imbalance");
+  CHECK(job.ranks.at(1).cause == "imbalance");
+  CHECK(to_text(job).find("evenly spread it would fit") != std::string::npos);
+
+  CHECK(job_with(14_GiB, {3, "backward", 14_GiB}).devices.at(0).cause->kind == "capacity");
+  CHECK(job_with(4_GiB, {3, "forward", 4_GiB}).devices.at(0).cause->kind == "capacity");  // did not come as far
+}
+
 TEST_CASE("a job survives its JSON and stands in its text", "[report]") {
   const Report job = merge_job({member(0, 4_GiB), failed(member(1, 6_GiB), 10)}, 1);
   CHECK(from_json(to_json(job)) == job);
