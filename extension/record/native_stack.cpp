@@ -1,7 +1,6 @@
 #include "extension/record/native_stack.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/Type.h>
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -47,10 +46,16 @@ std::string operator_name(std::string_view joined) {
   return {};
 }
 
-std::string folder_of(const void* address) {
-  Dl_info found{};
-  const std::string file = dladdr(address, &found) != 0 && found.dli_fname != nullptr ? found.dli_fname : "";
-  return file.substr(0, file.rfind('/') + 1);
+/// Where PyTorch's libraries lie: one of them, the allocator's, is on every such stack.
+std::string find_torch_folder(const NativeStack& stack) {
+  constexpr std::string_view kAllocator = "/libc10_cuda.so";
+  for (int i = 0; i < stack.depth; ++i) {
+    Dl_info found{};
+    if (dladdr(stack.frames[i], &found) == 0 || found.dli_fname == nullptr) continue;
+    const std::string_view file = found.dli_fname;
+    if (file.ends_with(kAllocator)) return std::string(file.substr(0, file.size() - kAllocator.size() + 1));
+  }
+  return {};
 }
 
 // An address to go back to lies behind the call.
@@ -92,7 +97,7 @@ bool find_ops(const NativeStack& stack, InternCache& names, Context& context) {
 }
 
 std::string describe_calls(const NativeStack& stack) {
-  const std::string torch_folder = folder_of(&c10::cuda::CUDACachingAllocator::allocator);
+  const std::string torch_folder = find_torch_folder(stack);
   std::string text;
   bool begun = false;
   for (int i = 0; i < stack.depth; ++i) {

@@ -66,6 +66,11 @@ std::string place_of(const Place& place, const TextOptions& options) {
   return text;
 }
 
+/// PyTorch's inline functions are compiled into the program itself.
+bool is_torch_function(std::string_view name) {
+  return name.starts_with("at::") || name.starts_with("c10::") || name.starts_with("torch::") || name == "_start";
+}
+
 // The user's calls that led to the line that "where" ends with.
 std::string callers_of(const ReportFailure& failure, const TextOptions& options) {
   constexpr size_t kMostCallers = 4;
@@ -76,7 +81,7 @@ std::string callers_of(const ReportFailure& failure, const TextOptions& options)
     const bool is_library = in == call.npos || call.starts_with("site-packages/") || call.starts_with("torch/lib/") ||
                             call.starts_with("/lib") || call.starts_with("/usr/lib");
     const bool is_said = &call == &failure.stack.front() && !is_native;  // "where" ends with it
-    if (is_library || is_said) continue;
+    if (is_library || is_said || (is_native && is_torch_function(std::string_view(call).substr(in + 4)))) continue;
     callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 40));
   }
   std::string text;
