@@ -95,6 +95,10 @@ std::string cause_of(const ReportOfDevice& device) {
     return with_unit(found == cause.evidence.end() ? 0 : found->second);
   };
   const std::string short_by = with_unit(cause.short_by_bytes);
+  if (cause.kind == "capacity" && cause.short_by_bytes == 0) {
+    return fmt::format("capacity: {} left if packed without holes, and the first forward pass goes on",
+                       figure("left_if_packed_bytes"));
+  }
   if (cause.kind == "capacity") {
     return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
   }
