@@ -15,11 +15,15 @@
 //   fraction_cap       a limit that the program set itself stood in the way, the card had room
 //   outside_pytorch    it would fit if others held no more of the card than a context takes
 //   workspace          it was no tensor: a library's scratch space, which a slower algorithm does without
-//   fragmentation      free and cached bytes together are enough, but no hole is
+//   fragmentation      free and cached bytes together are enough, but no hole is. Not where the first forward pass, whose
+//                      saved tensors stay, would have less left than it has just asked for: that ends one op later
 //   pending_frees      … are enough with blocks that are freed but still in use on another stream
 //   capacity           even then bytes are missing: `short_by_bytes` of them
 //
 // Imbalance between the cards of one program is found afterwards, from all of them: imbalance.h.
+//
+// A cached segment that is wholly free even so is of a pool that the allocator may not touch, as while a CUDA graph is
+// captured. It helps nobody and does not count as cached.
 //
 // "Enough" means what the allocator asks of the driver: whole segments, 20 MiB for anything from 1 to 10 MiB.
 
@@ -46,6 +50,8 @@ Figures read_figures(const OutOfMemory& failure, const Moment& moment, const All
             .outside = moment.outside_bytes,
             .reserved = moment.reserved_bytes,
             .total = total_bytes};
+  for (const SegmentLayout& segment : moment.segments) f.cached -= segment.used_bytes == 0 ? segment.bytes : 0;
+  f.cached = std::max<int64_t>(0, f.cached);
   f.allowed = f.total;
   if (settings.memory_fraction < 1) {
     f.allowed = std::llround(settings.memory_fraction * static_cast<double>(f.total));
@@ -101,12 +107,22 @@ std::vector<OutsideOwner> find_holders(const Moment& moment) {
   return holders;
 }
 
-CauseKind decide(const Figures& f, const OutOfMemory& failure, int64_t usual_outside) {
+// Nothing tells how much of the first forward pass is still to come.
+bool fails_again_soon(const Figures& f, const OutOfMemory& failure, const Moment& moment) {
+  if (failure.phase != Phase::forward || failure.step != 1 || f.free + f.cached - f.segment >= f.requested)
+    return false;
+  return std::any_of(moment.blocks.begin(), moment.blocks.end(),
+                     [](const LiveBlock& block) { return block.category == Category::activation; });
+}
+
+CauseKind decide(const Figures& f, const OutOfMemory& failure, const Moment& moment, int64_t usual_outside) {
   const int64_t foreign = std::max<int64_t>(0, f.outside - usual_outside);
   if (f.requested > f.total - std::min(f.outside, usual_outside)) return CauseKind::oversized_request;
   if (is_leak(f)) return CauseKind::leak;
   if (f.allowed < f.total && f.reserved + f.segment > f.allowed && f.free >= f.segment) return CauseKind::fraction_cap;
-  if (f.free + f.cached >= f.segment) return CauseKind::fragmentation;
+  if (f.free + f.cached >= f.segment) {
+    return fails_again_soon(f, failure, moment) ? CauseKind::capacity : CauseKind::fragmentation;
+  }
   if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
   if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
   if (wants_workspace(failure)) return CauseKind::workspace;
@@ -162,12 +178,12 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                  int64_t total_bytes, int64_t context_bytes, const std::vector<Growth>& growths) {
   Figures f = read_figures(failure, moment, settings, total_bytes);
   f.grown = sum_grown(growths) + grown_in_request(failure, growths);
-  Cause cause{.kind = decide(f, failure, usual_outside_of(moment, context_bytes))};
+  Cause cause{.kind = decide(f, failure, moment, usual_outside_of(moment, context_bytes))};
   cause.short_by_bytes = short_by(f, cause.kind);
   cause.evidence = {{"requested_bytes", f.requested},
                     {"segment_bytes", f.segment},
                     {"free_bytes", f.free},
-                    {"cached_bytes", f.cached},
+                    {"cached_bytes", moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes},
                     {"pending_free_bytes", f.pending},
                     {"outside_pytorch_bytes", f.outside},
                     {"left_if_packed_bytes", std::max<int64_t>(0, f.free + f.cached - f.segment)},

@@ -24,15 +24,42 @@ std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, siz
   return lopsided && found.even_bytes <= card_bytes ? std::optional(found) : std::nullopt;
 }
 
-void blame_imbalance(const std::vector<DeviceHistory>& devices, std::vector<Findings>& findings) {
+namespace {
+
+// Over the steps before `step`; 0 where none of them is known.
+int64_t peak_before(const DeviceHistory& device, uint32_t step) {
+  int64_t peak = 0;
+  for (const PhasePeak& one : device.phases) {
+    if (one.step > 0 && one.step < step) peak = std::max(peak, one.allocated_bytes);
+  }
+  return peak;
+}
+
+// Where one card fails in the middle of a step the others may not have come as far in it. What they held in the steps
+// before is taken to grow as that of the failed card has grown.
+std::vector<int64_t> expect_peaks(const std::vector<DeviceHistory>& devices, size_t failed) {
+  const DeviceHistory& full = devices[failed];
+  const int64_t before = peak_before(full, full.failure->step);
+  const double growth = before == 0 ? 0
+                                    : static_cast<double>(full.peak.allocated_bytes + full.failure->requested_bytes) /
+                                          static_cast<double>(before);
   std::vector<int64_t> peaks;
-  for (const DeviceHistory& device : devices) peaks.push_back(device.peak.allocated_bytes);
+  for (const DeviceHistory& device : devices) {
+    const auto grown = static_cast<int64_t>(growth * static_cast<double>(peak_before(device, full.failure->step)));
+    peaks.push_back(&device == &full ? full.peak.allocated_bytes : std::max(device.peak.allocated_bytes, grown));
+  }
+  return peaks;
+}
+
+}  // namespace
+
+void blame_imbalance(const std::vector<DeviceHistory>& devices, std::vector<Findings>& findings) {
   for (size_t i = 0; i < devices.size(); ++i) {
     std::optional<Cause>& cause = findings[i].cause;
     if (!cause || cause->kind != CauseKind::capacity) continue;
     const Moment& moment = devices[i].moment;
     const int64_t room = moment.free_bytes + moment.reserved_bytes;
-    const auto found = find_imbalance(peaks, i, devices[i].failure->requested_bytes, room);
+    const auto found = find_imbalance(expect_peaks(devices, i), i, devices[i].failure->requested_bytes, room);
     if (!found) continue;
     cause->kind = CauseKind::imbalance;
     cause->evidence.push_back({"fullest_bytes", found->fullest_bytes});

@@ -12,6 +12,10 @@ bool is_optimizer_temporary(const BlockLife& block) {
   return block.phase == Phase::optimizer && block.category == Category::temporary && block.born != BlockLife::kBefore;
 }
 
+bool is_scratch(const BlockLife& block) {
+  return block.category == Category::workspace || block.category == Category::temporary;
+}
+
 int64_t sum_of(const Lives& blocks, bool (*counts)(const BlockLife&)) {
   int64_t sum = 0;
   for (const BlockLife& block : blocks) sum += counts(block) ? block.bytes : 0;
@@ -128,7 +132,8 @@ std::optional<Changed> set_gradients_to_none(const Situation& situation) {
 }
 
 /// no_grad: nothing is saved. A tensor dies when the module beside its own that takes it has returned: a caller holds what
-/// it hands in. Where tensors skip over modules (residuals) the true peak is higher by them.
+/// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
+/// true peak is higher by them.
 std::optional<Changed> use_no_grad(const Situation& situation) {
   if (situation.has_backward || find_backward(situation.lives.blocks) != BlockLife::kNever) return {};
   Lives blocks = situation.lives.blocks;
@@ -137,8 +142,9 @@ std::optional<Changed> use_no_grad(const Situation& situation) {
     if (block.in_graph && block.born != BlockLife::kBefore) made.push_back(&block);
   }
   for (size_t m = 0; m + 1 < made.size(); ++m) {
-    const std::string_view taker = beside(made[m + 1]->made.module, made[m]->made.module);
     size_t last = m + 1;
+    while (last + 1 < made.size() && is_scratch(*made[last])) ++last;
+    const std::string_view taker = beside(made[last]->made.module, made[m]->made.module);
     while (last + 1 < made.size() && is_inside(made[last + 1]->made.module, taker)) ++last;
     made[m]->died = std::min(made[m]->died, made[last]->born + 1);
   }
@@ -207,11 +213,16 @@ std::optional<Changed> drop_outputs(const Situation& situation) {
   Lives blocks = situation.lives.blocks;
   const uint32_t backward = find_backward(blocks);
   if (backward == BlockLife::kNever) return {};
+  uint32_t last = backward;  // backward's last allocation
+  for (const BlockLife& block : blocks) {
+    if (block.phase == Phase::backward && block.born != BlockLife::kBefore) last = std::max(last, block.born);
+  }
   bool any = false;
   for (BlockLife& block : blocks) {
     const bool held = block.category == Category::output && block.phase == Phase::forward &&
                       block.born != BlockLife::kBefore && block.born < backward && block.died > backward;
-    if (!held) continue;
+    const bool leaks = situation.grown_bytes > 0 && block.died > last;  // stop_growth is about these
+    if (!held || leaks) continue;
     block.died = backward;
     any = true;
   }

@@ -19,8 +19,9 @@
 //   6 backward     made by a node and alive: a gradient on its way. What checkpointing computes again is an activation.
 //   7 forward      made by a forward op and alive, but saved by nobody: an output that somebody holds. Fresh tensors made
 //                  outside of modules by ops that copy or create (the batch of this step) are inputs.
-//   8 the rest     unknown, and never spread over the others. Only where the modules named all that is theirs do copied or
-//                  created tensors from setup or from between the steps count as inputs: the data set on the card, a
+//   8 the rest     unknown, and never spread over the others. Only where the modules named all that is theirs does what ops
+//                  outside of them made in setup count as inputs: the data set on the card, the first batch, however it
+//                  was normalised and put together. Of what is made between the steps copied or created tensors do: a
 //                  batch that autograd keeps a cast copy of.
 
 namespace oomdiag {
@@ -69,6 +70,7 @@ Category living_category(const Evidence& e) {
     case Phase::forward:
       return brings_data(e.op) && !e.in_module && !e.op_made_nodes ? Category::input : Category::output;
     case Phase::setup:
+      return !e.op.empty() && !e.in_module && e.modules_known ? Category::input : Category::unknown;
     case Phase::other:
       return brings_data(e.op) && !e.in_module && e.modules_known ? Category::input : Category::unknown;
     case Phase::optimizer:

@@ -210,6 +210,7 @@ struct OutOfMemory {
   Where where{};
   int64_t requested_bytes = 0;  ///< rounded to a block
   int64_t allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
+  int64_t granted_bytes = 0;        ///< where it was absorbed: the workspace that the op took in its place, 0 = none
   bool first_in_op = true;          ///< the op had allocated nothing before
   std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
   Where wanted_by{};                ///< the forward op whose output's gradient it was

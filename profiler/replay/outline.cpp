@@ -8,10 +8,13 @@
 namespace oomdiag {
 namespace {
 
-// Making and moving tensors also makes autograd nodes where parameters are moved to the card; that is not training yet.
+// Making and moving tensors also makes autograd nodes where parameters are moved to the card, and so do views (LibTorch
+// initialises a convolution by weight[0][0].numel()); that is not training yet.
 bool moves_tensors(std::string_view op) {
-  constexpr std::array kMovers = {"aten::to",    "aten::_to_copy", "aten::cuda", "aten::detach",
-                                  "aten::clone", "aten::alias",    "aten::copy_"};
+  constexpr std::array kMovers = {
+      "aten::to",        "aten::_to_copy", "aten::cuda",    "aten::detach",    "aten::clone",   "aten::alias",
+      "aten::copy_",     "aten::select",   "aten::slice",   "aten::view",      "aten::t",       "aten::narrow",
+      "aten::transpose", "aten::expand",   "aten::permute", "aten::unsqueeze", "aten::squeeze", "aten::as_strided"};
   return std::find(kMovers.begin(), kMovers.end(), op) != kMovers.end();
 }
 

@@ -59,10 +59,40 @@ void RefusalReader::read(const Event& event, uint64_t index) {
       }
     }
   }
+  if (!retries_.empty()) [[unlikely]]
+    follow(event);
   if (event.kind != EventKind::out_of_memory) return;
+  if (event.op_serial != 0) {
+    const auto [retry, fresh] =
+        retries_.try_emplace(event.thread, Retry{event.op_serial, event.context, refusals_.size()});
+    if (!fresh && retry->second.address != 0) retry->second = {event.op_serial, event.context, refusals_.size()};
+  }
   open_[event.thread] = refusals_.size();
   serials_.push_back(event.op_serial);
   refusals_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
+}
+
+void RefusalReader::follow(const Event& event) {
+  const auto found = retries_.find(event.thread);
+  if (found == retries_.end() || describes_refusal(event.kind)) return;
+  Retry& retry = found->second;
+  if (event.op_serial != retry.op_serial) {
+    if (event.op_serial != 0) retries_.erase(found);  // driver events and scopes carry none
+    return;
+  }
+  if (event.kind == EventKind::alloc) {
+    if (retry.address != 0 || event.context != retry.context) {
+      retries_.erase(found);  // no scratch came before it: it went on without
+    } else {
+      retry.address = event.address;
+      retry.bytes = event.bytes;
+    }
+  } else if (event.kind == EventKind::free_requested && event.address == retry.address) {
+    for (size_t r = retry.first; r < refusals_.size(); ++r) {
+      if (serials_[r] == retry.op_serial) refusals_[r].granted_bytes = retry.bytes;
+    }
+    retries_.erase(found);
+  }
 }
 
 void RefusalReader::note_progress(uint32_t op_serial) {

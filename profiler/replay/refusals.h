@@ -13,6 +13,7 @@ namespace oomdiag {
 ///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal
 ///   the thread allocates again, and no op_failed  absorbed by a library inside the op
 ///   forward ops or optimizer steps follow later   the program caught it and went on
+/// What the op went on with is its next block, if that is scratch: freed before the op allocates again, or ends.
 class RefusalReader {
  public:
   /// Takes the next event of the trace.
@@ -23,12 +24,22 @@ class RefusalReader {
   std::vector<OutOfMemory> finish(std::optional<bool> survived);
 
  private:
+  /// What an op does after a refusal.
+  struct Retry {
+    uint32_t op_serial = 0;
+    uint32_t context = 0;  ///< who asks: an op inside of it may allocate, too
+    size_t first = 0;      ///< of refusals_: those from here on were this op's
+    uint64_t address = 0;
+    int64_t bytes = 0;
+  };
+  void follow(const Event& event);
   void settle(uint16_t thread, Outcome outcome);
 
   std::vector<OutOfMemory> refusals_;
-  std::vector<uint32_t> serials_;    ///< op serial of each
-  std::map<uint16_t, size_t> open_;  ///< by thread: the refusal whose end is not known yet
-  std::vector<size_t> unwound_;      ///< left their op, and nothing went on since
+  std::vector<uint32_t> serials_;      ///< op serial of each
+  std::map<uint16_t, size_t> open_;    ///< by thread: the refusal whose end is not known yet
+  std::map<uint16_t, Retry> retries_;  ///< by thread
+  std::vector<size_t> unwound_;        ///< left their op, and nothing went on since
 };
 
 }  // namespace oomdiag

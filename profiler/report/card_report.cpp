@@ -6,6 +6,7 @@
 #include <charconv>
 #include <functional>
 #include <map>
+#include <tuple>
 
 #include "profiler/explain/explain.h"
 #include "profiler/replay/autocast_cache.h"
@@ -271,11 +272,12 @@ void report_owners(const Findings& findings, ReportOfDevice& report) {
 }
 
 void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
-  std::map<std::pair<std::string_view, int64_t>, int64_t> absorbed;
+  using Kind = std::tuple<std::string_view, std::string_view, int64_t, int64_t>;  // op, node, asked, granted
+  std::map<Kind, int64_t> absorbed;
   for (const OutOfMemory& refusal : device.refusals) {
     switch (refusal.outcome) {
       case Outcome::absorbed:
-        ++absorbed[{refusal.where.op, refusal.requested_bytes}];
+        ++absorbed[{refusal.where.op, refusal.where.node, refusal.requested_bytes, refusal.granted_bytes}];
         break;
       case Outcome::caught:
         if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(trace, refusal));
@@ -284,8 +286,9 @@ void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDe
         break;
     }
   }
-  for (const auto& [what, count] : absorbed) {
-    report.absorbed.push_back({std::string(what.first), what.second, count});
+  for (const auto& [kind, count] : absorbed) {
+    const auto& [op, node, asked, granted] = kind;
+    report.absorbed.push_back({std::string(op), asked, count, granted, std::string(node)});
   }
 }
 

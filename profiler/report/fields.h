@@ -218,6 +218,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
   visit("requested_bytes", value.requested_bytes);
   visit("count", value.count);
+  visit("granted_bytes", value.granted_bytes);
+  visit.or_null("node", value.node);
 }
 
 template <class Visitor, Either<ReportBatch> Value>

@@ -96,6 +96,22 @@ void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<
                                device.index, with_unit(unnamed), when));
 }
 
+bool is_of_convolution(const LiveBlock& block) {
+  return block.category == Category::workspace && block.made.inner.find("conv") != std::string_view::npos;
+}
+
+// It lets cuDNN take other plans, and which one needs how much only cuDNN knows.
+void add_unpredicted(const DeviceHistory& device, const std::string& card, std::vector<std::string>& limits) {
+  constexpr int64_t kLeastShare = 100;
+  int64_t bytes = 0;
+  for (const LiveBlock& block : device.moment.blocks) bytes += is_of_convolution(block) ? block.bytes : 0;
+  if (bytes * kLeastShare < device.moment.allocated_bytes || bytes == 0) return;
+  limits.push_back(
+      fmt::format("{}channels_last is not predicted: no tensor takes other bytes in it, but the {} of "
+                  "convolution workspaces may",
+                  card, with_unit(bytes)));
+}
+
 void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
   const std::string card = fmt::format("card {}: ", device.index);
   if (device.replay_error_bytes > 0) {
@@ -125,6 +141,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
       limits.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");
     }
   }
+  add_unpredicted(device, card, limits);
   if (device.packed_tensors > 0) {
     limits.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,
                                  device.packed_tensors));

@@ -207,9 +207,12 @@ struct ReportMark {
   bool operator==(const ReportMark&) const = default;
 };
 
+/// OOMs that a library caught inside of an op, to go on with a slower plan.
 struct ReportAbsorbed {
   std::string op;
   int64_t requested_bytes = 0, count = 0;
+  int64_t granted_bytes = 0;  ///< the workspace of the plan that it went on with, 0 = one without
+  std::string node{};         ///< in backward
 
   bool operator==(const ReportAbsorbed&) const = default;
 };

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <string_view>
 
 #include "profiler/report/case_text.h"
@@ -111,6 +110,10 @@ std::string cause_of(const ReportOfDevice& device) {
     return with_unit(found == cause.evidence.end() ? 0 : found->second);
   };
   const std::string short_by = with_unit(cause.short_by_bytes);
+  if (cause.kind == "capacity" && cause.short_by_bytes == 0) {
+    return fmt::format("capacity: {} left if packed without holes, and the first forward pass goes on",
+                       figure("left_if_packed_bytes"));
+  }
   if (cause.kind == "capacity") {
     return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
   }
@@ -227,17 +230,31 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
   }
 }
 
-void add_refusals(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
-  std::map<std::string_view, ReportAbsorbed> by_op;
+// One line for each place: the most that it asked for, and what it got instead of that.
+std::vector<ReportAbsorbed> sum_absorbed(const ReportOfDevice& device) {
+  std::vector<ReportAbsorbed> sums;
   for (const ReportAbsorbed& one : device.absorbed) {
-    ReportAbsorbed& sum = by_op[one.op];
-    sum.count += one.count;
-    sum.requested_bytes = std::max(sum.requested_bytes, one.requested_bytes);
+    const auto same = [&](const ReportAbsorbed& sum) { return sum.op == one.op && sum.node == one.node; };
+    const auto sum = std::find_if(sums.begin(), sums.end(), same);
+    if (sum == sums.end()) {
+      sums.push_back(one);
+      continue;
+    }
+    const int64_t count = sum->count + one.count;
+    if (one.requested_bytes > sum->requested_bytes) *sum = one;
+    sum->count = count;
   }
-  for (const auto& [op, sum] : by_op) {
+  return sums;
+}
+
+void add_refusals(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
+  for (const ReportAbsorbed& one : sum_absorbed(device)) {
+    const std::string& where = !one.node.empty() ? one.node : one.op;
     add(text, "absorbed",
-        fmt::format("{} OOMs inside {}, of up to {}: it took a slower way", sum.count,
-                    printable(op.empty() ? "a library" : op, 40), with_unit(sum.requested_bytes)));
+        fmt::format("{} {} inside {}: asked {}, went on {}, which may be slower", one.count,
+                    one.count == 1 ? "OOM" : "OOMs", printable(where.empty() ? "a library" : where, 40),
+                    with_unit(one.requested_bytes),
+                    one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
   }
   for (const ReportOutside& one : device.driver_refusals) {
     add(text, "refused",

@@ -9,21 +9,25 @@ import collections
 import dataclasses
 import sys
 
-from harness import run_jobs
+from harness import run_jobs, train_jobs
 
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+CLOCKED = ("--clocked",)  # work takes time, so that frees across streams wait
+TWO_CARDS = ("--count", "2")
 
 
 @dataclasses.dataclass
 class Case:
     name: str
     cause: str  # or "none": it fits
-    function: str
+    function: str = ""
     arguments: dict = dataclasses.field(default_factory=dict)
     memory: int = 1024  # MiB
     cure: dict = None  # of "arguments", "memory", "environment": what changes
     environment: dict = dataclasses.field(default_factory=dict)
     quick: bool = False
+    options: tuple = ()  # of oomdiag run
+    train: tuple = ()  # a reference model in C++ in place of the function: arguments of oomdiag train
 
 
 def cases():
@@ -92,6 +96,54 @@ def cases():
         Case("a linear layer without room for its workspace", "workspace", "linear_without_room", cure={"arguments": {"room": 40}}),
         Case("a matrix product whose result is too large", "capacity", "large_product", cure=larger),
 
+        Case("a captured graph with a side stream", "pending_frees", "captured", quick=True,
+             cure={"arguments": {"recorded": False}}),
+        Case("the same where work takes time", "pending_frees", "captured", options=CLOCKED,
+             cure={"arguments": {"recorded": False}}),
+        Case("captured layers whose outputs go to the host", "pending_frees", "captured_offloading",
+             cure={"arguments": {"recorded": False}}),
+        Case("a captured graph that keeps its tensors", "capacity", "captured", {"recorded": False, "kept": True}, cure=larger),
+        Case("the same with a side stream", "capacity", "captured", {"kept": True}, cure=larger, quick=True),
+        Case("a slow side stream, outside of captures", "none", "side_stream", options=CLOCKED, quick=True),
+        Case("a slow side stream, and too large a batch", "capacity", "side_stream", {"count": 4, "model": 400, "last": 600},
+             options=CLOCKED, cure=larger),
+
+        Case("scores gathered on the first card", "imbalance", "data_parallel", memory=512, options=TWO_CARDS,
+             cure={"arguments": {"gathered": False}}, quick=True),
+        Case("each card its own loss, the batch too large", "capacity", "data_parallel", {"gathered": False, "batch": 256}, 512,
+             options=TWO_CARDS, cure=larger, quick=True),
+        Case("nine layers on one card, one on the other", "imbalance", "split_layers", {"batches": [10, 30]}, 640,
+             options=TWO_CARDS, cure={"arguments": {"first": 5, "second": 5}}),
+        # Not to be known: the second card has not been used yet when the first one is full.
+        Case("the same, in the first step", "imbalance", "split_layers", memory=640, options=TWO_CARDS,
+             cure={"arguments": {"first": 5, "second": 5}}),
+        Case("five layers on each card, a batch too large", "capacity", "split_layers",
+             {"batches": [10, 60], "first": 5, "second": 5}, 640, options=TWO_CARDS, cure=larger),
+        Case("the same, in the first step", "capacity", "split_layers", {"batches": [60], "first": 5, "second": 5}, 640,
+             options=TWO_CARDS, cure=larger),
+
+        Case("deepcnn, twice the batch that fits", "capacity", train=("--model", "deepcnn", "--batch", "12000"), memory=0,
+             cure={"memory": 40960}, quick=True),
+        Case("deepcnn, a batch that would just fit", "fragmentation", train=("--model", "deepcnn", "--batch", "6800"), memory=0,
+             cure={"environment": EXPANDABLE}),
+        Case("resnet50, a batch too large", "capacity", train=("--model", "resnet50", "--batch", "256"), memory=0,
+             cure={"memory": 40960}),
+        Case("gpt, a card too small", "capacity", train=("--model", "gpt"), memory=4096, cure={"memory": 24576}),
+        Case("x + 1 beside x", "capacity", train=("--model", "copy"), memory=6144, 
+             cure={"train": ("--model", "copy", "--variant", "in_place")}),
+        Case("interleaved sizes", "fragmentation", train=("--model", "fragmented"), memory=4096,
+             cure={"train": ("--model", "fragmented", "--variant", "expandable_segments")}),
+        Case("the same sizes, the kept ones first", "none", train=("--model", "fragmented", "--variant", "kept_first"),
+             memory=4096),
+        Case("losses that keep their graph, in C++", "leak", memory=512,
+             train=("--model", "growing", "--steps", "400", "--variant", "retained_graph"),
+             cure={"train": ("--model", "growing", "--steps", "400", "--variant", "items")}),
+        Case("losses of a validation loop with gradients", "leak", memory=512,
+             train=("--model", "growing", "--steps", "400", "--variant", "validation_losses"),
+             cure={"train": ("--model", "growing", "--steps", "400", "--variant", "items")}),
+        Case("losses in a list, after backward", "none", train=("--model", "growing", "--steps", "400", "--variant", "losses"),
+             memory=512),
+
         Case("a steady loop", "none", "steady"),
         Case("a leak that fits", "none", "keep_outputs", {"steps": 10}),
     ]
@@ -102,7 +154,14 @@ def job_of(case, cured):
     return {"name": case.name, "module": "loops", "function": case.function,
             "arguments": {**case.arguments, **change.get("arguments", {})},
             "memory_mib": change.get("memory", case.memory),
-            "environment": {**case.environment, **change.get("environment", {})}}
+            "environment": {**case.environment, **change.get("environment", {})},
+            "options": case.options, "train": change.get("train", case.train)}
+
+
+def run(build, jobs):
+    train_jobs(build, [job for job in jobs if job["train"]])
+    run_jobs(build, [job for job in jobs if not job["train"]])
+    return jobs
 
 
 def named_cause(report):
@@ -118,7 +177,7 @@ def main():
     options = parser.parse_args()
     chosen = [c for c in cases() if (c.quick or not options.quick) and (options.k in c.name or options.k in c.function)]
     cures = [] if options.quick else [c for c in chosen if c.cure]
-    jobs = run_jobs(options.build, [job_of(c, False) for c in chosen] + [job_of(c, True) for c in cures])
+    jobs = run(options.build, [job_of(c, False) for c in chosen] + [job_of(c, True) for c in cures])
     done, cured = jobs[:len(chosen)], jobs[len(chosen):]
 
     matrix = collections.Counter()

@@ -1,5 +1,6 @@
 """Runs jobs through nursery.py under `oomdiag run` and reads the report of each."""
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -9,21 +10,42 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run_jobs(build, jobs, device="rtx3060"):
-    """The jobs (see nursery.py), each with "told", what its process printed, and "report", or None where there is none."""
+    """The jobs (see nursery.py; "options" are further ones of oomdiag run), each with "told", what its process printed, and
+    "report", or None where there is none."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-causes-"))
     oomdiag = str(pathlib.Path(build) / "bin/oomdiag")
     for number, job in enumerate(jobs):
         job["folder"] = str(base / str(number))
+    for options in sorted({tuple(job.get("options", ())) for job in jobs}):
+        nurse([oomdiag, "run", "--device", device, *options, "--folder", str(base)], base,
+              [job for job in jobs if tuple(job.get("options", ())) == options])
+    for job in jobs:
+        explained = subprocess.run([oomdiag, "explain", job["folder"] + "/trace", "--json"], capture_output=True, text=True)
+        job["report"] = json.loads(explained.stdout) if explained.returncode == 0 else None
+        pathlib.Path(job["folder"], "trace").unlink(missing_ok=True)
+    return jobs
+
+
+def nurse(command, base, jobs):
     (base / "jobs.json").write_text(json.dumps(jobs))
-    nursery = str(ROOT / "tests/causes/nursery.py")
-    done = subprocess.run([oomdiag, "run", "--device", device, "--folder", str(base), "--", sys.executable, nursery,
-                           str(base / "jobs.json")], capture_output=True, text=True)
+    done = subprocess.run([*command, "--", sys.executable, str(ROOT / "tests/causes/nursery.py"), str(base / "jobs.json")],
+                          capture_output=True, text=True)
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(told) != len(jobs):
         raise RuntimeError(f"{len(told)} of {len(jobs)} programs ran\n{done.stderr[-2000:]}")
     for job, words in zip(jobs, told):
-        explained = subprocess.run([oomdiag, "explain", job["folder"] + "/trace", "--json"], capture_output=True, text=True)
         job["told"] = words
-        job["report"] = json.loads(explained.stdout) if explained.returncode == 0 else None
-        pathlib.Path(job["folder"], "trace").unlink(missing_ok=True)
+
+
+def train_jobs(build, jobs, device="rtx3060"):
+    """The jobs are reference models in C++, "train" the arguments of oomdiag train; each with "told" and "report" as above."""
+    ends = {0: "ok", 3: "out_of_memory"}
+    for job in jobs:
+        with tempfile.TemporaryDirectory(prefix="oomdiag-causes-") as folder:
+            memory = ["--memory", f"{job['memory_mib']}MiB"] if job["memory_mib"] else []
+            done = subprocess.run([str(pathlib.Path(build) / "bin/oomdiag"), "train", "--device", device, *memory, "--json",
+                                   "--folder", folder, *job["train"]], capture_output=True, text=True,
+                                  env={**os.environ, **job["environment"]})
+        job["told"] = {"name": job["name"], "ended": ends.get(done.returncode, "failed: " + done.stderr[-500:]), "result": None}
+        job["report"] = json.loads(done.stdout) if done.stdout else None
     return jobs

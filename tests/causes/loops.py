@@ -303,3 +303,105 @@ def large_product(n=12800, kept=300):
 
 def steady(mib=8, steps=12):
     train([mib] * steps)
+
+
+# Several streams. Outside of captures the allocator waits for the other stream before it gives up; inside it cannot.
+
+def side_stream(count=16, mib=64, passes=200, recorded=True, model=0, last=0):
+    """Each batch is worked on for long by a side stream, which the program does not wait for."""
+    weights, side = mib_tensor(model), torch.cuda.Stream()
+    for _ in range(count):
+        x = mib_tensor(mib)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(passes):
+                x.add_(1)
+        if recorded:
+            x.record_stream(side)
+        else:
+            torch.cuda.current_stream().wait_stream(side)
+        del x
+    nn.ReLU()(torch.ones(1, device="cuda", requires_grad=True))
+    return weights, mib_tensor(last)
+
+
+def captured(count=16, mib=64, recorded=True, kept=False):
+    """A CUDA graph of which parts run on a side stream."""
+    x, keep, side = mib_tensor(mib), [], torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            y = x + 1
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                y.mul_(2)
+            if recorded:
+                y.record_stream(side)
+            torch.cuda.current_stream().wait_stream(side)
+            if kept:
+                keep.append(y)
+            del y
+    return graph, keep
+
+
+def captured_offloading(mib=64, depth=16, recorded=True):
+    """A captured forward pass that copies what its layers give to the host, on a side stream."""
+    model, side = elementwise_net(depth), torch.cuda.Stream()
+    x = torch.randn(rows(mib), 4096, device="cuda")
+    host = torch.empty(x.shape, pin_memory=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.no_grad():
+        for layer in model:
+            x = layer(x)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                host.copy_(x, non_blocking=True)
+            if recorded:
+                x.record_stream(side)
+            torch.cuda.current_stream().wait_stream(side)
+    return graph
+
+
+# Several cards in one process.
+
+class Words(nn.Module):
+    """A language model without its middle: the scores of all words are its largest tensors."""
+
+    def __init__(self, words=8192, width=256):
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.body = nn.Sequential(nn.Linear(width, width), nn.GELU())
+        self.head = nn.Linear(width, words)
+
+    def forward(self, ids, labels=None):
+        scores = self.head(self.body(self.embedding(ids)))
+        if labels is None:
+            return scores
+        return nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten()).unsqueeze(0)
+
+
+def data_parallel(batch=64, length=64, gathered=True, steps=2):
+    """With gathered scores the first card computes the loss of all."""
+    model = nn.DataParallel(Words().cuda())
+    stepper = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        ids = torch.zeros(batch, length, dtype=torch.long, device="cuda")
+        if gathered:
+            loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        else:
+            loss = model(ids, ids).mean()
+        stepper.zero_grad()
+        loss.backward()
+        stepper.step()
+
+
+def split_layers(batches=(30, 30), first=9, second=1):
+    """The first layers on one card, the others on the next; batches of so many MiB."""
+    front = nn.Sequential(*[Block() for _ in range(first)]).to("cuda:0")
+    back = nn.Sequential(*[Block() for _ in range(second)]).to("cuda:1")
+    stepper = torch.optim.SGD([*front.parameters(), *back.parameters()], lr=0.1)
+    for mib in batches:
+        out = back(front(torch.randn(rows(mib), 4096, device="cuda:0")).to("cuda:1"))
+        stepper.zero_grad()
+        out.square().mean().backward()
+        stepper.step()

@@ -99,11 +99,20 @@ def held(model, optimizer, moment, witness=False):
         return told
 
 
-def forward_oom(model_name, batch):
+def made(how, *shape):
+    """A batch that nobody's module made."""
+    if how == "empty":
+        return torch.empty(*shape, device="cuda")
+    if how == "normalised":
+        return (torch.randint(256, shape, device="cuda", dtype=torch.uint8).float() - 128) / 128
+    return torch.randn(*shape, device="cuda")
+
+
+def forward_oom(model_name, batch, how="randn"):
     """The first forward pass of a large model on a card that is too small for it."""
     if model_name == "resnet50":
         import torchvision
-        model, x = torchvision.models.resnet50().cuda(), torch.randn(batch, 3, 224, 224, device="cuda")
+        model, x = torchvision.models.resnet50().cuda(), made(how, batch, 3, 224, 224)
         return {"loss": model(x).sum().item()}
     import transformers
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=6, use_cache=False)).cuda()

@@ -52,6 +52,30 @@ TEST_CASE("fragmentation: free and cached bytes are enough, but no hole is", "[e
   CHECK(cause.short_by_bytes == 0);
 }
 
+TEST_CASE("where the first forward pass would have less left than it has just asked for, it is capacity", "[explain]") {
+  const auto kind = [](int64_t cached, Phase phase, uint32_t step) {
+    const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = cached, .allocated = 8_GiB};
+    Moment moment = refused.moment();
+    moment.blocks = {{.bytes = 8_GiB, .category = Category::activation}};
+    const OutOfMemory failure{.step = step, .phase = phase, .requested_bytes = 1_GiB};
+    return find_cause(failure, moment, {}, refused.total(), 0).kind;
+  };
+  CHECK(kind(600_MiB, Phase::forward, 1) == CauseKind::capacity);
+  CHECK(kind(600_MiB, Phase::forward, 2) == CauseKind::fragmentation);
+  CHECK(kind(600_MiB, Phase::backward, 1) == CauseKind::fragmentation);
+  CHECK(kind(1_GiB + 600_MiB, Phase::forward, 1) == CauseKind::fragmentation);
+}
+
+TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "[explain]") {
+  const Refused refused{
+      .requested = 64_MiB, .free = 40_MiB, .cached = 66_MiB, .allocated = 200_MiB, .pending = 640_MiB};
+  Moment moment = refused.moment();
+  const OutOfMemory failure{.requested_bytes = 64_MiB};
+  CHECK(find_cause(failure, moment, {}, refused.total(), 0).kind == CauseKind::fragmentation);
+  moment.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_hole_bytes = 64_MiB}};
+  CHECK(find_cause(failure, moment, {}, refused.total(), 0).kind == CauseKind::pending_frees);
+}
+
 TEST_CASE("a small request that needs a whole segment looks like fragmentation, and is capacity", "[explain]") {
   const Cause cause = cause_of({.requested = 2_MiB, .free = 6_MiB, .cached = 2_MiB, .allocated = 8_GiB});
 

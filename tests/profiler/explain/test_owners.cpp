@@ -110,4 +110,23 @@ TEST_CASE("cards that are as full as each other, or do other work, are not unbal
   CHECK_FALSE(find_imbalance(std::array<int64_t, 1>{10_GiB}, 0, 1_GiB, 11_GiB));
 }
 
+TEST_CASE("a card that came further in the failing step than the others is compared with their steps before",
+          "[explain][imbalance]") {
+  const auto blamed = [](int64_t other_before) {
+    std::vector<DeviceHistory> devices(2);
+    devices[0].phases = {{1, Phase::forward, 3_GiB}};
+    devices[0].peak.allocated_bytes = 9_GiB;
+    devices[0].moment = {.allocated_bytes = 9_GiB, .reserved_bytes = 9_GiB, .free_bytes = 1_GiB};
+    devices[0].failure = OutOfMemory{.step = 2, .requested_bytes = 2_GiB};
+    devices[1].phases = {{1, Phase::forward, other_before}};
+    devices[1].peak.allocated_bytes = other_before;
+    std::vector<Findings> findings(2);
+    findings[0].cause = Cause{.kind = CauseKind::capacity};
+    blame_imbalance(devices, findings);
+    return findings[0].cause->kind == CauseKind::imbalance;
+  };
+  CHECK(blamed(1_GiB));
+  CHECK_FALSE(blamed(3_GiB));  // as full as the first one in step 1: it would be so in step 2
+}
+
 }  // namespace oomdiag

@@ -195,12 +195,19 @@ TEST_CASE("the workspace that cuBLAS keeps is known by its size; a thread and st
 
 TEST_CASE("the rest is unknown, unless modules named all that is theirs", "[replay]") {
   EventBuilder trace;
-  trace.op({.op = "aten::to"}).alloc("w", 4_MiB).alloc("data set", 4_MiB);
-  peak(trace.op({.op = "aten::relu"})).nodes(0).names(EventKind::parameter, "w", "fc.weight");
+  trace.op({.op = "aten::select"}).nodes(0);  // a view of a weight: training has not begun yet
+  trace.op({.op = "aten::to"})
+      .alloc("w", 4_MiB)
+      .alloc("data set", 4_MiB)
+      .op({.op = "aten::div"})
+      .alloc("normalised", 4_MiB);
+  peak(trace.op({.op = "aten::relu"})).nodes(1).names(EventKind::parameter, "w", "fc.weight");
   CHECK(category_of(trace, "data set") == Category::unknown);
+  CHECK(category_of(trace, "normalised") == Category::unknown);
 
   trace.trace().process.python = true;
   CHECK(category_of(trace, "data set") == Category::input);
+  CHECK(category_of(trace, "normalised") == Category::input);
 }
 
 TEST_CASE("categories add up to the allocated bytes in every scenario", "[replay]") {

@@ -37,6 +37,22 @@ TEST_CASE("an OOM after which another op begins, with no failure in between, was
   CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::absorbed});
 }
 
+TEST_CASE("the workspace that an op went on with is told from the blocks that stay", "[replay]") {
+  const auto granted = [](const Trace& trace) {
+    std::vector<int64_t> result;
+    for (const OutOfMemory& refusal : replay(trace).devices.at(0).refusals) result.push_back(refusal.granted_bytes);
+    return result;
+  };
+  EventBuilder trace({.card_bytes = 40_MiB});
+  convolution_that_copes(trace, true);
+  CHECK(granted(trace) == std::vector<int64_t>{2_MiB, 2_MiB});
+
+  EventBuilder without({.card_bytes = 40_MiB});
+  convolution_that_copes(without, false);
+  without.alloc("dw", 2_MiB).refuse(100_MiB, false).alloc("workspace", 1_MiB).free("workspace").free("dw");
+  CHECK(granted(without) == std::vector<int64_t>{0, 0, 1_MiB});
+}
+
 TEST_CASE("an OOM that leaves its op is fatal if training never goes on", "[replay]") {
   CHECK(outcomes(oom_in_backward()) == std::vector{Outcome::fatal});
   CHECK(outcomes(oom_in_forward()) == std::vector{Outcome::fatal});

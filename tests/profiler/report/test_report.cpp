@@ -95,7 +95,7 @@ TEST_CASE("OOMs that did not end the program are listed", "[report]") {
   const ReportOfDevice device = make_report(trace, {.exit_code = 0}).devices.at(0);
   CHECK_FALSE(device.failure);
   REQUIRE(device.absorbed.size() == 1);
-  CHECK(device.absorbed[0] == ReportAbsorbed{"aten::conv2d", 100_MiB, 2});
+  CHECK(device.absorbed[0] == ReportAbsorbed{"aten::conv2d", 100_MiB, 2, 1_MiB, ""});
   REQUIRE(device.caught.size() == 1);
   CHECK(device.caught[0].op == "aten::empty");
 }
