@@ -219,7 +219,7 @@ std::optional<Changed> drop_outputs(const Situation& situation) {
   }
   bool any = false;
   for (BlockLife& block : blocks) {
-    const bool held = block.category == Category::output && block.phase == Phase::forward &&
+    const bool held = block.category == Category::output && block.phase == Phase::forward && !block.freed_in_backward &&
                       block.born != BlockLife::kBefore && block.born < backward && block.died > backward;
     const bool leaks = situation.grown_bytes > 0 && block.died > last;  // stop_growth is about these
     if (!held || leaks) continue;

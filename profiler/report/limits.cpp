@@ -148,14 +148,20 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
   }
 }
 
+bool shares_a_card(const History& history) {
+  return std::ranges::any_of(history.devices, [](const DeviceHistory& device) {
+    return std::ranges::any_of(device.moment.outside, [](const OutsideOwner& one) { return one.kind == "process"; });
+  });
+}
+
 }  // namespace
 
 std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs) {
   std::vector<std::string> limits;
   if (trace.process.virtual_device) {
-    limits.push_back(
-        fmt::format("the card is virtual: context bytes are modelled, other programs take nothing, work takes {} time",
-                    is_clocked(trace) ? "modelled" : "no"));
+    limits.push_back(fmt::format("the card is virtual: context bytes are modelled, {}work takes {} time",
+                                 shares_a_card(history) ? "" : "other programs take nothing, ",
+                                 is_clocked(trace) ? "modelled" : "no"));
   }
   if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
   add_losses(trace, inputs.still_runs, limits);

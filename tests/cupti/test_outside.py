@@ -81,6 +81,7 @@ class OutsideTest(unittest.TestCase):
         self.assertEqual(host[EXTENSION, "pinned"], 16 * MIB)
         self.assertEqual(host[EXTENSION, "managed"], 4 * MIB)
         self.assertEqual([step["step"].split(" of ")[0] for step in report["card_steps"]], ["cuInit", "context", "modules"])
+        self.assertFalse(any("other programs" in limit for limit in report["limits"]), report["limits"])
 
     def test_expandable_segments_are_pytorchs(self):
         said, report, _ = self.run_program("expandable", PYTORCH_ALLOC_CONF="expandable_segments:True")
