@@ -38,7 +38,7 @@ def list_models():
 
 
 def without_numbers(text):
-    return re.sub(r"\d[\d.]*( [KMG]iB| B)?", "N", text)
+    return re.sub(r" +", " ", re.sub(r"\d[\d.]*( [KMG]iB| B)?", "N", text))
 
 
 def golden_text(model, case):
