@@ -57,7 +57,7 @@ std::string start(const std::string& folder) {
 
 void stop() { stop_recording(); }
 
-void mark(const std::string& name) { write_note(std::string(kMark).c_str(), name.c_str()); }
+void mark(const std::string& name) { write_note(kMark, name.c_str()); }
 
 std::string report() { return to_json(make_own_report()); }
 

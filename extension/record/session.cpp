@@ -232,17 +232,22 @@ void stop_recording() noexcept {
   the_session->writer().mark_time();
 }
 
-void write_note(const char* kind, const char* name) noexcept try {
+void write_note(std::string_view kind, const char* name) noexcept try {
   if (!is_recording.load() || the_session == nullptr) return;
   TraceWriter& writer = the_session->writer();
   Context context;
-  context.op = writer.intern(std::string_view(kind));
+  context.op = writer.intern(kind);
   Event event;
   event.kind = EventKind::note;
   event.time = read_ticks();
   event.context = writer.intern(context);
   event.detail = writer.intern(std::string_view(name));
-  writer.write(event);
+  // Of marks there may be any number; what stands in the report's limits is said once and must outlast them.
+  if (kind == kMark) {
+    writer.write(event);
+  } else {
+    writer.write_and_keep(event);
+  }
 } catch (...) {
 }
 

@@ -88,6 +88,6 @@ void stop_recording() noexcept;
 /// This copy of the library is one too many in its process: it never records.
 void retire() noexcept;
 /// Writes a note of this kind; does nothing while not recording.
-void write_note(const char* kind, const char* name) noexcept;
+void write_note(std::string_view kind, const char* name) noexcept;
 
 }  // namespace oomdiag

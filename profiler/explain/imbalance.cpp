@@ -5,6 +5,12 @@
 
 namespace oomdiag {
 
+std::vector<EvidenceBytes> evidence_of(const Imbalance& imbalance) {
+  return {{"fullest_bytes", imbalance.fullest_bytes},
+          {"others_bytes", imbalance.others_bytes},
+          {"even_bytes", imbalance.even_bytes}};
+}
+
 std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t refused_bytes,
                                         int64_t card_bytes) {
   if (failed >= peak_bytes.size()) return std::nullopt;
@@ -62,9 +68,7 @@ void blame_imbalance(const std::vector<DeviceHistory>& devices, std::vector<Find
     const auto found = find_imbalance(expect_peaks(devices, i), i, devices[i].failure->requested_bytes, room);
     if (!found) continue;
     cause->kind = CauseKind::imbalance;
-    cause->evidence.push_back({"fullest_bytes", found->fullest_bytes});
-    cause->evidence.push_back({"others_bytes", found->others_bytes});
-    cause->evidence.push_back({"even_bytes", found->even_bytes});
+    for (const EvidenceBytes& one : evidence_of(*found)) cause->evidence.push_back(one);
   }
 }
 

@@ -275,10 +275,28 @@ struct DeviceHistory {
   bool operator==(const DeviceHistory&) const = default;
 };
 
+/// What the recorder or the virtual device had to say: kind "unsupported", "estimate", "mode", …
+struct RecorderNote {
+  std::string_view kind{}, text{};
+
+  bool operator==(const RecorderNote&) const = default;
+};
+
+/// A place that read values from a virtual card, where no kernel had computed them.
+struct DeviceRead {
+  std::string_view op{};  ///< in backward the node; empty where the program copied by itself
+  std::string_view source{};
+  int64_t count = 0;
+
+  bool operator==(const DeviceRead&) const = default;
+};
+
 struct History {
   AllocatorSettings settings;
   std::vector<DeviceHistory> devices{};  ///< those that were used
   uint32_t steps = 0;                    ///< the last step that began
+  std::vector<RecorderNote> notes{};     ///< each once, by first appearance
+  std::vector<DeviceRead> reads{};       ///< each place once
 
   bool operator==(const History&) const = default;
 };

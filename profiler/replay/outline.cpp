@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "profiler/replay/notes.h"
 #include "profiler/replay/refusals.h"
 
 namespace oomdiag {
@@ -63,18 +64,29 @@ void begin_in_the_middle(const Trace& trace, Outline& outline) {
   }
 }
 
+void add_stack(const Trace& trace, const Event& event, Stacks& stacks) {
+  if (event.kind == EventKind::stack) stacks.emplace(trace.name(event.address), trace.name(event.detail));
+}
+
 }  // namespace
 
 Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   Outline outline;
   outline.first_step = 1 + trace.process.steps_before;
   RefusalReader refusals;
+  NoteReader notes(trace);
+  for (const Event& event : trace.kept) {
+    notes.read(event);
+    add_stack(trace, event, outline.stacks);
+  }
   const std::vector<bool> optimizer_names = find_optimizer_names(trace);
   bool backward_ran = false;
   for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
     const Event& event = *at;
     const uint64_t i = at.index();
     refusals.read(event, i);
+    notes.read(event);
+    add_stack(trace, event, outline.stacks);
     if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
         optimizer_names[event.detail]) {
       outline.has_optimizer_scopes = true;
@@ -94,6 +106,8 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   if (outline.first_forward == Outline::kNever) outline.first_forward = first_event_in_module(trace);
   if (trace.process.steps_before > 0) outline.first_forward = 0;
   outline.refusals = refusals.finish(survived);
+  outline.notes = notes.notes();
+  outline.reads = notes.reads();
   return outline;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "profiler/replay/history.h"
@@ -10,8 +11,11 @@
 
 namespace oomdiag {
 
-/// What must be known of a whole trace before it can be replayed in order: an op's first allocation often comes before the
-/// event that says that the op made autograd nodes.
+/// The stack by which each line of the program was first reached.
+using Stacks = std::unordered_map<std::string_view, std::string_view>;
+
+/// What must be known of a whole trace before it can be replayed in order (an op's first allocation often comes before the
+/// event that says that the op made autograd nodes), and what needs no order.
 struct Outline {
   static constexpr uint64_t kNever = ~uint64_t{0};
 
@@ -20,6 +24,9 @@ struct Outline {
   bool has_optimizer_scopes = false;  ///< steps end where scopes named "Optimizer.step…" end
   std::vector<uint64_t> step_begins;  ///< without such scopes: indices of the first events of steps 2, 3, …
   std::vector<OutOfMemory> refusals;  ///< event, end, device and outcome only
+  Stacks stacks;
+  std::vector<RecorderNote> notes;
+  std::vector<DeviceRead> reads;
 };
 
 /// Reads the outline of `trace` in one pass. `survived`: the program is known to have ended well, so that no OOM was

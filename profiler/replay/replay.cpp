@@ -1,8 +1,5 @@
 #include "profiler/replay/replay.h"
 
-#include <string_view>
-#include <unordered_map>
-
 #include "profiler/replay/blocks.h"
 #include "profiler/replay/describe.h"
 #include "profiler/replay/lives.h"
@@ -24,37 +21,19 @@ void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSett
   }
 }
 
-/// The stack by which each line of the program was first reached.
-using Stacks = std::unordered_map<std::string_view, std::string_view>;
-
-Stacks read_stacks(const Trace& trace) {
-  Stacks stacks;
-  const auto note = [&](const Event& event) {
-    if (event.kind == EventKind::stack) stacks.emplace(trace.name(event.address), trace.name(event.detail));
-  };
-  for (const Event& event : trace.kept) note(event);
-  for (const Event& event : trace.events) note(event);
-  return stacks;
-}
-
-// The refusal's own stack; in backward that of the forward op's line.
-void find_stack(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) {
+// The refusal's own stack, in backward that of the forward op's line; and the parameter group of the optimizer.
+void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) {
   const uint16_t thread = trace.events[refusal.event].thread;
   for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
-    if (at->kind != EventKind::stack || at->address != 0 || at->thread != thread) continue;
-    const bool native = (at->flags & kNativeStack) != 0;
-    (native ? refusal.native_stack : refusal.stack) = trace.name(at->detail);
+    const Event& event = *at;
+    if (event.address != 0 || event.thread != thread) continue;
+    if (event.kind == EventKind::grouped) refusal.group = trace.name(event.detail);
+    if (event.kind != EventKind::stack) continue;
+    const bool native = (event.flags & kNativeStack) != 0;
+    (native ? refusal.native_stack : refusal.stack) = trace.name(event.detail);
   }
   if (!refusal.stack.empty() || refusal.where.source.empty()) return;
   if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;
-}
-
-void find_group(const Trace& trace, OutOfMemory& refusal) {
-  const uint16_t thread = trace.events[refusal.event].thread;
-  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
-    if (at->kind == EventKind::grouped && at->address == 0 && at->thread == thread)
-      refusal.group = trace.name(at->detail);
-  }
 }
 
 bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
@@ -72,17 +51,19 @@ bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
 
 History replay(const Trace& trace, std::optional<bool> survived) {
   const AllocatorSettings settings = parse_allocator_settings(trace.process.allocator_settings);
-  const Outline outline = read_outline(trace, survived);
+  Outline outline = read_outline(trace, survived);
   Measurements measured = measure(trace, outline, settings);
-  const Stacks stacks = outline.refusals.empty() ? Stacks{} : read_stacks(trace);
 
-  History history{.settings = settings, .devices = {}, .steps = measured.steps};
+  History history{.settings = settings,
+                  .devices = {},
+                  .steps = measured.steps,
+                  .notes = std::move(outline.notes),
+                  .reads = std::move(outline.reads)};
   for (Measured& device : measured.devices) {
     if (!device.used) continue;
     for (OutOfMemory& refusal : device.history.refusals) {
       find_wanted(trace, measured.nodes, settings, refusal);
-      find_stack(trace, stacks, refusal);
-      find_group(trace, refusal);
+      find_surroundings(trace, outline.stacks, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }

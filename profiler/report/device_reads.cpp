@@ -4,8 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
+#include <functional>
 #include <string_view>
+#include <utility>
 
 // Kernels do nothing on a virtual card, so what they should have written reads as zeros. Whether that matters depends on
 // who reads:
@@ -20,14 +21,6 @@ namespace oomdiag {
 namespace {
 
 constexpr size_t kMostPlaces = 5;
-
-struct Place {
-  std::string_view op;
-  std::string_view source;
-
-  auto operator<=>(const Place&) const = default;
-};
-using Counts = std::map<Place, int64_t>;
 
 bool asks_for_values(std::string_view op) {
   constexpr std::string_view kAsking[] = {"",
@@ -49,24 +42,22 @@ std::string_view short_name(std::string_view op) {
 }
 
 /// "nonzero at train.py:88, 12 times"
-std::string describe(const Place& place, int64_t count, std::string_view at_least) {
-  std::string text(place.op.empty() ? "a copy" : short_name(place.op));
-  if (!place.source.empty()) text += fmt::format(" at {}", place.source.substr(place.source.rfind('/') + 1));
-  if (count > 1) text += fmt::format(", {}{} times", at_least, count);
+std::string describe(const DeviceRead& read, std::string_view at_least) {
+  std::string text(read.op.empty() ? "a copy" : short_name(read.op));
+  if (!read.source.empty()) text += fmt::format(" at {}", read.source.substr(read.source.rfind('/') + 1));
+  if (read.count > 1) text += fmt::format(", {}{} times", at_least, read.count);
   return text;
 }
 
-/// The most frequent first.
-std::vector<std::string> describe_all(const Counts& counts, std::string_view at_least) {
-  std::vector<std::pair<Place, int64_t>> sorted(counts.begin(), counts.end());
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+std::vector<std::string> describe_all(std::vector<DeviceRead> reads, std::string_view at_least) {
+  std::ranges::stable_sort(reads, std::ranges::greater(), &DeviceRead::count);
   std::vector<std::string> texts;
-  for (const auto& [place, count] : sorted) texts.push_back(describe(place, count, at_least));
+  for (const DeviceRead& read : reads) texts.push_back(describe(read, at_least));
   return texts;
 }
 
-void add_decisive(const Counts& counts, std::string_view at_least, std::vector<std::string>& limits) {
-  const auto texts = describe_all(counts, at_least);
+void add_decisive(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {
+  const auto texts = describe_all(std::move(reads), at_least);
   for (size_t i = 0; i < std::min(texts.size(), kMostPlaces); ++i) {
     limits.push_back(fmt::format("data-dependent: {}; peaks after it are a lower bound", texts[i]));
   }
@@ -75,8 +66,8 @@ void add_decisive(const Counts& counts, std::string_view at_least, std::vector<s
   }
 }
 
-void add_asked(const Counts& counts, std::string_view at_least, std::vector<std::string>& limits) {
-  auto texts = describe_all(counts, at_least);
+void add_asked(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {
+  auto texts = describe_all(std::move(reads), at_least);
   if (texts.empty()) return;
   const size_t more = texts.size() - std::min<size_t>(texts.size(), 3);
   texts.resize(texts.size() - more);
@@ -88,20 +79,12 @@ void add_asked(const Counts& counts, std::string_view at_least, std::vector<std:
 
 }  // namespace
 
-void add_reads(const Trace& trace, std::vector<std::string>& limits) {
-  Counts decisive;
-  Counts asked;
-  for (const Event& event : trace.events) {
-    if (event.kind != EventKind::note || (event.flags & kNoteRead) == 0) continue;
-    const Context& context = trace.context(event.context);
-    const std::string_view op = trace.name(context.op != 0 ? context.op : context.node);
-    ++(asks_for_values(op) ? asked : decisive)[{op, trace.name(context.source)}];
-  }
-  // Reads of steady steps are not counted one by one, and those of the oldest steps may be overwritten.
-  const bool is_complete = trace.process.steady_steps == 0 && trace.overwritten_events == 0;
-  const std::string_view at_least = is_complete ? "" : "at least ";
-  add_decisive(decisive, at_least, limits);
-  add_asked(asked, at_least, limits);
+void add_reads(std::span<const DeviceRead> reads, bool all_counted, std::vector<std::string>& limits) {
+  std::vector<DeviceRead> decisive, asked;
+  for (const DeviceRead& read : reads) (asks_for_values(read.op) ? asked : decisive).push_back(read);
+  const std::string_view at_least = all_counted ? "" : "at least ";
+  add_decisive(std::move(decisive), at_least, limits);
+  add_asked(std::move(asked), at_least, limits);
 }
 
 }  // namespace oomdiag

@@ -60,7 +60,7 @@ int64_t median(std::vector<int64_t> values) {
 }
 
 /// The rank that needs most, if it needs clearly more than the others do.
-std::optional<ReportImbalance> find_imbalance(const std::vector<ReportRank>& ranks) {
+std::optional<ReportImbalance> find_uneven_rank(const std::vector<ReportRank>& ranks) {
   const ReportRank* highest = nullptr;
   for (const ReportRank& rank : ranks) {
     if (!rank.rank) continue;
@@ -105,13 +105,11 @@ void blame_imbalance(const std::vector<JobMember>& members, const JobMember& fai
   }
   const int64_t room = device->card.allocated_bytes + device->card.pending_free_bytes + device->card.cached_bytes +
                        device->card.free_bytes;
-  const auto found = oomdiag::find_imbalance(peaks, at, device->failure->requested_bytes, room);
+  const auto found = find_imbalance(peaks, at, device->failure->requested_bytes, room);
   if (!found) return;
   ReportCause& cause = *job.devices[job.main_device].cause;
   cause.kind = "imbalance";
-  cause.evidence.emplace_back("fullest_bytes", found->fullest_bytes);
-  cause.evidence.emplace_back("others_bytes", found->others_bytes);
-  cause.evidence.emplace_back("even_bytes", found->even_bytes);
+  for (const EvidenceBytes& one : evidence_of(*found)) cause.evidence.emplace_back(one.name, one.bytes);
 }
 
 std::string find_outcome(const Report& main, std::optional<int> exit_code) {
@@ -137,7 +135,7 @@ Report merge_job(const std::vector<JobMember>& members, std::optional<int> exit_
     return a.rank != b.rank ? a.rank < b.rank : a.pid < b.pid;
   };
   std::stable_sort(job.ranks.begin(), job.ranks.end(), by_rank);
-  job.imbalance = find_imbalance(job.ranks);
+  job.imbalance = find_uneven_rank(job.ranks);
   return job;
 }
 

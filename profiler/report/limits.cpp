@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
@@ -11,14 +10,6 @@
 
 namespace oomdiag {
 namespace {
-
-template <class Predicate>
-bool any_event(const Trace& trace, const Predicate& holds) {
-  for (const Event& event : trace.events) {
-    if (holds(event)) return true;
-  }
-  return false;
-}
 
 void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& limits) {
   if (trace.overwritten_events > 0) {
@@ -49,7 +40,7 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) 
       "a memory snapshot tells neither phases nor steps, and what a block holds only for optimizer steps");
   limits.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
   const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
-  if (!any_event(trace, is_alloc)) {
+  if (std::none_of(trace.events.begin(), trace.events.end(), is_alloc)) {
     limits.emplace_back("no history was recorded: the state is the one when the snapshot was taken");
   } else if (!trace.initial.empty()) {
     limits.emplace_back(fmt::format("{} blocks are older than the history: of those freed since, sizes are rounded",
@@ -62,25 +53,21 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) 
 }
 
 constexpr std::string_view kMode = "mode";
+constexpr size_t kMostNotes = 50;
 
 /// Whether the virtual device said that work takes time (oomdiag run --clocked).
-bool is_clocked(const Trace& trace) {
-  return any_event(trace, [&](const Event& event) {
-    return event.kind == EventKind::note && trace.name(trace.context(event.context).op) == kMode &&
-           trace.name(event.detail) == "clocked";
-  });
+bool is_clocked(const History& history) {
+  return std::ranges::find(history.notes, RecorderNote{kMode, "clocked"}) != history.notes.end();
 }
 
 // The recorder notes what the virtual device could not do, or only by estimate.
-void add_notes(const Trace& trace, std::vector<std::string>& limits) {
-  std::set<std::pair<uint32_t, uint64_t>> seen;
-  for (const Event& event : trace.events) {
-    if (event.kind != EventKind::note || (event.flags & kNoteRead) != 0) continue;
-    const uint32_t kind = trace.context(event.context).op;
-    if (trace.name(kind) == kMode || trace.name(kind) == kMark) continue;
-    if (seen.size() >= 50 || !seen.insert({kind, event.detail}).second) continue;
-    limits.push_back(fmt::format("{}: {}", trace.name(kind), trace.name(event.detail)));
+void add_notes(const History& history, std::vector<std::string>& limits) {
+  size_t told = 0;
+  for (const RecorderNote& note : history.notes) {
+    if (note.kind == kMode || told++ >= kMostNotes) continue;
+    limits.push_back(fmt::format("{}: {}", note.kind, note.text));
   }
+  if (told > kMostNotes) limits.push_back(fmt::format("{} more of these", told - kMostNotes));
 }
 
 // What was there before: how much of it nothing names since.
@@ -161,7 +148,7 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
   if (trace.process.virtual_device) {
     limits.push_back(fmt::format("the card is virtual: context bytes are modelled, {}work takes {} time",
                                  shares_a_card(history) ? "" : "other programs take nothing, ",
-                                 is_clocked(trace) ? "modelled" : "no"));
+                                 is_clocked(history) ? "modelled" : "no"));
   }
   if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
   add_losses(trace, inputs.still_runs, limits);
@@ -170,8 +157,9 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
     add_beginning(trace, device, limits);
     add_doubts(trace, device, limits);
   }
-  add_notes(trace, limits);
-  add_reads(trace, limits);
+  add_notes(history, limits);
+  // Reads of steady steps are not counted one by one, and those of the oldest steps may be overwritten.
+  add_reads(history.reads, trace.process.steady_steps == 0 && trace.overwritten_events == 0, limits);
   limits.insert(limits.end(), inputs.limits.begin(), inputs.limits.end());
   return limits;
 }

@@ -1,3 +1,4 @@
+#include "profiler/replay/replay.h"
 #include "profiler/report/device_reads.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
@@ -8,7 +9,7 @@ namespace {
 
 std::vector<std::string> reads_of(const Trace& trace) {
   std::vector<std::string> limits;
-  add_reads(trace, limits);
+  add_reads(replay(trace).reads, /*all_counted=*/true, limits);
   return limits;
 }
 
