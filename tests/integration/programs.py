@@ -98,16 +98,21 @@ def reentrant(batch):
 def two_threads(batch):
     """Two threads run forward and backward of a model each, at the same time; the loss that is returned is a third's."""
     import threading
-    models = [nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).cuda() for _ in range(3)]
+
+    class MeanSquare(nn.Module):
+        def forward(self, x):
+            return x.square().mean()
+
+    models = [nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), MeanSquare()).cuda() for _ in range(3)]
     x = torch.randn(batch, 512, device="cuda")
 
     def loss():
-        threads = [threading.Thread(target=lambda m=m: m(x).square().mean().backward()) for m in models[1:]]
+        threads = [threading.Thread(target=lambda m=m: m(x).backward()) for m in models[1:]]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return models[0](x).square().mean()
+        return models[0](x)
 
     return nn.ModuleList(models), loss
 

@@ -120,7 +120,7 @@ class Train(DiagnosisTest):
         _, report = self.train("--model", "deepcnn", "--steps", 3)
         self.check_attribution(report)
 
-    def check_attribution(self, report):
+    def check_attribution(self, report, least_in_modules=0.95):
         attribution = report["attribution"]
         self.assertGreater(attribution["backward_bytes"], 0)
         self.assertEqual(attribution["with_node_bytes"], attribution["backward_bytes"])
@@ -129,7 +129,8 @@ class Train(DiagnosisTest):
         if report["attribution"]["with_source_bytes"]:  # a Python program: C++ has no lines
             self.assertEqual(attribution["with_source_bytes"], attribution["with_forward_op_bytes"])
         # What has none is outside of any module, as a loss function is.
-        self.assertGreaterEqual(attribution["with_module_bytes"], 0.95 * attribution["with_forward_op_bytes"])
+        self.assertGreaterEqual(attribution["with_module_bytes"],
+                                least_in_modules * attribution["with_forward_op_bytes"])
 
     def test_the_cpp_samples_first_allocation_is_seen(self):
         _, report = self.train("--model", "deepcnn")
@@ -157,7 +158,7 @@ class Peaks(DiagnosisTest):
 
     def test_two_threads(self):
         _, report = self.run_program(PROGRAMS, "two_threads", "--batch", "64")  # their peak depends on how they interleave
-        Train.check_attribution(self, report)
+        Train.check_attribution(self, report, least_in_modules=1)
 
     def test_peaks_with_other_allocator_settings(self):
         for settings in ("expandable_segments:True", "roundup_power2_divisions:4", "max_split_size_mb:32"):
@@ -167,13 +168,14 @@ class Peaks(DiagnosisTest):
     @unittest.skipIf(missing("torchvision"), "torchvision is not installed")
     def test_resnet50(self):
         report = self.peaks("resnet50", "--batch", "8")
-        Train.check_attribution(self, report)
+        Train.check_attribution(self, report, least_in_modules=0.999)
         modules = {t["module"] for t in report["saved_tensors"]}
         self.assertIn("layer3.5.bn2", modules)
 
     @unittest.skipIf(missing("transformers"), "transformers is not installed")
     def test_gpt2(self):
-        Train.check_attribution(self, self.peaks("gpt2", "--batch", "2", device="rtx4090"))
+        report = self.peaks("gpt2", "--batch", "2", device="rtx4090")
+        Train.check_attribution(self, report, least_in_modules=0.999)
 
 
 class Refusals(DiagnosisTest):
