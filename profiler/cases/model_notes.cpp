@@ -26,9 +26,13 @@ void note_classifier(Note& note, Runs runs) {
   const ReportOfDevice& device = card_of(run);
   if (device.batch) {
     note.figure("largest_batch", device.batch->largest_batch);
-    note.say(fmt::format("A batch of {} peaks at {}; on this card, {}, up to {} should fit (predicted).",
-                         device.batch->batch, with_unit(peak_of(run)), with_unit(device.device.total_bytes),
-                         device.batch->largest_batch));
+    const int64_t batch = device.batch->batch, largest = device.batch->largest_batch;
+    const std::string card = with_unit(device.device.total_bytes);
+    note.say(device.failure
+                 ? fmt::format("A batch of {} does not fit on this card, {}; at most {} does (predicted).", batch, card,
+                               largest)
+                 : fmt::format("A batch of {} peaks at {}; on this card, {}, up to {} should fit (predicted).", batch,
+                               with_unit(peak_of(run)), card, largest));
   }
   constexpr int64_t kPublished = 128 * 4 * 4;
   const int64_t inputs = inputs_of_classifier(run);

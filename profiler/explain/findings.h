@@ -80,9 +80,9 @@ struct Remedy {
 /// Bytes at the described moment as a line over the batch size: fixed + batch × slope.
 struct BatchModel {
   int64_t batch = 0;
-  int64_t fixed_bytes = 0;    ///< parameters, buffers, gradients, optimizer state, workspace, unknown
+  int64_t fixed_bytes = 0;  ///< parameters, buffers, gradients, optimizer state, workspace of matrix products, unknown
   int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the refused request
-  int64_t largest_batch = 0;  ///< predicted to fit
+  int64_t largest_batch = 0;  ///< predicted to fit; after an OOM at most that one
 
   bool operator==(const BatchModel&) const = default;
 };

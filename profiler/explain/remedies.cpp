@@ -5,6 +5,7 @@
 
 #include "profiler/explain/explain.h"
 #include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/what_if.h"
 #include "profiler/replay/rounding.h"
 
 namespace oomdiag {
@@ -26,9 +27,14 @@ BatchModel model_batch(const Moment& moment, int64_t refused_bytes, int64_t batc
   BatchModel model{.batch = batch};
   model.scaling_bytes = at(sums, Category::activation) + at(sums, Category::input) + at(sums, Category::output) +
                         at(sums, Category::gradient_in_flight) + at(sums, Category::temporary) + refused_bytes;
+  for (const LiveBlock& block : moment.blocks) {
+    const bool follows = block.category == Category::workspace && workspace_follows_batch(block.made);
+    model.scaling_bytes += follows ? block.bytes : 0;
+  }
   model.fixed_bytes = moment.allocated_bytes + refused_bytes - model.scaling_bytes;
   const int64_t room = room_bytes - model.fixed_bytes;
   if (room > 0 && model.scaling_bytes > 0) model.largest_batch = scaled(batch, room, model.scaling_bytes);
+  if (refused_bytes > 0) model.largest_batch = std::min(model.largest_batch, batch - 1);
   return model;
 }
 

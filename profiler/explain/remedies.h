@@ -8,9 +8,9 @@
 namespace oomdiag {
 
 /// bytes(b) = fixed + scaling ∙ b / batch, with the categories at the described moment. `fixed`: parameters, buffers,
-/// gradients, optimizer state, workspaces and what is unknown; `scaling`: the rest, plus the request that was refused. The
-/// largest batch is the largest b with bytes(b) ≤ room_bytes. After an OOM it is optimistic: what the step would have
-/// wanted later is not in it.
+/// gradients, optimizer state, workspaces of matrix products and what is unknown; `scaling`: the rest, plus the request that
+/// was refused. The largest batch is the largest b with bytes(b) ≤ room_bytes. After an OOM it is below `batch`, and
+/// optimistic: what the step would have wanted later is not in it, and the holes of fragmentation count as room.
 BatchModel model_batch(const Moment& moment, int64_t refused_bytes, int64_t batch, int64_t room_bytes);
 
 /// What predictions start from.

@@ -36,7 +36,7 @@ int64_t peak_at(const Situation& situation, int64_t batch) {
 }  // namespace
 
 /// peak(b/2): what follows the batch takes half its bytes (follows_batch); parameters, their gradients, optimizer state
-/// and workspaces stay.
+/// and the workspaces of matrix products stay.
 std::optional<Changed> halve_batch(const Situation& situation) {
   if (situation.batch) return {};  // fit_batch says more
   return Changed{.id = "half_batch",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "profiler/replay/categories.h"
 #include "profiler/replay/rounding.h"
 
 namespace oomdiag {
@@ -35,8 +36,8 @@ bool is_fixed(Category category) {
     case Category::buffer:
     case Category::gradient:
     case Category::optimizer_state:
-    case Category::workspace:
       return true;
+    case Category::workspace:
     case Category::activation:
     case Category::input:
     case Category::output:
@@ -49,6 +50,7 @@ bool is_fixed(Category category) {
 }
 
 bool follows_batch(const BlockLife& block, const Hints& hints) {
+  if (block.category == Category::workspace) return workspace_follows_batch(block.made);
   if (is_fixed(block.category) || block.freed_by_accumulate) return false;
   switch (block.phase) {
     case Phase::setup:
@@ -66,6 +68,8 @@ bool follows_batch(const BlockLife& block, const Hints& hints) {
 }
 
 }  // namespace
+
+bool workspace_follows_batch(const Where& made) { return !is_gemm(made.inner); }
 
 int64_t find_peak(const Lives& blocks) {
   uint32_t length = 0;

@@ -184,6 +184,20 @@ TEST_CASE("the batch model keeps parameters and scales activations", "[explain]"
   CHECK(model.largest_batch == 128);
 }
 
+TEST_CASE("the batch model scales the workspaces of convolutions and keeps those of matrix products", "[explain]") {
+  Moment moment = with_blocks({{Category::workspace, 1_GiB}, {Category::workspace, 2_GiB}});
+  moment.blocks[0].made.inner = "aten::addmm";
+  moment.blocks[1].made.inner = "aten::cudnn_convolution";
+
+  CHECK(model_batch(moment, 0, 64, 9_GiB).fixed_bytes == 1_GiB);
+  CHECK(model_batch(moment, 0, 64, 9_GiB).scaling_bytes == 2_GiB);
+}
+
+TEST_CASE("a batch that was refused is not said to fit", "[explain]") {
+  const Moment moment = with_blocks({{Category::activation, 2_GiB}});
+  CHECK(model_batch(moment, 1_MiB, 64, 9_GiB).largest_batch == 63);
+}
+
 TEST_CASE("where nothing scales, no larger batch is predicted", "[explain]") {
   CHECK(model_batch(with_blocks({{Category::parameter, 4_GiB}}), 0, 64, 8_GiB).largest_batch == 0);
 }
