@@ -125,17 +125,10 @@ class Caster {
     BlockLife copy = blocks_[b];
     copy.bytes /= 2;
     copy.born = std::max<uint32_t>(1, copy.born);
-    copy.died = find_last_backward();
+    const uint32_t last = find_last_backward(blocks_);
+    copy.died = last == 0 ? BlockLife::kNever : last;
     copy.category = Category::activation;
     blocks_.push_back(copy);
-  }
-
-  uint32_t find_last_backward() const {
-    uint32_t last = 0;
-    for (const BlockLife& block : blocks_) {
-      if (block.phase == Phase::backward) last = std::max(last, block.born);
-    }
-    return last == 0 ? BlockLife::kNever : last;
   }
 
   Lives blocks_;

@@ -13,7 +13,8 @@
 //   checkpointed   ──┬┬─ forward ──────────────────────────┬── backward of m ──┬──
 //                    └┘ freed at once                      └ made again ───────┘
 //
-// What another module saves too is the border between them: it stays, and is made once more for m itself.
+// What another module saves too is the border between them: it stays up to there, as the backward of all who take it comes
+// before that of m, and is made again for m itself.
 
 namespace oomdiag {
 namespace {
@@ -64,6 +65,7 @@ Segments find_segments(const Lives& blocks, size_t components) {
 }
 
 Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
+  const uint32_t last_backward = find_last_backward(blocks);
   Lives again;
   for (BlockLife& block : blocks) {
     const auto segment = segments.find(cut_path(block.made.module, components));
@@ -73,6 +75,8 @@ Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
     if (segment->second.backward != BlockLife::kNever) {
       again.push_back(block);
       again.back().born = std::max(segment->second.backward, block.born + 1);
+      const bool freed_in_backward = block.died <= last_backward;
+      if (border && freed_in_backward) block.died = std::min(block.died, again.back().born);
     }
     if (!border) block.died = block.born + 1;
   }

@@ -213,10 +213,7 @@ std::optional<Changed> drop_outputs(const Situation& situation) {
   Lives blocks = situation.lives.blocks;
   const uint32_t backward = find_backward(blocks);
   if (backward == BlockLife::kNever) return {};
-  uint32_t last = backward;  // backward's last allocation
-  for (const BlockLife& block : blocks) {
-    if (block.phase == Phase::backward && block.born != BlockLife::kBefore) last = std::max(last, block.born);
-  }
+  const uint32_t last = find_last_backward(blocks);
   bool any = false;
   for (BlockLife& block : blocks) {
     const bool held = block.category == Category::output && block.phase == Phase::forward && !block.freed_in_backward &&

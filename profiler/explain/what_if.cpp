@@ -95,6 +95,14 @@ uint32_t find_backward(const Lives& blocks) {
   return found == blocks.end() ? BlockLife::kNever : found->born;
 }
 
+uint32_t find_last_backward(const Lives& blocks) {
+  uint32_t last = 0;
+  for (const BlockLife& block : blocks) {
+    if (block.phase == Phase::backward && block.born != BlockLife::kBefore) last = std::max(last, block.born);
+  }
+  return last;
+}
+
 bool follows_batch(const BlockLife& block, const Lives& blocks) { return follows_batch(block, read_hints(blocks)); }
 
 Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator) {

@@ -19,6 +19,9 @@ int64_t find_peak(const Lives& blocks);
 /// The position of the first block that an autograd node allocated, or BlockLife::kNever.
 uint32_t find_backward(const Lives& blocks);
 
+/// The position of the last block that an autograd node allocated, or 0.
+uint32_t find_last_backward(const Lives& blocks);
+
 /// Whether a workspace made there grows with the batch. cuBLAS sizes its own by the card. Those of cuDNN do: most are
 /// copies of what a convolution reads and writes, in the layout of its kernel. (Of 573 times that the batch was halved, 14
 /// shapes, two types, forward and backward, on three cards, 515 workspaces halved to within 5 % or the weights, 51 gave way

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "profiler/replay/blocks.h"
 #include "profiler/replay/categories.h"
 #include "profiler/replay/phases.h"
+#include "profiler/replay/walks.h"
 
 namespace oomdiag {
 namespace {
@@ -17,7 +19,11 @@ struct Draft {
   std::map<std::pair<uint64_t, uint16_t>, Event> savers{};  ///< by node
   uint32_t shape = 0;
   bool parameter = false, buffer = false, gradient = false;
-  bool dies_in_op = false, first_in_op = true;
+  bool dies_in_op = false;
+  uint32_t nth_in_op = 0;
+
+  bool first_in_op() const { return maker.op_serial == 0 || nth_in_op == 0; }
+  Likeness likeness() const { return {maker.context, maker.bytes, nth_in_op}; }
 };
 
 bool frees_in_own_op(const Event& maker, const Event& free) {
@@ -64,7 +70,9 @@ class Follower {
     }
     StepLives lives{.step = step_};
     for (Draft& draft : drafts_) {
-      if (draft.life.bytes > 0) lives.blocks.push_back(finish(draft));
+      if (draft.life.bytes == 0) continue;
+      infer_savers(draft);
+      lives.blocks.push_back(finish(draft));
     }
     if (refusal_ != nullptr) lives.blocks.push_back(wanted_block());
     std::stable_sort(lives.blocks.begin(), lives.blocks.end(),
@@ -78,7 +86,8 @@ class Follower {
   void take(const Event& event, uint64_t index) {
     phases_.advance(event, index);
     if (phases_.step() > step_) return;
-    if (event.kind == EventKind::nodes_created && in_step()) made_nodes_[event.op_serial] = true;
+    if (event.kind == EventKind::nodes_created) note_nodes(event);
+    if (event.kind == EventKind::graph_begin) note_walk();
     if (event.device != device_) return;
     if (event.kind == EventKind::free_requested && index < last_) end(event);
     blocks_.apply(event, static_cast<uint32_t>(index));
@@ -93,9 +102,7 @@ class Follower {
     if (block == nullptr) return;
     Draft draft{.life = {.bytes = block->bytes, .phase = phases_.phase_of(event)}, .maker = event};
     if (in_step()) draft.life.born = ++position_;
-    uint32_t& newest_serial = newest_serials_[event.thread];
-    draft.first_in_op = event.op_serial == 0 || newest_serial != event.op_serial;
-    newest_serial = event.op_serial;
+    draft.nth_in_op = counter_.count(event);
     uint32_t place = 0;
     if (in_step() || unused_.empty()) {
       place = static_cast<uint32_t>(drafts_.size());
@@ -134,7 +141,31 @@ class Follower {
     if (event.kind == EventKind::gradient) draft.gradient = true;
     if (event.kind != EventKind::saved_tensor) return;
     draft.life.ever_saved = true;
-    if (in_step()) draft.savers[{event.node_sequence, event.node_thread}] = event;
+    if (in_step()) {
+      draft.savers[{event.node_sequence, event.node_thread}] = event;
+    } else {
+      saved_before_[draft.likeness()].push_back(event);
+    }
+  }
+
+  void note_nodes(const Event& event) {
+    if (in_step()) made_nodes_[event.op_serial] = true;
+    if (!in_backward(trace_, event)) in_walk_ = false;
+  }
+
+  void note_walk() {
+    if (in_step()) walked_ = true;
+    if (!std::exchange(in_walk_, true)) saved_before_.clear();
+  }
+
+  // What a step that was not walked saves is told by the last one that was, see walks.h.
+  void infer_savers(Draft& draft) const {
+    if (walked_ || draft.life.born == BlockLife::kBefore) return;
+    const auto like = saved_before_.find(draft.likeness());
+    if (like == saved_before_.end()) return;
+    draft.life.ever_saved = true;
+    if (draft.shape == 0) draft.shape = static_cast<uint32_t>(like->second.front().detail);
+    for (const Event& saver : like->second) draft.savers[{saver.node_sequence, saver.node_thread}] = saver;
   }
 
   // Also where the graph was not walked: what a recorded op made and a node of backward frees was saved for it.
@@ -148,7 +179,8 @@ class Follower {
     const bool* made_nodes = made_nodes_.find(draft.maker.op_serial);
     const bool op_made_nodes = made_nodes != nullptr && draft.maker.op_serial != 0;
     BlockLife life = std::move(draft.life);
-    const bool gemm_keeps = is_gemm(trace_.name(context.inner)) && !draft.first_in_op && life.died == BlockLife::kNever;
+    const bool gemm_keeps =
+        is_gemm(trace_.name(context.inner)) && !draft.first_in_op() && life.died == BlockLife::kNever;
     life.category = categorise({.parameter = draft.parameter,
                                 .buffer = draft.buffer,
                                 .gradient = draft.gradient,
@@ -162,7 +194,7 @@ class Follower {
                                 .in_module = context.module != 0,
                                 .op_made_nodes = op_made_nodes,
                                 .grad_mode = (context.flags & kGradMode) != 0,
-                                .first_in_op = draft.first_in_op,
+                                .first_in_op = draft.first_in_op(),
                                 .dies_in_op = draft.dies_in_op,
                                 .kept_workspace = gemm_keeps,
                                 .modules_known = trace_.process.python,
@@ -197,9 +229,12 @@ class Follower {
   Phases phases_;
   std::vector<Draft> drafts_;
   std::vector<uint32_t> unused_;
-  AddressMap<uint32_t> at_;              ///< index into drafts_ by address
-  AddressMap<bool> made_nodes_;          ///< by op serial
-  AddressMap<uint32_t> newest_serials_;  ///< by thread: the op that allocated last
+  AddressMap<uint32_t> at_;      ///< index into drafts_ by address
+  AddressMap<bool> made_nodes_;  ///< by op serial
+  AllocCounter counter_;
+  std::map<Likeness, std::vector<Event>> saved_before_;  ///< by the newest walks before the step
+  bool in_walk_ = false;                                 ///< the graph was walked, and no forward pass began since
+  bool walked_ = false;                                  ///< the graph was walked in the step
   uint32_t position_ = 0;
 };
 

@@ -1,7 +1,6 @@
 #include "profiler/replay/walks.h"
 
 #include <map>
-#include <tuple>
 
 #include "profiler/replay/outline.h"
 
@@ -36,25 +35,6 @@ Window walks_before(const Trace& trace, uint64_t end) {
   }
   return window;
 }
-
-/// Tells blocks of one op call apart: counts the allocations of the op that a thread runs.
-class AllocCounter {
- public:
-  uint32_t count(const Event& alloc) {
-    Running& running = threads_[alloc.thread];
-    if (running.serial != alloc.op_serial) running = {alloc.op_serial, 0};
-    return running.allocs++;
-  }
-
- private:
-  struct Running {
-    uint32_t serial = 0, allocs = 0;
-  };
-  AddressMap<Running> threads_;
-};
-
-/// What makes two blocks of different steps alike: the place in the program, the bytes, and which one of its op.
-using Likeness = std::tuple<uint32_t, int64_t, uint32_t>;
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "profiler/replay/facts.h"
@@ -29,6 +30,26 @@ Window find_walks(const Trace& trace, const Instant& instant);
 
 /// Where the graph was not walked: the newest walks of an earlier step. Empty in phases in which no graph lives.
 Window find_earlier_walks(const Trace& trace, const Instant& instant);
+
+/// What makes two blocks of different steps alike: the place in the program (context), the bytes, and which one of its op.
+using Likeness = std::tuple<uint32_t, int64_t, uint32_t>;
+
+/// Tells blocks of one op call apart: counts the allocations of the op that a thread runs.
+class AllocCounter {
+ public:
+  /// How many allocations of the same call came before this one. Outside of any op that says nothing.
+  uint32_t count(const Event& alloc) {
+    Running& running = threads_[alloc.thread];
+    if (running.serial != alloc.op_serial) running = {alloc.op_serial, 0};
+    return running.allocs++;
+  }
+
+ private:
+  struct Running {
+    uint32_t serial = 0, allocs = 0;
+  };
+  AddressMap<Running> threads_;
+};
 
 /// For each of `blocks` that is younger than `walks`: the saved_tensor events there of its like.
 std::vector<std::vector<uint64_t>> saved_alike(const Trace& trace, const Window& walks, const Instant& instant,

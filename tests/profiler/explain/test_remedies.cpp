@@ -114,6 +114,22 @@ TEST_CASE("checkpointing frees what only the module saves, until its backward", 
   CHECK(find(both, "checkpoint")->predicted_peak_bytes == 128_MiB + 2_MiB);
 }
 
+TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explain][remedies]") {
+  const Where c{.op = "aten::relu", .module = "c.relu"}, a{.op = "aten::relu", .module = "a.relu"};
+  const Where pool{.op = "aten::max_pool2d", .module = "pool"};
+  const StepLives lives =
+      step_of({saved(64_MiB, 1, 30, c, {c}), saved(64_MiB, 2, 30, c, {c}), saved(64_MiB, 3, 20, a, {a}),
+               saved(64_MiB, 4, 20, a, {a}), saved(64_MiB, 5, 13, a, {a, pool}),
+               gradient_on_its_way(32_MiB, 10, 13, pool), gradient_on_its_way(32_MiB, 12, 22, a),
+               gradient_on_its_way(1_MiB, 19, 22, a), gradient_on_its_way(1_MiB, 21, 30, c)});
+  const auto remedies = predict_remedies(situation_of(lives));
+
+  // When the backward of a begins, its three tensors are made again; the output that pool had kept goes then.
+  REQUIRE(find(remedies, "checkpoint"));
+  CHECK(find(remedies, "checkpoint")->modules == std::vector<std::string>{"a", "c"});
+  CHECK(find(remedies, "checkpoint")->predicted_peak_bytes == 3 * 64_MiB + 2 * 32_MiB);
+}
+
 TEST_CASE("autocast halves convolutions and what follows, but not softmax and norms", "[explain][remedies]") {
   const Where conv{.op = "aten::conv2d", .module = "conv"}, relu{.op = "aten::relu", .module = "relu"};
   const Where softmax{.op = "aten::log_softmax", .module = "loss"};

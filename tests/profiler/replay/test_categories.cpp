@@ -141,6 +141,14 @@ TEST_CASE("a step that was not walked is told by an earlier one like it", "[repl
     CHECK(block.saved_by[0].module == "relu1");
     CHECK(block.shape == "[64, 32, 64, 128] float32");
   }
+  const auto& lives = history.devices.at(0).lives.blocks;
+  const auto relu =
+      std::ranges::find(lives, std::string_view("relu1"), [](const BlockLife& b) { return b.made.module; });
+  REQUIRE(relu != lives.end());
+  CHECK(relu->category == Category::activation);
+  CHECK(relu->shape == "[64, 32, 64, 128] float32");
+  REQUIRE(relu->saved_by.size() == 2);
+  CHECK(relu->saved_by[0].module == "relu1");
 }
 
 TEST_CASE("what a forward op made and nobody saved is an output; a fresh batch is an input", "[replay]") {
