@@ -171,7 +171,7 @@ EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHe
 }
 
 /// Finds the blocks that were alive before the first event: those in the tables that are older, and those whose free we
-/// still see. The tables still tell of most of these too; of the others it is not known who allocated them.
+/// still see. The tables still tell of most of these too; of the others it is not known when they were allocated.
 class InitialBlocks {
  public:
   InitialBlocks(const TraceHeader& header, uint64_t first_sequence) : header_(header), first_(first_sequence) {}
@@ -204,7 +204,7 @@ class InitialBlocks {
     if (seen_before || event.kind == EventKind::alloc) return;
     Event block = event;
     block.kind = EventKind::alloc;
-    block.context = block.op_serial = 0;
+    block.op_serial = 0;
     block.node_sequence = kNoNode;
     block.sequence = 0;
     const auto slot = std::lower_bound(freed_.begin(), freed_.end(), Event{.detail = event.sequence}, by_free);

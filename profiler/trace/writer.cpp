@@ -246,7 +246,11 @@ void TraceWriter::add_block(const Event& alloc) noexcept {
 void TraceWriter::remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept {
   if (!on() || device >= header_->device_count) return;
   take_late_place(device);
-  tables_[device]->erase(address, free_sequence);
+  const uint32_t maker = tables_[device]->erase(address, free_sequence);
+  Event* last = last_written();
+  if (last != nullptr && last->sequence == free_sequence) {
+    std::atomic_ref(last->context).store(maker, std::memory_order_relaxed);
+  }
 }
 
 void TraceWriter::write_and_keep(Event& event) noexcept {

@@ -60,7 +60,8 @@ class TraceWriter {
   void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
-  /// Takes it out again; `free_sequence` is that of its free_requested.
+  /// Takes it out again; `free_sequence` is that of its free_requested, which this thread has just written and which hears
+  /// who allocated the block: the alloc event may be overwritten before it.
   void remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept;
   /// Forgets all blocks of a device. Under its lock, like the two above.
   void forget_blocks(uint32_t device) noexcept;

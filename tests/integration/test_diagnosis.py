@@ -660,6 +660,45 @@ class LongRuns(DiagnosisTest):
         self.assertEqual(report["categories"]["output"], 20_001 * 64 * 64 * 4)  # those kept, and that of the last ReLU
         self.assertEqual(report["categories"]["unknown"], 0)
 
+    LOOP = """
+        import torch
+        from torch import nn
+        model = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 8)).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        data, kept = torch.zeros(64, 512, device="cuda"), {kept}
+        for step in range(1, 100_000):
+            optimizer.zero_grad()
+            loss = model({data}).square().mean()
+            loss.backward()
+            optimizer.step()
+            if {now}: kept.append(torch.zeros(2 << 20, device="cuda"))
+    """
+
+    def loop(self, kept="[]", data="data", now="False"):
+        _, report = self.run_code(self.LOOP.format(kept=kept, data=data, now=now), memory="2GiB",
+                                  env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
+        self.assertTrue(any("were overwritten" in limit for limit in report["limits"]), report["limits"])
+        return report
+
+    def test_a_leak_too_slow_for_the_steps_that_are_left_is_the_cause(self):
+        report = self.loop(now="step % 20 == 0")
+        self.assertGreater(report["failure"]["step"], 3000)
+        self.assertEqual(report["cause"]["kind"], "leak")
+        (growth,) = report["growth"]
+        self.assertEqual((growth["kind"], growth["op"], growth["first_step"]), ("kept_tensors", "aten::zeros", 1))
+        self.assertRegex(growth["source"], "<string>:12$")
+        self.assertAlmostEqual(growth["bytes_per_step"], (8 << 20) / 20, delta=(8 << 20) / 100)
+        self.assertGreater(growth["grown_bytes"], 1 << 30)
+
+    def test_large_state_and_a_full_cache_are_no_growth_though_their_first_steps_were_overwritten(self):
+        data = "data if step < 2500 else data.expand(2000, 64, 512).flatten(0, 1)"
+        state, cache = ("torch.zeros(300 << 20, device='cuda')", "False"), ("[]", "step <= 150")
+        for (kept, now), causes in ((state, ["capacity"]), (cache, ["capacity", "fragmentation"])):
+            with self.subTest(now=now):
+                report = self.loop(kept, data, now)
+                self.assertEqual((report["failure"]["step"], report["growth"]), (2500, []))
+                self.assertIn(report["cause"]["kind"], causes)
+
 
 class Snapshots(DiagnosisTest):
     """PyTorch's own recording of a program beside ours, of the same process."""
