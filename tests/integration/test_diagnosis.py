@@ -409,6 +409,14 @@ class Places(DiagnosisTest):
             self.assertEqual(sum(row[kind + "_bytes"] for row in report["parameter_groups"]), report["categories"][kind])
         self.assertRegex(done.stderr, "wanted .* for AdamW, group 1")
 
+    def test_parameter_groups_are_told_where_the_first_steps_were_overwritten(self):
+        done, report = self.run_code(self.GROUPS.replace("range(3)", "range(4000)"),
+                                     env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
+        self.assertTrue(any("were overwritten" in limit for limit in report["limits"]), report["limits"])
+        rows = {row["name"]: row for row in report["parameter_groups"]}
+        for name, side in (("AdamW, group 0 (decay)", 512), ("AdamW, group 1", 4096)):
+            self.assertEqual(list(rows[name].values())[1::2], [side * side * 4, side * side * 8], done.stderr)
+
     def test_a_single_parameter_group_is_not_worth_a_word(self):
         done, report = self.run_code(self.GROUPS.replace("AdamW(groups)", "AdamW(groups[:1])"))
         self.assertEqual(report["parameter_groups"], [], done.stderr)
@@ -676,7 +684,7 @@ class LongRuns(DiagnosisTest):
 
     def loop(self, kept="[]", data="data", now="False"):
         _, report = self.run_code(self.LOOP.format(kept=kept, data=data, now=now), memory="2GiB",
-                                  env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
+                                  env=dict(os.environ, OOMDIAG_TRACE_MIB="2"))
         self.assertTrue(any("were overwritten" in limit for limit in report["limits"]), report["limits"])
         return report
 
