@@ -52,20 +52,14 @@ void PlaceMeter::remove(const Block& block) {
 
 void PlaceMeter::end_step(uint32_t step) {
   earlier_.end_step();
-  if (step == 0 || (step - 1) % stride_ != 0) return;
-  if (samples_.size() == kMostSamples) {
-    for (size_t i = 1; i < kMostSamples / 2; ++i) samples_[i] = std::move(samples_[2 * i]);
-    samples_.resize(kMostSamples / 2);
-    stride_ *= 2;
-    if ((step - 1) % stride_ != 0) return;
-  }
-  Sample& sample = samples_.emplace_back();
-  sample.step = step;
+  Sample* sample = step == 0 ? nullptr : samples_.next();
+  if (sample == nullptr) return;
+  sample->step = step;
   for (Place& place : places_) {
-    sample.levels.push_back({place.bytes, place.blocks});
-    if (samples_.size() == 1) place.first_largest = place.largest;
+    sample->levels.push_back({place.bytes, place.blocks});
+    if (samples_.entries().size() == 1) place.first_largest = place.largest;
   }
-  sample.workload = measure_workload();
+  sample->workload = measure_workload();
   for (Place& place : places_) place.largest = 0;
 }
 
@@ -87,15 +81,16 @@ PlaceLevel PlaceMeter::level(const Sample& sample, size_t place) {
 }
 
 StepCurves PlaceMeter::finish(const Trace& trace, const NodeTable& nodes) const {
+  const std::vector<Sample>& samples = samples_.entries();
   StepCurves curves;
-  for (const Sample& sample : samples_) {
+  for (const Sample& sample : samples) {
     curves.steps.push_back(sample.step);
     curves.workload.push_back(sample.workload);
   }
   const Run run = choose_run(trace);
   curves.run_steps = run.earlier;
-  for (const size_t sample : run.samples) curves.run_steps.push_back(samples_[sample].step);
-  const auto made_after = earlier_.made_after(run.earlier, run.earlier.empty() ? 0 : samples_.front().step);
+  for (const size_t sample : run.samples) curves.run_steps.push_back(samples[sample].step);
+  const auto made_after = earlier_.made_after(run.earlier, run.earlier.empty() ? 0 : samples.front().step);
 
   for (size_t p = 0; p < places_.size(); ++p) {
     PlaceCurve curve;
@@ -103,17 +98,17 @@ StepCurves PlaceMeter::finish(const Trace& trace, const NodeTable& nodes) const 
       bytes.push_back(level.bytes);
       blocks.push_back(level.blocks);
     };
-    for (const Sample& sample : samples_) add(level(sample, p), curve.bytes, curve.blocks);
+    for (const Sample& sample : samples) add(level(sample, p), curve.bytes, curve.blocks);
     const auto made = made_after.find(static_cast<uint32_t>(p));
     for (size_t i = 0; i < run.earlier.size(); ++i) {
-      PlaceLevel then = level(samples_.front(), p);
+      PlaceLevel then = level(samples.front(), p);
       if (made != made_after.end()) {
         then.bytes -= made->second[i].bytes;
         then.blocks -= made->second[i].blocks;
       }
       add(then, curve.run_bytes, curve.run_blocks);
     }
-    for (const size_t sample : run.samples) add(level(samples_[sample], p), curve.run_bytes, curve.run_blocks);
+    for (const size_t sample : run.samples) add(level(samples[sample], p), curve.run_bytes, curve.run_blocks);
     if (!ends_higher(curve.bytes) && !ends_higher(curve.run_bytes)) continue;
     const Event& newest = places_[p].newest;
     curve.where = locate(trace, nodes, newest);
@@ -127,16 +122,17 @@ StepCurves PlaceMeter::finish(const Trace& trace, const NodeTable& nodes) const 
 // Before the trace's events as far apart as samples of the whole run would be, and later the samples that are so, too.
 PlaceMeter::Run PlaceMeter::choose_run(const Trace& trace) const {
   const uint32_t first = trace.process.steps_before + 1;
-  const bool begins_later = trace.overwritten_events > 0 && !trace.step_ends.empty() && !samples_.empty();
-  if (!begins_later || samples_.front().step <= first) return {};
+  const std::vector<Sample>& samples = samples_.entries();
+  const bool begins_later = trace.overwritten_events > 0 && !trace.step_ends.empty() && !samples.empty();
+  if (!begins_later || samples.front().step <= first) return {};
   Run run;
   size_t sample = 0;
-  for (const uint32_t step : spread_steps(first, samples_.back().step)) {
-    if (step < samples_.front().step) {
+  for (const uint32_t step : spread_steps(first, samples.back().step)) {
+    if (step < samples.front().step) {
       run.earlier.push_back(step);
       continue;
     }
-    while (sample + 1 < samples_.size() && samples_[sample + 1].step <= step) ++sample;
+    while (sample + 1 < samples.size() && samples[sample + 1].step <= step) ++sample;
     if (run.samples.empty() || run.samples.back() != sample) run.samples.push_back(sample);
   }
   return run;

@@ -8,6 +8,7 @@
 #include "profiler/replay/earlier_levels.h"
 #include "profiler/replay/history.h"
 #include "profiler/replay/join.h"
+#include "profiler/trace/evenly_spaced.h"
 
 namespace oomdiag {
 
@@ -51,8 +52,7 @@ class PlaceMeter {
   static PlaceLevel level(const Sample& sample, size_t place);
 
   std::vector<Place> places_;  ///< by context
-  std::vector<Sample> samples_;
-  uint32_t stride_ = 1;
+  EvenlySpaced<Sample> samples_{kMostSamples};
   EarlierLevels earlier_;
 };
 

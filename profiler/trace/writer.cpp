@@ -13,8 +13,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
 #include "profiler/error.h"
+#include "profiler/trace/evenly_spaced.h"
 #include "profiler/trace/store.h"
 
 namespace oomdiag {
@@ -274,8 +276,7 @@ void TraceWriter::end_step(uint64_t events) noexcept {
   uint32_t count = header_->step_count.load(std::memory_order_relaxed);
   if (!on() || steps_ended_++ % header_->step_stride.load(std::memory_order_relaxed) != 0) return;
   if (count == header_->steps_capacity) {
-    for (uint32_t i = 1; i < count / 2; ++i) steps()[i] = steps()[2 * i];
-    count /= 2;
+    count = static_cast<uint32_t>(keep_every_second(std::span(steps(), count)));
     header_->step_stride.store(header_->step_stride.load() * 2, std::memory_order_relaxed);
   } else if (count * sizeof(uint64_t) >= steps_reserved_) {
     const uint64_t room = std::min(kReserveStep, header_->steps_capacity * sizeof(uint64_t) - steps_reserved_);
