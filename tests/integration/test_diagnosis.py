@@ -409,6 +409,13 @@ class Places(DiagnosisTest):
             self.assertEqual(sum(row[kind + "_bytes"] for row in report["parameter_groups"]), report["categories"][kind])
         self.assertRegex(done.stderr, "wanted .* for AdamW, group 1")
 
+    def test_the_parameter_groups_of_an_optimizer_that_had_no_step_yet(self):
+        program = self.GROUPS.replace("optimizer.zero_grad()", "rest = torch.empty(300 << 20, dtype=torch.uint8, device='cuda')")
+        _, report = self.run_code(program, memory="600MiB")
+        self.assertEqual(report["failure"]["phase"], "backward")
+        self.assertEqual([(row["name"], row["parameter_bytes"]) for row in report["parameter_groups"]],
+                         [("AdamW, group 1", 64 << 20), ("AdamW, group 0 (decay)", 1 << 20)])
+
     def test_parameter_groups_are_told_where_the_first_steps_were_overwritten(self):
         done, report = self.run_code(self.GROUPS.replace("range(3)", "range(4000)"),
                                      env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
