@@ -364,7 +364,8 @@ class Places(DiagnosisTest):
         self.assertEqual(report["failure"]["module"], "encode.inner")
         self.assertRegex(report["failure"]["source"], r"<string>:6$")
         calls = [call.rpartition(" in ")[2] for call in report["failure"]["stack"]]
-        self.assertEqual(calls, ["encode", "<listcomp>", "main", "<module>"])
+        comprehension = ["<listcomp>"] if sys.version_info < (3, 12) else []  # since then it has no frame of its own
+        self.assertEqual(calls, ["encode", *comprehension, "main", "<module>"])
 
     def test_a_backward_failure_has_the_stack_of_its_forward_line(self):
         _, report = self.run_code("""
