@@ -12,7 +12,7 @@ namespace oomdiag {
 /// kind              address            bytes              detail            other fields
 /// ----------------  -----------------  -----------------  ----------------  -------------------------------------------
 /// alloc             block              requested bytes    stream            context, op_serial; seq = node that runs
-/// free_requested    block              requested bytes    stream            context, op_serial of whoever frees
+/// free_requested    block              requested bytes    stream            op_serial, seq of whoever frees; context of the alloc
 /// free_completed    block              requested bytes    stream            the same; only where it comes later than the request, as
 ///                                                                           after record_stream: else the request has kFreeCompleted
 /// segment_*         segment or range   its bytes          stream

@@ -1,10 +1,12 @@
 # Runs once inside the diagnosed interpreter, in a module of its own. The recorder finds the module whose forward runs by
 # itself, in Python's frames; it calls meet_root() here when it sees a module that it does not know, so that every module
 # below that root gets its path ("layer3.5.conv2"), and names the root's parameters and buffers to the trace. Likewise with
-# optimizers: which tensor belongs to which of their parameter groups is told where a step made a new peak, and at an OOM.
+# optimizers: which tensor belongs to which of their parameter groups is told where a step made a new peak, every so often,
+# and at an OOM.
 #
 # Installs no hook and keeps nothing alive: the program runs exactly the code that it would run without us.
 import ctypes
+import gc
 import sys
 import weakref
 
@@ -57,6 +59,7 @@ def meet_root(root):
 
 _optimizers = {}  # id of an optimizer that lives -> what it is called
 _met = {}  # class name -> how many of its optimizers were met
+_searched = False
 
 
 def meet_optimizer(optimizer):
@@ -67,6 +70,19 @@ def meet_optimizer(optimizer):
     name = kind if _met[kind] == 1 else f"{kind} {_met[kind]}"
     _name_module(optimizer, name)
     _optimizers[id(optimizer)] = name
+
+
+# Optimizers are met in their first step or zero_grad. Where memory runs out before, they are looked for, once: it takes
+# some tenths of a second. `type` runs no code of the objects.
+def _search_optimizers():
+    global _searched
+    base = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
+    if base is None or _searched:
+        return
+    _searched = True
+    for each in gc.get_objects():
+        if issubclass(type(each), base):
+            meet_optimizer(each)
 
 
 def _group_name(key, index, group):
@@ -115,6 +131,8 @@ def _name_refused_group():
 
 def name_groups(refused=None):
     if refused:
+        if not _optimizers:
+            _search_optimizers()
         _name_refused_group()
     for key in list(_optimizers):
         optimizer = _alive[key]() if key in _alive else None

@@ -212,6 +212,17 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   resume_collecting();
 }
 
+// Which tensors are of which parameter group is told where it may be the peak's, and again before that is overwritten.
+bool groups_are_due() {
+  if (!python_attached()) return false;
+  Session& recording = session();
+  const double now = recording.writer().times_overwritten();
+  const bool fades = now > recording.grouped_at.load(std::memory_order_relaxed) + 0.5;
+  if (!fades && (steady() || !peak_has_grown())) return false;
+  recording.grouped_at.store(now, std::memory_order_relaxed);
+  return true;
+}
+
 void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!recording()) return forget_frame(call);
   ThreadState& state = thread_state();
@@ -227,7 +238,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (frame.is_outermost && state.refused) settle_refusal(state);
-  if (frame.is_optimizer_step && !steady() && python_attached() && peak_has_grown()) write_parameter_groups(false);
+  if (frame.is_optimizer_step && groups_are_due()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, state.names.context(inside));
 }

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -119,6 +120,8 @@ Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(at::cuda::device_count());
   TraceBudget budget;
   budget.event_bytes = int64_t{environment_number("OOMDIAG_TRACE_MIB", 256)} << 20;
+  // A thread that writes seldom keeps its chunk: of a small budget that must be a small part, too.
+  budget.chunk_bytes = std::clamp<int64_t>(budget.event_bytes / 32, 64 << 10, budget.chunk_bytes);
   PlacedTrace placed = place_trace(wish.folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();

@@ -43,6 +43,7 @@ class Session {
   std::atomic<int64_t> highest_walked = 0;   ///< live_bytes at the largest graph walked so far
   std::atomic<int64_t> highest_grouped = 0;  ///< PyTorch's peak when parameter groups were last described
   std::atomic<double> walked_at = 0;         ///< times_overwritten() at the newest walk
+  std::atomic<double> grouped_at = 0;        ///< likewise, when parameter groups were last described
   std::atomic<int> last_task = -1;           ///< newest graph task seen
   std::atomic<int> walks = 0;                ///< graphs walked
   std::atomic<int> described_refusals = 0;   ///< OOMs described in full

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <tuple>
 
 namespace oomdiag {
@@ -10,21 +11,31 @@ namespace {
 // 4 readings are 3 increments. With fewer, a program that fills a queue of two batches looks like a leak.
 constexpr size_t kLeastSamples = 4;
 
-/// Whether `levels` rise from the first to the last and do not level off. `levels` has at least kLeastSamples values.
+using Levels = std::span<const int64_t>;
+
+// How much `levels` rise from the one to the other, in parts of what they would at an even pace.
+double pace(Levels levels, size_t from, size_t to) {
+  const double even = static_cast<double>(levels.back() - levels.front()) * static_cast<double>(to - from) /
+                      static_cast<double>(levels.size() - 1);
+  return static_cast<double>(levels[to] - levels[from]) / even;
+}
+
+/// Whether `levels` rise from the first to the last and do not level off.
 ///   falls      at most every tenth increment
 ///   pace       the second half adds at least half of what the whole would at an even pace
 ///   lately     the last third adds something
-bool keeps_rising(const std::vector<int64_t>& levels) {
+bool keeps_rising(Levels levels) {
   const size_t n = levels.size();
-  const int64_t rise = levels.back() - levels.front();
-  if (rise <= 0) return false;
+  if (n < kLeastSamples || levels.back() <= levels.front()) return false;
   size_t falls = 0;
   for (size_t i = 1; i < n; ++i) falls += levels[i] < levels[i - 1] ? 1 : 0;
   if (falls * 10 > n - 1) return false;
-  const size_t half = (n - 1) / 2, late = n - 1 - std::max<size_t>(1, (n - 1) / 3);
-  const double even = static_cast<double>(rise) * static_cast<double>(n - 1 - half) / static_cast<double>(n - 1);
-  return static_cast<double>(levels.back() - levels[half]) >= even / 2 && levels.back() > levels[late];
+  const size_t late = n - 1 - std::max<size_t>(1, (n - 1) / 3);
+  return pace(levels, (n - 1) / 2, n - 1) >= 0.5 && levels.back() > levels[late];
 }
+
+/// Whether `levels`, which keep rising, did so from the beginning.
+bool rose_at_once(Levels levels) { return pace(levels, 0, levels.size() / 2) >= 0.5; }
 
 // A larger batch makes a larger tensor in the variable that held the last one; but then the other places' do so too.
 bool is_workload(const PlaceCurve& curve, const std::vector<double>& workload) {
@@ -36,12 +47,12 @@ bool is_workload(const PlaceCurve& curve, const std::vector<double>& workload) {
 enum class Shape { steady, more_blocks, larger_block };
 
 Shape shape_of(const PlaceCurve& curve, const std::vector<double>& workload) {
-  if (curve.bytes.size() < kLeastSamples || !keeps_rising(curve.bytes)) return Shape::steady;
+  if (!keeps_rising(curve.bytes)) return Shape::steady;
   if (keeps_rising(curve.blocks)) return Shape::more_blocks;
   return is_workload(curve, workload) ? Shape::steady : Shape::larger_block;
 }
 
-int64_t median_increment(const std::vector<int64_t>& levels, const std::vector<uint32_t>& steps) {
+int64_t median_increment(Levels levels, const std::vector<uint32_t>& steps) {
   std::vector<int64_t> increments;
   for (size_t i = 1; i < levels.size(); ++i) {
     increments.push_back((levels[i] - levels[i - 1]) / std::max<int64_t>(1, int64_t{steps[i]} - steps[i - 1]));
@@ -53,21 +64,47 @@ int64_t median_increment(const std::vector<int64_t>& levels, const std::vector<u
   return (levels.back() - levels.front()) / span;  // it grows every few steps only
 }
 
-/// The curves that grow for one reason, summed up.
+constexpr size_t kNowhere = ~size_t{0};
+
+/// From where in `run_steps` on the number of blocks keeps rising, kNowhere if that cannot be told. Where the steps that
+/// the trace still tells of show no growth, it may be too slow for them: then it must have begun with the run, as what
+/// began late may be a list that is emptied at times.
+size_t find_beginning(const PlaceCurve& curve, bool grows) {
+  const Levels bytes = curve.run_bytes, blocks = curve.run_blocks;
+  const size_t latest = grows && !bytes.empty() ? bytes.size() - 1 : 0;
+  for (size_t from = 0; from <= latest; ++from) {
+    if (!keeps_rising(bytes.subspan(from)) || !keeps_rising(blocks.subspan(from))) continue;
+    if (rose_at_once(bytes.subspan(from)) && rose_at_once(blocks.subspan(from))) return from;
+  }
+  return kNowhere;
+}
+
+/// The curves that grow for one reason.
 struct Group {
   GrowthKind kind{};
-  std::vector<const PlaceCurve*> curves;
+  std::vector<const PlaceCurve*> curves{};
+  size_t beginning = kNowhere;  ///< the earliest of find_beginning
 };
 
-Growth describe(const Group& group, const std::vector<uint32_t>& steps) {
+void add_curve(Group& group, GrowthKind kind, const PlaceCurve& curve, size_t beginning) {
+  group.kind = kind;
+  group.curves.push_back(&curve);
+  group.beginning = std::min(group.beginning, beginning);
+}
+
+Growth describe(const Group& group, const StepCurves& curves) {
+  const bool over_run = group.beginning != kNowhere;
+  std::vector<uint32_t> steps = curves.steps;
+  if (over_run)
+    steps.assign(curves.run_steps.begin() + static_cast<std::ptrdiff_t>(group.beginning), curves.run_steps.end());
   Growth growth{.kind = group.kind, .first_step = steps.front(), .last_step = steps.back()};
   std::vector<int64_t> total(steps.size());
   const PlaceCurve* last = group.curves.front();
   for (const PlaceCurve* curve : group.curves) {
-    for (size_t i = 0; i < total.size(); ++i) total[i] += curve->bytes[i];
+    const Levels levels = over_run ? Levels(curve->run_bytes).subspan(group.beginning) : Levels(curve->bytes);
+    for (size_t i = 0; i < total.size(); ++i) total[i] += levels[i];
     if (curve->newest > last->newest) last = curve;
-    growth.places.push_back(
-        {curve->where, median_increment(curve->bytes, steps), curve->bytes.back(), curve->blocks.back()});
+    growth.places.push_back({curve->where, median_increment(levels, steps), curve->bytes.back(), curve->blocks.back()});
   }
   growth.held = last->where;
   growth.bytes_per_step = median_increment(total, steps);
@@ -83,24 +120,23 @@ using Owner = std::tuple<GrowthKind, std::string_view, std::string_view, std::st
 
 // One graph is one reason, however many ops made it; tensors are told apart by op, module and line.
 std::vector<Group> group_curves(const StepCurves& curves) {
-  std::vector<const PlaceCurve*> in_graph;
+  Group in_graph;
   std::map<Owner, Group> groups;
   for (const PlaceCurve& curve : curves.places) {
-    const Shape shape = shape_of(curve, curves.workload);
+    Shape shape = shape_of(curve, curves.workload);
+    size_t beginning = kNowhere;
+    if (shape != Shape::larger_block) beginning = find_beginning(curve, shape == Shape::more_blocks);
+    if (beginning != kNowhere) shape = Shape::more_blocks;
     if (shape == Shape::steady) continue;
-    if (shape == Shape::more_blocks && curve.in_graph) {
-      in_graph.push_back(&curve);
-      continue;
-    }
     const GrowthKind kind = shape == Shape::more_blocks ? GrowthKind::kept_tensors : GrowthKind::growing_buffer;
-    Group& group = groups[{kind, curve.where.op, curve.where.module, curve.where.source}];
-    group.kind = kind;
-    group.curves.push_back(&curve);
+    const bool kept_by_graph = shape == Shape::more_blocks && curve.in_graph;
+    Group& group = kept_by_graph ? in_graph : groups[{kind, curve.where.op, curve.where.module, curve.where.source}];
+    add_curve(group, kind, curve, beginning);
   }
   std::vector<Group> result;
   for (auto& [owner, group] : groups) result.push_back(std::move(group));
-  const GrowthKind kind = in_graph.size() > 1 ? GrowthKind::retained_graph : GrowthKind::kept_tensors;
-  if (!in_graph.empty()) result.push_back({kind, std::move(in_graph)});
+  if (in_graph.curves.size() > 1) in_graph.kind = GrowthKind::retained_graph;
+  if (!in_graph.curves.empty()) result.push_back(std::move(in_graph));
   return result;
 }
 
@@ -120,7 +156,7 @@ std::string_view name_of(GrowthKind kind) {
 
 std::vector<Growth> find_growth(const StepCurves& curves) {
   std::vector<Growth> growths;
-  for (const Group& group : group_curves(curves)) growths.push_back(describe(group, curves.steps));
+  for (const Group& group : group_curves(curves)) growths.push_back(describe(group, curves));
   std::stable_sort(growths.begin(), growths.end(),
                    [](const Growth& a, const Growth& b) { return a.bytes_per_step > b.bytes_per_step; });
   return growths;

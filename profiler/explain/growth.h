@@ -44,7 +44,8 @@ inline constexpr size_t kMostGrowingPlaces = 10;
 /// What grows, fastest first. Levels are read where steps end, so what a step uses itself does not count. Growth must
 /// show in at least 3 steps after the first one, hardly ever fall, and go on at its pace to the end: optimizer state made
 /// in step 1, warm-up and caches that fill up do not. A tensor that becomes larger only counts where the requests of the
-/// other places have not grown as much: else the batch did.
+/// other places have not grown as much: else the batch did. Where the first steps were overwritten, what they left behind
+/// counts too, and growth that is too slow for the steps that are left is found if it began with the run.
 std::vector<Growth> find_growth(const StepCurves& curves);
 
 /// Bytes that all of `growths` added since their first steps.

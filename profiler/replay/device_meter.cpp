@@ -17,9 +17,7 @@ DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, 
       whole_(trace.overwritten_events == 0 && trace.initial.empty()),
       blocks_(settings) {
   blocks_.start_from(trace.initial, trace.initial_layout, device);
-  for (const Event& event : trace.initial) {
-    if (event.device == device) places_.add(event);
-  }
+  places_.start_from(trace, device);
   result_.used = blocks_.allocated_bytes() > 0;
   history().index = device;
   history().reserved_known = whole_ || !trace.initial_layout.empty();

@@ -21,7 +21,7 @@ class DeviceMeter {
     result_.used = true;
     if (event.kind == EventKind::alloc) places_.add(event);
     if (event.kind == EventKind::free_requested) {
-      if (const Block* block = blocks_.live_at(event.address)) places_.remove(block->context, block->requested_bytes);
+      if (const Block* block = blocks_.live_at(event.address)) places_.remove(*block);
     }
     blocks_.apply(event, static_cast<uint32_t>(index));
     history().peak.reserved_bytes = std::max(history().peak.reserved_bytes, blocks_.reserved_bytes());

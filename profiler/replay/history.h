@@ -159,6 +159,9 @@ struct PlaceCurve {
   uint64_t newest = 0;            ///< sequence of its newest allocation: orders places as the program runs them
   std::vector<int64_t> bytes{};   ///< requested, by StepCurves::steps
   std::vector<int64_t> blocks{};  ///< how many
+  /// The same by StepCurves::run_steps. Before the oldest event kept they are told by what still lives; where anything
+  /// else may have lived, by the first of `bytes`.
+  std::vector<int64_t> run_bytes{}, run_blocks{};
 
   bool operator==(const PlaceCurve&) const = default;
 };
@@ -168,6 +171,8 @@ struct StepCurves {
   std::vector<uint32_t> steps{};  ///< at whose ends the curves were read; of long runs evenly spread ones
   std::vector<double>
       workload{};  ///< how much larger requests were than in the first of `steps`: the median of all places
+  std::vector<uint32_t> run_steps{};  ///< from the first step of the run to the last of `steps`, where events of the
+                                      ///< first ones were overwritten; else empty
   std::vector<PlaceCurve> places{};
 
   bool operator==(const StepCurves&) const = default;

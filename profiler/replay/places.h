@@ -4,8 +4,11 @@
 #include <span>
 #include <vector>
 
+#include "profiler/replay/blocks.h"
+#include "profiler/replay/earlier_levels.h"
 #include "profiler/replay/history.h"
 #include "profiler/replay/join.h"
+#include "profiler/trace/evenly_spaced.h"
 
 namespace oomdiag {
 
@@ -14,12 +17,14 @@ namespace oomdiag {
 /// are kept. Time: constant per event, and the number of places per sample.
 class PlaceMeter {
  public:
-  static constexpr size_t kMostSamples = 32;
+  static constexpr uint32_t kMostSamples = 32;
 
-  /// An alloc event, or that of a block from before the trace.
-  void add(const Event& alloc);
-  /// A block of `bytes` requested that a place with this context made was freed.
-  void remove(uint32_t context, int64_t bytes);
+  /// Starts from the blocks of this device that are older than the trace's events.
+  void start_from(const Trace& trace, uint8_t device);
+  /// An alloc event. False: it makes no sense and does not count.
+  bool add(const Event& alloc);
+  /// This block was freed.
+  void remove(const Block& block);
   /// Says that this step has ended.
   void end_step(uint32_t step);
 
@@ -32,19 +37,23 @@ class PlaceMeter {
     int64_t first_largest = 0;      ///< … before the first sample
     Event newest{};
   };
-  struct Level {
-    int64_t bytes = 0, blocks = 0;
-  };
   struct Sample {
     uint32_t step = 0;
     double workload = 1;
-    std::vector<Level> levels;  ///< by context
+    std::vector<PlaceLevel> levels;  ///< by context
   };
+  /// Where the whole run is looked at.
+  struct Run {
+    std::vector<uint32_t> earlier{};  ///< steps whose events were overwritten
+    std::vector<size_t> samples{};    ///< then these of `samples_`
+  };
+  Run choose_run(const Trace& trace) const;
   double measure_workload() const;
+  static PlaceLevel level(const Sample& sample, size_t place);
 
   std::vector<Place> places_;  ///< by context
-  std::vector<Sample> samples_;
-  uint32_t stride_ = 1;
+  EvenlySpaced<Sample> samples_{kMostSamples};
+  EarlierLevels earlier_;
 };
 
 }  // namespace oomdiag

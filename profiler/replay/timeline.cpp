@@ -20,17 +20,11 @@ void PhasePeaks::add(uint32_t step, Phase phase, int64_t allocated_bytes) {
 
 void StepEnds::add(const StepEnd& end) {
   last_ = end;
-  if (seen_++ % stride_ != 0) return;
-  if (ends_.size() == kMostSteps) {
-    for (size_t i = 1; i < kMostSteps / 2; ++i) ends_[i] = ends_[2 * i];
-    ends_.resize(kMostSteps / 2);
-    stride_ *= 2;
-  }
-  ends_.push_back(end);
+  if (StepEnd* place = ends_.next()) *place = end;
 }
 
 std::vector<StepEnd> StepEnds::finish() const {
-  auto ends = ends_;
+  auto ends = ends_.entries();
   if (!ends.empty() && ends.back() != last_) ends.push_back(last_);
   return ends;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "profiler/replay/history.h"
+#include "profiler/trace/evenly_spaced.h"
 
 namespace oomdiag {
 
@@ -59,9 +60,8 @@ class StepEnds {
   std::vector<StepEnd> finish() const;
 
  private:
-  std::vector<StepEnd> ends_;
+  EvenlySpaced<StepEnd> ends_{kMostSteps};
   StepEnd last_;
-  uint64_t stride_ = 1, seen_ = 0;
 };
 
 /// The highest allocated bytes of each phase of each step; of long runs the first and last steps and the highest of all.

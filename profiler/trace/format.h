@@ -24,7 +24,7 @@
 namespace oomdiag {
 
 inline constexpr char kTraceMagic[8] = {'O', 'O', 'M', 'D', 'I', 'A', 'G', '1'};
-inline constexpr uint32_t kTraceVersion = 2;
+inline constexpr uint32_t kTraceVersion = 3;
 inline constexpr uint32_t kMaxDevices = 16;
 
 /// A card as the diagnosed process saw it.

@@ -61,17 +61,18 @@ bool LiveTable::insert(const Event& alloc) noexcept {
   return true;
 }
 
-void LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
-  if (capacity_ == 0) return;
+uint32_t LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
+  if (capacity_ == 0) return 0;
   auto* index = static_cast<Entry*>(index_pages_.data());
   const uint64_t place = find(address);
-  if (index[place].address == 0) return;
+  if (index[place].address == 0) return 0;
   const auto slot = static_cast<uint32_t>(index[place].slot);
   std::atomic_ref(slots_[slot].detail).store(free_sequence, std::memory_order_relaxed);
   std::atomic_ref(slots_[slot].flags).store(kSlotFreed, std::memory_order_release);
   static_cast<uint32_t*>(free_pages_.data())[free_count_++] = slot;
   --used_;
   close_gap(place);
+  return slots_[slot].context;
 }
 
 void LiveTable::clear() noexcept {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstring>
-#include <unordered_set>
 
 #include "profiler/error.h"
+#include "profiler/trace/initial_blocks.h"
 #include "profiler/trace/order.h"
 #include "profiler/trace/trace.h"
 
@@ -170,59 +170,6 @@ EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHe
   return {std::move(events), std::move(order.runs), order.size};
 }
 
-/// Finds the blocks that were alive before the first event: those in the tables that are older, and those whose free we
-/// still see. The tables still tell of most of these too; of the others it is not known who allocated them.
-class InitialBlocks {
- public:
-  InitialBlocks(const TraceHeader& header, uint64_t first_sequence) : header_(header), first_(first_sequence) {}
-
-  std::vector<Event> find(const std::shared_ptr<const InputFile>& file, const EventLog& events) {
-    for (uint32_t d = 0; d < header_.device_count; ++d) read_table(file, d);
-    std::sort(freed_.begin(), freed_.end(), by_free);
-    for (const Event& event : events) note(event);
-    std::sort(found_.begin(), found_.end(), [](const Event& a, const Event& b) { return a.sequence < b.sequence; });
-    return std::move(found_);
-  }
-
- private:
-  void read_table(const std::shared_ptr<const InputFile>& file, uint32_t device) {
-    const uint64_t offset = header_.tables_offset + device * header_.slots_per_device * sizeof(Event);
-    if (offset >= file->bytes()) return;
-    EventFile slots(file, offset);
-    const uint64_t count = std::min(header_.slots_per_device, (file->bytes() - offset) / sizeof(Event));
-    for (uint64_t slot = 0; slot < count; ++slot) {
-      const Event block = slots.event(slot);
-      if (block.kind != EventKind::alloc || block.device != device || block.sequence >= first_) continue;
-      if (!is_sound(block, header_.device_count)) continue;
-      (block.flags & kSlotFreed) != 0 ? freed_.push_back(block) : found_.push_back(block);
-    }
-  }
-
-  void note(const Event& event) {
-    if (event.kind != EventKind::alloc && event.kind != EventKind::free_requested) return;
-    const bool seen_before = !seen_.insert(event.address ^ uint64_t{event.device} << 56).second;
-    if (seen_before || event.kind == EventKind::alloc) return;
-    Event block = event;
-    block.kind = EventKind::alloc;
-    block.context = block.op_serial = 0;
-    block.node_sequence = kNoNode;
-    block.sequence = 0;
-    const auto slot = std::lower_bound(freed_.begin(), freed_.end(), Event{.detail = event.sequence}, by_free);
-    if (slot != freed_.end() && slot->detail == event.sequence && slot->address == event.address) block = *slot;
-    block.detail = event.detail;  // the stream
-    block.flags = 0;
-    found_.push_back(block);
-  }
-
-  static bool by_free(const Event& a, const Event& b) { return a.detail < b.detail; }
-
-  const TraceHeader& header_;
-  uint64_t first_;
-  std::vector<Event> freed_;           ///< slots of blocks that were freed since, by the sequence of their free
-  std::unordered_set<uint64_t> seen_;  ///< addresses that were allocated or freed
-  std::vector<Event> found_;
-};
-
 }  // namespace
 
 std::string_view Trace::name(uint64_t index) const {
@@ -270,7 +217,7 @@ Trace read_trace(const std::filesystem::path& path) {
   if (const uint64_t first = trace.events.empty() ? 0 : trace.events.front().sequence; first > 1) {
     trace.overwritten_events = first - 1;
     trace.kept = read_kept(*file, header, first);
-    trace.initial = InitialBlocks(header, first).find(file, trace.events);
+    trace.initial = find_initial_blocks(file, header, first, trace.events);
   }
   const uint64_t ticks = header.end_ticks.load() - header.start_ticks;
   const uint64_t time_ns = header.end_time_ns.load() - header.start_time_ns;

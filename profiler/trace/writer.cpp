@@ -1,8 +1,6 @@
 #include "profiler/trace/writer.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 #ifdef __x86_64__
@@ -10,11 +8,11 @@
 #endif
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
-#include "profiler/error.h"
+#include "profiler/trace/evenly_spaced.h"
 #include "profiler/trace/store.h"
 
 namespace oomdiag {
@@ -22,9 +20,8 @@ namespace oomdiag {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kReserveStep = 256 << 10;  // of names, contexts and slots at a time
-
-uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+constexpr uint64_t kReservedSlots = 4096;  // at a time
+constexpr char kDiskFull[] = "no room left on the disk of the trace";
 
 uint64_t monotonic_ns() noexcept {
   timespec now{};
@@ -54,6 +51,32 @@ void HeldChunk::give_back() noexcept {
   header = nullptr;
 }
 
+// Says in the header where everything goes.
+TraceHeader& lay_out(TraceHeader& header, uint32_t device_count, const TraceBudget& budget) {
+  header.device_count = std::min(device_count, kMaxDevices);
+  header.names_offset = kHeaderBytes;
+  header.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kPage);
+  header.contexts_offset = header.names_offset + header.names_bytes;
+  header.contexts_capacity = budget.contexts;
+  header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kPage);
+  header.steps_capacity = std::max(budget.steps, 2u) / 2 * 2;
+  header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kPage);
+  header.kept_capacity = std::max(budget.kept_events, 1u);
+  header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kPage);
+  header.slots_per_device = budget.slots_per_device;
+  const uint64_t slots = header.device_count * header.slots_per_device;
+  header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kPage);
+  header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kPage);
+  header.chunk_capacity = std::max<uint64_t>(static_cast<uint64_t>(budget.event_bytes) / header.chunk_bytes, 2);
+  header.file_bytes = header.chunks_offset + header.chunk_capacity * header.chunk_bytes;
+  return header;
+}
+
+uint64_t file_bytes_of(uint32_t device_count, const TraceBudget& budget) {
+  TraceHeader header;
+  return lay_out(header, device_count, budget).file_bytes;
+}
+
 }  // namespace
 
 uint64_t read_ticks() noexcept {
@@ -64,76 +87,23 @@ uint64_t read_ticks() noexcept {
 #endif
 }
 
-TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_count, const TraceBudget& budget) {
-  const uint32_t devices = std::min(device_count, kMaxDevices);
-  const auto chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kPage);
-  TraceHeader layout{};
-  layout.names_offset = kHeaderBytes;
-  layout.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kPage);
-  layout.contexts_offset = layout.names_offset + layout.names_bytes;
-  layout.contexts_capacity = budget.contexts;
-  layout.steps_offset = round_up(layout.contexts_offset + budget.contexts * sizeof(Context), kPage);
-  layout.steps_capacity = std::max(budget.steps, 2u) / 2 * 2;
-  layout.kept_offset = round_up(layout.steps_offset + layout.steps_capacity * sizeof(uint64_t), kPage);
-  layout.kept_capacity = std::max(budget.kept_events, 1u);
-  layout.tables_offset = round_up(layout.kept_offset + layout.kept_capacity * sizeof(Event), kPage);
-  layout.slots_per_device = budget.slots_per_device;
-  layout.chunks_offset = round_up(layout.tables_offset + devices * budget.slots_per_device * sizeof(Event), kPage);
-  layout.chunk_bytes = chunk_bytes;
-  layout.chunk_capacity = std::max<uint64_t>(static_cast<uint64_t>(budget.event_bytes) / chunk_bytes, 2);
-  layout.file_bytes = layout.chunks_offset + layout.chunk_capacity * chunk_bytes;
-
-  const auto refuse = [&](const char* what) -> Error {
-    const std::string reason = std::strerror(errno);
-    if (map_ != nullptr) munmap(map_, layout.file_bytes);
-    if (file_ >= 0) {
-      close(file_);
-      unlink(file.c_str());
-    }
-    return {ErrorKind::environment, std::string("cannot ") + what + " the trace " + file.string() + ": " + reason,
-            "choose a folder with room by --folder"};
-  };
-  rlimit limit{};  // beyond it the kernel does not refuse, it sends SIGXFSZ
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < layout.file_bytes) {
-    errno = EFBIG;
-    throw refuse("create");
-  }
-  file_ = open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (file_ < 0) throw refuse("create");
-  if (ftruncate(file_, static_cast<off_t>(layout.file_bytes)) != 0) throw refuse("size");
-  void* map = mmap(nullptr, layout.file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
-  if (map == MAP_FAILED) throw refuse("map");
-  map_ = static_cast<char*>(map);
-  if (!reserve(0, kHeaderBytes)) throw refuse("reserve room for");
-
-  header_ = new (map_) TraceHeader;
-  header_->names_offset = layout.names_offset, header_->names_bytes = layout.names_bytes;
-  header_->contexts_offset = layout.contexts_offset, header_->contexts_capacity = layout.contexts_capacity;
-  header_->steps_offset = layout.steps_offset, header_->steps_capacity = layout.steps_capacity;
-  header_->kept_offset = layout.kept_offset, header_->kept_capacity = layout.kept_capacity;
-  header_->tables_offset = layout.tables_offset, header_->slots_per_device = layout.slots_per_device;
-  header_->chunks_offset = layout.chunks_offset, header_->chunk_bytes = layout.chunk_bytes;
-  header_->chunk_capacity = layout.chunk_capacity;
-  header_->file_bytes = layout.file_bytes;
-  header_->device_count = devices;
+TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_count, const TraceBudget& budget)
+    : file_(file, file_bytes_of(device_count, budget), kHeaderBytes),
+      header_(&lay_out(*new (file_.at(0)) TraceHeader, device_count, budget)),
+      interner_(file_, *header_),
+      steps_{header_->steps_offset, header_->steps_capacity * sizeof(uint64_t)},
+      kept_{header_->kept_offset, header_->kept_capacity * sizeof(Event)} {
   header_->pid = getpid();
   header_->start_ticks = read_ticks();
   header_->start_time_ns = monotonic_ns();
   mark_time();
-  for (uint32_t d = 0; d < devices; ++d) {
-    auto* slots = reinterpret_cast<Event*>(at(header_->tables_offset)) + d * header_->slots_per_device;
+  for (uint32_t d = 0; d < header_->device_count; ++d) {
+    auto* slots = reinterpret_cast<Event*>(file_.at(header_->tables_offset)) + d * header_->slots_per_device;
     tables_[d] = std::make_unique<LiveTable>(slots, budget.slots_per_device, 0);
   }
-  intern(std::string_view{});
-  intern(Context{});
 }
 
-TraceWriter::~TraceWriter() {
-  held_owner.give_back();
-  const uint64_t bytes = header_->file_bytes;
-  munmap(map_, bytes);
-  close(file_);
-}
+TraceWriter::~TraceWriter() { held_owner.give_back(); }
 
 void TraceWriter::publish() {
   header_->version = kTraceVersion;
@@ -149,12 +119,6 @@ void TraceWriter::fail(const char* reason) noexcept {
           reason);  // neither locks nor allocates
   header_->end_state.store(EndState::recorder_failed);
   mark_time();
-}
-
-// A store into a page that a full disk cannot hold is a SIGBUS: take the room first.
-bool TraceWriter::reserve(uint64_t offset, uint64_t bytes) noexcept {
-  errno = posix_fallocate(file_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  return errno == 0;
 }
 
 uint64_t TraceWriter::write(Event& event) noexcept {
@@ -210,11 +174,11 @@ bool TraceWriter::take_chunk() noexcept {
   for (uint64_t tries = 0; tries < header_->chunk_capacity; ++tries) {
     const uint64_t taken = header_->chunk_count.fetch_add(1, std::memory_order_relaxed);
     const uint64_t offset = header_->chunks_offset + taken % header_->chunk_capacity * header_->chunk_bytes;
-    if (taken < header_->chunk_capacity && !reserve(offset, header_->chunk_bytes)) {
-      fail("no room left on the disk of the trace");
+    if (taken < header_->chunk_capacity && !file_.reserve(offset, header_->chunk_bytes)) {
+      fail(kDiskFull);
       return false;
     }
-    auto* chunk = reinterpret_cast<ChunkHeader*>(at(offset));
+    auto* chunk = reinterpret_cast<ChunkHeader*>(file_.at(offset));
     uint32_t nobody = 0;
     if (!chunk->holder.compare_exchange_strong(nobody, 1, std::memory_order_acquire)) continue;
     chunk->first_sequence.store(header_->last_sequence.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -236,8 +200,8 @@ void TraceWriter::add_block(const Event& alloc) noexcept {
   if (table.used() >= table.reserved() && table.reserved() < table.capacity()) {
     const uint64_t first =
         header_->tables_offset + (alloc.device * header_->slots_per_device + table.reserved()) * sizeof(Event);
-    const uint64_t room = std::min<uint64_t>(kReserveStep / sizeof(Event), table.capacity() - table.reserved());
-    if (!reserve(first, room * sizeof(Event))) return fail("no room left on the disk of the trace");
+    const uint64_t room = std::min<uint64_t>(kReservedSlots, table.capacity() - table.reserved());
+    if (!file_.reserve(first, room * sizeof(Event))) return fail(kDiskFull);
     table.set_reserved(table.reserved() + static_cast<uint32_t>(room));
   }
   if (!table.insert(alloc)) header_->dropped_slots.fetch_add(1, std::memory_order_relaxed);
@@ -246,7 +210,11 @@ void TraceWriter::add_block(const Event& alloc) noexcept {
 void TraceWriter::remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept {
   if (!on() || device >= header_->device_count) return;
   take_late_place(device);
-  tables_[device]->erase(address, free_sequence);
+  const uint32_t maker = tables_[device]->erase(address, free_sequence);
+  Event* last = last_written();
+  if (last != nullptr && last->sequence == free_sequence) {
+    std::atomic_ref(last->context).store(maker, std::memory_order_relaxed);
+  }
 }
 
 void TraceWriter::write_and_keep(Event& event) noexcept {
@@ -255,30 +223,24 @@ void TraceWriter::write_and_keep(Event& event) noexcept {
   const uint64_t count = header_->kept_count.load(std::memory_order_relaxed);
   const uint64_t place = count % header_->kept_capacity * sizeof(Event);
   if (!on() || event.sequence == 0) return;
-  if (place >= kept_reserved_) {
-    const uint64_t room = std::min(kReserveStep, header_->kept_capacity * sizeof(Event) - kept_reserved_);
-    if (!reserve(header_->kept_offset + kept_reserved_, room)) return fail("no room left on the disk of the trace");
-    kept_reserved_ += room;
-  }
-  store_event(*reinterpret_cast<Event*>(at(header_->kept_offset + place)), event);
+  if (!file_.reserve_up_to(kept_, place + sizeof(Event))) return fail(kDiskFull);
+  store_event(*reinterpret_cast<Event*>(file_.at(kept_.offset + place)), event);
   header_->kept_count.store(count + 1, std::memory_order_release);
 }
 
 // Of a list that is full every other entry is dropped: so it lasts for any number of steps.
 void TraceWriter::end_step(uint64_t events) noexcept {
   const std::lock_guard lock(stepping_);
+  auto* steps = reinterpret_cast<uint64_t*>(file_.at(steps_.offset));
   uint32_t count = header_->step_count.load(std::memory_order_relaxed);
   if (!on() || steps_ended_++ % header_->step_stride.load(std::memory_order_relaxed) != 0) return;
   if (count == header_->steps_capacity) {
-    for (uint32_t i = 1; i < count / 2; ++i) steps()[i] = steps()[2 * i];
-    count /= 2;
+    count = static_cast<uint32_t>(keep_every_second(std::span(steps, count)));
     header_->step_stride.store(header_->step_stride.load() * 2, std::memory_order_relaxed);
-  } else if (count * sizeof(uint64_t) >= steps_reserved_) {
-    const uint64_t room = std::min(kReserveStep, header_->steps_capacity * sizeof(uint64_t) - steps_reserved_);
-    if (!reserve(header_->steps_offset + steps_reserved_, room)) return fail("no room left on the disk of the trace");
-    steps_reserved_ += room;
+  } else if (!file_.reserve_up_to(steps_, (count + uint64_t{1}) * sizeof(uint64_t))) {
+    return fail(kDiskFull);
   }
-  steps()[count] = events;
+  steps[count] = events;
   header_->step_count.store(count + 1, std::memory_order_release);
 }
 
@@ -303,62 +265,6 @@ void TraceWriter::finish() noexcept {
   if (!on()) return;
   mark_time();
   header_->end_state.store(EndState::exited, std::memory_order_release);
-}
-
-// --- interning ---
-
-size_t TraceWriter::ContextHash::operator()(const Context& context) const noexcept {
-  return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&context), sizeof context});
-}
-
-// Record: 4 bytes of length, then the bytes. The index of a name is its place in the order of records.
-uint64_t TraceWriter::append_name(std::string_view name) {
-  const uint64_t used = header_->names_used.load(std::memory_order_relaxed);
-  const uint64_t end = used + sizeof(uint32_t) + name.size();
-  if (end > header_->names_bytes) return 0;
-  if (end > names_reserved_) {
-    const uint64_t room =
-        std::min(round_up(end - names_reserved_, kReserveStep), header_->names_bytes - names_reserved_);
-    if (!reserve(header_->names_offset + names_reserved_, room))
-      return fail("no room left on the disk of the trace"), 0;
-    names_reserved_ += room;
-  }
-  const auto length = static_cast<uint32_t>(name.size());
-  std::memcpy(at(header_->names_offset + used), &length, sizeof length);
-  if (length != 0) std::memcpy(at(header_->names_offset + used + sizeof length), name.data(), length);
-  header_->names_used.store(end, std::memory_order_release);
-  return end;
-}
-
-uint32_t TraceWriter::intern(std::string_view name) {
-  name = name.substr(0, 4096);
-  const std::lock_guard lock(interning_);
-  const auto [entry, fresh] = names_.try_emplace(std::string(name), static_cast<uint32_t>(names_.size()));
-  if (!fresh) return entry->second;
-  if (on() && append_name(name) != 0) return entry->second;
-  names_.erase(entry);
-  header_->dropped_names.fetch_add(1, std::memory_order_relaxed);
-  return 0;
-}
-
-uint32_t TraceWriter::intern(const Context& context) {
-  const std::lock_guard lock(interning_);
-  const auto [entry, fresh] = contexts_.try_emplace(context, static_cast<uint32_t>(contexts_.size()));
-  if (!fresh) return entry->second;
-  const uint64_t end = (entry->second + 1) * sizeof(Context);
-  bool room = on() && entry->second < header_->contexts_capacity;
-  if (room && end > contexts_reserved_) {
-    room = reserve(header_->contexts_offset + contexts_reserved_, kReserveStep);
-    contexts_reserved_ += kReserveStep;
-  }
-  if (!room) {
-    contexts_.erase(entry);
-    header_->dropped_names.fetch_add(1, std::memory_order_relaxed);
-    return 0;
-  }
-  std::memcpy(at(header_->contexts_offset + entry->second * sizeof(Context)), &context, sizeof context);
-  header_->context_count.store(entry->second + 1, std::memory_order_release);
-  return entry->second;
 }
 
 }  // namespace oomdiag

@@ -5,13 +5,13 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <string_view>
-#include <unordered_map>
 
 #include "profiler/event.h"
 #include "profiler/trace/format.h"
+#include "profiler/trace/interner.h"
 #include "profiler/trace/live_table.h"
+#include "profiler/trace/mapped_file.h"
 
 namespace oomdiag {
 
@@ -60,14 +60,15 @@ class TraceWriter {
   void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
-  /// Takes it out again; `free_sequence` is that of its free_requested.
+  /// Takes it out again; `free_sequence` is that of its free_requested, which this thread has just written and which hears
+  /// who allocated the block: the alloc event may be overwritten before it.
   void remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept;
   /// Forgets all blocks of a device. Under its lock, like the two above.
   void forget_blocks(uint32_t device) noexcept;
 
   /// The index of this name or context, the same for equal ones; 0 when there is no more room. Locks: not for the allocator.
-  uint32_t intern(std::string_view name);
-  uint32_t intern(const Context& context);
+  uint32_t intern(std::string_view name) { return interner_.intern(name); }
+  uint32_t intern(const Context& context) { return interner_.intern(context); }
 
   /// Writes an event and keeps a copy that is not overwritten with the rest. Locks: not for the allocator.
   void write_and_keep(Event& event) noexcept;
@@ -98,32 +99,18 @@ class TraceWriter {
   };
   void post_late_place(const Event& written, uint32_t context) noexcept;
   void take_late_place(uint32_t device) noexcept;
-  struct ContextHash {
-    size_t operator()(const Context& context) const noexcept;
-  };
   bool take_chunk() noexcept;
-  bool reserve(uint64_t offset, uint64_t bytes) noexcept;
-  char* at(uint64_t offset) const { return map_ + offset; }
-  uint64_t append_name(std::string_view name);
-  uint64_t* steps() const { return reinterpret_cast<uint64_t*>(at(header_->steps_offset)); }
 
-  int file_ = -1;
-  char* map_ = nullptr;
-  TraceHeader* header_ = nullptr;
+  MappedFile file_;
+  TraceHeader* header_;  ///< in the file
+  Interner interner_;
   std::atomic<bool> on_ = true;
   std::unique_ptr<LiveTable> tables_[kMaxDevices];
   LatePlace late_places_[kMaxDevices];
 
-  std::mutex interning_;
-  std::unordered_map<std::string, uint32_t> names_;
-  std::unordered_map<Context, uint32_t, ContextHash> contexts_;
-  uint64_t names_reserved_ = 0;
-  uint64_t contexts_reserved_ = 0;
-
   std::mutex stepping_, keeping_;
   uint64_t steps_ended_ = 0;
-  uint64_t steps_reserved_ = 0;  ///< bytes, and likewise
-  uint64_t kept_reserved_ = 0;
+  FileSection steps_, kept_;
 };
 
 /// The time stamp counter, as `Event::time` holds it.

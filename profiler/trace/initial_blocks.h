@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "profiler/trace/event_file.h"
+#include "profiler/trace/event_log.h"
+#include "profiler/trace/format.h"
+
+namespace oomdiag {
+
+/// Finds the blocks that were alive before the first of `events`: those in the tables that are older, and those whose free we
+/// still see. The tables still tell of most of these too; of the others it is not known when they were allocated.
+std::vector<Event> find_initial_blocks(const std::shared_ptr<const InputFile>& file, const TraceHeader& header,
+                                       uint64_t first_sequence, const EventLog& events);
+
+}  // namespace oomdiag

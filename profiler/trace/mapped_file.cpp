@@ -1,0 +1,66 @@
+#include "profiler/trace/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "profiler/error.h"
+
+namespace oomdiag {
+
+namespace {
+
+constexpr uint64_t kReserveStep = 256 << 10;
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& file, uint64_t bytes, uint64_t reserved) : bytes_(bytes) {
+  const auto refuse = [&](const char* what) -> Error {
+    const std::string reason = std::strerror(errno);
+    if (map_ != nullptr) munmap(map_, bytes_);
+    if (file_ >= 0) {
+      close(file_);
+      unlink(file.c_str());
+    }
+    return {ErrorKind::environment, std::string("cannot ") + what + " the trace " + file.string() + ": " + reason,
+            "choose a folder with room by --folder"};
+  };
+  rlimit limit{};  // beyond it the kernel does not refuse, it sends SIGXFSZ
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
+    errno = EFBIG;
+    throw refuse("create");
+  }
+  file_ = open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (file_ < 0) throw refuse("create");
+  if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) throw refuse("size");
+  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+  if (map == MAP_FAILED) throw refuse("map");
+  map_ = static_cast<char*>(map);
+  if (!reserve(0, reserved)) throw refuse("reserve room for");
+}
+
+MappedFile::~MappedFile() {
+  munmap(map_, bytes_);
+  close(file_);
+}
+
+bool MappedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {
+  errno = posix_fallocate(file_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  return errno == 0;
+}
+
+bool MappedFile::reserve_up_to(FileSection& section, uint64_t end) noexcept {
+  if (end <= section.reserved) return true;
+  const uint64_t more = std::min(round_up(end - section.reserved, kReserveStep), section.bytes - section.reserved);
+  if (!reserve(section.offset + section.reserved, more)) return false;
+  section.reserved += more;
+  return true;
+}
+
+}  // namespace oomdiag
