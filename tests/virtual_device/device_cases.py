@@ -414,6 +414,86 @@ def a_net_trains_with_clocks():
     torch.cuda.synchronize()
 
 
+def milliseconds_of(run):
+    import torch
+
+    run()  # the host needs real time: once to choose algorithms, and a little to submit the first of ten
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(10):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 10
+
+
+def expect_convolutions_to_take_time():
+    import torch
+    from torch import nn
+
+    layer = nn.Conv2d(256, 256, 3, padding=1, bias=False).cuda()
+
+    def training_step(batch):
+        layer(torch.empty(batch, 256, 64, 64, device="cuda", requires_grad=True)).backward(torch.empty(batch, 256, 64, 64, device="cuda"))
+
+    for batch in (16, 64):
+        with torch.no_grad():
+            forward = milliseconds_of(lambda: layer(torch.empty(batch, 256, 64, 64, device="cuda")))
+        step = milliseconds_of(lambda: training_step(batch))
+        peak_rate = 2 * batch * 256 * 64 * 64 * 256 * 9 / (2 * 128 * 82 * 1.695e9) * 1e3
+        expect(0.9 * peak_rate < forward < 1.5 * peak_rate, f"batch {batch}: forward took {forward} ms, not {peak_rate}")
+        expect(2.7 * peak_rate < step < 4.5 * peak_rate, f"batch {batch}: forward and two gradients took {step} ms, not three times {peak_rate}")
+
+
+@case(OOMDIAG_CLOCKED="1")
+def convolutions_take_time_as_their_batch_does():
+    expect_convolutions_to_take_time()
+
+
+@case(OOMDIAG_CLOCKED="1", TORCH_CUDNN_V8_API_DISABLED="1")
+def convolutions_of_the_old_interface_take_as_long():
+    expect_convolutions_to_take_time()
+
+
+@case(OOMDIAG_CLOCKED="1")
+def a_convolution_on_a_side_stream_defers_a_free():
+    import torch
+
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
+    images = torch.empty(256, 64, 128, 128, device="cuda")
+    address, side = images.data_ptr(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        result = layer(images)
+    images.record_stream(side)
+    del images
+    early = torch.empty_like(result)
+    side.synchronize()
+    late = torch.empty_like(result)
+    expect(early.data_ptr() != address, "the block came back while the convolution read it")
+    expect_equal(late.data_ptr(), address, "the block once the convolution was done")
+
+
+@case(card="h100-sxm", OOMDIAG_CLOCKED="1")
+def attention_of_cudnn_takes_time():
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attend(length):
+        query = torch.empty(4, 16, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(query, query, query)
+
+    def train(length):
+        result = attend(length)
+        result.backward(torch.empty_like(result))
+
+    for run in (attend, train):
+        short, long = (milliseconds_of(lambda length=length, run=run: run(length)) for length in (8192, 16384))
+        expect(2.5 * short < long < 5 * short, f"{run.__name__}: {short} ms, and {long} ms for twice the length")
+
+
 def workspace_of_a_product():
     """The bytes that a first product of two small matrices needs beside its result of 16 KiB."""
     import torch

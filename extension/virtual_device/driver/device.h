@@ -22,10 +22,10 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_note_read();
 /// Work submitted to `stream`: the first charges the card with its kernels; a capturing stream gets a node of `type`.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_submit(CUstream stream, CUgraphNodeType type);
 
-/// The same for a kernel of so many threads, or of so many operations in 32 bits (half as many in 16, by half the number):
-/// what takes how long, where work takes time (clock.h).
+/// The same for a kernel of so many threads, or one that moves so many bytes of the card's memory and does so many
+/// operations in 32 bits: what takes how long, where work takes time (clock.h).
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_launch(CUstream stream, double threads);
-OOMDIAG_ENTRY_POINT CUresult oomdiag_device_multiply(CUstream stream, double flops);
+OOMDIAG_ENTRY_POINT CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flops);
 
 /// A library handle (cuBLAS, cuDNN) is made on the current device: it takes what a first kernel takes.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_use_library();
