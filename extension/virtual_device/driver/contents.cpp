@@ -7,7 +7,11 @@
 namespace oomdiag {
 
 Contents::Piece Contents::cut(const Piece& piece, size_t from, size_t bytes) {
-  Piece part{.bytes = bytes, .data = {}, .value = piece.value, .is_dropped = piece.is_dropped};
+  Piece part{.bytes = bytes,
+             .value = piece.value,
+             .is_dropped = piece.is_dropped,
+             .promise = piece.promise,
+             .offset = piece.offset + from};
   const auto begin = piece.data.begin() + static_cast<std::ptrdiff_t>(from);
   if (!piece.data.empty()) part.data.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
   return part;
@@ -85,7 +89,54 @@ void Contents::copy(uintptr_t to, uintptr_t from, size_t bytes) {
   keep_within_bounds();
 }
 
+const char* Promise::wait() {
+  std::call_once(once_, [this] {
+    data_.resize(bytes_);
+    if (!fetch_(context_.get(), data_.data())) data_.clear();
+    context_.reset();
+  });
+  return data_.empty() ? nullptr : data_.data();
+}
+
+void Contents::promise(uintptr_t to, std::shared_ptr<Promise> promise) {
+  std::lock_guard guard(lock_);
+  const size_t bytes = promise->bytes();
+  erase(to, bytes);
+  add(to, {.bytes = bytes, .promise = std::move(promise)});
+}
+
+std::shared_ptr<Promise> Contents::find_promise(uintptr_t from, size_t bytes) {
+  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
+    if (entry->second.promise) return entry->second.promise;
+  }
+  return nullptr;
+}
+
+/// Puts what was promised in its place. Waits without the lock: the sender may be another thread of this process.
+void Contents::settle(uintptr_t from, size_t bytes) {
+  std::unique_lock guard(lock_);
+  while (const auto promise = find_promise(from, bytes)) {
+    guard.unlock();
+    const char* data = promise->wait();
+    guard.lock();
+    for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes;) {
+      const auto next = std::next(entry);
+      Piece& piece = entry->second;
+      if (piece.promise == promise && data) {
+        piece.data.assign(data + piece.offset, data + piece.offset + piece.bytes);
+        piece.promise = nullptr;
+        kept_bytes_ += piece.bytes;
+      } else if (piece.promise == promise) {
+        pieces_.erase(entry);
+      }
+      entry = next;
+    }
+  }
+  keep_within_bounds();
+}
+
 Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
+  settle(from, bytes);
   std::lock_guard guard(lock_);
   std::memset(to, 0, bytes);
   size_t known = 0;
