@@ -834,7 +834,7 @@ def expect_all_ranks(programs):
 
 @case(card="rtx3090,rtx3090")
 def ddp_trains_in_two_processes():
-    expect_all_ranks(["ddp", "collectives"])
+    expect_all_ranks(["ddp", "collectives", "objects"])
 
 
 @case(card="a100-80,a100-80", group="slow")
@@ -944,6 +944,49 @@ def a_new_block_forgets_its_last_owner():
 
 
 @case()
+def small_things_that_the_host_knows_are_computed():
+    import torch
+
+    x = torch.tensor([3, 1]).cuda()
+    expect_equal((x.max().item(), x.sum().item(), (x == 1).any().item(), (x > 5).all().item()), (3, 4, True, False), "what was asked of it")
+    expect_equal((torch.cat([x, x + 1]).tolist(), x[[1, 0]].tolist(), x.double().tolist()), ([3, 1, 4, 2], [1, 3], [3.0, 1.0]))
+    x.add_(1)
+    expect_equal(x.tolist(), [4, 2], "what an operator in place made of it")
+    table = torch.zeros(3, 3, device="cuda")
+    table[:, 1] = 5
+    table[1] = torch.tensor([1.0, 2, 3])
+    expect_equal(table.tolist(), [[0, 5, 0], [1, 2, 3], [0, 5, 0]], "a table that was filled in parts")
+    expect_equal((torch.arange(4, device="cuda").tolist(), torch.full((2,), 7, device="cuda").tolist()), ([0, 1, 2, 3], [7, 7]), "what was made on the card")
+
+
+@case()
+def what_a_kernel_wrote_over_is_forgotten():
+    import torch
+
+    small, large = torch.tensor([5.0, 6.0]).cuda(), torch.ones(1 << 18).cuda()
+    small += torch.randn(2, device="cuda")
+    large *= 2
+    expect_equal((small.tolist(), large[:2].tolist()), ([0, 0], [0, 0]), "what is left of the host's numbers")
+    large.copy_(torch.full((1 << 18,), 3.0))
+    expect_equal(large[:2].tolist(), [3, 3], "what the host wrote then")
+
+
+@case()
+def truth_of_what_is_not_known_is_that_of_zeros():
+    import torch
+
+    notes = []
+    observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: notes.append(kind))
+    x = torch.randn(8, 8, device="cuda")
+    answers = x.isfinite().all(), (x >= 0).all(), (x == 2).any()
+    ctypes.CDLL("libcuda.so.1").oomdiag_device_set_observer(observer)
+    del notes[:]
+    expect_equal([answer.item() for answer in answers], [True, True, False], "the answers")
+    ctypes.CDLL("libcuda.so.1").oomdiag_device_set_observer(None)
+    expect_equal(notes.count(b"read"), 3, "how many reads were told")
+
+
+@case()
 def large_copies_are_not_kept():
     import resource
 
@@ -987,7 +1030,7 @@ def reads_of_what_kernels_wrote_are_told():
     driver.oomdiag_device_set_observer(observer)
     from_host = torch.tensor([1.0, 2.0]).cuda()
     counts = []
-    for read in (lambda: from_host.tolist(), lambda: from_host.clone().tolist(), lambda: from_host.sum().item(), lambda: torch.randn(9, device="cuda").nonzero()):
+    for read in (lambda: from_host.tolist(), lambda: from_host.clone().tolist(), lambda: (from_host @ from_host).item(), lambda: torch.randn(9, device="cuda").nonzero()):
         del heard[:]
         read()
         counts.append(heard.count(b"read") > 0)

@@ -145,6 +145,18 @@ def language_models_train():
     train_all(language_models(transformers))
 
 
+@case()
+def a_language_model_generates_to_the_end():
+    import torch
+
+    transformers = load_optional("transformers")
+    transformers.logging.set_verbosity_error()
+    configuration = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=1000, bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    model = transformers.GPT2LMHeadModel(configuration).cuda().eval()
+    tokens = model.generate(torch.tensor([[5, 6, 7], [8, 9, 10]]).cuda(), max_new_tokens=5, do_sample=False)
+    expect_equal(tokens.shape, (2, 8), "the shape of what was generated")
+
+
 # torch.compile: TorchInductor, Triton and its own look at the driver.
 
 

@@ -126,3 +126,10 @@ TEST_CASE("what is overwritten before it came is never waited for", "[virtual_de
   CHECK(letter.fetched == 0);
   CHECK(letter.released == 2);
 }
+
+TEST_CASE("a guess reads back, as a kernel's", "[virtual_device]") {
+  Contents contents;
+  contents.write(100, "yes", 3, Origin::kernel);
+  contents.copy(200, 100, 3);
+  CHECK(read(contents, 200, 3, Origin::kernel) == "yes");
+}

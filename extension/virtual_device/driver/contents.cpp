@@ -10,6 +10,7 @@ Contents::Piece Contents::cut(const Piece& piece, size_t from, size_t bytes) {
   Piece part{.bytes = bytes,
              .value = piece.value,
              .is_dropped = piece.is_dropped,
+             .is_guess = piece.is_guess,
              .promise = piece.promise,
              .offset = piece.offset + from};
   const auto begin = piece.data.begin() + static_cast<std::ptrdiff_t>(from);
@@ -22,6 +23,16 @@ Contents::Pieces::iterator Contents::first_overlap(uintptr_t at) {
   auto entry = pieces_.upper_bound(at);
   if (entry != pieces_.begin() && std::prev(entry)->first + std::prev(entry)->second.bytes > at) --entry;
   return entry;
+}
+
+/// Calls use(piece, place in the piece, place in the range, bytes) for what the range has of each piece.
+template <typename Use>
+void Contents::for_overlaps(uintptr_t from, size_t bytes, Use use) {
+  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
+    const uintptr_t begin = std::max(entry->first, from);
+    const uintptr_t end = std::min(entry->first + entry->second.bytes, from + bytes);
+    use(entry->second, begin - entry->first, begin - from, end - begin);
+  }
 }
 
 void Contents::erase(uintptr_t at, size_t bytes) {
@@ -43,7 +54,7 @@ void Contents::add(uintptr_t at, Piece piece) {
 
 void Contents::drop(Piece& piece) {
   kept_bytes_ -= piece.data.size();
-  piece = {.bytes = piece.bytes, .is_dropped = true};
+  piece = {.bytes = piece.bytes, .is_dropped = true, .is_guess = piece.is_guess};
 }
 
 void Contents::keep_within_bounds() {
@@ -55,10 +66,10 @@ void Contents::keep_within_bounds() {
   }
 }
 
-void Contents::write(uintptr_t to, const void* from, size_t bytes) {
+void Contents::write(uintptr_t to, const void* from, size_t bytes, Origin origin) {
   std::lock_guard guard(lock_);
   erase(to, bytes);
-  Piece piece{.bytes = bytes, .is_dropped = bytes > most_piece_bytes_};
+  Piece piece{.bytes = bytes, .is_dropped = bytes > most_piece_bytes_, .is_guess = origin == Origin::kernel};
   const char* begin = static_cast<const char*>(from);
   if (!piece.is_dropped) piece.data.assign(begin, begin + bytes);
   add(to, std::move(piece));
@@ -79,11 +90,9 @@ void Contents::forget(uintptr_t at, size_t bytes) {
 void Contents::copy(uintptr_t to, uintptr_t from, size_t bytes) {
   std::lock_guard guard(lock_);
   std::vector<std::pair<size_t, Piece>> found;  // taken first: the two ranges may overlap
-  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
-    const uintptr_t begin = std::max(entry->first, from);
-    const uintptr_t end = std::min(entry->first + entry->second.bytes, from + bytes);
-    found.emplace_back(begin - from, cut(entry->second, begin - entry->first, end - begin));
-  }
+  for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
+    found.emplace_back(in_range, cut(piece, in_piece, count));
+  });
   erase(to, bytes);
   for (auto& [offset, piece] : found) add(to + offset, std::move(piece));
   keep_within_bounds();
@@ -135,27 +144,32 @@ void Contents::settle(uintptr_t from, size_t bytes) {
   keep_within_bounds();
 }
 
-Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
+Origin Contents::origin(uintptr_t from, size_t bytes) {
   settle(from, bytes);
   std::lock_guard guard(lock_);
-  std::memset(to, 0, bytes);
   size_t known = 0;
   bool is_dropped = false;
-  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
-    const Piece& piece = entry->second;
-    const uintptr_t begin = std::max(entry->first, from);
-    const size_t count = std::min(entry->first + piece.bytes, from + bytes) - begin;
-    char* target = static_cast<char*>(to) + (begin - from);
+  for_overlaps(from, bytes, [&](const Piece& piece, size_t, size_t, size_t count) {
+    known += piece.is_guess ? 0 : count;
+    is_dropped |= piece.is_dropped;
+  });
+  if (known < bytes) return Origin::kernel;
+  return is_dropped ? Origin::dropped : Origin::host;
+}
+
+Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
+  const Origin origin = this->origin(from, bytes);
+  std::lock_guard guard(lock_);
+  std::memset(to, 0, bytes);
+  for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
+    char* target = static_cast<char*>(to) + in_range;
     if (piece.data.empty()) {
       std::memset(target, piece.value, count);
     } else {
-      std::memcpy(target, piece.data.data() + (begin - entry->first), count);
+      std::memcpy(target, piece.data.data() + in_piece, count);
     }
-    known += count;
-    is_dropped |= piece.is_dropped;
-  }
-  if (known < bytes) return Origin::kernel;
-  return is_dropped ? Origin::dropped : Origin::host;
+  });
+  return origin;
 }
 
 }  // namespace oomdiag

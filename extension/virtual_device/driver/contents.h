@@ -19,7 +19,7 @@
 //
 // What another process sends is promised: whoever looks at it waits, and nobody else does.
 //
-// A block that the caching allocator hands to a new owner must be forgotten (forget.cpp): read as a size, what the host
+// A block that the caching allocator hands to a new owner must be forgotten (torch/forget.cpp): read as a size, what the host
 // wrote for the last owner would be worse than zero.
 
 namespace oomdiag {
@@ -52,13 +52,16 @@ class Promise {
 /// All functions from any thread.
 class Contents {
  public:
-  void write(uintptr_t to, const void* from, size_t bytes);
+  /// What the host wrote, or what is taken for a kernel's.
+  void write(uintptr_t to, const void* from, size_t bytes, Origin origin = Origin::host);
   void fill(uintptr_t to, int value, size_t bytes);
   void forget(uintptr_t at, size_t bytes);
   void promise(uintptr_t to, std::shared_ptr<Promise> promise);
 
   /// Device to device.
   void copy(uintptr_t to, uintptr_t from, size_t bytes);
+
+  Origin origin(uintptr_t from, size_t bytes);
 
   /// Gives what is known, and zeros for the rest. Waits for what is promised.
   Origin read(uintptr_t from, void* to, size_t bytes);
@@ -69,6 +72,7 @@ class Contents {
     std::vector<char> data{};  ///< empty: all bytes are `value`
     char value = 0;
     bool is_dropped = false;
+    bool is_guess = false;
     std::shared_ptr<Promise> promise{};  ///< what it will be, from `offset` on
     size_t offset = 0;
   };
@@ -76,6 +80,8 @@ class Contents {
 
   static Piece cut(const Piece& piece, size_t from, size_t bytes);
   Pieces::iterator first_overlap(uintptr_t at);
+  template <typename Use>
+  void for_overlaps(uintptr_t from, size_t bytes, Use use);
   void erase(uintptr_t at, size_t bytes);
   void add(uintptr_t at, Piece piece);
   void drop(Piece& piece);

@@ -37,8 +37,14 @@ OOMDIAG_ENTRY_POINT CUresult oomdiag_device_check_capture();
 OOMDIAG_ENTRY_POINT void oomdiag_device_copy(void* to, const void* from, size_t bytes);
 OOMDIAG_ENTRY_POINT void oomdiag_device_fill(void* to, int value, size_t bytes);
 
-/// Copies to the host what is known, and says whether all of it is: a look that is not noted.
+/// Whether the host wrote all of it. Waits for what is promised.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_knows(const void* from, size_t bytes);
+
+/// The same, and copies to the host what a look would show. The look is not noted.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_peek(void* to, const void* from, size_t bytes);
+
+/// What the host would read there, had a kernel written it: who looks is told so.
+OOMDIAG_ENTRY_POINT void oomdiag_device_guess(void* to, const void* from, size_t bytes);
 
 /// What is there will be known when somebody looks: `fetch` then fills in all bytes and is true, or false where a kernel
 /// wrote them. It may wait, and is called once at most. `release` is called when nobody can ask any more.
@@ -47,6 +53,9 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_promise(void* to, size_t bytes, bool (*f
 
 /// What the host wrote there is forgotten: the block has a new owner.
 OOMDIAG_ENTRY_POINT void oomdiag_device_forget(void* block, size_t bytes);
+
+/// Whether what the host writes is kept.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_keeps_contents();
 
 /// From now on nothing that the host writes is kept: nobody can say when blocks change owners.
 OOMDIAG_ENTRY_POINT void oomdiag_device_keep_no_contents();
