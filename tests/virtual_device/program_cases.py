@@ -268,6 +268,26 @@ def optimizers_of_every_kind_step():
 
 
 @case()
+def pytorchs_own_history_and_observers_work():
+    import torch
+
+    heard = []
+    torch.cuda.memory._record_memory_history()
+    torch._C._cuda_attach_out_of_memory_observer(lambda *facts: heard.append(facts))
+    block = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    actions = [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
+    torch.cuda.memory._record_memory_history(None)
+    expect("alloc" in actions and actions[-1] == "oom", f"the history ends with {actions[-3:]}")
+    expect_equal(len(heard), 1, "how often the observer was called")
+    expect(torch.cuda.memory_stats()["num_ooms"] >= 1, "the statistics count no OOM")
+    del block
+
+
+@case()
 def the_profiler_runs():
     import os
 
