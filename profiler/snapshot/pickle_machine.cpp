@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "profiler/error.h"
+#include "profiler/snapshot/byte_stream.h"
 #include "profiler/snapshot/pickle.h"
 
 // The pickle virtual machine (Python's pickletools documents every opcode), cut down to what plain data needs: a stack, a
@@ -17,49 +18,19 @@ using Kind = PickleValue::Kind;
 
 namespace {
 
-/// A file read from front to back.
-class ByteStream {
- public:
-  explicit ByteStream(const InputFile& file) : file_(file), buffer_(kBuffer) {}
-
-  /// The next `count` bytes, in one piece; null where the file ends before.
-  const uint8_t* take(uint64_t count) {
-    if (count > end_ - at_) [[unlikely]] {
-      if (!refill(count)) return nullptr;
-    }
-    const uint8_t* bytes = buffer_.data() + at_;
-    at_ += count;
-    return bytes;
-  }
-  uint64_t position() const { return offset_ - (end_ - at_); }
-
- private:
-  static constexpr size_t kBuffer = 1 << 18;
-
-  bool refill(uint64_t count) {
-    const uint64_t kept = end_ - at_;
-    const uint64_t left = file_.bytes() - offset_;
-    if (count > kept + left) return false;
-    std::memmove(buffer_.data(), buffer_.data() + at_, kept);
-    if (count > buffer_.size()) buffer_.resize(count);
-    const uint64_t fresh = std::min(left, buffer_.size() - kept);
-    file_.read(offset_, buffer_.data() + kept, fresh);
-    offset_ += fresh;
-    at_ = 0;
-    end_ = kept + fresh;
-    return true;
-  }
-
-  const InputFile& file_;
-  std::vector<uint8_t> buffer_;
-  uint64_t at_ = 0, end_ = 0;  ///< in the buffer
-  uint64_t offset_ = 0;        ///< in the file, of what comes after the buffer
-};
-
-int64_t little_endian(const uint8_t* bytes, size_t count) {
-  uint64_t number = 0;
-  for (size_t i = std::min<size_t>(count, 8); i-- > 0;) number = number << 8 | bytes[i];
-  return static_cast<int64_t>(number);
+/// A number of at most eight bytes, its sign in the last; the machines that this runs on are little-endian.
+int64_t signed_number(const uint8_t* bytes, size_t count) {
+  static_assert(std::endian::native == std::endian::little);
+  if (count == 0) return 0;
+  uint64_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  const auto unused = static_cast<int>(64 - 8 * count);
+  return static_cast<int64_t>(bits << unused) >> unused;
+}
+uint64_t unsigned_number(const uint8_t* bytes, size_t count) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return count == 0 ? 0 : bits & (~uint64_t{0} >> (64 - 8 * count));
 }
 
 /// Opcodes that run code or reach outside of the file.
@@ -96,7 +67,7 @@ class PickleMachine {
   PickleMachine(Pickle& pickle, const InputFile& file, const std::string& name)
       : pickle_(pickle), stream_(file), name_(name) {}
 
-  PickleValue run() {
+  [[gnu::flatten]] PickleValue run() {  // one loop without calls, for a snapshot has a billion opcodes
     while (true) {
       const uint8_t opcode = *take(1);
       if (opcode == '.') return pop();
@@ -105,27 +76,30 @@ class PickleMachine {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& why) const {
+  // What throws is kept out of the way, so that the rest stays small.
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse(const std::string& why) const {
     throw Error(ErrorKind::input, fmt::format("'{}' is no memory snapshot: {}", name_, why),
                 "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
   }
-  [[noreturn]] void refuse_damage() const {
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_damage() const {
     throw Error(ErrorKind::input, fmt::format("'{}' is damaged at byte {}", name_, stream_.position()));
   }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_end() const {
+    throw Error(ErrorKind::input, fmt::format("'{}' is cut off after {} bytes", name_, stream_.position()),
+                "copy or write it again");
+  }
 
-  const uint8_t* take(uint64_t count) {
+  [[gnu::always_inline]] const uint8_t* take(uint64_t count) {
     const uint8_t* bytes = stream_.take(count);
-    if (bytes == nullptr) [[unlikely]] {
-      throw Error(ErrorKind::input, fmt::format("'{}' is cut off after {} bytes", name_, stream_.position()),
-                  "copy or write it again");
-    }
+    if (bytes == nullptr) [[unlikely]]
+      refuse_end();
     return bytes;
   }
-  int64_t take_number(size_t bytes) { return little_endian(take(bytes), bytes); }
-  uint64_t take_length(size_t bytes) { return static_cast<uint64_t>(take_number(bytes)); }
+  uint64_t take_length(size_t bytes) { return unsigned_number(take(bytes), bytes); }
+  int64_t take_number(size_t bytes) { return static_cast<int64_t>(take_length(bytes)); }
 
   void push(PickleValue value) { stack_.push_back(value); }
-  void push(Kind kind, int64_t number) { stack_.emplace_back(kind, number); }
+  void push(Kind kind, int64_t number) { stack_.push_back(PickleValue(kind, number)); }
   PickleValue pop() {
     if (stack_.size() <= bottom()) refuse_damage();
     const PickleValue value = stack_.back();
@@ -141,7 +115,7 @@ class PickleMachine {
     return mark;
   }
   std::span<const PickleValue> above(size_t mark) const { return std::span(stack_).subspan(mark); }
-  void drop_above(size_t mark) { stack_.erase(stack_.begin() + static_cast<std::ptrdiff_t>(mark), stack_.end()); }
+  void drop_above(size_t mark) { stack_.resize(mark); }
   PickleValue& container(size_t end, Kind kind) {
     if (end <= bottom() || !stack_[end - 1].is(kind)) refuse_damage();
     return stack_[end - 1];
@@ -154,11 +128,8 @@ class PickleMachine {
   void push_long(size_t length_bytes) {
     const uint64_t length = take_length(length_bytes);
     const uint8_t* bytes = take(length);
-    const bool negative = length > 0 && (bytes[length - 1] & 0x80) != 0;
-    if (length > 8) return push(Kind::integer, negative ? INT64_MIN : INT64_MAX);
-    int64_t number = little_endian(bytes, length);
-    if (negative && length < 8) number -= int64_t{1} << (8 * length);
-    push(Kind::integer, number);
+    if (length <= 8) return push(Kind::integer, signed_number(bytes, length));
+    push(Kind::integer, (bytes[length - 1] & 0x80) != 0 ? INT64_MIN : INT64_MAX);
   }
   void push_real() {
     uint64_t bits = 0;
@@ -277,7 +248,7 @@ class PickleMachine {
   void need(size_t count) const {
     if (stack_.size() < bottom() + count + 1) refuse_damage();
   }
-  [[noreturn]] void refuse_opcode(uint8_t opcode) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_opcode(uint8_t opcode) const {
     if (const char* code = name_of_code(opcode)) {
       refuse(fmt::format("it wants to run code ({} at byte {}), which plain data never needs", code,
                          stream_.position() - 1));

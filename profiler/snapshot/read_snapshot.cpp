@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "profiler/error.h"
+#include "profiler/snapshot/fields.h"
 #include "profiler/snapshot/pickle.h"
 #include "profiler/snapshot/places.h"
 #include "profiler/snapshot/snapshot.h"
@@ -21,52 +22,6 @@ namespace oomdiag {
 namespace {
 
 using Kind = PickleValue::Kind;
-
-enum class Field : uint8_t {
-  none,
-  name,
-  filename,
-  line,
-  action,
-  addr,
-  device_free,
-  address,
-  size,
-  stream,
-  time_us,
-  frames,
-  history,
-  state,
-  requested_size,
-  real_size,
-  total_size,
-  segment_type,
-  is_expandable,
-  device,
-  blocks,
-  count
-};
-
-constexpr std::array<std::pair<std::string_view, Field>, 20> kFields = {{{"name", Field::name},
-                                                                         {"filename", Field::filename},
-                                                                         {"line", Field::line},
-                                                                         {"action", Field::action},
-                                                                         {"addr", Field::addr},
-                                                                         {"device_free", Field::device_free},
-                                                                         {"address", Field::address},
-                                                                         {"size", Field::size},
-                                                                         {"stream", Field::stream},
-                                                                         {"time_us", Field::time_us},
-                                                                         {"frames", Field::frames},
-                                                                         {"history", Field::history},
-                                                                         {"state", Field::state},
-                                                                         {"requested_size", Field::requested_size},
-                                                                         {"real_size", Field::real_size},
-                                                                         {"total_size", Field::total_size},
-                                                                         {"segment_type", Field::segment_type},
-                                                                         {"is_expandable", Field::is_expandable},
-                                                                         {"device", Field::device},
-                                                                         {"blocks", Field::blocks}}};
 
 SnapshotEntry::Action action_of(std::string_view name) {
   using Action = SnapshotEntry::Action;
@@ -89,37 +44,6 @@ SnapshotBlock::State state_of(std::string_view name) {
   if (name == "active_allocated") return SnapshotBlock::State::allocated;
   return name.starts_with("active") ? SnapshotBlock::State::pending_free : SnapshotBlock::State::free;
 }
-
-/// The items of one dictionary, by field.
-class Fields {
- public:
-  Fields(const Pickle& pickle, Pickle::Items items, std::vector<Field>& known) {
-    for (size_t i = 0; i + 1 < items.size(); i += 2) {
-      const Field field = field_of(pickle, items[i], known);
-      values_[static_cast<size_t>(field)] = items[i + 1];
-      has_[static_cast<size_t>(field)] = true;
-    }
-  }
-  bool has(Field field) const { return has_[static_cast<size_t>(field)]; }
-  PickleValue operator[](Field field) const { return values_[static_cast<size_t>(field)]; }
-  int64_t number(Field field) const { return (*this)[field].is(Kind::integer) ? (*this)[field].number() : 0; }
-  uint64_t address(Field field) const { return static_cast<uint64_t>(std::max<int64_t>(0, number(field))); }
-
- private:
-  // Keys are texts that are kept once each: their field is looked up the first time only.
-  static Field field_of(const Pickle& pickle, PickleValue key, std::vector<Field>& known) {
-    if (!key.is(Kind::text)) return Field::none;
-    if (key.index() >= known.size()) known.resize(key.index() + 1, Field::count);
-    Field& field = known[key.index()];
-    if (field != Field::count) return field;
-    const std::string_view text = pickle.text(key);
-    const auto found = std::find_if(kFields.begin(), kFields.end(), [&](const auto& one) { return one.first == text; });
-    return field = found == kFields.end() ? Field::none : found->second;
-  }
-
-  std::array<PickleValue, static_cast<size_t>(Field::count)> values_{};
-  std::array<bool, static_cast<size_t>(Field::count)> has_{};
-};
 
 class SnapshotReader {
  public:
@@ -162,7 +86,8 @@ class SnapshotReader {
   static size_t index_of(PickleValue record) { return record.index() >> 3; }
 
   std::optional<int64_t> fold(Pickle& pickle, Pickle::Items items) {
-    const Fields fields(pickle, items, known_);
+    fields_.read(pickle, items);
+    const Fields& fields = fields_;
     if (fields.has(Field::action) && fields.has(Field::size)) {
       entries_.push_back(make_entry(pickle, fields));
       return record(Record::entry, entries_.size() - 1);
@@ -302,7 +227,7 @@ class SnapshotReader {
   Snapshot snapshot_;
   PlaceFinder places_;
   std::vector<std::optional<SnapshotEntry::Action>> actions_;  ///< by text
-  std::vector<Field> known_;                                   ///< by text
+  Fields fields_;
   std::vector<Frame> frames_;
   std::vector<SnapshotEntry> entries_;
   std::vector<SnapshotBlock> blocks_;  ///< of the segment that is being read

@@ -414,6 +414,86 @@ def a_net_trains_with_clocks():
     torch.cuda.synchronize()
 
 
+def milliseconds_of(run):
+    import torch
+
+    run()  # the host needs real time: once to choose algorithms, and a little to submit the first of ten
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(10):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 10
+
+
+def expect_convolutions_to_take_time():
+    import torch
+    from torch import nn
+
+    layer = nn.Conv2d(256, 256, 3, padding=1, bias=False).cuda()
+
+    def training_step(batch):
+        layer(torch.empty(batch, 256, 64, 64, device="cuda", requires_grad=True)).backward(torch.empty(batch, 256, 64, 64, device="cuda"))
+
+    for batch in (16, 64):
+        with torch.no_grad():
+            forward = milliseconds_of(lambda: layer(torch.empty(batch, 256, 64, 64, device="cuda")))
+        step = milliseconds_of(lambda: training_step(batch))
+        peak_rate = 2 * batch * 256 * 64 * 64 * 256 * 9 / (2 * 128 * 82 * 1.695e9) * 1e3
+        expect(0.9 * peak_rate < forward < 1.5 * peak_rate, f"batch {batch}: forward took {forward} ms, not {peak_rate}")
+        expect(2.7 * peak_rate < step < 4.5 * peak_rate, f"batch {batch}: forward and two gradients took {step} ms, not three times {peak_rate}")
+
+
+@case(OOMDIAG_CLOCKED="1")
+def convolutions_take_time_as_their_batch_does():
+    expect_convolutions_to_take_time()
+
+
+@case(OOMDIAG_CLOCKED="1", TORCH_CUDNN_V8_API_DISABLED="1")
+def convolutions_of_the_old_interface_take_as_long():
+    expect_convolutions_to_take_time()
+
+
+@case(OOMDIAG_CLOCKED="1")
+def a_convolution_on_a_side_stream_defers_a_free():
+    import torch
+
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()
+    images = torch.empty(256, 64, 128, 128, device="cuda")
+    address, side = images.data_ptr(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        result = layer(images)
+    images.record_stream(side)
+    del images
+    early = torch.empty_like(result)
+    side.synchronize()
+    late = torch.empty_like(result)
+    expect(early.data_ptr() != address, "the block came back while the convolution read it")
+    expect_equal(late.data_ptr(), address, "the block once the convolution was done")
+
+
+@case(card="h100-sxm", OOMDIAG_CLOCKED="1")
+def attention_of_cudnn_takes_time():
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attend(length):
+        query = torch.empty(4, 16, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(query, query, query)
+
+    def train(length):
+        result = attend(length)
+        result.backward(torch.empty_like(result))
+
+    for run in (attend, train):
+        short, long = (milliseconds_of(lambda length=length, run=run: run(length)) for length in (8192, 16384))
+        expect(2.5 * short < long < 5 * short, f"{run.__name__}: {short} ms, and {long} ms for twice the length")
+
+
 def workspace_of_a_product():
     """The bytes that a first product of two small matrices needs beside its result of 16 KiB."""
     import torch
@@ -754,7 +834,7 @@ def expect_all_ranks(programs):
 
 @case(card="rtx3090,rtx3090")
 def ddp_trains_in_two_processes():
-    expect_all_ranks(["ddp", "collectives"])
+    expect_all_ranks(["ddp", "collectives", "objects"])
 
 
 @case(card="a100-80,a100-80", group="slow")
@@ -864,6 +944,49 @@ def a_new_block_forgets_its_last_owner():
 
 
 @case()
+def small_things_that_the_host_knows_are_computed():
+    import torch
+
+    x = torch.tensor([3, 1]).cuda()
+    expect_equal((x.max().item(), x.sum().item(), (x == 1).any().item(), (x > 5).all().item()), (3, 4, True, False), "what was asked of it")
+    expect_equal((torch.cat([x, x + 1]).tolist(), x[[1, 0]].tolist(), x.double().tolist()), ([3, 1, 4, 2], [1, 3], [3.0, 1.0]))
+    x.add_(1)
+    expect_equal(x.tolist(), [4, 2], "what an operator in place made of it")
+    table = torch.zeros(3, 3, device="cuda")
+    table[:, 1] = 5
+    table[1] = torch.tensor([1.0, 2, 3])
+    expect_equal(table.tolist(), [[0, 5, 0], [1, 2, 3], [0, 5, 0]], "a table that was filled in parts")
+    expect_equal((torch.arange(4, device="cuda").tolist(), torch.full((2,), 7, device="cuda").tolist()), ([0, 1, 2, 3], [7, 7]), "what was made on the card")
+
+
+@case()
+def what_a_kernel_wrote_over_is_forgotten():
+    import torch
+
+    small, large = torch.tensor([5.0, 6.0]).cuda(), torch.ones(1 << 18).cuda()
+    small += torch.randn(2, device="cuda")
+    large *= 2
+    expect_equal((small.tolist(), large[:2].tolist()), ([0, 0], [0, 0]), "what is left of the host's numbers")
+    large.copy_(torch.full((1 << 18,), 3.0))
+    expect_equal(large[:2].tolist(), [3, 3], "what the host wrote then")
+
+
+@case()
+def truth_of_what_is_not_known_is_that_of_zeros():
+    import torch
+
+    notes = []
+    observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: notes.append(kind))
+    x = torch.randn(8, 8, device="cuda")
+    answers = x.isfinite().all(), (x >= 0).all(), (x == 2).any()
+    ctypes.CDLL("libcuda.so.1").oomdiag_device_set_observer(observer)
+    del notes[:]
+    expect_equal([answer.item() for answer in answers], [True, True, False], "the answers")
+    ctypes.CDLL("libcuda.so.1").oomdiag_device_set_observer(None)
+    expect_equal(notes.count(b"read"), 3, "how many reads were told")
+
+
+@case()
 def large_copies_are_not_kept():
     import resource
 
@@ -907,7 +1030,7 @@ def reads_of_what_kernels_wrote_are_told():
     driver.oomdiag_device_set_observer(observer)
     from_host = torch.tensor([1.0, 2.0]).cuda()
     counts = []
-    for read in (lambda: from_host.tolist(), lambda: from_host.clone().tolist(), lambda: from_host.sum().item(), lambda: torch.randn(9, device="cuda").nonzero()):
+    for read in (lambda: from_host.tolist(), lambda: from_host.clone().tolist(), lambda: (from_host @ from_host).item(), lambda: torch.randn(9, device="cuda").nonzero()):
         del heard[:]
         read()
         counts.append(heard.count(b"read") > 0)

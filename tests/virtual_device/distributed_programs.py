@@ -31,24 +31,59 @@ def ddp():
 
 def collectives():
     sent = torch.arange(4.0) + RANK
+    everybodys = torch.stack([torch.arange(4.0) + rank for rank in range(WORLD)])
     gathered = [torch.empty(4, device="cuda") for _ in range(WORLD)]
     dist.all_gather(gathered, sent.cuda())
-    assert all(torch.equal(one.cpu(), sent) for one in gathered), gathered
+    assert torch.equal(torch.stack([one.cpu() for one in gathered]), everybodys), gathered
     whole = torch.empty(4 * WORLD, device="cuda")
     dist.all_gather_into_tensor(whole, sent.cuda())
-    assert torch.equal(whole.cpu(), sent.repeat(WORLD)), whole
+    assert torch.equal(whole.cpu(), everybodys.flatten()), whole
+    uneven = [torch.empty(1 + rank, device="cuda") for rank in range(WORLD)]
+    dist.all_gather(uneven, torch.full((1 + RANK,), float(RANK)).cuda())
+    assert [one.tolist() for one in uneven] == [[float(rank)] * (1 + rank) for rank in range(WORLD)], uneven
+    exchanged = torch.empty(4, device="cuda")
+    dist.all_to_all_single(exchanged, sent.cuda())
+    share = 4 // WORLD
+    assert torch.equal(exchanged.cpu(), everybodys[:, RANK * share : (RANK + 1) * share].flatten()), exchanged
     part = torch.empty(2, device="cuda")
     dist.reduce_scatter_tensor(part, sent.cuda())
-    assert torch.equal(part.cpu(), sent[2 * RANK : 2 * RANK + 2]), part
     received = torch.empty(4, device="cuda")
-    peer = (RANK + 1) % WORLD
-    for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent.cuda(), peer), dist.P2POp(dist.irecv, received, peer)]):
+    peer, before = (RANK + 1) % WORLD, (RANK - 1) % WORLD
+    for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent.cuda(), peer), dist.P2POp(dist.irecv, received, before)]):
         request.wait()
-    assert torch.equal(received.cpu(), sent), received
+    assert torch.equal(received.cpu(), everybodys[before]), received
     alone = dist.new_group([RANK], use_local_synchronization=True)
     dist.all_reduce(torch.ones(1, device="cuda"), group=alone)
-    dist.broadcast(sent.cuda(), 0)
+    told = sent.cuda()
+    dist.broadcast(told, 1)
+    assert torch.equal(told.cpu(), everybodys[1]), told
+    scattered = torch.empty(4, device="cuda")
+    dist.scatter(scattered, list(everybodys.cuda().unbind()) if RANK == 0 else None, src=0)
+    assert torch.equal(scattered.cpu(), everybodys[RANK]), scattered
     dist.barrier()
+
+
+def objects():
+    mine = {"rank": RANK, "values": list(range(20))}
+    everybodys = [{"rank": rank, "values": list(range(20))} for rank in range(WORLD)]
+    gathered = [None] * WORLD
+    dist.all_gather_object(gathered, mine)
+    assert gathered == everybodys, gathered
+    gathered = [None] * WORLD if RANK == 1 else None
+    dist.gather_object(mine, gathered, dst=1)
+    assert RANK != 1 or gathered == everybodys, gathered
+    told = [mine, "x" * 10000] if RANK == 1 else [None, None]
+    dist.broadcast_object_list(told, src=1)
+    assert told == [everybodys[1], "x" * 10000], told
+    share = [None]
+    dist.scatter_object_list(share, everybodys if RANK == 0 else None, src=0)
+    assert share == [mine], share
+    if RANK == 0:
+        dist.send_object_list([mine, 7], dst=1)
+    else:
+        told = [None, None]
+        dist.recv_object_list(told, src=0)
+        assert told == [everybodys[0], 7], told
 
 
 def split():

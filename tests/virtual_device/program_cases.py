@@ -145,6 +145,18 @@ def language_models_train():
     train_all(language_models(transformers))
 
 
+@case()
+def a_language_model_generates_to_the_end():
+    import torch
+
+    transformers = load_optional("transformers")
+    transformers.logging.set_verbosity_error()
+    configuration = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=1000, bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    model = transformers.GPT2LMHeadModel(configuration).cuda().eval()
+    tokens = model.generate(torch.tensor([[5, 6, 7], [8, 9, 10]]).cuda(), max_new_tokens=5, do_sample=False)
+    expect_equal(tokens.shape, (2, 8), "the shape of what was generated")
+
+
 # torch.compile: TorchInductor, Triton and its own look at the driver.
 
 
@@ -253,6 +265,26 @@ def optimizers_of_every_kind_step():
         model = small_net().cuda()
         model(rows()).sum().backward()
         torch.optim.AdamW(model.parameters(), **options).step()
+
+
+@case()
+def pytorchs_own_history_and_observers_work():
+    import torch
+
+    heard = []
+    torch.cuda.memory._record_memory_history()
+    torch._C._cuda_attach_out_of_memory_observer(lambda *facts: heard.append(facts))
+    block = torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    actions = [entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]]
+    torch.cuda.memory._record_memory_history(None)
+    expect("alloc" in actions and actions[-1] == "oom", f"the history ends with {actions[-3:]}")
+    expect_equal(len(heard), 1, "how often the observer was called")
+    expect(torch.cuda.memory_stats()["num_ooms"] >= 1, "the statistics count no OOM")
+    del block
 
 
 @case()

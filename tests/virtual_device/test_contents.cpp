@@ -1,5 +1,7 @@
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "extension/virtual_device/driver/contents.h"
 #include "tests/catch.h"
@@ -18,6 +20,23 @@ std::string read(Contents& contents, uintptr_t at, size_t bytes, Origin origin) 
     if (letter == 0) letter = '.';
   }
   return text;
+}
+
+/// What another process will send: "hello", or nothing that is known.
+struct Letter {
+  bool is_known = true;
+  int fetched = 0;
+  int released = 0;
+};
+void promise(Contents& contents, uintptr_t at, Letter& letter) {
+  const auto fetch = [](void* context, void* into) {
+    auto& sender = *static_cast<Letter*>(context);
+    ++sender.fetched;
+    std::string_view("hello").copy(static_cast<char*>(into), 5);
+    return sender.is_known;
+  };
+  std::shared_ptr<void> context(&letter, [](void* sender) { ++static_cast<Letter*>(sender)->released; });
+  contents.promise(at, std::make_shared<Promise>(5, fetch, std::move(context)));
 }
 
 }  // namespace
@@ -74,4 +93,43 @@ TEST_CASE("all that is kept stays within a bound, and small things are kept long
   for (uintptr_t i = 1; i <= 80; ++i) contents.write(i << 30, piece.data(), piece.size());
   CHECK(read(contents, 1, 5, Origin::host) == "small");
   CHECK(read(contents, uintptr_t{1} << 30, 3, Origin::dropped) == "...");
+}
+
+TEST_CASE("what is promised is fetched when it is looked at, once, wherever it was copied", "[virtual_device]") {
+  Contents contents;
+  Letter letter;
+  promise(contents, 100, letter);
+  contents.copy(200, 101, 3);
+  write(contents, 104, "y");
+  CHECK(letter.fetched == 0);
+  CHECK(read(contents, 200, 3, Origin::host) == "ell");
+  CHECK(read(contents, 100, 5, Origin::host) == "helly");
+  CHECK(letter.fetched == 1);
+  CHECK(letter.released == 1);
+}
+
+TEST_CASE("what is promised is a kernel's if its sender does not know it", "[virtual_device]") {
+  Contents contents;
+  Letter letter{.is_known = false};
+  promise(contents, 100, letter);
+  CHECK(read(contents, 100, 5, Origin::kernel) == ".....");
+}
+
+TEST_CASE("what is overwritten before it came is never waited for", "[virtual_device]") {
+  Contents contents;
+  Letter letter;
+  promise(contents, 100, letter);
+  write(contents, 98, "0123456789");
+  CHECK(read(contents, 98, 10, Origin::host) == "0123456789");
+  promise(contents, 100, letter);
+  contents.forget(100, 5);
+  CHECK(letter.fetched == 0);
+  CHECK(letter.released == 2);
+}
+
+TEST_CASE("a guess reads back, as a kernel's", "[virtual_device]") {
+  Contents contents;
+  contents.write(100, "yes", 3, Origin::kernel);
+  contents.copy(200, 100, 3);
+  CHECK(read(contents, 200, 3, Origin::kernel) == "yes");
 }

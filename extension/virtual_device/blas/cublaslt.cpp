@@ -145,7 +145,7 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatm
                                                   cublasLtMatrixLayout_t result, const cublasLtMatmulAlgo_t*, void*,
                                                   size_t, cudaStream_t stream) {
   const double flops = count_flops(find_layout(first), find_layout(result));
-  return oomdiag_device_multiply(stream, flops) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+  return oomdiag_device_compute(stream, 0, flops) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixTransform(cublasLtHandle_t, cublasLtMatrixTransformDesc_t, const void*,
                                                            const void*, cublasLtMatrixLayout_t, const void*,

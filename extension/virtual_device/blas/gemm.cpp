@@ -11,7 +11,7 @@ namespace {
 cublasStatus_t multiply(cublasHandle_t handle, int m, int n, int k, int batch, cudaDataType type) {
   if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
   const CUresult error =
-      oomdiag_device_multiply(oomdiag::find_handle(handle)->stream, oomdiag::count_flops(m, n, k, batch, type));
+      oomdiag_device_compute(oomdiag::find_handle(handle)->stream, 0, oomdiag::count_flops(m, n, k, batch, type));
   return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 

@@ -6,6 +6,7 @@
 #include <cudnn.h>
 
 #include "extension/virtual_device/dnn/graph.h"
+#include "extension/virtual_device/dnn/handle.h"
 #include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/driver/device.h"
 
@@ -72,6 +73,16 @@ size_t estimate(Pass pass, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
                                             .finalize();
   if (!is_graph || !graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation).finalize()) return 0;
   return static_cast<size_t>(oomdiag::find_workspace(graph));
+}
+
+/// The convolution itself, whichever of the three is its result.
+cudnnStatus_t convolve(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w,
+                       cudnnTensorDescriptor_t y) {
+  const oomdiag::Tensor filter = oomdiag::read_filter(w);
+  const oomdiag::Tensor output = oomdiag::read_tensor(y);
+  oomdiag::Amount amount{.flops = oomdiag::count_convolution_flops(filter, output)};
+  for (const auto& tensor : {oomdiag::read_tensor(x), filter, output}) amount += oomdiag::count_bytes(tensor);
+  return oomdiag::submit_work(handle, amount);
 }
 
 /// One algorithm is offered, number 1 of each kind: PyTorch's own default.
@@ -154,4 +165,34 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnFindConvolutionBackwardFilterAlgorithmEx(
     cudnnConvolutionBwdFilterAlgoPerf_t* performances, void*, size_t) {
   return offer<OOMDIAG_FILTER>(estimate(Pass::backward_filter, x, dw, convolution, dy), convolution, wanted, given,
                                performances);
+}
+
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void*, cudnnTensorDescriptor_t x,
+                                                          const void*, cudnnFilterDescriptor_t w, const void*,
+                                                          cudnnConvolutionDescriptor_t, cudnnConvolutionFwdAlgo_t,
+                                                          void*, size_t, const void*, cudnnTensorDescriptor_t y,
+                                                          void*) {
+  return convolve(handle, x, w, y);
+}
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnConvolutionBiasActivationForward(
+    cudnnHandle_t handle, const void*, cudnnTensorDescriptor_t x, const void*, cudnnFilterDescriptor_t w, const void*,
+    cudnnConvolutionDescriptor_t, cudnnConvolutionFwdAlgo_t, void*, size_t, const void*, cudnnTensorDescriptor_t,
+    const void*, cudnnTensorDescriptor_t, const void*, cudnnActivationDescriptor_t, cudnnTensorDescriptor_t y, void*) {
+  return convolve(handle, x, w, y);
+}
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void*,
+                                                               cudnnFilterDescriptor_t w, const void*,
+                                                               cudnnTensorDescriptor_t dy, const void*,
+                                                               cudnnConvolutionDescriptor_t,
+                                                               cudnnConvolutionBwdDataAlgo_t, void*, size_t,
+                                                               const void*, cudnnTensorDescriptor_t dx, void*) {
+  return convolve(handle, dx, w, dy);
+}
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void*,
+                                                                 cudnnTensorDescriptor_t x, const void*,
+                                                                 cudnnTensorDescriptor_t dy, const void*,
+                                                                 cudnnConvolutionDescriptor_t,
+                                                                 cudnnConvolutionBwdFilterAlgo_t, void*, size_t,
+                                                                 const void*, cudnnFilterDescriptor_t dw, void*) {
+  return convolve(handle, x, dw, dy);
 }

@@ -2,18 +2,9 @@
 
 #include <cudnn.h>
 
-#include <cstdint>
-#include <vector>
+#include "extension/virtual_device/dnn/amount.h"
 
 namespace oomdiag {
-
-using Sizes = std::vector<int64_t>;
-
-/// A tensor as the old API describes it: a filter has a layout in place of strides.
-struct Tensor {
-  cudnnDataType_t type{};
-  Sizes sizes, strides;
-};
 
 Tensor read_tensor(cudnnTensorDescriptor_t descriptor);
 Tensor read_filter(cudnnFilterDescriptor_t descriptor);

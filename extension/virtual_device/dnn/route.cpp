@@ -10,7 +10,7 @@
 //   OPERATIONGRAPH_HANDLE           ──►     swallowed
 //   EXECUTION_PLAN_HANDLE           ──►     EXECUTION_PLAN_DEVICEPROP            ──► plan, workspace bytes
 //   finalize ENGINE, ENGINEHEUR     ──►     sets their DEVICEPROP first          ──► list of engines
-//   cudnnBackendExecute             ──►     nothing (one node of a capture)
+//   cudnnBackendExecute             ──►     the time of the plan (one node of a capture)
 //   all other backend functions     ───────────────────────────────────────────►   unchanged
 //
 // This library is preloaded and has cuDNN's version node, libcudnn.so.9, but a SONAME of its own: programs bind to the
@@ -21,12 +21,14 @@
 #include <cudnn.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
 
+#include "extension/virtual_device/dnn/descriptors.h"
 #include "extension/virtual_device/dnn/handle.h"
 #include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/driver/device.h"
@@ -35,14 +37,7 @@ namespace oomdiag {
 namespace {
 
 // Never destroyed: descriptors are destroyed by static destructors too.
-auto& lock = *new std::mutex;
-auto& types = *new std::unordered_map<cudnnBackendDescriptor_t, cudnnBackendDescriptorType_t>;
-
-bool has_type(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type) {
-  std::lock_guard guard(lock);
-  const auto entry = types.find(descriptor);
-  return entry != types.end() && entry->second == type;
-}
+auto& descriptors = *new Descriptors;
 
 cudnnStatus_t describe(const char* json, cudnnBackendDescriptor_t* description) {
   const auto create = OOMDIAG_REAL(cudnnBackendCreateDescriptor);
@@ -56,6 +51,7 @@ cudnnStatus_t describe(const char* json, cudnnBackendDescriptor_t* description) 
 
 /// The description of the card of `ordinal`; one descriptor for each, for the life of the process.
 cudnnStatus_t find_description(int ordinal, cudnnBackendDescriptor_t* description) {
+  static auto& lock = *new std::mutex;
   static auto& made = *new std::unordered_map<int, cudnnBackendDescriptor_t>;
   std::lock_guard guard(lock);
   if (const auto entry = made.find(ordinal); entry != made.end()) {
@@ -87,9 +83,9 @@ void* find_real(const char* name) {
   std::abort();
 }
 
-cudnnStatus_t submit_work(cudnnHandle_t handle) {
+cudnnStatus_t submit_work(cudnnHandle_t handle, const Amount& amount) {
   if (!handle) return CUDNN_STATUS_BAD_PARAM;
-  const CUresult error = oomdiag_device_submit(find_handle(handle)->stream, CU_GRAPH_NODE_TYPE_KERNEL);
+  const CUresult error = oomdiag_device_compute(find_handle(handle)->stream, amount.memory_bytes, amount.flops);
   return error ? CUDNN_STATUS_EXECUTION_FAILED : CUDNN_STATUS_SUCCESS;
 }
 
@@ -136,17 +132,12 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStrea
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type,
                                                                cudnnBackendDescriptor_t* descriptor) {
   const cudnnStatus_t result = OOMDIAG_REAL(cudnnBackendCreateDescriptor)(type, descriptor);
-  if (result != CUDNN_STATUS_SUCCESS) return result;
-  std::lock_guard guard(oomdiag::lock);
-  oomdiag::types[*descriptor] = type;
+  if (result == CUDNN_STATUS_SUCCESS) oomdiag::descriptors.add(*descriptor, type);
   return result;
 }
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
-  {
-    std::lock_guard guard(oomdiag::lock);
-    oomdiag::types.erase(descriptor);
-  }
+  oomdiag::descriptors.remove(descriptor);
   return OOMDIAG_REAL(cudnnBackendDestroyDescriptor)(descriptor);
 }
 
@@ -158,19 +149,32 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescripto
   if (attribute == CUDNN_ATTR_EXECUTION_PLAN_HANDLE) {
     return oomdiag::attach_description(descriptor, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
   }
+  oomdiag::descriptors.set(descriptor, attribute, type, count, elements);
   return OOMDIAG_REAL(cudnnBackendSetAttribute)(descriptor, attribute, type, count, elements);
 }
 
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor,
+                                                           cudnnBackendAttributeName_t attribute,
+                                                           cudnnBackendAttributeType_t type, int64_t wanted,
+                                                           int64_t* count, void* elements) {
+  const auto result = OOMDIAG_REAL(cudnnBackendGetAttribute)(descriptor, attribute, type, wanted, count, elements);
+  if (attribute == CUDNN_ATTR_ENGINEHEUR_RESULTS && result == CUDNN_STATUS_SUCCESS && elements && count) {
+    oomdiag::descriptors.pass_on(
+        descriptor, {static_cast<cudnnBackendDescriptor_t*>(elements), static_cast<size_t>(std::min(wanted, *count))});
+  }
+  return result;
+}
+
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
-  if (oomdiag::has_type(descriptor, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)) {
+  if (oomdiag::descriptors.is(descriptor, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)) {
     oomdiag::attach_description(descriptor, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP);
-  } else if (oomdiag::has_type(descriptor, CUDNN_BACKEND_ENGINE_DESCRIPTOR)) {
+  } else if (oomdiag::descriptors.is(descriptor, CUDNN_BACKEND_ENGINE_DESCRIPTOR)) {
     oomdiag::attach_description(descriptor, CUDNN_ATTR_ENGINE_DEVICEPROP);
   }
   return OOMDIAG_REAL(cudnnBackendFinalize)(descriptor);
 }
 
-OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t,
+OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
                                                       cudnnBackendDescriptor_t) {
-  return oomdiag::submit_work(handle);
+  return oomdiag::submit_work(handle, oomdiag::descriptors.amount(plan));
 }

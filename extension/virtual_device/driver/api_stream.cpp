@@ -66,8 +66,8 @@ CUresult oomdiag_device_launch(CUstream stream, double threads) {
   return submit(stream, CU_GRAPH_NODE_TYPE_KERNEL, oomdiag::work_of_threads(threads));
 }
 
-CUresult oomdiag_device_multiply(CUstream stream, double flops) {
-  return submit(stream, CU_GRAPH_NODE_TYPE_KERNEL, {.flops = flops});
+CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flops) {
+  return submit(stream, CU_GRAPH_NODE_TYPE_KERNEL, {.memory_bytes = memory_bytes, .flops = flops});
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamCreate(CUstream* handle, unsigned flags) {

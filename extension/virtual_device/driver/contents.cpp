@@ -7,7 +7,12 @@
 namespace oomdiag {
 
 Contents::Piece Contents::cut(const Piece& piece, size_t from, size_t bytes) {
-  Piece part{.bytes = bytes, .data = {}, .value = piece.value, .is_dropped = piece.is_dropped};
+  Piece part{.bytes = bytes,
+             .value = piece.value,
+             .is_dropped = piece.is_dropped,
+             .is_guess = piece.is_guess,
+             .promise = piece.promise,
+             .offset = piece.offset + from};
   const auto begin = piece.data.begin() + static_cast<std::ptrdiff_t>(from);
   if (!piece.data.empty()) part.data.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
   return part;
@@ -18,6 +23,16 @@ Contents::Pieces::iterator Contents::first_overlap(uintptr_t at) {
   auto entry = pieces_.upper_bound(at);
   if (entry != pieces_.begin() && std::prev(entry)->first + std::prev(entry)->second.bytes > at) --entry;
   return entry;
+}
+
+/// Calls use(piece, place in the piece, place in the range, bytes) for what the range has of each piece.
+template <typename Use>
+void Contents::for_overlaps(uintptr_t from, size_t bytes, Use use) {
+  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
+    const uintptr_t begin = std::max(entry->first, from);
+    const uintptr_t end = std::min(entry->first + entry->second.bytes, from + bytes);
+    use(entry->second, begin - entry->first, begin - from, end - begin);
+  }
 }
 
 void Contents::erase(uintptr_t at, size_t bytes) {
@@ -39,7 +54,7 @@ void Contents::add(uintptr_t at, Piece piece) {
 
 void Contents::drop(Piece& piece) {
   kept_bytes_ -= piece.data.size();
-  piece = {.bytes = piece.bytes, .is_dropped = true};
+  piece = {.bytes = piece.bytes, .is_dropped = true, .is_guess = piece.is_guess};
 }
 
 void Contents::keep_within_bounds() {
@@ -51,10 +66,10 @@ void Contents::keep_within_bounds() {
   }
 }
 
-void Contents::write(uintptr_t to, const void* from, size_t bytes) {
+void Contents::write(uintptr_t to, const void* from, size_t bytes, Origin origin) {
   std::lock_guard guard(lock_);
   erase(to, bytes);
-  Piece piece{.bytes = bytes, .is_dropped = bytes > most_piece_bytes_};
+  Piece piece{.bytes = bytes, .is_dropped = bytes > most_piece_bytes_, .is_guess = origin == Origin::kernel};
   const char* begin = static_cast<const char*>(from);
   if (!piece.is_dropped) piece.data.assign(begin, begin + bytes);
   add(to, std::move(piece));
@@ -75,36 +90,86 @@ void Contents::forget(uintptr_t at, size_t bytes) {
 void Contents::copy(uintptr_t to, uintptr_t from, size_t bytes) {
   std::lock_guard guard(lock_);
   std::vector<std::pair<size_t, Piece>> found;  // taken first: the two ranges may overlap
-  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
-    const uintptr_t begin = std::max(entry->first, from);
-    const uintptr_t end = std::min(entry->first + entry->second.bytes, from + bytes);
-    found.emplace_back(begin - from, cut(entry->second, begin - entry->first, end - begin));
-  }
+  for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
+    found.emplace_back(in_range, cut(piece, in_piece, count));
+  });
   erase(to, bytes);
   for (auto& [offset, piece] : found) add(to + offset, std::move(piece));
   keep_within_bounds();
 }
 
-Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
+const char* Promise::wait() {
+  std::call_once(once_, [this] {
+    data_.resize(bytes_);
+    if (!fetch_(context_.get(), data_.data())) data_.clear();
+    context_.reset();
+  });
+  return data_.empty() ? nullptr : data_.data();
+}
+
+void Contents::promise(uintptr_t to, std::shared_ptr<Promise> promise) {
   std::lock_guard guard(lock_);
-  std::memset(to, 0, bytes);
+  const size_t bytes = promise->bytes();
+  erase(to, bytes);
+  add(to, {.bytes = bytes, .promise = std::move(promise)});
+}
+
+std::shared_ptr<Promise> Contents::find_promise(uintptr_t from, size_t bytes) {
+  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
+    if (entry->second.promise) return entry->second.promise;
+  }
+  return nullptr;
+}
+
+/// Puts what was promised in its place. Waits without the lock: the sender may be another thread of this process.
+void Contents::settle(uintptr_t from, size_t bytes) {
+  std::unique_lock guard(lock_);
+  while (const auto promise = find_promise(from, bytes)) {
+    guard.unlock();
+    const char* data = promise->wait();
+    guard.lock();
+    for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes;) {
+      const auto next = std::next(entry);
+      Piece& piece = entry->second;
+      if (piece.promise == promise && data) {
+        piece.data.assign(data + piece.offset, data + piece.offset + piece.bytes);
+        piece.promise = nullptr;
+        kept_bytes_ += piece.bytes;
+      } else if (piece.promise == promise) {
+        pieces_.erase(entry);
+      }
+      entry = next;
+    }
+  }
+  keep_within_bounds();
+}
+
+Origin Contents::origin(uintptr_t from, size_t bytes) {
+  settle(from, bytes);
+  std::lock_guard guard(lock_);
   size_t known = 0;
   bool is_dropped = false;
-  for (auto entry = first_overlap(from); entry != pieces_.end() && entry->first < from + bytes; ++entry) {
-    const Piece& piece = entry->second;
-    const uintptr_t begin = std::max(entry->first, from);
-    const size_t count = std::min(entry->first + piece.bytes, from + bytes) - begin;
-    char* target = static_cast<char*>(to) + (begin - from);
+  for_overlaps(from, bytes, [&](const Piece& piece, size_t, size_t, size_t count) {
+    known += piece.is_guess ? 0 : count;
+    is_dropped |= piece.is_dropped;
+  });
+  if (known < bytes) return Origin::kernel;
+  return is_dropped ? Origin::dropped : Origin::host;
+}
+
+Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
+  const Origin origin = this->origin(from, bytes);
+  std::lock_guard guard(lock_);
+  std::memset(to, 0, bytes);
+  for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
+    char* target = static_cast<char*>(to) + in_range;
     if (piece.data.empty()) {
       std::memset(target, piece.value, count);
     } else {
-      std::memcpy(target, piece.data.data() + (begin - entry->first), count);
+      std::memcpy(target, piece.data.data() + in_piece, count);
     }
-    known += count;
-    is_dropped |= piece.is_dropped;
-  }
-  if (known < bytes) return Origin::kernel;
-  return is_dropped ? Origin::dropped : Origin::host;
+  });
+  return origin;
 }
 
 }  // namespace oomdiag

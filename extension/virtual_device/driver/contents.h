@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 // What is known of the contents of the cards. Kernels do nothing, so all that can be known is what the host wrote: index
@@ -15,7 +17,9 @@
 // kept bytes together pass kMostBytes, the bound for one copy is halved and the larger ones are dropped, so that the host
 // needs little memory however large the card is.
 //
-// A block that the caching allocator hands to a new owner must be forgotten (forget.cpp): read as a size, what the host
+// What another process sends is promised: whoever looks at it waits, and nobody else does.
+//
+// A block that the caching allocator hands to a new owner must be forgotten (torch/forget.cpp): read as a size, what the host
 // wrote for the last owner would be worse than zero.
 
 namespace oomdiag {
@@ -26,17 +30,40 @@ inline constexpr size_t kMostBytes = 256 << 20;
 /// How the bytes of a range came about. Of several, the last named in this order is told.
 enum class Origin { host, dropped, kernel };
 
+/// Bytes that are on their way from another process. From any thread.
+class Promise {
+ public:
+  using Fetch = bool (*)(void* context, void* into);
+
+  Promise(size_t bytes, Fetch fetch, std::shared_ptr<void> context)
+      : bytes_(bytes), fetch_(fetch), context_(std::move(context)) {}
+  size_t bytes() const { return bytes_; }
+  /// The bytes, which may have to be waited for; null where they are not known.
+  const char* wait();
+
+ private:
+  size_t bytes_;
+  Fetch fetch_;
+  std::shared_ptr<void> context_;
+  std::once_flag once_;
+  std::vector<char> data_;
+};
+
 /// All functions from any thread.
 class Contents {
  public:
-  void write(uintptr_t to, const void* from, size_t bytes);
+  /// What the host wrote, or what is taken for a kernel's.
+  void write(uintptr_t to, const void* from, size_t bytes, Origin origin = Origin::host);
   void fill(uintptr_t to, int value, size_t bytes);
   void forget(uintptr_t at, size_t bytes);
+  void promise(uintptr_t to, std::shared_ptr<Promise> promise);
 
   /// Device to device.
   void copy(uintptr_t to, uintptr_t from, size_t bytes);
 
-  /// Gives what is known, and zeros for the rest.
+  Origin origin(uintptr_t from, size_t bytes);
+
+  /// Gives what is known, and zeros for the rest. Waits for what is promised.
   Origin read(uintptr_t from, void* to, size_t bytes);
 
  private:
@@ -45,15 +72,22 @@ class Contents {
     std::vector<char> data{};  ///< empty: all bytes are `value`
     char value = 0;
     bool is_dropped = false;
+    bool is_guess = false;
+    std::shared_ptr<Promise> promise{};  ///< what it will be, from `offset` on
+    size_t offset = 0;
   };
   using Pieces = std::map<uintptr_t, Piece>;
 
   static Piece cut(const Piece& piece, size_t from, size_t bytes);
   Pieces::iterator first_overlap(uintptr_t at);
+  template <typename Use>
+  void for_overlaps(uintptr_t from, size_t bytes, Use use);
   void erase(uintptr_t at, size_t bytes);
   void add(uintptr_t at, Piece piece);
   void drop(Piece& piece);
   void keep_within_bounds();
+  void settle(uintptr_t from, size_t bytes);
+  std::shared_ptr<Promise> find_promise(uintptr_t from, size_t bytes);
 
   std::mutex lock_;
   Pieces pieces_;

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "extension/virtual_device/driver/contents.h"
 #include "extension/virtual_device/driver/device.h"
@@ -66,6 +68,27 @@ void oomdiag_device_fill(void* to, int value, size_t bytes) {
   }
 }
 
+bool oomdiag_device_knows(const void* from, size_t bytes) {
+  return contents.origin(address_of(from), bytes) == oomdiag::Origin::host;
+}
+
+bool oomdiag_device_peek(void* to, const void* from, size_t bytes) {
+  if (is_on_card(from)) return contents.read(address_of(from), to, bytes) == oomdiag::Origin::host;
+  std::memcpy(to, from, bytes);
+  return true;
+}
+
+void oomdiag_device_guess(void* to, const void* from, size_t bytes) {
+  if (keeps_contents && is_on_card(to)) contents.write(address_of(to), from, bytes, oomdiag::Origin::kernel);
+}
+
+void oomdiag_device_promise(void* to, size_t bytes, bool (*fetch)(void* context, void* into),
+                            void (*release)(void* context), void* context) {
+  auto promise = std::make_shared<oomdiag::Promise>(bytes, fetch, std::shared_ptr<void>(context, release));
+  if (bytes && keeps_contents && is_on_card(to)) contents.promise(address_of(to), std::move(promise));
+}
+
 void oomdiag_device_forget(void* block, size_t bytes) { contents.forget(address_of(block), bytes); }
 
+bool oomdiag_device_keeps_contents() { return keeps_contents; }
 void oomdiag_device_keep_no_contents() { keeps_contents = false; }

@@ -22,10 +22,10 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_note_read();
 /// Work submitted to `stream`: the first charges the card with its kernels; a capturing stream gets a node of `type`.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_submit(CUstream stream, CUgraphNodeType type);
 
-/// The same for a kernel of so many threads, or of so many operations in 32 bits (half as many in 16, by half the number):
-/// what takes how long, where work takes time (clock.h).
+/// The same for a kernel of so many threads, or one that moves so many bytes of the card's memory and does so many
+/// operations in 32 bits: what takes how long, where work takes time (clock.h).
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_launch(CUstream stream, double threads);
-OOMDIAG_ENTRY_POINT CUresult oomdiag_device_multiply(CUstream stream, double flops);
+OOMDIAG_ENTRY_POINT CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flops);
 
 /// A library handle (cuBLAS, cuDNN) is made on the current device: it takes what a first kernel takes.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_use_library();
@@ -37,8 +37,25 @@ OOMDIAG_ENTRY_POINT CUresult oomdiag_device_check_capture();
 OOMDIAG_ENTRY_POINT void oomdiag_device_copy(void* to, const void* from, size_t bytes);
 OOMDIAG_ENTRY_POINT void oomdiag_device_fill(void* to, int value, size_t bytes);
 
+/// Whether the host wrote all of it. Waits for what is promised.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_knows(const void* from, size_t bytes);
+
+/// The same, and copies to the host what a look would show. The look is not noted.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_peek(void* to, const void* from, size_t bytes);
+
+/// What the host would read there, had a kernel written it: who looks is told so.
+OOMDIAG_ENTRY_POINT void oomdiag_device_guess(void* to, const void* from, size_t bytes);
+
+/// What is there will be known when somebody looks: `fetch` then fills in all bytes and is true, or false where a kernel
+/// wrote them. It may wait, and is called once at most. `release` is called when nobody can ask any more.
+OOMDIAG_ENTRY_POINT void oomdiag_device_promise(void* to, size_t bytes, bool (*fetch)(void* context, void* into),
+                                                void (*release)(void* context), void* context);
+
 /// What the host wrote there is forgotten: the block has a new owner.
 OOMDIAG_ENTRY_POINT void oomdiag_device_forget(void* block, size_t bytes);
+
+/// Whether what the host writes is kept.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_keeps_contents();
 
 /// From now on nothing that the host writes is kept: nobody can say when blocks change owners.
 OOMDIAG_ENTRY_POINT void oomdiag_device_keep_no_contents();

@@ -1,9 +1,7 @@
-// Collectives, sends and receives: a piece of work on the stream, and the contents that this rank can know.
-//
-// What belongs together comes in a group: PyTorch gathers into a list of tensors by one broadcast from each rank, and
-// exchanges by pairs of sends and receives. So at the end of a group what others would have broadcast is taken from what
-// this rank did, and the first receive from the first send, and so on.
+// Collectives, sends and receives: a piece of work on the stream, and the contents that can be known (mailbox.h).
 
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
@@ -42,36 +40,68 @@ ncclResult_t submit(cudaStream_t stream) {
   return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL) ? ncclUnhandledCudaError : ncclSuccess;
 }
 
-struct Piece {
-  void* address = nullptr;
+thread_local int group_depth = 0;
+
+/// What comes from another rank, and what is taken in its place where that is not known: what this rank has itself.
+struct Delivery {
+  std::shared_ptr<oomdiag::Mailbox::Reader> reader;
+  oomdiag::MessageId id;
+  size_t offset = 0;
   size_t bytes = 0;
+  std::vector<char> own{};
 };
 
-/// What was asked for in the open group, or in a call outside of any.
-struct Group {
-  int depth = 0;
-  Piece own_broadcast;
-  std::vector<Piece> foreign_broadcasts;
-  std::vector<Piece> sends;
-  std::vector<Piece> receives;
-};
-thread_local Group group;
-
-void receive(const Piece& to, const Piece& from) {
-  const size_t bytes = to.bytes < from.bytes ? to.bytes : from.bytes;
-  if (bytes && to.address != from.address) oomdiag_device_copy(to.address, from.address, bytes);
-  oomdiag_device_forget(static_cast<char*>(to.address) + bytes, to.bytes - bytes);
+bool fetch(void* context, void* into) {
+  const Delivery& delivery = *static_cast<Delivery*>(context);
+  if (delivery.reader->read(delivery.id, delivery.offset, into, delivery.bytes)) return true;
+  if (delivery.own.size() == delivery.bytes) std::memcpy(into, delivery.own.data(), delivery.bytes);
+  return delivery.own.size() == delivery.bytes;
 }
 
-void finish_group() {
-  if (group.depth > 0) return;
-  for (const Piece& foreign : group.foreign_broadcasts) {
-    if (group.own_broadcast.bytes) receive(foreign, group.own_broadcast);
+/// The contents of a small buffer as far as the host wrote all of it, else nothing.
+std::vector<char> known_bytes(const void* from, size_t bytes) {
+  if (bytes == 0 || bytes > oomdiag::kMostMessageBytes) return {};
+  std::vector<char> found(bytes);
+  if (!oomdiag_device_peek(found.data(), from, bytes)) found.clear();
+  return found;
+}
+
+/// `bytes` from `offset` on of a message come to `to`; `own`, if any, is this rank's counterpart of them.
+void receive(const ncclComm& comm, void* to, size_t bytes, const oomdiag::MessageId& id, size_t offset = 0,
+             const void* own = nullptr) {
+  if (!comm.mailbox || bytes > oomdiag::kMostMessageBytes) {
+    if (own) {
+      oomdiag_device_copy(to, own, bytes);
+    } else {
+      oomdiag_device_forget(to, bytes);
+    }
+    return;
   }
-  for (size_t i = 0; i < group.receives.size(); ++i) {
-    receive(group.receives[i], i < group.sends.size() ? group.sends[i] : Piece{});
+  auto delivery = std::make_unique<Delivery>(
+      Delivery{.reader = comm.mailbox->reader(), .id = id, .offset = offset, .bytes = bytes});
+  if (own) delivery->own = known_bytes(own, bytes);
+  const auto release = [](void* context) { delete static_cast<Delivery*>(context); };
+  oomdiag_device_promise(to, bytes, fetch, release, delivery.release());
+}
+
+/// Takes part in a collective: sends what others need of this rank, if anything. Returns the number of the collective.
+uint64_t take_part(const ncclComm& comm, const void* from = nullptr, size_t bytes = 0) {
+  if (!comm.mailbox) return 0;
+  const uint64_t number = comm.mailbox->next(0);
+  comm.mailbox->send(0, known_bytes(from, bytes));
+  return number;
+}
+
+/// Collective number `number`, in which every rank sent `bytes` and this one takes them all, in the order of their ranks.
+void gather(const ncclComm& comm, const void* from, void* to, size_t bytes, uint64_t number) {
+  for (int rank = 0; rank < comm.count; ++rank) {
+    void* place = at(to, rank, bytes);
+    if (rank != comm.rank) {
+      receive(comm, place, bytes, {.sender = rank, .number = number}, 0, from);
+    } else if (place != from) {
+      oomdiag_device_copy(place, from, bytes);
+    }
   }
-  group = {};
 }
 
 ncclResult_t take(void* to, const void* from, size_t bytes, cudaStream_t stream) {
@@ -82,87 +112,104 @@ ncclResult_t take(void* to, const void* from, size_t bytes, cudaStream_t stream)
 }  // namespace
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                                               ncclRedOp_t, ncclComm_t, cudaStream_t stream) {
+                                               ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+  take_part(*comm);
   return take(to, from, count * element_bytes(type), stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                                             int root, ncclComm_t comm, cudaStream_t stream) {
+  take_part(*comm);
   return comm->rank == root ? take(to, from, count * element_bytes(type), stream) : submit(stream);
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
+                                                   ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+  take_part(*comm);
+  const size_t bytes = count * element_bytes(type);
+  return take(to, at(from, comm->rank, bytes), bytes, stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                                ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * element_bytes(type);
-  if (comm->rank != root) {
-    group.foreign_broadcasts.push_back({to, bytes});
-    finish_group();
-    return submit(stream);
+  if (comm->rank == root) {
+    take_part(*comm, from, bytes);
+    return take(to, from, bytes, stream);
   }
-  group.own_broadcast = {const_cast<void*>(from), bytes};
-  finish_group();
-  return take(to, from, bytes, stream);
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclBcast(void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t stream) {
+  receive(*comm, to, bytes, {.sender = root, .number = take_part(*comm)});
   return submit(stream);
 }
 
-OOMDIAG_ENTRY_POINT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
-                                                   ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
-  const size_t bytes = count * element_bytes(type);
-  return take(to, at(from, comm->rank, bytes), bytes, stream);
+OOMDIAG_ENTRY_POINT ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                                           cudaStream_t stream) {
+  return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                                                ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * element_bytes(type);
-  for (int rank = 0; rank < comm->count; ++rank) {
-    if (at(to, rank, bytes) != from) oomdiag_device_copy(at(to, rank, bytes), from, bytes);
-  }
+  gather(*comm, from, to, bytes, take_part(*comm, from, bytes));
   return submit(stream);
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type,
-                                              ncclComm_t comm, cudaStream_t stream) {
-  return take(to, from, count * element_bytes(type) * static_cast<size_t>(comm->count), stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGather(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                             ncclComm_t comm, cudaStream_t stream) {
-  return comm->rank == root ? ncclAllGather(from, to, count, type, comm, stream) : submit(stream);
+  const size_t bytes = count * element_bytes(type);
+  const uint64_t number = take_part(*comm, from, bytes);
+  if (comm->rank == root) gather(*comm, from, to, bytes, number);
+  return submit(stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclScatter(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                              ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * element_bytes(type);
-  return comm->rank == root ? take(to, at(from, root, bytes), bytes, stream) : submit(stream);
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int, ncclComm_t,
-                                          cudaStream_t stream) {
-  group.sends.push_back({const_cast<void*>(from), count * element_bytes(type)});
-  finish_group();
+  if (comm->rank == root) {
+    take_part(*comm, from, bytes * static_cast<size_t>(comm->count));
+    return take(to, at(from, root, bytes), bytes, stream);
+  }
+  const oomdiag::MessageId id{.sender = root, .number = take_part(*comm)};
+  receive(*comm, to, bytes, id, bytes * static_cast<size_t>(comm->rank));
   return submit(stream);
 }
 
-OOMDIAG_ENTRY_POINT ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int, ncclComm_t,
-                                          cudaStream_t stream) {
-  group.receives.push_back({to, count * element_bytes(type)});
-  finish_group();
+OOMDIAG_ENTRY_POINT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type,
+                                              ncclComm_t comm, cudaStream_t stream) {
+  const size_t bytes = count * element_bytes(type);
+  const uint64_t number = take_part(*comm, from, bytes * static_cast<size_t>(comm->count));
+  for (int rank = 0; rank < comm->count; ++rank) {
+    if (rank == comm->rank) {
+      oomdiag_device_copy(at(to, rank, bytes), at(from, rank, bytes), bytes);
+    } else {
+      const oomdiag::MessageId id{.sender = rank, .number = number};
+      receive(*comm, at(to, rank, bytes), bytes, id, bytes * static_cast<size_t>(comm->rank), at(from, rank, bytes));
+    }
+  }
   return submit(stream);
 }
 
-bool oomdiag::is_in_group() noexcept { return group.depth > 0; }
+OOMDIAG_ENTRY_POINT ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
+                                          ncclComm_t comm, cudaStream_t stream) {
+  if (comm->mailbox) comm->mailbox->send(1 + peer, known_bytes(from, count * element_bytes(type)));
+  return submit(stream);
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                                          cudaStream_t stream) {
+  const uint64_t number = comm->received[static_cast<size_t>(peer)]++;
+  receive(*comm, to, count * element_bytes(type), {.sender = peer, .channel = 1 + comm->rank, .number = number});
+  return submit(stream);
+}
+
+bool oomdiag::is_in_group() noexcept { return group_depth > 0; }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupStart() {
-  ++group.depth;
+  ++group_depth;
   return ncclSuccess;
 }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupEnd() {
-  if (group.depth == 0) return ncclInvalidUsage;
-  --group.depth;
-  finish_group();
+  if (group_depth == 0) return ncclInvalidUsage;
+  --group_depth;
   return ncclSuccess;
 }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* info) {

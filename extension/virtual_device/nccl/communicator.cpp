@@ -50,9 +50,11 @@ ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& i
   comm->buffer_bytes = estimate_buffers(*comm, config);
   if (comm->buffer_bytes) {
     oomdiag_device_note("estimate", "buffers of NCCL communicators");
-    oomdiag_device_note("estimate", "NCCL collectives: the other ranks are taken to send what this rank sends");
+    oomdiag_device_note("estimate", "NCCL collectives: what other ranks computed is taken to be what this rank has");
     if (cuMemAlloc(&comm->buffers, comm->buffer_bytes)) return ncclUnhandledCudaError;
   }
+  if (count > 1) comm->mailbox = std::make_unique<oomdiag::Mailbox>(id, count, rank);
+  comm->received.resize(static_cast<size_t>(count));
   *handle = comm.release();
   return ncclSuccess;
 }

@@ -3,10 +3,15 @@
 #include <cuda.h>
 #include <nccl.h>
 
-// NCCL without neighbours. Each rank works as if the others had done their part: collectives return at once, and where
-// their contents are known (driver/contents.h) the other ranks are taken to have sent what this rank sends. That is
-// enough for what programs exchange to agree on, counts and shapes, because their ranks are alike. What is real is the
-// memory: a communicator takes buffers of its card, outside of PyTorch's count, by an estimate.
+#include <memory>
+#include <vector>
+
+#include "extension/virtual_device/nccl/mailbox.h"
+
+// NCCL whose collectives return at once. What the host wrote (driver/contents.h) really goes from rank to rank, as far as
+// the ranks run on one machine: the receiver gets a promise, and waits for the sender when its host looks (mailbox.h).
+// Where a kernel should have written, and of reductions, this rank's own values are taken for all: ranks are alike. A
+// communicator takes buffers of its card, outside of PyTorch's count, by an estimate.
 
 /// What the handle points at.
 struct ncclComm {
@@ -17,6 +22,8 @@ struct ncclComm {
   int splits = 0;  ///< of this communicator so far, as every rank of it counts them
   CUdeviceptr buffers = 0;
   uint64_t buffer_bytes = 0;
+  std::unique_ptr<oomdiag::Mailbox> mailbox{};  ///< of several ranks
+  std::vector<uint64_t> received{};             ///< messages so far, by the rank that sent them
 };
 
 namespace oomdiag {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,17 +23,6 @@ struct Row {
   int key;
   int has_read;
 };
-
-std::string file_of(const ncclComm& parent) {
-  const char* folder = std::getenv("TMPDIR");
-  std::string name = std::string(folder && *folder ? folder : "/tmp") + "/oomdiag-nccl-";
-  for (int i = 0; i < 16; ++i) {
-    const auto byte = static_cast<unsigned char>(parent.id.internal[i] ^ parent.id.internal[112 + i]);
-    name += "0123456789abcdef"[byte >> 4];
-    name += "0123456789abcdef"[byte & 15];
-  }
-  return name + "-" + std::to_string(parent.splits);
-}
 
 off_t place_of(int rank) { return static_cast<off_t>(rank) * static_cast<off_t>(sizeof(Row)); }
 
@@ -76,7 +64,7 @@ SplitAnswer find_place(const std::vector<Row>& rows, int own) {
 }  // namespace
 
 bool agree_on_split(const ncclComm& parent, int color, int key, SplitAnswer& answer) {
-  const std::string name = file_of(parent);
+  const std::string name = shared_file(parent.id, std::to_string(parent.splits));
   const int file = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return false;
   Row own{.is_there = 1, .color = color, .key = key, .has_read = 0};

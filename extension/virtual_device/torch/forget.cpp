@@ -10,6 +10,7 @@
 
 #include "extension/torch_version.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/torch/compute.h"
 
 namespace {
 
@@ -30,7 +31,9 @@ OOMDIAG_ENTRY_POINT int oomdiag_forget_poll() noexcept try {
   if (!fits) return -1;
   auto* current = allocator::allocator.load();
   if (!current || !current->initialized()) return 0;
-  if (!is_attached.exchange(true)) allocator::attachAllocatorTraceTracker(on_trace);
+  if (is_attached.exchange(true)) return 1;
+  allocator::attachAllocatorTraceTracker(on_trace);
+  oomdiag::start_computing();
   return 1;
 } catch (const std::exception&) {
   return -1;

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cudnn.h>
+
+#include <mutex>
+#include <span>
+#include <unordered_map>
+
+#include "extension/virtual_device/dnn/amount.h"
+
+namespace oomdiag {
+
+/// What the program wrote into the descriptors of the graph API, as far as it says how long a plan takes. Amounts go the
+/// way of the descriptors: tensors → operation → graph → engine or heuristics → configuration → plan. From any thread.
+class Descriptors {
+ public:
+  void add(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type);
+  void remove(cudnnBackendDescriptor_t descriptor);
+  bool is(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type) const;
+
+  /// cudnnBackendSetAttribute, of any attribute.
+  void set(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t attribute, cudnnBackendAttributeType_t type,
+           int64_t count, const void* elements);
+  /// What heuristics found is as much work as what they were asked for.
+  void pass_on(cudnnBackendDescriptor_t from, std::span<const cudnnBackendDescriptor_t> found);
+
+  Amount amount(cudnnBackendDescriptor_t descriptor) const;
+
+ private:
+  struct Entry {
+    cudnnBackendDescriptorType_t type{};
+    Tensor tensor{};            ///< of a tensor
+    bool is_in_memory = true;   ///< a tensor that is neither passed on in registers nor given by value
+    Tensor factor{}, result{};  ///< of an operation: the two that say how much it computes
+    Amount amount{};            ///< of the parts that were set so far
+  };
+
+  static void set_in_tensor(Entry& tensor, cudnnBackendAttributeName_t attribute, int64_t count, const void* elements);
+  static void add_part(Entry& whole, cudnnBackendAttributeName_t attribute, const Entry& part);
+  static Amount total(const Entry& entry);
+
+  mutable std::mutex lock_;
+  std::unordered_map<cudnnBackendDescriptor_t, Entry> entries_;
+};
+
+}  // namespace oomdiag

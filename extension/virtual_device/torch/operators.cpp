@@ -1,0 +1,87 @@
+#include "extension/virtual_device/torch/operators.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+
+namespace oomdiag {
+namespace {
+
+using Argument = OperatorRules::Argument;
+
+template <size_t count>
+bool is_one_of(const std::array<std::string_view, count>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+constexpr std::array<std::string_view, 4> kCopies = {"aten::copy_", "aten::cat", "aten::clone", "aten::_to_copy"};
+constexpr std::array<std::string_view, 3> kOverwriting = {"aten::copy_", "aten::fill_", "aten::zero_"};
+
+constexpr std::array<std::string_view, 21> kAnswering = {
+    "aten::all",         "aten::any",        "aten::argmax",      "aten::argmin", "aten::eq",
+    "aten::ge",          "aten::gt",         "aten::isfinite",    "aten::isin",   "aten::isinf",
+    "aten::isnan",       "aten::isneginf",   "aten::isposinf",    "aten::le",     "aten::logical_and",
+    "aten::logical_not", "aten::logical_or", "aten::logical_xor", "aten::lt",     "aten::ne",
+    "aten::signbit"};
+
+/// Of native_functions.yaml, beside those that it tags as pointwise.
+constexpr std::array<std::string_view, 36> kComputable = {
+    "aten::all",          "aten::amax",          "aten::amin",     "aten::aminmax",     "aten::any",
+    "aten::arange",       "aten::argmax",        "aten::argmin",   "aten::cat",         "aten::clone",
+    "aten::copy_",        "aten::count_nonzero", "aten::cumprod",  "aten::cumsum",      "aten::eye",
+    "aten::fill_",        "aten::flip",          "aten::gather",   "aten::index",       "aten::index_put_",
+    "aten::index_select", "aten::isin",          "aten::linspace", "aten::masked_fill", "aten::masked_fill_",
+    "aten::max",          "aten::min",           "aten::prod",     "aten::repeat",      "aten::scatter_",
+    "aten::stack",        "aten::sum",           "aten::tril",     "aten::triu",        "aten::zero_",
+    "aten::_to_copy"};
+
+/// They write sizes, names or streams, which the schema does not tell from contents.
+constexpr std::array<std::string_view, 19> kMetadata = {
+    "aten::resize_",     "aten::resize_as_",    "aten::_resize_output_", "aten::set_",
+    "aten::set_data",    "aten::detach_",       "aten::rename_",         "aten::requires_grad_",
+    "aten::retain_grad", "aten::squeeze_",      "aten::unsqueeze_",      "aten::transpose_",
+    "aten::t_",          "aten::swapaxes_",     "aten::swapdims_",       "aten::as_strided_",
+    "aten::view_as_",    "aten::record_stream", "aten::_coalesced_"};
+
+bool is_view(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
+    return result.alias_info() && !result.alias_info()->isWrite();
+  });
+}
+
+Argument kind_of(const c10::Argument& argument, std::string_view operator_name) {
+  if (!argument.alias_info() || !argument.alias_info()->isWrite()) return Argument::read;
+  return argument.is_out() || is_one_of(kOverwriting, operator_name) ? Argument::overwritten : Argument::written;
+}
+
+OperatorRules make_rules(const at::RecordFunction& call) {
+  OperatorRules rules;
+  const auto full_name = call.operator_name();
+  if (!full_name || !full_name->name.starts_with("aten::")) return rules;
+  const std::string_view name = full_name->name;
+  const auto handle = c10::Dispatcher::singleton().findSchema(*full_name);
+  if (!handle || is_one_of(kMetadata, name) || is_view(handle->schema())) return rules;
+  rules.handle = handle;
+  for (const c10::Argument& argument : handle->schema().arguments()) {
+    rules.arguments.push_back(kind_of(argument, name));
+    rules.changes_contents |= rules.arguments.back() != Argument::read;
+  }
+  rules.answers = is_one_of(kAnswering, name);
+  rules.copies = is_one_of(kCopies, name);
+  rules.is_computable = (handle->hasTag(at::Tag::pointwise) || is_one_of(kComputable, name)) &&
+                        !handle->hasTag(at::Tag::nondeterministic_seeded);
+  return rules;
+}
+
+}  // namespace
+
+OperatorRules& find_rules(const at::RecordFunction& call) {
+  // By the address of the name, which belongs to the schema of one overload.
+  thread_local std::unordered_map<const char*, OperatorRules> known;
+  const auto [entry, is_new] = known.try_emplace(call.name());
+  if (is_new) entry->second = make_rules(call);
+  return entry->second;
+}
+
+}  // namespace oomdiag

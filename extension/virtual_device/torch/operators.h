@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace oomdiag {
+
+/// What the contents of an operator's results follow from.
+struct OperatorRules {
+  enum class Argument : uint8_t {
+    read,        ///< its contents matter
+    written,     ///< they matter, and change
+    overwritten  ///< they change, whatever they were
+  };
+  std::optional<c10::OperatorHandle> handle{};
+  std::vector<Argument> arguments{};
+  bool is_computable = false;  ///< elementwise, or one of a few that put values together: cheap on small inputs
+  bool answers = false;        ///< with truth values or whole numbers, whatever it reads
+  bool copies = false;         ///< its results are what it read, whatever the size
+  bool changes_contents = false;
+};
+
+/// The rules for the operator that is called; remembers them by thread. One with no handle leaves all contents alone.
+OperatorRules& find_rules(const at::RecordFunction& call);
+
+}  // namespace oomdiag
