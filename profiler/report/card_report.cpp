@@ -92,7 +92,10 @@ ReportOwner report_owner(const LiveBlock& block) {
   ReportOwner owner{.category = std::string(name_of(block.category)),
                     .bytes = block.bytes,
                     .name = std::string(block.name.empty() ? label_of(block.made) : block.name),
-                    .shape = std::string(block.shape)};
+                    .shape = std::string(block.shape),
+                    .used_by = {},
+                    .autocast = std::string(block.made.autocast),
+                    .parameter_group = std::string(block.group)};
   for (const Where& saver : block.saved_by) {
     const std::string label(label_of(saver));
     const bool listed = std::find(owner.used_by.begin(), owner.used_by.end(), label) != owner.used_by.end();

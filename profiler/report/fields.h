@@ -61,6 +61,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("name", value.name);
   visit.or_null("shape", value.shape);
   visit("used_by", value.used_by);
+  visit.or_null("autocast", value.autocast);
+  visit.or_null("parameter_group", value.parameter_group);
 }
 
 template <class Visitor, Either<ReportPinnedSegment> Value>

@@ -15,7 +15,7 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   if (trace.overwritten_events > 0) {
     const bool counted = !trace.step_ends.empty();
     const uint32_t step = counted ? trace.step_of(trace.overwritten_events + 1) : 0;
-    const std::string what = counted ? fmt::format("peaks, phases and growth are told from step {} on", step)
+    const std::string what = counted ? fmt::format("peaks and phases are told from step {} on", step)
                                      : "steps are counted from where the trace begins";
     limits.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events, what));
     if (counted && trace.step_stride > 1) {

@@ -59,6 +59,8 @@ struct ReportOwner {
   std::string name{};  ///< what it is called where it is made: a module, else an op
   std::string shape{};
   std::vector<std::string> used_by{};  ///< modules whose backward keeps it
+  std::string autocast{};              ///< the dtype of the autocast region that it was made in, or empty
+  std::string parameter_group{};       ///< "AdamW, group 1", of an optimizer with several
 
   bool operator==(const ReportOwner&) const = default;
 };

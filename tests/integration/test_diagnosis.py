@@ -411,6 +411,8 @@ class Places(DiagnosisTest):
         for kind in ("parameter", "gradient", "optimizer_state"):
             self.assertEqual(sum(row[kind + "_bytes"] for row in report["parameter_groups"]), report["categories"][kind])
         self.assertRegex(done.stderr, "wanted .* for AdamW, group 1")
+        named = {owner["shape"]: owner["parameter_group"] for owner in report["owners"] if owner["category"] == "parameter"}
+        self.assertEqual(named, {"[4096, 4096] float32": "AdamW, group 1", "[512, 512] float32": "AdamW, group 0 (decay)"})
 
     def test_the_parameter_groups_of_an_optimizer_that_had_no_step_yet(self):
         program = self.GROUPS.replace("optimizer.zero_grad()", "rest = torch.empty(300 << 20, dtype=torch.uint8, device='cuda')")
@@ -453,6 +455,8 @@ class Places(DiagnosisTest):
         self.assertEqual((autocast["dtype"], autocast["region_open"]), ("bfloat16", True))
         self.assertEqual(autocast["cache_bytes"], self.CASTS)  # all of them are multiples of 512
         self.assertGreater(autocast["made_bytes"], autocast["cache_bytes"])
+        self.assertEqual({owner["autocast"] for owner in report["owners"] if owner["category"] == "activation"}, {"bfloat16"})
+        self.assertEqual({owner["autocast"] for owner in report["owners"] if owner["category"] == "parameter"}, {None})
         self.assertIn("are casts of weights, kept until its region ends", done.stderr)
 
     def test_an_input_that_is_cast_is_no_cached_weight(self):
