@@ -455,7 +455,7 @@ class Places(DiagnosisTest):
         self.assertEqual((autocast["dtype"], autocast["region_open"]), ("bfloat16", True))
         self.assertEqual(autocast["cache_bytes"], self.CASTS)  # all of them are multiples of 512
         self.assertGreater(autocast["made_bytes"], autocast["cache_bytes"])
-        self.assertEqual({owner["autocast"] for owner in report["owners"] if owner["category"] == "activation"}, {"bfloat16"})
+        self.assertEqual({owner["autocast"] for owner in report["owners"] if owner["category"] == "output"}, {"bfloat16"})
         self.assertEqual({owner["autocast"] for owner in report["owners"] if owner["category"] == "parameter"}, {None})
         self.assertIn("are casts of weights, kept until its region ends", done.stderr)
 
