@@ -131,7 +131,8 @@ class OutsideTest(unittest.TestCase):
 
     def run_without_us(self, name):
         """On the virtual device, with no recorder."""
-        libraries = build / "lib/virtual_device"
+        libraries = self.folder / "virtual_device"  # LD_PRELOAD is split at the spaces of a path
+        libraries.symlink_to(build / "lib/virtual_device")
         order = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so",
                  "libnvidia-ml.so.1", "libcupti.so.13"]
         return subprocess.run(
