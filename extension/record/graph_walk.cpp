@@ -155,9 +155,8 @@ bool may_set_peak() {
   const bool higher = live > recording.highest_walked.load(std::memory_order_relaxed);
   if (higher) recording.highest_walked.store(live, std::memory_order_relaxed);
   // Of a long run the old walks are overwritten, and a report on what is left wants one.
-  const double now = recording.writer().times_overwritten();
-  const bool fades = now > recording.walked_at.load(std::memory_order_relaxed) + 0.5;
-  if (higher || fades) recording.walked_at.store(now, std::memory_order_relaxed);
+  const bool fades = recording.fades(recording.walked_at);
+  if (higher || fades) recording.walked_at.store(recording.writer().times_overwritten(), std::memory_order_relaxed);
   return higher || fades || recording.walks.load(std::memory_order_relaxed) < 2;
 }
 

@@ -216,10 +216,8 @@ void leave_scope(ThreadState& state, const Frame& frame) {
 bool groups_are_due() {
   if (!python_attached()) return false;
   Session& recording = session();
-  const double now = recording.writer().times_overwritten();
-  const bool fades = now > recording.grouped_at.load(std::memory_order_relaxed) + 0.5;
-  if (!fades && (steady() || !peak_has_grown())) return false;
-  recording.grouped_at.store(now, std::memory_order_relaxed);
+  if (!recording.fades(recording.grouped_at) && (steady() || !peak_has_grown())) return false;
+  recording.grouped_at.store(recording.writer().times_overwritten(), std::memory_order_relaxed);
   return true;
 }
 

@@ -77,7 +77,7 @@ Place place_of(const Where& where) { return {where.op, where.module, where.sourc
 /// Goes through the step and halves what would be bfloat16.
 class Caster {
  public:
-  explicit Caster(Lives blocks) : blocks_(std::move(blocks)) {}
+  explicit Caster(Lives blocks) : blocks_(std::move(blocks)), last_backward_(find_last_backward(blocks_)) {}
 
   Lives cast() {
     const size_t count = blocks_.size();
@@ -125,13 +125,13 @@ class Caster {
     BlockLife copy = blocks_[b];
     copy.bytes /= 2;
     copy.born = std::max<uint32_t>(1, copy.born);
-    const uint32_t last = find_last_backward(blocks_);
-    copy.died = last == 0 ? BlockLife::kNever : last;
+    copy.died = last_backward_ == 0 ? BlockLife::kNever : last_backward_;
     copy.category = Category::activation;
     blocks_.push_back(copy);
   }
 
   Lives blocks_;
+  const uint32_t last_backward_;
   std::map<Place, bool> low_;  ///< by place of the forward op
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };

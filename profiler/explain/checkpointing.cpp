@@ -75,8 +75,8 @@ Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
     if (segment->second.backward != BlockLife::kNever) {
       again.push_back(block);
       again.back().born = std::max(segment->second.backward, block.born + 1);
-      const bool freed_in_backward = block.died <= last_backward;
-      if (border && freed_in_backward) block.died = std::min(block.died, again.back().born);
+      const bool outlives_backward = block.died > last_backward;  // the program holds it, too
+      if (border && !outlives_backward) block.died = std::min(block.died, again.back().born);
     }
     if (!border) block.died = block.born + 1;
   }

@@ -13,8 +13,8 @@
 //   synchronise      host = max(host, stream or event)
 //
 // So a block that another stream still uses stays pending, as on a card. How long work takes is modelled at the card's
-// peak rates from what a launch shows: its threads, the bytes of a copy, the sizes of a product or convolution. What a kernel
-// really does is not known; the order of magnitude is what matters.
+// peak rates from what a launch shows: its threads, the bytes of a copy, the sizes of a product or convolution. What a
+// kernel really does is not known; the order of magnitude is what matters.
 
 namespace oomdiag {
 

@@ -121,8 +121,9 @@ std::shared_ptr<Promise> Contents::find_promise(uintptr_t from, size_t bytes) {
   return nullptr;
 }
 
-/// Puts what was promised in its place. Waits without the lock: the sender may be another thread of this process.
-void Contents::settle(uintptr_t from, size_t bytes) {
+/// Puts what was promised in its place, and gives the lock under which nothing there is promised. Waits without it: the
+/// sender may be another thread of this process.
+std::unique_lock<std::mutex> Contents::settle(uintptr_t from, size_t bytes) {
   std::unique_lock guard(lock_);
   while (const auto promise = find_promise(from, bytes)) {
     guard.unlock();
@@ -140,13 +141,12 @@ void Contents::settle(uintptr_t from, size_t bytes) {
       }
       entry = next;
     }
+    keep_within_bounds();
   }
-  keep_within_bounds();
+  return guard;
 }
 
-Origin Contents::origin(uintptr_t from, size_t bytes) {
-  settle(from, bytes);
-  std::lock_guard guard(lock_);
+Origin Contents::find_origin(uintptr_t from, size_t bytes) {
   size_t known = 0;
   bool is_dropped = false;
   for_overlaps(from, bytes, [&](const Piece& piece, size_t, size_t, size_t count) {
@@ -157,9 +157,13 @@ Origin Contents::origin(uintptr_t from, size_t bytes) {
   return is_dropped ? Origin::dropped : Origin::host;
 }
 
+Origin Contents::origin(uintptr_t from, size_t bytes) {
+  const auto guard = settle(from, bytes);
+  return find_origin(from, bytes);
+}
+
 Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
-  const Origin origin = this->origin(from, bytes);
-  std::lock_guard guard(lock_);
+  const auto guard = settle(from, bytes);
   std::memset(to, 0, bytes);
   for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
     char* target = static_cast<char*>(to) + in_range;
@@ -169,7 +173,7 @@ Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
       std::memcpy(target, piece.data.data() + in_piece, count);
     }
   });
-  return origin;
+  return find_origin(from, bytes);
 }
 
 }  // namespace oomdiag

@@ -19,8 +19,8 @@
 //
 // What another process sends is promised: whoever looks at it waits, and nobody else does.
 //
-// A block that the caching allocator hands to a new owner must be forgotten (torch/forget.cpp): read as a size, what the host
-// wrote for the last owner would be worse than zero.
+// A block that the caching allocator hands to a new owner must be forgotten (torch/forget.cpp): read as a size, what the
+// host wrote for the last owner would be worse than zero.
 
 namespace oomdiag {
 
@@ -86,7 +86,8 @@ class Contents {
   void add(uintptr_t at, Piece piece);
   void drop(Piece& piece);
   void keep_within_bounds();
-  void settle(uintptr_t from, size_t bytes);
+  std::unique_lock<std::mutex> settle(uintptr_t from, size_t bytes);
+  Origin find_origin(uintptr_t from, size_t bytes);
   std::shared_ptr<Promise> find_promise(uintptr_t from, size_t bytes);
 
   std::mutex lock_;
