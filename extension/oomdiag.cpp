@@ -1,7 +1,5 @@
 #include "extension/oomdiag.h"
 
-#include <dlfcn.h>
-
 #include "extension/own_report.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/python.h"
@@ -14,13 +12,6 @@
 
 namespace oomdiag {
 namespace {
-
-// The Python part calls us by name; torch.ops.load_library loads libraries for itself alone.
-void become_global() {
-  Dl_info us{};
-  if (dladdr(reinterpret_cast<const void*>(&become_global), &us) == 0) return;
-  dlopen(us.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
-}
 
 const ReportOfDevice& main_device(const Report& report) {
   if (report.main_device < report.devices.size()) return report.devices[report.main_device];
@@ -50,7 +41,6 @@ std::map<std::string, int64_t> sum_saved_tensors(const std::vector<ReportSavedTe
 }
 
 std::string start(const std::string& folder) {
-  become_global();
   attach_python();
   return start_recording(folder).string();
 }

@@ -20,7 +20,9 @@
 #include <cstdlib>
 #include <string>
 
+#include "extension/cupti/interpose.h"
 #include "extension/nvtx.h"
+#include "extension/record/control.h"
 #include "extension/torch_version.h"
 
 namespace {
@@ -37,7 +39,7 @@ GetDevice real(const char* name) {
 
 std::atomic<bool> load_begun = false;
 std::atomic<bool> polling = false;
-int (*poll_recorder)() = nullptr;
+const oomdiag::RecorderFunctions* recorder = nullptr;  // set before `polling`
 
 // Leaves a line in the run folder for the launcher. False if there is no such folder.
 bool leave_word(const std::string& text) {
@@ -65,12 +67,15 @@ bool fits_torch() {
   return false;
 }
 
-// The recorder that the program brought itself, where it did, else ours.
-void* find_recorder(const char* path) {
-  if (dlsym(RTLD_DEFAULT, "oomdiag_recorder_poll") != nullptr) return RTLD_DEFAULT;
-  void* recorder = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-  if (recorder == nullptr) refuse(dlerror());
-  return recorder;
+// The recorder that the program brought itself, where it did, else ours. Loaded for itself alone: no library of the program
+// shall find another BLAS or protobuf than without us.
+const oomdiag::RecorderFunctions* find_recorder(const char* path) {
+  void* library = dlopen(oomdiag::kRecorderLibrary, RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) refuse(dlerror());
+  return library == nullptr
+             ? nullptr
+             : static_cast<const oomdiag::RecorderFunctions*>(dlsym(library, oomdiag::kRecorderFunctions));
 }
 
 void load_recorder() {
@@ -80,12 +85,11 @@ void load_recorder() {
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
   if (!fits_torch()) return;
-  void* recorder = find_recorder(path);
-  poll_recorder = reinterpret_cast<int (*)()>(dlsym(recorder, "oomdiag_recorder_poll"));
-  const auto loaded = reinterpret_cast<void (*)()>(dlsym(recorder, "oomdiag_recorder_loaded"));
-  if (poll_recorder == nullptr || loaded == nullptr) return;
-  loaded();
-  oomdiag::record_nvtx_ranges(reinterpret_cast<void (*)(const char*)>(dlsym(recorder, "oomdiag_recorder_range")));
+  recorder = find_recorder(path);
+  if (recorder == nullptr) return;
+  oomdiag::route_cupti(recorder->cupti());
+  recorder->loaded();
+  oomdiag::record_nvtx_ranges(recorder->range);
   polling.store(true, std::memory_order_release);
 }
 
@@ -101,7 +105,7 @@ extern "C" __attribute__((visibility("default"))) int cudaGetDeviceCount(int* co
 }
 
 extern "C" __attribute__((visibility("default"))) int cudaGetDevice(int* device) {
-  if (polling.load(std::memory_order_acquire) && poll_recorder() != 0) polling.store(false);
+  if (polling.load(std::memory_order_acquire) && recorder->poll() != 0) polling.store(false);
   static const GetDevice get = real("cudaGetDevice");
   return get == nullptr || get == cudaGetDevice ? kErrorInsufficientDriver : get(device);
 }

@@ -23,6 +23,10 @@ using MakeEvent = Event (*)(EventKind) noexcept;
 /// line on stderr, with the name of whoever holds it: the report then has less to tell.
 void start_collecting(const CollectorOptions& options) noexcept;
 
+/// What the shim calls in place of CUPTI (slot.h).
+struct CuptiGate;
+const CuptiGate* cupti_gate() noexcept;
+
 /// From now on events are written, first those of before. The writer must live as long as the process.
 void attach_collector(TraceWriter& writer, MakeEvent make_event) noexcept;
 

@@ -2,17 +2,19 @@
 // Once the recorder is loaded it decides about them (slot.h); else they go to CUPTI unchanged. As in preload.cpp the real ones
 // are found by the library's name, never by RTLD_NEXT.
 
+#include "extension/cupti/interpose.h"
+
 #include <dlfcn.h>
+
+#include <atomic>
 
 #include "extension/cupti/slot.h"
 
 namespace {
 
-const oomdiag::CuptiGate* gate() {
-  using Find = const oomdiag::CuptiGate* (*)();
-  const auto find = reinterpret_cast<Find>(dlsym(RTLD_DEFAULT, "oomdiag_cupti_gate"));
-  return find == nullptr ? nullptr : find();
-}
+std::atomic<const oomdiag::CuptiGate*> recorders_gate = nullptr;
+
+const oomdiag::CuptiGate* gate() { return recorders_gate.load(std::memory_order_acquire); }
 
 template <typename Function>
 Function* real(Function* own, const char* name) {
@@ -29,6 +31,8 @@ CUptiResult pass_on(Function* own, const char* name, Arguments... arguments) {
 }
 
 }  // namespace
+
+void oomdiag::route_cupti(const CuptiGate* to) noexcept { recorders_gate.store(to, std::memory_order_release); }
 
 #define OOMDIAG_INTERPOSED extern "C" __attribute__((visibility("default"))) CUptiResult
 

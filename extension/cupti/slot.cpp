@@ -206,6 +206,6 @@ std::string take_slot(CUpti_CallbackFunc callback) {
 
 bool lost_slot() noexcept { return lost.load(std::memory_order_relaxed); }
 
-}  // namespace oomdiag
+const CuptiGate* cupti_gate() noexcept { return &kGate; }
 
-const oomdiag::CuptiGate* oomdiag_cupti_gate() { return &oomdiag::kGate; }
+}  // namespace oomdiag

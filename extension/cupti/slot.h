@@ -29,6 +29,3 @@ std::string take_slot(CUpti_CallbackFunc callback);
 bool lost_slot() noexcept;
 
 }  // namespace oomdiag
-
-/// For the shim, by name.
-extern "C" __attribute__((visibility("default"))) const oomdiag::CuptiGate* oomdiag_cupti_gate();

@@ -1,7 +1,6 @@
 #include "extension/record/graph_walk.h"
 
 #include <ATen/record_function.h>
-#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -19,6 +18,7 @@
 #include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
+#include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
 
 // What does autograd keep for backward? Every built-in node can list its saved variables to a visitor that PyTorch made for
@@ -36,14 +36,6 @@ namespace autograd = torch::autograd;
 namespace compiled = torch::dynamo::autograd;
 using NodePtr =
     std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;  // shared_ptr, from 2.13 intrusive_ptr
-
-std::string describe(at::IntArrayRef sizes, at::ScalarType type) {
-  std::string text = "[";
-  for (size_t i = 0; i < sizes.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
-  text += "] ";
-  text += std::string(c10::getDtypeNames(type).first);
-  return text;
-}
 
 /// Walks a graph once and writes what its nodes hold.
 class Walk {
@@ -104,14 +96,10 @@ class Walk {
   }
 
   void write_tensor(EventKind kind, const autograd::Node& node, const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return;
-    const auto& storage = tensor.storage();
-    if (storage.nbytes() == 0) return;
+    if (!tensor.defined()) return;
     Event event = node_event(kind, node);
-    event.address = reinterpret_cast<uint64_t>(storage.data());
-    event.bytes = static_cast<int64_t>(storage.nbytes());
-    event.detail = state_.names.name(describe(tensor.sizes(), tensor.scalar_type()));
-    event.device = static_cast<uint8_t>(tensor.get_device());
+    if (!locate_storage(*tensor.unsafeGetTensorImpl(), event)) return;
+    event.detail = state_.names.name(describe_shape(tensor.sizes(), tensor.scalar_type()));
     session().writer().write(event);
   }
 
@@ -172,7 +160,7 @@ void write_wanted(ThreadState& state) {
     const auto type = c10::typeMetaToScalarType(metadata.dtype());
     Event event = state.event(EventKind::wanted);
     event.bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
-    event.detail = state.names.name(describe(sizes, type));
+    event.detail = state.names.name(describe_shape(sizes, type));
     event.node_sequence = edge.function->sequence_nr();
     event.node_thread = static_cast<uint16_t>(edge.function->thread_id());
     session().writer().write(event);
@@ -181,12 +169,8 @@ void write_wanted(ThreadState& state) {
 
 }  // namespace
 
-void enter_graph_task(ThreadState& state, int task, void* root, bool nested) {
-  for (auto& known = state.tasks; !known.empty(); known.pop_back()) {  // back from a nested task?
-    if (known.back().id == task) return;
-    if (nested && known.back().id < task) break;
-  }
-  state.tasks.push_back({task, root});
+void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
+  if (!state.tasks.begin_node(level, task, node)) return;
   Session& recording = session();
   if (!is_new_task(task)) return;             // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
@@ -194,22 +178,20 @@ void enter_graph_task(ThreadState& state, int task, void* root, bool nested) {
   recording.walks.fetch_add(1, std::memory_order_relaxed);
   Walk walk(state);
   walk.begin(static_cast<uint64_t>(task));
-  walk.from(owned(root));
+  walk.from(owned(node));
 }
 
-void join_graph_task(ThreadState& state, int task, void* node) {
-  if (!state.tasks.empty() && state.tasks.back().id == task) return;
-  state.tasks.assign(1, {task, node});
-  is_new_task(task);
+void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
+  if (state.tasks.begin_node(level, task, node)) is_new_task(task);
 }
 
 void describe_graph_at_refusal(ThreadState& state) {
-  if (!state.tasks.empty() && state.node_sequence != kNoNode) write_wanted(state);
+  if (state.node_sequence != kNoNode) write_wanted(state);
   if (session().several_devices && state.node_sequence != kNoNode) return;  // walked when the task began
   Walk walk(state);
   walk.begin(~uint64_t{0});
   if (state.node_sequence != kNoNode) {
-    for (const RunningTask& task : state.tasks) walk.from(owned(task.root));
+    for (const RunningTask& task : state.tasks.running(state.running_nodes())) walk.from(owned(task.root));
     for (autograd::Node* node : nodes_of_running_task())
       walk.from(owned(node));  // where the root is not its first node
   }
@@ -227,14 +209,11 @@ void note_accumulated_gradient(ThreadState& state, const Context& context) {
   const auto* leaf = node ? dynamic_cast<const autograd::AccumulateGrad*>(node.get()) : nullptr;
   if (leaf == nullptr || !leaf->variable.defined()) return;
   const at::Tensor& gradient = leaf->variable.grad();
-  if (!gradient.defined() || !gradient.is_cuda() || !gradient.has_storage()) return;
   Event event = state.event(EventKind::gradient);
-  event.address = reinterpret_cast<uint64_t>(gradient.storage().data());
-  event.bytes = static_cast<int64_t>(gradient.storage().nbytes());
+  if (!gradient.defined() || !locate_storage(*gradient.unsafeGetTensorImpl(), event)) return;
   event.context = state.names.context(context);
   event.node_sequence = node->sequence_nr();
   event.node_thread = static_cast<uint16_t>(node->thread_id());
-  event.device = static_cast<uint8_t>(gradient.get_device());
   learn(state, event);
   session().writer().write(event);
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "profiler/event.h"
 
 namespace at {
@@ -10,13 +12,13 @@ namespace oomdiag {
 
 struct ThreadState;
 
-/// Called when a node of another graph task than before starts on this thread. `root` is the node (torch::autograd::Node).
-/// Walks the graph then if this backward pass may set the peak, or if several devices' threads will work on it; otherwise
-/// an OOM in it walks it from `root`. `nested`: it runs inside of another node.
-void enter_graph_task(ThreadState& state, int task, void* root, bool nested);
+/// Called when `node` (a torch::autograd::Node) of a graph task starts on this thread, inside of `level` others. If it is
+/// the first one of its task, walks the graph where this backward pass may set the peak, or where several devices' threads
+/// will work on it; otherwise an OOM in it walks it from `node`.
+void enter_graph_task(ThreadState& state, size_t level, int task, void* node);
 
 /// Called when a node of a graph task is met that ran already when it was not watched: notes the task, walks nothing.
-void join_graph_task(ThreadState& state, int task, void* node);
+void join_graph_task(ThreadState& state, size_t level, int task, void* node);
 
 /// Describes to the trace what autograd holds at an OOM on this thread: the graphs of the tasks that run on it, or in
 /// forward those of the newest outputs. Then, in backward, which gradient was being made.

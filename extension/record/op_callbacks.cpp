@@ -64,7 +64,7 @@ Frame& push_frame(ThreadState& state, const void* call) {
   frame.outside_serial = state.op_serial;
   frame.outside_node = state.node_sequence;
   frame.outside_node_thread = state.node_thread;
-  frame.is_outermost = frame.is_accumulate = frame.is_optimizer_step = false;
+  frame.is_outermost = frame.is_builtin = frame.is_accumulate = frame.is_optimizer_step = frame.runs_node = false;
   frame.scope_name = 0;
   return frame;
 }
@@ -96,21 +96,24 @@ void forget_frame(const at::RecordFunction& call) {
 }
 
 // Steady training ended in the middle of a node, which has no frame: the op that starts in it would pass for a forward op.
-void adopt_running_node(ThreadState& state) {
+// True if there is one; what adopts it counts as the node for as long as it lasts.
+bool adopt_running_node(ThreadState& state) {
   const auto node = torch::autograd::get_current_node();
   if (!node) [[likely]]
-    return;
+    return false;
   state.context.node = state.names.name(std::string_view(node->name()));
   state.node_sequence = node->sequence_nr();
   state.node_thread = static_cast<uint16_t>(node->thread_id());
-  join_graph_task(state, torch::autograd::get_current_graph_task_id(), node.get());
+  join_graph_task(state, state.running_nodes(), torch::autograd::get_current_graph_task_id(), node.get());
+  return true;
 }
 
 void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differentiated) {
   const uint32_t name = state.names.name(text);
+  frame.is_builtin = std::strncmp(text, "aten::", 6) == 0;
   if (state.context.op == 0) {
     frame.is_outermost = true;
-    if (state.node_sequence == kNoNode) adopt_running_node(state);
+    if (state.node_sequence == kNoNode) frame.runs_node = adopt_running_node(state);
     if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
     state.context.op = name;
     state.op_serial = session().next_serial();
@@ -139,19 +142,27 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   state.op_serial = session().next_serial();
   state.node_sequence = node->sequence_nr();
   state.node_thread = static_cast<uint16_t>(node->thread_id());
-  const int task = torch::autograd::get_current_graph_task_id();
-  const bool nested = frame.outside_node != kNoNode;
-  if (state.tasks.empty() || state.tasks.back().id != task) enter_graph_task(state, task, node.get(), nested);
+  const size_t level = state.running_nodes();
+  frame.runs_node = true;
+  enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());
 }
 
-// PyTorch's own scopes have a '#' ("Optimizer.step#Adam.step"); those of the user's form a path.
+// "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__". Those of the user's form a path.
+bool is_scope_of_pytorch(std::string_view name) {
+  return name.starts_with("Optimizer.") || name.starts_with("enumerate(Data");
+}
+
+// The range that torch.profiler keeps open for a whole step, with the step's number: no place in the program.
+bool is_scope_of_profiler(std::string_view name) { return name.starts_with("ProfilerStep#"); }
+
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
+  if (is_scope_of_profiler(name)) return;
   frame.scope_name = state.names.name(name);
   frame.is_optimizer_step = name.starts_with("Optimizer.step");
   if (!steady() && name.starts_with("Optimizer.")) meet_optimizer();
   state.outer_paths.push_back(state.module_path);
   const bool expected = steady() && repeat_scope(state, frame.scope_name);
-  if (name.find('#') != name.npos) {
+  if (is_scope_of_pytorch(name)) {
     if (state.context.scope == 0 && !expected) locate_in_python(state.context);
     state.context.scope = frame.scope_name;
   } else {
@@ -188,10 +199,16 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   return nullptr;
 }
 
-// An OOM leaves an op as an exception, or the op absorbed it: cuDNN catches its own and takes a slower plan.
+// PyTorch's own ops may catch what the ops inside of them throw; others are the program's, and what those catch it caught.
+bool runs_inside_of_builtin_op(const ThreadState& state) {
+  return state.depth != 0 && state.frames[state.depth - 1].is_builtin;
+}
+
+// An OOM leaves the op that it came up in as an exception, one of C++ or where that op is written in Python one of
+// Python's, or the op absorbed it: cuDNN catches its own and takes a slower plan.
 void settle_refusal(ThreadState& state) {
   state.refused = false;
-  if (std::uncaught_exceptions() == 0) return;
+  if (std::uncaught_exceptions() == 0 && !python_raises()) return;
   Event event = state.refusal;
   event.kind = EventKind::op_failed;
   event.time = read_ticks();
@@ -227,7 +244,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!steady()) claim_nodes(state);
   if (state.depth == 0) return;
   const Frame& top = state.frames[state.depth - 1];
-  if (top.call == &call && top.is_plain()) [[likely]] {
+  if (top.call == &call && top.is_plain() && !state.refused) [[likely]] {
     --state.depth;
     return go_back_to(state, top);
   }
@@ -235,7 +252,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   Frame frame;
   if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
-  if (frame.is_outermost && state.refused) settle_refusal(state);
+  if (state.refused && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) settle_refusal(state);
   if (frame.is_optimizer_step && groups_are_due()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, state.names.context(inside));
@@ -315,12 +332,14 @@ void enter_or_leave_range(const char* name) noexcept try {
 } catch (...) {
 }
 
-RunningNode::RunningNode(ThreadState& state) : state_(state), adopted_(state.node_sequence == kNoNode) {
-  if (adopted_) adopt_running_node(state);
+RunningNode::RunningNode(ThreadState& state)
+    : state_(state), adopted_(state.node_sequence == kNoNode && adopt_running_node(state)) {
+  state.node_adopted = adopted_;
 }
 
 RunningNode::~RunningNode() {
   if (!adopted_) return;
+  state_.node_adopted = false;
   state_.context.node = 0;
   state_.node_sequence = kNoNode;
 }

@@ -1,17 +1,15 @@
 #include "extension/record/python.h"
 
-#include <ATen/record_function.h>
-
 #include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
-#include "extension/record/control.h"
+#include "extension/record/module_names.h"
+#include "extension/record/optimizer_names.h"
 #include "extension/record/python_api.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
-#include "generated/module_names.h"
 
 // Where in the user's program does an op run? The recorder looks at Python's frames when an outermost op starts: the
 // innermost frame of the user's own code gives the line, the innermost call of a torch.nn.Module gives the module. Reading
@@ -40,16 +38,14 @@ struct PlaceHash {
 /// The interpreter and what is known of its program. Guarded by the GIL.
 struct Interpreter {
   PythonApi api;
-  PythonObject meet_root = nullptr;
-  PythonObject meet_optimizer = nullptr;
-  PythonObject name_groups = nullptr;
+  ModuleNames modules{api};
+  OptimizerNames optimizers{api};
   std::unordered_map<PythonObject, Code> code;
   struct {
     PythonObject code = nullptr;
     Code kind = Code::library;
   } recent_code[512];  ///< a small cache before `code`: a dozen frames are looked at per op
   std::unordered_map<Place, uint32_t, PlaceHash> sources;
-  std::unordered_map<PythonObject, uint32_t> modules;  ///< path of each living module, by its id
 };
 Interpreter* python = nullptr;
 
@@ -134,40 +130,15 @@ void write_stack(Interpreter& known, uint32_t source) {
   }
 }
 
-/// Calls a function of extension/python/module_names.py; the reference to its argument (or null) is taken.
-void call(const PythonApi& api, PythonObject function, PythonObject argument) {
-  PythonObject arguments = api.tuple(argument == nullptr ? 0 : 1);
-  if (argument != nullptr) api.tuple_set(arguments, 0, argument);
-  const at::DisableRecordFunctionGuard no_ops;
-  PythonObject result = api.call(function, arguments);
-  if (result != nullptr) api.decref(result);
-  if (api.error() != nullptr) api.clear_error();
-  api.decref(arguments);
-}
-
-// The outermost module that is being called: the one whose names are the full paths.
-void meet_root_module(Interpreter& known) {
-  const PythonApi& api = known.api;
-  PythonObject root = nullptr;
-  walk_frames(api, [&](PythonObject frame, PythonObject code) {
+// All modules that are being called.
+uint32_t name_calls(Interpreter& known) {
+  std::vector<PythonRef> calls;
+  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     if (kind_of(known, code) != Code::module_call) return true;
-    if (root != nullptr) api.decref(root);
-    root = api.self_of(frame);
+    if (PythonObject self = known.api.self_of(frame); self != nullptr) calls.emplace_back(known.api, self);
     return true;
   });
-  if (root == nullptr) return;
-  call(api, known.meet_root, root);
-}
-
-uint32_t path_of(Interpreter& known, PythonObject module) {
-  auto entry = known.modules.find(module);
-  if (entry == known.modules.end() && known.meet_root != nullptr) {
-    meet_root_module(known);
-    entry = known.modules.find(module);
-    if (entry == known.modules.end())
-      entry = known.modules.emplace(module, 0).first;  // not under the root: do not ask again
-  }
-  return entry == known.modules.end() ? 0 : entry->second;
+  return calls.empty() ? 0 : known.modules.name_calls(calls);
 }
 
 void locate(Interpreter& known, Context& context) {
@@ -178,9 +149,12 @@ void locate(Interpreter& known, Context& context) {
     if (kind == Code::module_call && module == nullptr) module = known.api.self_of(frame);
     return context.source == 0 || module == nullptr;
   });
+  const PythonRef held(known.api, module);
   if (module == nullptr) return;
-  if (const uint32_t path = path_of(known, module); path != 0) context.module = path;
-  known.api.decref(module);
+  uint32_t path = known.modules.find(module);
+  if (path == 0) [[unlikely]]
+    path = name_calls(known);
+  if (path != 0) context.module = path;
 }
 
 // torch.optim's own code has the optimizer as `self`, whatever class it is of.
@@ -191,29 +165,25 @@ void meet_running_optimizer(Interpreter& known) {
     if (kind == Code::optimizer) optimizer = known.api.self_of(frame);
     return optimizer == nullptr && kind != Code::user;
   });
-  if (optimizer == nullptr) return;
-  if (known.modules.contains(optimizer)) return known.api.decref(optimizer);
-  call(known.api, known.meet_optimizer, optimizer);
+  const PythonRef held(known.api, optimizer);
+  if (optimizer != nullptr) known.optimizers.meet(optimizer);
 }
 
-// In a module of its own: PyRun_SimpleString would write into the user's __main__.
-void load_module_names(Interpreter& known) {
-  PythonApi& api = known.api;
-  api.self_name = api.intern("self");
-  PythonObject module = api.add_module("_oomdiag_module_names");
-  PythonObject builtins = api.import("builtins");
-  if (module == nullptr || builtins == nullptr) return api.clear_error();
-  PythonObject globals = api.module_dict(module);
-  api.dict_set(globals, "__builtins__", builtins);
-  api.decref(builtins);
-  constexpr int kFileInput = 257;  // Py_file_input
-  PythonObject result = api.run(kModuleNames, kFileInput, globals, globals);
-  if (result == nullptr) return api.clear_error();  // the program runs on, without module paths
-  api.decref(result);
-  known.meet_root = api.dict_get(globals, "meet_root");
-  known.meet_optimizer = api.dict_get(globals, "meet_optimizer");
-  known.name_groups = api.dict_get(globals, "name_groups");
-  for (PythonObject function : {known.meet_root, known.meet_optimizer, known.name_groups}) api.incref(function);
+// Every torch.optim optimizer goes through its groups by `for group in self.param_groups`.
+void write_refused_group(Interpreter& known) {
+  const PythonApi& api = known.api;
+  const PythonReader reader(api);
+  const PythonRef group_name(api, api.intern("group"));
+  walk_frames(api, [&](PythonObject frame, PythonObject code) {
+    bool has_group = false;
+    const PythonRef names(api, api.attribute(code, "co_varnames"));
+    for (const PythonRef& name : reader.items(names.get())) has_group |= name.get() == group_name.get();
+    if (!has_group) return true;
+    const PythonRef group(api, api.variable_of(frame, "group", group_name.get()));
+    const PythonRef optimizer(api, api.self_of(frame));
+    if (group && optimizer) known.optimizers.write_refused(optimizer.get(), group.get());
+    return true;
+  });
 }
 
 }  // namespace
@@ -224,11 +194,16 @@ void attach_python() noexcept try {
   if (!interpreter->api.load() || interpreter->api.this_thread() == nullptr) return;
   python = interpreter.release();  // never destroyed: used until the process ends
   const GilScope gil;
-  if (gil.held() && python->api.error() == nullptr) load_module_names(*python);
+  if (gil.held()) python->api.self_name = python->api.intern("self");
 } catch (...) {
 }
 
 bool python_attached() noexcept { return python != nullptr; }
+
+bool python_raises() noexcept {
+  if (python == nullptr || python->api.is_initialized() == 0 || python->api.this_thread() == nullptr) return false;
+  return python->api.check() != 0 && python->api.error() != nullptr;
+}
 
 GilScope::GilScope() noexcept {
   if (python == nullptr) return;
@@ -262,57 +237,18 @@ void write_python_stack() noexcept try {
 void meet_optimizer() noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
-  const bool can_ask = gil.held() && python->api.error() == nullptr && python->meet_optimizer != nullptr;
-  if (can_ask) meet_running_optimizer(*python);
+  if (gil.held() && python->api.error() == nullptr) meet_running_optimizer(*python);
 } catch (...) {
 }
 
 void write_parameter_groups(bool refused) noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
-  if (!gil.held() || python->api.error() != nullptr || python->name_groups == nullptr) return;
-  call(python->api, python->name_groups, refused ? python->api.intern("refused") : nullptr);
+  if (!gil.held() || python->api.error() != nullptr) return;
+  if (refused) python->optimizers.search();
+  if (refused) write_refused_group(*python);
+  python->optimizers.write_groups();
 } catch (...) {
 }
 
 }  // namespace oomdiag
-
-/// Called by extension/python/module_names.py, with the GIL: the path of a module, or null when it has died.
-OOMDIAG_EXPORT void oomdiag_name_module(void* module, const char* path) {
-  using namespace oomdiag;
-  if (path == nullptr) {
-    python->modules.erase(module);
-  } else if (recording()) {
-    python->modules[module] = session().writer().intern(std::string_view(path));
-  }
-}
-
-/// Called by the same for each parameter and buffer of a root module: the address and size of its storage.
-OOMDIAG_EXPORT void oomdiag_name_module_tensor(int is_buffer, uint64_t address, int64_t bytes, int device,
-                                               const char* path, const char* shape) {
-  using namespace oomdiag;
-  if (!recording()) return;
-  ThreadState& state = thread_state();
-  Context context;
-  context.module = state.names.name(std::string_view(path));
-  Event event = state.event(is_buffer != 0 ? EventKind::buffer : EventKind::parameter);
-  event.address = address;
-  event.bytes = bytes;
-  event.device = static_cast<uint8_t>(device);
-  event.detail = state.names.name(std::string_view(shape));
-  event.context = state.names.context(context);
-  session().writer().write_and_keep(event);
-}
-
-/// Called by the same for what belongs to a parameter group; address 0: the refusal on this thread was for that group.
-OOMDIAG_EXPORT void oomdiag_name_group(uint64_t address, int64_t bytes, int device, const char* group) {
-  using namespace oomdiag;
-  if (!recording()) return;
-  ThreadState& state = thread_state();
-  Event event = state.event(EventKind::grouped);
-  event.address = address;
-  event.bytes = bytes;
-  event.device = static_cast<uint8_t>(device);
-  event.detail = state.names.name(std::string_view(group));
-  session().writer().write(event);
-}

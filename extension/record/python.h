@@ -9,6 +9,9 @@ namespace oomdiag {
 void attach_python() noexcept;
 bool python_attached() noexcept;
 
+/// Whether an exception of Python is on its way on this thread; false on threads that do not hold the GIL.
+bool python_raises() noexcept;
+
 /// Sets `source` to the user's line ("train.py:31": the innermost frame outside of site-packages) and `module` to the path
 /// of the torch.nn.Module whose forward runs. Does nothing on threads that Python does not know.
 void locate_in_python(Context& context) noexcept;

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace oomdiag {
 
@@ -10,6 +12,10 @@ using PythonObject = void*;
 
 /// The part of CPython's C API that the recorder calls, found by name in the process: no link to libpython, no headers of
 /// one version. All of it is documented. Everything but the first six needs the GIL.
+///
+/// Nothing here runs a line of Python, but for what destructors do: dictionaries, lists and slots are read as such, and
+/// attributes without asking the object's class. So the program's own functions are not called, its signal handlers do not
+/// run in the middle of ours, and what they raise arrives where it would without us.
 struct PythonApi {
   int (*is_initialized)() = nullptr;
   PythonObject (*this_thread)() = nullptr;  ///< PyGILState_GetThisThreadState
@@ -28,30 +34,101 @@ struct PythonApi {
 
   void (*incref)(PythonObject) = nullptr;
   void (*decref)(PythonObject) = nullptr;
-  PythonObject (*attribute)(PythonObject, const char*) = nullptr;
-  PythonObject (*call)(PythonObject, PythonObject) = nullptr;  ///< with a tuple of arguments
+  PythonObject (*attribute)(PythonObject, const char*) = nullptr;         ///< only of classes, code and C functions
+  PythonObject (*plain_attribute)(PythonObject, PythonObject) = nullptr;  ///< of any object: PyObject_GenericGetAttr
+  PythonObject (*plain_dict)(PythonObject, void*) = nullptr;              ///< its __dict__: PyObject_GenericGetDict
+  PythonObject (*type)(PythonObject) = nullptr;
+  int (*is_subtype)(PythonObject, PythonObject) = nullptr;
+  PythonObject (*call)(PythonObject, PythonObject) = nullptr;  ///< a C function, with a tuple of arguments
   PythonObject (*tuple)(intptr_t) = nullptr;
-  int (*tuple_set)(PythonObject, intptr_t, PythonObject) = nullptr;  ///< steals the item
+  intptr_t (*tuple_size)(PythonObject) = nullptr;
+  PythonObject (*tuple_get)(PythonObject, intptr_t) = nullptr;  ///< borrowed
+  intptr_t (*list_size)(PythonObject) = nullptr;
+  PythonObject (*list_get)(PythonObject, intptr_t) = nullptr;  ///< borrowed
   const char* (*utf8)(PythonObject) = nullptr;
   PythonObject (*item)(PythonObject, PythonObject) = nullptr;
   PythonObject (*intern)(const char*) = nullptr;
+  void* (*to_pointer)(PythonObject) = nullptr;
+  long (*to_long)(PythonObject) = nullptr;
+  PythonObject (*from_pointer)(void*) = nullptr;
   PythonObject (*dict_get)(PythonObject, const char*) = nullptr;  ///< borrowed
-  int (*dict_set)(PythonObject, const char*, PythonObject) = nullptr;
-  PythonObject (*add_module)(const char*) = nullptr;    ///< borrowed
-  PythonObject (*module_dict)(PythonObject) = nullptr;  ///< borrowed
-  PythonObject (*import)(const char*) = nullptr;
-  PythonObject (*run)(const char*, int, PythonObject, PythonObject) = nullptr;
+  int (*dict_next)(PythonObject, intptr_t*, PythonObject*, PythonObject*) = nullptr;
+  PythonObject (*modules)() = nullptr;  ///< sys.modules, borrowed
+  PythonObject (*weak)(PythonObject, PythonObject) = nullptr;
+  PythonObject (*function)(void*, PythonObject, PythonObject) = nullptr;  ///< PyCFunction_NewEx
   PythonObject (*error)() = nullptr;
   void (*clear_error)() = nullptr;
 
+  PythonObject none = nullptr, dict_type = nullptr, list_type = nullptr, tuple_type = nullptr, text_type = nullptr;
+
   /// Finds all of it. False if there is no (running) interpreter in the process.
   bool load();
-  /// A text attribute, empty if there is none.
+  /// A text attribute of a class or of code, empty if there is none.
   std::string text(PythonObject object, const char* name) const;
+  /// The local variable `name` of a frame, a new reference, or null. `name_object` is the same text.
+  PythonObject variable_of(PythonObject in_frame, const char* name, PythonObject name_object) const;
   /// The local variable `self` of a frame, a new reference, or null.
-  PythonObject self_of(PythonObject frame) const;
+  PythonObject self_of(PythonObject in_frame) const { return variable_of(in_frame, "self", self_name); }
 
   PythonObject self_name = nullptr;  ///< the text "self"; made by the first caller of `intern`
+};
+
+/// A reference to a Python object, or none. To be made, copied and dropped with the GIL.
+class PythonRef {
+ public:
+  PythonRef() = default;
+  /// Takes over a reference.
+  PythonRef(const PythonApi& api, PythonObject owned) : api_(&api), object_(owned) {}
+  /// One more reference.
+  static PythonRef borrowed(const PythonApi& api, PythonObject object) {
+    if (object != nullptr) api.incref(object);
+    return {api, object};
+  }
+  PythonRef(PythonRef&& other) noexcept : api_(other.api_), object_(std::exchange(other.object_, nullptr)) {}
+  PythonRef& operator=(PythonRef&& other) noexcept {
+    std::swap(api_, other.api_);
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~PythonRef() {
+    if (object_ != nullptr) api_->decref(object_);
+  }
+
+  PythonObject get() const { return object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  const PythonApi* api_ = nullptr;
+  PythonObject object_ = nullptr;
+};
+
+/// What can be read of the program's objects without running its code. Nothing is raised: what is not there is empty.
+class PythonReader {
+ public:
+  explicit PythonReader(const PythonApi& api) : api_(api) {}
+
+  bool is_a(PythonObject object, PythonObject type) const;
+  /// The __dict__ of an object, empty if it has none.
+  PythonRef dict_of(PythonObject object) const;
+  /// An entry of a dict, empty if there is none or `dict` is none.
+  PythonRef entry(PythonObject dict, const char* name) const;
+  /// The entries of a dict that have texts as keys, empty if it is no dict.
+  std::vector<std::pair<std::string, PythonRef>> entries(PythonObject dict) const;
+  /// The keys and values of a dict, empty if it is no dict.
+  std::vector<std::pair<PythonRef, PythonRef>> pairs(PythonObject dict) const;
+  /// The items of a list or tuple, empty if it is neither.
+  std::vector<PythonRef> items(PythonObject sequence) const;
+  /// A slot or instance attribute, empty if there is none.
+  PythonRef attribute(PythonObject object, const char* name) const;
+  /// What a loaded module calls by this name, empty if it is not loaded.
+  PythonRef find(const char* module, const char* name) const;
+  /// What a method without arguments gives, of an object whose class is one of C; empty if it fails.
+  PythonRef call_builtin(PythonObject object, const char* method) const;
+  std::string type_name(PythonObject object) const;
+  std::string text(PythonObject object) const;
+
+ private:
+  const PythonApi& api_;
 };
 
 }  // namespace oomdiag

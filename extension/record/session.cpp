@@ -77,12 +77,13 @@ void listen_to_virtual_device() {
   });
 }
 
-// A child of fork shares the mapping: if it went on writing, it would corrupt its parent's chunk.
+// A child of fork owns nothing: the trace and its chunks stay the parent's, however the child ends.
 bool in_child = false;
 void stop_in_child() {
   in_child = true;
   stop_collecting_in_child();
   is_recording.store(false);
+  the_session->writer().leave_to_parent();
 }
 
 void finish() {
@@ -167,6 +168,17 @@ void go_on() {
   watch_program();
   is_recording.store(true);
   if (session.writer().header().unwatched == 0) write_beginning();
+}
+
+void note_loaded() {
+  attach_python();
+  start_driver_books();
+}
+
+void measure_callbacks(int callbacks) {
+  if (the_session == nullptr) return;
+  install_op_callbacks(static_cast<OpCallbacks>(callbacks));
+  is_recording.store(callbacks >= static_cast<int>(OpCallbacks::recording));
 }
 
 std::filesystem::path choose_folder(const std::filesystem::path& asked) {
@@ -256,28 +268,9 @@ void write_note(std::string_view kind, const char* name) noexcept try {
 
 }  // namespace oomdiag
 
-using namespace oomdiag;
-
-void oomdiag_recorder_loaded() {
-  attach_python();
-  start_driver_books();
-}
-
-int oomdiag_recorder_poll() {
-  poll();
-  return settled() ? 1 : 0;
-}
-
-void oomdiag_recorder_range(const char* name) { enter_or_leave_range(name); }
-
-void oomdiag_name_rank(int rank, int world_size) {
-  if (!recording()) return;
-  the_session->writer().header().rank = rank;
-  the_session->writer().header().world_size = world_size;
-}
-
-void oomdiag_recorder_measure(int callbacks) {
-  if (the_session == nullptr) return;
-  install_op_callbacks(static_cast<OpCallbacks>(callbacks));
-  is_recording.store(callbacks >= static_cast<int>(OpCallbacks::recording));
-}
+extern "C" __attribute__((visibility("default"))) const oomdiag::RecorderFunctions oomdiag_recorder{
+    .loaded = [] { oomdiag::note_loaded(); },
+    .poll = [] { return oomdiag::poll(), oomdiag::settled() ? 1 : 0; },
+    .range = [](const char* name) { oomdiag::enter_or_leave_range(name); },
+    .measure = [](int callbacks) { oomdiag::measure_callbacks(callbacks); },
+    .cupti = [] { return oomdiag::cupti_gate(); }};

@@ -56,6 +56,12 @@ std::mutex& threads_mutex() { return registry().mutex; }
 
 const std::vector<ThreadState*>& all_threads() { return registry().threads; }
 
+size_t ThreadState::running_nodes() const noexcept {
+  size_t count = node_adopted ? 1 : 0;
+  for (uint32_t i = 0; i < depth; ++i) count += frames[i].runs_node ? 1 : 0;
+  return count;
+}
+
 Event ThreadState::event(EventKind kind) const noexcept { return event(kind, read_ticks()); }
 
 Event ThreadState::event(EventKind kind, uint64_t time) const noexcept {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "extension/record/native_stack.h"
+#include "extension/record/running_tasks.h"
 #include "extension/record/steady.h"
 #include "profiler/event.h"
 
@@ -21,8 +22,10 @@ struct Frame {
   uint32_t outside_serial = 0;
   uint64_t outside_node = kNoNode;
   uint16_t outside_node_thread = 0;
-  bool is_outermost = false;   ///< the outermost op, or a node: where an OOM is absorbed or goes on
+  bool is_outermost = false;   ///< the outermost op, or a node
+  bool is_builtin = false;     ///< an op of PyTorch's own
   bool is_accumulate = false;  ///< an AccumulateGrad node
+  bool runs_node = false;      ///< a node, or the op inside of one that was not watched when it began
   bool is_optimizer_step = false;
   uint32_t scope_name = 0;  ///< of a user scope, else 0
 
@@ -38,12 +41,6 @@ struct Surprise {
   const char* node_type = nullptr;  ///< typeid of the autograd node in which it was made, null = in none
   uint64_t node_sequence = kNoNode;
   NativeStack stack;
-};
-
-/// A backward pass that runs on this thread.
-struct RunningTask {
-  int id = -1;
-  void* root = nullptr;  ///< its first node; the engine keeps it alive while the task runs
 };
 
 /// Remembers the ids of names and contexts that this thread has met, so that the common case locks nothing.
@@ -98,13 +95,16 @@ struct ThreadState {
   uint64_t claimed = 0;           ///< node numbers of this thread below this one have a forward op
   uint32_t depth = 0;
   Frame frames[kMaxDepth];
-  std::vector<RunningTask> tasks;
+  RunningTasks tasks;
+  bool node_adopted = false;             ///< a node runs that has no frame: RunningNode
   std::string module_path;               ///< of the user scopes that are open
   std::vector<std::string> outer_paths;  ///< one for each open scope: what to go back to
   InternCache names;
   StepOfThread training;
   Surprise surprise;
 
+  /// How many autograd nodes run on this thread, one inside of another.
+  size_t running_nodes() const noexcept;
   /// An event of this kind, at this time, with everything filled in that this thread knows.
   Event event(EventKind kind, uint64_t time) const noexcept;
   Event event(EventKind kind) const noexcept;

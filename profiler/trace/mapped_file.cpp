@@ -50,6 +50,10 @@ MappedFile::~MappedFile() {
   close(file_);
 }
 
+void MappedFile::become_private() noexcept {
+  mmap(map_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_, 0);
+}
+
 bool MappedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {
   errno = posix_fallocate(file_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   return errno == 0;

@@ -23,6 +23,8 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   char* at(uint64_t offset) const { return map_ + offset; }
+  /// In a child of fork: what is stored from here on stays in the child's memory. Neither locks nor allocates.
+  void become_private() noexcept;
   /// False if the disk has no room. Neither locks nor allocates.
   bool reserve(uint64_t offset, uint64_t bytes) noexcept;
   /// Reserves the first `end` bytes of a section, which it has, and some more. One thread at a time.

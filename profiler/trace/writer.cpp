@@ -35,6 +35,8 @@ struct HeldChunk {
 
   ~HeldChunk() { give_back(); }
   void give_back() noexcept;
+  /// It is another process's.
+  void disown() noexcept { header = nullptr; }
 };
 thread_local HeldChunk held_owner;
 // Reading this one costs no guard and no call: it lies in the static block of thread-local memory.
@@ -119,6 +121,13 @@ void TraceWriter::fail(const char* reason) noexcept {
           reason);  // neither locks nor allocates
   header_->end_state.store(EndState::recorder_failed);
   mark_time();
+}
+
+void TraceWriter::leave_to_parent() noexcept {
+  on_.store(false);
+  held = {nullptr, nullptr, nullptr};
+  held_owner.disown();
+  file_.become_private();
 }
 
 uint64_t TraceWriter::write(Event& event) noexcept {

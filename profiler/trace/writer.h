@@ -49,6 +49,10 @@ class TraceWriter {
   /// Switches the writer off and says why in the header. Any thread.
   void fail(const char* reason) noexcept;
 
+  /// In a child of fork, on its only thread: the trace stays its parent's. The writer is off, nothing that is stored by
+  /// mistake reaches the file, and the chunk that this thread holds is not given back. Neither locks nor allocates.
+  void leave_to_parent() noexcept;
+
   /// Writes one event and gives it its sequence, 0 if it could not be written.
   uint64_t write(Event& event) noexcept;
   /// If the last event of this thread requests the free of this block, says in it that the free is complete.

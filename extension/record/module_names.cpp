@@ -1,0 +1,106 @@
+#include "extension/record/module_names.h"
+
+#include <bit>
+
+#include "extension/record/rank.h"
+#include "extension/record/session.h"
+#include "extension/record/tensor_event.h"
+#include "extension/record/thread_state.h"
+
+// What torch.nn.Module keeps in _modules, _parameters and _buffers is read here as the dictionaries that it is. Its own
+// named_modules() and the like are the program's to override, and to interrupt.
+
+namespace oomdiag {
+
+namespace {
+
+void write_name(EventKind kind, const c10::TensorImpl& tensor, const std::string& path) {
+  ThreadState& state = thread_state();
+  Event event = state.event(kind);
+  if (!locate_storage(tensor, event)) return;
+  Context context;
+  context.module = state.names.name(std::string_view(path));
+  event.detail = state.names.name(describe_shape(tensor.sizes(), c10::typeMetaToScalarType(tensor.dtype())));
+  event.context = state.names.context(context);
+  session().writer().write_and_keep(event);
+}
+
+std::string join(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+
+}  // namespace
+
+uint32_t ModuleNames::find(PythonObject module) const {
+  const ObjectNames::Name* name = names_.find(module);
+  return name == nullptr ? 0 : name->id;
+}
+
+uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls) {
+  size_t named = 0;
+  while (named < calls.size() && find(calls[named].get()) == 0) ++named;
+  PythonObject root = calls.back().get();
+  if (find(root) == 0) {
+    root_is_new_ = true;
+    name_tree(root);
+  } else if (is_worth_a_search(calls[named].get(), calls[named - 1].get())) {
+    root_is_new_ = false;
+    name_tree(root);
+  }
+  for (const PythonRef& module : calls) {
+    if (const uint32_t id = find(module.get()); id != 0) return id;
+  }
+  return 0;
+}
+
+// Modules that are made in forward are many, and looking for each of them in a large model takes longer than the forward
+// pass. Those that one module calls and that are of one type are looked for at the first call, the second, the fourth, …
+bool ModuleNames::is_worth_a_search(PythonObject caller, PythonObject module) {
+  const PythonRef type(api_, api_.type(module));
+  const auto of = [](PythonObject object) { return reinterpret_cast<uint64_t>(object) >> 4; };
+  return std::has_single_bit(++strangers_[of(caller) * 0x9E3779B97F4A7C15u ^ of(type.get())]);
+}
+
+void ModuleNames::name_tree(PythonObject root) {
+  if (root_is_new_) note_rank(api_);
+  seen_.clear();
+  name_below(root, "");
+}
+
+void ModuleNames::name_below(PythonObject module, const std::string& path) {
+  if (seen_.size() > (1u << 20) || !seen_.insert(module).second) return;
+  const PythonRef dict = reader_.dict_of(module);
+  std::string name = path.empty() ? reader_.type_name(module) : path;
+  const uint32_t id = session().writer().intern(std::string_view(name));
+  const bool is_new = names_.add(module, {std::move(name), id});
+  if (is_new || root_is_new_) {
+    tell_tensors(dict.get(), "_parameters", EventKind::parameter, path);
+    tell_tensors(dict.get(), "_buffers", EventKind::buffer, path);
+  }
+  for (const auto& [child, object] : registered(dict.get(), "_modules")) {
+    if (object.get() != api_.none) name_below(object.get(), join(path, child));
+  }
+}
+
+// Scripted modules keep wrappers there: of modules a dict, of tensors an object of C++ that lists them.
+std::vector<std::pair<std::string, PythonRef>> ModuleNames::registered(PythonObject dict, const char* which) const {
+  const PythonRef own = reader_.entry(dict, which);
+  if (!own || reader_.is_a(own.get(), api_.dict_type)) return reader_.entries(own.get());
+  const PythonRef wrapper = reader_.dict_of(own.get());
+  const PythonRef modules = reader_.entry(wrapper.get(), "_python_modules");
+  if (modules) return reader_.entries(modules.get());
+  const PythonRef tensors = reader_.entry(wrapper.get(), "_c");
+  const PythonRef listed = tensors ? reader_.call_builtin(tensors.get(), "items") : PythonRef();
+  std::vector<std::pair<std::string, PythonRef>> result;
+  for (const PythonRef& pair : reader_.items(listed.get())) {
+    std::vector<PythonRef> both = reader_.items(pair.get());
+    if (both.size() == 2) result.emplace_back(reader_.text(both[0].get()), std::move(both[1]));
+  }
+  return result;
+}
+
+void ModuleNames::tell_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path) {
+  for (const auto& [name, object] : registered(dict, which)) {
+    if (const c10::TensorImpl* tensor = tensors_.find(object.get())) write_name(kind, *tensor, join(path, name));
+  }
+}
+
+}  // namespace oomdiag

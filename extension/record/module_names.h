@@ -1,0 +1,44 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "extension/record/object_names.h"
+#include "extension/record/python_tensor.h"
+#include "profiler/event.h"
+
+namespace oomdiag {
+
+/// The paths of the program's modules ("layer3.5.conv2"), by their places below the module that was called first, and the
+/// names of their parameters and buffers, which are told to the trace. All of it with the GIL.
+class ModuleNames {
+ public:
+  explicit ModuleNames(const PythonApi& api) : api_(api), reader_(api), tensors_(api), names_(api) {}
+
+  /// The path of a module, an id of the trace; 0 if it has none.
+  uint32_t find(PythonObject module) const;
+
+  /// The path of the innermost module that has one, of a stack of modules that are being called, innermost first. Names those
+  /// that are new: the outermost one by its type, the others by their places below it. A module that is nowhere below it, such
+  /// as an activation made in forward, has none.
+  uint32_t name_calls(std::span<const PythonRef> calls);
+
+ private:
+  void name_tree(PythonObject root);
+  void name_below(PythonObject module, const std::string& path);
+  std::vector<std::pair<std::string, PythonRef>> registered(PythonObject dict, const char* which) const;
+  void tell_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path);
+  bool is_worth_a_search(PythonObject caller, PythonObject module);
+
+  const PythonApi& api_;
+  PythonReader reader_;
+  TensorReader tensors_;
+  ObjectNames names_;
+  bool root_is_new_ = false;
+  std::unordered_set<PythonObject> seen_;             ///< in the search that runs
+  std::unordered_map<uint64_t, uint32_t> strangers_;  ///< calls of modules without a name, by caller and type
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,109 @@
+#include "extension/record/optimizer_names.h"
+
+#include <c10/core/TensorImpl.h>
+
+#include "extension/record/session.h"
+#include "extension/record/tensor_event.h"
+#include "extension/record/thread_state.h"
+
+namespace oomdiag {
+
+namespace {
+
+/// Its address and size may stay zero: then it stands for the group itself.
+Event group_event(uint32_t group) {
+  Event event = thread_state().event(EventKind::grouped);
+  event.detail = group;
+  return event;
+}
+
+void write_tensor(const c10::TensorImpl& tensor, uint32_t group) {
+  Event event = group_event(group);
+  if (locate_storage(tensor, event)) session().writer().write(event);
+}
+
+}  // namespace
+
+void OptimizerNames::meet(PythonObject optimizer) {
+  const PythonRef groups = reader_.entry(reader_.dict_of(optimizer).get(), "param_groups");
+  if (!reader_.is_a(groups.get(), api_.list_type) || knows(optimizer)) return;
+  const std::string type = reader_.type_name(optimizer);
+  const int count = ++met_[type];
+  names_.add(optimizer, {.text = count == 1 ? type : type + " " + std::to_string(count)});
+}
+
+void OptimizerNames::search() {
+  if (searched_ || !names_.all().empty()) return;
+  const PythonRef base = reader_.find("torch.optim.optimizer", "Optimizer");
+  const PythonRef gc = reader_.entry(api_.modules(), "gc");
+  if (!base || !gc) return;
+  searched_ = true;
+  const PythonRef objects = reader_.call_builtin(gc.get(), "get_objects");
+  for (const PythonRef& object : reader_.items(objects.get())) {
+    if (reader_.is_a(object.get(), base.get())) meet(object.get());
+  }
+}
+
+void OptimizerNames::write_groups() {
+  for (PythonObject optimizer : names_.all()) {
+    const PythonRef held = PythonRef::borrowed(api_, optimizer);
+    if (const ObjectNames::Name* name = names_.find(optimizer)) write_groups_of(optimizer, std::string(name->text));
+  }
+}
+
+void OptimizerNames::write_groups_of(PythonObject optimizer, const std::string& name) {
+  const PythonRef dict = reader_.dict_of(optimizer);
+  const PythonRef groups = reader_.entry(dict.get(), "param_groups");
+  std::unordered_map<PythonObject, uint32_t> group_of;
+  size_t index = 0;
+  for (const PythonRef& group : reader_.items(groups.get())) {
+    const uint32_t id = thread_state().names.name(std::string_view(group_name(name, index++, group.get())));
+    const PythonRef members = reader_.entry(group.get(), "params");
+    for (const PythonRef& parameter : reader_.items(members.get())) {
+      group_of[parameter.get()] = id;
+      const c10::TensorImpl* tensor = tensors_.find(parameter.get());
+      if (tensor == nullptr) continue;
+      write_tensor(*tensor, id);
+      if (tensor->grad().defined()) write_tensor(*tensor->grad().unsafeGetTensorImpl(), id);
+    }
+  }
+  write_states(dict.get(), group_of);
+}
+
+void OptimizerNames::write_states(PythonObject optimizer_dict,
+                                  const std::unordered_map<PythonObject, uint32_t>& group_of) {
+  const PythonRef states = reader_.entry(optimizer_dict, "state");
+  for (const auto& [parameter, state] : reader_.pairs(states.get())) {
+    const auto group = group_of.find(parameter.get());
+    if (group == group_of.end()) continue;
+    for (const auto& [key, value] : reader_.pairs(state.get())) write_member(value.get(), group->second);
+  }
+}
+
+void OptimizerNames::write_member(PythonObject value, uint32_t group) {
+  if (const c10::TensorImpl* tensor = tensors_.find(value)) return write_tensor(*tensor, group);
+  for (const PythonRef& item : reader_.items(value)) {
+    if (const c10::TensorImpl* tensor = tensors_.find(item.get())) write_tensor(*tensor, group);
+  }
+}
+
+std::string OptimizerNames::group_name(const std::string& optimizer, size_t index, PythonObject group) const {
+  const std::string name = optimizer + ", group " + std::to_string(index);
+  const std::string own = reader_.text(reader_.entry(group, "name").get());
+  return own.empty() ? name : name + " (" + own + ")";
+}
+
+void OptimizerNames::write_refused(PythonObject optimizer, PythonObject group) {
+  const ObjectNames::Name* name = names_.find(optimizer);
+  if (name == nullptr) return;
+  const PythonRef list = reader_.entry(reader_.dict_of(optimizer).get(), "param_groups");
+  const std::vector<PythonRef> groups = reader_.items(list.get());
+  for (size_t index = 0; groups.size() > 1 && index < groups.size(); ++index) {
+    if (groups[index].get() != group) continue;
+    const std::string text = group_name(name->text, index, group);
+    Event event = group_event(thread_state().names.name(std::string_view(text)));
+    session().writer().write(event);
+  }
+}
+
+}  // namespace oomdiag

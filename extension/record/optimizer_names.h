@@ -1,0 +1,41 @@
+#pragma once
+
+#include <string>
+#include <unordered_map>
+
+#include "extension/record/object_names.h"
+#include "extension/record/python_tensor.h"
+
+namespace oomdiag {
+
+/// The program's optimizers, and which tensors belong to which of their parameter groups, which is told to the trace. All of
+/// it with the GIL.
+class OptimizerNames {
+ public:
+  explicit OptimizerNames(const PythonApi& api) : api_(api), reader_(api), tensors_(api), names_(api) {}
+
+  bool knows(PythonObject optimizer) const { return names_.find(optimizer) != nullptr; }
+  /// Does nothing for what is no optimizer.
+  void meet(PythonObject optimizer);
+  /// Meets all optimizers that live, where none was met yet: once, it takes some tenths of a second.
+  void search();
+  /// Writes the parameters, gradients and states of all optimizers that were met.
+  void write_groups();
+  /// If `optimizer` was met and has several groups, writes that the refusal on this thread was for this one of them.
+  void write_refused(PythonObject optimizer, PythonObject group);
+
+ private:
+  void write_groups_of(PythonObject optimizer, const std::string& name);
+  void write_states(PythonObject optimizer_dict, const std::unordered_map<PythonObject, uint32_t>& group_of);
+  void write_member(PythonObject value, uint32_t group);
+  std::string group_name(const std::string& optimizer, size_t index, PythonObject group) const;
+
+  const PythonApi& api_;
+  PythonReader reader_;
+  TensorReader tensors_;
+  ObjectNames names_;
+  std::unordered_map<std::string, int> met_;  ///< optimizers of each type
+  bool searched_ = false;
+};
+
+}  // namespace oomdiag
