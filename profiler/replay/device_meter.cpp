@@ -17,7 +17,6 @@ DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, 
       whole_(trace.overwritten_events == 0 && trace.initial.empty()),
       blocks_(settings) {
   blocks_.start_from(trace.initial, trace.initial_layout, device);
-  places_.start_from(trace, device);
   result_.used = blocks_.allocated_bytes() > 0;
   history().index = device;
   history().reserved_known = whole_ || !trace.initial_layout.empty();
@@ -114,8 +113,7 @@ void DeviceMeter::note_packed(const Event& event) {
   history().packed_tensors = std::max(history().packed_tensors, packed_in_walk_);
 }
 
-Measured DeviceMeter::finish(const NodeTable& nodes) {
-  history().curves = places_.finish(trace_, nodes);
+Measured DeviceMeter::finish() {
   history().timeline = timeline_.finish();
   for (TimelinePoint& point : history().timeline) point.time_ns = trace_.time_ns(trace_.events[point.event]);
   history().step_ends = step_ends_.finish();

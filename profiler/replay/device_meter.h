@@ -6,7 +6,6 @@
 #include "profiler/replay/blocks.h"
 #include "profiler/replay/measure.h"
 #include "profiler/replay/phases.h"
-#include "profiler/replay/places.h"
 #include "profiler/replay/timeline.h"
 
 namespace oomdiag {
@@ -19,10 +18,6 @@ class DeviceMeter {
   /// An alloc, free or segment event.
   void apply(const Event& event, uint64_t index) {
     result_.used = true;
-    if (event.kind == EventKind::alloc) places_.add(event);
-    if (event.kind == EventKind::free_requested) {
-      if (const Block* block = blocks_.live_at(event.address)) places_.remove(*block);
-    }
     blocks_.apply(event, static_cast<uint32_t>(index));
     history().peak.reserved_bytes = std::max(history().peak.reserved_bytes, blocks_.reserved_bytes());
     timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
@@ -49,12 +44,10 @@ class DeviceMeter {
 
   /// Says that a step has ended; 0: what came before the first one.
   void end_step(uint32_t step) {
-    places_.end_step(step);
     if (step != 0) step_ends_.add({step, blocks_.allocated_bytes()});
   }
 
-  /// `nodes` of the whole trace.
-  Measured finish(const NodeTable& nodes);
+  Measured finish();
 
  private:
   DeviceHistory& history() { return result_.history; }
@@ -69,7 +62,6 @@ class DeviceMeter {
   Timeline timeline_;
   PhasePeaks phase_peaks_;
   StepEnds step_ends_;
-  PlaceMeter places_;
   int64_t packed_in_walk_ = 0;
   int64_t peak_since_mark_ = 0;
   Measured result_;

@@ -264,6 +264,9 @@ struct DeviceHistory {
   std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
   StepCurves curves{};
   StepLives lives{};
+  /// After an OOM: the step before the one that failed, from its beginning to its end. None where no step was whole. Its
+  /// blocks that never died are what the failing step began with.
+  StepLives complete{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
   std::vector<OutOfMemory> refusals{};    ///< in order
   std::vector<Mark> marks{};              ///< the first 1000

@@ -2,8 +2,8 @@
 
 #include <span>
 
-#include "profiler/replay/beginning.h"
 #include "profiler/replay/device_meter.h"
+#include "profiler/replay/initial_layout.h"
 #include "profiler/replay/phases.h"
 
 namespace oomdiag {
@@ -32,7 +32,7 @@ class Meter {
   Measurements run() {
     for (auto at = trace_.events.begin(); at != trace_.events.end(); ++at) take(*at, at.index());
     result_.steps = phases_.step();
-    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish(result_.nodes));
+    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish());
     return std::move(result_);
   }
 
@@ -118,7 +118,7 @@ class Meter {
 
   void check_layout(DeviceMeter& device, uint64_t index) {
     if ((trace_.events[index].flags & kBeforeRecording) != 0) {
-      if (const auto layout = find_beginning(trace_.events, index); !layout.empty()) {
+      if (const auto layout = find_initial_layout(trace_.events, index); !layout.empty()) {
         device.begin_with(layout, index + layout.size() - 1, phases_);
       }
       return;

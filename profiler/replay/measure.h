@@ -18,7 +18,7 @@ struct OutsideReading {
 
 /// What the first pass over a trace finds out about one device.
 struct Measured {
-  DeviceHistory history;  ///< all but `moment` and `failure`
+  DeviceHistory history;  ///< all but `moment`, `failure`, `curves` and `lives`
   std::vector<OutsideReading> outside;
   std::vector<uint64_t> outside_events;  ///< indices of those that outside.h reads
   bool used = false;

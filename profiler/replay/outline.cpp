@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "profiler/replay/notes.h"
+#include "profiler/replay/recorder_notes.h"
 #include "profiler/replay/refusals.h"
 
 namespace oomdiag {

@@ -1,11 +1,10 @@
 #include "profiler/replay/replay.h"
 
-#include "profiler/replay/blocks.h"
-#include "profiler/replay/describe.h"
-#include "profiler/replay/lives.h"
 #include "profiler/replay/measure.h"
+#include "profiler/replay/moment.h"
 #include "profiler/replay/outline.h"
 #include "profiler/replay/outside.h"
+#include "profiler/replay/step_lives.h"
 
 namespace oomdiag {
 namespace {
@@ -59,16 +58,27 @@ History replay(const Trace& trace, std::optional<bool> survived) {
                   .steps = measured.steps,
                   .notes = std::move(outline.notes),
                   .reads = std::move(outline.reads)};
+  std::erase_if(measured.devices, [](const Measured& device) { return !device.used; });
+  std::vector<Wanted> wanted;
   for (Measured& device : measured.devices) {
-    if (!device.used) continue;
     for (OutOfMemory& refusal : device.history.refusals) {
       find_wanted(trace, measured.nodes, settings, refusal);
       find_surroundings(trace, outline.stacks, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }
-    device.history.lives = follow_lives(trace, outline, measured.nodes, device.history, settings);
-    device.history.moment = describe(trace, outline, device, measured.nodes, settings);
+    wanted.push_back({find_instant(trace, device.history),
+                      {typical_step(device.history), complete_step(trace, outline, device.history)}});
+  }
+  Views views = follow_lives(trace, outline, measured.nodes, settings, wanted);
+  for (size_t d = 0; d < measured.devices.size(); ++d) {
+    Measured& device = measured.devices[d];
+    CardViews& card = views.cards[d];
+    const OutOfMemory* failure = device.history.failure ? &*device.history.failure : nullptr;
+    device.history.curves = std::move(card.curves);
+    device.history.lives = read_step(trace, measured.nodes, views, card.steps[0], failure);
+    device.history.complete = read_step(trace, measured.nodes, views, card.steps[1], nullptr);
+    device.history.moment = read_moment(trace, device, measured.nodes, views, card.cut);
     OutsideState outside = read_outside(trace, device.outside_events, trace.events.size());
     device.history.card_steps = std::move(outside.steps);
     device.history.driver_refusals = std::move(outside.refusals);

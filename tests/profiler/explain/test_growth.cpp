@@ -1,6 +1,6 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/growth.h"
-#include "profiler/replay/places.h"
+#include "profiler/replay/growth_samples.h"
 #include "profiler/replay/replay.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"
@@ -160,7 +160,7 @@ TEST_CASE("an OOM that would not have come without the growth is a leak", "[expl
 }
 
 TEST_CASE("of long runs evenly spread steps are kept", "[explain][growth]") {
-  PlaceMeter meter;
+  GrowthSamples meter;
   Event event;
   event.kind = EventKind::alloc;
   event.bytes = 512;
@@ -170,8 +170,8 @@ TEST_CASE("of long runs evenly spread steps are kept", "[explain][growth]") {
   }
   const StepCurves curves = meter.finish({}, {});
 
-  CHECK(curves.steps.size() <= PlaceMeter::kMostSamples);
-  CHECK(curves.steps.size() >= PlaceMeter::kMostSamples / 2);
+  CHECK(curves.steps.size() <= GrowthSamples::kMostSamples);
+  CHECK(curves.steps.size() >= GrowthSamples::kMostSamples / 2);
   CHECK(curves.steps.front() == 1);
   const auto growths = find_growth(curves);
   REQUIRE(growths.size() == 1);

@@ -1,4 +1,4 @@
-#include "profiler/replay/places.h"
+#include "profiler/replay/growth_samples.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ bool ends_higher(const std::vector<int64_t>& bytes) {
 
 /// Steps from `first` to `last`, both among them and the others evenly spread.
 std::vector<uint32_t> spread_steps(uint32_t first, uint32_t last) {
-  const uint32_t stride = (last - first) / PlaceMeter::kMostSamples + 1;
+  const uint32_t stride = (last - first) / GrowthSamples::kMostSamples + 1;
   std::vector<uint32_t> steps;
   for (uint32_t step = last; step > first; step -= std::min(stride, step - first)) steps.push_back(step);
   steps.push_back(first);
@@ -25,13 +25,13 @@ std::vector<uint32_t> spread_steps(uint32_t first, uint32_t last) {
 
 }  // namespace
 
-void PlaceMeter::start_from(const Trace& trace, uint8_t device) {
+void GrowthSamples::start_from(const Trace& trace, uint8_t device) {
   for (uint32_t i = 0; i < trace.initial.size(); ++i) {
     if (trace.initial[i].device == device && add(trace.initial[i])) earlier_.add(trace, i);
   }
 }
 
-bool PlaceMeter::add(const Event& alloc) {
+bool GrowthSamples::add(const Event& alloc) {
   if (alloc.context >= kMostPlaces || alloc.bytes < 0 || alloc.bytes > kMaxSaneBytes) return false;
   if (alloc.context >= places_.size()) places_.resize(alloc.context + 1);
   Place& place = places_[alloc.context];
@@ -43,14 +43,14 @@ bool PlaceMeter::add(const Event& alloc) {
   return true;
 }
 
-void PlaceMeter::remove(const Block& block) {
-  if ((block.event & Block::kInitial) != 0) earlier_.remove(block.event & ~Block::kInitial);
-  if (block.context >= places_.size()) return;
-  places_[block.context].bytes -= block.requested_bytes;
-  --places_[block.context].blocks;
+void GrowthSamples::remove(const Row& row) {
+  if (row.is_initial()) earlier_.remove(row.event & ~Block::kInitial);
+  if (row.maker.context >= places_.size()) return;
+  places_[row.maker.context].bytes -= row.maker.bytes;
+  --places_[row.maker.context].blocks;
 }
 
-void PlaceMeter::end_step(uint32_t step) {
+void GrowthSamples::end_step(uint32_t step) {
   earlier_.end_step();
   Sample* sample = step == 0 ? nullptr : samples_.next();
   if (sample == nullptr) return;
@@ -64,7 +64,7 @@ void PlaceMeter::end_step(uint32_t step) {
 }
 
 // How much larger the requests are than in the first step: the median over all places that asked in both.
-double PlaceMeter::measure_workload() const {
+double GrowthSamples::measure_workload() const {
   std::vector<double> ratios;
   for (const Place& place : places_) {
     const bool counts = place.first_largest >= kMinBlockBytes && place.largest > 0;
@@ -76,11 +76,11 @@ double PlaceMeter::measure_workload() const {
   return *middle;
 }
 
-PlaceLevel PlaceMeter::level(const Sample& sample, size_t place) {
+PlaceLevel GrowthSamples::level(const Sample& sample, size_t place) {
   return place < sample.levels.size() ? sample.levels[place] : PlaceLevel{};
 }
 
-StepCurves PlaceMeter::finish(const Trace& trace, const NodeTable& nodes) const {
+StepCurves GrowthSamples::finish(const Trace& trace, const NodeTable& nodes) const {
   const std::vector<Sample>& samples = samples_.entries();
   StepCurves curves;
   for (const Sample& sample : samples) {
@@ -120,7 +120,7 @@ StepCurves PlaceMeter::finish(const Trace& trace, const NodeTable& nodes) const 
 }
 
 // Before the trace's events as far apart as samples of the whole run would be, and later the samples that are so, too.
-PlaceMeter::Run PlaceMeter::choose_run(const Trace& trace) const {
+GrowthSamples::Run GrowthSamples::choose_run(const Trace& trace) const {
   const uint32_t first = trace.process.steps_before + 1;
   const std::vector<Sample>& samples = samples_.entries();
   const bool begins_later = trace.overwritten_events > 0 && !trace.step_ends.empty() && !samples.empty();

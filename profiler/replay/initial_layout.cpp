@@ -1,4 +1,4 @@
-#include "profiler/replay/beginning.h"
+#include "profiler/replay/initial_layout.h"
 
 #include "profiler/replay/blocks.h"
 
@@ -13,7 +13,7 @@ bool is_part(const Event& event) {
 }  // namespace
 
 // Written under the card's lock: no other event of this card lies between, but events of other cards may.
-std::vector<Event> find_beginning(const EventLog& events, uint64_t index) {
+std::vector<Event> find_initial_layout(const EventLog& events, uint64_t index) {
   const Event first = events[index];
   if (first.kind != EventKind::segment_state || !is_part(first)) return {};
   for (uint64_t i = index; i-- > 0;) {

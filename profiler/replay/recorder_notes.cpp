@@ -1,4 +1,4 @@
-#include "profiler/replay/notes.h"
+#include "profiler/replay/recorder_notes.h"
 
 #include <string_view>
 

@@ -1,4 +1,4 @@
-#include "profiler/replay/beginning.h"
+#include "profiler/replay/initial_layout.h"
 #include "profiler/replay/replay.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
@@ -49,9 +49,9 @@ TEST_CASE("a recording that begins in the middle knows what was there, and fits 
 TEST_CASE("a beginning is found at its first event only", "[replay]") {
   Trace trace;
   begin_in_the_middle(trace);
-  CHECK(find_beginning(trace.events, 0).size() == 3);
-  CHECK(find_beginning(trace.events, 1).empty());
-  CHECK(find_beginning(trace.events, 3).empty());
+  CHECK(find_initial_layout(trace.events, 0).size() == 3);
+  CHECK(find_initial_layout(trace.events, 1).empty());
+  CHECK(find_initial_layout(trace.events, 3).empty());
 }
 
 TEST_CASE("steps are counted on from where recording began", "[replay]") {

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "profiler/replay/blocks.h"
+#include "profiler/replay/block_table.h"
 #include "profiler/replay/earlier_levels.h"
 #include "profiler/replay/history.h"
 #include "profiler/replay/join.h"
@@ -15,7 +15,7 @@ namespace oomdiag {
 /// Follows how many bytes of each place of the program live, and samples them where steps end, so that growth from step to
 /// step can be told (explain/growth.h). A place is a context of the trace. Of long runs kMostSamples evenly spread ones
 /// are kept. Time: constant per event, and the number of places per sample.
-class PlaceMeter {
+class GrowthSamples {
  public:
   static constexpr uint32_t kMostSamples = 32;
 
@@ -24,7 +24,7 @@ class PlaceMeter {
   /// An alloc event. False: it makes no sense and does not count.
   bool add(const Event& alloc);
   /// This block was freed.
-  void remove(const Block& block);
+  void remove(const Row& row);
   /// Says that this step has ended.
   void end_step(uint32_t step);
 
