@@ -39,19 +39,8 @@ std::vector<bool> find_optimizer_names(const Trace& trace) {
   return found;
 }
 
-// The first op that sits in a module: where a program that makes no autograd nodes (inference) begins its work.
-uint64_t first_event_in_module(const Trace& trace) {
-  const auto in_module = [&](const Event& event) {
-    return event.kind == EventKind::alloc && event.op_serial != 0 && trace.context(event.context).module != 0;
-  };
-  auto at = trace.events.begin();
-  while (at != trace.events.end() && !in_module(*at)) ++at;
-  return at == trace.events.end() ? Outline::kNever : at.index();
-}
-
 // Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
 void begin_in_the_middle(const Trace& trace, Outline& outline) {
-  outline.first_forward = 0;
   if (trace.events.empty() || trace.step_ends.empty()) return;
   const uint64_t first = trace.events.front().sequence;
   outline.first_step = trace.step_of(first);
@@ -75,24 +64,34 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   outline.first_step = 1 + trace.process.steps_before;
   RefusalReader refusals;
   NoteReader notes(trace);
+  IterationFinder iterations(trace);
   for (const Event& event : trace.kept) {
     notes.read(event);
     add_stack(trace, event, outline.stacks);
   }
   const std::vector<bool> optimizer_names = find_optimizer_names(trace);
   bool backward_ran = false;
+  bool trains = false;
   for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
     const Event& event = *at;
     const uint64_t i = at.index();
     refusals.read(event, i);
     notes.read(event);
+    iterations.read(event, i);
     add_stack(trace, event, outline.stacks);
+    if (event.kind == EventKind::grouped) trains = true;  // an optimizer lives
     if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
         optimizer_names[event.detail]) {
       outline.has_optimizer_scopes = true;
       refusals.note_progress(0);
     }
-    if (event.kind == EventKind::alloc && in_backward(trace, event)) backward_ran = true;
+    if (event.kind == EventKind::alloc) {
+      if (in_backward(trace, event)) {
+        backward_ran = trains = true;
+      } else {
+        refusals.note_work(event, event.op_serial != 0 && trace.context(event.context).module != 0);
+      }
+    }
     if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
     refusals.note_progress(event.op_serial);
     if (outline.first_forward == Outline::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
@@ -103,8 +102,11 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   }
   if (trace.overwritten_events > 0) begin_in_the_middle(trace, outline);
   if (outline.has_optimizer_scopes) outline.step_begins.clear();
-  if (outline.first_forward == Outline::kNever) outline.first_forward = first_event_in_module(trace);
-  if (trace.process.steps_before > 0) outline.first_forward = 0;
+  outline.iterations = iterations.finish(trains || outline.has_optimizer_scopes);
+  if (outline.iterations.is_told() || outline.first_forward == Outline::kNever) {
+    outline.first_forward = outline.iterations.first;
+  }
+  if (trace.process.steps_before > 0 || trace.overwritten_events > 0) outline.first_forward = 0;
   outline.refusals = refusals.finish(survived);
   outline.notes = notes.notes();
   outline.reads = notes.reads();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "profiler/replay/history.h"
+#include "profiler/replay/iterations.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
@@ -23,6 +24,7 @@ struct Outline {
   uint32_t first_step = 1;            ///< the step that it belongs to
   bool has_optimizer_scopes = false;  ///< steps end where scopes named "Optimizer.step…" end
   std::vector<uint64_t> step_begins;  ///< without such scopes: indices of the first events of steps 2, 3, …
+  IterationRule iterations;           ///< of a program that does not train
   std::vector<OutOfMemory> refusals;  ///< event, end, device and outcome only
   Stacks stacks;
   std::vector<RecorderNote> notes;

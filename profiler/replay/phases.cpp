@@ -4,7 +4,8 @@
 
 namespace oomdiag {
 
-Phases::Phases(const Trace& trace, const Outline& outline) : outline_(outline), known_(!trace.process.snapshot) {
+Phases::Phases(const Trace& trace, const Outline& outline)
+    : outline_(outline), iterations_(outline.iterations), known_(!trace.process.snapshot) {
   flags_.reserve(trace.contexts.size() + 1);
   for (const Context& context : trace.contexts) {
     flags_.push_back({.optimizer = is_optimizer_step(trace.name(context.scope)),

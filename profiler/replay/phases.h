@@ -13,14 +13,20 @@ namespace oomdiag {
 ///   setup      before the first forward op (the first op that made autograd nodes and does not merely move tensors)
 ///   forward    gradients are enabled, or it sits in a module, or the forward pass has begun and no backward yet
 ///   other      the rest: logging, zero_grad, loading data between steps
-/// Steps are optimizer steps, counted from 1 (0 in setup); without optimizer scopes a step ends with its backward pass.
+/// Steps are optimizer steps, counted from 1 (0 in setup); without optimizer scopes a step ends with its backward pass, and
+/// where nothing is trained steps are iterations, see iterations.h.
 class Phases {
  public:
   Phases(const Trace& trace, const Outline& outline);
 
   /// Takes the next event; afterwards the others speak about that event.
   void advance(const Event& event, uint64_t index) {
-    if (index == outline_.first_forward) step_ = outline_.first_step;
+    const bool begins = iterations_.begins(event, flags(event.context).in_module);
+    if (index == outline_.first_forward) {
+      step_ = outline_.first_step;
+    } else if (begins && step_ > 0) [[unlikely]] {
+      begin_next_step();
+    }
     if (next_step_ < outline_.step_begins.size() && index == outline_.step_begins[next_step_]) begin_next_step();
     if (event.kind == EventKind::alloc) note_alloc(event);
     if (event.kind == EventKind::nodes_created && !flags(event.context).in_node) forward_open_ = true;
@@ -41,6 +47,7 @@ class Phases {
   void begin_next_step();
 
   const Outline& outline_;
+  IterationFollower iterations_;
   std::vector<Flags> flags_;           ///< by context
   std::vector<bool> optimizer_names_;  ///< by name
   size_t next_step_ = 0;

@@ -98,9 +98,20 @@ void RefusalReader::follow(const Event& event) {
 void RefusalReader::note_progress(uint32_t op_serial) {
   if (unwound_.empty()) [[likely]]
     return;
-  std::erase_if(unwound_, [&](size_t at) {
-    if (op_serial == serials_[at] && op_serial != 0) return false;
-    refusals_[at].outcome = Outcome::caught;
+  std::erase_if(unwound_, [&](const Unwound& one) {
+    if (op_serial == serials_[one.refusal] && op_serial != 0) return false;
+    refusals_[one.refusal].outcome = Outcome::caught;
+    return true;
+  });
+}
+
+void RefusalReader::note_work(const Event& alloc, bool in_module) {
+  if (unwound_.empty()) [[likely]]
+    return;
+  std::erase_if(unwound_, [&](Unwound& one) {
+    if (alloc.thread != one.thread || (alloc.op_serial == serials_[one.refusal] && alloc.op_serial != 0)) return false;
+    if (++one.allocs < kManyAllocs && !in_module) return false;
+    refusals_[one.refusal].outcome = Outcome::caught;
     return true;
   });
 }
@@ -130,7 +141,7 @@ void RefusalReader::settle(uint16_t thread, Outcome outcome) {
   const size_t at = open_.at(thread);
   open_.erase(thread);
   refusals_[at].outcome = outcome;
-  if (outcome == Outcome::fatal) unwound_.push_back(at);
+  if (outcome == Outcome::fatal) unwound_.push_back({.refusal = at, .thread = thread});
 }
 
 }  // namespace oomdiag

@@ -12,14 +12,17 @@ namespace oomdiag {
 /// Decides how each OOM of a trace ended. The allocator's refusal alone says nothing: cuDNN catches its own.
 ///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal
 ///   the thread allocates again, and no op_failed  absorbed by a library inside the op
-///   forward ops or optimizer steps follow later   the program caught it and went on
+///   forward ops or optimizer steps follow later   the program caught it and went on; without gradients, where its thread
+///                                                 runs ops in modules again, or kManyAllocs others
 /// What the op went on with is its next block, if that is scratch: freed before the op allocates again, or ends.
 class RefusalReader {
  public:
   /// Takes the next event of the trace.
   void read(const Event& event, uint64_t index);
-  /// Says that training goes on at event `index`, in the op with this serial.
+  /// Says that training goes on in the op with this serial.
   void note_progress(uint32_t op_serial);
+  /// An alloc event, outside of backward; `in_module`: of an op in a module.
+  void note_work(const Event& alloc, bool in_module);
   /// All OOMs, in order. `survived` overrides the guess, see read_outline.
   std::vector<OutOfMemory> finish(std::optional<bool> survived);
 
@@ -32,6 +35,13 @@ class RefusalReader {
     uint64_t address = 0;
     int64_t bytes = 0;
   };
+  /// What died unwinds and tidies up; what makes as much again went on.
+  static constexpr uint32_t kManyAllocs = 64;
+  struct Unwound {
+    size_t refusal = 0;
+    uint16_t thread = 0;
+    uint32_t allocs = 0;  ///< of its thread since
+  };
   void follow(const Event& event);
   void settle(uint16_t thread, Outcome outcome);
 
@@ -39,7 +49,7 @@ class RefusalReader {
   std::vector<uint32_t> serials_;      ///< op serial of each
   std::map<uint16_t, size_t> open_;    ///< by thread: the refusal whose end is not known yet
   std::map<uint16_t, Retry> retries_;  ///< by thread
-  std::vector<size_t> unwound_;        ///< left their op, and nothing went on since
+  std::vector<Unwound> unwound_;       ///< left their op, and nothing went on since
 };
 
 }  // namespace oomdiag

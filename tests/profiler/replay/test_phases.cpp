@@ -99,6 +99,56 @@ TEST_CASE("a program that never trains begins its forward work in its first modu
   CHECK(last_alloc(trace) == At{1, Phase::forward});
 }
 
+TEST_CASE("of a program that never trains each call of its outermost module is a step", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::to", .grad = false}).alloc("w", 4_MiB);
+  for (uint32_t call = 1; call <= 5; ++call) {
+    trace.op({.op = "aten::randn", .grad = false}).alloc("x", 2_MiB);
+    for (const char* layer : {"cell", "cell", "fc"}) {  // the cell runs twice in one call
+      trace.op({.op = "aten::linear", .module = layer, .grad = false}).alloc("y", 2_MiB);
+    }
+  }
+  CHECK(last_alloc(trace) == At{5, Phase::forward});
+}
+
+TEST_CASE("calls with nothing between them are steps, too, but not the layers of a first forward pass", "[replay]") {
+  const auto steps_of = [](bool grad) {
+    EventBuilder trace;
+    trace.op({.op = "aten::to", .grad = false}).alloc("w", 4_MiB);
+    for (uint32_t call = 1; call <= 5; ++call) {
+      trace.op({.op = "aten::linear", .module = "fc", .grad = grad}).alloc("y", 2_MiB);
+      if (grad) trace.nodes(call);
+    }
+    return last_alloc(trace).step;
+  };
+  CHECK(steps_of(false) == 5);
+  CHECK(steps_of(true) == 1);
+}
+
+TEST_CASE("a scope that the program opens again and again is a step, where most work lies in it", "[replay]") {
+  EventBuilder trace;
+  for (uint32_t request = 1; request <= 3; ++request) {
+    trace.begin_scope("request");
+    for (uint32_t token = 0; token < 10; ++token) {
+      trace.op({.op = "aten::cat", .grad = false}).alloc("ids", 1_MiB);
+      trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 2_MiB);
+    }
+    CHECK(last_alloc(trace).step == (request == 1 ? 10 : request));  // the first alone: its tokens are all that returns
+    trace.end_scope("request");
+  }
+}
+
+TEST_CASE("with an optimizer iterations are its steps, however often modules are called", "[replay]") {
+  EventBuilder trace;
+  for (uint32_t call = 1; call <= 5; ++call) {
+    trace.op({.op = "aten::randn", .grad = false}).alloc("x", 2_MiB);
+    trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 2_MiB);
+  }
+  trace.begin_scope("Optimizer.step#SGD.step").end_scope("Optimizer.step#SGD.step");
+  trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 2_MiB);
+  CHECK(last_alloc(trace).step == 2);
+}
+
 TEST_CASE("each phase of each step has its own peak", "[replay]") {
   const Trace trace = training_that_fits();
   const History history = replay(trace);

@@ -72,6 +72,24 @@ TEST_CASE("an OOM that leaves its op was caught if training goes on", "[replay]"
   CHECK(outcomes(trace) == std::vector{Outcome::caught});
 }
 
+TEST_CASE("without gradients an OOM was caught if modules run again, or many other allocations follow", "[replay]") {
+  EventBuilder trace({.card_bytes = 400_MiB});
+  trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 4_MiB).refuse(500_MiB).op_failed();
+  CHECK(outcomes(trace) == std::vector{Outcome::fatal});
+
+  EventBuilder modules({.card_bytes = 400_MiB});
+  modules.op({.op = "aten::linear", .module = "fc", .grad = false}).refuse(500_MiB).op_failed();
+  modules.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 4_MiB);
+  CHECK(outcomes(modules, false) == std::vector{Outcome::caught});
+
+  EventBuilder plain({.card_bytes = 400_MiB});
+  plain.no_op().refuse(500_MiB);
+  for (int i = 0; i < 60; ++i) plain.no_op().alloc("x", 1_MiB).free("x");
+  CHECK(outcomes(plain, false) == std::vector{Outcome::fatal});
+  for (int i = 0; i < 10; ++i) plain.no_op().alloc("x", 1_MiB).free("x");
+  CHECK(outcomes(plain, false) == std::vector{Outcome::caught});
+}
+
 TEST_CASE("the exit status overrules the guess", "[replay]") {
   CHECK(outcomes(oom_in_backward(), true) == std::vector{Outcome::caught});
   CHECK(outcomes(oom_in_backward(), false) == std::vector{Outcome::fatal});
