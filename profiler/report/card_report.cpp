@@ -10,6 +10,7 @@
 
 #include "profiler/explain/explain.h"
 #include "profiler/replay/autocast_cache.h"
+#include "profiler/report/saved.h"
 
 namespace oomdiag {
 namespace {
@@ -171,20 +172,6 @@ std::vector<const LiveBlock*> by_size(const Moment& moment, size_t at_most, bool
   std::partial_sort(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(kept), blocks.end(), larger);
   blocks.resize(kept);
   return blocks;
-}
-
-ReportSavedTensor report_saved(const LiveBlock& block) {
-  ReportSavedTensor saved{.bytes = block.bytes,
-                          .shape = parse_shape(block.shape),
-                          .dtype = std::string(parse_dtype(block.shape)),
-                          .made_by = std::string(block.made.op),
-                          .module = std::string(block.made.module),
-                          .source = std::string(block.made.source)};
-  for (const Where& saver : block.saved_by) {
-    saved.saved_by.emplace_back(saver.node);
-    saved.saved_by_modules.emplace_back(saver.module);
-  }
-  return saved;
 }
 
 // One row per group, the largest first, and one for what is in none. Together they are what the three categories hold.
