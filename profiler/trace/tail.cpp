@@ -110,19 +110,19 @@ void TraceTail::take(const Event& event) {
   figures_.peak_allocated_bytes = std::max(figures_.peak_allocated_bytes, figures_.allocated_bytes);
 }
 
-// Names lie behind each other: the few that are asked for are found by counting.
-bool TraceTail::is_optimizer_step(uint64_t name) const {
-  const char* at = map_ + header().names_offset;
-  const char* end = at + std::min(header().names_used.load(std::memory_order_acquire), header().names_bytes);
-  for (uint64_t i = 0; at + sizeof(uint32_t) <= end; ++i) {
+// Names lie behind each other, and more are put behind them: each is read once.
+bool TraceTail::is_optimizer_step(uint64_t name) {
+  const char* begin = map_ + header().names_offset;
+  const uint64_t used = std::min(header().names_used.load(std::memory_order_acquire), header().names_bytes);
+  while (name >= optimizer_names_.size() && names_read_ + sizeof(uint32_t) <= used) {
     uint32_t length = 0;
-    std::memcpy(&length, at, sizeof length);
-    at += sizeof length;
-    if (length > static_cast<uint64_t>(end - at)) return false;
-    if (i == name) return std::string_view(at, length).starts_with("Optimizer.step");
-    at += length;
+    std::memcpy(&length, begin + names_read_, sizeof length);
+    const uint64_t end = names_read_ + sizeof length + length;
+    if (end > used) break;
+    optimizer_names_.push_back(std::string_view(begin + end - length, length).starts_with("Optimizer.step"));
+    names_read_ = end;
   }
-  return false;
+  return name < optimizer_names_.size() && optimizer_names_[name];
 }
 
 }  // namespace oomdiag

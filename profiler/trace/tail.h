@@ -44,13 +44,15 @@ class TraceTail {
   };
   void read_chunk(uint64_t chunk, std::vector<Event>& events);
   void take(const Event& event);
-  bool is_optimizer_step(uint64_t name) const;
+  bool is_optimizer_step(uint64_t name);
 
   const TraceHeader& header() const { return *reinterpret_cast<const TraceHeader*>(map_); }
 
   const char* map_;
   uint64_t bytes_;
-  std::vector<Place> places_;  ///< by chunk
+  std::vector<Place> places_;          ///< by chunk
+  std::vector<bool> optimizer_names_;  ///< of each name: whether it is that of an optimizer's step
+  uint64_t names_read_ = 0;            ///< bytes
   LiveFigures figures_;
 };
 
