@@ -1,8 +1,13 @@
-// By hand: how long and how much memory does the report of a trace with 10 million events take? A child writes the trace
-// file, as the recorder would: forward on one thread, backward on another. Prints seconds and the peak of resident memory of
-// reading it, which is all that this process does. Bar: 2 s, 200 MiB.
+// By hand: how long and how much memory do reports of traces with 10 million events take? A child writes the trace file, as
+// the recorder would, another reads it. Prints seconds and the peak of resident memory of reading. Bar: 2 s, 200 MiB, for
+// each of these programs:
 //
-//   cmake --build build --target oomdiag_bench_replay && build/bin/oomdiag_bench_replay [million events [trace to keep]]
+//   training   steps of 2 000 events: forward on one thread, backward on another
+//   huge       three steps, of very many micro-batches each
+//   serving    no steps: calls of a model of 160 layers without gradients, a new batch for each
+//   tiny       no steps: calls of a single layer, nothing between them
+//
+//   cmake --build build --target oomdiag_bench_replay && build/bin/oomdiag_bench_replay [million events [program]]
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -13,6 +18,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <semaphore>
+#include <string_view>
 #include <thread>
 
 #include "profiler/report/json.h"
@@ -56,20 +62,28 @@ class TraceMaker {
  public:
   TraceMaker(TraceWriter& writer, size_t events) : writer_(writer), backward_(writer), wanted_(events) {
     for (const char* name : {"aten::conv2d", "aten::relu", "ConvolutionBackward0", "aten::convolution_backward",
-                             "layer", "train.py:1", "Optimizer.step#Adam.step"}) {
+                             "layer", "train.py:1", "Optimizer.step#Adam.step", "aten::randn", "first"}) {
       writer.intern(std::string_view(name));
     }
     writer.intern(Context{.op = 1, .inner = 1, .module = 5, .source = 6, .flags = kGradMode});
     writer.intern(Context{.op = 2, .inner = 2, .module = 5, .source = 6, .flags = kGradMode});
     writer.intern(Context{.op = 4, .inner = 4, .node = 3});
+    writer.intern(Context{.op = 8, .inner = 8, .source = 6});
+    writer.intern(Context{.op = 1, .inner = 1, .module = 9, .source = 6});
+    writer.intern(Context{.op = 2, .inner = 2, .module = 5, .source = 6});
     writer.header().devices[0].total_bytes = int64_t{80} << 30;
     for (uint64_t i = 0; i < 4 * kLayers + 64; ++i) {
       add({.address = kSegment * (i + 1), .bytes = static_cast<int64_t>(kSegment), .kind = EventKind::segment_alloc});
     }
   }
 
-  void make() {
-    while (written_ < wanted_) step();
+  void make(std::string_view program) {
+    while (written_ < wanted_) {
+      if (program == "training") step();
+      if (program == "huge") huge_step();
+      if (program == "serving") serve(kLayers, true);
+      if (program == "tiny") serve(1, false);
+    }
     flush();
   }
 
@@ -110,6 +124,35 @@ class TraceMaker {
   }
 
   void step() {
+    micro_batch();
+    optimizer();
+  }
+
+  void huge_step() {
+    for (const size_t end = written_ + wanted_ / 3; written_ < end;) micro_batch();
+    optimizer();
+  }
+
+  // The result of the call before lives until this one has its own.
+  void serve(uint64_t layers, bool new_batch) {
+    call_ ^= 1;
+    if (new_batch) {
+      serial_ = ++ops_;
+      alloc(4, 1, 4 << 20);
+    }
+    for (uint64_t layer = 0; layer < layers; ++layer) {
+      serial_ = ++ops_;
+      const uint64_t place = layer + 1 == layers ? 4 * kLayers + 2 + call_ : 2 + layer;
+      alloc(layer == 0 ? 5 : 6, place, 8 << 20);
+      if (layer > 0) free(6, 1 + layer, 8 << 20);
+    }
+    serial_ = 0;
+    if (served_) free(6, 4 * kLayers + 2 + (call_ ^ 1), 8 << 20);
+    if (new_batch) free(0, 1, 4 << 20);
+    served_ = true;
+  }
+
+  void micro_batch() {
     activation_bytes_ += 512;  // a peak at the very end is the worst case: the second pass goes all the way too
     for (uint64_t layer = 0; layer < kLayers; ++layer) {
       ++serial_;
@@ -139,6 +182,9 @@ class TraceMaker {
     node_ = newest;
     serial_ = 0;
     for (uint64_t layer = 0; layer < kLayers; ++layer) free(0, 3 * kLayers + 1 + layer, 2 << 20);
+  }
+
+  void optimizer() {
     add({.detail = 7, .kind = EventKind::scope_begin});
     add({.detail = 7, .kind = EventKind::scope_end});
   }
@@ -150,12 +196,15 @@ class TraceMaker {
   uint32_t serial_ = 0;
   uint64_t node_ = 0;
   int64_t activation_bytes_ = 9 << 20;
+  uint64_t call_ = 0;
+  uint32_t ops_ = 0;
+  bool served_ = false;
 };
 
-void write_trace(const std::filesystem::path& file, size_t events) {
+void write_trace(const std::filesystem::path& file, size_t events, std::string_view program) {
   const TraceBudget budget{.event_bytes = static_cast<int64_t>(events * sizeof(Event) * 5 / 4) + (16 << 20)};
   TraceWriter writer(file, 1, budget);
-  TraceMaker(writer, events).make();
+  TraceMaker(writer, events).make(program);
   writer.publish();
   writer.finish();
 }
@@ -176,29 +225,43 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const size_t events = static_cast<size_t>(argc > 1 ? std::atoi(argv[1]) : 10) * 1'000'000;
-  const std::filesystem::path file = argc > 2 ? argv[2] : fmt::format("bench-trace-{}", getpid());
-  const pid_t child = fork();
-  if (child == 0) {
-    write_trace(file, events);
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  const double cpu_before = cpu_seconds();
+void read_back(const std::filesystem::path& file, std::string_view program) {
   const auto start = std::chrono::steady_clock::now();
   const Trace trace = read_trace(file);
   const double cpu_read = cpu_seconds();
   const Report report = make_report(trace, {.exit_code = 0});
   const std::string json = to_json(report);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  if (argc <= 2) std::filesystem::remove(file);
-  fmt::print("{} events: {:.2f} s, {:.2f} s of CPU, of them {:.2f} s to read; resident {:.0f} MiB at most\n",
-             trace.events.size(), seconds.count(), cpu_seconds() - cpu_before, cpu_read - cpu_before, peak_mebibytes());
-  fmt::print("peak {} bytes in step {}, {} steps, {} bytes of JSON\n", report.devices.at(0).peak.allocated_bytes,
-             report.devices.at(0).peak.step, report.steps, json.size());
+  fmt::print("{:<9} {} events: {:.2f} s, {:.2f} s of CPU, of them {:.2f} s to read; resident {:.0f} MiB at most\n",
+             program, trace.events.size(), seconds.count(), cpu_seconds(), cpu_read, peak_mebibytes());
+  fmt::print("          peak {} bytes in step {}, {} steps, {} bytes of JSON\n",
+             report.devices.at(0).peak.allocated_bytes, report.devices.at(0).peak.step, report.steps, json.size());
+}
+
+/// In a process of its own, so that its memory and time are its own.
+template <class Work>
+void in_child(Work work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    std::fflush(stdout);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const size_t events = static_cast<size_t>(argc > 1 ? std::atoi(argv[1]) : 10) * 1'000'000;
+  const std::string_view only = argc > 2 ? argv[2] : "";
+  for (const std::string_view program : {"training", "huge", "serving", "tiny"}) {
+    if (!only.empty() && program != only) continue;
+    const std::filesystem::path file = fmt::format("bench-trace-{}", getpid());
+    in_child([&] { write_trace(file, events, program); });
+    in_child([&] { read_back(file, program); });
+    std::filesystem::remove(file);
+  }
   return 0;
 }
