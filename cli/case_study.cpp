@@ -5,7 +5,7 @@
 
 #include "cli/run_folder.h"
 #include "cli/temporary_folder.h"
-#include "profiler/cases/notes.h"
+#include "samples/cases/notes.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {

@@ -12,7 +12,7 @@
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
-#include "profiler/cases/notes.h"
+#include "samples/cases/notes.h"
 #include "profiler/error.h"
 #include "profiler/report/case_text.h"
 

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "profiler/cases/bytes.h"
-#include "profiler/cases/notes.h"
+#include "samples/cases/bytes.h"
+#include "samples/cases/notes.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/table.h"
 

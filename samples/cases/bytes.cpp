@@ -1,4 +1,4 @@
-#include "profiler/cases/bytes.h"
+#include "samples/cases/bytes.h"
 
 #include <algorithm>
 #include <charconv>

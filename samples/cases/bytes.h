@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "profiler/cases/case_run.h"
+#include "samples/cases/case_run.h"
 
 // The figures of a run that several cases ask for. What a run does not have is 0.
 namespace oomdiag {

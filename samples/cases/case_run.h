@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "profiler/cases/scopes.h"
+#include "samples/cases/scopes.h"
 #include "profiler/report/report.h"
 
 namespace oomdiag {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "profiler/cases/notes.h"
+#include "samples/cases/notes.h"
 #include "profiler/report/case_text.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"

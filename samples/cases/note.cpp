@@ -1,4 +1,4 @@
-#include "profiler/cases/note.h"
+#include "samples/cases/note.h"
 
 #include <fmt/format.h>
 

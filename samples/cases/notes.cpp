@@ -1,8 +1,8 @@
-#include "profiler/cases/notes.h"
+#include "samples/cases/notes.h"
 
 #include <array>
 
-#include "profiler/cases/bytes.h"
+#include "samples/cases/bytes.h"
 
 namespace oomdiag {
 namespace {

@@ -1,4 +1,4 @@
-#include "profiler/cases/scopes.h"
+#include "samples/cases/scopes.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
 

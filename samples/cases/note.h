@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "profiler/cases/case_run.h"
+#include "samples/cases/case_run.h"
 
 namespace oomdiag {
 

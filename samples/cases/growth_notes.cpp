@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <map>
 
-#include "profiler/cases/bytes.h"
-#include "profiler/cases/notes.h"
+#include "samples/cases/bytes.h"
+#include "samples/cases/notes.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {

@@ -4,8 +4,8 @@
 #include <span>
 #include <string_view>
 
-#include "profiler/cases/case_run.h"
-#include "profiler/cases/note.h"
+#include "samples/cases/case_run.h"
+#include "samples/cases/note.h"
 
 namespace oomdiag {
 

@@ -1,4 +1,4 @@
-#include "profiler/cases/scopes.h"
+#include "samples/cases/scopes.h"
 
 #include <algorithm>
 #include <unordered_map>
