@@ -5,8 +5,8 @@
 
 #include "cli/run_folder.h"
 #include "cli/temporary_folder.h"
-#include "samples/cases/notes.h"
 #include "profiler/trace/trace.h"
+#include "samples/cases/notes.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;

@@ -12,9 +12,9 @@
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
-#include "samples/cases/notes.h"
 #include "profiler/error.h"
 #include "profiler/report/case_text.h"
+#include "samples/cases/notes.h"
 
 namespace oomdiag {
 namespace {

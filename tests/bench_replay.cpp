@@ -72,6 +72,7 @@ class TraceMaker {
     writer.intern(Context{.op = 1, .inner = 1, .module = 9, .source = 6});
     writer.intern(Context{.op = 2, .inner = 2, .module = 5, .source = 6});
     writer.header().devices[0].total_bytes = int64_t{80} << 30;
+    writer.header().python = 1;
     for (uint64_t i = 0; i < 4 * kLayers + 64; ++i) {
       add({.address = kSegment * (i + 1), .bytes = static_cast<int64_t>(kSegment), .kind = EventKind::segment_alloc});
     }

@@ -67,6 +67,7 @@ void CardFollower::read_layout(const Event& event, uint64_t index) {
 }
 
 void CardFollower::note(const Event& event, uint64_t index) {
+  if (event.address == 0) return;  // it is about a refusal
   uint32_t id = pass_.table.find(event.device, event.address);
   if (id == BlockTable::kNone) id = ensure_row({.address = event.address}, index);
   Row& row = pass_.table[id];

@@ -61,8 +61,9 @@ void IterationFinder::read_alloc(const Event& event, uint64_t index) {
 IterationRule IterationFinder::finish(bool trains) const {
   if (trains || call_.context == 0) return {.first = call_.first};
   for (const auto& [name, scope] : scopes_) {
-    if (scope.calls > 1 && scope.ops * 2 > ops_) return {.first = scope.first, .scope = name};
+    if (scope.calls > 1 && scope.ops * 10 > ops_ * 9) return {.first = scope.first, .scope = name};
   }
+  if (!trace_.process.python) return {.first = call_.first};  // what looks like modules are scopes
   IterationRule rule = call_;
   // Where gradients are on it may be the first forward pass of a training run: its layers are no iterations.
   rule.after_outside = graph_ || returns_after_outside_ >= kLeastReturns;

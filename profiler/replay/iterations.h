@@ -6,11 +6,11 @@
 #include "profiler/trace/trace.h"
 
 // Steps of a program that does not train: inference, generate(), a server. One iteration is one of
-//   a scope      that the program opens again and again at the outermost level, if most of its work lies in it
-//   a call       of its outermost module. Nothing tells of it but the ops inside: it begins with the op that was the first
-//                in a module, when that runs again. In most programs something is made outside of modules between two
-//                calls (the next batch, the token that was chosen); then only such a return counts, and not that a layer
-//                is called several times inside of one call.
+//   a scope      that the program opens again and again at the outermost level, if nearly all of its work lies in it
+//   a call       of its outermost module, in Python. Nothing tells of it but the ops inside: it begins with the op that was
+//                the first in a module, when that runs again. In most programs something is made outside of modules
+//                between two calls (the next batch, the token that was chosen); then only such a return counts, and not
+//                that a layer is called several times inside of one call.
 namespace oomdiag {
 
 /// How the iterations of a program can be told; of one that trains none are.

@@ -3,8 +3,8 @@
 #include <map>
 #include <string>
 
-#include "samples/cases/scopes.h"
 #include "profiler/report/report.h"
+#include "samples/cases/scopes.h"
 
 namespace oomdiag {
 

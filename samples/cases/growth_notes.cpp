@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <map>
 
+#include "profiler/report/table.h"
 #include "samples/cases/bytes.h"
 #include "samples/cases/notes.h"
-#include "profiler/report/table.h"
 
 namespace oomdiag {
 namespace {

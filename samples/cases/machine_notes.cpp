@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "profiler/report/table.h"
 #include "samples/cases/bytes.h"
 #include "samples/cases/notes.h"
-#include "profiler/report/table.h"
 
 namespace oomdiag {
 namespace {

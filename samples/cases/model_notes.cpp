@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include "samples/cases/bytes.h"
-#include "samples/cases/notes.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/table.h"
+#include "samples/cases/bytes.h"
+#include "samples/cases/notes.h"
 
 namespace oomdiag {
 namespace {

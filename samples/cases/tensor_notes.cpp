@@ -6,10 +6,10 @@
 #include <map>
 #include <set>
 
-#include "samples/cases/bytes.h"
-#include "samples/cases/notes.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/table.h"
+#include "samples/cases/bytes.h"
+#include "samples/cases/notes.h"
 
 namespace oomdiag {
 namespace {

@@ -234,6 +234,37 @@ class Refusals(DiagnosisTest):
         self.assertIsNone(report["failure"])
         self.assertEqual(len(report["caught"]), 1)
 
+    def test_a_server_that_survived_an_oom_long_ago_did_not_end_by_it(self):
+        done, report = self.run_code("""
+            import sys, torch
+            model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(3)]).cuda().eval()
+            with torch.no_grad():
+                for request in range(20):
+                    try:
+                        y = model(torch.randn(4000000 if request == 3 else 64, 1024, device='cuda'))
+                    except torch.OutOfMemoryError:
+                        torch.cuda.empty_cache()
+            sys.exit(1)
+        """, device="rtx3060")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(report["outcome"], "failed")
+        self.assertEqual(len(report["caught"]), 1)
+        self.assertEqual(report["caught"][0]["step"], 3)  # requests that were answered
+        self.assertEqual(report["steps"], 19)
+
+    def test_outputs_that_a_program_without_gradients_keeps_are_a_leak(self):
+        done, report = self.run_code("""
+            import torch
+            model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(3)]).cuda().eval()
+            kept = []
+            with torch.no_grad():
+                while True:
+                    kept.append(model(torch.randn(16384, 2048, device='cuda')))
+        """, device="rtx3060")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(report["cause"]["kind"], "leak")
+        self.assertEqual(report["growth"][0]["module"], "2")
+
     def test_a_request_larger_than_the_card_is_oversized(self):
         _, report = self.run_code("import torch; torch.empty(20 << 30, dtype=torch.uint8, device='cuda')")
         self.assertEqual(report["cause"]["kind"], "oversized_request")

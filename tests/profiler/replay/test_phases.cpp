@@ -101,6 +101,7 @@ TEST_CASE("a program that never trains begins its forward work in its first modu
 
 TEST_CASE("of a program that never trains each call of its outermost module is a step", "[replay]") {
   EventBuilder trace;
+  trace.trace().process.python = true;
   trace.op({.op = "aten::to", .grad = false}).alloc("w", 4_MiB);
   for (uint32_t call = 1; call <= 5; ++call) {
     trace.op({.op = "aten::randn", .grad = false}).alloc("x", 2_MiB);
@@ -114,6 +115,7 @@ TEST_CASE("of a program that never trains each call of its outermost module is a
 TEST_CASE("calls with nothing between them are steps, too, but not the layers of a first forward pass", "[replay]") {
   const auto steps_of = [](bool grad) {
     EventBuilder trace;
+    trace.trace().process.python = true;
     trace.op({.op = "aten::to", .grad = false}).alloc("w", 4_MiB);
     for (uint32_t call = 1; call <= 5; ++call) {
       trace.op({.op = "aten::linear", .module = "fc", .grad = grad}).alloc("y", 2_MiB);
@@ -127,6 +129,7 @@ TEST_CASE("calls with nothing between them are steps, too, but not the layers of
 
 TEST_CASE("a scope that the program opens again and again is a step, where most work lies in it", "[replay]") {
   EventBuilder trace;
+  trace.trace().process.python = true;
   for (uint32_t request = 1; request <= 3; ++request) {
     trace.begin_scope("request");
     for (uint32_t token = 0; token < 10; ++token) {
@@ -140,6 +143,7 @@ TEST_CASE("a scope that the program opens again and again is a step, where most 
 
 TEST_CASE("with an optimizer iterations are its steps, however often modules are called", "[replay]") {
   EventBuilder trace;
+  trace.trace().process.python = true;
   for (uint32_t call = 1; call <= 5; ++call) {
     trace.op({.op = "aten::randn", .grad = false}).alloc("x", 2_MiB);
     trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 2_MiB);
@@ -147,6 +151,17 @@ TEST_CASE("with an optimizer iterations are its steps, however often modules are
   trace.begin_scope("Optimizer.step#SGD.step").end_scope("Optimizer.step#SGD.step");
   trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 2_MiB);
   CHECK(last_alloc(trace).step == 2);
+}
+
+TEST_CASE("scopes that take turns are no steps", "[replay]") {
+  EventBuilder trace;
+  for (uint32_t turn = 0; turn < 8; ++turn) {
+    for (const char* scope : {"kept", "temporary"}) {
+      trace.begin_scope(scope).op({.op = "aten::empty", .module = scope, .grad = false}).alloc("x", 2_MiB);
+      trace.end_scope(scope);
+    }
+  }
+  CHECK(last_alloc(trace).step == 1);
 }
 
 TEST_CASE("each phase of each step has its own peak", "[replay]") {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "samples/cases/notes.h"
 #include "profiler/report/case_text.h"
+#include "samples/cases/notes.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
 
