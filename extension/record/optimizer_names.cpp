@@ -5,6 +5,7 @@
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
+#include "profiler/trace/group_role.h"
 
 namespace oomdiag {
 
@@ -17,8 +18,9 @@ Event group_event(uint32_t group) {
   return event;
 }
 
-void write_tensor(const c10::TensorImpl& tensor, uint32_t group) {
+void write_tensor(const c10::TensorImpl& tensor, uint32_t group, int role) {
   Event event = group_event(group);
+  event.flags = static_cast<uint16_t>(role);
   if (locate_storage(tensor, event)) session().writer().write(event);
 }
 
@@ -63,8 +65,8 @@ void OptimizerNames::write_groups_of(PythonObject optimizer, const std::string& 
       group_of[parameter.get()] = id;
       const c10::TensorImpl* tensor = tensors_.find(parameter.get());
       if (tensor == nullptr) continue;
-      write_tensor(*tensor, id);
-      if (tensor->grad().defined()) write_tensor(*tensor->grad().unsafeGetTensorImpl(), id);
+      write_tensor(*tensor, id, kGroupedParameter | (tensor->requires_grad() ? kGroupedTrained : 0));
+      if (tensor->grad().defined()) write_tensor(*tensor->grad().unsafeGetTensorImpl(), id, kGroupedGradient);
     }
   }
   write_states(dict.get(), group_of);
@@ -81,9 +83,9 @@ void OptimizerNames::write_states(PythonObject optimizer_dict,
 }
 
 void OptimizerNames::write_member(PythonObject value, uint32_t group) {
-  if (const c10::TensorImpl* tensor = tensors_.find(value)) return write_tensor(*tensor, group);
+  if (const c10::TensorImpl* tensor = tensors_.find(value)) return write_tensor(*tensor, group, kGroupedState);
   for (const PythonRef& item : reader_.items(value)) {
-    if (const c10::TensorImpl* tensor = tensors_.find(item.get())) write_tensor(*tensor, group);
+    if (const c10::TensorImpl* tensor = tensors_.find(item.get())) write_tensor(*tensor, group, kGroupedState);
   }
 }
 

@@ -36,7 +36,8 @@ struct Row {
   uint32_t nth_in_op = 0;      ///< how many allocations of the same op call came before
   Phase phase = Phase::other;  ///< in which it was allocated
   uint8_t device = 0;
-  bool parameter = false, buffer = false, ever_saved = false;
+  bool parameter = false, buffer = false, state = false, ever_saved = false;
+  bool trained = false;              ///< a parameter of an optimizer that wants a gradient
   bool op_made_nodes = false;        ///< the op that made it recorded itself for backward
   bool died_in_op = false;           ///< freed by the op call, or the node, that made it
   bool died_in_optimizer = false;    ///< freed inside the optimizer step that made it

@@ -4,6 +4,7 @@
 
 #include "profiler/replay/initial_layout.h"
 #include "profiler/replay/layout.h"
+#include "profiler/trace/group_role.h"
 
 namespace oomdiag {
 namespace {
@@ -73,6 +74,10 @@ void CardFollower::note(const Event& event, uint64_t index) {
   Row& row = pass_.table[id];
   if (event.kind == EventKind::grouped) {
     row.group = static_cast<uint32_t>(event.detail);
+    row.parameter |= (event.flags & kGroupedParameter) != 0;
+    row.state |= (event.flags & kGroupedState) != 0;
+    row.trained |= (event.flags & kGroupedTrained) != 0;
+    if ((event.flags & kGroupedGradient) != 0) row.gradient_since = std::min(row.gradient_since, index);
     return;
   }
   if (event.detail != 0) row.shape = static_cast<uint32_t>(event.detail);

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 
+#include "profiler/replay/rounding.h"
+
 // What is a block? The allocator does not know, and PyTorch's own tools need a Python tracer to tell. We put together what
 // the hooks saw, strongest evidence first, each block in one category:
 //
 //   1 named        a parameter, a buffer or a gradient: an event named its storage. A parameter that a node saves for
 //                  backward stays a parameter. What will *become* a gradient is still in flight before AccumulateGrad ran.
-//   2 optimizer    allocated inside "Optimizer.step…". If the step is over, it is state: that is what survives a step. If
+//   2 optimizer    the optimizer has it in its state: also what was loaded from a file. Or allocated inside "Optimizer.step…". If the step is over, it is state: that is what survives a step. If
 //                  the step is still open, only ops that make state (zeros_like, …) count; the rest are its temporaries.
 //   3 saved        kept by a node of the living graph. Made by an op that recorded itself: an activation. Made in setup or
 //                  by an op that made no node: it is where the graph begins, an input.
@@ -85,6 +87,7 @@ Category categorise(const Evidence& e) {
   if (e.parameter) return Category::parameter;
   if (e.buffer) return Category::buffer;
   if (e.gradient) return Category::gradient;
+  if (e.state) return Category::optimizer_state;
   if (e.in_optimizer && !e.in_node) {
     const bool state = !e.optimizer_is_open || makes_state(e.inner) || makes_state(e.op);
     return state ? Category::optimizer_state : Category::temporary;
@@ -110,6 +113,14 @@ bool is_gemm(std::string_view op) {
                                                        "aten::_scaled_mm",
                                                        "aten::matmul"};
   return is_one_of(op, kGemms);
+}
+
+bool is_cublas_workspace(int64_t requested_bytes, int64_t known_bytes) {
+  // CUBLASLT_WORKSPACE_SIZE by default, and what PyTorch gives a handle (ATen/cuda/CublasHandlePool.cpp): 8 MiB and a
+  // little, 32 MiB from Hopper on.
+  if (requested_bytes == kMiB) return true;
+  if (known_bytes > 0) return requested_bytes == round_size(known_bytes, {});
+  return requested_bytes == 8 * kMiB + 128 * kKiB || requested_bytes == 32 * kMiB;
 }
 
 bool takes_workspace(std::string_view op) {

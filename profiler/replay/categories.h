@@ -9,9 +9,10 @@ namespace oomdiag {
 /// What is known of one live block when its category is decided. All of it belongs to this instance of the block, not to
 /// its address: addresses are used again.
 struct Evidence {
-  bool parameter = false;  ///< an event named its storage so; likewise the next two
+  bool parameter = false;  ///< an event named its storage so; likewise the next three
   bool buffer = false;
   bool gradient = false;
+  bool state = false;       ///< an optimizer has it in its state
   bool saved = false;       ///< a node of the graph that lives at the moment keeps it for backward
   bool ever_saved = false;  ///< a node kept it at some time
 
@@ -35,6 +36,8 @@ Category categorise(const Evidence& evidence);
 
 /// Whether this operator multiplies matrices through cuBLAS, which has a workspace.
 bool is_gemm(std::string_view op);
+/// Whether cuBLAS or cublasLt is given a workspace of this size. `known_bytes`: that of the card, 0 = not known.
+bool is_cublas_workspace(int64_t requested_bytes, int64_t known_bytes);
 /// Whether this operator may take a workspace for itself: convolutions, attention, recurrent layers, and gemm.
 bool takes_workspace(std::string_view op);
 

@@ -60,6 +60,7 @@ struct LiveBlock {
   std::string_view name{};   ///< of a parameter or buffer
   std::string_view shape{};  ///< "[64, 32] float32", or empty
   std::string_view group{};  ///< of the optimizer's parameter groups, "AdamW, group 1", or empty
+  bool trained = false;      ///< a parameter of an optimizer that wants a gradient
   std::vector<Where>
       saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 

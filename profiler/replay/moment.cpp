@@ -89,6 +89,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const Views& views, c
                       .name = name.empty() && !row.is_known() ? "before recording" : name,
                       .shape = trace.name(shape),
                       .group = trace.name(row.group),
+                      .trained = row.trained,
                       .saved_by = reader.locate_savers(savers)});
   }
   return blocks;

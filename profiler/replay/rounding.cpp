@@ -36,6 +36,9 @@ int64_t round_size(int64_t requested_bytes, const AllocatorSettings& settings) {
 
 int64_t segment_size(int64_t rounded_bytes, const AllocatorSettings& settings) {
   if (rounded_bytes <= kSmallBytes) return kSmallSegmentBytes;
+  if (settings.expandable_segments) {
+    return round_up(std::min(rounded_bytes, kMaxSaneBytes), std::max(kRoundLargeBytes, settings.large_segment_bytes));
+  }
   if (rounded_bytes < kMinLargeBytes) return settings.large_segment_bytes;
   return round_up(std::min(rounded_bytes, kMaxSaneBytes), kRoundLargeBytes);
 }

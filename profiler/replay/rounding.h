@@ -21,6 +21,7 @@ inline constexpr int64_t kMostBytes = int64_t{1} << 60;
 int64_t round_size(int64_t requested_bytes, const AllocatorSettings& settings);
 
 /// `DeviceCachingAllocator::get_allocation_size`: bytes asked of the driver when no cached block of `rounded_bytes` exists.
+/// An expandable segment grows by whole pieces of 2 MiB (small pool) or 20 MiB.
 int64_t segment_size(int64_t rounded_bytes, const AllocatorSettings& settings);
 
 /// `DeviceCachingAllocator::should_split`: whether what is left of a block becomes a free block of its own. If not, the

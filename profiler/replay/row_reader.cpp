@@ -59,6 +59,7 @@ Evidence RowReader::gather(const Row& row, bool saved) const {
   return {.parameter = row.parameter,
           .buffer = row.buffer,
           .gradient = row.gradient_since < horizon_.named_end,
+          .state = row.state,
           .saved = saved || freed_by_backward,
           .ever_saved = row.ever_saved,
           .phase = row.phase,

@@ -37,7 +37,9 @@ BlockLife wanted_block(const OutOfMemory& refusal, uint32_t position) {
   if (life.phase == Phase::forward) life.category = Category::output;
   if (life.phase == Phase::backward) life.category = Category::gradient_in_flight;
   if (life.phase == Phase::optimizer) life.category = Category::optimizer_state;
-  const bool scratch = takes_workspace(refusal.where.inner) && !refusal.first_in_op;
+  const std::string_view op = refusal.where.inner;
+  const bool may_want = is_gemm(op) ? is_cublas_workspace(refusal.requested_bytes, 0) : takes_workspace(op);
+  const bool scratch = may_want && !refusal.first_in_op;
   if (scratch && refusal.wanted_shape.empty()) life.category = Category::workspace;
   return life;
 }
