@@ -21,15 +21,19 @@ double pace(Levels levels, size_t from, size_t to) {
 }
 
 /// Whether `levels` rise from the first to the last and do not level off.
+///   rises      at least three: one alone is what another line made anew, such as the optimizer's state by a second step()
 ///   falls      at most every tenth increment
 ///   pace       the second half adds at least half of what the whole would at an even pace
 ///   lately     the last third adds something
 bool keeps_rising(Levels levels) {
   const size_t n = levels.size();
   if (n < kLeastSamples || levels.back() <= levels.front()) return false;
-  size_t falls = 0;
-  for (size_t i = 1; i < n; ++i) falls += levels[i] < levels[i - 1] ? 1 : 0;
-  if (falls * 10 > n - 1) return false;
+  size_t rises = 0, falls = 0;
+  for (size_t i = 1; i < n; ++i) {
+    rises += levels[i] > levels[i - 1] ? 1 : 0;
+    falls += levels[i] < levels[i - 1] ? 1 : 0;
+  }
+  if (rises < kLeastSamples - 1 || falls * 10 > n - 1) return false;
   const size_t late = n - 1 - std::max<size_t>(1, (n - 1) / 3);
   return pace(levels, (n - 1) / 2, n - 1) >= 0.5 && levels.back() > levels[late];
 }
