@@ -26,4 +26,12 @@ Trace oom_in_forward();
 /// Adam's state does not fit.
 Trace oom_in_optimizer();
 
+/// A card with so much memory.
+inline Device card_of(int64_t total_bytes, int64_t context_bytes = 0) {
+  Device card;
+  card.total_bytes = total_bytes;
+  card.context_bytes = context_bytes;
+  return card;
+}
+
 }  // namespace oomdiag

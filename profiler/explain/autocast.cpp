@@ -136,18 +136,32 @@ class Caster {
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };
 
+bool is_under_autocast(const Lives& blocks) {
+  return std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) { return !block.made.autocast.empty(); });
+}
+
 }  // namespace
 
+/// Not where autocast is on already, nor where the model is of another type. Cards before Ampere have no bfloat16.
 std::optional<Changed> use_autocast(const Situation& situation) {
-  Caster caster(situation.lives.blocks);
+  const Lives& as_it_is = situation.lives.blocks;
+  if (is_under_autocast(as_it_is) || !is_mostly_float32(as_it_is)) return {};
+  Caster caster(as_it_is);
   Lives blocks = caster.cast();
   if (!caster.any()) return {};
-  return Changed{.id = "autocast_bf16",
-                 .label = "bf16 autocast",
-                 .formula =
-                     "half of what matrix products, convolutions and the ops after them make; float32 stays in "
-                     "softmax, norms and losses; + half of the weights",
-                 .blocks = std::move(blocks)};
+  const bool bfloat16 = situation.compute_major == 0 || situation.compute_major >= 8;
+  return Changed{
+      .id = bfloat16 ? "autocast_bf16" : "autocast_fp16",
+      .label = bfloat16 ? "bf16 autocast" : "fp16 autocast, scaled gradients",
+      .formula =
+          "half of what matrix products, convolutions and the ops after them make; float32 stays in "
+          "softmax, norms and losses; + half of the weights",
+      .blocks = std::move(blocks),
+      .how = {bfloat16 ? "with torch.autocast(\"cuda\", torch.bfloat16):"
+                       : "with torch.autocast(\"cuda\", torch.float16):",
+              "    loss = …  # forward only",
+              bfloat16 ? "loss.backward()" : "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()"},
+      .costs = "matrix products and convolutions round to 16 bits"};
 }
 
 }  // namespace oomdiag

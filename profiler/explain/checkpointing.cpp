@@ -21,7 +21,31 @@ namespace {
 
 struct Segment {
   uint32_t backward = BlockLife::kNever;  ///< where its first node allocates
+  uint32_t first = BlockLife::kNever;     ///< where its first saved tensor is made
   size_t interior = 0;                    ///< blocks that only it saves
+  int64_t saved_bytes = 0;                ///< by it, also what others save too
+};
+
+// "h.2" comes before "h.10".
+struct InNaturalOrder {
+  bool operator()(std::string_view a, std::string_view b) const {
+    while (!a.empty() && !b.empty()) {
+      const size_t i = digits(a), j = digits(b);
+      if (i > 0 && j > 0) {
+        if (i != j) return i < j;
+        if (a.substr(0, i) != b.substr(0, j)) return a.substr(0, i) < b.substr(0, j);
+      } else if (a.front() != b.front()) {
+        return a.front() < b.front();
+      }
+      a.remove_prefix(std::max<size_t>(1, i));
+      b.remove_prefix(std::max<size_t>(1, j));
+    }
+    return a.size() < b.size();
+  }
+  static size_t digits(std::string_view text) {
+    return static_cast<size_t>(std::find_if_not(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }) -
+                               text.begin());
+  }
 };
 
 // "layer3.5.conv2" cut to 2 components is "layer3.5"; modules that lie less deep are no segment.
@@ -44,11 +68,13 @@ bool is_saved_inside(const BlockLife& block, std::string_view segment) {
                      [&](const Where& saver) { return is_inside(saver.module, segment); });
 }
 
+bool is_of_forward(const BlockLife& block) { return block.phase == Phase::forward && block.born != BlockLife::kBefore; }
+
 bool is_saved_in_forward(const BlockLife& block) {
-  return block.category == Category::activation && block.phase == Phase::forward && block.born != BlockLife::kBefore;
+  return block.category == Category::activation && is_of_forward(block);
 }
 
-using Segments = std::map<std::string_view, Segment>;
+using Segments = std::map<std::string_view, Segment, InNaturalOrder>;
 
 Segments find_segments(const Lives& blocks, size_t components) {
   Segments segments;
@@ -58,10 +84,33 @@ Segments find_segments(const Lives& blocks, size_t components) {
     Segment& segment = segments[path];
     if (block.phase == Phase::backward && block.born != BlockLife::kBefore)
       segment.backward = std::min(segment.backward, block.born);
-    if (is_saved_in_forward(block) && !is_saved_outside(block, path)) ++segment.interior;
+    if (!is_saved_in_forward(block)) continue;
+    segment.first = std::min(segment.first, block.born);
+    if (!is_saved_outside(block, path)) ++segment.interior;
+    if (is_saved_inside(block, path) || !is_saved_outside(block, path)) segment.saved_bytes += block.bytes;
   }
   std::erase_if(segments, [](const auto& one) { return one.second.interior < 2; });
   return segments;
+}
+
+// Where backward was not seen, it comes to the segments in reverse order from where forward ends. What was made after a
+// segment is gone by then:
+//
+//   made     a | segment 1 | b | segment 2 | c      forward_end
+//   lives    to 4            to 2            to 0   plus this; segments 2 and 1 are made again at 0 and at 2
+void begin_backward(Lives& blocks, Segments& segments, uint32_t forward_end) {
+  std::vector<Segment*> in_order;
+  for (auto& [path, segment] : segments) in_order.push_back(&segment);
+  std::sort(in_order.begin(), in_order.end(), [](const Segment* a, const Segment* b) { return a->first < b->first; });
+  const auto reached = [&](uint32_t born) {
+    const auto after = std::upper_bound(in_order.begin(), in_order.end(), born,
+                                        [](uint32_t at, const Segment* segment) { return at < segment->first; });
+    return forward_end + 2 * static_cast<uint32_t>(in_order.end() - after);
+  };
+  for (Segment* segment : in_order) segment->backward = reached(segment->first);
+  for (BlockLife& block : blocks) {
+    if (is_of_forward(block) && block.died > forward_end) block.died = reached(block.born);
+  }
 }
 
 Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
@@ -75,6 +124,7 @@ Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
     if (segment->second.backward != BlockLife::kNever) {
       again.push_back(block);
       again.back().born = std::max(segment->second.backward, block.born + 1);
+      if (again.back().died <= again.back().born) again.back().died = again.back().born + 1;
       const bool outlives_backward = block.died > last_backward;  // the program holds it, too
       if (border && !outlives_backward) block.died = std::min(block.died, again.back().born);
     }
@@ -84,10 +134,33 @@ Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
   return blocks;
 }
 
+std::string_view parent_of(std::string_view path) { return path.substr(0, std::min(path.rfind('.'), path.size())); }
+
+// "checkpoint h.*" where one list of modules is meant, else the first and the last of them.
 std::string label_of(const Segments& segments) {
-  const std::string first(segments.begin()->first), last(segments.rbegin()->first);
-  if (segments.size() == 1) return "checkpoint " + first;
-  return "checkpoint " + first + (segments.size() == 2 ? ", " : " ... ") + last;
+  const std::string_view first = segments.begin()->first, last = segments.rbegin()->first;
+  const std::string_view parent = parent_of(first);
+  const bool one_list = std::all_of(segments.begin(), segments.end(), [&](const auto& one) {
+    return one.first.size() > parent.size() && parent_of(one.first) == parent;
+  });
+  if (segments.size() > 2 && one_list) return "checkpoint " + std::string(parent) + ".*";
+  if (segments.size() == 1) return "checkpoint " + std::string(first);
+  return "checkpoint " + std::string(first) + (segments.size() == 2 ? ", " : " ... ") + std::string(last);
+}
+
+std::vector<std::string> how_of(const Segments& segments) {
+  std::string names;
+  for (const auto& [path, segment] : segments) {
+    if (names.size() > 60) {
+      names += ", …";
+      break;
+    }
+    names += (names.empty() ? "\"" : ", \"") + std::string(path) + "\"";
+  }
+  return {"from torch.utils.checkpoint import checkpoint",
+          "for name in [" + names + "]:", "    m = model.get_submodule(name)",
+          "    m.forward = functools.partial(checkpoint, m.forward, use_reentrant=False)",
+          "# transformers: model.gradient_checkpointing_enable()"};
 }
 
 }  // namespace
@@ -99,9 +172,13 @@ std::optional<Changed> checkpoint_modules(const Situation& situation) {
   std::optional<Changed> best;
   int64_t best_peak = 0;
   for (size_t components = 1; components <= kDeepest; ++components) {
-    const Segments segments = find_segments(situation.lives.blocks, components);
+    Segments segments = find_segments(situation.lives.blocks, components);
     if (segments.empty()) continue;
-    Lives blocks = checkpoint(situation.lives.blocks, segments, components);
+    Lives blocks = situation.lives.blocks;
+    const bool backward_seen = std::any_of(segments.begin(), segments.end(),
+                                           [](const auto& one) { return one.second.backward != BlockLife::kNever; });
+    if (!situation.whole && !backward_seen) begin_backward(blocks, segments, situation.forward_end);
+    blocks = checkpoint(std::move(blocks), segments, components);
     const int64_t peak = find_peak(blocks);
     if (best && peak >= best_peak) continue;
     best_peak = peak;
@@ -109,7 +186,14 @@ std::optional<Changed> checkpoint_modules(const Situation& situation) {
                    .label = label_of(segments),
                    .formula = "what only the module saves is freed in forward, and made again when its backward begins",
                    .blocks = std::move(blocks)};
-    for (const auto& [path, segment] : segments) best->modules.emplace_back(path);
+    int64_t again = 0;
+    for (const auto& [path, segment] : segments) {
+      best->modules.emplace_back(path);
+      again += segment.saved_bytes;
+    }
+    best->how = how_of(segments);
+    best->costs = "forward of " + std::to_string(segments.size()) + (segments.size() == 1 ? " module" : " modules") +
+                  " runs twice: " + text_of(again) + " made again";
   }
   return best;
 }

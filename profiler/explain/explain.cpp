@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
+#include "profiler/explain/known_rest.h"
 #include "profiler/explain/remedies.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/explain/whole_step.h"
 #include "profiler/replay/categories.h"
 #include "profiler/replay/rounding.h"
 
@@ -15,8 +19,9 @@
 //   fraction_cap       a limit that the program set itself stood in the way, the card had room
 //   outside_pytorch    it would fit if others held no more of the card than a context takes
 //   workspace          it was no tensor: a library's scratch space, which a slower algorithm does without
-//   fragmentation      free and cached bytes together are enough, but no hole is. Not where the first forward pass, whose
-//                      saved tensors stay, would have less left than it has just asked for: that ends one op later
+//   fragmentation      free and cached bytes together are enough, but no hole is; and the rest of the step would run as
+//                      well if all were packed. In forward that must be known: from a whole step like this one, or because
+//                      every module of the model was called and as much is left as was asked for
 //   pending_frees      … are enough with blocks that are freed but still in use on another stream
 //   capacity           even then bytes are missing: `short_by_bytes` of them
 //
@@ -33,12 +38,20 @@ namespace {
 /// The figures that the questions are about.
 struct Figures {
   int64_t requested = 0, segment = 0, free = 0, cached = 0, pending = 0, outside = 0, reserved = 0, total = 0;
-  int64_t allowed = 0;  ///< the limit that the program set, or total
-  int64_t grown = 0;    ///< from step to step
+  int64_t allowed = 0;        ///< the limit that the program set, or total
+  bool capped = false;        ///< a limit was set, though where it lies is not known: not above `allowed`
+  int64_t grown = 0;          ///< from step to step
+  int64_t lacking_later = 0;  ///< what the rest of the step lacks even if all is packed
 };
 
 // A context and the libraries' own memory on a real card, where nothing says how much that is.
 constexpr int64_t kUsualContextBytes = kGiB;
+
+// Another process may have freed what was missing a moment before.
+bool shares_card(const Moment& moment) {
+  return std::any_of(moment.outside.begin(), moment.outside.end(),
+                     [](const OutsideOwner& owner) { return owner.kind == "process"; });
+}
 
 Figures read_figures(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
                      int64_t total_bytes) {
@@ -55,16 +68,21 @@ Figures read_figures(const OutOfMemory& failure, const Moment& moment, const All
   f.allowed = f.total;
   if (settings.memory_fraction < 1) {
     f.allowed = std::llround(settings.memory_fraction * static_cast<double>(f.total));
-  } else if (f.free >= f.segment) {
+  } else if (f.free >= f.segment && !shares_card(moment)) {
     // The card had room, and still it was refused: a limit was set at run time (set_per_process_memory_fraction). Where it
     // lies is not told; it was not above this.
+    f.capped = true;
     f.allowed = f.reserved + f.segment - 1;
   }
   return f;
 }
 
-bool wants_workspace(const OutOfMemory& failure) {
-  return takes_workspace(failure.where.inner) && !failure.first_in_op && failure.wanted_shape.empty();
+// cuBLAS asks for what PyTorch was configured to give it; what else a matrix product allocates after its first block is a
+// tensor: under autocast the casts of its arguments come before its result.
+bool wants_workspace(const OutOfMemory& failure, const Device& card) {
+  if (!takes_workspace(failure.where.inner) || failure.first_in_op || !failure.wanted_shape.empty()) return false;
+  if (!is_gemm(failure.where.inner)) return true;
+  return is_cublas_workspace(failure.requested_bytes, card.cublas_workspace_bytes);
 }
 
 // A buffer that grows is made anew while the old one lives: the request itself has grown, too.
@@ -107,31 +125,35 @@ std::vector<OutsideOwner> find_holders(const Moment& moment) {
   return holders;
 }
 
-// Nothing tells how much of the first forward pass is still to come.
-bool fails_again_soon(const Figures& f, const OutOfMemory& failure, const Moment& moment) {
-  if (failure.phase != Phase::forward || failure.step != 1 || f.free + f.cached - f.segment >= f.requested)
-    return false;
-  return std::any_of(moment.blocks.begin(), moment.blocks.end(),
-                     [](const LiveBlock& block) { return block.category == Category::activation; });
+// In forward what is saved stays, and more of it comes.
+bool may_go_on(const Figures& f, const OutOfMemory& failure, const Moment& moment, const StepNeed& need) {
+  if (f.lacking_later > 0) return false;
+  if (need.whole || failure.phase != Phase::forward) return true;
+  const bool saves = std::any_of(moment.blocks.begin(), moment.blocks.end(),
+                                 [](const LiveBlock& block) { return block.category == Category::activation; });
+  return !saves || (!need.more_comes && f.free + f.cached - f.segment >= f.requested);
 }
 
-CauseKind decide(const Figures& f, const OutOfMemory& failure, const Moment& moment, int64_t usual_outside) {
+CauseKind decide(const Figures& f, const OutOfMemory& failure, const Moment& moment, int64_t usual_outside,
+                 const Device& card, const StepNeed& need) {
   const int64_t foreign = std::max<int64_t>(0, f.outside - usual_outside);
   if (f.requested > f.total - std::min(f.outside, usual_outside)) return CauseKind::oversized_request;
   if (is_leak(f)) return CauseKind::leak;
   if (f.allowed < f.total && f.reserved + f.segment > f.allowed && f.free >= f.segment) return CauseKind::fraction_cap;
   if (f.free + f.cached >= f.segment) {
-    return fails_again_soon(f, failure, moment) ? CauseKind::capacity : CauseKind::fragmentation;
+    return may_go_on(f, failure, moment, need) ? CauseKind::fragmentation : CauseKind::capacity;
   }
   if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
   if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
-  if (wants_workspace(failure)) return CauseKind::workspace;
+  if (wants_workspace(failure, card)) return CauseKind::workspace;
   return CauseKind::capacity;
 }
 
 int64_t short_by(const Figures& f, CauseKind kind) {
-  if (kind == CauseKind::fraction_cap) return std::max<int64_t>(0, f.reserved - f.cached + f.segment - f.allowed);
-  return std::max<int64_t>(0, f.segment - f.free - f.cached);
+  if (kind == CauseKind::fraction_cap) {
+    return f.capped ? 0 : std::max<int64_t>(0, f.reserved - f.cached + f.segment - f.allowed);
+  }
+  return std::max<int64_t>(kind == CauseKind::capacity ? f.lacking_later : 0, f.segment - f.free - f.cached);
 }
 
 int64_t largest_hole(const Moment& moment) {
@@ -175,10 +197,11 @@ std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment) {
 }
 
 Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
-                 int64_t total_bytes, int64_t context_bytes, const std::vector<Growth>& growths) {
-  Figures f = read_figures(failure, moment, settings, total_bytes);
+                 const Device& card, const std::vector<Growth>& growths, const StepNeed& need) {
+  Figures f = read_figures(failure, moment, settings, card.total_bytes);
   f.grown = sum_grown(growths) + grown_in_request(failure, growths);
-  Cause cause{.kind = decide(f, failure, moment, usual_outside_of(moment, context_bytes))};
+  f.lacking_later = std::max<int64_t>(0, need.bytes - (f.total - f.outside));
+  Cause cause{.kind = decide(f, failure, moment, usual_outside_of(moment, card.context_bytes), card, need)};
   cause.short_by_bytes = short_by(f, cause.kind);
   cause.evidence = {{"requested_bytes", f.requested},
                     {"segment_bytes", f.segment},
@@ -187,8 +210,9 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                     {"pending_free_bytes", f.pending},
                     {"outside_pytorch_bytes", f.outside},
                     {"left_if_packed_bytes", std::max<int64_t>(0, f.free + f.cached - f.segment)},
-                    {"allowed_bytes", f.allowed},
+                    {f.capped ? "allowed_at_most_bytes" : "allowed_bytes", f.allowed},
                     {"largest_hole_bytes", largest_hole(moment)}};
+  if (need.bytes > 0) cause.evidence.push_back({need.whole ? "step_bytes" : "step_at_least_bytes", need.bytes});
   if (cause.kind == CauseKind::leak) {
     cause.evidence.push_back({"grown_bytes", f.grown});
     cause.evidence.push_back({"bytes_per_step", growths.front().bytes_per_step});
@@ -198,34 +222,81 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
   return cause;
 }
 
-Findings explain(const DeviceHistory& device, const AllocatorSettings& settings, int64_t total_bytes,
-                 int64_t context_bytes, std::optional<int64_t> batch) {
+namespace {
+
+/// The step that remedies are tried on, and what is known of it.
+struct Described {
+  StepLives lives{};
+  bool whole = true;
+  uint32_t forward_end = 0;  ///< of a step that is not whole
+  StepNeed need{};
+};
+
+Described describe_step(const DeviceHistory& device) {
+  if (!device.failure) return {.lives = device.lives};
+  if (is_like(device.lives, device.complete)) {
+    StepLives step = run_on(device.lives, device.complete);
+    const int64_t peak = find_peak(step.blocks);
+    return {.lives = std::move(step), .need = {.bytes = peak, .whole = true}};
+  }
+  if (device.lives.step == 0) return {.whole = false};
+  KnownRest rest = add_known_rest(device.lives, device.moment);
+  const int64_t peak = find_peak(rest.lives.blocks);
+  return {.lives = std::move(rest.lives),
+          .whole = false,
+          .forward_end = rest.forward_end,
+          .need = {.bytes = peak, .more_comes = rest.modules_to_come > 0}};
+}
+
+// "AdamW" of "AdamW, group 1": the one with most parameters.
+std::string_view find_optimizer(const Moment& moment) {
+  std::map<std::string_view, int64_t> bytes;
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.category != Category::parameter || block.group.empty()) continue;
+    bytes[block.group.substr(0, block.group.find_first_of(", "))] += block.bytes;
+  }
+  const auto most =
+      std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == bytes.end() ? std::string_view() : most->first;
+}
+
+}  // namespace
+
+Findings explain(const DeviceHistory& device, const AllocatorSettings& settings, const Device& card,
+                 std::optional<int64_t> batch) {
   const Moment& moment = device.moment;
   const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
-  const int64_t room = total_bytes - moment.outside_bytes;
+  const int64_t room = card.total_bytes - moment.outside_bytes;
+  const Described step = describe_step(device);
   Findings findings;
   findings.growths = find_growth(device.curves);
   if (device.failure) {
-    findings.cause = find_cause(*device.failure, moment, settings, total_bytes, context_bytes, findings.growths);
+    findings.cause = find_cause(*device.failure, moment, settings, card, findings.growths, step.need);
   }
-  findings.packing = measure_packing(moment, total_bytes);
+  findings.packing = measure_packing(moment, card.total_bytes);
   findings.needs_bytes = moment.outside_bytes + findings.packing.pack_bytes;
   if (device.failure) findings.needs_bytes += segment_size(refused, settings);
+  findings.needs_bytes = std::max(findings.needs_bytes, moment.outside_bytes + step.need.bytes);
   findings.owners = list_owners(moment);
   findings.largest = follow_largest(moment);
-  findings.duplicates = find_duplicates(moment);
   findings.headroom_bytes = std::max<int64_t>(0, room - moment.allocated_bytes - moment.pending_free_bytes);
   if (batch && *batch > 0) findings.batch = model_batch(moment, refused, *batch, room);
-  findings.remedies =
-      predict_remedies({.lives = device.lives,
-                        .peak_bytes = device.failure ? moment.allocated_bytes + refused : device.peak.allocated_bytes,
-                        .room_bytes = room,
-                        .batch = batch,
-                        .grown_bytes = sum_grown(findings.growths),
-                        .has_backward = device.attribution.backward_bytes > 0});
+  const Situation situation{.lives = step.lives,
+                            .peak_bytes = !device.failure       ? device.peak.allocated_bytes
+                                          : step.need.bytes > 0 ? step.need.bytes
+                                                                : moment.allocated_bytes + refused,
+                            .room_bytes = room,
+                            .batch = batch,
+                            .grown_bytes = sum_grown(findings.growths),
+                            .has_backward = device.attribution.backward_bytes > 0,
+                            .whole = step.whole,
+                            .forward_end = step.forward_end,
+                            .settings = settings,
+                            .compute_major = card.compute_major,
+                            .optimizer = find_optimizer(moment)};
+  findings.remedies = predict_remedies(situation);
   if (findings.cause && findings.cause->kind == CauseKind::fragmentation && !settings.expandable_segments) {
-    findings.remedies.insert(findings.remedies.begin(),
-                             predict_expandable_segments(moment, refused, findings.packing, room));
+    findings.remedies.insert(findings.remedies.begin(), predict_expandable_segments(situation));
   }
   return findings;
 }

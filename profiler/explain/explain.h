@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "profiler/explain/findings.h"
+#include "profiler/trace/trace.h"
 
 namespace oomdiag {
 
@@ -11,13 +12,21 @@ namespace oomdiag {
 std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment);
 
 /// Explains one card of a replayed run. `batch` is the batch size of the run, where the caller knows it.
-Findings explain(const DeviceHistory& device, const AllocatorSettings& settings, int64_t total_bytes,
-                 int64_t context_bytes, std::optional<int64_t> batch);
+Findings explain(const DeviceHistory& device, const AllocatorSettings& settings, const Device& card,
+                 std::optional<int64_t> batch);
 
-/// The primary cause of a refusal, decided from the state it happened in. `context_bytes`: what a context is known to take.
-/// `growths`: what grew from step to step before it.
+/// What the step that failed needs of the card from its beginning to its end.
+struct StepNeed {
+  int64_t bytes = 0;        ///< allocated at once; 0: not known
+  bool whole = false;       ///< a whole step tells; else it is a lower bound
+  bool more_comes = false;  ///< … and modules of the model were not called yet
+
+  bool operator==(const StepNeed&) const = default;
+};
+
+/// The primary cause of a refusal, decided from the state it happened in. `growths`: what grew from step to step before it.
 Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
-                 int64_t total_bytes, int64_t context_bytes, const std::vector<Growth>& growths = {});
+                 const Device& card, const std::vector<Growth>& growths = {}, const StepNeed& need = {});
 
 /// How well the bytes in use fill the reserved ones.
 Packing measure_packing(const Moment& moment, int64_t total_bytes);

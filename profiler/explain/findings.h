@@ -71,8 +71,14 @@ struct Remedy {
   std::string label;                   ///< "bf16 autocast"
   std::string formula{};               ///< how the peak was computed, in words
   std::vector<std::string> modules{};  ///< that are to be checkpointed
+  std::vector<std::string> ids{};      ///< of a combination: the remedies that it is made of
+  std::vector<std::string> how{};      ///< lines to paste: "export PYTORCH_CUDA_ALLOC_CONF=…", or code
+  std::string costs{};                 ///< "forward of 24 layers runs twice: 1.3 GiB recomputed", or empty: nothing
+  bool changes_training = false;       ///< what is learned is another: another optimizer, fewer examples per step
   int64_t predicted_peak_bytes = 0;
-  bool predicted_fits = false;
+  bool at_least = false;  ///< no whole step was seen: the peak is a lower bound
+  /// None where nothing tells: a lower bound that is not too much. Of a lower bound only false is ever known.
+  std::optional<bool> predicted_fits{};
 
   bool operator==(const Remedy&) const = default;
 };
@@ -98,7 +104,6 @@ struct Findings {
   std::vector<Growth> growths{};
   Owners owners{};
   std::optional<Lifetime> largest{};
-  std::vector<Duplicate> duplicates{};
   std::optional<BatchModel> batch{};
   std::vector<Remedy> remedies{};
 

@@ -74,14 +74,6 @@ Keeper keeper_of(const LiveBlock& block) {
   return Keeper::program;
 }
 
-bool brings_data(std::string_view op) { return op == "aten::to" || op == "aten::_to_copy" || op == "aten::cuda"; }
-
-bool may_be_copy(const LiveBlock& block) {
-  const bool held =
-      block.category == Category::input || block.category == Category::output || block.category == Category::unknown;
-  return held && !block.pending_free && block.made.module.empty() && block.bytes >= kMiB && brings_data(block.made.op);
-}
-
 }  // namespace
 
 Owners list_owners(const Moment& moment) {
@@ -123,27 +115,6 @@ std::optional<Lifetime> follow_largest(const Moment& moment) {
   Lifetime life{.block = *largest, .kept_by = keeper_of(*largest)};
   if (life.kept_by == Keeper::autograd && !largest->saved_by.empty()) life.freed_by = largest->saved_by.front();
   return life;
-}
-
-std::vector<Duplicate> find_duplicates(const Moment& moment) {
-  std::map<std::tuple<int64_t, std::string_view, uint32_t>, Duplicate> groups;
-  for (const LiveBlock& block : moment.blocks) {
-    if (!may_be_copy(block)) continue;
-    Duplicate& group = groups[{block.requested_bytes, block.shape, block.step}];
-    group.bytes = block.bytes;
-    group.shape = block.shape;
-    ++group.copies;
-    group.made.push_back(block.made);
-  }
-  std::vector<Duplicate> duplicates;
-  for (auto& [key, group] : groups) {
-    if (group.copies > 1) duplicates.push_back(std::move(group));
-  }
-  const auto wasted = [](const Duplicate& d) { return d.bytes * (d.copies - 1); };
-  std::stable_sort(duplicates.begin(), duplicates.end(),
-                   [&](const auto& a, const auto& b) { return wasted(a) > wasted(b); });
-  if (duplicates.size() > 10) duplicates.resize(10);
-  return duplicates;
 }
 
 }  // namespace oomdiag

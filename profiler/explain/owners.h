@@ -48,18 +48,4 @@ struct Lifetime {
 /// None if nothing is in use.
 std::optional<Lifetime> follow_largest(const Moment& moment);
 
-/// Copies to the card that may be the same data twice.
-struct Duplicate {
-  int64_t bytes = 0;  ///< of one copy
-  int64_t copies = 0;
-  std::string_view shape{};
-  std::vector<Where> made{};  ///< their call sites, one for each
-
-  bool operator==(const Duplicate&) const = default;
-};
-
-/// Blocks of 1 MiB or more, equal in bytes and, where known, in shape, that ops which bring data to the card made in one
-/// step and that live together. A suspicion, not a fact: contents are not compared. Most wasted bytes first, at most 10.
-std::vector<Duplicate> find_duplicates(const Moment& moment);
-
 }  // namespace oomdiag

@@ -16,20 +16,29 @@ BatchModel model_batch(const Moment& moment, int64_t refused_bytes, int64_t batc
 /// What predictions start from.
 struct Situation {
   const StepLives& lives;
-  int64_t peak_bytes = 0;          ///< of the run; after an OOM what was in use and the refused request
+  int64_t peak_bytes = 0;          ///< of the run; after an OOM that of the step, had it gone on
   int64_t room_bytes = 0;          ///< what PyTorch may take of the card
   std::optional<int64_t> batch{};  ///< where it is known
   int64_t grown_bytes = 0;         ///< from step to step
-  bool has_backward = true;        ///< the program ran backward, or died before it could
+  bool has_backward = true;        ///< the program ran backward, as far as was seen
+  bool whole = true;               ///< `lives` is a whole step; else what is known of one, and peaks are lower bounds
+  uint32_t forward_end = 0;        ///< where forward ends in a step that is not whole
+  AllocatorSettings settings{};
+  int compute_major = 0;         ///< of the card, 0 = not known
+  std::string_view optimizer{};  ///< class of the one that has most parameters, "AdamW", or empty
+
+  /// The same with another step.
+  Situation with(const StepLives& other) const {
+    return {other, peak_bytes,  room_bytes, batch,         grown_bytes, has_backward,
+            whole, forward_end, settings,   compute_major, optimizer};
+  }
 };
 
 /// Remedies that lower the peak, largest saving first; each formula stands above its rule in remedy_rules.cpp, and in
-/// words in the remedy.
+/// words in the remedy. What is said to fit gets through the allocator as well (arena.h).
 std::vector<Remedy> predict_remedies(const Situation& situation);
 
-/// Expandable segments, for fragmentation: a segment that grows page by page packs like the perfect packer of `packing`, so
-/// the same bytes are allocated and the holes go. It fits where pack_bytes + refused_bytes ≤ room_bytes.
-Remedy predict_expandable_segments(const Moment& moment, int64_t refused_bytes, const Packing& packing,
-                                   int64_t room_bytes);
+/// Expandable segments, for fragmentation: the same bytes are allocated, and hardly any holes are between them.
+Remedy predict_expandable_segments(const Situation& situation);
 
 }  // namespace oomdiag

@@ -3,23 +3,22 @@
 #include <algorithm>
 #include <map>
 
+#include "profiler/explain/arena.h"
+
 // One function per remedy: it changes the lives of the step's blocks as the remedy would. `formula` says the same in words.
 
 namespace oomdiag {
 namespace {
 
-bool is_optimizer_temporary(const BlockLife& block) {
-  return block.phase == Phase::optimizer && block.category == Category::temporary && block.born != BlockLife::kBefore;
+constexpr const char* kFewer = "fewer examples per step: more steps, and perhaps another learning rate";
+
+std::string short_place(const Where& made) {
+  const std::string_view line = made.source.substr(made.source.rfind('/') + 1);
+  return std::string(line.empty() ? (made.module.empty() ? made.op : made.module) : line);
 }
 
 bool is_scratch(const BlockLife& block) {
   return block.category == Category::workspace || block.category == Category::temporary;
-}
-
-int64_t sum_of(const Lives& blocks, bool (*counts)(const BlockLife&)) {
-  int64_t sum = 0;
-  for (const BlockLife& block : blocks) sum += counts(block) ? block.bytes : 0;
-  return sum;
 }
 
 // "2" of "2.0.conv" beside "1.relu": the outermost module around the one but not around the other.
@@ -28,9 +27,19 @@ std::string_view beside(std::string_view module, std::string_view other) {
   return module.substr(0, module.find('.', static_cast<size_t>(differs - module.begin())));
 }
 
-int64_t peak_at(const Situation& situation, int64_t batch) {
+bool fits_with(const Situation& situation, int64_t batch) {
   const Lives& blocks = situation.lives.blocks;
-  return situation.peak_bytes - find_peak(blocks) + find_peak(scale_batch(blocks, batch, *situation.batch));
+  const Lives scaled = scale_batch(blocks, batch, *situation.batch);
+  if (situation.peak_bytes - find_peak(blocks) + find_peak(scaled) > situation.room_bytes) return false;
+  return !situation.whole || fits_safely(scaled, situation.room_bytes, situation.settings) == true;
+}
+
+// Where backward was not seen, what autograd keeps tells.
+bool trains(const Situation& situation) {
+  const Lives& blocks = situation.lives.blocks;
+  return situation.has_backward || std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+           return block.category == Category::activation || block.category == Category::gradient;
+         });
 }
 
 }  // namespace
@@ -42,29 +51,32 @@ std::optional<Changed> halve_batch(const Situation& situation) {
   return Changed{.id = "half_batch",
                  .label = "half the batch",
                  .formula = "peak over the step of fixed + scaling/2",
-                 .blocks = scale_batch(situation.lives.blocks, 1, 2)};
+                 .blocks = scale_batch(situation.lives.blocks, 1, 2),
+                 .costs = kFewer,
+                 .changes_training = true};
 }
 
 /// The largest b with peak(b) ≤ room, by bisection over the same model.
 std::optional<Changed> fit_batch(const Situation& situation) {
-  if (!situation.batch || *situation.batch <= 1 || peak_at(situation, *situation.batch) <= situation.room_bytes)
-    return {};
+  if (!situation.batch || *situation.batch <= 1 || fits_with(situation, *situation.batch)) return {};
   int64_t fits = 0, fails = *situation.batch;
   while (fails - fits > 1) {
     const int64_t middle = fits + (fails - fits) / 2;
-    (peak_at(situation, middle) <= situation.room_bytes ? fits : fails) = middle;
+    (fits_with(situation, middle) ? fits : fails) = middle;
   }
   if (fits == 0) return {};
   return Changed{.id = "batch_" + std::to_string(fits),
-                 .label = "batch " + std::to_string(fits),
+                 .label = "batch " + std::to_string(fits) + (situation.whole ? "" : " or less"),
                  .formula = "largest b with peak over the step of fixed + scaling ∙ b/batch ≤ room",
-                 .blocks = scale_batch(situation.lives.blocks, fits, *situation.batch)};
+                 .blocks = scale_batch(situation.lives.blocks, fits, *situation.batch),
+                 .costs = kFewer,
+                 .changes_training = true};
 }
 
 /// Two micro-batches of half the size, one optimizer step: peak(b/2), but from the second one on gradients live through
 /// forward, and each new one stands beside the old one until it is added.
 std::optional<Changed> accumulate(const Situation& situation) {
-  if (!situation.has_backward) return {};
+  if (!trains(situation)) return {};
   Lives blocks = scale_batch(situation.lives.blocks, 1, 2);
   Lives added;
   for (BlockLife& block : blocks) {
@@ -77,7 +89,10 @@ std::optional<Changed> accumulate(const Situation& situation) {
   return Changed{.id = "accumulate_2",
                  .label = "2 micro-batches, accumulated",
                  .formula = "peak over the step of fixed + scaling/2, gradients alive all the time",
-                 .blocks = std::move(blocks)};
+                 .blocks = std::move(blocks),
+                 .how = {"for x, y in zip(inputs.chunk(2), labels.chunk(2)):",
+                         "    (loss_of(model(x), y) / 2).backward()", "optimizer.step(); optimizer.zero_grad()"},
+                 .costs = "two passes per step of half the size; batch norms see half the batch"};
 }
 
 /// ReLU in place: where its input is kept by nobody else, it becomes the output, so the block is allocated once.
@@ -103,39 +118,17 @@ std::optional<Changed> use_relu_in_place(const Situation& situation) {
   return Changed{.id = "relu_in_place",
                  .label = "ReLU in place",
                  .formula = "a ReLU whose input nobody keeps writes into it: one block in place of two",
-                 .blocks = std::move(blocks)};
-}
-
-/// zero_grad(set_to_none=True): a gradient is not kept through forward; it begins where backward makes it, and the copy
-/// that was added to it is the gradient itself.
-std::optional<Changed> set_gradients_to_none(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
-  std::multimap<int64_t, BlockLife*> made;  // by bytes: what AccumulateGrad added and freed
-  for (BlockLife& block : blocks) {
-    if (block.freed_by_accumulate && block.phase == Phase::backward) made.emplace(block.bytes, &block);
-  }
-  bool any = false;
-  for (BlockLife& block : blocks) {
-    if (block.category != Category::gradient || block.born != BlockLife::kBefore) continue;
-    const auto twin = made.find(block.bytes);
-    if (twin == made.end()) continue;
-    block.born = twin->second->born;
-    twin->second->bytes = 0;
-    made.erase(twin);
-    any = true;
-  }
-  if (!any) return {};
-  return Changed{.id = "set_to_none",
-                 .label = "zero_grad(set_to_none=True)",
-                 .formula = "gradients live from their backward node to the end of the step only",
-                 .blocks = std::move(blocks)};
+                 .blocks = std::move(blocks),
+                 .how = {"torch.nn.ReLU(inplace=True)"}};
 }
 
 /// no_grad: nothing is saved. A tensor dies when the module beside its own that takes it has returned: a caller holds what
 /// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
 /// true peak is higher by them.
 std::optional<Changed> use_no_grad(const Situation& situation) {
-  if (situation.has_backward || find_backward(situation.lives.blocks) != BlockLife::kNever) return {};
+  if (!situation.whole || situation.has_backward)
+    return {};  // an OOM in forward does not tell that no backward follows
+  if (find_backward(situation.lives.blocks) != BlockLife::kNever) return {};
   Lives blocks = situation.lives.blocks;
   std::vector<BlockLife*> made;  // by the forward ops that autograd recorded, in order
   for (BlockLife& block : blocks) {
@@ -152,60 +145,8 @@ std::optional<Changed> use_no_grad(const Situation& situation) {
   return Changed{.id = "no_grad",
                  .label = "torch.no_grad(), as nothing runs backward",
                  .formula = "a tensor dies when the module that takes it returns",
-                 .blocks = std::move(blocks)};
-}
-
-/// A fused optimizer computes in registers: its temporaries go.
-std::optional<Changed> use_fused_optimizer(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
-  if (sum_of(blocks, is_optimizer_temporary) == 0) return {};
-  for (BlockLife& block : blocks) {
-    if (is_optimizer_temporary(block)) block.bytes = 0;
-  }
-  return Changed{.id = "fused_optimizer",
-                 .label = "fused optimizer (fused=True)",
-                 .formula = "no temporaries in the optimizer's step",
-                 .blocks = std::move(blocks)};
-}
-
-/// foreach=False: one parameter at a time, at most two temporaries of its size. (Adam: √v and √v divided by the bias
-/// correction.) In place of all temporaries of the step the two of the largest parameter are alive.
-std::optional<Changed> use_loop_optimizer(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
-  int64_t largest = 0;
-  BlockLife* first = nullptr;
-  uint32_t last_death = 0;
-  for (BlockLife& block : blocks) {
-    if (!is_optimizer_temporary(block)) continue;
-    if (block.made.op.find("foreach") != block.made.op.npos ||
-        block.made.inner.find("foreach") != block.made.inner.npos) {
-      if (first == nullptr) first = &block;
-      if (block.died != BlockLife::kNever) last_death = std::max(last_death, block.died);
-      largest = std::max(largest, block.bytes);
-    }
-    if (&block != first) block.bytes = 0;
-  }
-  if (first == nullptr) return {};
-  first->bytes = 2 * largest;
-  first->died = std::max(last_death, first->born + 1);
-  return Changed{.id = "foreach_off",
-                 .label = "optimizer with foreach=False",
-                 .formula = "in the optimizer's step two temporaries of the largest parameter in place of all",
-                 .blocks = std::move(blocks)};
-}
-
-/// SGD without momentum keeps no state and needs no temporaries.
-std::optional<Changed> use_plain_sgd(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
-  const auto is_state = [](const BlockLife& block) { return block.category == Category::optimizer_state; };
-  if (sum_of(blocks, is_state) == 0) return {};
-  for (BlockLife& block : blocks) {
-    if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
-  }
-  return Changed{.id = "sgd",
-                 .label = "SGD without momentum",
-                 .formula = "no optimizer state, no temporaries in the optimizer's step",
-                 .blocks = std::move(blocks)};
+                 .blocks = std::move(blocks),
+                 .how = {"with torch.no_grad():"}};
 }
 
 /// Outputs that the program holds through backward though autograd does not need them: freed before backward begins.
@@ -214,20 +155,23 @@ std::optional<Changed> drop_outputs(const Situation& situation) {
   const uint32_t backward = find_backward(blocks);
   if (backward == BlockLife::kNever) return {};
   const uint32_t last = find_last_backward(blocks);
-  bool any = false;
+  int64_t largest = 0;
+  std::string made_at;
   for (BlockLife& block : blocks) {
     const bool held = block.category == Category::output && block.phase == Phase::forward && !block.freed_in_backward &&
                       block.born != BlockLife::kBefore && block.born < backward && block.died > backward;
     const bool leaks = situation.grown_bytes > 0 && block.died > last;  // stop_growth is about these
     if (!held || leaks) continue;
     block.died = backward;
-    any = true;
+    if (block.bytes > largest) made_at = short_place(block.made);
+    largest = std::max(largest, block.bytes);
   }
-  if (!any) return {};
+  if (largest == 0) return {};
   return Changed{.id = "drop_outputs",
                  .label = "del outputs before backward",
                  .formula = "outputs that autograd does not keep end where backward begins",
-                 .blocks = std::move(blocks)};
+                 .blocks = std::move(blocks),
+                 .how = {"del outputs  # made at " + made_at + ", before loss.backward()"}};
 }
 
 /// Without what grew from step to step: one block of that size less, all the time.

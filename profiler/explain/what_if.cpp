@@ -67,6 +67,8 @@ bool follows_batch(const BlockLife& block, const Hints& hints) {
   return false;
 }
 
+bool is_floating(std::string_view shape) { return shape.find("float") != shape.npos; }
+
 }  // namespace
 
 bool workspace_follows_batch(const Where& made) { return !is_gemm(made.inner); }
@@ -114,6 +116,17 @@ Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator) {
     block.bytes = round_size(static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxSaneBytes))), {});
   }
   return blocks;
+}
+
+bool is_mostly_float32(const Lives& blocks) {
+  int64_t single[2] = {}, other[2] = {};
+  for (const BlockLife& block : blocks) {
+    if (!is_floating(block.shape)) continue;
+    const size_t which = block.category == Category::parameter ? 0 : 1;
+    (block.shape.ends_with(" float32") ? single : other)[which] += block.bytes;
+  }
+  const size_t which = single[0] + other[0] > 0 ? 0 : 1;
+  return single[which] >= other[which];
 }
 
 bool is_inside(std::string_view module, std::string_view prefix) {

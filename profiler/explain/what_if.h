@@ -35,6 +35,9 @@ bool follows_batch(const BlockLife& block, const Lives& blocks);
 /// `blocks` as they would be at `numerator`/`denominator` of the batch.
 Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator);
 
+/// Whether the model is of float32: most bytes of the parameters, else of all tensors whose type is known.
+bool is_mostly_float32(const Lives& blocks);
+
 /// Whether `module` is `prefix` or inside of it.
 bool is_inside(std::string_view module, std::string_view prefix);
 

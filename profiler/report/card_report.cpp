@@ -203,7 +203,12 @@ ReportRemedy report_remedy(const Remedy& remedy) {
           .label = remedy.label,
           .formula = remedy.formula,
           .modules = remedy.modules,
+          .ids = remedy.ids,
+          .how = remedy.how,
+          .costs = remedy.costs,
+          .changes_training = remedy.changes_training,
           .predicted_peak_bytes = remedy.predicted_peak_bytes,
+          .at_least = remedy.at_least,
           .predicted_fits = remedy.predicted_fits};
 }
 
@@ -247,18 +252,11 @@ ReportLifetime report_lifetime(const Lifetime& life) {
           .freed_by_module = std::string(freed_by.module)};
 }
 
-ReportDuplicate report_duplicate(const Duplicate& duplicate) {
-  ReportDuplicate report{.bytes = duplicate.bytes, .copies = duplicate.copies, .shape = std::string(duplicate.shape)};
-  for (const Where& made : duplicate.made) report.sources.emplace_back(made.source);
-  return report;
-}
-
 void report_owners(const Findings& findings, ReportOfDevice& report) {
   const Owners& owners = findings.owners;
   report.owners_by = {report_owned(owners.by_module), report_owned(owners.by_op), report_owned(owners.by_source),
                       report_owned(owners.by_shape)};
   if (findings.largest) report.largest = report_lifetime(*findings.largest);
-  for (const Duplicate& duplicate : findings.duplicates) report.duplicates.push_back(report_duplicate(duplicate));
 }
 
 void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {

@@ -122,7 +122,12 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("label", value.label);
   visit.or_null("formula", value.formula);
   visit("modules", value.modules);
+  visit("ids", value.ids);
+  visit("how", value.how);
+  visit.or_null("costs", value.costs);
+  visit("changes_training", value.changes_training);
   visit("predicted_peak_bytes", value.predicted_peak_bytes);
+  visit("at_least", value.at_least);
   visit("measured_peak_bytes", value.measured_peak_bytes);
   visit("fits", value.fits);
   visit("predicted_fits", value.predicted_fits);
@@ -181,14 +186,6 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("kept_by", value.kept_by);
   visit.or_null("freed_by_node", value.freed_by_node);
   visit.or_null("freed_by_module", value.freed_by_module);
-}
-
-template <class Visitor, Either<ReportDuplicate> Value>
-void visit_fields(Visitor& visit, Value& value) {
-  visit("bytes", value.bytes);
-  visit("copies", value.copies);
-  visit.or_null("shape", value.shape);
-  visit("sources", value.sources);
 }
 
 template <class Visitor, Either<ReportPhase> Value>
@@ -277,7 +274,6 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("owners", value.owners);
   visit("owners_by", value.owners_by);
   visit("largest", value.largest);
-  visit("duplicates", value.duplicates);
   visit("autocast", value.autocast);
   visit("parameter_groups", value.parameter_groups);
   visit("saved_tensors", value.saved_tensors);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "profiler/explain/whole_step.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
 #include "profiler/report/table.h"
@@ -121,8 +122,11 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std
         fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", card,
                     device.moment.step));
   }
+  if (!trace.process.snapshot && device.lives.step > 0 && !is_like(device.lives, device.complete) && device.failure) {
+    limits.push_back(card +
+                     "no whole step was seen: what helps is told by the least it needs; oomdiag fix measures it");
+  }
   if (!trace.process.snapshot && device.failure && device.failure->phase == Phase::forward) {
-    limits.push_back(card + "predictions hold for the moment of the failure: the rest of the step is not in them");
     const auto& blocks = device.moment.blocks;
     if (std::none_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.category == Category::activation; })) {
       limits.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");

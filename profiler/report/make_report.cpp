@@ -55,7 +55,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
   std::vector<Findings> findings;
   for (const DeviceHistory& device : history.devices) {
     const Device card = find_card(trace, device.index);
-    findings.push_back(explain(device, history.settings, card.total_bytes, card.context_bytes, inputs.batch));
+    findings.push_back(explain(device, history.settings, card, inputs.batch));
   }
   blame_imbalance(history.devices, findings);
   for (size_t i = 0; i < findings.size(); ++i) {

@@ -119,10 +119,15 @@ struct ReportRemedy {
   std::string id, label;
   std::string formula{};               ///< how the peak was computed, in words
   std::vector<std::string> modules{};  ///< that are to be checkpointed
+  std::vector<std::string> ids{};      ///< of a combination: the remedies that it is made of
+  std::vector<std::string> how{};      ///< lines to paste
+  std::string costs{};
+  bool changes_training = false;  ///< what is learned is another
   int64_t predicted_peak_bytes = 0;
+  bool at_least = false;  ///< predicted_peak_bytes is a lower bound
   std::optional<int64_t> measured_peak_bytes{};
-  std::optional<bool> fits{};  ///< measured
-  bool predicted_fits = false;
+  std::optional<bool> fits{};            ///< measured
+  std::optional<bool> predicted_fits{};  ///< null where nothing tells; never true of a lower bound
 
   bool operator==(const ReportRemedy&) const = default;
 };
@@ -173,15 +178,6 @@ struct ReportLifetime {
   std::string freed_by_node{}, freed_by_module{};
 
   bool operator==(const ReportLifetime&) const = default;
-};
-
-/// Copies that may be the same data.
-struct ReportDuplicate {
-  int64_t bytes = 0, copies = 0;
-  std::string shape{};
-  std::vector<std::string> sources{};
-
-  bool operator==(const ReportDuplicate&) const = default;
 };
 
 struct ReportPhase {
@@ -264,7 +260,6 @@ struct ReportOfDevice {
   std::vector<ReportGrowth> growth{};
   ReportOwnersBy owners_by{};
   std::optional<ReportLifetime> largest{};
-  std::vector<ReportDuplicate> duplicates{};
   Figures phase_peaks{};              ///< of all steps, by phase
   std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
   std::optional<ReportAutocast> autocast{};

@@ -109,10 +109,21 @@ std::string cause_of(const ReportOfDevice& device) {
                                     [&](const auto& evidence) { return evidence.first == name; });
     return with_unit(found == cause.evidence.end() ? 0 : found->second);
   };
+  const auto has = [&](std::string_view name) {
+    return std::any_of(cause.evidence.begin(), cause.evidence.end(),
+                       [&](const auto& evidence) { return evidence.first == name; });
+  };
   const std::string short_by = with_unit(cause.short_by_bytes);
   if (cause.kind == "capacity" && cause.short_by_bytes == 0) {
-    return fmt::format("capacity: {} left if packed without holes, and the first forward pass goes on",
+    return fmt::format("capacity: {} left if packed without holes, and the forward pass goes on",
                        figure("left_if_packed_bytes"));
+  }
+  if (cause.kind == "capacity" && has("step_bytes")) {
+    return fmt::format("capacity: the step needs {}, {} more than there are", figure("step_bytes"), short_by);
+  }
+  if (cause.kind == "capacity" && has("step_at_least_bytes")) {
+    return fmt::format("capacity: the step needs at least {}, {} more than there are", figure("step_at_least_bytes"),
+                       short_by);
   }
   if (cause.kind == "capacity") {
     return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
@@ -132,6 +143,10 @@ std::string cause_of(const ReportOfDevice& device) {
   }
   if (cause.kind == "oversized_request") {
     return fmt::format("oversized request: {} at once is more than this card can ever give", figure("requested_bytes"));
+  }
+  if (cause.kind == "fraction_cap" && has("allowed_at_most_bytes")) {
+    return fmt::format("fraction cap: the program set a limit of at most {}; the card had room",
+                       figure("allowed_at_most_bytes"));
   }
   if (cause.kind == "fraction_cap") {
     return fmt::format("fraction cap: the program may reserve {} only; the card had room", figure("allowed_bytes"));
@@ -158,19 +173,6 @@ std::string largest_of(const ReportLifetime& life, const TextOptions& options) {
   const std::string by = life.freed_by_module.empty() ? "" : arrow + printable(life.freed_by_module, 40);
   return fmt::format("{}, {}: autograd keeps it until {}{} has run", printable(life.name, 40), with_unit(life.bytes),
                      printable(life.freed_by_node, 40), by);
-}
-
-void add_duplicates(std::string& text, const ReportOfDevice& device) {
-  for (const ReportDuplicate& one : device.duplicates) {
-    std::string sources;
-    for (const std::string& source : one.sources) {
-      const std::string place = short_source(source);
-      if (sources.find(place) == sources.npos) sources += (sources.empty() ? "" : ", ") + place;
-    }
-    add(text, "twice?",
-        fmt::format("{} copies of {} look like the same data: {}", one.copies, with_unit(one.bytes),
-                    printable(sources, 60)));
-  }
 }
 
 void add_autocast(std::string& text, const ReportOfDevice& device) {
@@ -311,7 +313,6 @@ std::string to_text(const Report& report, const TextOptions& options) {
     add_peak(text, report, *device, options);
   }
   add_refusals(text, *device, options);
-  add_duplicates(text, *device);
   if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
   if (const std::string groups = groups_table(*device); !groups.empty()) text += "\n" + groups;

@@ -221,10 +221,10 @@ std::string remedies_table(const ReportOfDevice& device) {
   for (size_t i = 0; i < device.remedies.size() && i < kMostRemedies; ++i) {
     const ReportRemedy& remedy = device.remedies[i];
     const std::string peak = remedy.measured_peak_bytes ? in_unit(*remedy.measured_peak_bytes, unit) : "-";
-    const bool fits = remedy.fits.value_or(remedy.predicted_fits);
+    const std::optional<bool> fits = remedy.fits ? remedy.fits : remedy.predicted_fits;
+    const std::string predicted = (remedy.at_least ? "≥ " : "") + in_unit(remedy.predicted_peak_bytes, unit);
     text += "    " + padded(printable(remedy.label, 33), 34) + (measured ? fmt::format("{:>14}", peak) : "");
-    text += fmt::format("{:>{}}   {}\n", in_unit(remedy.predicted_peak_bytes, unit), measured ? 12 : 15,
-                        fits ? "yes" : "no");
+    text += fmt::format("{:>{}}   {}\n", predicted, measured ? 12 : 15, !fits ? "not known" : *fits ? "yes" : "no");
   }
   return text;
 }

@@ -1,4 +1,4 @@
-"""What reports say of whom, against what the programs know themselves: categories, owners, growth, duplicates.
+"""What reports say of whom, against what the programs know themselves: categories, owners, growth.
 
     python tests/integration/test_explanations.py --build BUILD_FOLDER [unittest arguments]
 

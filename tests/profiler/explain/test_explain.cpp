@@ -26,7 +26,7 @@ struct Refused {
 Cause cause_of(const Refused& situation, const AllocatorSettings& settings = {}, int64_t context_bytes = 0,
                OutOfMemory failure = {}) {
   failure.requested_bytes = situation.requested;
-  return find_cause(failure, situation.moment(), settings, situation.total(), context_bytes);
+  return find_cause(failure, situation.moment(), settings, card_of(situation.total(), context_bytes));
 }
 
 int64_t evidence(const Cause& cause, std::string_view name) {
@@ -52,18 +52,31 @@ TEST_CASE("fragmentation: free and cached bytes are enough, but no hole is", "[e
   CHECK(cause.short_by_bytes == 0);
 }
 
-TEST_CASE("where the first forward pass would have less left than it has just asked for, it is capacity", "[explain]") {
-  const auto kind = [](int64_t cached, Phase phase, uint32_t step) {
+TEST_CASE("it is capacity where forward saves, and what else it will ask for is not known to fit", "[explain]") {
+  const auto kind = [](int64_t cached, Phase phase, const StepNeed& need) {
     const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = cached, .allocated = 8_GiB};
     Moment moment = refused.moment();
     moment.blocks = {{.bytes = 8_GiB, .category = Category::activation}};
-    const OutOfMemory failure{.step = step, .phase = phase, .requested_bytes = 1_GiB};
-    return find_cause(failure, moment, {}, refused.total(), 0).kind;
+    const OutOfMemory failure{.step = 1, .phase = phase, .requested_bytes = 1_GiB};
+    return find_cause(failure, moment, {}, card_of(refused.total()), {}, need).kind;
   };
-  CHECK(kind(600_MiB, Phase::forward, 1) == CauseKind::capacity);
-  CHECK(kind(600_MiB, Phase::forward, 2) == CauseKind::fragmentation);
-  CHECK(kind(600_MiB, Phase::backward, 1) == CauseKind::fragmentation);
-  CHECK(kind(1_GiB + 600_MiB, Phase::forward, 1) == CauseKind::fragmentation);
+  CHECK(kind(600_MiB, Phase::forward, {}) == CauseKind::capacity);  // ends one op later
+  CHECK(kind(600_MiB, Phase::backward, {}) == CauseKind::fragmentation);
+  CHECK(kind(1_GiB + 600_MiB, Phase::forward, {}) == CauseKind::fragmentation);
+  CHECK(kind(1_GiB + 600_MiB, Phase::forward, {.more_comes = true}) == CauseKind::capacity);  // modules to come
+  const StepNeed too_much{.bytes = 12_GiB, .whole = true}, enough{.bytes = 9_GiB, .whole = true};
+  CHECK(kind(600_MiB, Phase::forward, enough) == CauseKind::fragmentation);  // a whole step of this size tells
+  CHECK(kind(600_MiB, Phase::forward, too_much) == CauseKind::capacity);
+  CHECK(kind(600_MiB, Phase::backward, {.bytes = 12_GiB}) == CauseKind::capacity);  // the optimizer's state is to come
+}
+
+TEST_CASE("what the rest of the step lacks is what a request that would fit is short by", "[explain]") {
+  const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
+  const Cause cause = find_cause({.requested_bytes = 1_GiB}, refused.moment(), {}, card_of(refused.total()), {},
+                                 {.bytes = refused.total() + 2_GiB});
+  CHECK(cause.kind == CauseKind::capacity);
+  CHECK(cause.short_by_bytes == 2_GiB);
+  CHECK(evidence(cause, "step_at_least_bytes") == refused.total() + 2_GiB);
 }
 
 TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "[explain]") {
@@ -71,9 +84,9 @@ TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "
       .requested = 64_MiB, .free = 40_MiB, .cached = 66_MiB, .allocated = 200_MiB, .pending = 640_MiB};
   Moment moment = refused.moment();
   const OutOfMemory failure{.requested_bytes = 64_MiB};
-  CHECK(find_cause(failure, moment, {}, refused.total(), 0).kind == CauseKind::fragmentation);
+  CHECK(find_cause(failure, moment, {}, card_of(refused.total())).kind == CauseKind::fragmentation);
   moment.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_hole_bytes = 64_MiB}};
-  CHECK(find_cause(failure, moment, {}, refused.total(), 0).kind == CauseKind::pending_frees);
+  CHECK(find_cause(failure, moment, {}, card_of(refused.total())).kind == CauseKind::pending_frees);
 }
 
 TEST_CASE("a small request that needs a whole segment looks like fragmentation, and is capacity", "[explain]") {
@@ -103,11 +116,25 @@ TEST_CASE("a limit that the program set is the cause if the card had room", "[ex
   CHECK(evidence(cause, "allowed_bytes") == 4_GiB + 512_MiB);
 }
 
-TEST_CASE("a refusal though the card had room is the work of a limit that was set at run time", "[explain]") {
-  const Cause cause = cause_of({.requested = 1_GiB, .free = 5_GiB, .cached = 3_GiB, .allocated = 4_GiB});
+TEST_CASE("a refusal though the card had room is the work of a limit, which is not known but bounded", "[explain]") {
+  const Refused refused{.requested = 1_GiB, .free = 5_GiB, .cached = 3_GiB, .allocated = 4_GiB};
+  const Cause cause = cause_of(refused);
 
   CHECK(cause.kind == CauseKind::fraction_cap);
-  CHECK(evidence(cause, "allowed_bytes") == 8_GiB - 1);
+  CHECK(evidence(cause, "allowed_bytes") == -1);
+  CHECK(evidence(cause, "allowed_at_most_bytes") == 8_GiB - 1);
+  CHECK(cause.short_by_bytes == 0);
+
+  Moment moment = refused.moment();
+  moment.outside = {{.owner = "process 4711 python", .kind = "process"}};  // it may have freed that a moment before
+  const Cause shared = find_cause({.requested_bytes = 1_GiB}, moment, {}, card_of(refused.total()));
+  CHECK(shared.kind != CauseKind::fraction_cap);
+}
+
+TEST_CASE("an expandable segment grows by 20 MiB: with less free the card had no room", "[explain]") {
+  const Refused refused{.requested = 448_MiB, .free = 456_MiB, .allocated = 8_GiB};
+  CHECK(cause_of(refused, {.expandable_segments = true}).kind == CauseKind::capacity);
+  CHECK(cause_of(refused).kind == CauseKind::fraction_cap);
 }
 
 TEST_CASE("frees that wait for another stream are the cause if they would be enough", "[explain]") {
@@ -122,6 +149,10 @@ TEST_CASE("a library's scratch space is told from a tensor", "[explain]") {
   OutOfMemory gradient = scratch;
   gradient.wanted_shape = "[64, 3] float32";
 
+  OutOfMemory product{.where = {.inner = "aten::addmm"}, .first_in_op = false};  // after the casts of its arguments
+
+  CHECK(cause_of(full, {}, 0, product).kind == CauseKind::capacity);
+  CHECK(cause_of({.requested = 1_MiB, .free = 0, .allocated = 8_GiB}, {}, 0, product).kind == CauseKind::workspace);
   CHECK(cause_of(full, {}, 0, scratch).kind == CauseKind::workspace);
   CHECK(cause_of(full, {}, 0, result).kind == CauseKind::capacity);
   CHECK(cause_of(full, {}, 0, gradient).kind == CauseKind::capacity);
@@ -139,7 +170,7 @@ TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]"
 
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
-  const Findings findings = explain(device, {}, 100_MiB, 0, {});
+  const Findings findings = explain(device, {}, card_of(100_MiB), {});
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::fragmentation);
   REQUIRE(findings.cause->pinned.size() == 5);

@@ -81,6 +81,11 @@ TEST_CASE("what step 1 made and then stays is no growth", "[explain][growth]") {
   CHECK(find_growth(one_place({0, 8_MiB, 8_MiB, 8_MiB, 8_MiB, 8_MiB}, {0, 1, 1, 1, 1, 1})).empty());
 }
 
+TEST_CASE("one jump is no growth, however late", "[explain][growth]") {
+  CHECK(find_growth(one_place({8_MiB, 8_MiB, 8_MiB, 24_MiB}, {1, 1, 1, 3})).empty());
+  CHECK(find_growth(one_place({8_MiB, 8_MiB, 16_MiB, 24_MiB}, {1, 1, 2, 3})).empty());
+}
+
 TEST_CASE("a cache that fills up and then stays is no growth", "[explain][growth]") {
   const auto filled = [](int64_t i) { return std::min<int64_t>(i, 6) * 1_MiB; };
   CHECK(find_growth(one_place(levels(20, filled), levels(20, [](int64_t i) { return std::min<int64_t>(i, 6); })))
@@ -152,7 +157,7 @@ TEST_CASE("an OOM that would not have come without the growth is a leak", "[expl
   trace.op({.op = "aten::relu"}).nodes(21).alloc("x", 64_MiB).alloc("y", 64_MiB).refuse(320_MiB).op_failed();
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
-  const Findings findings = explain(device, {}, 512_MiB, 0, {});
+  const Findings findings = explain(device, {}, card_of(512_MiB), {});
 
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::leak);

@@ -78,25 +78,6 @@ TEST_CASE("the largest block lives until the last node of backward that keeps it
   CHECK_FALSE(follow_largest({}));
 }
 
-TEST_CASE("equal copies that live together are suspected to be the same data", "[explain][owners]") {
-  Moment moment;
-  moment.blocks = {copied("train.py:7", 40_MiB), copied("train.py:9", 40_MiB), copied("train.py:11", 30_MiB)};
-  const auto duplicates = find_duplicates(moment);
-
-  REQUIRE(duplicates.size() == 1);
-  CHECK(duplicates[0].bytes == 40_MiB);
-  CHECK(duplicates[0].copies == 2);
-  CHECK(duplicates[0].made[1].source == "train.py:9");
-}
-
-TEST_CASE("the batches of two steps, and parameters, are no duplicates", "[explain][owners]") {
-  Moment moment;
-  moment.blocks = {copied("train.py:7", 40_MiB, 1), copied("train.py:7", 40_MiB, 2), copied("train.py:9", 20_MiB),
-                   copied("train.py:9", 20_MiB)};
-  moment.blocks[2].category = moment.blocks[3].category = Category::parameter;
-  CHECK(find_duplicates(moment).empty());
-}
-
 TEST_CASE("a card that is far fuller than the others is unbalanced, if an even share fits", "[explain][imbalance]") {
   const std::array<int64_t, 4> peaks = {10_GiB, 3_GiB, 3_GiB, 3_GiB};
   CHECK(find_imbalance(peaks, 0, 1_GiB, 11_GiB) == Imbalance{10_GiB, 3_GiB, 5_GiB});

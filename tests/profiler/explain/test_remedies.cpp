@@ -90,9 +90,12 @@ TEST_CASE("the largest batch that fits is found from the same model", "[explain]
   situation.room_bytes = 32_MiB + 48_MiB;  // a quarter of what scales
   const auto remedies = predict_remedies(situation);
 
-  REQUIRE(find(remedies, "batch_16"));
-  CHECK(find(remedies, "batch_16")->predicted_peak_bytes == 80_MiB);
-  CHECK(find(remedies, "batch_16")->predicted_fits);
+  const auto found = std::find_if(remedies.begin(), remedies.end(),
+                                  [](const Remedy& remedy) { return remedy.id.starts_with("batch_"); });
+  REQUIRE(found != remedies.end());
+  CHECK(found->predicted_fits == true);
+  CHECK(std::stoi(found->id.substr(6)) <= 16);  // 16 leave nothing for the allocator's holes
+  CHECK(std::stoi(found->id.substr(6)) >= 10);
 }
 
 TEST_CASE("checkpointing frees what only the module saves, until its backward", "[explain][remedies]") {
@@ -186,6 +189,72 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
   CHECK(find(remedies, "no_grad")->predicted_peak_bytes == 32_MiB);
   situation.has_backward = true;
   CHECK_FALSE(find(predict_remedies(situation), "no_grad"));
+}
+
+TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain][remedies]") {
+  BlockLife output{.bytes = 64_MiB, .born = 1, .category = Category::output, .phase = Phase::forward};
+  output.in_graph = true;
+  const StepLives lives = step_of({output, output});
+  Situation situation = situation_of(lives);
+  situation.has_backward = situation.whole = false;
+  CHECK_FALSE(find(predict_remedies(situation), "no_grad"));
+}
+
+TEST_CASE("of a step that was cut short only too much is known", "[explain][remedies]") {
+  const StepLives lives = small_step();
+  Situation situation = situation_of(lives);
+  situation.whole = false;
+  auto remedies = predict_remedies(situation);
+  REQUIRE(find(remedies, "half_batch"));
+  CHECK(find(remedies, "half_batch")->at_least);
+  CHECK_FALSE(find(remedies, "half_batch")->predicted_fits);  // not known
+
+  situation.room_bytes = 100_MiB;
+  remedies = predict_remedies(situation);
+  CHECK(find(remedies, "half_batch")->predicted_fits == false);
+}
+
+TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards that have it", "[explain][remedies]") {
+  const auto offered = [](const char* dtype, std::string_view autocast, int compute_major) {
+    BlockLife weight = parameter(64_MiB);
+    const std::string shape = std::string("[64] ") + dtype;
+    weight.shape = shape;
+    BlockLife output = saved(64_MiB, 1, 9, kConv1, {kConv2});
+    output.shape = {};  // not known
+    output.made.autocast = autocast;
+    const StepLives lives = step_of({weight, output});
+    Situation situation = situation_of(lives);
+    situation.compute_major = compute_major;
+    for (const Remedy& remedy : predict_remedies(situation)) {
+      if (remedy.id.starts_with("autocast")) return remedy.id;
+    }
+    return std::string();
+  };
+  CHECK(offered("float32", "", 8) == "autocast_bf16");
+  CHECK(offered("float32", "", 7) == "autocast_fp16");
+  CHECK(offered("float32", "float16", 8).empty());
+  CHECK(offered("bfloat16", "", 8).empty());
+}
+
+TEST_CASE("checkpointed layers are named in the order of their numbers, and made again one at a time",
+          "[explain][remedies]") {
+  std::vector<std::string> names;
+  for (int i = 0; i < 12; ++i) names.push_back("model.h." + std::to_string(i));
+  StepLives lives{.step = 1};
+  for (uint32_t i = 0; i < 12; ++i) {
+    const Where layer{.op = "aten::relu", .module = names[i]};
+    for (uint32_t b = 0; b < 2; ++b) lives.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 100, layer, {layer}));
+  }
+  Situation situation = situation_of(lives);
+  situation.whole = false;  // its backward was not seen
+  situation.forward_end = 50;
+  const auto remedies = predict_remedies(situation);
+
+  const Remedy* remedy = find(remedies, "checkpoint");
+  REQUIRE(remedy);
+  CHECK(remedy->label == "checkpoint model.h.*");
+  CHECK(remedy->modules == names);
+  CHECK(remedy->predicted_peak_bytes == 128_MiB);
 }
 
 TEST_CASE("outputs that nobody needs in backward end before it", "[explain][remedies]") {

@@ -2,7 +2,7 @@
 #include "profiler/replay/outside.h"
 #include "profiler/replay/rounding.h"
 #include "tests/catch.h"
-#include "tests/event_builder.h"
+#include "tests/scenarios.h"
 
 using namespace oomdiag;
 
@@ -153,7 +153,7 @@ TEST_CASE("the cause outside of PyTorch names who holds what is missing", "[outs
                     {"libnccl.so.2", "device", 600_MiB},
                     {"process 41 python", "process", 5_GiB},
                     {"unexplained", "", 6_GiB - 5_GiB - 1000_MiB}};
-  const Cause cause = find_cause(failure, moment, {}, 7_GiB + 500_MiB, 0);
+  const Cause cause = find_cause(failure, moment, {}, card_of(7_GiB + 500_MiB));
   CHECK(cause.kind == CauseKind::outside_pytorch);
   REQUIRE(cause.holders.size() == 3);
   CHECK(cause.holders[0].owner == "process 41 python");
@@ -164,5 +164,5 @@ TEST_CASE("some unexplained bytes beside a measured context accuse nobody", "[ou
   const OutOfMemory failure{.requested_bytes = 1_GiB};
   Moment moment{.allocated_bytes = 6_GiB, .reserved_bytes = 6_GiB, .outside_bytes = 900_MiB, .free_bytes = 500_MiB};
   moment.outside = {{"context", "device", 300_MiB}, {"unexplained", "", 600_MiB}};
-  CHECK(find_cause(failure, moment, {}, 6_GiB + 1400_MiB, 0).kind == CauseKind::capacity);
+  CHECK(find_cause(failure, moment, {}, card_of(6_GiB + 1400_MiB)).kind == CauseKind::capacity);
 }

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/settings.h"
+
+namespace oomdiag {
+
+/// Whether PyTorch's caching allocator would get through the step in `room_bytes` of the card, holes and whole segments
+/// included: a step whose bytes fit may still fail. It runs twice: as the first one, which makes gradients and optimizer state
+/// in between everything else, and as a later one. One stream; steps of more than kMostSimulated blocks are judged by bytes.
+bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings);
+
+inline constexpr size_t kMostSimulated = 50'000;
+
+/// Whether the step gets through. Nothing where that takes the last sixty-fourth of the room: no prediction is as exact.
+std::optional<bool> fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings);
+
+}  // namespace oomdiag

@@ -1,0 +1,226 @@
+#include "profiler/explain/known_rest.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "profiler/explain/what_if.h"
+
+namespace oomdiag {
+namespace {
+
+/// One of the modules "h.0", "h.1", … that repeat.
+struct Layer {
+  std::string_view path{};
+  std::map<std::string_view, int64_t> parameters{};  ///< bytes by the rest of their names
+  bool reached = false;
+  std::vector<BlockLife> kept{};  ///< what it made and still holds, in order
+};
+
+/// Layers by their numbers.
+using Stack = std::map<uint32_t, Layer>;
+
+bool is_number(std::string_view text, uint32_t& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// "h.3.mlp.weight" belongs to layer 3 of the stack "h". Only the outermost number counts: what repeats inside of a layer is
+// called as often as the layer is.
+void add_parameter(std::map<std::string_view, Stack>& stacks, const LiveBlock& block) {
+  size_t begin = 0;
+  while (begin < block.name.size()) {
+    const size_t end = std::min(block.name.find('.', begin), block.name.size());
+    uint32_t number = 0;
+    if (begin > 0 && end < block.name.size() && is_number(block.name.substr(begin, end - begin), number)) {
+      Layer& layer = stacks[block.name.substr(0, begin - 1)][number];
+      layer.path = block.name.substr(0, end);
+      layer.parameters[block.name.substr(end)] = block.bytes;
+      return;
+    }
+    begin = end + 1;
+  }
+}
+
+bool is_kept(const BlockLife& block) {
+  return block.born != BlockLife::kBefore && block.died == BlockLife::kNever && block.phase == Phase::forward &&
+         block.category != Category::workspace && block.category != Category::temporary;
+}
+
+void fill(Stack& stack, const Lives& blocks) {
+  for (const BlockLife& block : blocks) {
+    if (block.born == BlockLife::kBefore || block.phase != Phase::forward) continue;
+    for (auto& [number, layer] : stack) {
+      if (!is_inside(block.made.module, layer.path)) continue;
+      layer.reached = true;
+      if (is_kept(block)) layer.kept.push_back(block);
+    }
+  }
+}
+
+/// What `model`, a layer that was called, keeps, as `layer` will keep it.
+BlockLife renamed(BlockLife block, const Layer& model, const Layer& layer, const Layer* next) {
+  block.made.module = layer.path;
+  for (Where& saver : block.saved_by) {
+    const bool own = is_inside(saver.module, model.path);
+    if (own || next != nullptr) saver.module = own ? layer.path : next->path;
+  }
+  return block;
+}
+
+/// Adds what the layers after the last one that was called will keep, each like the nearest one before it with the same
+/// parameters. The last one itself may not have returned: what it lacks of its model is still to come.
+void add_layers(const Stack& stack, uint32_t& position, Lives& blocks) {
+  const auto last = std::find_if(stack.rbegin(), stack.rend(), [](const auto& one) { return one.second.reached; });
+  if (last == stack.rend()) return;
+  for (auto at = stack.find(last->first); at != stack.end(); ++at) {
+    const Layer& layer = at->second;
+    const Layer* model = nullptr;
+    for (auto before = stack.begin(); before->first < last->first; ++before) {
+      if (before->second.reached && before->second.parameters == layer.parameters) model = &before->second;
+    }
+    if (model == nullptr) continue;
+    const auto next = std::next(at);
+    for (size_t b = layer.kept.size(); b < model->kept.size(); ++b) {
+      blocks.push_back(renamed(model->kept[b], *model, layer, next == stack.end() ? nullptr : &next->second));
+      blocks.back().born = ++position;
+    }
+  }
+}
+
+int64_t count_modules_to_come(const Moment& moment, const Lives& blocks) {
+  std::set<std::string_view> called;
+  for (const BlockLife& block : blocks) {
+    if (block.born != BlockLife::kBefore) called.insert(block.made.module);
+  }
+  std::set<std::string_view> to_come;
+  for (const LiveBlock& block : moment.blocks) {
+    const size_t dot = block.name.rfind('.');
+    if (block.category != Category::parameter || dot == block.name.npos) continue;
+    if (!called.contains(block.name.substr(0, dot))) to_come.insert(block.name.substr(0, dot));
+  }
+  return static_cast<int64_t>(to_come.size());
+}
+
+bool stays(Category category) {
+  switch (category) {
+    case Category::parameter:
+    case Category::buffer:
+    case Category::optimizer_state:
+    case Category::input:
+    case Category::unknown:
+      return true;
+    case Category::gradient:
+    case Category::activation:
+    case Category::output:
+    case Category::gradient_in_flight:
+    case Category::temporary:
+    case Category::workspace:
+      return false;
+  }
+  return false;
+}
+
+// A gradient of each parameter that does not have one yet, one after the other.
+void add_gradients(const Moment& moment, uint32_t& position, KnownRest& rest) {
+  std::multiset<int64_t> made;
+  for (const BlockLife& block : rest.lives.blocks) {
+    if (block.category == Category::gradient && block.died == BlockLife::kNever) made.insert(block.bytes);
+  }
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.category != Category::parameter || !block.trained) continue;
+    if (const auto own = made.find(block.bytes); own != made.end()) {
+      made.erase(own);
+      continue;
+    }
+    rest.gradient_bytes += block.bytes;
+    rest.lives.blocks.push_back(
+        {.bytes = block.bytes, .born = ++position, .category = Category::gradient, .phase = Phase::backward});
+  }
+}
+
+void add_state(const Moment& moment, uint32_t& position, KnownRest& rest) {
+  double state = 0;
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.category != Category::parameter || !block.trained) continue;
+    state += least_state(block.group) * static_cast<double>(block.bytes);
+  }
+  int64_t there = 0;
+  for (const BlockLife& block : rest.lives.blocks) {
+    if (block.category == Category::optimizer_state && block.died == BlockLife::kNever) there += block.bytes;
+  }
+  rest.state_bytes = std::max<int64_t>(0, static_cast<int64_t>(state) - there);
+  if (rest.state_bytes == 0) return;
+  rest.lives.blocks.push_back({.bytes = rest.state_bytes,
+                               .born = ++position,
+                               .category = Category::optimizer_state,
+                               .phase = Phase::optimizer});
+}
+
+// What forward and backward made is gone when the optimizer begins.
+void end_step(Lives& blocks, uint32_t position) {
+  for (BlockLife& block : blocks) {
+    const bool ends = block.died == BlockLife::kNever && !stays(block.category) && block.phase != Phase::optimizer;
+    if (ends && block.category != Category::gradient) block.died = position;
+  }
+}
+
+// How large a workspace cuDNN takes in a changed step is not known.
+void forget_workspaces(Lives& blocks) {
+  std::erase_if(blocks, [](const BlockLife& block) {
+    return block.category == Category::workspace && workspace_follows_batch(block.made);
+  });
+}
+
+}  // namespace
+
+double least_state(std::string_view group) {
+  struct Known {
+    std::string_view optimizer;
+    double state;
+  };
+  // torch/optim; exp_avg and exp_avg_sq are made like the parameter. Of others it is not known, and options may add to these.
+  constexpr std::array<Known, 9> kKnown = {{{"Adam", 2},
+                                            {"AdamW", 2},
+                                            {"NAdam", 2},
+                                            {"RAdam", 2},
+                                            {"Adamax", 2},
+                                            {"Adadelta", 2},
+                                            {"Adagrad", 1},
+                                            {"RMSprop", 1},
+                                            {"Rprop", 2}}};
+  const std::string_view name = group.substr(0, group.find_first_of(", "));
+  const auto known = std::find_if(kKnown.begin(), kKnown.end(), [&](const Known& k) { return k.optimizer == name; });
+  return known == kKnown.end() ? 0 : known->state;
+}
+
+KnownRest add_known_rest(const StepLives& cut, const Moment& moment) {
+  KnownRest rest{.lives = cut};
+  uint32_t position = 0;
+  for (const BlockLife& block : cut.blocks) {
+    position = std::max(position, block.born);
+    if (block.died != BlockLife::kNever) position = std::max(position, block.died);
+  }
+  if (moment.phase == Phase::forward) {
+    std::map<std::string_view, Stack> stacks;
+    for (const LiveBlock& block : moment.blocks) {
+      if (block.category == Category::parameter) add_parameter(stacks, block);
+    }
+    for (auto& [path, stack] : stacks) {
+      fill(stack, cut.blocks);
+      add_layers(stack, position, rest.lives.blocks);
+    }
+    rest.modules_to_come = count_modules_to_come(moment, cut.blocks);
+  }
+  forget_workspaces(rest.lives.blocks);
+  rest.forward_end = ++position;
+  position += 2 * static_cast<uint32_t>(rest.lives.blocks.size()) + 2;  // room for a backward pass
+  end_step(rest.lives.blocks, position);
+  add_gradients(moment, position, rest);
+  add_state(moment, position, rest);
+  return rest;
+}
+
+}  // namespace oomdiag

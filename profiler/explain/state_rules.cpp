@@ -1,0 +1,213 @@
+#include <algorithm>
+#include <map>
+
+#include "profiler/explain/remedy_rules.h"
+
+// What gradients and optimizers take, and what takes less.
+
+namespace oomdiag {
+namespace {
+
+bool is_optimizer_temporary(const BlockLife& block) {
+  return block.phase == Phase::optimizer && block.category == Category::temporary && block.born != BlockLife::kBefore;
+}
+
+int64_t sum_of(const Lives& blocks, bool (*counts)(const BlockLife&)) {
+  int64_t sum = 0;
+  for (const BlockLife& block : blocks) sum += counts(block) ? block.bytes : 0;
+  return sum;
+}
+
+bool is_state(const BlockLife& block) { return block.category == Category::optimizer_state; }
+
+bool is_adam(std::string_view optimizer) { return optimizer == "Adam" || optimizer == "AdamW"; }
+
+bool is_gradient(const BlockLife& block) { return block.category == Category::gradient || block.freed_by_accumulate; }
+
+bool is_parameter(const BlockLife& block) { return block.category == Category::parameter; }
+
+// The step makes gradients for backward, and the backward pass for them; what an earlier one left is there already.
+int64_t sum_once(const Lives& blocks, bool (*counts)(const BlockLife&)) {
+  int64_t before = 0, made = 0;
+  for (const BlockLife& block : blocks) {
+    if (counts(block)) (block.born == BlockLife::kBefore ? before : made) += block.bytes;
+  }
+  return std::max(before, made);
+}
+
+std::string call_of(const Situation& situation, std::string_view argument) {
+  const std::string_view name = situation.optimizer.empty() ? "AdamW" : situation.optimizer;
+  return "torch.optim." + std::string(name) + "(model.parameters(), …, " + std::string(argument) + ")";
+}
+
+}  // namespace
+
+/// zero_grad(set_to_none=True): a gradient is not kept through forward; it begins where backward makes it, and the copy
+/// that was added to it is the gradient itself.
+std::optional<Changed> set_gradients_to_none(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  std::multimap<int64_t, BlockLife*> made;  // by bytes: what AccumulateGrad added and freed
+  for (BlockLife& block : blocks) {
+    if (block.freed_by_accumulate && block.phase == Phase::backward) made.emplace(block.bytes, &block);
+  }
+  bool any = false;
+  for (BlockLife& block : blocks) {
+    if (block.category != Category::gradient || block.born != BlockLife::kBefore) continue;
+    const auto twin = made.find(block.bytes);
+    if (twin == made.end()) continue;
+    block.born = twin->second->born;
+    twin->second->bytes = 0;
+    made.erase(twin);
+    any = true;
+  }
+  if (!any) return {};
+  return Changed{.id = "set_to_none",
+                 .label = "zero_grad(set_to_none=True)",
+                 .formula = "gradients live from their backward node to the end of the step only",
+                 .blocks = std::move(blocks),
+                 .how = {"optimizer.zero_grad()  # its default is set_to_none=True"}};
+}
+
+/// A fused optimizer computes in registers: its temporaries go.
+std::optional<Changed> use_fused_optimizer(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  if (sum_of(blocks, is_optimizer_temporary) == 0) return {};
+  for (BlockLife& block : blocks) {
+    if (is_optimizer_temporary(block)) block.bytes = 0;
+  }
+  return Changed{.id = "fused_optimizer",
+                 .label = "fused optimizer (fused=True)",
+                 .formula = "no temporaries in the optimizer's step",
+                 .blocks = std::move(blocks),
+                 .how = {call_of(situation, "fused=True")}};
+}
+
+/// foreach=False: one parameter at a time, at most two temporaries of its size. (Adam: √v and √v divided by the bias
+/// correction.) In place of all temporaries of the step the two of the largest parameter are alive.
+std::optional<Changed> use_loop_optimizer(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  int64_t largest = 0;
+  BlockLife* first = nullptr;
+  uint32_t last_death = 0;
+  for (BlockLife& block : blocks) {
+    if (!is_optimizer_temporary(block)) continue;
+    if (block.made.op.find("foreach") != block.made.op.npos ||
+        block.made.inner.find("foreach") != block.made.inner.npos) {
+      if (first == nullptr) first = &block;
+      if (block.died != BlockLife::kNever) last_death = std::max(last_death, block.died);
+      largest = std::max(largest, block.bytes);
+    }
+    if (&block != first) block.bytes = 0;
+  }
+  if (first == nullptr) return {};
+  first->bytes = 2 * largest;
+  first->died = std::max(last_death, first->born + 1);
+  return Changed{.id = "foreach_off",
+                 .label = "optimizer with foreach=False",
+                 .formula = "in the optimizer's step two temporaries of the largest parameter in place of all",
+                 .blocks = std::move(blocks),
+                 .how = {call_of(situation, "foreach=False")},
+                 .costs = "one call after the other for each parameter: slower optimizer steps"};
+}
+
+/// SGD without momentum keeps no state and needs no temporaries.
+std::optional<Changed> use_plain_sgd(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  if (sum_of(blocks, is_state) == 0) return {};
+  for (BlockLife& block : blocks) {
+    if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
+  }
+  return Changed{.id = "sgd",
+                 .label = "SGD without momentum",
+                 .formula = "no optimizer state, no temporaries in the optimizer's step",
+                 .blocks = std::move(blocks),
+                 .how = {"torch.optim.SGD(model.parameters(), lr=…)"},
+                 .costs = "another optimizer: learning rates must be found anew",
+                 .changes_training = true};
+}
+
+/// Adam with moments of 8 bits (bitsandbytes, torchao): a byte in place of each element, and a float32 scale of each 256;
+/// of tensors below 4096 elements nothing changes. Its kernel is fused: no temporaries.
+std::optional<Changed> use_8bit_adam(const Situation& situation) {
+  constexpr int64_t kLeastElements = 4096, kBlock = 256;
+  Lives blocks = situation.lives.blocks;
+  if (!is_adam(situation.optimizer) || sum_of(blocks, is_state) == 0) return {};
+  const int64_t size = is_mostly_float32(blocks) ? 4 : 2;
+  for (BlockLife& block : blocks) {
+    if (is_optimizer_temporary(block)) block.bytes = 0;
+    const int64_t elements = block.bytes / size;
+    if (is_state(block) && elements >= kLeastElements) block.bytes = elements + elements / kBlock * 4;
+  }
+  return Changed{.id = "adam_8bit",
+                 .label = "8-bit Adam",
+                 .formula = "a byte per element of each moment, 4 bytes per 256 of them, no temporaries",
+                 .blocks = std::move(blocks),
+                 .how = {"pip install bitsandbytes", "bitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)"},
+                 .costs = "moments are rounded to 8 bits",
+                 .changes_training = true};
+}
+
+/// The optimizer's state and its step on the host (torchao's CPUOffloadOptimizer, DeepSpeed's ZeRO-Offload).
+std::optional<Changed> offload_optimizer(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  if (sum_of(blocks, is_state) == 0) return {};
+  const int64_t bytes = sum_once(blocks, is_parameter);
+  for (BlockLife& block : blocks) {
+    if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
+  }
+  return Changed{.id = "offload_optimizer",
+                 .label = "optimizer on the host",
+                 .formula = "no optimizer state and no temporaries of it on the card",
+                 .blocks = std::move(blocks),
+                 .how = {"from torchao.optim import CPUOffloadOptimizer",
+                         "CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=…)"},
+                 .costs = text_of(2 * bytes) + " over PCIe in each step: gradients there, parameters back",
+                 .at_least = true};
+}
+
+/// FSDP2 over the fewest cards, a power of two, on which it may fit: of parameters, gradients and state each card holds its
+/// share. What a layer gathers while it runs is left out.
+std::optional<Changed> shard_over_cards(const Situation& situation) {
+  constexpr int64_t kMostCards = 64;
+  const Lives& whole = situation.lives.blocks;
+  const bool trains = sum_of(whole, is_gradient) + sum_of(whole, is_state) > 0;
+  for (int64_t cards = 2; trains && cards <= kMostCards; cards *= 2) {
+    Lives blocks = whole;
+    for (BlockLife& block : blocks) {
+      const bool shared = is_parameter(block) || is_gradient(block) || is_state(block) || is_optimizer_temporary(block);
+      if (shared) block.bytes /= cards;
+    }
+    if (find_peak(blocks) > situation.room_bytes) continue;
+    const std::string count = std::to_string(cards);
+    return Changed{
+        .id = "fsdp_" + count,
+        .label = "FSDP2 over " + count + " cards",
+        .formula = "parameters, gradients and optimizer state / " + count,
+        .blocks = std::move(blocks),
+        .how = {"from torch.distributed.fsdp import fully_shard", "for layer in model.layers: fully_shard(layer)",
+                "fully_shard(model)", "torchrun --nproc-per-node " + count + " …"},
+        .costs = count + " cards; each gathers " + text_of(sum_once(whole, is_parameter)) + " twice in each step",
+        .at_least = true};
+  }
+  return {};
+}
+
+/// LoRA: the model is frozen, so that only adapters have gradients and state.
+std::optional<Changed> train_adapters(const Situation& situation) {
+  Lives blocks = situation.lives.blocks;
+  if (sum_of(blocks, is_gradient) == 0) return {};
+  for (BlockLife& block : blocks) {
+    if (is_gradient(block) || is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
+  }
+  return Changed{.id = "lora",
+                 .label = "LoRA, or frozen layers",
+                 .formula = "no gradients and no optimizer state but those of adapters",
+                 .blocks = std::move(blocks),
+                 .how = {"pip install peft", "from peft import LoraConfig, get_peft_model",
+                         "model = get_peft_model(model, LoraConfig(r=16, target_modules=\"all-linear\"))"},
+                 .costs = "only adapters are trained",
+                 .changes_training = true,
+                 .at_least = true};
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,161 @@
+#include "profiler/explain/whole_step.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <tuple>
+
+#include "profiler/explain/what_if.h"
+
+namespace oomdiag {
+namespace {
+
+using Place = std::tuple<Phase, std::string_view, std::string_view, std::string_view, std::string_view>;
+
+Place place_of(const BlockLife& block) {
+  const Where& made = block.made;
+  return {block.phase, made.node, made.op, made.module, made.source};
+}
+
+bool is_of_step(const BlockLife& block) { return block.born != BlockLife::kBefore; }
+
+// Where memory is short, cuDNN may go on with another workspace.
+bool is_compared(const BlockLife& block) { return is_of_step(block) && block.category != Category::workspace; }
+
+// A block may hold up to 1 MiB more than was asked for, if the allocator did not split it.
+constexpr int64_t kSlackBytes = kMiB;
+
+/// Sizes of what a step allocates, by place. Each can be taken once.
+class Sizes {
+ public:
+  explicit Sizes(const StepLives& lives) {
+    for (const BlockLife& block : lives.blocks) {
+      if (is_compared(block)) sizes_[place_of(block)].insert(block.bytes);
+    }
+  }
+  bool take(const BlockLife& block) {
+    const auto sizes = sizes_.find(place_of(block));
+    if (sizes == sizes_.end()) return false;
+    const auto size = sizes->second.lower_bound(block.bytes - kSlackBytes);
+    if (size == sizes->second.end() || *size > block.bytes + kSlackBytes) return false;
+    sizes->second.erase(size);
+    return true;
+  }
+
+ private:
+  std::map<Place, std::multiset<int64_t>> sizes_;
+};
+
+/// What became of the blocks that a step began with, by what they are.
+class Fates {
+ public:
+  explicit Fates(const StepLives& lives) {
+    for (const BlockLife& block : lives.blocks) {
+      if (!is_of_step(block)) fates_[{place_of(block), block.bytes}].push_back(block.died);
+    }
+  }
+  /// Of the next block like this one; kNever where it lives, or is not known.
+  uint32_t take(const BlockLife& block) {
+    const auto found = fates_.find({place_of(block), block.bytes});
+    if (found == fates_.end() || found->second.empty()) return BlockLife::kNever;
+    const uint32_t died = found->second.front();
+    found->second.erase(found->second.begin());
+    return died;
+  }
+
+ private:
+  std::map<std::pair<Place, int64_t>, std::vector<uint32_t>> fates_;
+};
+
+/// Where in one step that was reached which happens at a position of another step like it: after as many allocations.
+class Positions {
+ public:
+  Positions(const StepLives& from, const StepLives& to) : from_(births(from)), to_(births(to)) {}
+  uint32_t of(uint32_t position) const {
+    const auto before = std::lower_bound(from_.begin(), from_.end(), position) - from_.begin();
+    if (before == 0 || to_.empty()) return 0;
+    return to_[std::min(static_cast<size_t>(before), to_.size()) - 1] + 1;
+  }
+
+ private:
+  static std::vector<uint32_t> births(const StepLives& lives) {
+    std::vector<uint32_t> births;
+    for (const BlockLife& block : lives.blocks) {
+      if (is_of_step(block)) births.push_back(block.born);
+    }
+    return births;
+  }
+  std::vector<uint32_t> from_, to_;
+};
+
+bool is_made_once(Category category) {
+  switch (category) {
+    case Category::parameter:
+    case Category::buffer:
+    case Category::optimizer_state:
+    case Category::workspace:
+    case Category::unknown:
+      return true;
+    case Category::gradient:
+    case Category::activation:
+    case Category::input:
+    case Category::output:
+    case Category::gradient_in_flight:
+    case Category::temporary:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool is_like(const StepLives& cut, const StepLives& whole) {
+  if (whole.step == 0 || cut.blocks.empty()) return false;
+  Sizes sizes(whole);
+  int64_t all = 0, missing = 0;
+  bool refused_is_there = true;
+  for (const BlockLife& block : cut.blocks) {
+    const bool there = !is_compared(block) || sizes.take(block);
+    all += block.bytes;
+    missing += there ? 0 : block.bytes;
+    refused_is_there = there;  // the last one is what was refused
+  }
+  return refused_is_there && missing * 20 <= all;
+}
+
+StepLives run_on(const StepLives& cut, const StepLives& whole) {
+  const Positions positions(cut, whole);
+  Fates in_whole(whole), in_cut(cut);
+  const uint32_t backward = find_backward(whole.blocks);
+  const bool may_be_zeroed = find_backward(cut.blocks) == BlockLife::kNever;
+  StepLives result{.step = cut.step, .blocks = whole.blocks};
+  Lives left;
+  for (BlockLife& block : result.blocks) {
+    if (block.died != BlockLife::kNever) continue;
+    const uint32_t freed = in_cut.take(block);
+    const bool lives_on = freed == BlockLife::kNever;
+    if (!is_of_step(block)) {
+      if (!lives_on) block.died = positions.of(freed);
+      continue;
+    }
+    if (in_whole.take(block) != BlockLife::kNever) continue;  // the one before it is there already
+    if (lives_on && is_made_once(block.category)) {
+      block.born = BlockLife::kBefore;
+      continue;
+    }
+    BlockLife& old = left.emplace_back(block);
+    old.born = BlockLife::kBefore;
+    old.died = block.born + 1;
+    if (!lives_on) old.died = positions.of(freed);
+    if (!lives_on || block.category != Category::gradient) continue;
+    old.died = may_be_zeroed ? backward : BlockLife::kNever;
+    if (!may_be_zeroed) block.died = block.born + 1;  // it is added to the old one
+  }
+  result.blocks.insert(result.blocks.begin(), left.begin(), left.end());
+  std::stable_sort(result.blocks.begin(), result.blocks.end(),
+                   [](const BlockLife& a, const BlockLife& b) { return a.born < b.born; });
+  return result;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,175 @@
+#include <algorithm>
+
+#include "profiler/explain/arena.h"
+#include "profiler/explain/known_rest.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/explain/whole_step.h"
+#include "profiler/replay/replay.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+BlockLife block(Category category, Phase phase, int64_t bytes, uint32_t born, uint32_t died = BlockLife::kNever) {
+  return {.bytes = bytes, .born = born, .died = died, .category = category, .phase = phase};
+}
+
+BlockLife named(BlockLife life, const char* module) {
+  life.made = {.op = "aten::linear", .module = module};
+  return life;
+}
+
+BlockLife weight() { return block(Category::parameter, Phase::setup, 8_MiB, BlockLife::kBefore); }
+BlockLife activation(int64_t bytes = 64_MiB) {
+  return named(block(Category::activation, Phase::forward, bytes, 1, 5), "layer");
+}
+
+/// Step 1 of a net with one parameter: its gradient and two tensors of state stay.
+StepLives first_step() {
+  return {.step = 1,
+          .blocks = {weight(), activation(), block(Category::gradient, Phase::backward, 8_MiB, 3),
+                     block(Category::optimizer_state, Phase::optimizer, 16_MiB, 6),
+                     block(Category::temporary, Phase::optimizer, 8_MiB, 7, 8)}};
+}
+
+/// Step 2, which begins with what step 1 left. Its forward is refused.
+StepLives second_step(uint32_t gradient_died, int64_t bytes = 64_MiB) {
+  BlockLife refused = activation(bytes);
+  refused.born = 2;
+  refused.died = BlockLife::kNever;
+  return {.step = 2,
+          .blocks = {weight(), block(Category::gradient, Phase::backward, 8_MiB, BlockLife::kBefore, gradient_died),
+                     block(Category::optimizer_state, Phase::optimizer, 16_MiB, BlockLife::kBefore), refused}};
+}
+
+LiveBlock parameter(const char* name, int64_t bytes, const char* group = "") {
+  LiveBlock live{.bytes = bytes, .category = Category::parameter, .name = name, .group = group};
+  live.trained = !live.group.empty();
+  return live;
+}
+
+}  // namespace
+
+TEST_CASE("a step that was cut short is like the one before if it asked for the same", "[explain][steps]") {
+  CHECK(is_like(second_step(1), first_step()));
+  CHECK(is_like(second_step(1, 64_MiB + 512), first_step()));  // a block that was not split
+  CHECK_FALSE(is_like(second_step(1, 80_MiB), first_step()));
+  CHECK_FALSE(is_like(second_step(1), {}));
+}
+
+TEST_CASE("what a first step leaves behind counts in the one after it", "[explain][steps]") {
+  // 8 + 64 in forward; in the optimizer 8 + 8 + 16 + 8. The state lives from the beginning on.
+  CHECK(find_peak(first_step().blocks) == 80_MiB);
+  CHECK(find_peak(run_on(second_step(1), first_step()).blocks) == 8_MiB + 16_MiB + 64_MiB + 8_MiB);
+  // Gradients that are set to zero only before backward live through forward as well.
+  CHECK(find_peak(run_on(second_step(BlockLife::kNever), first_step()).blocks) == 8_MiB + 16_MiB + 64_MiB + 8_MiB);
+}
+
+TEST_CASE("a variable holds the last step's tensor until it is made again", "[explain][steps]") {
+  StepLives whole{.step = 1,
+                  .blocks = {weight(), named(block(Category::output, Phase::forward, 32_MiB, 1), "head"),
+                             block(Category::gradient, Phase::backward, 8_MiB, 2)}};
+  StepLives cut{.step = 2,
+                .blocks = {weight(), named(block(Category::output, Phase::forward, 32_MiB, 0), "head"),
+                           named(block(Category::output, Phase::forward, 32_MiB, 1), "head")}};
+  const StepLives step = run_on(cut, whole);
+  CHECK(find_peak(step.blocks) == 8_MiB + 2 * 32_MiB + 8_MiB);
+  CHECK(step.step == 2);
+}
+
+TEST_CASE("a later step already has what the one before it left behind", "[explain][steps]") {
+  StepLives whole = first_step();
+  whole.step = 2;
+  whole.blocks[3].born = BlockLife::kBefore;
+  whole.blocks.push_back(block(Category::gradient, Phase::backward, 8_MiB, BlockLife::kBefore, 1));
+  CHECK(find_peak(run_on(second_step(1), whole).blocks) == find_peak(whole.blocks));
+}
+
+TEST_CASE("layers that were not called yet keep what the last one like them keeps", "[explain][steps]") {
+  Moment moment{.phase = Phase::forward};
+  for (const char* name : {"h.0.w", "h.1.w", "h.2.w", "h.3.w"}) moment.blocks.push_back(parameter(name, 4_MiB));
+  moment.blocks.push_back(parameter("head.w", 1_MiB));
+  StepLives cut{.step = 1};
+  const auto keep = [](const char* module, int64_t bytes, uint32_t born) {
+    return named(block(Category::activation, Phase::forward, bytes, born), module);
+  };
+  cut.blocks = {keep("h.0", 10_MiB, 1), keep("h.0", 20_MiB, 2), keep("h.1", 10_MiB, 3), keep("h.1", 20_MiB, 4),
+                keep("h.2", 10_MiB, 5)};
+  const KnownRest rest = add_known_rest(cut, moment);
+
+  CHECK(rest.modules_to_come == 2);                              // h.3 and head
+  CHECK(find_peak(rest.lives.blocks) == 4 * (10_MiB + 20_MiB));  // h.2 was under way
+  CHECK(std::any_of(rest.lives.blocks.begin(), rest.lives.blocks.end(),
+                    [](const BlockLife& life) { return life.made.module == "h.3"; }));
+}
+
+TEST_CASE("layers with other parameters tell nothing", "[explain][steps]") {
+  Moment moment{.phase = Phase::forward};
+  moment.blocks = {parameter("h.0.w", 4_MiB), parameter("h.1.w", 4_MiB), parameter("h.2.w", 8_MiB)};
+  const StepLives cut{.step = 1,
+                      .blocks = {named(block(Category::activation, Phase::forward, 9_MiB, 1), "h.0"),
+                                 named(block(Category::activation, Phase::forward, 9_MiB, 2), "h.1")}};
+  CHECK(find_peak(add_known_rest(cut, moment).lives.blocks) == 18_MiB);
+}
+
+TEST_CASE("gradients and Adam's state that are still to be made count, those that are there count once",
+          "[explain][steps]") {
+  Moment moment{.phase = Phase::backward};
+  moment.blocks = {parameter("a", 40_MiB, "AdamW, group 0"), parameter("b", 60_MiB, "AdamW, group 0"),
+                   parameter("frozen", 50_MiB)};
+  StepLives cut{.step = 1, .blocks = {block(Category::parameter, Phase::setup, 150_MiB, BlockLife::kBefore)}};
+  const KnownRest rest = add_known_rest(cut, moment);
+  CHECK(rest.gradient_bytes == 100_MiB);
+  CHECK(rest.state_bytes == 200_MiB);
+  CHECK(find_peak(rest.lives.blocks) == 150_MiB + 300_MiB);
+
+  cut.blocks.push_back(block(Category::gradient, Phase::backward, 40_MiB, 1));
+  cut.blocks.push_back(block(Category::optimizer_state, Phase::setup, 200_MiB, BlockLife::kBefore));
+  const KnownRest resumed = add_known_rest(cut, moment);
+  CHECK(resumed.gradient_bytes == 60_MiB);
+  CHECK(resumed.state_bytes == 0);
+}
+
+TEST_CASE("the state of an optimizer is told by its class", "[explain][steps]") {
+  CHECK(least_state("AdamW, group 1") == 2);
+  CHECK(least_state("AdamW 2, group 0 (head)") == 2);
+  CHECK(least_state("RMSprop, group 0") == 1);
+  CHECK(least_state("SGD, group 0") == 0);  // momentum or not
+  CHECK(least_state("") == 0);
+}
+
+TEST_CASE("a step whose bytes fit may fail at the allocator's holes", "[explain][steps]") {
+  Lives blocks;
+  for (uint32_t i = 0; i < 8; ++i) {  // every other one stays, so no hole holds the large one
+    blocks.push_back(block(Category::temporary, Phase::forward, 12_MiB, 1 + i, i % 2 == 0 ? 20 : 40));
+  }
+  blocks.push_back(block(Category::output, Phase::forward, 40_MiB, 21, 40));
+  REQUIRE(find_peak(blocks) == 96_MiB);
+  CHECK(gets_through(blocks, 200_MiB, {}));
+  CHECK_FALSE(gets_through(blocks, 96_MiB, {}));  // the next step cuts the large segment up
+  for (BlockLife& life : blocks) life.bytes = life.bytes == 12_MiB ? 6_MiB : life.bytes;
+  CHECK(find_peak(blocks) == 64_MiB);
+  CHECK_FALSE(gets_through(blocks, 90_MiB, {}));  // three of 6 MiB share a segment of 20
+  CHECK(gets_through(blocks, 110_MiB, {.expandable_segments = true}));
+}
+
+TEST_CASE("after an OOM the step before is followed to its end", "[replay][lives]") {
+  EventBuilder trace({.card_bytes = 320_MiB});
+  const SmallTraining training;
+  training.setup(trace);
+  training.forward(trace, 0);
+  training.backward(trace, 0);
+  training.optimizer(trace, true);
+  training.zero_grad(trace);
+  trace.op({.op = "aten::randn", .source = "train.py:9"}).refuse(1_GiB).op_failed();
+
+  const Trace& built = trace;
+  const DeviceHistory device = replay(built).devices.at(0);
+  CHECK(device.complete.step == 1);
+  CHECK(find_peak(device.complete.blocks) == device.peak.allocated_bytes);
+  const Trace first = oom_in_backward();
+  CHECK(replay(first).devices.at(0).complete == StepLives{});
+}
+
+}  // namespace oomdiag
