@@ -1,7 +1,7 @@
 """Prints how often oomdiag names the right cause: python tests/causes/confusion.py --build BUILD [--quick] [-v] [-k NAME]
 
 Each case is a program with a known cause of its own, or one that looks like another cause and is not. Where a case has a cure,
-the program is run once more with it and must fit: the counterfactual that proves the cause. Exits 1 if fewer than 95 % of
+the program is run once more with it and must fit: the counterfactual that proves the cause. Exits 1 if fewer than 97 % of
 the cases are named right or a cure does not cure.
 """
 import argparse
@@ -28,6 +28,7 @@ class Case:
     quick: bool = False
     options: tuple = ()  # of oomdiag run
     train: tuple = ()  # a reference model in C++ in place of the function: arguments of oomdiag train
+    module: str = "loops"  # of the function
 
 
 def cases():
@@ -51,6 +52,17 @@ def cases():
         Case("a long unrolled network", "capacity", "unrolled", cure=larger, quick=True),
         Case("a small request that needs a whole segment", "capacity", "nearly_full", quick=True),
         Case("a request that nearly fills the card", "capacity", "large_but_possible", cure=larger, quick=True),
+
+        # Forward passes with room for the request in holes, and none for what comes after it.
+        *[Case(f"{name}, in forward with holes, {memory} MiB", "capacity", "train", arguments, memory, cure=larger,
+               module="failing", quick=memory == 700)
+          for name, arguments, memories in [
+              ("a transformer", {"model": "gpt", "batch": 8}, (400, 500, 600, 700)),
+              ("a transformer under autocast", {"model": "gpt", "batch": 8, "autocast": True}, (450, 550)),
+              ("an encoder", {"model": "encoder", "batch": 32}, (500, 700)),
+              ("residual blocks", {"model": "residual", "batch": 96}, (500, 900)),
+              ("a transformer, the second step", {"model": "gpt", "batch": 2}, (420,))]
+          for memory in memories],
 
         Case("outputs in a list", "leak", "keep_outputs", {"steps": 80}, 640, cure=stop, quick=True),
         Case("outputs in a list, batches of all sizes", "leak", "keep_outputs", {"sizes": (mixed[:-1] * 10)}, 768, cure=stop),
@@ -151,7 +163,7 @@ def cases():
 
 def job_of(case, cured):
     change = (case.cure or {}) if cured else {}
-    return {"name": case.name, "module": "loops", "function": case.function,
+    return {"name": case.name, "module": case.module, "function": case.function,
             "arguments": {**case.arguments, **change.get("arguments", {})},
             "memory_mib": change.get("memory", case.memory),
             "environment": {**case.environment, **change.get("environment", {})},
@@ -202,7 +214,7 @@ def main():
     right = sum(n for (truth, named), n in matrix.items() if truth == named)
     share = right / max(1, len(chosen))
     print(f"{right} of {len(chosen)} right, {100 * share:.1f} %; {len(cured) - len(not_cured)} of {len(cured)} cures cure")
-    sys.exit(0 if share >= 0.95 and not not_cured else 1)
+    sys.exit(0 if share >= 0.97 and not not_cured else 1)
 
 
 if __name__ == "__main__":
