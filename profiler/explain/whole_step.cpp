@@ -89,6 +89,11 @@ class Positions {
   std::vector<uint32_t> from_, to_;
 };
 
+bool records_graph(const StepLives& lives) {
+  return std::any_of(lives.blocks.begin(), lives.blocks.end(),
+                     [](const BlockLife& block) { return is_of_step(block) && block.in_graph; });
+}
+
 bool is_made_once(Category category) {
   switch (category) {
     case Category::parameter:
@@ -112,6 +117,7 @@ bool is_made_once(Category category) {
 
 bool is_like(const StepLives& cut, const StepLives& whole) {
   if (whole.step == 0 || cut.blocks.empty()) return false;
+  if (records_graph(cut) && !records_graph(whole)) return false;  // evaluation before training
   Sizes sizes(whole);
   int64_t all = 0, missing = 0;
   bool refused_is_there = true;

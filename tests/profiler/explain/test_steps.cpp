@@ -56,6 +56,12 @@ TEST_CASE("a step that was cut short is like the one before if it asked for the 
   CHECK(is_like(second_step(1, 64_MiB + 512), first_step()));  // a block that was not split
   CHECK_FALSE(is_like(second_step(1, 80_MiB), first_step()));
   CHECK_FALSE(is_like(second_step(1), {}));
+
+  StepLives training = second_step(1);
+  training.blocks.push_back(activation());
+  training.blocks.back().in_graph = true;
+  std::swap(training.blocks.back(), training.blocks[3]);  // what was refused comes last
+  CHECK_FALSE(is_like(training, first_step()));           // no graph was recorded there: it was an evaluation
 }
 
 TEST_CASE("what a first step leaves behind counts in the one after it", "[explain][steps]") {
