@@ -135,7 +135,7 @@ void CardFollower::note_walk(uint64_t index) {
 CardViews CardFollower::finish(const NodeTable& nodes) {
   const uint64_t index = pass_.trace.events.size();
   stop(index);
-  savers_.finish(pass_.table, pass_.graphs, lives_.cut);
+  savers_.finish(pass_.table, lives_.cut);
   end_steps(index);
   lives_.curves = places_.finish(pass_.trace, nodes);
   return std::move(lives_);

@@ -52,7 +52,7 @@ class CardFollower {
   void note_walk(uint64_t index);
   void note_backward() { savers_.note_backward(); }
   /// No graph of the newest walk lives any more.
-  void end_walk() { savers_.conclude(pass_.table, pass_.graphs, lives_.cut); }
+  void end_walk() { savers_.conclude(pass_.table, lives_.cut); }
 
   /// After the trace. `nodes` of the whole trace.
   CardViews finish(const NodeTable& nodes);

@@ -21,8 +21,8 @@ void CutSavers::note_walk(const Graphs& graphs) {
   walk_ = graphs.walk();
 }
 
-void CutSavers::conclude(const BlockTable& table, const Graphs& graphs, Cut& cut) {
-  if (done_ || walk_ == 0 || walk_ != graphs.walk()) return;
+void CutSavers::conclude(const BlockTable& table, Cut& cut) {
+  if (done_ || walk_ == 0) return;
   done_ = true;
   for (size_t b = 0; b < cut.rows.size(); ++b) {
     for (const Saver& saver : table[cut.rows[b]].savers) {
@@ -31,8 +31,8 @@ void CutSavers::conclude(const BlockTable& table, const Graphs& graphs, Cut& cut
   }
 }
 
-void CutSavers::finish(const BlockTable& table, const Graphs& graphs, Cut& cut) {
-  conclude(table, graphs, cut);
+void CutSavers::finish(const BlockTable& table, Cut& cut) {
+  conclude(table, cut);
   if (!done_ && may_infer_) infer(table, cut);
   done_ = true;
 }

@@ -36,10 +36,10 @@ class CutSavers {
   /// A walk has begun, or backward has without one.
   void note_walk(const Graphs& graphs);
   void note_backward() { waits_ = waits_ && own_walk_; }
-  /// The graph of the newest walk ends to live, or the trace does.
-  void conclude(const BlockTable& table, const Graphs& graphs, Cut& cut);
+  /// The graph that was walked ends to live.
+  void conclude(const BlockTable& table, Cut& cut);
   /// After the trace.
-  void finish(const BlockTable& table, const Graphs& graphs, Cut& cut);
+  void finish(const BlockTable& table, Cut& cut);
 
  private:
   void infer(const BlockTable& table, Cut& cut) const;
