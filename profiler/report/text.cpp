@@ -104,26 +104,24 @@ std::string largest_holders(const ReportCause& cause) {
 std::string cause_of(const ReportOfDevice& device) {
   const ReportCause& cause = *device.cause;
   const ReportCard& card = device.card;
-  const auto figure = [&](std::string_view name) {
+  const auto bytes_of = [&](std::string_view name) {
     const auto found = std::find_if(cause.evidence.begin(), cause.evidence.end(),
                                     [&](const auto& evidence) { return evidence.first == name; });
-    return with_unit(found == cause.evidence.end() ? 0 : found->second);
+    return found == cause.evidence.end() ? int64_t{0} : found->second;
   };
-  const auto has = [&](std::string_view name) {
-    return std::any_of(cause.evidence.begin(), cause.evidence.end(),
-                       [&](const auto& evidence) { return evidence.first == name; });
-  };
+  const auto figure = [&](std::string_view name) { return with_unit(bytes_of(name)); };
+  const int64_t room = card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.free_bytes;
   const std::string short_by = with_unit(cause.short_by_bytes);
   if (cause.kind == "capacity" && cause.short_by_bytes == 0) {
     return fmt::format("capacity: {} left if packed without holes, and the forward pass goes on",
                        figure("left_if_packed_bytes"));
   }
-  if (cause.kind == "capacity" && has("step_bytes")) {
-    return fmt::format("capacity: the step needs {}, {} more than there are", figure("step_bytes"), short_by);
+  if (cause.kind == "capacity" && bytes_of("step_bytes") > room) {
+    return fmt::format("capacity: the step needs {}, and there are {}", figure("step_bytes"), with_unit(room));
   }
-  if (cause.kind == "capacity" && has("step_at_least_bytes")) {
-    return fmt::format("capacity: the step needs at least {}, {} more than there are", figure("step_at_least_bytes"),
-                       short_by);
+  if (cause.kind == "capacity" && bytes_of("step_at_least_bytes") > room) {
+    return fmt::format("capacity: the step needs at least {}, and there are {}", figure("step_at_least_bytes"),
+                       with_unit(room));
   }
   if (cause.kind == "capacity") {
     return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
@@ -144,7 +142,7 @@ std::string cause_of(const ReportOfDevice& device) {
   if (cause.kind == "oversized_request") {
     return fmt::format("oversized request: {} at once is more than this card can ever give", figure("requested_bytes"));
   }
-  if (cause.kind == "fraction_cap" && has("allowed_at_most_bytes")) {
+  if (cause.kind == "fraction_cap" && bytes_of("allowed_at_most_bytes") > 0) {
     return fmt::format("fraction cap: the program set a limit of at most {}; the card had room",
                        figure("allowed_at_most_bytes"));
   }
