@@ -19,6 +19,7 @@ using Command = std::function<int()>;
 void add_train(CLI::App& app, Command& chosen);
 void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
 void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
+void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
 void add_explain(CLI::App& app, Command& chosen);
 void add_compare(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);

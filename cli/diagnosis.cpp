@@ -6,6 +6,7 @@
 
 #include "cli/live_line.h"
 #include "cli/preload.h"
+#include "cli/recipe.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
@@ -47,6 +48,7 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   if (environment("NVTX_INJECTION64_PATH").empty()) {  // a profiler that is there already keeps its place
     set("NVTX_INJECTION64_PATH", (libraries / "liboomdiag_preload.so").string());
   }
+  program.environment.insert(program.environment.end(), request.environment.begin(), request.environment.end());
   return program;
 }
 
@@ -107,8 +109,12 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
   }
   try {
     name_ranks(diagnosis.folder);
-    diagnosis.report =
-        explain_run(diagnosis.folder, {.ending = diagnosis.ending, .batch = request.batch}, /*write_each=*/true);
+    diagnosis.report = explain_run(diagnosis.folder,
+                                   {.ending = diagnosis.ending,
+                                    .batch = request.batch,
+                                    .reference_case = {},
+                                    .judged_bytes = request.judged_bytes},
+                                   /*write_each=*/true);
     write_json(*diagnosis.report, diagnosis.folder / "report.json");
     std::error_code ignored;
     for (const char* served : {"loaded", "cards"}) std::filesystem::remove(diagnosis.folder / served, ignored);
@@ -127,6 +133,12 @@ Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
   LiveLine line;
   std::optional<Tick> tick;
   if (request.shows_progress && line.is_shown()) tick = Tick{.work = [&] { line.update(diagnosis.folder); }};
+  SteadyWatch watch(request.steady.value_or(SteadyRule{}));
+  if (request.steady) {
+    tick = Tick{.every = std::chrono::milliseconds(100),
+                .work = [&] { watch.look(diagnosis.folder); },
+                .is_enough = [&] { return watch.is_over(); }};
+  }
   try {
     diagnosis.ending = launch(
         program, [&](pid_t child) { return diagnosis.folder = make_run_folder(request.base, child); }, tick);
@@ -134,6 +146,11 @@ Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
     if (!diagnosis.folder.empty()) remove_empty_run(diagnosis.folder);
     throw;
   }
+  if (watch.is_over()) {
+    diagnosis.stopped_at_step = watch.step();
+    diagnosis.ending = {};  // it was we who ended it: what was seen counts as a run that passed
+  }
+  write_recipe(recipe_of(request), diagnosis.folder);
   read_outcome(diagnosis, request, install);
   return diagnosis;
 }

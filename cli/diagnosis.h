@@ -9,6 +9,7 @@
 #include "cli/device.h"
 #include "cli/install.h"
 #include "cli/launcher.h"
+#include "cli/steady.h"
 #include "profiler/report/report.h"
 
 namespace oomdiag {
@@ -17,16 +18,20 @@ namespace oomdiag {
 struct DiagnosisRequest {
   std::vector<std::string> program;
   DeviceChoice device;
-  std::filesystem::path base;      ///< where the run folder is made
-  std::optional<int64_t> batch{};  ///< batch size, where it is known
-  int attach_at_step = 1;          ///< optimizer step to begin with
-  bool shows_progress = false;     ///< a live line on the terminal, where there is one
-  bool native_stacks = false;      ///< C++ calls of refused requests as well
-  bool keeps_output = false;       ///< the program's output goes to output.txt in the run folder
+  std::filesystem::path base;          ///< where the run folder is made
+  std::optional<int64_t> batch{};      ///< batch size, where it is known
+  int attach_at_step = 1;              ///< optimizer step to begin with
+  bool shows_progress = false;         ///< a live line on the terminal, where there is one
+  bool native_stacks = false;          ///< C++ calls of refused requests as well
+  bool keeps_output = false;           ///< the program's output goes to output.txt in the run folder
+  Environment environment{};           ///< variables of the program over our own
+  std::optional<SteadyRule> steady{};  ///< end it when its peak does not rise any more
+  int64_t judged_bytes = 0;            ///< remedies are judged as on a card of this size; 0 = the one that it runs on
 };
 
 /// What came of it.
 struct Diagnosis {
+  uint32_t stopped_at_step = 0;  ///< its peak was steady, so we ended it; 0 = it ended by itself
   Ending ending;
   std::filesystem::path folder;
   std::optional<Report> report;  ///< also in folder/report.json

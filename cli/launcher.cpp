@@ -130,6 +130,18 @@ int wait_a_while(const WaitingSignals& signals, std::chrono::milliseconds time, 
   return sigtimedwait(&signals.set(), &info, &limit);
 }
 
+/// Asks the child to end, and where it does not within a second makes it.
+void end_at_once(pid_t child) {
+  kill(child, SIGTERM);
+  constexpr useconds_t kMoment = 10'000;
+  for (int i = 0; i < 100; ++i) {
+    siginfo_t ended{};
+    if (waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid != 0) return;
+    usleep(kMoment);
+  }
+  kill(child, SIGKILL);
+}
+
 /// Waits for the child and passes signals on. Ctrl-C and Ctrl-\ reach the whole foreground group from the terminal, the
 /// child too: only those that another process sent to us alone are passed on.
 Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<Tick>& tick) {
@@ -141,7 +153,10 @@ Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<
     siginfo_t info{};
     const int signal = tick ? wait_a_while(signals, tick->every, info) : sigwaitinfo(&signals.set(), &info);
     if (signal > 0 && signal != SIGCHLD && info.si_code <= 0) kill(child, signal);
-    if (signal < 0 && tick) tick->work();
+    if (signal < 0 && tick) {
+      tick->work();
+      if (tick->is_enough && tick->is_enough()) end_at_once(child);
+    }
   }
 }
 

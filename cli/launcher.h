@@ -12,11 +12,13 @@
 
 namespace oomdiag {
 
+/// Variables over our own environment; nullopt takes one away.
+using Environment = std::vector<std::pair<std::string, std::optional<std::string>>>;
+
 /// A program to run as a child.
 struct Program {
   std::vector<std::string> arguments;  ///< the first is looked up in PATH
-  /// Variables over our own environment; nullopt takes one away.
-  std::vector<std::pair<std::string, std::optional<std::string>>> environment;
+  Environment environment;
   bool keeps_output = false;  ///< stdout and stderr go to `output.txt` in the run folder instead of ours
 };
 
@@ -34,6 +36,7 @@ struct Ending {
 struct Tick {
   std::chrono::milliseconds every{500};
   std::function<void()> work;
+  std::function<bool()> is_enough{};  ///< asked after the work: true ends the program, with SIGTERM, then SIGKILL
 };
 
 /// Runs `program` to its end. `make_folder` is called with the child's pid before the program starts and gives its run

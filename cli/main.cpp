@@ -78,6 +78,7 @@ int parse_and_run(int argc, char** argv) {
   add_train(app, chosen);
   add_run(app, chosen, words.from_separator);
   add_fit(app, chosen, words.from_separator);
+  add_fix(app, chosen, words.from_separator);
   add_explain(app, chosen);
   add_compare(app, chosen);
   add_devices(app, chosen);

@@ -16,6 +16,7 @@
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
+#include "profiler/report/whole_run.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/to_trace.h"
 #include "profiler/trace/trace.h"
@@ -52,6 +53,17 @@ Report read_report(const fs::path& file) {
   }
 }
 
+/// The report on a run made anew, with what the one that lies there has from other runs.
+Report with_measured(Report report, const fs::path& earlier) {
+  std::error_code ignored;
+  if (!fs::exists(earlier, ignored)) return report;
+  try {
+    keep_measured(report, read_report(earlier));
+  } catch (const Error&) {  // the trace alone will do
+  }
+  return report;
+}
+
 /// What the report of a run remembers and its trace does not know.
 RunFacts remembered_facts(const fs::path& file) {
   std::error_code ignored;
@@ -73,7 +85,7 @@ RunFacts remembered_facts(const fs::path& file) {
 }  // namespace
 
 Report explain_trace(const fs::path& trace, const RunFacts& facts) {
-  ReportInputs inputs{.batch = facts.batch};
+  ReportInputs inputs{.batch = facts.batch, .judged_bytes = facts.judged_bytes};
   if (facts.ending && facts.ending->signal != 0) inputs.signal = facts.ending->signal;
   if (facts.ending && facts.ending->signal == 0) inputs.exit_code = facts.ending->exit_code;
   if (trace.filename() == "trace") inputs.folder = as_typed(trace.parent_path());
@@ -91,7 +103,7 @@ Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_eac
   std::vector<JobMember> members;
   for (const fs::path& file : traces) {
     const Trace trace = read_trace(file);
-    JobMember member{.report = make_report(trace, {.folder = as_typed(folder)}),
+    JobMember member{.report = make_report(trace, {.judged_bytes = facts.judged_bytes, .folder = as_typed(folder)}),
                      .folder = file.parent_path().lexically_relative(folder).string(),
                      .pid = trace.process.pid,
                      .start_time_ns = trace.process.start_time_ns};
@@ -123,7 +135,7 @@ Report load_report(const fs::path& path) {
   if (fs::is_directory(path, ignored)) {
     const bool is_report_alone = find_traces(path).empty() && fs::exists(path / "report.json", ignored);
     if (is_report_alone) return read_report(path / "report.json");
-    return explain_run(path, remembered_facts(path / "report.json"));
+    return with_measured(explain_run(path, remembered_facts(path / "report.json")), path / "report.json");
   }
   const char first = first_byte(path);
   if (first == '{') return read_report(path);

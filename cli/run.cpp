@@ -4,9 +4,10 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/completion.h"
 #include "cli/diagnosis.h"
 #include "cli/help.h"
-#include "cli/python.h"
+#include "cli/programs.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
@@ -22,6 +23,7 @@ struct Options {
   std::string output;
   int attach_at_step = 1;
   bool no_progress = false;
+  bool completes = false;
   bool native_stacks = false;
   int oom_exit_code = -1;  ///< -1 = the program's own
 };
@@ -31,15 +33,6 @@ std::vector<std::string> join_program(std::vector<std::string> before, const std
   const bool is_ours = before.empty() && !from_separator.empty();
   before.insert(before.end(), from_separator.begin() + (is_ours ? 1 : 0), from_separator.end());
   return before;
-}
-
-/// Puts the right Python in the program's place, and says which.
-std::vector<std::string> resolve(std::vector<std::string> program, const Install& install) {
-  if (!is_python(program.front())) return program;
-  const PythonChoice python = choose_python(program.front(), install);
-  say(python.note);
-  program.front() = python.executable;
-  return program;
 }
 
 void show(const Diagnosis& diagnosis, const Options& options) {
@@ -60,15 +53,16 @@ int run(const Options& options) {
   const DeviceChoice device = choose_device(options.device, install);
   check_writable(options.output);
   say_default(device);
-  const DiagnosisRequest request{.program = resolve(options.program, install),
+  const DiagnosisRequest request{.program = resolve_program(options.program, install),
                                  .device = device,
                                  .base = choose_base(options.folder),
                                  .attach_at_step = options.attach_at_step,
                                  .shows_progress = !options.no_progress,
                                  .native_stacks = options.native_stacks,
                                  .keeps_output = false};
-  const Diagnosis diagnosis = diagnose(request, install);
+  Diagnosis diagnosis = diagnose(request, install);
   try {
+    if (options.completes) complete(diagnosis, request, install);
     show(diagnosis, options);
   } catch (const Error& error) {
     say(fmt::format("warning: {}", error.what()));  // the exit code is the program's, whatever happens to the report
@@ -104,6 +98,10 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->check(range(1, 1 << 30));
   command.add_flag("--native-stacks", options->native_stacks,
                    "name the C++ calls that led to a refused request (costs milliseconds at an OOM, nothing else)");
+  command.add_flag(
+      "--complete", options->completes,
+      "where it runs out of memory, run it once more on a virtual card with room: need and remedies are then\n"
+      "those of a whole run (for programs that may be run twice)");
   command.add_flag("--no-progress", options->no_progress, "no live line on the terminal while the program runs");
   command.callback([options, &command, &chosen, &from_separator] {
     options->program = join_program(command.remaining(), from_separator);

@@ -1,34 +1,161 @@
 #include "cli/search.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace oomdiag {
+namespace {
 
-int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, const Trial& trial) {
-  int64_t low = fails / step, high = (passes + step - 1) / step;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (trial(middle * step) ? high : low) = middle;
+constexpr int64_t kProbe = 16;   ///< the second value, in multiples of the first
+constexpr int kMostGuesses = 5;  ///< then halving: the border is not where the bytes say
+constexpr double kNear = 0.02;   ///< a run that failed by less than this share tells the border nearly exactly
+
+}  // namespace
+
+BorderSearch::BorderSearch(int64_t count, std::function<int64_t(int64_t)> value_of, int64_t most_runs,
+                           std::optional<Line> prior)
+    : count_(count), value_of_(std::move(value_of)), most_runs_(most_runs), prior_(prior) {}
+
+std::optional<int64_t> BorderSearch::found() const {
+  for (auto point = points_.rbegin(); point != points_.rend(); ++point) {
+    if (point->second.passes) return point->first;
   }
-  return high * step;
+  return std::nullopt;
 }
 
-std::optional<int64_t> find_largest(int64_t least, int64_t most, const Trial& trial) {
-  if (!trial(least)) return std::nullopt;
-  int64_t passes = least, fails = most + 1;
-  while (passes < most) {
-    const int64_t next = std::min(most, std::max<int64_t>(1, passes) * 2);
-    if (!trial(next)) {
-      fails = next;
-      break;
+std::optional<Line> BorderSearch::line() const {
+  const std::pair<const int64_t, Point>*high = nullptr, *low = nullptr;
+  for (auto point = points_.rbegin(); point != points_.rend() && low == nullptr; ++point) {
+    if (point->second.passes) (high == nullptr ? high : low) = &*point;
+  }
+  if (low == nullptr) return prior_;
+  const auto x1 = static_cast<double>(value_of_(low->first)), x2 = static_cast<double>(value_of_(high->first));
+  const auto y1 = static_cast<double>(low->second.allocated_bytes),
+             y2 = static_cast<double>(high->second.allocated_bytes);
+  if (y2 <= y1) return std::nullopt;
+  const double slope = (y2 - y1) / (x2 - x1);
+  return Line{.fixed_bytes = y2 - slope * x2, .slope = slope};
+}
+
+/// The last position whose value is not above this one; -1 if none is.
+int64_t BorderSearch::position_of(double value) const {
+  int64_t low = -1, high = count_;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (static_cast<double>(value_of_(middle)) <= value ? low : high) = middle;
+  }
+  return low;
+}
+
+/// Where the line meets the room: no run above it can pass.
+std::optional<int64_t> BorderSearch::estimate() const {
+  const std::optional<Line> along = line();
+  if (!along || points_.empty()) return std::nullopt;
+  int64_t room = 0;
+  for (const auto& [position, point] : points_) room = std::max(room, point.room_bytes);
+  return position_of((static_cast<double>(room) - along->fixed_bytes) / along->slope);
+}
+
+int64_t BorderSearch::first_failure(int64_t above) const {
+  for (auto point = points_.upper_bound(above); point != points_.end(); ++point) {
+    if (!point->second.passes) return point->first;
+  }
+  return count_;
+}
+
+std::vector<int64_t> BorderSearch::begin(int at_once) const {
+  std::vector<int64_t> positions{0};
+  const int64_t probe = position_of(static_cast<double>(value_of_(0)) * kProbe);
+  if (at_once > 1 && probe > 0) positions.push_back(probe);
+  return positions;
+}
+
+/// Where one that failed would not have, had it wanted less by what was missing. Too high where it failed early in a step.
+std::optional<int64_t> BorderSearch::estimate_below(int64_t fails) const {
+  const auto point = points_.find(fails);
+  if (point == points_.end() || point->second.needed_bytes <= point->second.room_bytes) return std::nullopt;
+  const auto needed = static_cast<double>(point->second.needed_bytes);
+  const auto value = static_cast<double>(value_of_(fails));
+  const double missing = needed - static_cast<double>(point->second.room_bytes);
+  const std::optional<Line> along = line();
+  return position_of(value - missing / (along ? along->slope : needed / value));
+}
+
+/// Between one that passes and one that fails, or the end.
+std::vector<int64_t> BorderSearch::narrow(int64_t passes, int64_t fails, int at_once) {
+  std::vector<int64_t> positions;
+  const auto add = [&](int64_t position) {
+    position = std::clamp(position, passes + 1, fails - 1);
+    const bool is_new =
+        !points_.contains(position) && std::find(positions.begin(), positions.end(), position) == positions.end();
+    if (is_new && static_cast<int>(positions.size()) < at_once) positions.push_back(position);
+  };
+  const int64_t middle = passes + (fails - passes) / 2;
+  if (fails == count_) {
+    const std::optional<int64_t> border = estimate();
+    if (!border) {
+      add(position_of(static_cast<double>(value_of_(passes)) * kProbe));
+    } else if (*border >= count_ - 1 || points_.size() > 2) {
+      add(*border);
+      add(*border + 1);
+    } else {  // holes take their part, mostly a tenth
+      add(*border - (*border - passes) / 10);
+      add(*border - (*border - passes) / 5);
     }
-    passes = next;
+  } else if (const auto border = estimate_below(fails); border && *border > passes && guesses_ < kMostGuesses) {
+    ++guesses_;
+    add(*border);
+    const bool is_near = fails - *border < static_cast<int64_t>(kNear * static_cast<double>(fails)) + 2;
+    add(is_near ? *border - 2 : middle);
   }
-  while (fails - passes > 1) {
-    const int64_t middle = passes + (fails - passes) / 2;
-    (trial(middle) ? passes : fails) = middle;
+  if (positions.empty()) {
+    const int64_t ways = at_once + 1;
+    for (int64_t i = 1; i < ways; ++i) add(passes + (fails - passes) * i / ways);
   }
-  return passes;
+  return positions;
+}
+
+std::vector<int64_t> BorderSearch::prove(int64_t passes, int at_once) const {
+  std::vector<int64_t> positions;
+  const auto left = most_runs_ - static_cast<int64_t>(points_.size());
+  const auto most = std::min<int64_t>(at_once, left);
+  for (int64_t i = passes + 1; i <= std::min(passes + kNeighbours, count_ - 1); ++i) {
+    if (static_cast<int64_t>(positions.size()) < most && !points_.contains(i)) positions.push_back(i);
+  }
+  return positions;
+}
+
+std::vector<int64_t> BorderSearch::next(int at_once) {
+  const std::optional<int64_t> passes = found();
+  if (!passes) {
+    if (points_.contains(0)) return {};  // the least fails
+    if (points_.empty() && prior_) {     // another card has shown the line; its room is not known before a run
+      return {0};
+    }
+    return begin(points_.empty() ? at_once : 1);
+  }
+  const int64_t fails = first_failure(*passes);
+  if (fails - *passes > 1 && *passes + 1 < count_) return narrow(*passes, fails, at_once);
+  return prove(*passes, at_once);
+}
+
+int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, int at_once, const TrialsOf& trials) {
+  int64_t low = fails / step, high = (passes + step - 1) / step;
+  while (high - low > 1) {
+    std::vector<int64_t> values;
+    const int64_t ways = std::min<int64_t>(at_once + 1, high - low);
+    for (int64_t i = 1; i < ways; ++i) values.push_back((low + (high - low) * i / ways) * step);
+    const std::vector<bool> passed = trials(values);
+    for (std::size_t i = 0; i < values.size(); ++i) {  // the lowest that passes is the next upper end
+      const int64_t at = values[i] / step;
+      if (passed[i]) {
+        high = at;
+        break;
+      }
+      low = at;
+    }
+  }
+  return high * step;
 }
 
 }  // namespace oomdiag

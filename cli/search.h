@@ -2,19 +2,72 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
+#include <vector>
 
 namespace oomdiag {
 
-/// Whether a run with this value passes.
-using Trial = std::function<bool(int64_t value)>;
+/// What a run with one value showed.
+struct Point {
+  bool passes = false;
+  int64_t allocated_bytes = 0;  ///< its peak
+  int64_t needed_bytes = 0;     ///< what it had reserved at most; where it ran out with the request that was refused
+  int64_t room_bytes = 0;       ///< what PyTorch may take of the card
+};
 
-/// The smallest multiple of `step` above `fails` and not above `passes` that passes, by bisection. `passes` is taken to
-/// pass and `fails` to fail: neither is tried.
-int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, const Trial& trial);
+/// bytes = fixed + slope ∙ value, from runs that passed.
+struct Line {
+  double fixed_bytes = 0, slope = 0;
 
-/// The largest value from `least` to `most` that passes: twice the value while it passes, then bisection. nullopt if
-/// `least` fails. Small values are tried first, so that most runs are quick.
-std::optional<int64_t> find_largest(int64_t least, int64_t most, const Trial& trial);
+  bool operator==(const Line&) const = default;
+};
+
+/// Finds the largest of ascending values with which a program passes, from few runs. Memory is nearly affine in a batch
+/// size, so runs that pass say where the border must be; the border is then run on both sides. It need not be the only one,
+/// as libraries choose other workspaces for other shapes: the next eight values above it are run too.
+///
+///   while (auto next = search.next(2); !next.empty()) for (i : next) search.take(i, run(values[i]));
+class BorderSearch {
+ public:
+  static constexpr int64_t kNeighbours = 8;
+
+  /// `value_of` gives the value at a position, ascending; `most_runs` bounds the neighbours, never the border.
+  BorderSearch(int64_t count, std::function<int64_t(int64_t)> value_of, int64_t most_runs,
+               std::optional<Line> prior = {});
+
+  /// Up to `at_once` positions to run now; none when the border is found.
+  std::vector<int64_t> next(int at_once);
+  void take(int64_t position, const Point& point) { points_[position] = point; }
+
+  /// The position of the largest that passes; nullopt if none does.
+  std::optional<int64_t> found() const;
+  /// Through the two largest that passed.
+  std::optional<Line> line() const;
+  const std::map<int64_t, Point>& points() const { return points_; }
+
+ private:
+  std::optional<int64_t> estimate() const;
+  std::optional<int64_t> estimate_below(int64_t fails) const;
+  int64_t position_of(double value) const;
+  int64_t first_failure(int64_t above) const;
+  std::vector<int64_t> begin(int at_once) const;
+  std::vector<int64_t> narrow(int64_t passes, int64_t fails, int at_once);
+  std::vector<int64_t> prove(int64_t passes, int at_once) const;
+
+  int64_t count_;
+  std::function<int64_t(int64_t)> value_of_;
+  int64_t most_runs_;
+  std::optional<Line> prior_;
+  std::map<int64_t, Point> points_;
+  int guesses_ = 0;  ///< estimates that were tried below a run that failed
+};
+
+/// Whether runs with these values pass, in their order.
+using TrialsOf = std::function<std::vector<bool>(const std::vector<int64_t>&)>;
+
+/// The smallest multiple of `step` above `fails` and not above `passes` that passes, `at_once` values at a time. `passes`
+/// is taken to pass and `fails` to fail: neither is tried.
+int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, int at_once, const TrialsOf& trials);
 
 }  // namespace oomdiag

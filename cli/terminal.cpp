@@ -47,4 +47,13 @@ Progress::~Progress() {
   if (shown_) std::fputs("\033[2K\r", stderr);
 }
 
+Steps::Steps(std::string_view what) : what_(what) { line_.emplace(fmt::format("{}: first run ...", what_)); }
+
+void Steps::show(std::size_t over, std::size_t all) {
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
+  const double left = over == 0 ? 0 : since.count() / static_cast<double>(over) * static_cast<double>(all - over);
+  line_.reset();
+  line_.emplace(fmt::format("{}: {} of about {} runs, {:.0f} s left", what_, over, all, left));
+}
+
 }  // namespace oomdiag

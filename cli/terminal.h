@@ -1,5 +1,9 @@
 #pragma once
 
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace oomdiag {
@@ -28,6 +32,21 @@ class Progress {
 
  private:
   bool shown_ = false;
+};
+
+/// Such a line for many runs: how many are over, and about how long the rest takes.
+class Steps {
+ public:
+  explicit Steps(std::string_view what);
+
+  /// `over` of `all` are over.
+  void show(std::size_t over, std::size_t all);
+  void hide() { line_.reset(); }
+
+ private:
+  std::string what_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::optional<Progress> line_;
 };
 
 }  // namespace oomdiag

@@ -6,6 +6,7 @@
 
 #include "cli/case_study.h"
 #include "cli/commands.h"
+#include "cli/completion.h"
 #include "cli/diagnosis.h"
 #include "cli/help.h"
 #include "cli/models.h"
@@ -125,6 +126,7 @@ int train(Options options) {
   const Diagnosis diagnosis = [&] {
     const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
     Diagnosis result = diagnose(request, install);
+    complete(result, request, install);
     if (result.report && result.ending.signal != SIGINT) {
       result.report->reference_case = study_case(study, request, result, install);
       write_json(*result.report, result.folder / "report.json");

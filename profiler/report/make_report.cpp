@@ -55,7 +55,9 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
   std::vector<Findings> findings;
   for (const DeviceHistory& device : history.devices) {
     const Device card = find_card(trace, device.index);
-    findings.push_back(explain(device, history.settings, card, inputs.batch));
+    Device judged = card;
+    if (inputs.judged_bytes > 0) judged.total_bytes = inputs.judged_bytes;
+    findings.push_back(explain(device, history.settings, judged, inputs.batch));
   }
   blame_imbalance(history.devices, findings);
   for (size_t i = 0; i < findings.size(); ++i) {

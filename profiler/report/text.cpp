@@ -202,7 +202,12 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   add_autocast(text, device);
   if (!device.cause) return;
   add(text, "cause", cause_of(device));
-  if (device.cause->kind == "capacity" || device.cause->kind == "workspace") {
+  const Figures& evidence = device.cause->evidence;
+  const bool is_measured = std::any_of(evidence.begin(), evidence.end(),
+                                       [](const auto& one) { return one.first == "whole_run_allocated_bytes"; });
+  if (is_measured) {
+    add(text, "needs", fmt::format("{} of card (measured: a whole run with room)", with_unit(device.needs_bytes)));
+  } else if (device.cause->kind == "capacity" || device.cause->kind == "workspace") {
     add(text, "needs", fmt::format("at least {} of card to get past this (predicted)", with_unit(device.needs_bytes)));
   }
   if (device.largest) add(text, "largest", largest_of(*device.largest, options));

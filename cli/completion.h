@@ -1,0 +1,17 @@
+#pragma once
+
+#include "cli/diagnosis.h"
+
+namespace oomdiag {
+
+/// More memory than any program takes, and the most that a virtual card can have.
+constexpr int64_t kRoomBytes = int64_t{16} << 40;
+
+/// `request` on the same kind of card with all the memory that the program wants; remedies are judged by the card itself.
+DiagnosisRequest with_room(DiagnosisRequest request);
+
+/// Where `failed` ran out of memory on a virtual card: runs the program again with room, and takes the need and the
+/// remedies of the whole run into its report and report.json.
+void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
+
+}  // namespace oomdiag

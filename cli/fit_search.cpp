@@ -1,0 +1,128 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/fit.h"
+#include "cli/workers.h"
+#include "profiler/error.h"
+#include "profiler/replay/rounding.h"
+
+// Each run is a whole run of the program on a virtual card. The driver gives memory in pages of 2 MiB, so that is how exact
+// the smallest card can be.
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kPageBytes = kRoundLargeBytes;
+constexpr int64_t kLeastCard = 256 * kMiB, kLargestCard = int64_t{16} << 40;
+constexpr int64_t kMostRuns = 12;   ///< for one border, unless it takes more to find it at all
+constexpr int64_t kPagesBelow = 4;  ///< that are tried below the smallest card
+
+std::string names_of(const Values& values) {
+  std::string text;
+  for (const auto& [name, value] : values) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", name, value);
+  return text.empty() ? "a run" : text;
+}
+
+}  // namespace
+
+std::vector<std::string> fill_in(std::vector<std::string> program, const Values& values) {
+  for (std::string& word : program) {
+    for (const auto& [name, value] : values) {
+      const std::string what = "{" + name + "}", by = std::to_string(value);
+      for (size_t at = 0; (at = word.find(what, at)) != word.npos; at += by.size()) word.replace(at, what.size(), by);
+    }
+  }
+  return program;
+}
+
+std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& cases) {
+  std::vector<TrialRequest> requests;
+  for (const auto& [values, memory_bytes] : cases) {
+    TrialRequest& request = requests.emplace_back(TrialRequest{
+        .program = fill_in(request_.program, values), .device = request_.device, .steady = {.steps = request_.steps}});
+    if (memory_bytes > 0) request.device.memory_bytes = memory_bytes;
+  }
+  std::vector<Trial> trials = trials_.run(requests, tell_);
+  std::vector<FitRun> runs;
+  for (std::size_t i = 0; i < trials.size(); ++i) {
+    if (!trials[i].passed() && !trials[i].ran_out()) {
+      throw Error(ErrorKind::environment,
+                  fmt::format("with {} the program fails, and not for want of memory: {}", names_of(cases[i].first),
+                              trials[i].why),
+                  "oomdiag run shows all that it says");
+    }
+    runs.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .trial = std::move(trials[i])});
+    runs.back().trial.report.reset();
+    runs_.push_back(runs.back());
+  }
+  return runs;
+}
+
+LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
+                                const std::optional<Line>& prior) {
+  BorderSearch search(
+      variable.count(), [&](int64_t i) { return variable.value(i); }, kMostRuns, prior);
+  const int at_once = std::max(1, programs_at_once(0));
+  for (auto positions = search.next(at_once); !positions.empty(); positions = search.next(at_once)) {
+    std::vector<std::pair<Values, int64_t>> cases;
+    for (const int64_t position : positions) {
+      cases.emplace_back(others, 0);
+      cases.back().first[variable.name] = variable.value(position);
+    }
+    const std::vector<FitRun> runs = fitter.run(cases);
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const Trial& trial = runs[i].trial;
+      search.take(positions[i], {.passes = trial.passed(),
+                                 .allocated_bytes = trial.allocated_bytes,
+                                 .needed_bytes = trial.needed_bytes,
+                                 .room_bytes = trial.total_bytes - trial.outside_bytes});
+    }
+  }
+  LargestValue largest{.others = others, .line = search.line()};
+  const std::optional<int64_t> found = search.found();
+  if (!found) return largest;
+  largest.value = variable.value(*found);
+  largest.is_last_of_range = *found == variable.count() - 1;
+  for (const auto& [position, point] : search.points()) {
+    if (position > *found && position <= *found + BorderSearch::kNeighbours) {
+      largest.failed_above.push_back(variable.value(position));
+    }
+  }
+  return largest;
+}
+
+// Where the run passes with room to spare, it needs at least what it allocated and at most what it reserved, beside what
+// others hold. In between the allocator gives cached segments back and tries again: only runs can tell.
+SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
+  const int at_once = std::max(1, programs_at_once(0));
+  const Trial large = fitter.run({{values, kLargestCard}}).front().trial;
+  if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
+  SmallestCard card{.bytes = 0, .outside_bytes = large.outside_bytes};
+  const TrialsOf trials = [&](const std::vector<int64_t>& sizes) {
+    std::vector<std::pair<Values, int64_t>> cases;
+    for (const int64_t bytes : sizes) cases.emplace_back(values, bytes);
+    std::vector<bool> passed;
+    for (const FitRun& run : fitter.run(cases)) passed.push_back(run.trial.passed());
+    return passed;
+  };
+  const int64_t fails = std::max(kLeastCard, large.outside_bytes + large.allocated_bytes) - kPageBytes;
+  int64_t passes = std::max(kLeastCard, large.outside_bytes + large.reserved_bytes + kPageBytes);
+  while (!trials({passes}).front()) passes += passes / 8;  // libraries choose other algorithms where little is free
+  card.bytes = find_smallest(fails, passes, kPageBytes, at_once, trials);
+  for (int64_t below = 1; below <= kPagesBelow && card.bytes - below * kPageBytes >= kLeastCard;) {
+    const int64_t bytes = card.bytes - below * kPageBytes;
+    const auto known = std::find_if(fitter.runs().begin(), fitter.runs().end(), [&](const FitRun& run) {
+      return run.memory_bytes == bytes && run.values == values;
+    });
+    const bool passed = known != fitter.runs().end() ? known->trial.passed() : trials({bytes}).front();
+    if (passed) card.bytes = bytes;
+    below = passed ? 1 : below + 1;
+  }
+  for (const FitRun& run : fitter.runs()) {
+    if (run.memory_bytes == card.bytes - kPageBytes && run.values == values) card.fails_in = run.trial.place;
+  }
+  return card;
+}
+
+}  // namespace oomdiag

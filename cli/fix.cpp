@@ -1,0 +1,154 @@
+#include "cli/fix.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/help.h"
+#include "cli/models.h"
+#include "cli/programs.h"
+#include "cli/recipe.h"
+#include "cli/reports.h"
+#include "cli/terminal.h"
+#include "cli/workers.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr int kNothingHelps = 3;
+
+struct Options {
+  std::vector<std::string> program;
+  std::string folder;
+  ModelOptions model;
+  DeviceOptions device;
+  std::string target;
+  std::string output;
+  int64_t batch = 0;
+  bool json = false;
+};
+
+/// A run that failed on a real card is tried on the virtual one of that name.
+std::string virtual_name(const std::filesystem::path& folder, const Install& install) {
+  const Report report = load_report(folder);
+  if (report.main_device < report.devices.size()) {
+    const std::string& name = report.devices[report.main_device].device.name;
+    for (const CardEntry& card : read_catalogue(install.cards)) {
+      if (card.name == name) return card.id;
+    }
+    throw Error(ErrorKind::input, fmt::format("no virtual card is called {}", name), "name one: --device rtx4090");
+  }
+  throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder.string()));
+}
+
+/// Command, card and settings of the recorded run; what the command line says goes before.
+Patient read_patient(const Options& options, const Install& install) {
+  const Recipe recipe = read_recipe(options.folder);
+  DeviceOptions device = options.device;
+  if (device.device.empty()) {
+    device.device = recipe.device == "real" ? virtual_name(options.folder, install) : recipe.device;
+    if (device.memory.empty() && recipe.memory_bytes > 0) device.memory = std::to_string(recipe.memory_bytes);
+    device.clocked |= recipe.clocked;
+  }
+  Patient patient{.program = recipe.program, .device = choose_device(device, install)};
+  for (const auto& [name, value] : recipe.environment) patient.environment.emplace_back(name, value);
+  std::error_code error;
+  std::filesystem::current_path(recipe.directory, error);
+  if (error) {
+    throw Error(ErrorKind::environment,
+                fmt::format("cannot go to '{}', where it ran: {}", recipe.directory, error.message()));
+  }
+  return patient;
+}
+
+Patient make_patient(const Options& options, const Install& install) {
+  if (!options.folder.empty()) return read_patient(options, install);
+  Patient patient{.device = choose_device(options.device, install)};
+  if (!options.model.model.empty()) {
+    const Model model = find_model(read_models(install.models), options.model.model);
+    patient.program = program_of_model(options.model, model, install);
+    patient.takes_amp = model.takes_amp && options.model.amp.empty();
+    if (model.default_batch > 0) {
+      patient.batch = options.batch > 0 ? options.batch : model.default_batch;
+      patient.program.insert(patient.program.end(), {"--batch", "{batch}"});
+    }
+    return patient;
+  }
+  patient.program = resolve_program(options.program, install);
+  if (options.batch > 0) patient.batch = options.batch;
+  return patient;
+}
+
+void check(const Options& options) {
+  const int sources = int{!options.program.empty()} + int{!options.folder.empty()} + int{!options.model.model.empty()};
+  if (sources == 1) return;
+  throw Error(ErrorKind::usage, "fix needs a program, a run folder or --model",
+              "as in: oomdiag fix --device rtx4090 -- python train.py");
+}
+
+void write(const std::string& json, const std::filesystem::path& file) {
+  if (!(std::ofstream(file) << json << '\n')) {
+    throw Error(ErrorKind::environment, fmt::format("cannot write '{}'", file.string()));
+  }
+}
+
+int fix(Options options) try {
+  check(options);
+  if (!options.target.empty()) options.device.memory = options.target;
+  check_writable(options.output);
+  const Install install = find_install();
+  const std::filesystem::path folder =
+      options.folder.empty() ? std::filesystem::path() : std::filesystem::absolute(options.folder);
+  const Patient patient = make_patient(options, install);
+  if (!patient.device.is_virtual()) {
+    throw Error(ErrorKind::usage, "fix tries things out on a virtual card", "name one: --device rtx4090");
+  }
+  say_default(patient.device);
+  Trials trials(install);
+  Steps steps("fix");
+  const Fixed fixed = search_fix(patient, trials, [&](std::size_t over, std::size_t all) { steps.show(over, all); });
+  steps.hide();
+  const std::string command = fmt::format("{}", fmt::join(patient.program, " "));
+  const std::string json = to_json(fixed, patient, command);
+  if (!options.output.empty()) write(json, options.output);
+  if (!folder.empty()) remember(fixed, json, folder);
+  fmt::print("{}", options.json ? json + "\n" : to_text(fixed, patient, command));
+  return fixed.helped() ? 0 : kNothingHelps;
+} catch (const Interrupted& interrupted) {
+  return 128 + interrupted.signal;
+}
+
+}  // namespace
+
+void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("fix", "find remedies for an out of memory, each one proved by a run");
+  set_help(command,
+           {.example = "oomdiag fix --device rtx4090 -- python train.py",
+            .about = "Applies each remedy to the unchanged program, runs it on a virtual card and measures it.\n"
+                     "FOLDER is that of a run: its command, card and settings are taken.\n"
+                     "Exit code: 0 a remedy makes it fit, 3 none does, 1 failed.",
+            .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | FOLDER | --model NAME)"});
+  command.add_option("folder", options->folder, "a run folder oomdiag-<pid>")->type_name("FOLDER");
+  add_model_options(command, options->model);
+  command.add_option("--batch", options->batch, "batch size: of the model, or what {batch} in PROGRAM stands for")
+      ->type_name("N")
+      ->check(range(1, 1 << 30));
+  add_device_options(command, options->device);
+  command.add_option("--target", options->target, "make it fit into a card of this size, as in 8GiB")
+      ->type_name("SIZE");
+  command.add_flag("--json", options->json, "print what was found as JSON");
+  command.add_option("-o,--output", options->output, "write it as JSON to this file")->type_name("FILE");
+  command.callback([options, &chosen, &from_separator] {
+    if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
+    chosen = [options] { return fix(*options); };
+  });
+}
+
+}  // namespace oomdiag

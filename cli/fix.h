@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/trial.h"
+
+// oomdiag fix: remedies, each applied to the unchanged program and run. Values here, the stages in fix_*.cpp.
+namespace oomdiag {
+
+/// A program that is to be helped, and how it is run.
+struct Patient {
+  std::vector<std::string> program{};  ///< may hold {batch}
+  DeviceChoice device{};               ///< on which it is to fit
+  Environment environment{};
+  std::optional<int64_t> batch{};  ///< of {batch}
+  bool takes_amp = false;          ///< one of the samples, with --amp
+};
+
+/// What a look at the whole run told of the program; see extension/python/remedies/oomdiag_remedies/look.py.
+struct Look {
+  struct Container {
+    std::string path;
+    int64_t count = 0, leaves = 0;
+    bool operator==(const Container&) const = default;
+  };
+  std::vector<Container> containers{};  ///< of blocks that are alike
+  int64_t leaves = 0;                   ///< modules without children
+  int64_t relus = 0, convolutions = 0, bytes_of_float32 = 0;
+  bool has_root = false, is_trained = false, has_autocast = false, keeps_gradients = false;
+  bool has_optimizer = false;             ///< of torch.optim, neither fused nor with foreach off
+  int64_t loader_batch = 0;               ///< the largest of a DataLoader
+  std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
+
+  bool operator==(const Look&) const = default;
+};
+Look read_look(const std::vector<nlohmann::json>& told);
+
+/// One change to the program.
+struct Change {
+  std::string id;     ///< of the remedy, as in the report and in OOMDIAG_REMEDIES
+  std::string group;  ///< of several in a group only one can be
+  std::string label;
+  int cost = 0;  ///< extra work, to order by: 0 none, 1 less precise, 2 forward again, 3 more and smaller batches
+  bool changes_numerics = false;
+  bool changes_batch = false;
+  double extra_forward = 0;          ///< share of the modules of forward that run again
+  nlohmann::json settings{};         ///< of the injected module; null = not injected
+  Environment environment{};         ///< that the program is run with
+  std::vector<std::string> added{};  ///< arguments behind the program's own
+  std::optional<int64_t> batch{};    ///< for {batch}
+  std::vector<std::string> lines{};  ///< that a user writes; those of injected ones tell theirs
+  std::optional<int64_t> predicted_peak_bytes{};
+};
+
+/// One or several changes together, and what came of them.
+struct Remedied {
+  std::vector<Change> changes;
+  std::optional<int64_t> measured_peak_bytes{}, measured_reserved_bytes{};
+  bool fits = false;
+  std::string unproved{};            ///< why there is no measured figure
+  std::vector<std::string> lines{};  ///< that a user writes
+
+  std::string label() const;
+  int cost() const;
+  bool changes_numerics() const;
+  double extra_forward() const;
+  std::optional<int64_t> predicted_peak_bytes() const;  ///< of a single change
+};
+
+/// The run as it is.
+struct Before {
+  std::string outcome{}, place{};
+  std::string cause{};      ///< of the refusal
+  int64_t needs_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
+  int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
+  int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
+  bool is_whole = true;                             ///< the whole run was seen
+  std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps
+};
+
+struct Fixed {
+  Before before;
+  std::vector<Remedied> remedies;  ///< proved ones that fit, then the others by their peak, then unproved ones
+  std::size_t runs = 0;
+  double seconds = 0;
+
+  bool helped() const;
+};
+
+/// What might help, cheapest first. `whole` is the report on the whole run, its remedies judged by the card.
+std::vector<Change> list_changes(const Patient& patient, const Look& look, const Report& whole, const Before& before);
+
+/// As few blocks of `all`, a checkpoint of all blocks, as should do, where `peak` with all of them falls below `room`;
+/// nullopt where that is all of them.
+std::optional<Change> checkpoint_fewer(const Change& all, const Look& look, int64_t before, int64_t peak, int64_t room);
+Change checkpoint_parts(const Look& look, int64_t blocks);
+Change expandable_segments();
+
+/// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by
+/// the product of their shares.
+std::vector<std::vector<Change>> combine(const std::vector<Remedied>& measured, const Before& before);
+
+/// Runs all that is needed.
+Fixed search_fix(const Patient& patient, Trials& trials, const std::function<void(std::size_t, std::size_t)>& tell);
+
+/// Writes what was found into a run folder: fix.json, and the measured figures into the remedies of report.json.
+void remember(const Fixed& fixed, const std::string& json, const std::filesystem::path& folder);
+
+std::string to_text(const Fixed& fixed, const Patient& patient, const std::string& command);
+std::string to_json(const Fixed& fixed, const Patient& patient, const std::string& command);
+
+}  // namespace oomdiag

@@ -1,0 +1,40 @@
+#include <algorithm>
+#include <fstream>
+
+#include "cli/fix.h"
+#include "cli/reports.h"
+
+namespace oomdiag {
+namespace {
+
+/// A remedy that the report does not name yet is added to it; a combination has the ids of its parts joined.
+void add_measured(std::vector<ReportRemedy>& remedies, const Remedied& measured) {
+  std::string id;
+  for (const Change& change : measured.changes) id += (id.empty() ? "" : "+") + change.id;
+  auto remedy = std::find_if(remedies.begin(), remedies.end(), [&](const ReportRemedy& one) { return one.id == id; });
+  if (remedy == remedies.end()) {
+    remedy = remedies.insert(remedies.end(), ReportRemedy{.id = id, .label = measured.label()});
+    for (const Change& change : measured.changes) {
+      if (measured.changes.size() > 1) remedy->ids.push_back(change.id);
+      remedy->changes_training |= change.changes_numerics && change.changes_batch;
+    }
+    remedy->predicted_peak_bytes = measured.predicted_peak_bytes().value_or(*measured.measured_peak_bytes);
+  }
+  remedy->how = measured.lines;
+  remedy->measured_peak_bytes = measured.measured_peak_bytes;
+  remedy->fits = measured.fits;
+}
+
+}  // namespace
+
+void remember(const Fixed& fixed, const std::string& json, const std::filesystem::path& folder) {
+  std::ofstream(folder / "fix.json") << json << '\n';
+  Report report = load_report(folder);
+  if (report.main_device >= report.devices.size()) return;
+  for (const Remedied& one : fixed.remedies) {
+    if (one.measured_peak_bytes) add_measured(report.devices[report.main_device].remedies, one);
+  }
+  write_json(report, folder / "report.json");
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,248 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "cli/completion.h"
+#include "cli/fix.h"
+#include "cli/sizes.h"
+#include "profiler/error.h"
+
+// The program as it is, once on the card and once with room; then each change alone; then, where none is enough, changes
+// together. A change that is expected to fit is run on the card: if it passes there, that is the proof and the figure.
+// One that is not is run with room, for the figure; if that turns out to fit, it is proved on the card after all.
+
+namespace oomdiag {
+namespace {
+
+constexpr std::size_t kMostCombinations = 8;
+
+class Search {
+ public:
+  Search(const Patient& patient, Trials& trials, const std::function<void(std::size_t, std::size_t)>& tell)
+      : patient_(patient), trials_(trials), tell_(tell) {}
+
+  Fixed run();
+
+ private:
+  enum class Where { card, with_room };
+
+  TrialRequest request(const std::vector<Change>& changes, Where where) const;
+  std::vector<Trial> make(const std::vector<TrialRequest>& requests);
+  void look_at_the_whole_run();
+  std::vector<Remedied> measure(const std::vector<std::vector<Change>>& candidates);
+  void take(Remedied& remedy, const Trial& trial, bool on_card) const;
+  std::string why_unproved(const Remedied& remedy, const Trial& trial) const;
+  void use_fewer_checkpoints();
+  bool any_fits() const;
+
+  const Patient& patient_;
+  Trials& trials_;
+  const std::function<void(std::size_t, std::size_t)>& tell_;
+  Before before_;
+  Look look_;
+  Report whole_;
+  std::vector<Remedied> remedies_;
+};
+
+std::string replace_batch(std::string word, int64_t batch) {
+  const std::string name = "{batch}";
+  for (size_t at = 0; (at = word.find(name, at)) != word.npos;) word.replace(at, name.size(), std::to_string(batch));
+  return word;
+}
+
+TrialRequest Search::request(const std::vector<Change>& changes, Where where) const {
+  TrialRequest request{.program = patient_.program, .device = patient_.device, .environment = patient_.environment};
+  request.batch = patient_.batch;
+  request.remedies = nlohmann::json::array();
+  for (const Change& change : changes) {
+    request.environment.insert(request.environment.end(), change.environment.begin(), change.environment.end());
+    request.program.insert(request.program.end(), change.added.begin(), change.added.end());
+    if (change.batch) request.batch = change.batch;
+    if (!change.settings.is_null()) {
+      const std::string module = change.id.starts_with("accumulate") ? "accumulate" : change.id;
+      request.remedies.push_back({module, change.settings});
+    }
+  }
+  request.remedies.push_back({"look", nlohmann::json::object()});
+  if (request.batch) {
+    for (std::string& word : request.program) word = replace_batch(word, *request.batch);
+  }
+  if (where == Where::with_room) {
+    request.judged_bytes =
+        patient_.device.memory_bytes > 0 ? patient_.device.memory_bytes : patient_.device.cards.front().total_bytes;
+    request.device.memory_bytes = kRoomBytes;
+  }
+  return request;
+}
+
+std::vector<Trial> Search::make(const std::vector<TrialRequest>& requests) {
+  return trials_.run(requests, [&](std::size_t over) { tell_(over, trials_.count() + requests.size()); });
+}
+
+// A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
+void Search::look_at_the_whole_run() {
+  std::vector<Trial> trials = make({request({}, Where::card), request({}, Where::with_room)});
+  const Trial &first = trials[0], &whole = trials[1];
+  if (!first.passed() && !first.ran_out()) {
+    throw Error(ErrorKind::environment, fmt::format("the program fails, and not for want of memory: {}", first.why),
+                "make it pass first: oomdiag run --device NAME --memory 16TiB -- PROGRAM");
+  }
+  before_.outcome = first.outcome;
+  before_.place = first.place;
+  before_.is_whole = whole.passed();
+  const Trial& seen = before_.is_whole ? whole : first;
+  before_.allocated_bytes = seen.allocated_bytes;
+  before_.reserved_bytes = seen.reserved_bytes;
+  before_.room_bytes = first.total_bytes - first.outside_bytes;
+  before_.needs_bytes = seen.allocated_bytes + first.outside_bytes;
+  whole_ = *seen.report;
+  look_ = read_look(whole.told);
+  if (!first.ran_out()) return;
+  const ReportOfDevice& device = first.report->devices[first.report->main_device];
+  if (device.cause) before_.cause = device.cause->kind;
+  for (const ReportGrowth& growth : device.growth) {
+    const std::string place = !growth.source.empty()   ? growth.source
+                              : !growth.module.empty() ? growth.module
+                                                       : growth.op;
+    before_.code_changes.push_back(
+        fmt::format("{} keeps {} GiB from step to step: keep a number in place of a tensor (.item(), .detach())", place,
+                    to_gib(growth.bytes_per_step)));
+  }
+}
+
+std::string Search::why_unproved(const Remedied& remedy, const Trial& trial) const {
+  for (const Change& change : remedy.changes) {
+    const std::string module = change.id.starts_with("accumulate") ? "accumulate" : change.id;
+    if (change.settings.is_null()) continue;
+    bool applied = false;
+    for (const nlohmann::json& line : trial.told) {
+      if (!line.contains("id") || line["id"] != module) continue;
+      if (line.contains("refused")) return line["refused"].get<std::string>();
+      applied = true;
+    }
+    if (!applied) return fmt::format("{} found nothing to change", change.label);
+  }
+  if (!trial.passed() && !trial.ran_out()) return trial.why;
+  const bool same_batch = std::none_of(remedy.changes.begin(), remedy.changes.end(),
+                                       [](const Change& change) { return change.changes_batch; });
+  const std::vector<nlohmann::json> outputs = read_look(trial.told).outputs;
+  const std::size_t both = std::min(outputs.size(), look_.outputs.size());
+  if (same_batch &&
+      !std::equal(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(both), look_.outputs.begin())) {
+    return "the outputs of the model have other shapes with it";
+  }
+  return {};
+}
+
+void Search::take(Remedied& remedy, const Trial& trial, bool on_card) const {
+  remedy.unproved = why_unproved(remedy, trial);
+  if (!remedy.unproved.empty() || !trial.passed()) return;
+  remedy.measured_peak_bytes = trial.allocated_bytes;
+  remedy.measured_reserved_bytes = trial.reserved_bytes;
+  remedy.fits = on_card;
+  remedy.lines.clear();
+  for (const Change& change : remedy.changes) {
+    remedy.lines.insert(remedy.lines.end(), change.lines.begin(), change.lines.end());
+  }
+  for (const nlohmann::json& line : trial.told) {
+    if (!line.contains("lines")) continue;
+    const auto lines = line["lines"].get<std::vector<std::string>>();
+    const bool known =
+        std::search(remedy.lines.begin(), remedy.lines.end(), lines.begin(), lines.end()) != remedy.lines.end();
+    if (!known) remedy.lines.insert(remedy.lines.end(), lines.begin(), lines.end());
+  }
+}
+
+/// Runs each where it is expected to pass first, and once more where that was wrong.
+std::vector<Remedied> Search::measure(const std::vector<std::vector<Change>>& candidates) {
+  std::vector<Remedied> remedies;
+  std::vector<Where> places;
+  std::vector<TrialRequest> requests;
+  for (const std::vector<Change>& changes : candidates) {
+    const auto& predicted = changes.front().predicted_peak_bytes;
+    const bool should_fit = changes.size() > 1 || changes.front().id == "expandable_segments" ||
+                            (predicted && *predicted < before_.room_bytes);
+    places.push_back(should_fit ? Where::card : Where::with_room);
+    requests.push_back(request(changes, places.back()));
+    remedies.push_back({.changes = changes});
+  }
+  const std::vector<Trial> first = make(requests);
+  std::vector<std::size_t> again;
+  requests.clear();
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    const bool on_card = places[i] == Where::card;
+    take(remedies[i], first[i], on_card);
+    const bool wants_figure = on_card && first[i].ran_out() && remedies[i].unproved.empty();
+    const bool wants_proof = !on_card && remedies[i].measured_peak_bytes.value_or(kRoomBytes) <= before_.room_bytes;
+    if (!wants_figure && !wants_proof) continue;
+    places[i] = on_card ? Where::with_room : Where::card;
+    again.push_back(i);
+    requests.push_back(request(remedies[i].changes, places[i]));
+  }
+  const std::vector<Trial> second = make(requests);
+  for (std::size_t i = 0; i < again.size(); ++i) take(remedies[again[i]], second[i], places[again[i]] == Where::card);
+  return remedies;
+}
+
+// The checkpoint of all blocks was measured; most programs need fewer.
+void Search::use_fewer_checkpoints() {
+  const auto all = std::find_if(remedies_.begin(), remedies_.end(), [](const Remedied& one) {
+    return one.changes.size() == 1 && one.changes.front().id == "checkpoint";
+  });
+  if (all == remedies_.end() || !all->fits) return;
+  const Change whole = all->changes.front();
+  int64_t room = before_.room_bytes;
+  for (int tries = 0; tries < 3; ++tries) {
+    const auto fewer = checkpoint_fewer(whole, look_, before_.allocated_bytes, *all->measured_peak_bytes, room);
+    if (!fewer) return;
+    const Trial trial = make({request({*fewer}, Where::card)}).front();
+    Remedied remedy{.changes = {*fewer}};
+    take(remedy, trial, /*on_card=*/true);
+    if (remedy.fits) {
+      remedies_.push_back(remedy);
+      return;
+    }
+    room -= (before_.room_bytes - *all->measured_peak_bytes) / 3;
+  }
+}
+
+bool Search::any_fits() const {
+  return std::any_of(remedies_.begin(), remedies_.end(), [](const Remedied& one) { return one.fits; });
+}
+
+Fixed Search::run() {
+  const auto begin = std::chrono::steady_clock::now();
+  look_at_the_whole_run();
+  if (before_.outcome != "ok") {
+    std::vector<std::vector<Change>> singles;
+    for (const Change& change : list_changes(patient_, look_, whole_, before_)) singles.push_back({change});
+    remedies_ = measure(singles);
+    use_fewer_checkpoints();
+    if (!any_fits()) {
+      auto together = combine(remedies_, before_);
+      if (together.size() > kMostCombinations) together.resize(kMostCombinations);
+      for (std::size_t i = 0; i < together.size() && !any_fits(); i += 2) {
+        const auto last = std::min(together.size(), i + 2);
+        const std::vector<std::vector<Change>> few(together.begin() + static_cast<std::ptrdiff_t>(i),
+                                                   together.begin() + static_cast<std::ptrdiff_t>(last));
+        for (Remedied& remedy : measure(few)) remedies_.push_back(std::move(remedy));
+      }
+    }
+  }
+  std::stable_sort(remedies_.begin(), remedies_.end(), [](const Remedied& a, const Remedied& b) {
+    if (a.fits != b.fits) return a.fits;
+    if (a.fits) return a.cost() < b.cost();
+    return a.measured_peak_bytes.value_or(kRoomBytes) < b.measured_peak_bytes.value_or(kRoomBytes);
+  });
+  const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+  return {.before = before_, .remedies = remedies_, .runs = trials_.count(), .seconds = time.count()};
+}
+
+}  // namespace
+
+Fixed search_fix(const Patient& patient, Trials& trials, const std::function<void(std::size_t, std::size_t)>& tell) {
+  return Search(patient, trials, tell).run();
+}
+
+}  // namespace oomdiag

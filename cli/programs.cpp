@@ -1,0 +1,45 @@
+#include "cli/programs.h"
+
+#include <CLI/CLI.hpp>
+
+#include "cli/help.h"
+#include "cli/python.h"
+#include "cli/terminal.h"
+
+namespace oomdiag {
+
+void add_model_options(CLI::App& command, ModelOptions& options) {
+  command.add_option("--model", options.model, "one of oomdiag models, in place of a program")->type_name("NAME");
+  command.add_option("--variant", options.variant, "of the model")->type_name("NAME");
+  command.add_option("--optimizer", options.optimizer, "of the model")
+      ->type_name("adam|adamw|sgd|momentum")
+      ->check(one_of({"adam", "adamw", "sgd", "momentum"}));
+  command.add_option("--amp", options.amp, "automatic mixed precision of the model")
+      ->type_name("none|bf16|fp16")
+      ->check(one_of({"none", "bf16", "fp16"}));
+}
+
+std::vector<std::string> program_of_model(const ModelOptions& options, const Model& model, const Install& install) {
+  check_variant(model, options.variant);
+  std::vector<std::string> program{install.samples.string(), "--model", model.name};
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) program.insert(program.end(), {name, value});
+  };
+  add("--variant", options.variant);
+  add("--steps", options.steps);
+  add("--optimizer", options.optimizer);
+  add("--amp", options.amp);
+  return program;
+}
+
+std::vector<std::string> resolve_program(std::vector<std::string> program, const Install& install) {
+  if (program.empty()) return program;
+  if (program.front() == "train") program.front() = install.samples.string();
+  if (!is_python(program.front())) return program;
+  const PythonChoice python = choose_python(program.front(), install);
+  say(python.note);
+  program.front() = python.executable;
+  return program;
+}
+
+}  // namespace oomdiag

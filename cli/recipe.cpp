@@ -1,0 +1,87 @@
+#include "cli/recipe.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr const char* kFile = "run.json";
+constexpr const char* kSchema = "oomdiag-run/1";
+
+/// What changes how a program of torch takes memory, by the beginning of its name.
+constexpr std::array<std::string_view, 6> kSettings{"PYTORCH_", "TORCH", "CUDA_", "CUBLAS", "CUDNN_", "NCCL_"};
+
+std::vector<std::pair<std::string, std::string>> settings_of_torch() {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::size_t equals = text.find('=');
+    for (const std::string_view prefix : kSettings) {
+      if (equals != text.npos && text.starts_with(prefix)) {
+        found.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Recipe recipe_of(const DiagnosisRequest& request) {
+  std::error_code ignored;
+  Recipe recipe{.program = request.program,
+                .directory = std::filesystem::current_path(ignored).string(),
+                .device = request.device.is_virtual() ? "" : "real",
+                .memory_bytes = request.device.memory_bytes,
+                .clocked = request.device.clocked,
+                .batch = request.batch,
+                .environment = settings_of_torch()};
+  for (const CardEntry& card : request.device.cards) {
+    recipe.device += (recipe.device.empty() ? "" : ",") + card.file.string();
+  }
+  return recipe;
+}
+
+void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noexcept try {
+  nlohmann::ordered_json json = {
+      {"schema", kSchema},       {"program", recipe.program},           {"directory", recipe.directory},
+      {"device", recipe.device}, {"memory_bytes", recipe.memory_bytes}, {"clocked", recipe.clocked}};
+  json["batch"] = recipe.batch ? nlohmann::ordered_json(*recipe.batch) : nlohmann::ordered_json(nullptr);
+  json["environment"] = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : recipe.environment) json["environment"][name] = value;
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+  std::ofstream(folder / kFile) << json.dump(2, ' ', false, kReplace) << '\n';
+} catch (...) {  // the run itself is worth more than the note of how it was started
+}
+
+Recipe read_recipe(const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / kFile;
+  std::ifstream stream(file);
+  const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  try {
+    if (json.is_object() && json.at("schema") == kSchema) {
+      Recipe recipe{.program = json.at("program"),
+                    .directory = json.at("directory"),
+                    .device = json.at("device"),
+                    .memory_bytes = json.at("memory_bytes"),
+                    .clocked = json.at("clocked")};
+      if (!json.at("batch").is_null()) recipe.batch = json.at("batch").get<int64_t>();
+      for (const auto& [name, value] : json.at("environment").items()) recipe.environment.emplace_back(name, value);
+      if (!recipe.program.empty()) return recipe;
+    }
+  } catch (const nlohmann::json::exception&) {  // said below
+  }
+  throw Error(ErrorKind::input, fmt::format("'{}' does not tell how its program was started", folder.string()),
+              "name the program: oomdiag fix --device NAME -- PROGRAM");
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/diagnosis.h"
+
+namespace oomdiag {
+
+/// How a run was started, so that it can be started again: `run.json` in its folder.
+struct Recipe {
+  std::vector<std::string> program;
+  std::string directory;  ///< where it was started
+  std::string device;     ///< as after --device; "real" for what was there
+  int64_t memory_bytes = 0;
+  bool clocked = false;
+  std::optional<int64_t> batch{};
+  std::vector<std::pair<std::string, std::string>> environment{};  ///< the settings of torch and CUDA that were set
+
+  bool operator==(const Recipe&) const = default;
+};
+
+/// How `request` is started here and now.
+Recipe recipe_of(const DiagnosisRequest& request);
+
+void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noexcept;
+
+/// Throws Error(input) if the folder has none.
+Recipe read_recipe(const std::filesystem::path& folder);
+
+}  // namespace oomdiag

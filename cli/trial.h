@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/diagnosis.h"
+#include "cli/temporary_folder.h"
+
+namespace oomdiag {
+
+/// A run whose only purpose is its figures.
+struct TrialRequest {
+  std::vector<std::string> program;
+  DeviceChoice device;
+  Environment environment{};
+  nlohmann::json remedies{};  ///< [id, settings] each; null = the program as it is
+  SteadyRule steady{};
+  std::optional<int64_t> batch{};
+  int64_t judged_bytes = 0;
+};
+
+/// What came of it. All figures are measured.
+struct Trial {
+  std::string outcome = "failed";  ///< ok | out_of_memory | failed | killed
+  int exit_code = 0;
+  std::string why{};    ///< it neither passed nor ran out of memory: what it said last, or what stood in the way
+  std::string place{};  ///< where it ran out of memory: "backward, step 2"
+  int64_t allocated_bytes = 0, reserved_bytes = 0, outside_bytes = 0, total_bytes = 0;
+  int64_t needed_bytes = 0;            ///< what was reserved at most; where it ran out what was, with the request
+  uint32_t stopped_at_step = 0;        ///< 0 = it ended by itself
+  std::vector<nlohmann::json> told{};  ///< what the remedies said, see extension/python/remedies
+  std::optional<Report> report{};
+
+  bool passed() const { return outcome == "ok"; }
+  bool ran_out() const { return outcome == "out_of_memory"; }
+};
+
+/// Makes trials, beside each other as far as cores and memory allow. Nothing is left of them.
+class Trials {
+ public:
+  explicit Trials(const Install& install) : install_(install) {}
+
+  /// Their results, in their order. `tell` is called with the number of all trials that are over, whenever one ends.
+  /// Throws Error if one cannot be started, Interrupted.
+  std::vector<Trial> run(const std::vector<TrialRequest>& requests, const std::function<void(std::size_t)>& tell);
+  Trial run(const TrialRequest& request, const std::function<void(std::size_t)>& tell);
+
+  std::size_t count() const { return count_; }
+
+ private:
+  std::vector<Trial> run_once(const std::vector<TrialRequest>& requests, const std::function<void(std::size_t)>& tell);
+
+  const Install& install_;
+  TemporaryFolder folder_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,28 @@
+"""Remedies against running out of memory, applied to a program that knows nothing of them: one module per remedy.
+
+OOMDIAG_REMEDIES is a JSON list of [id, settings]; the module of that name has apply(settings). Each patches torch as the
+lines would that a user types, and tells, in the file `remedies` of the run folder, those lines and how often it found
+something to change. What it tells nothing of was not applied.
+"""
+import importlib
+import json
+import os
+
+
+def tell(**what):
+    folder = os.environ.get("OOMDIAG_OUTPUT")
+    if folder:
+        with open(os.path.join(folder, "remedies"), "a", encoding="utf-8") as file:
+            file.write(json.dumps(what) + "\n")
+
+
+def tell_applied(id, lines):
+    tell(id=id, applied=True, lines=lines)
+
+
+def apply_all():
+    for id, settings in json.loads(os.environ["OOMDIAG_REMEDIES"]):
+        try:
+            importlib.import_module(f"{__name__}.{id}").apply(settings)
+        except Exception as error:  # the program runs on without it, and that is said
+            tell(id=id, refused=f"{type(error).__name__}: {error}".splitlines()[0])

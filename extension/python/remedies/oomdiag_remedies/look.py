@@ -1,0 +1,79 @@
+"""No remedy: tells what there is to be remedied, when it is first seen. Changes nothing."""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from . import tell
+from .roots import on_root
+
+
+def _leaves(module):
+    return sum(1 for each in module.modules() if next(each.children(), None) is None)
+
+
+def _repeats(container):
+    children = list(container.children())
+    kinds = {type(child) for child in children}
+    return (isinstance(container, (nn.ModuleList, nn.Sequential)) and len(children) > 1 and len(kinds) == 1
+            and all(_leaves(child) > 1 and next(child.parameters(), None) is not None for child in children))
+
+
+def _containers(module, path=""):
+    """The outermost containers of children that are alike: the blocks of a network."""
+    if path and _repeats(module):
+        yield {"path": path, "count": len(list(module.children())), "leaves": _leaves(module)}
+        return
+    for name, child in module.named_children():
+        yield from _containers(child, f"{path}.{name}" if path else name)
+
+
+def _tell_root(root):
+    modules = list(root.modules())
+    trained = any(parameter.requires_grad for parameter in root.parameters())
+    if isinstance(root, torch.jit.ScriptModule):
+        return
+    tell(root={
+        "kind": type(root).__name__,
+        "trained": trained and torch.is_grad_enabled(),
+        "leaves": _leaves(root),
+        "containers": list(_containers(root)),
+        "relus": sum(isinstance(each, nn.ReLU) and not each.inplace for each in modules),
+        "convolutions": sum(isinstance(each, nn.Conv2d) for each in modules),
+        "bytes_of_float32": sum(p.nbytes for p in root.parameters() if p.dtype == torch.float32),
+        "autocast": torch.is_autocast_enabled("cuda"),
+    })
+
+
+def _watch_loaders():
+    plain = DataLoader.__init__
+
+    def init(self, dataset, batch_size=1, *arguments, **keywords):
+        plain(self, dataset, batch_size, *arguments, **keywords)
+        tell(loader={"batch_size": batch_size})
+
+    DataLoader.__init__ = init
+
+
+def _watch_optimizers():
+    plain, plain_zero = torch.optim.Optimizer.__init__, torch.optim.Optimizer.zero_grad
+    seen = set()
+
+    def init(self, params, defaults):
+        plain(self, params, defaults)
+        tell(optimizer={"kind": type(self).__name__, "of_torch": type(self).__module__.startswith("torch.optim"),
+                        "foreach": defaults.get("foreach"), "fused": defaults.get("fused")})
+
+    def zero_grad(self, set_to_none=True):
+        if not set_to_none and not seen:
+            seen.add(self)
+            tell(keeps_gradients=True)
+        return plain_zero(self, set_to_none)
+
+    torch.optim.Optimizer.__init__ = init
+    torch.optim.Optimizer.zero_grad = zero_grad
+
+
+def apply(_settings):
+    on_root(_tell_root)
+    _watch_loaders()
+    _watch_optimizers()

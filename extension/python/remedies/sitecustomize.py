@@ -1,0 +1,39 @@
+# First on PYTHONPATH of a program that oomdiag runs to measure a remedy: waits for torch to be imported, then applies what
+# OOMDIAG_REMEDIES names. The sitecustomize of the user's own environment, which this one hides, is run as ever.
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_apply(module):
+                execute(module)
+                import oomdiag_remedies
+                oomdiag_remedies.apply_all()
+
+            spec.loader.exec_module = execute_and_apply
+        return spec
+
+
+def _run_hidden_one():
+    others = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if os.environ.get("OOMDIAG_REMEDIES"):
+    sys.meta_path.insert(0, _AfterTorch())
+_run_hidden_one()

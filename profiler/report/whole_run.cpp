@@ -1,0 +1,86 @@
+#include "profiler/report/whole_run.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace oomdiag {
+namespace {
+
+constexpr const char* kWholeRun = "whole_run_allocated_bytes";
+
+const ReportOfDevice* find_device(const Report& report, int index) {
+  const auto device = std::find_if(report.devices.begin(), report.devices.end(),
+                                   [&](const ReportOfDevice& one) { return one.device.index == index; });
+  return device == report.devices.end() ? nullptr : &*device;
+}
+
+/// What only the failing moment knows how to predict.
+void keep_remedies_of_the_moment(std::vector<ReportRemedy>& remedies, const ReportOfDevice& moment,
+                                 int64_t peak_bytes) {
+  for (ReportRemedy remedy : moment.remedies) {
+    const bool known =
+        std::any_of(remedies.begin(), remedies.end(), [&](const ReportRemedy& other) { return other.id == remedy.id; });
+    if (known || remedy.id != "expandable_segments") continue;
+    remedy.predicted_peak_bytes = peak_bytes;
+    remedies.insert(remedies.begin(), remedy);
+  }
+}
+
+bool has_whole_run(const ReportOfDevice& device) {
+  if (!device.cause) return false;
+  const Figures& evidence = device.cause->evidence;
+  return std::any_of(evidence.begin(), evidence.end(), [](const auto& one) { return one.first == kWholeRun; });
+}
+
+void keep_measured_remedies(std::vector<ReportRemedy>& remedies, const std::vector<ReportRemedy>& earlier) {
+  for (const ReportRemedy& old : earlier) {
+    if (!old.measured_peak_bytes) continue;
+    const auto same = std::find_if(remedies.begin(), remedies.end(),
+                                   [&](const ReportRemedy& one) { return one.id == old.id && one.label == old.label; });
+    if (same == remedies.end()) {
+      remedies.push_back(old);
+    } else {
+      same->measured_peak_bytes = old.measured_peak_bytes;
+      same->fits = old.fits;
+    }
+  }
+}
+
+}  // namespace
+
+void take_whole_run(Report& failed, const Report& whole) {
+  if (failed.main_device >= failed.devices.size()) return;
+  ReportOfDevice& device = failed.devices[failed.main_device];
+  const ReportOfDevice* seen = find_device(whole, device.device.index);
+  if (seen == nullptr || seen->failure || !device.cause || device.cause->kind == "leak" || !seen->growth.empty())
+    return;
+  ReportCause& cause = *device.cause;
+  const int64_t needed = seen->peak.allocated_bytes;
+  const int64_t room = device.device.total_bytes - device.card.outside_pytorch_bytes;
+  if (needed > room && (cause.kind == "fragmentation" || cause.kind == "workspace")) {
+    cause = {.kind = "capacity", .short_by_bytes = needed - room};
+  }
+  cause.evidence.emplace_back(kWholeRun, needed);
+  cause.evidence.emplace_back("whole_run_reserved_bytes", seen->peak.reserved_bytes);
+  device.needs_bytes = needed + device.card.outside_pytorch_bytes;
+  std::vector<ReportRemedy> remedies = seen->remedies;
+  if (cause.kind == "fragmentation") keep_remedies_of_the_moment(remedies, device, needed);
+  device.remedies = std::move(remedies);
+  if (seen->batch) device.batch = seen->batch;
+}
+
+void keep_measured(Report& report, const Report& earlier) {
+  for (ReportOfDevice& device : report.devices) {
+    const ReportOfDevice* old = find_device(earlier, device.device.index);
+    if (old == nullptr || device.failure.has_value() != old->failure.has_value()) continue;
+    if (has_whole_run(*old)) {
+      device.cause = old->cause;
+      device.needs_bytes = old->needs_bytes;
+      device.remedies = old->remedies;
+      device.batch = old->batch;
+    }
+    keep_measured_remedies(device.remedies, old->remedies);
+  }
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "profiler/report/report.h"
+
+namespace oomdiag {
+
+/// Takes into `failed` what another run of the same program showed that had all the memory it wanted, and whose remedies
+/// were judged by the card of `failed`: the need, then measured, and the remedies. Where the failing moment looked like
+/// holes or a workspace and the whole run does not fit at all, the cause is capacity. Nothing is taken where the program
+/// grows without end, or ran out again.
+void take_whole_run(Report& failed, const Report& whole);
+
+/// Takes into a report that was made anew from a trace what an `earlier` one on the same run had from other runs: the need
+/// and the remedies of a whole run, and figures that were measured.
+void keep_measured(Report& report, const Report& earlier);
+
+}  // namespace oomdiag

@@ -1,0 +1,71 @@
+#include "profiler/report/whole_run.h"
+#include "tests/catch.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+/// Ran out on a card of 12 GiB, one of them taken by others.
+Report failed_by(const std::string& cause) {
+  ReportOfDevice device{.device = {.name = "card", .total_bytes = 12 * kGiB, .compute_capability = "8.6"},
+                        .failure = ReportFailure{},
+                        .cause = ReportCause{.kind = cause}};
+  device.card.outside_pytorch_bytes = kGiB;
+  device.remedies = {
+      {.id = "expandable_segments", .label = "expandable_segments:True", .predicted_peak_bytes = 9 * kGiB}};
+  return {.outcome = "out_of_memory", .devices = {device}};
+}
+
+Report whole_run(int64_t peak_bytes) {
+  ReportOfDevice device{.device = {.name = "card", .total_bytes = 16384 * kGiB, .compute_capability = "8.6"},
+                        .peak = {.allocated_bytes = peak_bytes}};
+  device.remedies = {
+      {.id = "checkpoint", .label = "checkpoint h.*", .predicted_peak_bytes = 5 * kGiB, .predicted_fits = true}};
+  return {.outcome = "ok", .devices = {device}};
+}
+
+}  // namespace
+
+TEST_CASE("the need of a failed run is that of the whole one, and what is outside", "[report]") {
+  Report report = failed_by("capacity");
+  take_whole_run(report, whole_run(13 * kGiB));
+  CHECK(report.devices[0].needs_bytes == 14 * kGiB);
+  REQUIRE(report.devices[0].remedies.size() == 1);
+  CHECK(report.devices[0].remedies[0].id == "checkpoint");
+}
+
+TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[report]") {
+  Report report = failed_by("fragmentation");
+  take_whole_run(report, whole_run(13 * kGiB));
+  CHECK(report.devices[0].cause->kind == "capacity");
+  CHECK(report.devices[0].cause->short_by_bytes == 2 * kGiB);
+}
+
+TEST_CASE("where the whole run would fit, holes stay the cause and their remedy stays first", "[report]") {
+  Report report = failed_by("fragmentation");
+  take_whole_run(report, whole_run(10 * kGiB));
+  CHECK(report.devices[0].cause->kind == "fragmentation");
+  REQUIRE(report.devices[0].remedies.size() == 2);
+  CHECK(report.devices[0].remedies[0].id == "expandable_segments");
+  CHECK(report.devices[0].remedies[0].predicted_peak_bytes == 10 * kGiB);
+}
+
+TEST_CASE("what grows without end has no whole run", "[report]") {
+  Report report = failed_by("leak");
+  const Report before = report;
+  take_whole_run(report, whole_run(13 * kGiB));
+  CHECK(report == before);
+}
+
+TEST_CASE("a report that is made anew keeps what other runs have shown", "[report]") {
+  Report earlier = failed_by("fragmentation");
+  take_whole_run(earlier, whole_run(13 * kGiB));
+  earlier.devices[0].remedies[0].measured_peak_bytes = 6 * kGiB;
+  Report anew = failed_by("fragmentation");
+  keep_measured(anew, earlier);
+  CHECK(anew.devices[0].cause->kind == "capacity");
+  CHECK(anew.devices[0].remedies == earlier.devices[0].remedies);
+}
+
+}  // namespace oomdiag
