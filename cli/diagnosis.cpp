@@ -107,6 +107,7 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
     diagnosis.why_no_report = explain_absence(left, request, install);
     return;
   }
+  write_recipe(recipe_of(request), diagnosis.folder);
   try {
     name_ranks(diagnosis.folder);
     diagnosis.report = explain_run(diagnosis.folder,
@@ -150,7 +151,6 @@ Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
     diagnosis.stopped_at_step = watch.step();
     diagnosis.ending = {};  // it was we who ended it: what was seen counts as a run that passed
   }
-  write_recipe(recipe_of(request), diagnosis.folder);
   read_outcome(diagnosis, request, install);
   return diagnosis;
 }
