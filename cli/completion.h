@@ -7,6 +7,9 @@ namespace oomdiag {
 /// More memory than any program takes, and the most that a virtual card can have.
 constexpr int64_t kRoomBytes = int64_t{16} << 40;
 
+/// Steps after which a run with room is ended though its peak still rises: it grows without end.
+constexpr uint32_t kMostSteps = 200;
+
 /// `request` on the same kind of card with all the memory that the program wants; remedies are judged by the card itself.
 DiagnosisRequest with_room(DiagnosisRequest request);
 

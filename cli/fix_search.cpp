@@ -7,6 +7,7 @@
 #include "cli/fix.h"
 #include "cli/sizes.h"
 #include "profiler/error.h"
+#include "profiler/report/whole_run.h"
 
 // The program as it is, once on the card and once with room; then each change alone; then, where none is enough, changes
 // together. A change that is expected to fit is run on the card: if it passes there, that is the proof and the figure.
@@ -72,6 +73,7 @@ TrialRequest Search::request(const std::vector<Change>& changes, Where where) co
     request.judged_bytes =
         patient_.device.memory_bytes > 0 ? patient_.device.memory_bytes : patient_.device.cards.front().total_bytes;
     request.device.memory_bytes = kRoomBytes;
+    request.steady.most = kMostSteps;
   }
   return request;
 }
@@ -90,7 +92,8 @@ void Search::look_at_the_whole_run() {
   }
   before_.outcome = first.outcome;
   before_.place = first.place;
-  before_.is_whole = whole.passed();
+  before_.is_whole = whole.passed() && whole.stopped_at_step <= kMostSteps &&
+                     !is_share_of_card(whole.allocated_bytes, whole.total_bytes);
   const Trial& seen = before_.is_whole ? whole : first;
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;

@@ -76,7 +76,7 @@ std::string lines_to_write(const Fixed& fixed) {
 std::string to_text(const Fixed& fixed, const Patient& patient, const std::string& command) {
   const Before& before = fixed.before;
   std::string text = headline(fixed, patient) + "\n";
-  const std::string whole = before.is_whole ? "measured: a whole run" : "at least: it runs out on any card";
+  const std::string whole = before.is_whole ? "measured: a whole run" : "at least: no whole run could be seen";
   text += fmt::format("  needs    {} GiB of card ({}): {} GiB allocated, {} GiB reserved at most\n",
                       to_gib(before.needs_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
   if (before.outcome != "ok") {

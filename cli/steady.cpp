@@ -9,6 +9,7 @@ namespace oomdiag {
 bool is_steady(const SteadyState& state, const SteadyRule& rule) {
   if (state.step == 0) return false;
   const uint32_t over = state.step - 1;
+  if (rule.most > 0 && over >= rule.most) return true;
   if (over < rule.at_least) return false;
   if (rule.steps > 0) return over >= rule.steps;
   if (over == 0) {

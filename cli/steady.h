@@ -13,7 +13,8 @@ namespace oomdiag {
 struct SteadyRule {
   uint32_t steps =
       0;  ///< after so many steps; 0 = found: a step and then as many again, three at least, without a new peak
-  uint32_t at_least = 0;                   ///< steps that must be over in any case
+  uint32_t at_least = 0;  ///< steps that must be over in any case
+  uint32_t most = 0;      ///< enough in any case, as for a program that grows without end; 0 = no such bound
   std::chrono::seconds without_steps{30};  ///< a program that makes no steps: so long without a new peak
 
   bool operator==(const SteadyRule&) const = default;

@@ -56,6 +56,7 @@ void take_whole_run(Report& failed, const Report& whole) {
     return;
   ReportCause& cause = *device.cause;
   const int64_t needed = seen->peak.allocated_bytes;
+  if (is_share_of_card(needed, seen->device.total_bytes)) return;
   const int64_t room = device.device.total_bytes - device.card.outside_pytorch_bytes;
   if (needed > room && (cause.kind == "fragmentation" || cause.kind == "workspace")) {
     cause = {.kind = "capacity", .short_by_bytes = needed - room};
@@ -68,6 +69,8 @@ void take_whole_run(Report& failed, const Report& whole) {
   device.remedies = std::move(remedies);
   if (seen->batch) device.batch = seen->batch;
 }
+
+bool is_share_of_card(int64_t peak_bytes, int64_t card_bytes) { return peak_bytes > card_bytes / 16; }
 
 void keep_measured(Report& report, const Report& earlier) {
   for (ReportOfDevice& device : report.devices) {

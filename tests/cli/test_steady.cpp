@@ -22,6 +22,11 @@ TEST_CASE("a run goes as far as the one before it came", "[cli]") {
   CHECK(is_steady({.step = 51, .peak_step = 2}, {.at_least = 50}));
 }
 
+TEST_CASE("a program that grows without end is ended nevertheless where that is asked for", "[cli]") {
+  CHECK_FALSE(is_steady({.step = 200, .peak_step = 200}, {.most = 200}));
+  CHECK(is_steady({.step = 201, .peak_step = 201}, {.most = 200}));
+}
+
 TEST_CASE("a program without steps is given time", "[cli]") {
   CHECK_FALSE(is_steady({.step = 1, .peak_step = 1, .since_start = seconds(31), .since_peak = seconds(29)}, {}));
   CHECK(is_steady({.step = 1, .peak_step = 1, .since_start = seconds(35), .since_peak = seconds(31)}, {}));

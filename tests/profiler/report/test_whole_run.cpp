@@ -51,6 +51,13 @@ TEST_CASE("where the whole run would fit, holes stay the cause and their remedy 
   CHECK(report.devices[0].remedies[0].predicted_peak_bytes == 10 * kGiB);
 }
 
+TEST_CASE("a program that takes a share of its card shows nothing on a larger one", "[report]") {
+  Report report = failed_by("fragmentation");
+  const Report before = report;
+  take_whole_run(report, whole_run(14000 * kGiB));
+  CHECK(report == before);
+}
+
 TEST_CASE("what grows without end has no whole run", "[report]") {
   Report report = failed_by("leak");
   const Report before = report;
