@@ -82,6 +82,11 @@ std::vector<Trial> Search::make(const std::vector<TrialRequest>& requests) {
   return trials_.run(requests, [&](std::size_t over) { tell_(over, trials_.count() + requests.size()); });
 }
 
+bool grows(const Report& report) {
+  return std::any_of(report.devices.begin(), report.devices.end(),
+                     [](const ReportOfDevice& device) { return !device.growth.empty(); });
+}
+
 // A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
 void Search::look_at_the_whole_run() {
   std::vector<Trial> trials = make({request({}, Where::card), request({}, Where::with_room)});
@@ -92,8 +97,8 @@ void Search::look_at_the_whole_run() {
   }
   before_.outcome = first.outcome;
   before_.place = first.place;
-  before_.is_whole = whole.passed() && whole.stopped_at_step <= kMostSteps &&
-                     !is_share_of_card(whole.allocated_bytes, whole.total_bytes);
+  const bool was_cut_short = whole.stopped_at_step > 0 && whole.passed() && grows(*whole.report);
+  before_.is_whole = whole.passed() && !was_cut_short && !is_share_of_card(whole.allocated_bytes, whole.total_bytes);
   const Trial& seen = before_.is_whole ? whole : first;
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
