@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -47,6 +48,27 @@ std::string virtual_name(const std::filesystem::path& folder, const Install& ins
   throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder.string()));
 }
 
+/// A reference loop that was recorded can be asked for another batch size and precision.
+void recognise_model(Patient& patient, const std::optional<int64_t>& recorded_batch, const Install& install) {
+  std::vector<std::string>& words = patient.program;
+  if (words.front() != install.samples.string()) return;
+  const auto value_of = [&](const char* option) {
+    const auto at = std::find(words.begin(), words.end(), option);
+    return at == words.end() ? at : at + 1;
+  };
+  const auto name = value_of("--model");
+  if (name == words.end()) return;
+  const Model model = find_model(read_models(install.models), *name);
+  patient.takes_amp = model.takes_amp && value_of("--amp") == words.end();
+  if (model.default_batch == 0) return;
+  patient.batch = recorded_batch.value_or(model.default_batch);
+  if (const auto batch = value_of("--batch"); batch != words.end()) {
+    *batch = "{batch}";
+  } else {
+    words.insert(words.end(), {"--batch", "{batch}"});
+  }
+}
+
 /// Command, card and settings of the recorded run; what the command line says goes before.
 Patient read_patient(const Options& options, const Install& install) {
   const Recipe recipe = read_recipe(options.folder);
@@ -57,6 +79,7 @@ Patient read_patient(const Options& options, const Install& install) {
     device.clocked |= recipe.clocked;
   }
   Patient patient{.program = recipe.program, .device = choose_device(device, install)};
+  recognise_model(patient, recipe.batch, install);
   for (const auto& [name, value] : recipe.environment) patient.environment.emplace_back(name, value);
   std::error_code error;
   std::filesystem::current_path(recipe.directory, error);

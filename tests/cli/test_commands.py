@@ -114,7 +114,7 @@ class Run(CommandLine):
 
 class Usage(CommandLine):
     def test_help_begins_with_an_example(self):
-        for command in [], ["train"], ["run"], ["explain"], ["devices"], ["models"], ["env"]:
+        for command in [], ["train"], ["run"], ["fit"], ["fix"], ["explain"], ["devices"], ["models"], ["env"]:
             result = self.oomdiag(*command, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertTrue(result.stdout.startswith("example: oomdiag "), result.stdout)
@@ -126,6 +126,14 @@ class Usage(CommandLine):
         self.check_error(["train", "--device", "rtx3061"], 2, "rtx3061", "rtx3060")
         self.check_error(["run", "--device", "h20", "--", "true"], 2, "h20", "h200")
         self.check_error(["train", "--model", "depcnn"], 2, "depcnn", "deepcnn")
+
+    def test_fix_and_fit_want_a_program_and_a_virtual_card(self):
+        self.check_error(["fix"], 2, "fix needs a program")
+        self.check_error(["fix", "--device", "real", "--", "true"], 2, "virtual card")
+        self.check_error(["fix", "no-such-folder"], 1, "does not tell how its program was started")
+        self.check_error(["fit", "--device", "real", "--smallest-card", "--", "true"], 2, "virtual device")
+        self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=3..1", "--", "true", "{batch}"], 2, "batch=3..1", "1..65536")
+        self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=1..4", "--", "true"], 2, "no {batch} to vary")
 
     def test_wrong_values_are_answered_with_the_right_ones(self):
         self.check_error(["train", "--batch", "0"], 2, "from 1 to")

@@ -73,7 +73,37 @@ class Quick(Fix):
         self.assertFalse(found["foreach_off"]["fits"])
 
 
+    def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
+        self.oomdiag("train", "--model", "deepcnn", *CARD, "--batch", 6800)
+        folder, = self.folder.glob("oomdiag-*")
+        result = self.oomdiag("fix", folder, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        measured = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(result.stdout)["remedies"] if one["fits"]}
+        self.assertIn("expandable_segments", measured)
+        for text in (folder / "report.json").read_text(), self.oomdiag("explain", folder, "--json").stdout:
+            kept = {one["id"]: one["measured_peak_bytes"] for one in json.loads(text)["remedies"]}
+            self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
+
+    def test_fit_finds_the_border_in_few_runs(self):
+        result = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json")
+        found = json.loads(result.stdout)
+        border = found["largest"]["batch"]
+        tried = {one["batch"]: one["fits"] for one in found["tried"]}
+        self.assertTrue(tried[border])
+        self.assertFalse(tried[border + 1])
+        self.assertLessEqual(found["runs"], 12)
+
+
 class Slow(Fix):
+    def test_fit_agrees_with_brute_force_around_the_border(self):
+        border = json.loads(self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json").stdout)["largest"]["batch"]
+        around = ",".join(map(str, range(border - 8, border + 9)))
+        fits = []
+        for batch in around.split(","):
+            one = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--vary", f"batch={batch}", "--json")
+            fits += [int(batch)] if one.returncode == 0 else []
+        self.assertEqual(max(fits), border)
+
     def test_an_optimizer_step_is_helped_by_fused_or_loops(self):
         found = self.check_pasted(fix_programs.OPTIMIZER, 0.9)
         self.assertTrue(found["fused_optimizer"]["fits"])
