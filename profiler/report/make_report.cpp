@@ -50,6 +50,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
                 .world_size = trace.process.world_size,
                 .steps = history.steps,
                 .steady_steps = trace.process.steady_steps,
+                .still_runs = inputs.still_runs,
                 .unwatched = trace.process.unwatched,
                 .main_device = find_main_device(history)};
   std::vector<Findings> findings;

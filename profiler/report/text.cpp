@@ -24,7 +24,7 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
-    return fmt::format("oomdiag: out of memory in {}, step {}", device->failure->phase, device->failure->step);
+    return fmt::format("oomdiag: out of memory in {}, step {}", printable(device->failure->phase, 20), device->failure->step);
   }
   if (report.outcome == "killed") {
     return code > 128 ? fmt::format("oomdiag: killed by signal {}, step {}", code - 128, report.steps)
@@ -33,7 +33,8 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   if (report.outcome == "failed") {
     return fmt::format("oomdiag: failed, exit code {}, step {}", code, report.steps);
   }
-  return fmt::format("oomdiag: fits, peak in {}, step {}", peak.phase, peak.step);
+  if (report.still_runs) return fmt::format("oomdiag: still runs, step {}", report.steps);
+  return fmt::format("oomdiag: fits, peak in {}, step {}", printable(peak.phase, 20), peak.step);
 }
 
 std::string card_of(const ReportDevice& device) {
@@ -215,7 +216,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   const ReportPeak& peak = device.peak;
-  const std::string when = report.snapshot ? "" : fmt::format(" in {}, step {}", peak.phase, peak.step);
+  const std::string when = report.snapshot ? "" : fmt::format(" in {}, step {}", printable(peak.phase, 20), peak.step);
   add(text, "peak",
       fmt::format("{} allocated{}; at most {} reserved", with_unit(peak.allocated_bytes), when,
                   with_unit(peak.reserved_bytes)));
@@ -268,7 +269,7 @@ void add_refusals(std::string& text, const ReportOfDevice& device, const TextOpt
   for (const ReportFailure& one : device.caught) {
     const std::string place = place_of(one, options);
     add(text, "caught",
-        fmt::format("{} refused in {}, step {}{}{}", with_unit(one.requested_bytes), one.phase, one.step,
+        fmt::format("{} refused in {}, step {}{}{}", with_unit(one.requested_bytes), printable(one.phase, 20), one.step,
                     place.empty() ? "" : ": ", place));
   }
 }
@@ -294,9 +295,7 @@ std::string totals_of(const Report& report, const ReportOfDevice& device) {
   return text + next_command(report);
 }
 
-}  // namespace
-
-std::string to_text(const Report& report, const TextOptions& options) {
+std::string compose(const Report& report, const TextOptions& options) {
   const bool used = report.main_device < report.devices.size();
   const ReportOfDevice* device = used ? &report.devices[report.main_device] : nullptr;
   std::string text = headline(report, device);
@@ -328,6 +327,12 @@ std::string to_text(const Report& report, const TextOptions& options) {
   add_limits(text, report);
   if (used) text += next_command(report);
   return text;
+}
+
+}  // namespace
+
+std::string to_text(const Report& report, const TextOptions& options) {
+  return printable_lines(compose(report, options), options.unicode);
 }
 
 }  // namespace oomdiag

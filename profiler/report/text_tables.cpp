@@ -76,7 +76,7 @@ std::string label_of(const ReportOwner& owner, const TextOptions& options) {
   std::string shape = owner.shape;
   if (shape.ends_with(" float32")) shape.resize(shape.size() - std::string_view(" float32").size());
   const size_t room = kLabelColumns - 7 - std::min<size_t>(shape.size(), 24);
-  return printable(label, room) + (shape.empty() ? "" : "  " + shape);
+  return printable(label, room) + (shape.empty() ? "" : "  " + printable(shape, 60));
 }
 
 std::vector<const ReportOwner*> owners_of(const ReportOfDevice& device, std::string_view category) {

@@ -58,6 +58,7 @@ std::string to_json(const Report& report, int indent) {
                {"world_size", report.world_size},
                {"steps", report.steps},
                {"steady_steps", report.steady_steps},
+               {"still_runs", report.still_runs},
                {"unwatched", report.unwatched},
                {"main_device", report.main_device},
                {"devices", Writer::convert(report.devices)}};

@@ -100,6 +100,16 @@ TEST_CASE("OOMs that did not end the program are listed", "[report]") {
   CHECK(device.caught[0].op == "aten::empty");
 }
 
+TEST_CASE("a program that still runs has not ended without a word", "[report]") {
+  Trace trace = training_that_fits();
+  trace.process.end_state = EndState::running;
+  const Report report = make_report(trace, {.still_runs = true});
+  CHECK(report.outcome == "ok");
+  CHECK(report.still_runs);
+  CHECK(to_text(report).starts_with("oomdiag: still runs, step 2"));
+  CHECK(to_text(make_report(trace, {})).starts_with("oomdiag: ended without a word, step 2"));
+}
+
 TEST_CASE("the card that failed comes first, else the fullest", "[report]") {
   EventBuilder trace({.card_bytes = 64_MiB});
   trace.op({.op = "aten::relu"}).alloc("a", 30_MiB).nodes(0).device(1).alloc("b", 4_MiB);
