@@ -199,6 +199,54 @@ class Usage(CommandLine):
         self.assertIn("device", result.stdout)
 
 
+class Clean(CommandLine):
+    def make(self, path, *files):
+        for file in files:
+            (self.folder / path / file).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / path / file).write_text("content")
+
+    def setUp(self):
+        super().setUp()
+        self.make("oomdiag-11", "trace", "report.json", "output.txt")
+        self.make("oomdiag-12-2", "rank-0/trace", "rank-0/report.json", "4711/trace", "report.json")
+        self.make("oomdiag-13", "trace", "my-notes.txt")
+        self.make("oomdiag-notes", "trace")
+        self.make("oomdiag-14x", "trace")
+        self.make("elsewhere", "trace", "report.json")
+        (self.folder / "oomdiag-15").symlink_to(self.folder / "elsewhere")
+        self.make("oomdiag-16", "trace")
+        (self.folder / "oomdiag-16/report.json").symlink_to(self.folder / "elsewhere/report.json")
+
+    def here(self):
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+
+    def test_without_a_word_it_only_lists(self):
+        before = self.here()
+        result = self.oomdiag("clean")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("2 runs, ", result.stdout)
+        self.assertIn("--yes", result.stdout)
+        self.assertEqual(self.here(), before)
+
+    def test_only_what_runs_wrote_goes(self):
+        before = self.here()
+        result = self.oomdiag("clean", "--yes")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("'my-notes.txt', which no run writes", result.stdout)
+        gone = set(before) - set(self.here())
+        self.assertEqual({path.split("/")[0] for path in gone}, {"oomdiag-11", "oomdiag-12-2"})
+        self.assertFalse((self.folder / "oomdiag-11").exists() or (self.folder / "oomdiag-12-2").exists())
+        self.assertIn("nothing to remove", self.oomdiag("clean", "--yes").stdout)
+
+    def test_an_age_spares_the_young(self):
+        for path in [self.folder / "oomdiag-11", *(self.folder / "oomdiag-11").iterdir()]:
+            os.utime(path, (0, 0))
+        result = self.oomdiag("clean", "--older-than", "7", str(self.folder), cwd="/")
+        self.assertIn("not that old", result.stdout)
+        self.assertFalse((self.folder / "oomdiag-11").exists())
+        self.assertTrue((self.folder / "oomdiag-12-2").exists())
+
+
 class Devices(CommandLine):
     def test_the_catalogue_in_a_table_and_in_json(self):
         table = self.oomdiag("devices")
