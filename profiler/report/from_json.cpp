@@ -110,12 +110,14 @@ Report read_report(const Json& json) {
   read("steps", report.steps);
   read("steady_steps", report.steady_steps);
   read("still_runs", report.still_runs);
+  read("lower_bound", report.lower_bound);
   read("unwatched", report.unwatched);
   read("main_device", report.main_device);
   read("devices", report.devices);
   read("ranks", report.ranks);
   read("imbalance", report.imbalance);
   read("limits", report.limits);
+  read("notes", report.notes);
   read("case", report.reference_case);
   demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");
   return report;

@@ -43,6 +43,23 @@ std::string bar(int64_t part, int64_t whole, bool unicode) {
   return text;
 }
 
+std::string wrapped(std::string_view sentence, size_t columns) {
+  constexpr size_t kMostCharacters = 2000;
+  const std::string safe = printable(sentence, kMostCharacters);
+  std::string text, line = "   ";
+  for (size_t at = 0; at < safe.size();) {
+    const size_t end = std::min(safe.find(' ', at), safe.size());
+    const std::string word = safe.substr(at, end - at);
+    if (count_columns(line) + 1 + count_columns(word) > columns && line.size() > 3) {
+      text += line + "\n";
+      line = "     ";
+    }
+    line += " " + word;
+    at = end + 1;
+  }
+  return text + line + "\n";
+}
+
 std::string padded(std::string_view text, size_t columns) {
   const size_t width = count_columns(text);
   return std::string(text) + std::string(width < columns ? columns - width : 0, ' ');

@@ -141,8 +141,19 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(limits, "reserved bytes are a lower bound"));
   CHECK(mentions(limits, "bytes outside PyTorch are not known"));
   CHECK(mentions(limits, "from the caller"));
-  CHECK(std::count(limits.begin(), limits.end(), "unsupported: cublasFoo") == 1);
+  CHECK(mentions(limits, "not in the virtual device, so that what it takes is missing: 1 function of cuBLAS"));
   CHECK(mentions(make_report(trace, {}).limits, "the card is virtual"));
+}
+
+TEST_CASE("an abort at the end of a Python program with torch 2.15 may be torch's own, and the report says so", "[report]") {
+  Trace trace = training_that_fits();
+  trace.process.python = true;
+  trace.process.torch_version = "2.15.0+cu132";
+  CHECK(mentions(make_report(trace, {.signal = 6}).limits, "issue 190489"));
+  CHECK(mentions(make_report(trace, {.exit_code = 134}).limits, "issue 190489"));
+  CHECK_FALSE(mentions(make_report(trace, {.signal = 9}).limits, "issue 190489"));
+  trace.process.torch_version = "2.11.0";
+  CHECK_FALSE(mentions(make_report(trace, {.signal = 6}).limits, "issue 190489"));
 }
 
 TEST_CASE("bytes of others on the card are what is neither free nor reserved", "[report]") {
