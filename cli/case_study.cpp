@@ -23,7 +23,7 @@ CaseRun read_run(const std::string& variant, const Diagnosis& diagnosis) {
 
 CaseRun read_host_run(const HostRun& host) {
   CaseRun run{.variant = "host", .report = {}, .scopes = {}, .facts = host.facts};
-  run.report.outcome = host.ending == Ending{} ? "ok" : "failed";
+  run.report.outcome = host.ending.code() == 0 ? "ok" : "failed";
   return run;
 }
 

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/reports.h"
+#include "profiler/report/printable.h"
 
 namespace oomdiag {
 namespace {
@@ -60,7 +61,7 @@ Json to_json(const Comparison& comparison) {
 
 std::string describe(const ComparedEvent& event) {
   if (event.what.empty()) return "nothing";
-  return fmt::format("{} {} bytes{}{}", event.what, event.bytes, event.where.empty() ? "" : "  ", event.where);
+  return fmt::format("{} {} bytes{}{}", event.what, event.bytes, event.where.empty() ? "" : "  ", printable(event.where, 100));
 }
 
 void print_sequence(const char* title, const ComparedSequence& sequence) {

@@ -31,7 +31,7 @@ void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install&
   const Diagnosis whole = diagnose(again, install);
   if (!whole.report || whole.report->outcome != "ok") return;
   take_whole_run(*failed.report, *whole.report);
-  write_json(*failed.report, failed.folder / "report.json");
+  keep_json(*failed.report, failed.folder);
 }
 
 }  // namespace oomdiag

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <new>
 
 #include "cli/live_line.h"
 #include "cli/preload.h"
@@ -101,14 +102,16 @@ void name_ranks(const std::filesystem::path& folder) {
   }
 }
 
+// The program has ended: whatever goes wrong from here on, a report that cannot be made for want of memory too, leaves its
+// exit code alone.
 void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const Install& install) {
-  const Leftovers left = look_into(diagnosis.folder);
-  if (!left.has_trace) {
-    diagnosis.why_no_report = explain_absence(left, request, install);
-    return;
-  }
-  write_recipe(recipe_of(request), diagnosis.folder);
   try {
+    const Leftovers left = look_into(diagnosis.folder);
+    if (!left.has_trace) {
+      diagnosis.why_no_report = explain_absence(left, request, install);
+      return;
+    }
+    write_recipe(recipe_of(request), diagnosis.folder);
     name_ranks(diagnosis.folder);
     diagnosis.report = explain_run(diagnosis.folder,
                                    {.ending = diagnosis.ending,
@@ -116,10 +119,12 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
                                     .reference_case = {},
                                     .judged_bytes = request.judged_bytes},
                                    /*write_each=*/true);
-    write_json(*diagnosis.report, diagnosis.folder / "report.json");
+    keep_json(*diagnosis.report, diagnosis.folder);
     std::error_code ignored;
     for (const char* served : {"loaded", "cards"}) std::filesystem::remove(diagnosis.folder / served, ignored);
-  } catch (const Error& error) {
+  } catch (const std::bad_alloc&) {
+    diagnosis.why_no_report = "no report: the host has not enough memory to read the trace";
+  } catch (const std::exception& error) {
     diagnosis.why_no_report = fmt::format("no report: {}", error.what());
   }
 }

@@ -11,6 +11,7 @@
 #include "cli/sizes.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
+#include "profiler/report/printable.h"
 
 namespace oomdiag {
 namespace {
@@ -71,7 +72,7 @@ void print_text(const Checkup& checkup, const std::vector<Trouble>& troubles) {
   }
   if (checkup.asked_nvml) fmt::print("\n  {:<44}{:>9}\n", "other processes on the card", "GiB");
   for (const ProcessCheck& one : checkup.processes) {
-    fmt::print("    {:<42}{:>9}\n", fmt::format("{} {}", one.pid, one.name), to_gib(one.bytes));
+    fmt::print("    {:<42}{:>9}\n", fmt::format("{} {}", one.pid, printable(one.name, 30)), to_gib(one.bytes));
   }
   if (checkup.asked_nvml && checkup.processes.empty()) fmt::print("    none\n");
   fmt::print("\n  {}\n", troubles.empty() ? "nothing limits a diagnosis" : "what limits a diagnosis");

@@ -1,11 +1,16 @@
 #include <fmt/format.h>
+#include <pwd.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
+#include <cstdlib>
 #include <memory>
 
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/reports.h"
+#include "profiler/report/redact.h"
 
 namespace oomdiag {
 namespace {
@@ -14,11 +19,28 @@ struct Options {
   std::string path;
   std::string output;
   bool json = false;
+  bool redact = false;
 };
+
+/// What names somebody: of the user and of the machine.
+std::vector<std::string> find_secrets() {
+  std::vector<std::string> secrets;
+  const auto add = [&](const char* text) {
+    constexpr size_t kShortest = 3;
+    const std::string secret = text == nullptr ? "" : text;
+    if (secret.size() >= kShortest && secret != "root") secrets.push_back(secret);
+  };
+  for (const char* name : {"USER", "LOGNAME", "HOSTNAME"}) add(std::getenv(name));
+  if (const passwd* const user = getpwuid(geteuid()); user != nullptr) add(user->pw_name);
+  std::array<char, 256> host{};
+  if (gethostname(host.data(), host.size() - 1) == 0) add(host.data());
+  return secrets;
+}
 
 int explain(const Options& options) {
   check_writable(options.output);
-  const Report report = load_report(options.path);
+  Report report = load_report(options.path);
+  if (options.redact) report = redact(report, find_secrets());
   if (!options.output.empty()) write_json(report, options.output);
   options.json ? print_json(report) : print_text(report, stdout);
   return 0;
@@ -37,6 +59,8 @@ void add_explain(CLI::App& app, Command& chosen) {
       ->type_name("")
       ->required();
   command.add_flag("--json", options->json, "print the report as JSON");
+  command.add_flag("--redact", options->redact,
+                   "for reports that leave the house: without paths, the command line and names of users");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.callback([options, &chosen] { chosen = [options] { return explain(*options); }; });
 }

@@ -34,7 +34,7 @@ void remember(const Fixed& fixed, const std::string& json, const std::filesystem
   for (const Remedied& one : fixed.remedies) {
     if (one.measured_peak_bytes) add_measured(report.devices[report.main_device].remedies, one);
   }
-  write_json(report, folder / "report.json");
+  keep_json(report, folder);
 }
 
 }  // namespace oomdiag

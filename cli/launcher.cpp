@@ -100,7 +100,7 @@ std::vector<char*> pointers(const std::vector<std::string>& arguments) {
 }
 
 void redirect(const std::filesystem::path& file) {
-  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (descriptor < 0) return;
   dup2(descriptor, STDOUT_FILENO);
   dup2(descriptor, STDERR_FILENO);
@@ -142,16 +142,34 @@ void end_at_once(pid_t child) {
   kill(child, SIGKILL);
 }
 
+int take_pending(const WaitingSignals& signals, siginfo_t& info) {
+  return wait_a_while(signals, std::chrono::milliseconds(0), info);
+}
+
+void note(const siginfo_t& info, Ending& ending) {
+  const int signal = info.si_signo;
+  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) ending.interrupted_by = signal;
+}
+
 /// Waits for the child and passes signals on. Ctrl-C and Ctrl-\ reach the whole foreground group from the terminal, the
 /// child too: only those that another process sent to us alone are passed on.
 Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<Tick>& tick) {
+  Ending ending;
   for (;;) {
     int status = 0;
-    const pid_t ended = waitpid(child, &status, WNOHANG);
-    if (ended == child && WIFSIGNALED(status)) return {.exit_code = 0, .signal = WTERMSIG(status)};
-    if (ended == child) return {.exit_code = WEXITSTATUS(status), .signal = 0};
+    if (waitpid(child, &status, WNOHANG) == child) {
+      if (WIFSIGNALED(status)) {
+        ending.signal = WTERMSIG(status);
+      } else {
+        ending.exit_code = WEXITSTATUS(status);
+      }
+      // What came at the same time would else be delivered to us as soon as signals are no longer held back.
+      for (siginfo_t info{}; take_pending(signals, info) > 0;) note(info, ending);
+      return ending;
+    }
     siginfo_t info{};
     const int signal = tick ? wait_a_while(signals, tick->every, info) : sigwaitinfo(&signals.set(), &info);
+    if (signal > 0) note(info, ending);
     if (signal > 0 && signal != SIGCHLD && info.si_code <= 0) kill(child, signal);
     if (signal < 0 && tick) {
       tick->work();

@@ -47,7 +47,7 @@ LiveLine::~LiveLine() {
   write_whole(fmt::format("\0337\033[r\033[{};1H\033[2K\0338", rows_));
 }
 
-void LiveLine::update(const std::filesystem::path& run_folder) {
+void LiveLine::update(const std::filesystem::path& run_folder) noexcept try {
   if (!shown_ || tcgetpgrp(STDERR_FILENO) != getpgrp()) return;  // in the background the terminal is not ours
   if (tail_ == nullptr) {
     const auto traces = find_traces(run_folder);
@@ -58,6 +58,7 @@ void LiveLine::update(const std::filesystem::path& run_folder) {
   if (size.ws_row < kFewestRows || size.ws_col == 0) return;
   if (size.ws_row != rows_) reserve_last_row(size.ws_row);
   show(printable(describe_live(tail_->read_on()), size.ws_col - 1));
+} catch (const std::exception&) {  // a line less; the program runs on
 }
 
 void LiveLine::reserve_last_row(int rows) {

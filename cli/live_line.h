@@ -22,7 +22,7 @@ class LiveLine {
 
   bool is_shown() const { return shown_; }
   /// Reads on in the trace of the run and shows the figures. The first call that finds a trace makes room for the line.
-  void update(const std::filesystem::path& run_folder);
+  void update(const std::filesystem::path& run_folder) noexcept;
 
  private:
   void reserve_last_row(int rows);

@@ -5,11 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/nearest.h"
+#include "cli/terminal.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -81,6 +83,7 @@ int parse_and_run(int argc, char** argv) {
   add_fix(app, chosen, words.from_separator);
   add_explain(app, chosen);
   add_compare(app, chosen);
+  add_clean(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);
   add_doctor(app, chosen, words.from_separator);
@@ -99,17 +102,27 @@ int parse_and_run(int argc, char** argv) {
 }
 
 void print(const Error& error) {
-  fmt::print(stderr, "oomdiag: error: {}\n", error.what());
-  if (!error.hint().empty()) fmt::print(stderr, "hint: {}\n", error.hint());
+  complain(fmt::format("oomdiag: error: {}\n", error.what()));
+  if (!error.hint().empty()) complain(fmt::format("hint: {}\n", error.hint()));
+}
+
+int print_and_end(const Error& error) {
+  print(error);
+  return error.kind() == ErrorKind::usage ? kUsage : kFailed;
 }
 
 }  // namespace
 }  // namespace oomdiag
 
-int main(int argc, char** argv) try { return oomdiag::parse_and_run(argc, argv); } catch (const oomdiag::Error& error) {
-  oomdiag::print(error);
-  return error.kind() == oomdiag::ErrorKind::usage ? oomdiag::kUsage : oomdiag::kFailed;
+int main(int argc, char** argv) try {
+  const int code = oomdiag::parse_and_run(argc, argv);
+  oomdiag::finish_output();
+  return code;
+} catch (const oomdiag::Error& error) {
+  return oomdiag::print_and_end(error);
+} catch (const std::system_error& error) {  // a full disk, as fmt::print and std::filesystem tell it
+  return oomdiag::print_and_end({oomdiag::ErrorKind::environment, error.what()});
 } catch (const std::exception& error) {
-  oomdiag::print({oomdiag::ErrorKind::internal, error.what(), "this is a fault of oomdiag itself; please report it"});
-  return oomdiag::kFailed;
+  return oomdiag::print_and_end(
+      {oomdiag::ErrorKind::internal, error.what(), "this is a fault of oomdiag itself; please report it"});
 }

@@ -1,5 +1,6 @@
 #include "cli/reports.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <iterator>
 #include <string>
 
+#include "cli/alive.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
@@ -43,7 +45,32 @@ char first_byte(const fs::path& file) {
   throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), kTakes);
 }
 
+/// False with errno if not all of it was written.
+bool write_file(const fs::path& file, const std::string& text, mode_t mode) {
+  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+  if (descriptor < 0) return false;
+  size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t count = write(descriptor, text.data() + written, text.size() - written);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    written += static_cast<size_t>(count);
+  }
+  const int error = errno;
+  const bool closed = close(descriptor) == 0;
+  if (closed) errno = error;
+  return closed && written == text.size();
+}
+
+// Reports are small; a profiler's trace.json, which begins with '{' too, may have many GiB.
+constexpr uintmax_t kMostReportBytes = 64 << 20;
+
 Report read_report(const fs::path& file) {
+  std::error_code ignored;
+  if (const uintmax_t bytes = fs::file_size(file, ignored); bytes != ~uintmax_t{0} && bytes > kMostReportBytes) {
+    throw Error(ErrorKind::input,
+                fmt::format("'{}' is no report of oomdiag: it has {} MiB", file.string(), bytes >> 20), kTakes);
+  }
   std::ifstream stream(file, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
   try {
@@ -62,6 +89,11 @@ Report with_measured(Report report, const fs::path& earlier) {
   } catch (const Error&) {  // the trace alone will do
   }
   return report;
+}
+
+/// A program that has not ended may still run: then its trace is not that of one that was killed.
+bool still_runs(const Trace& trace, const fs::path& file, const RunFacts& facts) {
+  return !facts.ending && trace.process.end_state == EndState::running && has_mapped(trace.process.pid, file);
 }
 
 /// What the report of a run remembers and its trace does not know.
@@ -89,7 +121,9 @@ Report explain_trace(const fs::path& trace, const RunFacts& facts) {
   if (facts.ending && facts.ending->signal != 0) inputs.signal = facts.ending->signal;
   if (facts.ending && facts.ending->signal == 0) inputs.exit_code = facts.ending->exit_code;
   if (trace.filename() == "trace") inputs.folder = as_typed(trace.parent_path());
-  Report report = make_report(read_trace(trace), inputs);
+  const Trace recorded = read_trace(trace);
+  inputs.still_runs = still_runs(recorded, trace, facts);
+  Report report = make_report(recorded, inputs);
   report.reference_case = facts.reference_case;
   return report;
 }
@@ -103,12 +137,14 @@ Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_eac
   std::vector<JobMember> members;
   for (const fs::path& file : traces) {
     const Trace trace = read_trace(file);
-    JobMember member{.report = make_report(trace, {.judged_bytes = facts.judged_bytes, .folder = as_typed(folder)}),
+    const ReportInputs inputs{
+        .judged_bytes = facts.judged_bytes, .still_runs = still_runs(trace, file, facts), .folder = as_typed(folder)};
+    JobMember member{.report = make_report(trace, inputs),
                      .folder = file.parent_path().lexically_relative(folder).string(),
                      .pid = trace.process.pid,
                      .start_time_ns = trace.process.start_time_ns};
     if (member.folder == ".") member.folder.clear();
-    if (write_each && !member.folder.empty()) write_json(member.report, file.parent_path() / "report.json");
+    if (write_each && !member.folder.empty()) keep_json(member.report, file.parent_path());
     members.push_back(std::move(member));
   }
   std::optional<int> exit_code;
@@ -144,12 +180,12 @@ Report load_report(const fs::path& path) {
   return explain_trace(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
 }
 
-void write_json(const Report& report, const fs::path& file) {
+void keep_json(const Report& report, const fs::path& folder) { write_json(report, folder / "report.json", 0600); }
+
+void write_json(const Report& report, const fs::path& file, mode_t mode) {
   const fs::path part = file.string() + ".part";
-  std::ofstream stream(part);
-  stream << to_json(report) << '\n' << std::flush;
   std::error_code error;
-  if (!stream) error.assign(errno, std::generic_category());
+  if (!write_file(part, to_json(report) + "\n", mode)) error.assign(errno, std::generic_category());
   if (!error) fs::rename(part, file, error);
   if (!error) return;
   std::error_code ignored;
@@ -175,13 +211,10 @@ void print_text(const Report& report, std::FILE* stream) {
     const std::size_t headline = std::min(text.find('\n'), text.size());
     text = fmt::format("\033[1m{}\033[0m{}", text.substr(0, headline), text.substr(headline));
   }
-  fmt::print(stream, "{}", text);
-  std::fflush(stream);
+  if (stream == stdout) return write_out(text);
+  std::fwrite(text.data(), 1, text.size(), stream);
 }
 
-void print_json(const Report& report) {
-  fmt::print("{}\n", to_json(report));
-  std::fflush(stdout);
-}
+void print_json(const Report& report) { write_out(to_json(report) + "\n"); }
 
 }  // namespace oomdiag

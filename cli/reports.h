@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <optional>
@@ -34,15 +36,18 @@ Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, b
 Report load_report(const std::filesystem::path& path);
 
 /// Writes the JSON to `file`: whole or not at all. Throws Error(environment).
-void write_json(const Report& report, const std::filesystem::path& file);
+void write_json(const Report& report, const std::filesystem::path& file, mode_t mode = 0666);
+/// The same as `folder`/report.json, for its owner only: it holds command lines and paths.
+void keep_json(const Report& report, const std::filesystem::path& folder);
 
 /// Throws Error(usage) if a report could not be written to `file`: before a long run, not after it. Empty is fine.
 void check_writable(const std::filesystem::path& file);
 
-/// Writes the text as people read it, its headline in bold where `stream` is a terminal that may be coloured.
+/// Writes the text as people read it, its headline in bold where `stream` is a terminal that may be coloured. Throws
+/// Error(environment) if stdout does not take it.
 void print_text(const Report& report, std::FILE* stream);
 
-/// Writes the JSON to stdout.
+/// Writes the JSON to stdout. Throws likewise.
 void print_json(const Report& report);
 
 }  // namespace oomdiag

@@ -64,7 +64,7 @@ int run(const Options& options) {
   try {
     if (options.completes) complete(diagnosis, request, install);
     show(diagnosis, options);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     say(fmt::format("warning: {}", error.what()));  // the exit code is the program's, whatever happens to the report
   }
   const bool out_of_memory = diagnosis.report && diagnosis.report->outcome == "out_of_memory";

@@ -1,9 +1,11 @@
 #include "cli/run_folder.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <tuple>
@@ -49,9 +51,9 @@ fs::path make_run_folder(const fs::path& base, pid_t pid) {
   constexpr int kMostRunsOfOnePid = 10000;
   for (int number = 1; number < kMostRunsOfOnePid; ++number) {
     fs::path folder = base / fmt::format("oomdiag-{}{}", pid, number == 1 ? "" : fmt::format("-{}", number));
-    std::error_code error;
-    if (fs::create_directory(folder, error)) return folder;
-    if (error) {
+    if (mkdir(folder.c_str(), 0700) == 0) return folder;
+    if (errno != EEXIST) {
+      const std::error_code error(errno, std::generic_category());
       throw Error(ErrorKind::environment, fmt::format("cannot make '{}': {}", folder.string(), error.message()),
                   "give another folder: --folder DIR");
     }

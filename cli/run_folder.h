@@ -12,7 +12,8 @@ namespace oomdiag {
 /// cannot be written, says so and takes the temporary folder. Throws Error(environment) if `wanted` cannot be used.
 std::filesystem::path choose_base(const std::string& wanted);
 
-/// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name. Throws
+/// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name; for its owner
+/// only, as traces hold command lines and paths. Throws
 /// Error(environment) if it cannot.
 std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t pid);
 

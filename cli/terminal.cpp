@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
+#include <cstring>
+
+#include "profiler/error.h"
+#include "profiler/report/printable.h"
 
 namespace oomdiag {
 namespace {
@@ -37,10 +41,30 @@ Manners manners_of(int descriptor) {
   return manners;
 }
 
-void say(std::string_view text) { fmt::print(stderr, "oomdiag: {}\n", text); }
+void say(std::string_view text) { complain(fmt::format("oomdiag: {}\n", text)); }
 
-Progress::Progress(std::string_view text) : shown_(manners_of(STDERR_FILENO).color) {
-  if (shown_) fmt::print(stderr, "{}\r", text);
+void complain(const std::string& lines) {
+  const std::string safe = printable_lines(lines);
+  std::fwrite(safe.data(), 1, safe.size(), stderr);
+}
+
+void write_out(const std::string& text) {
+  errno = 0;
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (written && std::fflush(stdout) == 0) return;
+  throw Error(ErrorKind::environment, fmt::format("cannot write to stdout: {}", std::strerror(errno)));
+}
+
+void finish_output() {
+  errno = 0;
+  const bool failed_before = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) == 0 && !failed_before) return;
+  const std::string reason = errno == 0 ? "part of it was not taken" : std::strerror(errno);
+  throw Error(ErrorKind::environment, fmt::format("cannot write to stdout: {}", reason));
+}
+
+Progress::Progress(std::string_view text) : shown_(manners_of(STDERR_FILENO).moves_cursor) {
+  if (shown_) std::fputs((printable(text, text.size()) + "\r").c_str(), stderr);
 }
 
 Progress::~Progress() {

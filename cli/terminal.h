@@ -19,8 +19,15 @@ struct Manners {
 /// Manners for a file descriptor, from the environment.
 Manners manners_of(int descriptor);
 
-/// One line on stderr: "oomdiag: <text>".
+/// One line on stderr: "oomdiag: <text>". Where stderr takes nothing it is lost: what a program's run is worth does not hang on it.
 void say(std::string_view text);
+/// The same for lines that are whole.
+void complain(const std::string& lines);
+
+/// Writes results to stdout. Throws Error(environment) if they do not arrive.
+void write_out(const std::string& text);
+/// To be called at the end: throws Error(environment) if something that was printed to stdout did not arrive.
+void finish_output();
 
 /// A line on stderr that shows what is going on and goes when the object does; nothing where stderr is no terminal.
 class Progress {

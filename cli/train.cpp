@@ -78,8 +78,8 @@ int finish(const Options& options, const Diagnosis& diagnosis) {
   if (!options.output.empty()) write_json(report, options.output);
   options.json ? print_json(report) : print_text(report, stdout);
   if (report.outcome == "out_of_memory") return kOutOfMemory;
-  if (diagnosis.ending == Ending{}) return 0;
-  fmt::print(stderr, "{}", last_lines(diagnosis.folder / "output.txt"));
+  if (diagnosis.ending.code() == 0) return 0;
+  complain(last_lines(diagnosis.folder / "output.txt"));
   return diagnosis.ending.signal == SIGINT ? kInterrupted : 1;
 }
 
@@ -90,7 +90,7 @@ int train_on_host(const Options& options, const Model& model, const std::vector<
     return run_on_host(program);
   }();
   if (host.ending.signal == SIGINT) return kInterrupted;
-  if (host.ending != Ending{}) {
+  if (host.ending.code() != 0) {
     throw Error(ErrorKind::environment,
                 fmt::format("the training program ended with exit code {}\n{}", host.ending.code(), host.output));
   }
@@ -129,7 +129,7 @@ int train(Options options) {
     complete(result, request, install);
     if (result.report && result.ending.signal != SIGINT) {
       result.report->reference_case = study_case(study, request, result, install);
-      write_json(*result.report, result.folder / "report.json");
+      keep_json(*result.report, result.folder);
     }
     return result;
   }();

@@ -21,7 +21,9 @@ namespace {
 
 constexpr int kMaxFrames = 96;  // a deeper stack is a framework's; its outer frames tell nothing about the op
 
-enum class Code { library, user, module_call, optimizer };
+/// Whose code it is. Torch's own and Python's standard library are nobody's line; a package's is the line where the user's
+/// own calls it from far away, as through a trainer.
+enum class Code { nobody, package, user, module_call, optimizer };
 
 /// A line of the user's program. The code object is held for ever: its address would be used again.
 struct Place {
@@ -43,14 +45,29 @@ struct Interpreter {
   std::unordered_map<PythonObject, Code> code;
   struct {
     PythonObject code = nullptr;
-    Code kind = Code::library;
+    Code kind = Code::nobody;
   } recent_code[512];  ///< a small cache before `code`: a dozen frames are looked at per op
   std::unordered_map<Place, uint32_t, PlaceHash> sources;
 };
 Interpreter* python = nullptr;
 
+/// Where the path inside of the installed packages begins; npos of what is not installed.
+size_t find_package(std::string_view file) {
+  const size_t folder = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
+  return folder == file.npos ? file.npos : folder + std::string_view("/site-packages/").size();
+}
+
+/// "/usr/lib/python3.11/copy.py", "<frozen runpy>".
+bool is_standard_library(std::string_view file) {
+  constexpr std::string_view kFolder = "/lib/python3.";
+  const size_t folder = file.find(kFolder);
+  if (folder == file.npos) return file.starts_with("<frozen");
+  const size_t end = file.find_first_not_of("0123456789t", folder + kFolder.size());
+  return end != file.npos && end > folder + kFolder.size() && file[end] == '/';
+}
+
 Code find_kind(Interpreter& known, PythonObject code) {
-  const auto [entry, fresh] = known.code.try_emplace(code, Code::library);
+  const auto [entry, fresh] = known.code.try_emplace(code, Code::nobody);
   if (!fresh) return entry->second;
   known.api.incref(code);
   const std::string file = known.api.text(code, "co_filename");
@@ -58,8 +75,9 @@ Code find_kind(Interpreter& known, PythonObject code) {
     if (known.api.text(code, "co_name") == "_wrapped_call_impl") entry->second = Code::module_call;
   } else if (file.ends_with("/torch/optim/optimizer.py")) {
     entry->second = Code::optimizer;
-  } else if (file.find("/site-packages/") == file.npos && file.find("/dist-packages/") == file.npos &&
-             !file.starts_with("<frozen")) {
+  } else if (const size_t package = find_package(file); package != file.npos) {
+    if (file.compare(package, 6, "torch/") != 0) entry->second = Code::package;
+  } else if (!is_standard_library(file)) {
     entry->second = Code::user;
   }
   return entry->second;
@@ -77,10 +95,12 @@ uint32_t source_of(Interpreter& known, PythonObject code, PythonObject frame) {
   const Place place{code, known.api.frame_instruction(frame)};
   const auto entry = known.sources.find(place);
   if (entry != known.sources.end()) return entry->second;
-  const std::string source = known.api.text(code, "co_filename") + ":" + std::to_string(known.api.frame_line(frame));
+  std::string source = known.api.text(code, "co_filename") + ":" + std::to_string(known.api.frame_line(frame));
+  const bool is_package = kind_of(known, code) == Code::package;
+  if (is_package) source.erase(0, find_package(source));
   const uint32_t id = session().writer().intern(std::string_view(source));
   known.sources.emplace(place, id);
-  write_stack(known, id);
+  if (!is_package) write_stack(known, id);
   return id;
 }
 
@@ -100,12 +120,14 @@ void walk_frames(const PythonApi& api, Visit visit) {
   }
 }
 
-// From the user's innermost frame outwards; torch's own frames in between are shortened to "site-packages/torch/…".
-std::string stack_text(Interpreter& known) {
+// From the user's innermost frame outwards, or from the innermost one outside of torch; those of packages in between are
+// shortened to "site-packages/torch/…".
+std::string stack_text(Interpreter& known, bool with_packages) {
   std::string text;
   bool begun = false;
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
-    begun = begun || kind_of(known, code) == Code::user;
+    const Code kind = kind_of(known, code);
+    begun = begun || kind == Code::user || (with_packages && kind == Code::package);
     if (!begun) return true;
     const std::string file = known.api.text(code, "co_filename");
     const size_t package = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
@@ -118,7 +140,7 @@ std::string stack_text(Interpreter& known) {
 
 // What a line's stack was when it was first reached, or with no line that of the refusal before.
 void write_stack(Interpreter& known, uint32_t source) {
-  const std::string text = stack_text(known);
+  const std::string text = stack_text(known, source == 0);
   if (text.empty()) return;
   Event event = thread_state().event(EventKind::stack);
   event.address = source;
@@ -146,6 +168,9 @@ void locate(Interpreter& known, Context& context) {
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     const Code kind = kind_of(known, code);
     if (kind == Code::user && context.source == 0) context.source = source_of(known, code, frame);
+    if (kind == Code::package && context.source == 0 && context.inner_source == 0) {
+      context.inner_source = source_of(known, code, frame);
+    }
     if (kind == Code::module_call && module == nullptr) module = known.api.self_of(frame);
     return context.source == 0 || module == nullptr;
   });

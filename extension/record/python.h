@@ -12,8 +12,9 @@ bool python_attached() noexcept;
 /// Whether an exception of Python is on its way on this thread; false on threads that do not hold the GIL.
 bool python_raises() noexcept;
 
-/// Sets `source` to the user's line ("train.py:31": the innermost frame outside of site-packages) and `module` to the path
-/// of the torch.nn.Module whose forward runs. Does nothing on threads that Python does not know.
+/// Sets `source` to the user's line ("train.py:31": the innermost frame outside of site-packages and the standard library),
+/// `inner_source` to the innermost line of a package other than torch inside of that, where there is one, and `module` to the
+/// path of the torch.nn.Module whose forward runs. Does nothing on threads that Python does not know.
 void locate_in_python(Context& context) noexcept;
 
 /// Writes the stack of this thread's Python calls to the trace, as that of the refusal before. Does nothing on threads that

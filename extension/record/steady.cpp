@@ -258,7 +258,9 @@ bool repeat_scope(ThreadState& state, uint32_t name) {
   const uint32_t next = mine.count.load(std::memory_order_relaxed);
   if (next < mine.script.size() && mine.script[next].kind == EventKind::scope_begin &&
       mine.script[next].detail == name) {
-    state.context.source = mine.scopes[mine.script[next].address].source;
+    const Context& scope = mine.scopes[mine.script[next].address];
+    state.context.source = scope.source;
+    state.context.inner_source = scope.inner_source;
     mine.count.store(next + 1, std::memory_order_relaxed);
     return true;
   }

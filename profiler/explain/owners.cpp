@@ -77,15 +77,16 @@ Keeper keeper_of(const LiveBlock& block) {
 }  // namespace
 
 Owners list_owners(const Moment& moment) {
-  Sums modules, ops, sources, shapes;
+  Sums modules, ops, sources, lines, shapes;
   for (const LiveBlock& block : moment.blocks) {
     if (block.pending_free) continue;
     count_modules(modules, block);
     count(ops, block.made.op.empty() ? block.made.node : block.made.op, block);
     count(sources, block.made.source, block);
+    count(lines, block.made.inner_source.empty() ? block.made.source : block.made.inner_source, block);
     count(shapes, block.shape, block);
   }
-  return {by_size(modules), by_size(ops), by_size(sources), by_size(shapes)};
+  return {by_size(modules), by_size(ops), by_size(sources), by_size(lines), by_size(shapes)};
 }
 
 std::string_view name_of(Keeper keeper) {

@@ -19,11 +19,11 @@ struct OwnedBytes {
   bool operator==(const OwnedBytes&) const = default;
 };
 
-/// The same bytes sorted in four ways, each largest first and at most kMostOwned long; what is cut off is summed up in a
-/// last entry named "others". By op, source and shape each byte counts once. By module it counts for the module that
+/// The same bytes sorted in five ways, each largest first and at most kMostOwned long; what is cut off is summed up in a
+/// last entry named "others". By op, source, line (the innermost outside of torch, a package's too) and shape each byte counts once. By module it counts for the module that
 /// allocated it and for all those around it ("layer3" holds "layer3.5.conv2"); a parameter counts for its module.
 struct Owners {
-  std::vector<OwnedBytes> by_module{}, by_op{}, by_source{}, by_shape{};
+  std::vector<OwnedBytes> by_module{}, by_op{}, by_source{}, by_line{}, by_shape{};
 
   bool operator==(const Owners&) const = default;
 };

@@ -55,6 +55,7 @@ Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
               .inner = trace.name(own.inner),
               .module = trace.name(own.module),
               .source = trace.name(own.source),
+              .inner_source = trace.name(own.inner_source),
               .autocast = autocast_of(own)};
   if (!in_node(event)) return where;
   const NodeTable::Made* made = nodes.find(event.node_thread, event.node_sequence);
@@ -64,7 +65,10 @@ Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
   if (!runs_again) where.op = trace.name(forward.op);
   if (!runs_again) where.autocast = autocast_of(forward);
   if (!runs_again || own.module == 0) where.module = trace.name(forward.module);
-  if (!runs_again || own.source == 0) where.source = trace.name(forward.source);
+  if (!runs_again || own.source == 0) {
+    where.source = trace.name(forward.source);
+    where.inner_source = trace.name(forward.inner_source);
+  }
   if (where.source.empty()) where.source = trace.name(trace.context(made->within).source);
   return where;
 }

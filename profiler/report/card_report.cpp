@@ -10,6 +10,7 @@
 
 #include "profiler/explain/explain.h"
 #include "profiler/replay/autocast_cache.h"
+#include "profiler/report/holders.h"
 #include "profiler/report/saved.h"
 
 namespace oomdiag {
@@ -30,6 +31,7 @@ ReportPeak report_peak(const DeviceHistory& device) {
   peak.op = where.op;
   peak.module = where.module;
   peak.source = where.source;
+  peak.inner_source = where.inner_source;
   peak.autocast = where.autocast;
   return peak;
 }
@@ -69,6 +71,7 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
           .op = std::string(refusal.where.op),
           .module = std::string(refusal.where.module),
           .source = std::string(refusal.where.source),
+          .inner_source = std::string(refusal.where.inner_source),
           .inner_op = std::string(refusal.where.inner),
           .requested_bytes = refusal.requested_bytes,
           .allocated_bytes = refusal.allocated_bytes,
@@ -110,7 +113,8 @@ std::vector<ReportOwner> owners_by_line(const Moment& moment) {
   std::map<std::pair<Category, std::string_view>, int64_t> sums;
   for (const LiveBlock& block : moment.blocks) {
     const Where& made = block.made;
-    const std::string_view line = made.source.empty() ? label_of(made) : made.source;
+    const std::string_view own = made.inner_source.empty() ? made.source : made.inner_source;
+    const std::string_view line = own.empty() ? label_of(made) : own;
     if (!block.pending_free) sums[{block.category, line}] += block.bytes;
   }
   std::vector<ReportOwner> owners;
@@ -255,7 +259,7 @@ ReportLifetime report_lifetime(const Lifetime& life) {
 void report_owners(const Findings& findings, ReportOfDevice& report) {
   const Owners& owners = findings.owners;
   report.owners_by = {report_owned(owners.by_module), report_owned(owners.by_op), report_owned(owners.by_source),
-                      report_owned(owners.by_shape)};
+                      report_owned(owners.by_shape), report_owned(owners.by_line)};
   if (findings.largest) report.largest = report_lifetime(*findings.largest);
 }
 
@@ -268,6 +272,7 @@ void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDe
         ++absorbed[{refusal.where.op, refusal.where.node, refusal.requested_bytes, refusal.granted_bytes}];
         break;
       case Outcome::caught:
+        ++report.caught_count;
         if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(trace, refusal));
         break;
       case Outcome::fatal:
@@ -332,6 +337,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   } else {
     for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
   }
+  report.holders = fold_holders(moment);
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }

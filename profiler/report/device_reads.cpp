@@ -11,18 +11,19 @@
 // Kernels do nothing on a virtual card, so what they should have written reads as zeros. Whether that matters depends on
 // who reads:
 //
-//   the program asks for the values    loss.item(), x.cpu(), x.tolist()    it may only print them: said once, softly
-//   an op reads of its own accord      nonzero, unique, x[mask], `if x:`    it needs a size or decides on a branch: from
-//                                                                          there on shapes may differ from a real run's
+//   the program asks for the values    loss.item(), x.cpu(), x.tolist()    it may print them or branch on them: one quiet
+//   the program branches               if x:, torch.equal(a, b)            line for both
+//   an op wants a size                 nonzero, unique, x[mask]            from there on shapes may be smaller than in a
+//                                                                          real run: peaks are a lower bound
 //
-// The ops of the first row are listed; all others belong to the second.
+// The ops of the first two rows are listed; all others belong to the third.
 
 namespace oomdiag {
 namespace {
 
 constexpr size_t kMostPlaces = 5;
 
-bool asks_for_values(std::string_view op) {
+bool wants_no_size(std::string_view op) {
   constexpr std::string_view kAsking[] = {"",
                                           "aten::item",
                                           "aten::_local_scalar_dense",
@@ -32,7 +33,10 @@ bool asks_for_values(std::string_view op) {
                                           "aten::copy_",
                                           "aten::clone",
                                           "aten::_to_cpu",
-                                          "aten::_copy_from"};
+                                          "aten::_copy_from",
+                                          "aten::is_nonzero",
+                                          "aten::equal",
+                                          "aten::allclose"};
   return std::find(std::begin(kAsking), std::end(kAsking), op) != std::end(kAsking);
 }
 
@@ -56,35 +60,34 @@ std::vector<std::string> describe_all(std::vector<DeviceRead> reads, std::string
   return texts;
 }
 
-void add_decisive(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {
+void add_sizes(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {
   const auto texts = describe_all(std::move(reads), at_least);
-  for (size_t i = 0; i < std::min(texts.size(), kMostPlaces); ++i) {
-    limits.push_back(fmt::format("data-dependent: {}; peaks after it are a lower bound", texts[i]));
-  }
-  if (texts.size() > kMostPlaces) {
-    limits.push_back(fmt::format("data-dependent: {} more places", texts.size() - kMostPlaces));
-  }
+  if (texts.empty()) return;
+  const size_t told = std::min(texts.size(), kMostPlaces);
+  const std::string more = texts.size() == told ? "" : fmt::format("; {} more places", texts.size() - told);
+  limits.push_back(fmt::format("data-dependent sizes, so that peaks after them are a lower bound: {}{}",
+                               fmt::join(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(told), "; "), more));
 }
 
 void add_asked(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {
   auto texts = describe_all(std::move(reads), at_least);
   if (texts.empty()) return;
-  const size_t more = texts.size() - std::min<size_t>(texts.size(), 3);
-  texts.resize(texts.size() - more);
-  limits.push_back(
-      fmt::format("values that the card did not compute were read as zeros: {}{}; it matters only where the program "
-                  "branches on them",
-                  fmt::join(texts, "; "), more == 0 ? "" : fmt::format("; {} more places", more)));
+  const std::string more = texts.size() == 1 ? "" : fmt::format(" and {} more", texts.size() - 1);
+  limits.push_back(fmt::format("values that no kernel computed were read as zeros: {}{}", texts.front(), more));
 }
 
 }  // namespace
 
 void add_reads(std::span<const DeviceRead> reads, bool all_counted, std::vector<std::string>& limits) {
-  std::vector<DeviceRead> decisive, asked;
-  for (const DeviceRead& read : reads) (asks_for_values(read.op) ? asked : decisive).push_back(read);
+  std::vector<DeviceRead> sizes, asked;
+  for (const DeviceRead& read : reads) (wants_no_size(read.op) ? asked : sizes).push_back(read);
   const std::string_view at_least = all_counted ? "" : "at least ";
-  add_decisive(std::move(decisive), at_least, limits);
+  add_sizes(std::move(sizes), at_least, limits);
   add_asked(std::move(asked), at_least, limits);
+}
+
+bool depends_on_data(std::span<const DeviceRead> reads) {
+  return !std::ranges::all_of(reads, wants_no_size, &DeviceRead::op);
 }
 
 }  // namespace oomdiag

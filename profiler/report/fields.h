@@ -30,6 +30,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
   visit.or_null("module", value.module);
   visit.or_null("source", value.source);
+  visit.or_null("inner_source", value.inner_source);
   visit.or_null("autocast", value.autocast);
 }
 
@@ -41,6 +42,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
   visit.or_null("module", value.module);
   visit.or_null("source", value.source);
+  visit.or_null("inner_source", value.inner_source);
   visit.or_null("inner_op", value.inner_op);
   visit("requested_bytes", value.requested_bytes);
   visit("allocated_bytes", value.allocated_bytes);
@@ -63,6 +65,20 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("used_by", value.used_by);
   visit.or_null("autocast", value.autocast);
   visit.or_null("parameter_group", value.parameter_group);
+}
+
+template <class Visitor, Either<ReportHolder> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("category", value.category);
+  visit.or_null("name", value.name);
+  visit.or_null("kind", value.kind);
+  visit.or_null("op", value.op);
+  visit.or_null("source", value.source);
+  visit.or_null("shape", value.shape);
+  visit.or_null("used_by", value.used_by);
+  visit("bytes", value.bytes);
+  visit("blocks", value.blocks);
+  visit("copies", value.copies);
 }
 
 template <class Visitor, Either<ReportPinnedSegment> Value>
@@ -170,6 +186,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("op", value.op);
   visit("source", value.source);
   visit("shape", value.shape);
+  visit("line", value.line);
 }
 
 template <class Visitor, Either<ReportLifetime> Value>
@@ -227,6 +244,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("fixed_bytes", value.fixed_bytes);
   visit("scaling_bytes", value.scaling_bytes);
   visit("largest_batch", value.largest_batch);
+  visit("inferred", value.inferred);
 }
 
 template <class Visitor, Either<ReportCase> Value>
@@ -272,6 +290,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("growth", value.growth);
   visit("attribution", value.attribution);
   visit("owners", value.owners);
+  visit("holders", value.holders);
   visit("owners_by", value.owners_by);
   visit("largest", value.largest);
   visit("autocast", value.autocast);
@@ -284,7 +303,14 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("timeline", value.timeline);
   visit("absorbed", value.absorbed);
   visit("caught", value.caught);
+  visit("caught_count", value.caught_count);
   visit("marks", value.marks);
+}
+
+template <class Visitor, Either<ReportNote> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("kind", value.kind);
+  visit("text", value.text);
 }
 
 template <class Visitor, Either<ReportRank> Value>

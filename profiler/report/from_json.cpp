@@ -23,10 +23,22 @@ void demand(bool fulfilled, const char* name, const char* wanted) {
   if (!fulfilled) refuse(std::string("\"") + name + "\" is not " + wanted);
 }
 
+/// What the elements of all lists may take: a few characters may stand for a kilobyte of values.
+struct Budget {
+  size_t left = size_t{64} << 20;
+
+  void spend(size_t count, size_t bytes_each, const char* name) {
+    demand(count <= left / bytes_each, name, "a list as short as a report's");
+    left -= count * bytes_each;
+  }
+};
+
 /// Reads the members of a value from a JSON object.
 class Reader {
  public:
-  Reader(const Json& json, const char* name) : json_(json) { demand(json.is_object(), name, "an object"); }
+  Reader(const Json& json, const char* name, Budget& budget) : json_(json), budget_(budget) {
+    demand(json.is_object(), name, "an object");
+  }
 
   template <class T>
   void operator()(const char* name, T& to) {
@@ -53,32 +65,36 @@ class Reader {
     to = value.get<std::string>();
   }
   template <class T>
-  static void take(const Json& value, const char* name, std::optional<T>& to) {
+  void take(const Json& value, const char* name, std::optional<T>& to) {
     take(value, name, to.emplace());
   }
   template <class T>
-  static void take(const Json& value, const char* name, std::vector<T>& to) {
+  void take(const Json& value, const char* name, std::vector<T>& to) {
     demand(value.is_array(), name, "an array");
+    budget_.spend(value.size(), sizeof(T), name);
     for (const Json& element : value) take(element, name, to.emplace_back());
   }
-  static void take(const Json& value, const char* name, Figures& to) {
+  void take(const Json& value, const char* name, Figures& to) {
     demand(value.is_object(), name, "an object");
+    budget_.spend(value.size(), sizeof(Figures::value_type), name);
     for (const auto& [key, figure] : value.items()) {
       if (figure.is_number()) take(figure, key.c_str(), to.emplace_back(key, 0).second);
     }
   }
   template <class T>
   requires std::is_class_v<T>
-  static void take(const Json& value, const char* name, T& to) {
-    Reader reader(value, name);
+  void take(const Json& value, const char* name, T& to) {
+    Reader reader(value, name, budget_);
     visit_fields(reader, to);
   }
 
   const Json& json_;
+  Budget& budget_;
 };
 
 Report read_report(const Json& json) {
-  Reader read(json, "the report");
+  Budget budget;
+  Reader read(json, "the report", budget);
   std::string schema;
   read("schema", schema);
   if (schema.empty()) refuse("it names no schema");
@@ -93,12 +109,15 @@ Report read_report(const Json& json) {
   read("world_size", report.world_size);
   read("steps", report.steps);
   read("steady_steps", report.steady_steps);
+  read("still_runs", report.still_runs);
+  read("lower_bound", report.lower_bound);
   read("unwatched", report.unwatched);
   read("main_device", report.main_device);
   read("devices", report.devices);
   read("ranks", report.ranks);
   read("imbalance", report.imbalance);
   read("limits", report.limits);
+  read("notes", report.notes);
   read("case", report.reference_case);
   demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");
   return report;

@@ -1,8 +1,12 @@
 #include "profiler/report/limits.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <csignal>
+#include <map>
+#include <utility>
 
 #include "profiler/explain/whole_step.h"
 #include "profiler/report/card_report.h"
@@ -36,6 +40,15 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   }
 }
 
+// The thread of its autograd engine asks for the lock of an interpreter that is ending.
+void add_known_abort(const Trace& trace, const ReportInputs& inputs, std::vector<std::string>& limits) {
+  const bool aborted = inputs.signal == SIGABRT || inputs.exit_code == 128 + SIGABRT;
+  if (!aborted || !trace.process.python || !trace.process.torch_version.starts_with("2.15")) return;
+  limits.emplace_back(
+      "torch 2.15 aborts now and then where a Python program ends with a backward pass, with and without "
+      "oomdiag (pytorch/pytorch issue 190489): if the program's work was done, it was that");
+}
+
 void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) {
   limits.emplace_back(
       "a memory snapshot tells neither phases nor steps, and what a block holds only for optimizer steps");
@@ -54,18 +67,53 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) 
 }
 
 constexpr std::string_view kMode = "mode";
-constexpr size_t kMostNotes = 50;
 
 /// Whether the virtual device said that work takes time (oomdiag run --clocked).
 bool is_clocked(const History& history) {
   return std::ranges::find(history.notes, RecorderNote{kMode, "clocked"}) != history.notes.end();
 }
 
-// The recorder notes what the virtual device could not do, or only by estimate.
+/// Whose function it is; empty if `text` is none but words.
+std::string_view library_of(std::string_view text) {
+  constexpr std::pair<std::string_view, std::string_view> kLibraries[] = {
+      {"cudnn", "cuDNN"},       {"cublas", "cuBLAS"}, {"cufft", "cuFFT"}, {"cusolver", "cuSOLVER"},
+      {"cusparse", "cuSPARSE"}, {"curand", "cuRAND"}, {"nccl", "NCCL"},   {"nvml", "NVML"},
+      {"nvrtc", "NVRTC"},       {"cuda", "CUDA"},     {"cu", "CUDA"}};
+  if (text.find_first_of(" :/") != text.npos) return {};
+  for (const auto& [prefix, name] : kLibraries) {
+    if (text.starts_with(prefix)) return name;
+  }
+  return {};
+}
+
+// What the virtual device could not do, or only by estimate: areas by their names, functions by whose they are. The report's
+// notes name each.
+void add_notes_of(const History& history, std::string_view kind, const char* sentence, std::vector<std::string>& limits) {
+  std::vector<std::string> areas;
+  std::map<std::string_view, int> functions;
+  for (const RecorderNote& note : history.notes) {
+    if (note.kind != kind) continue;
+    const std::string_view library = library_of(note.text);
+    if (library.empty()) {
+      areas.emplace_back(note.text);
+    } else {
+      ++functions[library];
+    }
+  }
+  for (const auto& [library, count] : functions) {
+    areas.push_back(fmt::format("{} {} of {}", count, count == 1 ? "function" : "functions", library));
+  }
+  if (!areas.empty()) limits.push_back(fmt::format(fmt::runtime(sentence), fmt::join(areas, ", ")));
+}
+
 void add_notes(const History& history, std::vector<std::string>& limits) {
+  constexpr size_t kMostNotes = 20;
+  add_notes_of(history, "estimate", "estimates of the virtual device: {}", limits);
+  add_notes_of(history, "unsupported", "not in the virtual device, so that what it takes is missing: {}", limits);
   size_t told = 0;
   for (const RecorderNote& note : history.notes) {
-    if (note.kind == kMode || told++ >= kMostNotes) continue;
+    const bool is_told = note.kind == kMode || note.kind == "estimate" || note.kind == "unsupported";
+    if (is_told || told++ >= kMostNotes) continue;
     limits.push_back(fmt::format("{}: {}", note.kind, note.text));
   }
   if (told > kMostNotes) limits.push_back(fmt::format("{} more of these", told - kMostNotes));
@@ -80,8 +128,8 @@ void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<
   if (unnamed == 0) return;
   const std::string when =
       trace.process.steps_before > 0 ? fmt::format(" (step {})", trace.process.steps_before + 1) : std::string();
-  limits.push_back(fmt::format("card {}: {} were allocated before recording began{}: known by size, not by maker",
-                               device.index, with_unit(unnamed), when));
+  limits.push_back(fmt::format("{} of card {} were allocated before recording began{}: known by size, not by maker",
+                               with_unit(unnamed), device.index, when));
 }
 
 bool is_of_convolution(const LiveBlock& block) {
@@ -94,14 +142,12 @@ void add_unpredicted(const DeviceHistory& device, const std::string& card, std::
   int64_t bytes = 0;
   for (const LiveBlock& block : device.moment.blocks) bytes += is_of_convolution(block) ? block.bytes : 0;
   if (bytes * kLeastShare < device.moment.allocated_bytes || bytes == 0) return;
-  limits.push_back(
-      fmt::format("{}channels_last is not predicted: no tensor takes other bytes in it, but the {} of "
-                  "convolution workspaces may",
-                  card, with_unit(bytes)));
+  limits.push_back(fmt::format("{}what channels_last would change of the {} of convolution workspaces is not predicted",
+                               card, with_unit(bytes)));
 }
 
-void add_doubts(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
-  const std::string card = fmt::format("card {}: ", device.index);
+void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, std::vector<std::string>& limits) {
+  const std::string card = only_one ? "" : fmt::format("card {}: ", device.index);
   if (device.replay_error_bytes > 0) {
     limits.push_back(fmt::format("{}the replay differs from PyTorch's own count by up to {} bytes", card,
                                  device.replay_error_bytes));
@@ -156,10 +202,11 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
   }
   if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
   add_losses(trace, inputs.still_runs, limits);
+  add_known_abort(trace, inputs, limits);
   for (const DeviceHistory& device : history.devices) {
     if (trace.process.unwatched) continue;  // the note on why says it all
     add_beginning(trace, device, limits);
-    add_doubts(trace, device, limits);
+    add_doubts(trace, device, history.devices.size() == 1, limits);
   }
   add_notes(history, limits);
   // Reads of steady steps are not counted one by one, and those of the oldest steps may be overwritten.

@@ -5,7 +5,9 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/imbalance.h"
 #include "profiler/replay/replay.h"
+#include "profiler/report/batch.h"
 #include "profiler/report/card_report.h"
+#include "profiler/report/device_reads.h"
 #include "profiler/report/limits.h"
 
 namespace oomdiag {
@@ -50,6 +52,8 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
                 .world_size = trace.process.world_size,
                 .steps = history.steps,
                 .steady_steps = trace.process.steady_steps,
+                .still_runs = inputs.still_runs,
+                .lower_bound = depends_on_data(history.reads),
                 .unwatched = trace.process.unwatched,
                 .main_device = find_main_device(history)};
   std::vector<Findings> findings;
@@ -62,8 +66,10 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
   blame_imbalance(history.devices, findings);
   for (size_t i = 0; i < findings.size(); ++i) {
     report.devices.push_back(report_device(trace, history.devices[i], findings[i]));
+    if (!inputs.batch && !trace.process.snapshot) infer_batch(history.devices[i], report.devices.back());
   }
   report.limits = list_limits(trace, history, inputs);
+  for (const RecorderNote& note : history.notes) report.notes.push_back({std::string(note.kind), std::string(note.text)});
   return report;
 }
 

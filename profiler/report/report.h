@@ -30,6 +30,7 @@ struct ReportPeak {
   std::string phase = "setup";
   uint32_t step = 0;
   std::string node{}, op{}, module{}, source{};  ///< what allocated last before the peak
+  std::string inner_source{};                    ///< line of a package inside of `source`, or empty
   std::string autocast{};                        ///< the dtype of the autocast region around it, or empty
 
   bool operator==(const ReportPeak&) const = default;
@@ -40,7 +41,8 @@ struct ReportFailure {
   std::string phase = "other";
   uint32_t step = 0;
   std::string node{}, op{}, module{}, source{};
-  std::string inner_op{};  ///< the operator inside of `op` (in backward: inside of `node`) that allocated
+  std::string inner_source{};  ///< line of a package inside of `source`, or empty
+  std::string inner_op{};      ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
   int64_t time_ns = 0;                      ///< since recording began
   std::string wanted{};                     ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
@@ -63,6 +65,18 @@ struct ReportOwner {
   std::string parameter_group{};       ///< "AdamW, group 1", of an optimizer with several
 
   bool operator==(const ReportOwner&) const = default;
+};
+
+/// Those who hold bytes and are alike, as the same tensor of each layer: folded, "transformer.h.*.mlp.act".
+struct ReportHolder {
+  std::string category;
+  std::string name{};  ///< module or parameter; empty where no module ran
+  std::string kind{};  ///< what people call it: logits | loss | cast, or empty
+  std::string op{}, source{}, shape{}, used_by{};  ///< empty where they differ
+  int64_t bytes = 0, blocks = 0;
+  int64_t copies = 1;  ///< how many modules or parameters were folded
+
+  bool operator==(const ReportHolder&) const = default;
 };
 
 struct ReportPinnedSegment {
@@ -160,9 +174,10 @@ struct ReportOwned {
   bool operator==(const ReportOwned&) const = default;
 };
 
-/// The bytes in use, sorted in four ways. A module holds what the modules inside of it hold.
+/// The bytes in use, sorted in five ways. A module holds what the modules inside of it hold.
 struct ReportOwnersBy {
   std::vector<ReportOwned> module{}, op{}, source{}, shape{};
+  std::vector<ReportOwned> line{};  ///< innermost line outside of torch: of a package where it was one, else `source`
 
   bool operator==(const ReportOwnersBy&) const = default;
 };
@@ -218,6 +233,7 @@ struct ReportAbsorbed {
 /// The line bytes(b) = fixed + scaling ∙ b / batch, and the largest batch that it predicts to fit.
 struct ReportBatch {
   int64_t batch = 0, fixed_bytes = 0, scaling_bytes = 0, largest_batch = 0;
+  bool inferred = false;  ///< the batch size was not told: it is the size that tensors share
 
   bool operator==(const ReportBatch&) const = default;
 };
@@ -262,6 +278,7 @@ struct ReportOfDevice {
   std::optional<ReportLifetime> largest{};
   Figures phase_peaks{};              ///< of all steps, by phase
   std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
+  std::vector<ReportHolder> holders{};  ///< the same folded: at most 8 of a category
   std::optional<ReportAutocast> autocast{};
   std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
@@ -270,7 +287,8 @@ struct ReportOfDevice {
   std::vector<ReportPhase> phases{};
   std::vector<ReportPoint> timeline{};
   std::vector<ReportAbsorbed> absorbed{};
-  std::vector<ReportFailure> caught{};
+  std::vector<ReportFailure> caught{};  ///< the first 50
+  int64_t caught_count = 0;
   std::vector<ReportMark> marks{};
 
   bool operator==(const ReportOfDevice&) const = default;
@@ -309,6 +327,13 @@ struct ReportCase {
   bool operator==(const ReportCase&) const = default;
 };
 
+/// "estimate", "unsupported", …: of which function or area.
+struct ReportNote {
+  std::string kind, text;
+
+  bool operator==(const ReportNote&) const = default;
+};
+
 struct Report {
   std::string outcome = "ok";  ///< ok | out_of_memory | killed | failed
   std::optional<int> exit_code{};
@@ -320,12 +345,15 @@ struct Report {
   uint32_t steps = 0;
   uint32_t steady_steps =
       0;                   ///< of those: ops were not watched, as each repeated the steps before to the last allocation
-  bool unwatched = false;  ///< the allocator told nothing: at best its totals are known
+  bool still_runs = false;  ///< what is told is what happened so far
+  bool lower_bound = false; ///< sizes hung on values that a virtual card does not compute
+  bool unwatched = false;   ///< the allocator told nothing: at best its totals are known
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
   std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty
   std::optional<ReportImbalance> imbalance{};
   std::vector<std::string> limits{};
+  std::vector<ReportNote> notes{};  ///< what the recorder and the virtual device had to say, word for word
   std::optional<ReportCase> reference_case{};
 
   bool operator==(const Report&) const = default;

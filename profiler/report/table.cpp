@@ -9,26 +9,6 @@
 #include "profiler/replay/settings.h"
 
 namespace oomdiag {
-namespace {
-
-bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }
-
-size_t count_columns(std::string_view text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), begins_character));
-}
-
-/// The index behind the first `columns` characters.
-size_t index_of(std::string_view text, size_t columns) {
-  size_t i = 0;
-  for (; i < text.size(); ++i) {
-    if (!begins_character(text[i])) continue;
-    if (columns == 0) break;
-    --columns;
-  }
-  return i;
-}
-
-}  // namespace
 
 Unit unit_for(int64_t largest_bytes) {
   if (largest_bytes >= kGiB) return {"GiB", kGiB};
@@ -63,22 +43,21 @@ std::string bar(int64_t part, int64_t whole, bool unicode) {
   return text;
 }
 
-std::string printable(std::string_view text, size_t columns) {
-  std::string safe(text);
-  for (char& c : safe) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+std::string wrapped(std::string_view sentence, size_t columns) {
+  constexpr size_t kMostCharacters = 2000;
+  const std::string safe = printable(sentence, kMostCharacters);
+  std::string text, line = "   ";
+  for (size_t at = 0; at < safe.size();) {
+    const size_t end = std::min(safe.find(' ', at), safe.size());
+    const std::string word = safe.substr(at, end - at);
+    if (count_columns(line) + 1 + count_columns(word) > columns && line.size() > 3) {
+      text += line + "\n";
+      line = "     ";
+    }
+    line += " " + word;
+    at = end + 1;
   }
-  if (count_columns(safe) <= columns || columns < 8) return safe;
-  const size_t head = (columns - 3) / 2;
-  const size_t tail = columns - 3 - head;
-  const size_t total = count_columns(safe);
-  return safe.substr(0, index_of(safe, head)) + "..." + safe.substr(index_of(safe, total - tail));
-}
-
-std::string printable_end(std::string_view text, size_t columns) {
-  const size_t total = count_columns(text);
-  if (total <= columns || columns < 8) return printable(text, columns);
-  return "..." + printable(text.substr(index_of(text, total - columns + 3)), columns);
+  return text + line + "\n";
 }
 
 std::string padded(std::string_view text, size_t columns) {

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "profiler/report/printable.h"
+
 namespace oomdiag {
 
 /// The one unit of a table: the largest that its largest figure fills.
@@ -21,10 +23,8 @@ std::string with_unit(int64_t bytes);
 /// A bar of at most 20 characters.
 std::string bar(int64_t part, int64_t whole, bool unicode);
 
-/// Text that is safe for a terminal: control characters replaced, at most `columns` wide (cut in the middle).
-std::string printable(std::string_view text, size_t columns);
-/// The same, but keeps the end, which tells most of a module's path: "...3.5.conv2".
-std::string printable_end(std::string_view text, size_t columns);
+/// `sentence` in lines of at most `columns`, indented and cut between words; safe for a terminal.
+std::string wrapped(std::string_view sentence, size_t columns);
 
 /// `text`, filled up with spaces to `columns`; characters are counted, not bytes.
 std::string padded(std::string_view text, size_t columns);

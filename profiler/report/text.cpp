@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string_view>
 
 #include "profiler/report/case_text.h"
+#include "profiler/report/cause_text.h"
+#include "profiler/report/holders_table.h"
 #include "profiler/report/job_table.h"
+#include "profiler/report/place_text.h"
+#include "profiler/report/remedies_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 
@@ -24,7 +29,7 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
-    return fmt::format("oomdiag: out of memory in {}, step {}", device->failure->phase, device->failure->step);
+    return fmt::format("oomdiag: out of memory in {}, step {}", printable(device->failure->phase, 20), device->failure->step);
   }
   if (report.outcome == "killed") {
     return code > 128 ? fmt::format("oomdiag: killed by signal {}, step {}", code - 128, report.steps)
@@ -33,7 +38,10 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   if (report.outcome == "failed") {
     return fmt::format("oomdiag: failed, exit code {}, step {}", code, report.steps);
   }
-  return fmt::format("oomdiag: fits, peak in {}, step {}", peak.phase, peak.step);
+  if (report.still_runs) return fmt::format("oomdiag: still runs, step {}", report.steps);
+  return fmt::format("oomdiag: {}, peak in {}, step {}",
+                     report.lower_bound ? "fits, as far as is known (lower bound)" : "fits", printable(peak.phase, 20),
+                     peak.step);
 }
 
 std::string card_of(const ReportDevice& device) {
@@ -46,122 +54,6 @@ std::string card_of(const ReportDevice& device) {
   }
   return fmt::format("{} ({}), {}", printable(name, 40), device.virtual_device ? "virtual" : "real",
                      with_unit(device.total_bytes));
-}
-
-void add(std::string& text, std::string_view label, const std::string& value) {
-  if (!value.empty()) text += fmt::format("  {:<8} {}\n", label, value);
-}
-
-// "train.py:31" of "/home/me/project/train.py:31"; the JSON has the whole path.
-std::string short_source(const std::string& source) { return source.substr(source.rfind('/') + 1); }
-
-template <class Place>
-std::string place_of(const Place& place, const TextOptions& options) {
-  std::string text;
-  for (const std::string& part : {place.node, place.op, place.module, short_source(place.source)}) {
-    if (part.empty()) continue;
-    text += (text.empty() ? "" : options.unicode ? " ← " : " <- ") + printable(part, 60);
-  }
-  return text;
-}
-
-/// PyTorch's inline functions are compiled into the program itself.
-bool is_torch_function(std::string_view name) {
-  return name.starts_with("at::") || name.starts_with("c10::") || name.starts_with("torch::") || name == "_start";
-}
-
-// The user's calls that led to the line that "where" ends with.
-std::string callers_of(const ReportFailure& failure, const TextOptions& options) {
-  constexpr size_t kMostCallers = 4;
-  std::vector<std::string> callers;
-  for (const std::string& call : failure.stack) {
-    const size_t in = call.find(" in ");
-    const bool is_native = in != call.npos && call.substr(0, in).find("+0x") != call.npos;
-    const bool is_library = in == call.npos || call.starts_with("site-packages/") || call.starts_with("torch/lib/") ||
-                            call.starts_with("/lib") || call.starts_with("/usr/lib");
-    const bool is_said = &call == &failure.stack.front() && !is_native;  // "where" ends with it
-    if (is_library || is_said || (is_native && is_torch_function(std::string_view(call).substr(in + 4)))) continue;
-    callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 40));
-  }
-  std::string text;
-  for (size_t i = 0; i < std::min(callers.size(), kMostCallers); ++i) {
-    text += (i == 0 ? "from " : options.unicode ? " ← " : " <- ") + callers[i];
-  }
-  return text;
-}
-
-// ": libnccl.so.2 2.00 GiB, process 4711 python 0.50 GiB"
-std::string largest_holders(const ReportCause& cause) {
-  constexpr size_t kMost = 3;
-  std::string text;
-  for (size_t i = 0; i < cause.holders.size() && i < kMost; ++i) {
-    const ReportOutside& holder = cause.holders[i];
-    text += fmt::format("{}{} {}", i == 0 ? ": " : ", ", printable(holder.owner, 40), with_unit(holder.bytes));
-  }
-  return text;
-}
-
-std::string cause_of(const ReportOfDevice& device) {
-  const ReportCause& cause = *device.cause;
-  const ReportCard& card = device.card;
-  const auto bytes_of = [&](std::string_view name) {
-    const auto found = std::find_if(cause.evidence.begin(), cause.evidence.end(),
-                                    [&](const auto& evidence) { return evidence.first == name; });
-    return found == cause.evidence.end() ? int64_t{0} : found->second;
-  };
-  const auto figure = [&](std::string_view name) { return with_unit(bytes_of(name)); };
-  const int64_t room = card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.free_bytes;
-  const std::string short_by = with_unit(cause.short_by_bytes);
-  if (cause.kind == "capacity" && cause.short_by_bytes == 0) {
-    return fmt::format("capacity: {} left if packed without holes, and the forward pass goes on",
-                       figure("left_if_packed_bytes"));
-  }
-  if (cause.kind == "capacity" && bytes_of("step_bytes") > room) {
-    return fmt::format("capacity: the step needs {}, and there are {}", figure("step_bytes"), with_unit(room));
-  }
-  if (cause.kind == "capacity" && bytes_of("step_at_least_bytes") > room) {
-    return fmt::format("capacity: the step needs at least {}, and there are {}", figure("step_at_least_bytes"),
-                       with_unit(room));
-  }
-  if (cause.kind == "capacity") {
-    return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
-  }
-  if (cause.kind == "fragmentation") {
-    return fmt::format("fragmentation: {} free or cached, largest hole {}; {} left if packed without holes",
-                       with_unit(card.free_bytes + card.cached_bytes), figure("largest_hole_bytes"),
-                       figure("left_if_packed_bytes"));
-  }
-  if (cause.kind == "pending_frees") {
-    return fmt::format("pending frees: {} are freed but still in use on another stream",
-                       with_unit(card.pending_free_bytes));
-  }
-  if (cause.kind == "outside_pytorch") {
-    return fmt::format("outside PyTorch: {} of the card are held by others{}", with_unit(card.outside_pytorch_bytes),
-                       largest_holders(cause));
-  }
-  if (cause.kind == "oversized_request") {
-    return fmt::format("oversized request: {} at once is more than this card can ever give", figure("requested_bytes"));
-  }
-  if (cause.kind == "fraction_cap" && bytes_of("allowed_at_most_bytes") > 0) {
-    return fmt::format("fraction cap: the program set a limit of at most {}; the card had room",
-                       figure("allowed_at_most_bytes"));
-  }
-  if (cause.kind == "fraction_cap") {
-    return fmt::format("fraction cap: the program may reserve {} only; the card had room", figure("allowed_bytes"));
-  }
-  if (cause.kind == "workspace") {
-    return fmt::format("workspace: a library wanted scratch space; short by {}", short_by);
-  }
-  if (cause.kind == "leak") {
-    const uint32_t last = device.growth.empty() ? 0 : device.growth.front().last_step;
-    return fmt::format("leak: {} grew up to the end of step {}, {} per step; without it the request would fit",
-                       figure("grown_bytes"), last, figure("bytes_per_step"));
-  }
-  if (cause.kind == "imbalance") {
-    return fmt::format("imbalance: this card holds {}, the others {}; evenly spread it would fit",
-                       figure("fullest_bytes"), figure("others_bytes"));
-  }
-  return printable(cause.kind, 40);
 }
 
 // "relu1, 3.32 GiB: autograd keeps it until ReluBackward0 ← relu1 has run".
@@ -186,9 +78,28 @@ void add_autocast(std::string& text, const ReportOfDevice& device) {
                   autocast.region_open ? "its region ends" : "backward has used them"));
 }
 
+// What the step needs against the one before, which got through.
+std::string earlier_of(const ReportOfDevice& device) {
+  const ReportFailure& failure = *device.failure;
+  int64_t highest = 0, same_phase = 0;
+  for (const ReportPhase& phase : device.phases) {
+    if (phase.step + 1 != failure.step) continue;
+    highest = std::max(highest, phase.peak_allocated_bytes);
+    if (phase.phase == failure.phase) same_phase = phase.peak_allocated_bytes;
+  }
+  if (highest == 0 || failure.step < 2) return {};
+  const int64_t wanted = failure.allocated_bytes + failure.requested_bytes;
+  const std::string most = fmt::format("step {} peaked at {}", failure.step - 1, with_unit(highest));
+  if (same_phase == 0) return fmt::format("{}; this one wanted {} so far", most, with_unit(wanted));
+  const int64_t more = wanted - same_phase;
+  return fmt::format("{}, {} in {}; this one wanted {} there, {} {}", most, with_unit(same_phase),
+                     printable(failure.phase, 20), with_unit(wanted), with_unit(std::abs(more)),
+                     more < 0 ? "less" : "more");
+}
+
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
   const ReportFailure& failure = *device.failure;
-  add(text, "where", place_of(failure, options));
+  add(text, "where", place_text(failure, options));
   std::string what;
   if (!failure.wanted.empty()) {
     what = ": " + printable(failure.wanted, 60);
@@ -197,11 +108,12 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
     what = ": inside " + printable(failure.inner_op, 60);
   }
-  add(text, "called", callers_of(failure, options));
+  add(text, "called", callers_text(failure, options));
   add(text, "wanted", with_unit(failure.requested_bytes) + what);
+  add(text, "earlier", earlier_of(device));
   add_autocast(text, device);
   if (!device.cause) return;
-  add(text, "cause", cause_of(device));
+  add(text, "cause", cause_text(device));
   const Figures& evidence = device.cause->evidence;
   const bool is_measured = std::any_of(evidence.begin(), evidence.end(),
                                        [](const auto& one) { return one.first == "whole_run_allocated_bytes"; });
@@ -215,11 +127,11 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   const ReportPeak& peak = device.peak;
-  const std::string when = report.snapshot ? "" : fmt::format(" in {}, step {}", peak.phase, peak.step);
+  const std::string when = report.snapshot ? "" : fmt::format(" in {}, step {}", printable(peak.phase, 20), peak.step);
   add(text, "peak",
       fmt::format("{} allocated{}; at most {} reserved", with_unit(peak.allocated_bytes), when,
                   with_unit(peak.reserved_bytes)));
-  add(text, "set by", place_of(peak, options));
+  add(text, "set by", place_text(peak, options));
   if (report.snapshot) return;
   add_autocast(text, device);
   add(text, "room", fmt::format("{} more could be allocated at the peak", with_unit(device.headroom_bytes)));
@@ -231,56 +143,22 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
   }
   if (device.batch && device.batch->largest_batch > device.batch->batch) {
     add(text, "batch",
-        fmt::format("{} fits; up to {} should (predicted)", device.batch->batch, device.batch->largest_batch));
-  }
-}
-
-// One line for each place: the most that it asked for, and what it got instead of that.
-std::vector<ReportAbsorbed> sum_absorbed(const ReportOfDevice& device) {
-  std::vector<ReportAbsorbed> sums;
-  for (const ReportAbsorbed& one : device.absorbed) {
-    const auto same = [&](const ReportAbsorbed& sum) { return sum.op == one.op && sum.node == one.node; };
-    const auto sum = std::find_if(sums.begin(), sums.end(), same);
-    if (sum == sums.end()) {
-      sums.push_back(one);
-      continue;
-    }
-    const int64_t count = sum->count + one.count;
-    if (one.requested_bytes > sum->requested_bytes) *sum = one;
-    sum->count = count;
-  }
-  return sums;
-}
-
-void add_refusals(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
-  for (const ReportAbsorbed& one : sum_absorbed(device)) {
-    const std::string& where = !one.node.empty() ? one.node : one.op;
-    add(text, "absorbed",
-        fmt::format("{} {} inside {}: asked {}, went on {}, which may be slower", one.count,
-                    one.count == 1 ? "OOM" : "OOMs", printable(where.empty() ? "a library" : where, 40),
-                    with_unit(one.requested_bytes),
-                    one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
-  }
-  for (const ReportOutside& one : device.driver_refusals) {
-    add(text, "refused",
-        fmt::format("{} that {} asked of the driver itself", with_unit(one.bytes), printable(one.owner, 40)));
-  }
-  for (const ReportFailure& one : device.caught) {
-    const std::string place = place_of(one, options);
-    add(text, "caught",
-        fmt::format("{} refused in {}, step {}{}{}", with_unit(one.requested_bytes), one.phase, one.step,
-                    place.empty() ? "" : ": ", place));
+        fmt::format("{}{} fits; up to {} should (predicted)", device.batch->batch,
+                    device.batch->inferred ? " (as the shapes of tensors tell)" : "", device.batch->largest_batch));
   }
 }
 
 void add_limits(std::string& text, const Report& report) {
   if (report.limits.empty()) return;
   text += "\n  what this report does not know\n";
-  for (const std::string& limit : report.limits) text += "    " + printable(limit, 240) + "\n";
+  for (const std::string& limit : report.limits) text += wrapped(limit, 100);
 }
 
+// What is worth most now: remedies that are run after an OOM, how far it goes after a run that fits.
 std::string next_command(const Report& report) {
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
+  const bool of_run = !report.snapshot && report.ranks.empty() && !report.folder.empty();
+  if (of_run && report.outcome == "out_of_memory") return fmt::format("\n  next: oomdiag fix {}\n", folder);
   return fmt::format("\n  next: oomdiag explain {} --json\n", folder);
 }
 
@@ -294,9 +172,7 @@ std::string totals_of(const Report& report, const ReportOfDevice& device) {
   return text + next_command(report);
 }
 
-}  // namespace
-
-std::string to_text(const Report& report, const TextOptions& options) {
+std::string compose(const Report& report, const TextOptions& options) {
   const bool used = report.main_device < report.devices.size();
   const ReportOfDevice* device = used ? &report.devices[report.main_device] : nullptr;
   std::string text = headline(report, device);
@@ -315,19 +191,25 @@ std::string to_text(const Report& report, const TextOptions& options) {
   } else {
     add_peak(text, report, *device, options);
   }
-  add_refusals(text, *device, options);
+  text += refusals_text(*device, options);
   if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
+  if (const std::string lines = lines_table(*device); !lines.empty()) text += "\n" + lines;
   if (const std::string groups = groups_table(*device); !groups.empty()) text += "\n" + groups;
   if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
-  if (const std::string holes = holes_table(*device, options); !holes.empty()) text += "\n" + holes;
+  if (const std::string holes = holes_table(*device); !holes.empty()) text += "\n" + holes;
   if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
-  if (const std::string remedies = remedies_table(*device); device->failure && !remedies.empty())
-    text += "\n" + remedies;
+  if (const std::string remedies = remedies_table(*device, options); !remedies.empty()) text += "\n" + remedies;
   if (report.reference_case) text += "\n" + case_text(*report.reference_case);
   add_limits(text, report);
   if (used) text += next_command(report);
   return text;
+}
+
+}  // namespace
+
+std::string to_text(const Report& report, const TextOptions& options) {
+  return printable_lines(compose(report, options), options.unicode);
 }
 
 }  // namespace oomdiag

@@ -10,127 +10,16 @@ namespace oomdiag {
 namespace {
 
 constexpr size_t kLabelColumns = 54;
-constexpr size_t kMostRemedies = 6;
-constexpr size_t kMostTensors = 5;  ///< shown under what is saved for backward
 
-int64_t sum_of(const ReportOfDevice& device, std::initializer_list<std::string_view> categories) {
-  int64_t sum = 0;
-  for (const auto& [name, bytes] : device.categories) {
-    if (std::find(categories.begin(), categories.end(), name) != categories.end()) sum += bytes;
-  }
-  return sum;
-}
-
-/// A table whose rows are written one by one.
-class Holders {
- public:
-  Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
-    // What is free may be a hundred times what is used: neither the unit nor the bars go by it.
-    largest_ = std::max(device.card.cached_bytes, device.card.outside_pytorch_bytes);
-    for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
-    unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
-    text_ = "  " + padded("who holds the card", kLabelColumns) + fmt::format("{:>9}\n", unit_.name);
-  }
-
-  bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00
-
-  void row(std::string_view label, int64_t bytes) {
-    if (!shows(bytes)) return;
-    text_ += "    " + padded(label, kLabelColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
-    const std::string bars = bytes <= largest_ ? bar(bytes, largest_, options_.unicode) : std::string();
-    text_ += bars.empty() ? "\n" : "  " + bars + "\n";
-  }
-
-  void detail(const std::string& label, int64_t bytes) {
-    text_ += "      " + padded(printable(label, kLabelColumns - 5), kLabelColumns - 4) +
-             fmt::format("{:>9}\n", in_unit(bytes, unit_));
-  }
-
-  std::string finish() { return std::move(text_); }
-
- private:
-  TextOptions options_;
-  int64_t largest_ = 0;
-  Unit unit_;
-  std::string text_;
-};
-
-// "h.7.mlp.c_proj" beside "h.7.mlp.act" is "c_proj": paths of modules are long and begin alike. A bare index says nothing
-// and keeps the name before it.
-std::string_view without_common_path(std::string_view path, std::string_view beside) {
-  const auto differs = std::mismatch(path.begin(), path.end(), beside.begin(), beside.end()).first;
-  auto begin = static_cast<size_t>(differs - path.begin());
-  begin = begin == 0 ? 0 : path.rfind('.', begin - 1) + 1;  // npos + 1 = 0
-  const bool bare = path.find_first_not_of("0123456789", begin) == path.npos;
-  if (bare && begin >= 2) begin = path.rfind('.', begin - 2) + 1;
-  return path.substr(begin);
-}
-
-// "relu1 → pool1  [6800, 32, 64, 64]": who made it, who keeps it, what it is.
-std::string label_of(const ReportOwner& owner, const TextOptions& options) {
-  std::string label = owner.name.empty() ? "?" : owner.name;
-  if (!owner.used_by.empty()) {
-    label += options.unicode ? " → " : " -> ";
-    label += without_common_path(owner.used_by.front(), owner.name);
-  }
-  std::string shape = owner.shape;
-  if (shape.ends_with(" float32")) shape.resize(shape.size() - std::string_view(" float32").size());
-  const size_t room = kLabelColumns - 7 - std::min<size_t>(shape.size(), 24);
-  return printable(label, room) + (shape.empty() ? "" : "  " + shape);
-}
-
-std::vector<const ReportOwner*> owners_of(const ReportOfDevice& device, std::string_view category) {
-  std::vector<const ReportOwner*> owners;
-  for (const ReportOwner& owner : device.owners) {
-    if (owner.category == category) owners.push_back(&owner);
-  }
-  return owners;
-}
-
-// Unfolds into its owners, of which "unexplained" always stands there.
-void outside_rows(Holders& table, const ReportOfDevice& device) {
-  if (device.card.outside_pytorch_bytes == 0) return;
-  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
-            device.card.outside_pytorch_bytes);
-  for (const ReportOutside& owner : device.outside) {
-    if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
-  }
+// "relu1  [6800, 32, 64, 64]": who made it, what it is.
+std::string label_of(const ReportOwner& owner) {
+  return printable(owner.name.empty() ? "?" : owner.name, 40) +
+         (owner.shape.empty() ? "" : "  " + printable(owner.shape, 40));
 }
 
 }  // namespace
 
-std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
-  Holders table(device, options);
-  table.row("saved for backward", sum_of(device, {"activation"}));
-  const auto saved = owners_of(device, "activation");
-  for (size_t i = 0; i < saved.size() && i < kMostTensors; ++i)
-    table.detail(label_of(*saved[i], options), saved[i]->bytes);
-  if (saved.size() > kMostTensors) {
-    int64_t rest = sum_of(device, {"activation"});
-    for (size_t i = 0; i < kMostTensors; ++i) rest -= saved[i]->bytes;
-    table.detail("others", rest);
-  }
-  table.row("gradients on their way", sum_of(device, {"gradient_in_flight"}));
-  table.row("inputs", sum_of(device, {"input"}));
-  table.row("outputs that are held", sum_of(device, {"output"}));
-  table.row("temporaries", sum_of(device, {"temporary"}));
-  table.row("workspace (cuDNN, cuBLAS)", sum_of(device, {"workspace"}));
-  table.row("parameters + gradients + optimizer",
-            sum_of(device, {"parameter", "buffer", "gradient", "optimizer_state"}));
-  table.row("unknown", sum_of(device, {"unknown"}));
-  // Blocks of a snapshot are known by their lines only, and nearly all are here.
-  const auto unknown = owners_of(device, "unknown");
-  for (size_t i = 0;
-       i < unknown.size() && i < kMostTensors && sum_of(device, {"unknown"}) == device.card.allocated_bytes; ++i)
-    table.detail(label_of(*unknown[i], options), unknown[i]->bytes);
-  table.row("freed, in use on another stream", device.card.pending_free_bytes);
-  table.row("cached, free", device.card.cached_bytes);
-  outside_rows(table, device);
-  table.row("free", device.card.free_bytes);
-  return table.finish();
-}
-
-std::string holes_table(const ReportOfDevice& device, const TextOptions& options) {
+std::string holes_table(const ReportOfDevice& device) {
   if (!device.cause || device.cause->pinned.empty()) return {};
   int64_t largest = 0;
   for (const ReportPinnedSegment& segment : device.cause->pinned) largest = std::max(largest, segment.bytes);
@@ -139,7 +28,7 @@ std::string holes_table(const ReportOfDevice& device, const TextOptions& options
                      fmt::format("{:>9}{:>9}   pinned by\n", "hole", "segment");
   for (const ReportPinnedSegment& segment : device.cause->pinned) {
     if (segment.largest_hole_bytes * 200 < unit.bytes) continue;
-    const std::string by = segment.pinned_by.empty() ? "" : label_of(segment.pinned_by.front(), options);
+    const std::string by = segment.pinned_by.empty() ? "" : label_of(segment.pinned_by.front());
     text += fmt::format("    {:22}{:>9}{:>9}   {}\n", "", in_unit(segment.largest_hole_bytes, unit),
                         in_unit(segment.bytes, unit), by);
   }
@@ -205,27 +94,6 @@ std::string marks_table(const ReportOfDevice& device) {
                         in_unit(mark.peak_allocated_bytes, unit));
   }
   if (device.marks.size() > kMostMarks) text += fmt::format("    {} more\n", device.marks.size() - kMostMarks);
-  return text;
-}
-
-std::string remedies_table(const ReportOfDevice& device) {
-  if (device.remedies.empty()) return {};
-  int64_t largest = 0;
-  for (const ReportRemedy& remedy : device.remedies) largest = std::max(largest, remedy.predicted_peak_bytes);
-  const Unit unit = unit_for(largest);
-  const bool measured = std::any_of(device.remedies.begin(), device.remedies.end(),
-                                    [](const ReportRemedy& remedy) { return remedy.measured_peak_bytes.has_value(); });
-  std::string text = "  " + padded(fmt::format("what helps, {}", unit.name), 36);
-  text += measured ? fmt::format("{:>14}{:>12}   fits\n", "peak, measured", "predicted")
-                   : fmt::format("{:>15}   should fit\n", "peak, predicted");
-  for (size_t i = 0; i < device.remedies.size() && i < kMostRemedies; ++i) {
-    const ReportRemedy& remedy = device.remedies[i];
-    const std::string peak = remedy.measured_peak_bytes ? in_unit(*remedy.measured_peak_bytes, unit) : "-";
-    const std::optional<bool> fits = remedy.fits ? remedy.fits : remedy.predicted_fits;
-    const std::string predicted = (remedy.at_least ? "≥ " : "") + in_unit(remedy.predicted_peak_bytes, unit);
-    text += "    " + padded(printable(remedy.label, 33), 34) + (measured ? fmt::format("{:>14}", peak) : "");
-    text += fmt::format("{:>{}}   {}\n", predicted, measured ? 12 : 15, !fits ? "not known" : *fits ? "yes" : "no");
-  }
   return text;
 }
 

@@ -7,16 +7,12 @@
 
 namespace oomdiag {
 
-/// Who holds the card, with bars; adds up to the card.
-std::string holders_table(const ReportOfDevice& device, const TextOptions& options);
 /// The largest holes that cannot be given back and who pins them; empty unless fragmentation is the cause.
-std::string holes_table(const ReportOfDevice& device, const TextOptions& options);
+std::string holes_table(const ReportOfDevice& device);
 /// What the optimizer's parameter groups take; empty where there are not several.
 std::string groups_table(const ReportOfDevice& device);
 /// What keeps growing from step to step, where, and by how much; empty if nothing does.
 std::string growth_table(const ReportOfDevice& device, const TextOptions& options);
-/// What would help, with predicted and measured peaks; empty if there is nothing.
-std::string remedies_table(const ReportOfDevice& device);
 /// The places that the program marked, with what was allocated there; empty without marks.
 std::string marks_table(const ReportOfDevice& device);
 

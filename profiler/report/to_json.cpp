@@ -58,6 +58,8 @@ std::string to_json(const Report& report, int indent) {
                {"world_size", report.world_size},
                {"steps", report.steps},
                {"steady_steps", report.steady_steps},
+               {"still_runs", report.still_runs},
+               {"lower_bound", report.lower_bound},
                {"unwatched", report.unwatched},
                {"main_device", report.main_device},
                {"devices", Writer::convert(report.devices)}};
@@ -69,6 +71,7 @@ std::string to_json(const Report& report, int indent) {
   json["ranks"] = Writer::convert(report.ranks);
   json["imbalance"] = Writer::convert(report.imbalance);
   json["limits"] = report.limits;
+  json["notes"] = Writer::convert(report.notes);
   json["case"] = Writer::convert(report.reference_case);
   // A name may hold any bytes; JSON may not.
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "profiler/trace/event_file.h"
 
 namespace oomdiag {
 
-/// A file read from front to back.
+/// A file read from front to back. `watch` is called now and then, before more of it is read.
 class ByteStream {
  public:
-  explicit ByteStream(const InputFile& file) : file_(file), buffer_(kBuffer + kSpare) {}
+  ByteStream(const InputFile& file, std::function<void()> watch)
+      : file_(file), watch_(std::move(watch)), buffer_(kBuffer + kSpare) {}
 
   /// The next `count` bytes, in one piece; null where the file ends before. Eight bytes may be read wherever they begin.
   const uint8_t* take(uint64_t count) {
@@ -30,6 +33,7 @@ class ByteStream {
   static constexpr size_t kSpare = 8;
 
   [[gnu::noinline]] bool refill(uint64_t count) {
+    watch_();
     const uint64_t kept = end_ - at_;
     const uint64_t left = file_.bytes() - offset_;
     if (count > kept + left) return false;
@@ -44,6 +48,7 @@ class ByteStream {
   }
 
   const InputFile& file_;
+  std::function<void()> watch_;
   std::vector<uint8_t> buffer_;
   uint64_t at_ = 0, end_ = 0;  ///< in the buffer
   uint64_t offset_ = 0;        ///< in the file, of what comes after the buffer

@@ -28,11 +28,13 @@ PickleValue Pickle::add_text(std::string_view text) {
   const auto known = text_index_.find(text);
   if (known != text_index_.end()) return {Kind::text, static_cast<int64_t>(known->second)};
   texts_.emplace_back(text);
+  text_bytes_ += text.size();
   text_index_.emplace(texts_.back(), texts_.size() - 1);
   return {Kind::text, static_cast<int64_t>(texts_.size() - 1)};
 }
 
 PickleValue Pickle::add_list(Kind kind, std::vector<PickleValue> elements) {
+  elements_ += elements.size();
   lists_.push_back(std::move(elements));
   list_records_.emplace_back();
   return {kind, static_cast<int64_t>(lists_.size() - 1)};
@@ -44,15 +46,24 @@ bool Pickle::set_items(PickleValue dict, Items items) {
   if (place.is(Kind::record)) return false;
   if (place.is(Kind::list)) {
     auto& list = lists_[place.index()];
+    elements_ += items.size();
     list.insert(list.end(), items.begin(), items.end());
     return true;
   }
   if (const auto record = fold_(*this, items)) {
+    ++records_;
     dicts_[dict.index()] = PickleValue(Kind::record, *record);
   } else {
     dicts_[dict.index()] = add_list(Kind::list, {items.begin(), items.end()});
   }
   return true;
+}
+
+uint64_t Pickle::kept_bytes() const {
+  constexpr uint64_t kBytesOfText = 96, kBytesOfRecord = 64;  // a string and its entry in the index; the largest record
+  return text_bytes_ + texts_.size() * kBytesOfText + elements_ * sizeof(PickleValue) +
+         lists_.size() * (sizeof(lists_[0]) + sizeof(PickleValue)) + dicts_.size() * sizeof(PickleValue) +
+         records_ * kBytesOfRecord;
 }
 
 }  // namespace oomdiag

@@ -41,7 +41,8 @@ class PickleValue {
 /// A pickle of plain data (protocols 2 to 5), read in one pass. No code in it is ever run: an opcode that would is refused.
 ///
 /// Dictionaries are given to `fold` when their items are complete; what it returns takes the dictionary's place as a
-/// record, so that millions of small dictionaries cost what the caller keeps of them.
+/// record, so that millions of small dictionaries cost what the caller keeps of them. A pickle of which more would have to
+/// be kept than four times its file, as one made to take all memory, is refused on the way.
 class Pickle {
  public:
   using Kind = PickleValue::Kind;
@@ -81,6 +82,8 @@ class Pickle {
     return {Kind::dict, static_cast<int64_t>(dicts_.size() - 1)};
   }
   bool set_items(PickleValue dict, Items items);
+  /// About what is kept, and what the caller keeps of records; at least what a dictionary or list takes when it is empty.
+  uint64_t kept_bytes() const;
 
   Fold fold_;
   std::deque<std::string> texts_;
@@ -88,6 +91,9 @@ class Pickle {
   std::vector<std::vector<PickleValue>> lists_;
   std::vector<PickleValue> list_records_;  ///< by list: the record in its place, or none
   std::vector<PickleValue> dicts_;         ///< a record, or the list of its items
+  uint64_t elements_ = 0;                  ///< of all lists, ever
+  uint64_t records_ = 0;
+  uint64_t text_bytes_ = 0;
 };
 
 }  // namespace oomdiag

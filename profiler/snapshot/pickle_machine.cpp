@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -65,7 +66,7 @@ const char* name_of_code(uint8_t opcode) {
 class PickleMachine {
  public:
   PickleMachine(Pickle& pickle, const InputFile& file, const std::string& name)
-      : pickle_(pickle), stream_(file), name_(name) {}
+      : pickle_(pickle), stream_(file, [this] { check_size(); }), name_(name), most_(most_bytes(file)) {}
 
   [[gnu::flatten]] PickleValue run() {  // one loop without calls, for a snapshot has a billion opcodes
     while (true) {
@@ -87,6 +88,13 @@ class PickleMachine {
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_end() const {
     throw Error(ErrorKind::input, fmt::format("'{}' is cut off after {} bytes", name_, stream_.position()),
                 "copy or write it again");
+  }
+
+  // A byte of a pickle may stand for a list, or for a reference to all that was before.
+  static uint64_t most_bytes(const InputFile& file) { return std::max(kMostBytesOfSmall, 4 * file.bytes()); }
+  [[gnu::cold]] void check_size() const {
+    const uint64_t kept = pickle_.kept_bytes() + (stack_.size() + memo_.size()) * sizeof(PickleValue);
+    if (kept > most_) refuse("it unfolds to more than four times its size");
   }
 
   [[gnu::always_inline]] const uint8_t* take(uint64_t count) {
@@ -150,6 +158,7 @@ class PickleMachine {
     const PickleValue list = container(mark, Kind::list);
     if (!pickle_.resolve(list).is(Kind::list)) refuse_damage();
     auto& elements = pickle_.lists_[list.index()];
+    pickle_.elements_ += stack_.size() - mark;
     elements.insert(elements.end(), stack_.begin() + static_cast<std::ptrdiff_t>(mark), stack_.end());
     drop_above(mark);
   }
@@ -257,10 +266,12 @@ class PickleMachine {
   }
 
   static constexpr uint64_t kMostMemoGap = 16;  // writers count up
+  static constexpr uint64_t kMostBytesOfSmall = uint64_t{64} << 20;
 
   Pickle& pickle_;
   ByteStream stream_;
   const std::string& name_;
+  uint64_t most_;
   std::vector<PickleValue> stack_;
   std::vector<size_t> marks_;
   std::vector<PickleValue> memo_;

@@ -23,6 +23,14 @@ bool is_users(const SnapshotFrame& frame) {
   return is_python(frame) && std::none_of(kInstalled.begin(), kInstalled.end(), in_path);
 }
 
+/// Where the path inside of the installed packages begins, torch's apart; npos of all else.
+size_t find_package(std::string_view file) {
+  constexpr std::string_view kFolder = "/site-packages/";  // as long as "/dist-packages/"
+  const size_t folder = std::min(file.rfind(kFolder), file.rfind("/dist-packages/"));
+  if (folder == file.npos || file.substr(folder + kFolder.size()).starts_with("torch/")) return file.npos;
+  return folder + kFolder.size();
+}
+
 bool is_optimizer_step(const SnapshotFrame& frame) {
   const bool optimizer = contains(frame.filename, "/torch/optim/") || contains(frame.filename, "\\torch\\optim\\");
   return optimizer && frame.name.ends_with("step");
@@ -51,6 +59,10 @@ std::string_view node_of(std::string_view symbol) {
 
 void PlaceFinder::see(const SnapshotFrame& frame) {
   if (now_.source == 0 && is_users(frame)) now_.source = name(fmt::format("{}:{}", frame.filename, frame.line));
+  if (const size_t package = find_package(frame.filename);
+      now_.source == 0 && now_.inner_source == 0 && is_python(frame) && package != frame.filename.npos) {
+    now_.inner_source = name(fmt::format("{}:{}", frame.filename.substr(package), frame.line));
+  }
   if (now_.scope == 0 && is_optimizer_step(frame)) now_.scope = name("Optimizer.step");
   if (is_python(frame)) return;
   if (const std::string op = operator_of(frame.name); !op.empty() && now_.node == 0) now_.op = name(op);
@@ -70,7 +82,7 @@ uint32_t PlaceFinder::name(std::string_view text) {
 }
 
 uint32_t PlaceFinder::add(const SnapshotPlace& place) {
-  const auto [found, fresh] = place_index_.try_emplace({place.source, place.op, place.node, place.scope},
+  const auto [found, fresh] = place_index_.try_emplace({place.source, place.inner_source, place.op, place.node, place.scope},
                                                        static_cast<uint32_t>(places_.size()));
   if (fresh) places_.push_back(place);
   return found->second;

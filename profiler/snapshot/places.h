@@ -39,7 +39,7 @@ class PlaceFinder {
   std::vector<std::string> names_{""};
   std::unordered_map<std::string, uint32_t> name_index_{{"", 0}};
   std::vector<SnapshotPlace> places_;
-  std::map<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t>, uint32_t> place_index_;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>, uint32_t> place_index_;
 };
 
 }  // namespace oomdiag

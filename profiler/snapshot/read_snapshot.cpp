@@ -48,17 +48,18 @@ SnapshotBlock::State state_of(std::string_view name) {
 class SnapshotReader {
  public:
   Snapshot read(const std::filesystem::path& path) {
+    path_ = path.string();
     const InputFile file(path);
     entries_.reserve(
         std::min(file.bytes() / kBytesPerEntry, kMostReserved));  // to grow step by step would touch twice as much
     Pickle pickle([this](Pickle& from, Pickle::Items items) { return fold(from, items); });
-    const PickleValue top = pickle.read(file, path.string());
+    const PickleValue top = pickle.read(file, path_);
     // Before 2.1 a snapshot was the bare list of segments.
     const PickleValue segments = pickle.find(top, "segments");
     const bool bare = top.is(Kind::list) && is_all(pickle, top, Record::segment);
     if (!segments.is(Kind::list) && !bare) {
       throw Error(ErrorKind::input,
-                  fmt::format("'{}' is a pickle, but no memory snapshot: it has no segments", path.string()),
+                  fmt::format("'{}' is a pickle, but no memory snapshot: it has no segments", path_),
                   "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
     }
     collect_segments(pickle, bare ? top : segments);
@@ -137,7 +138,8 @@ class SnapshotReader {
             .state = state_of(pickle.text(fields[Field::state]))};
   }
 
-  SnapshotSegment make_segment(const Pickle& pickle, const Fields& fields) {
+  // What is listed is taken: a list that several segments share is that of the first.
+  SnapshotSegment make_segment(Pickle& pickle, const Fields& fields) {
     SnapshotSegment segment{.address = fields.address(Field::address),
                             .bytes = fields.number(Field::total_size),
                             .stream = fields.address(Field::stream),
@@ -145,14 +147,17 @@ class SnapshotReader {
                             .large = pickle.text(fields[Field::segment_type]) != "small",
                             .expandable = fields[Field::is_expandable].number() != 0};
     uint64_t address = segment.address;
-    for (const PickleValue value : pickle.elements(fields[Field::blocks])) {
+    const PickleValue list = pickle.resolve(fields[Field::blocks]);
+    for (const PickleValue value : pickle.elements(list)) {
       const PickleValue one = pickle.resolve(value);
       if (!is_record(one, Record::block) || index_of(one) >= blocks_.size()) continue;
+      if (segment.blocks.size() == blocks_.size()) refuse_copies();
       SnapshotBlock block = blocks_[index_of(one)];
       if (block.address == 0) block.address = address;  // old files leave it to the reader to add up
       address = block.address + static_cast<uint64_t>(std::max<int64_t>(block.bytes, 0));
       segment.blocks.push_back(block);
     }
+    if (list.is(Kind::list) && !pickle.elements(list).empty()) pickle.replace_list(list, record(Record::stack, 0));
     blocks_.clear();
     return segment;
   }
@@ -185,7 +190,9 @@ class SnapshotReader {
     std::vector<SnapshotSegment> segments;
     for (const PickleValue value : pickle.elements(list)) {
       const PickleValue segment = pickle.resolve(value);
-      if (is_record(segment, Record::segment)) segments.push_back(std::move(snapshot_.segments[index_of(segment)]));
+      if (!is_record(segment, Record::segment)) continue;
+      if (segments.size() == snapshot_.segments.size()) refuse_copies();
+      segments.push_back(std::move(snapshot_.segments[index_of(segment)]));
     }
     std::stable_sort(segments.begin(), segments.end(), [](const SnapshotSegment& a, const SnapshotSegment& b) {
       return a.device != b.device ? a.device < b.device : a.address < b.address;
@@ -205,25 +212,36 @@ class SnapshotReader {
   }
 
   void collect_traces(const Pickle& pickle, PickleValue devices) {
+    size_t left = entries_.size();  // each entry stands in one trace
     for (const PickleValue trace : pickle.elements(devices)) {
+      if (snapshot_.traces.size() == kMostTraces) break;
       auto& entries = snapshot_.traces.emplace_back();
-      if (are_all_entries(pickle, trace)) {
+      if (left > 0 && are_all_entries(pickle, trace)) {
         entries = std::move(entries_);
         entries_.clear();
+        left = 0;
         continue;
       }
-      entries.reserve(pickle.elements(trace).size());
       for (const PickleValue value : pickle.elements(trace)) {
         const PickleValue entry = pickle.resolve(value);
-        if (is_record(entry, Record::entry)) entries.push_back(entries_[index_of(entry)]);
+        if (!is_record(entry, Record::entry)) continue;
+        if (left-- == 0) refuse_copies();
+        entries.push_back(entries_[index_of(entry)]);
       }
     }
     entries_.clear();
   }
 
+  [[noreturn]] void refuse_copies() const {
+    throw Error(ErrorKind::input, fmt::format("'{}' is no memory snapshot: it lists the same entry several times", path_),
+                "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
+  }
+
   static constexpr uint64_t kBytesPerEntry = 50;  // as Python writes them, the keys from the memo
   static constexpr uint64_t kMostReserved = 1 << 24;
+  static constexpr size_t kMostTraces = 256;  // one for each device
 
+  std::string path_;
   Snapshot snapshot_;
   PlaceFinder places_;
   std::vector<std::optional<SnapshotEntry::Action>> actions_;  ///< by text

@@ -23,10 +23,13 @@ std::vector<T> read_values(const InputFile& file, uint64_t offset, uint64_t coun
   return values;
 }
 
-constexpr uint64_t kMostNamesBytes = uint64_t{1} << 30;  // a damaged header may say anything
-constexpr uint64_t kMostContexts = uint64_t{1} << 24;
-constexpr uint64_t kMostKept = uint64_t{1} << 20;
-constexpr uint64_t kMostSteps = uint64_t{1} << 24;
+// A damaged header may say anything; these are some times what a recorder writes (TraceBudget).
+constexpr uint64_t kMostNamesBytes = uint64_t{32} << 20;
+constexpr uint64_t kMostContexts = uint64_t{1} << 19;
+constexpr uint64_t kMostKept = uint64_t{1} << 17;
+constexpr uint64_t kMostSteps = uint64_t{1} << 22;
+constexpr uint64_t kMostSlots = uint64_t{1} << 22;
+constexpr uint64_t kMostChunks = uint64_t{1} << 20;
 constexpr uint32_t kMostStride = 1 << 7;  // so that steps fit into 32 bits
 
 template <size_t N>
@@ -50,9 +53,9 @@ void read_header(const InputFile& file, const std::filesystem::path& path, Trace
                     header.names_offset < kLimit && header.names_bytes < kLimit && header.contexts_offset < kLimit &&
                     header.contexts_capacity < kLimit / sizeof(Context) && header.steps_offset < kLimit &&
                     header.kept_offset < kLimit && header.tables_offset < kLimit &&
-                    header.slots_per_device < (1u << 28) && header.chunks_offset < kLimit &&
+                    header.slots_per_device < kMostSlots && header.chunks_offset < kLimit &&
                     header.chunk_bytes > sizeof(ChunkHeader) && header.chunk_bytes < kLimit &&
-                    header.chunk_bytes % sizeof(Event) == 0 && header.chunk_capacity < (1u << 28);
+                    header.chunk_bytes % sizeof(Event) == 0 && header.chunk_capacity < kMostChunks;
   if (!sane) throw Error(ErrorKind::input, path.string() + " is damaged: its header makes no sense");
 }
 
@@ -95,7 +98,8 @@ std::vector<std::string> read_names(const InputFile& file, const TraceHeader& he
     uint32_t length = 0;
     std::memcpy(&length, bytes.data() + at, sizeof length);
     at += sizeof length;
-    if (length > bytes.size() - at) break;
+    const bool is_hole = length == 0 && !names.empty();  // equal names are there once; the first is empty
+    if (length > bytes.size() - at || is_hole) break;
     names.emplace_back(bytes.data() + at, length);
     at += length;
   }
@@ -107,6 +111,7 @@ std::vector<Context> read_contexts(const InputFile& file, const TraceHeader& hea
   const uint64_t count = std::min<uint64_t>(header.context_count.load(), header.contexts_capacity);
   auto contexts = read_values<Context>(file, header.contexts_offset, std::min(count, kMostContexts));
   if (contexts.empty()) contexts.emplace_back();
+  contexts.erase(std::find(contexts.begin() + 1, contexts.end(), Context{}), contexts.end());  // a hole, as in names
   return contexts;
 }
 

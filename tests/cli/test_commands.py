@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -112,6 +113,28 @@ class Run(CommandLine):
         self.assertNotIn(str(self.folder), result.stdout)
 
 
+    def test_a_report_that_cannot_be_made_leaves_the_exit_code_alone(self):
+        (self.folder / "huge").write_bytes(trace_of_names(6_000_000))
+        script = f"ulimit -v 200000; exec '{OOMDIAG}' run --device real -- sh -c 'cp huge \"$OOMDIAG_OUTPUT/trace\"; exit 7'"
+        result = subprocess.run(["sh", "-c", script], cwd=self.folder, capture_output=True, text=True, timeout=60)
+        self.assertEqual(result.returncode, 7, result.stderr)
+        self.assertIn("not enough memory to read the trace", result.stderr)
+
+    def test_a_full_disk_behind_stderr_leaves_the_exit_code_alone(self):
+        with open("/dev/full", "w") as full:
+            result = self.oomdiag(*REAL, "sh", "-c", "exit 7", capture_output=False, stderr=full)
+        self.assertEqual(result.returncode, 7)
+
+
+def trace_of_names(count):
+    """A trace whose header is sound and that has nothing but names: 32 bytes of memory for five in the file."""
+    header = bytearray(4096)
+    struct.pack_into("<8sIIQiiiI13Q", header, 0, b"OOMDIAG1", 3, 4096, 0, 1, 0, 1, 0, 4096, 5 * count + 4, 0, 0, 0, 0, 0, 0, 0, 0,
+                     0, 4096, 0)
+    struct.pack_into("<Q", header, 2784, 5 * count + 4)  # names_used
+    return bytes(header) + struct.pack("<I", 0) + b"\1\0\0\0a" * count
+
+
 class Usage(CommandLine):
     def test_help_begins_with_an_example(self):
         for command in [], ["train"], ["run"], ["fit"], ["fix"], ["explain"], ["devices"], ["models"], ["env"]:
@@ -156,9 +179,80 @@ class Usage(CommandLine):
         for name in "text", "empty", "other.json", "cut.json", "snapshot.pickle", "absent", ".":
             self.check_error(["explain", name], 1, name, "hint: ")
 
+    def test_a_full_disk_behind_stdout_is_an_error_with_its_reason(self):
+        report = self.folder / "report.json"
+        report.write_text('{"schema": "oomdiag-report/1", "outcome": "ok"}')
+        for command in ["explain", str(report)], ["explain", str(report), "--json"], ["devices"], ["--help"]:
+            with open("/dev/full", "w") as full:
+                result = self.oomdiag(*command, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+            self.assertEqual(result.returncode, 1, command)
+            self.assertIn("No space left on device", result.stderr)
+            self.assertNotIn("fault of oomdiag", result.stderr)
+
+    def test_a_large_file_that_begins_like_a_report_is_refused_unread(self):
+        with open(self.folder / "trace.json", "wb") as file:
+            file.write(b'{"schemaVersion": 1, "traceEvents": [')
+            file.truncate(8 << 30)
+        begin = time.monotonic()
+        self.check_error(["explain", "trace.json"], 1, "trace.json", "no report of oomdiag", "8192 MiB")
+        self.assertLess(time.monotonic() - begin, 5)
+
+    def test_names_in_errors_do_not_reach_the_terminal_as_they_are(self):
+        result = self.oomdiag("explain", "no\x1b[31m\u202esuch")
+        self.assertNotRegex(result.stderr, "[\x1b\u202e]")
+        self.assertIn("no?[31m?such", result.stderr)
+
     def test_a_pipe_that_closes_is_no_crash(self):
         result = subprocess.run(["sh", "-c", f'"{OOMDIAG}" devices | head -n1'], capture_output=True, text=True, check=True)
         self.assertIn("device", result.stdout)
+
+
+class Clean(CommandLine):
+    def make(self, path, *files):
+        for file in files:
+            (self.folder / path / file).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / path / file).write_text("content")
+
+    def setUp(self):
+        super().setUp()
+        self.make("oomdiag-11", "trace", "report.json", "output.txt")
+        self.make("oomdiag-12-2", "rank-0/trace", "rank-0/report.json", "4711/trace", "report.json")
+        self.make("oomdiag-13", "trace", "my-notes.txt")
+        self.make("oomdiag-notes", "trace")
+        self.make("oomdiag-14x", "trace")
+        self.make("elsewhere", "trace", "report.json")
+        (self.folder / "oomdiag-15").symlink_to(self.folder / "elsewhere")
+        self.make("oomdiag-16", "trace")
+        (self.folder / "oomdiag-16/report.json").symlink_to(self.folder / "elsewhere/report.json")
+
+    def here(self):
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+
+    def test_without_a_word_it_only_lists(self):
+        before = self.here()
+        result = self.oomdiag("clean")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("2 runs, ", result.stdout)
+        self.assertIn("--yes", result.stdout)
+        self.assertEqual(self.here(), before)
+
+    def test_only_what_runs_wrote_goes(self):
+        before = self.here()
+        result = self.oomdiag("clean", "--yes")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("'my-notes.txt', which no run writes", result.stdout)
+        gone = set(before) - set(self.here())
+        self.assertEqual({path.split("/")[0] for path in gone}, {"oomdiag-11", "oomdiag-12-2"})
+        self.assertFalse((self.folder / "oomdiag-11").exists() or (self.folder / "oomdiag-12-2").exists())
+        self.assertIn("nothing to remove", self.oomdiag("clean", "--yes").stdout)
+
+    def test_an_age_spares_the_young(self):
+        for path in [self.folder / "oomdiag-11", *(self.folder / "oomdiag-11").iterdir()]:
+            os.utime(path, (0, 0))
+        result = self.oomdiag("clean", "--older-than", "7", str(self.folder), cwd="/")
+        self.assertIn("not that old", result.stdout)
+        self.assertFalse((self.folder / "oomdiag-11").exists())
+        self.assertTrue((self.folder / "oomdiag-12-2").exists())
 
 
 class Devices(CommandLine):

@@ -404,9 +404,9 @@ def a_checkout_in_a_folder_with_spaces_and_colons_works():
             expect_equal(done.returncode, 0, f"the exit code after {done.stderr}")
             expect("ld.so" not in done.stderr and "no report" not in done.stderr, done.stderr)
             expect("RTX 3060" in done.stdout + done.stderr, f"no report: {done.stdout} {done.stderr}")
-        limits = json.loads(report.read_text())["limits"]
-        for limit in ("estimate: cuFFT work area", "unsupported: cusolverSpCreate"):
-            expect(limits.count(limit) == 1, f"{limit} is not among the report's limits: {limits}")
+        notes = json.loads(report.read_text())["notes"]
+        for kind, text in ("estimate", "cuFFT work area"), ("unsupported", "cusolverSpCreate"):
+            expect(notes.count({"kind": kind, "text": text}) == 1, f"{text} is not among the report's notes: {notes}")
 
 
 if __name__ == "__main__":

@@ -144,6 +144,12 @@ TEST_CASE("JSON that is nested without end is refused, not fatal", "[report]") {
                 std::string(200'000, ']') + "}");
 }
 
+TEST_CASE("JSON whose lists would take far more memory than it has characters is refused", "[report]") {
+  std::string devices = "{}";
+  for (int i = 0; i < 17; ++i) devices += "," + devices;
+  check_refused(R"({"schema": "oomdiag-report/1", "devices": [)" + devices + "]}");
+}
+
 TEST_CASE("the schema requires every name of the design", "[report]") {
   std::ifstream file(OOMDIAG_SCHEMA_FILE);
   const Json schema = Json::parse(file);

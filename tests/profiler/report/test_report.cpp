@@ -100,6 +100,16 @@ TEST_CASE("OOMs that did not end the program are listed", "[report]") {
   CHECK(device.caught[0].op == "aten::empty");
 }
 
+TEST_CASE("a program that still runs has not ended without a word", "[report]") {
+  Trace trace = training_that_fits();
+  trace.process.end_state = EndState::running;
+  const Report report = make_report(trace, {.still_runs = true});
+  CHECK(report.outcome == "ok");
+  CHECK(report.still_runs);
+  CHECK(to_text(report).starts_with("oomdiag: still runs, step 2"));
+  CHECK(to_text(make_report(trace, {})).starts_with("oomdiag: ended without a word, step 2"));
+}
+
 TEST_CASE("the card that failed comes first, else the fullest", "[report]") {
   EventBuilder trace({.card_bytes = 64_MiB});
   trace.op({.op = "aten::relu"}).alloc("a", 30_MiB).nodes(0).device(1).alloc("b", 4_MiB);
@@ -131,8 +141,19 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(limits, "reserved bytes are a lower bound"));
   CHECK(mentions(limits, "bytes outside PyTorch are not known"));
   CHECK(mentions(limits, "from the caller"));
-  CHECK(std::count(limits.begin(), limits.end(), "unsupported: cublasFoo") == 1);
+  CHECK(mentions(limits, "not in the virtual device, so that what it takes is missing: 1 function of cuBLAS"));
   CHECK(mentions(make_report(trace, {}).limits, "the card is virtual"));
+}
+
+TEST_CASE("an abort at the end of a Python program with torch 2.15 may be torch's own, and the report says so", "[report]") {
+  Trace trace = training_that_fits();
+  trace.process.python = true;
+  trace.process.torch_version = "2.15.0+cu132";
+  CHECK(mentions(make_report(trace, {.signal = 6}).limits, "issue 190489"));
+  CHECK(mentions(make_report(trace, {.exit_code = 134}).limits, "issue 190489"));
+  CHECK_FALSE(mentions(make_report(trace, {.signal = 9}).limits, "issue 190489"));
+  trace.process.torch_version = "2.11.0";
+  CHECK_FALSE(mentions(make_report(trace, {.signal = 6}).limits, "issue 190489"));
 }
 
 TEST_CASE("bytes of others on the card are what is neither free nor reserved", "[report]") {

@@ -226,6 +226,38 @@ TEST_CASE("a pickle that would run code is refused with one line that says so", 
             .find("BUILD") != std::string::npos);
 }
 
+TEST_CASE("a pickle that lists one entry, block or segment many times is refused", "[snapshot][pickle]") {
+  const std::string recall("h\0", 2);
+  const auto many = [&](const std::string& one) {
+    std::string text = "](" + one + "\x94";
+    for (int i = 0; i < 3000; ++i) text += recall;
+    return text + "e";
+  };
+  const auto with = [](const std::string& segments, const std::string& traces) {
+    return PickleWriter().dict({{"segments", segments}, {"device_traces", traces}}).stop();
+  };
+  const std::string one_entry = entry("alloc", kAddress, 1_MiB);
+  // A list of 3001 references to one list of 3001 references to one entry: 9 million of 48 bytes in 12 KB.
+  const std::string entries = many(one_entry);
+  std::string traces = "](" + entries + "\x94";
+  for (int i = 0; i < 3000; ++i) traces += std::string("h\1", 2);
+  CHECK(message_of(with(list({}), traces + "e")).find("several times") != std::string::npos);
+  CHECK(message_of(with(list({}), list({entries}))).find("several times") != std::string::npos);
+
+  const std::string blocks = many(block(1_MiB, 1_MiB, "active_allocated"));
+  const std::string one_segment =
+      dict({{"address", integer(kAddress)}, {"total_size", integer(2_MiB)}, {"blocks", blocks}});
+  CHECK(message_of(with(list({one_segment}), list({}))).find("several times") != std::string::npos);
+  CHECK(message_of(with(many(segment(kAddress, 2_MiB, {})), list({}))).find("several times") != std::string::npos);
+}
+
+TEST_CASE("a pickle that unfolds to more than four times its size is refused before it has", "[snapshot][pickle]") {
+  std::string empty_lists(4 << 20, ']');  // 32 bytes each
+  CHECK(message_of("\x80\x04](" + empty_lists + "e.").find("four times") != std::string::npos);
+  std::string nothing(16 << 20, 'N');  // 8 bytes each
+  CHECK(message_of("\x80\x04](" + nothing + "e.").find("four times") != std::string::npos);
+}
+
 TEST_CASE("pickles that are no snapshots are refused with one line", "[snapshot][pickle]") {
   CHECK(message_of("\x80\x04K\x01.").find("has no segments") != std::string::npos);
   CHECK(message_of("\x80\x04}.").find("has no segments") != std::string::npos);

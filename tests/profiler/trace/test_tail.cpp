@@ -64,6 +64,21 @@ TEST_CASE("a tail reads every event once, also where chunks are used again", "[t
   }
 }
 
+TEST_CASE("a tail looks at each name once, however many scopes end", "[trace]") {
+  const TestFolder folder;
+  TraceWriter writer(folder.path() / "trace", 1, {.event_bytes = 64 << 20});
+  for (int i = 0; i < 100'000; ++i) writer.intern("name " + std::to_string(i));
+  const uint32_t step = writer.intern(std::string_view("Optimizer.step#SGD.step"));
+  writer.publish();
+  for (int i = 0; i < 20'000; ++i) {
+    Event event{.detail = step, .kind = EventKind::scope_end};
+    writer.write(event);
+  }
+  const auto tail = TraceTail::open(folder.path() / "trace");
+  REQUIRE(tail != nullptr);
+  CHECK(tail->read_on().step == 20'000);  // 2 ∙ 10⁹ names else: ten seconds
+}
+
 TEST_CASE("what is no trace has no tail", "[trace]") {
   const TestFolder folder;
   CHECK(TraceTail::open(folder.path() / "absent") == nullptr);

@@ -313,6 +313,26 @@ TEST_CASE("files that are no traces are refused with one line", "[trace]") {
   CHECK(message_of(folder.file()).find("is not a trace of oomdiag") != std::string::npos);
 }
 
+TEST_CASE("a header that lies about names and contexts costs no memory: holes of a file are none", "[trace]") {
+  const TemporaryFolder folder;
+  {
+    TraceWriter writer(folder.file(), 1, {.names_bytes = 24 << 20, .contexts = 1 << 18});
+    writer.intern(std::string_view("aten::relu"));
+    writer.intern(Context{.op = 1});
+    writer.publish();
+    writer.header().names_used.store(24 << 20);
+    writer.header().context_count.store(1 << 18);
+    const Trace trace = read_trace(folder.file());
+    CHECK(trace.names == std::vector<std::string>{"", "aten::relu"});
+    CHECK(trace.contexts.size() == 2);
+  }
+  std::fstream file(folder.file(), std::ios::in | std::ios::out | std::ios::binary);
+  const uint64_t slots = uint64_t{1} << 27;
+  file.seekp(offsetof(TraceHeader, slots_per_device)).write(reinterpret_cast<const char*>(&slots), sizeof slots);
+  file.close();
+  CHECK(message_of(folder.file()).find("makes no sense") != std::string::npos);
+}
+
 TEST_CASE("a damaged trace is read as far as it is whole, or refused; never worse", "[trace][fuzz]") {
   const TemporaryFolder folder;
   {

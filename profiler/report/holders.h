@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
+
+namespace oomdiag {
+
+/// "transformer.h.*.mlp" of "transformer.h.11.mlp": bare numbers are indices of layers that are alike.
+std::string fold_indices(std::string_view path);
+
+/// Who holds the bytes of each category, in at most kMostHolders rows of a category: blocks of layers that are alike are one
+/// row, and so are, where that is not enough to name four fifths of the bytes, blocks of the same part of each layer, then of
+/// each layer, then of the same op. By category, largest first; what has no room in the rows is left out.
+std::vector<ReportHolder> fold_holders(const Moment& moment);
+inline constexpr size_t kMostHolders = 8;
+
+}  // namespace oomdiag

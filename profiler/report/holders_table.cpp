@@ -1,0 +1,168 @@
+#include "profiler/report/holders_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr size_t kLabelColumns = 62;
+
+int64_t sum_of(const ReportOfDevice& device, std::string_view category) {
+  int64_t sum = 0;
+  for (const auto& [name, bytes] : device.categories) sum += name == category ? bytes : 0;
+  return sum;
+}
+
+/// A table whose rows are written one by one.
+class Holders {
+ public:
+  Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
+    // What is free may be a hundred times what is used: neither the unit nor the bars go by it.
+    largest_ = std::max(device.card.cached_bytes, device.card.outside_pytorch_bytes);
+    for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
+    unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
+    text_ = "  " + padded("who holds the card", kLabelColumns) + fmt::format("{:>9}\n", unit_.name);
+  }
+
+  bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00
+
+  void row(std::string_view label, int64_t bytes) {
+    if (!shows(bytes)) return;
+    text_ += "    " + padded(label, kLabelColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
+    const std::string bars = bytes <= largest_ ? bar(bytes, largest_, options_.unicode) : std::string();
+    text_ += bars.empty() ? "\n" : "  " + bars + "\n";
+  }
+
+  void detail(const std::string& label, int64_t bytes) {
+    text_ += "      " + padded(printable(label, kLabelColumns - 5), kLabelColumns - 4) +
+             fmt::format("{:>9}\n", in_unit(bytes, unit_));
+  }
+
+  const TextOptions& options() const { return options_; }
+  std::string finish() { return std::move(text_); }
+
+ private:
+  TextOptions options_;
+  int64_t largest_ = 0;
+  Unit unit_;
+  std::string text_;
+};
+
+// "h.7.mlp.c_proj" beside "h.7.mlp.act" is "c_proj": paths of modules are long and begin alike. A bare index says nothing
+// and keeps the name before it.
+std::string_view without_common_path(std::string_view path, std::string_view beside) {
+  const auto differs = std::mismatch(path.begin(), path.end(), beside.begin(), beside.end()).first;
+  auto begin = static_cast<size_t>(differs - path.begin());
+  begin = begin == 0 ? 0 : path.rfind('.', begin - 1) + 1;  // npos + 1 = 0
+  const bool bare = path.find_first_not_of("0123456789*", begin) == path.npos;
+  if (bare && begin >= 2) begin = path.rfind('.', begin - 2) + 1;
+  return path.substr(begin);
+}
+
+std::string short_line(const std::string& source) { return source.substr(source.rfind('/') + 1); }
+
+// "logits: lm_head", "aten::dropout in model.layers.* ×48", "relu1 → pool1".
+std::string name_of(const ReportHolder& holder, const TextOptions& options) {
+  const bool of_layer = holder.name.ends_with('*') && !holder.op.empty();
+  std::string name = of_layer ? holder.op + " in " + holder.name : holder.name;
+  if (name.empty()) name = !holder.op.empty() ? holder.op : short_line(holder.source);
+  if (name.empty()) name = "of unknown origin";
+  if (!holder.kind.empty() && holder.kind != name) name = holder.kind + ": " + name;
+  if (holder.copies > 1) name += fmt::format(" {}{}", options.unicode ? "×" : "x", holder.copies);
+  if (holder.used_by.empty()) return name;
+  return name + (options.unicode ? " → " : " -> ") + std::string(without_common_path(holder.used_by, holder.name));
+}
+
+std::string shape_of(const ReportHolder& holder) {
+  std::string shape = holder.shape;
+  if (shape.ends_with(" float32")) shape.resize(shape.size() - std::string_view(" float32").size());
+  return printable(shape, 40);
+}
+
+// What no module names is told by its line; the shape stands there where there is room.
+std::string label_of(const ReportHolder& holder, const TextOptions& options) {
+  std::string label = name_of(holder, options);
+  const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
+  for (const std::string& more : {wants_line ? short_line(holder.source) : std::string(), shape_of(holder)}) {
+    const bool fits = count_columns(label) + 2 + count_columns(more) <= kLabelColumns - 5;
+    if (!more.empty() && fits) label += "  " + more;
+  }
+  return label;
+}
+
+/// One row for a category, and those who hold it.
+void category_rows(Holders& table, const ReportOfDevice& device, std::string_view label, std::string_view category) {
+  constexpr int64_t kLeastShare = 20;
+  const int64_t all = sum_of(device, category);
+  table.row(label, all);
+  if (all * kLeastShare < device.card.allocated_bytes || !table.shows(all)) return;
+  int64_t named = 0;
+  bool any = false;
+  for (const ReportHolder& holder : device.holders) {
+    if (holder.category != category || !table.shows(holder.bytes) || named >= all / 5 * 4) continue;
+    const bool tells_nothing = holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
+    if (!tells_nothing) table.detail(label_of(holder, table.options()), holder.bytes);
+    if (!tells_nothing) any = true;
+    named += tells_nothing ? 0 : holder.bytes;
+  }
+  if (any && table.shows(all - named)) table.detail("others", all - named);
+}
+
+// Unfolds into its owners, of which "unexplained" always stands there.
+void outside_rows(Holders& table, const ReportOfDevice& device) {
+  if (device.card.outside_pytorch_bytes == 0) return;
+  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
+            device.card.outside_pytorch_bytes);
+  for (const ReportOutside& owner : device.outside) {
+    if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
+  }
+}
+
+}  // namespace
+
+std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
+  Holders table(device, options);
+  category_rows(table, device, "saved for backward", "activation");
+  category_rows(table, device, "gradients on their way", "gradient_in_flight");
+  category_rows(table, device, "inputs", "input");
+  category_rows(table, device, "outputs that are held", "output");
+  category_rows(table, device, "temporaries", "temporary");
+  category_rows(table, device, "workspace (cuDNN, cuBLAS)", "workspace");
+  category_rows(table, device, "parameters", "parameter");
+  category_rows(table, device, "buffers", "buffer");
+  category_rows(table, device, "gradients", "gradient");
+  category_rows(table, device, "optimizer state", "optimizer_state");
+  category_rows(table, device, "unknown", "unknown");
+  table.row("freed, in use on another stream", device.card.pending_free_bytes);
+  table.row("cached, free", device.card.cached_bytes);
+  outside_rows(table, device);
+  table.row("free", device.card.free_bytes);
+  return table.finish();
+}
+
+std::string lines_table(const ReportOfDevice& device) {
+  constexpr size_t kMostLines = 5;
+  constexpr int64_t kLeastShare = 50;
+  std::vector<const ReportOwned*> lines;
+  for (const ReportOwned& line : device.owners_by.line) {
+    const bool counts = !line.name.empty() && line.name != "others" &&
+                        line.bytes * kLeastShare >= device.card.allocated_bytes && lines.size() < kMostLines;
+    if (counts) lines.push_back(&line);
+  }
+  if (lines.size() < 2) return {};
+  const Unit unit = unit_for(device.card.allocated_bytes);
+  std::string text = "  " + padded("by line", kLabelColumns) + fmt::format("{:>9}\n", unit.name);
+  for (const ReportOwned* line : lines) {
+    const std::string name = line->name.starts_with('/') ? short_line(line->name) : line->name;
+    text += "    " + padded(printable_end(name, kLabelColumns - 3), kLabelColumns - 2) +
+            fmt::format("{:>9}\n", in_unit(line->bytes, unit));
+  }
+  return text;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,60 @@
+#include "profiler/report/place_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+template <class Place>
+std::string describe(const Place& place, const TextOptions& options) {
+  std::string text;
+  for (const std::string& part :
+       {place.node, place.op, place.module, short_source(place.inner_source), short_source(place.source)}) {
+    if (part.empty()) continue;
+    text += (text.empty() ? "" : options.unicode ? " ← " : " <- ") + printable(part, 60);
+  }
+  return text;
+}
+
+/// PyTorch's inline functions are compiled into the program itself.
+bool is_torch_function(std::string_view name) {
+  return name.starts_with("at::") || name.starts_with("c10::") || name.starts_with("torch::") || name == "_start";
+}
+
+}  // namespace
+
+void add(std::string& text, std::string_view label, const std::string& value) {
+  if (!value.empty()) text += fmt::format("  {:<8} {}\n", label, value);
+}
+
+std::string short_source(const std::string& source) { return source.substr(source.rfind('/') + 1); }
+
+
+std::string place_text(const ReportPeak& peak, const TextOptions& options) { return describe(peak, options); }
+std::string place_text(const ReportFailure& failure, const TextOptions& options) { return describe(failure, options); }
+
+std::string callers_text(const ReportFailure& failure, const TextOptions& options) {
+  constexpr size_t kMostCallers = 4;
+  std::vector<std::string> callers;
+  for (const std::string& call : failure.stack) {
+    const size_t in = call.find(" in ");
+    const bool is_native = in != call.npos && call.substr(0, in).find("+0x") != call.npos;
+    const bool is_library = in == call.npos || call.find("/lib/python3.") < in || call.starts_with("<frozen") ||
+                            call.starts_with("site-packages/") || call.starts_with("torch/lib/") ||
+                            call.starts_with("/lib") || call.starts_with("/usr/lib");
+    const bool is_said = !is_native && call.starts_with(failure.source + " in ");  // "where" ends with it
+    if (is_library || is_said || (is_native && is_torch_function(std::string_view(call).substr(in + 4)))) continue;
+    callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 40));
+  }
+  std::string text;
+  for (size_t i = 0; i < std::min(callers.size(), kMostCallers); ++i) {
+    text += (i == 0 ? "from " : options.unicode ? " ← " : " <- ") + callers[i];
+  }
+  return text;
+}
+
+}  // namespace oomdiag

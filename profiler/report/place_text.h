@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "profiler/report/report.h"
+#include "profiler/report/text.h"
+
+namespace oomdiag {
+
+/// Adds "  where    <value>", unless there is none.
+void add(std::string& text, std::string_view label, const std::string& value);
+
+/// "train.py:31" of "/home/me/project/train.py:31"; the JSON has the whole path.
+std::string short_source(const std::string& source);
+
+/// "ReluBackward0 ← aten::relu ← relu1 ← modeling.py:7 ← train.py:31", what is known of it.
+std::string place_text(const ReportPeak& peak, const TextOptions& options);
+std::string place_text(const ReportFailure& failure, const TextOptions& options);
+
+/// "from train.py:40 in main ← …": the user's calls that led to the line that the place ends with.
+std::string callers_text(const ReportFailure& failure, const TextOptions& options);
+
+/// One line for each place where requests were refused and the program went on: what a library caught itself, what the driver
+/// refused to libraries, and what the program caught.
+std::string refusals_text(const ReportOfDevice& device, const TextOptions& options);
+
+}  // namespace oomdiag

@@ -1,0 +1,78 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "profiler/report/place_text.h"
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+// One line for each place: the most that it asked for, and what it got instead of that.
+std::vector<ReportAbsorbed> sum_absorbed(const ReportOfDevice& device) {
+  std::vector<ReportAbsorbed> sums;
+  for (const ReportAbsorbed& one : device.absorbed) {
+    const auto same = [&](const ReportAbsorbed& sum) { return sum.op == one.op && sum.node == one.node; };
+    const auto sum = std::find_if(sums.begin(), sums.end(), same);
+    if (sum == sums.end()) {
+      sums.push_back(one);
+      continue;
+    }
+    const int64_t count = sum->count + one.count;
+    if (one.requested_bytes > sum->requested_bytes) *sum = one;
+    sum->count = count;
+  }
+  return sums;
+}
+
+// "3 times up to 2.00 GiB refused in forward, steps 1 to 9: …": one line for each place.
+void add_caught(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
+  struct Place {
+    ReportFailure largest;
+    int64_t count = 0;
+    uint32_t first = 0, last = 0;
+  };
+  std::vector<std::pair<std::string, Place>> places;
+  for (const ReportFailure& one : device.caught) {
+    const std::string where = one.phase + place_text(one, options);
+    auto place = std::ranges::find(places, where, &std::pair<std::string, Place>::first);
+    if (place == places.end()) place = places.insert(places.end(), {where, {.largest = one, .first = one.step}});
+    ++place->second.count;
+    place->second.last = one.step;
+    if (one.requested_bytes > place->second.largest.requested_bytes) place->second.largest = one;
+  }
+  for (const auto& [key, place] : places) {
+    const std::string where = place_text(place.largest, options);
+    const bool several = place.count > 1;
+    const std::string steps = place.first == place.last ? fmt::format("step {}", place.last)
+                                                        : fmt::format("steps {} to {}", place.first, place.last);
+    const std::string count = several ? fmt::format("{} times up to ", place.count) : "";
+    add(text, "caught",
+        fmt::format("{}{} refused in {}, {}{}{}", count, with_unit(place.largest.requested_bytes),
+                    printable(place.largest.phase, 20), steps, where.empty() ? "" : ": ", where));
+  }
+  const int64_t more = device.caught_count - static_cast<int64_t>(device.caught.size());
+  if (more > 0) add(text, "caught", fmt::format("{} more", more));
+}
+
+}  // namespace
+
+std::string refusals_text(const ReportOfDevice& device, const TextOptions& options) {
+  std::string text;
+  for (const ReportAbsorbed& one : sum_absorbed(device)) {
+    const std::string& where = !one.node.empty() ? one.node : one.op;
+    add(text, "absorbed",
+        fmt::format("{} {} inside {}: asked {}, went on {}, which may be slower", one.count,
+                    one.count == 1 ? "OOM" : "OOMs", printable(where.empty() ? "a library" : where, 40),
+                    with_unit(one.requested_bytes),
+                    one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
+  }
+  for (const ReportOutside& one : device.driver_refusals) {
+    add(text, "refused",
+        fmt::format("{} that {} asked of the driver itself", with_unit(one.bytes), printable(one.owner, 40)));
+  }
+  add_caught(text, device, options);
+  return text;
+}
+
+}  // namespace oomdiag

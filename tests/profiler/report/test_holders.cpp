@@ -1,0 +1,142 @@
+#include "profiler/report/holders.h"
+
+#include <memory>
+#include <numeric>
+
+#include "profiler/report/batch.h"
+#include "profiler/report/make_report.h"
+#include "profiler/report/text.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+/// Blocks in use, whose names are kept with them.
+class Blocks {
+ public:
+  Blocks& add(Category category, const std::string& module, int64_t bytes, const std::string& shape = "",
+              const std::string& op = "aten::mul", const std::string& line = "") {
+    LiveBlock& block = moment_.blocks.emplace_back();
+    block.category = category;
+    block.bytes = bytes;
+    block.made = {.op = keep(op), .module = keep(module), .source = keep("train.py:22"), .inner_source = keep(line)};
+    block.shape = keep(shape);
+    moment_.allocated_bytes += bytes;
+    return *this;
+  }
+  const Moment& moment() const { return moment_; }
+
+ private:
+  std::string_view keep(const std::string& text) { return texts_.emplace_back(std::make_unique<std::string>(text))->c_str(); }
+
+  std::vector<std::unique_ptr<std::string>> texts_;
+  Moment moment_;
+};
+
+int64_t sum(const std::vector<ReportHolder>& rows) {
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0},
+                         [](int64_t bytes, const ReportHolder& row) { return bytes + row.bytes; });
+}
+
+std::string layer(int i, const std::string& part) { return "transformer.h." + std::to_string(i) + "." + part; }
+
+}  // namespace
+
+TEST_CASE("indices of layers are folded, names with digits are not", "[report]") {
+  CHECK(fold_indices("transformer.h.11.mlp.act") == "transformer.h.*.mlp.act");
+  CHECK(fold_indices("0.layer1.2") == "*.layer1.*");
+  CHECK(fold_indices("") == "");
+}
+
+TEST_CASE("the same tensor of each layer is one row", "[report]") {
+  Blocks blocks;
+  for (int i = 0; i < 12; ++i) {
+    blocks.add(Category::activation, layer(i, "mlp.act"), 3_MiB, "[8, 1024, 3072] float32");
+    blocks.add(Category::activation, layer(i, "attn"), 1_MiB, "[8, 12, 1024, 64] float32");
+  }
+  const auto rows = fold_holders(blocks.moment());
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0] == ReportHolder{.category = "activation",
+                                .name = "transformer.h.*.mlp.act",
+                                .op = "aten::mul",
+                                .source = "train.py:22",
+                                .shape = "[8, 1024, 3072] float32",
+                                .bytes = 36_MiB,
+                                .blocks = 12,
+                                .copies = 12});
+  CHECK(rows[1].bytes == 12_MiB);
+}
+
+TEST_CASE("where a layer has many parts they are folded until eight rows name four fifths", "[report]") {
+  Blocks blocks;
+  for (int stage = 1; stage <= 4; ++stage) {
+    for (int i = 0; i < 9; ++i) {
+      for (const char* part : {"conv1", "bn1", "conv2", "bn2", "conv3", "bn3", "relu"}) {
+        blocks.add(Category::activation, "layer" + std::to_string(stage) + "." + std::to_string(i) + "." + part, 1_MiB);
+      }
+    }
+  }
+  const auto rows = fold_holders(blocks.moment());
+  CHECK(rows.size() <= kMostHolders);
+  CHECK(sum(rows) * 5 >= 4 * blocks.moment().allocated_bytes);
+  CHECK(rows[0].name == "layer*.*.bn*");
+}
+
+TEST_CASE("many small tensors are told by their op and layer", "[report]") {
+  Blocks blocks;
+  for (int i = 0; i < 22; ++i) {
+    for (char head = 'a'; head < 'r'; ++head) {
+      const std::string path = "model.layers." + std::to_string(i) + ".attn." + head + "_proj";
+      blocks.add(Category::activation, path + ".lora_dropout.default", 6_MiB, "", "aten::dropout");
+      blocks.add(Category::activation, path, 1_MiB, "", "aten::linear");
+    }
+  }
+  const auto rows = fold_holders(blocks.moment());
+  CHECK(sum(rows) * 5 >= 4 * blocks.moment().allocated_bytes);
+  CHECK(rows[0].op == "aten::dropout");
+  CHECK(rows[0].name == "model.layers.*");
+}
+
+TEST_CASE("logits and losses are named as such", "[report]") {
+  Blocks blocks;
+  blocks.add(Category::activation, "", 64_MiB, "[8192, 32000] float32", "aten::cross_entropy_loss", "loss_utils.py:42")
+      .add(Category::output, "lm_head", 32_MiB, "[8, 1024, 32000] bfloat16", "aten::linear")
+      .add(Category::activation, "norm", 8_MiB, "[8, 1024, 4096] bfloat16");
+  const auto rows = fold_holders(blocks.moment());
+  REQUIRE(rows.size() == 3);
+  CHECK((rows[0].kind == "loss" && rows[0].source == "loss_utils.py:42"));
+  CHECK(rows[1].kind.empty());
+  CHECK((rows[2].kind == "logits" && rows[2].name == "lm_head"));
+}
+
+TEST_CASE("what no module made is told by its op and line, also inside of a package", "[report]") {
+  Blocks blocks;
+  blocks.add(Category::unknown, "", 4_MiB, "", "aten::cat", "transformers/cache_utils.py:120");
+  const auto rows = fold_holders(blocks.moment());
+  REQUIRE(rows.size() == 1);
+  CHECK((rows[0].op == "aten::cat" && rows[0].source == "transformers/cache_utils.py:120"));
+}
+
+TEST_CASE("the batch size is what first sizes have in common", "[report]") {
+  CHECK(find_batch(Blocks()
+                       .add(Category::activation, "h", 6_MiB, "[8, 1024, 768] float32")
+                       .add(Category::activation, "h", 6_MiB, "[8192, 3072] float32")
+                       .moment()) == 8);
+  CHECK(find_batch(Blocks().add(Category::activation, "conv", 6_MiB, "[64, 3, 224, 224] float32").moment()) == 64);
+  CHECK(find_batch(Blocks()
+                       .add(Category::activation, "a", 6_MiB, "[7, 3] float32")
+                       .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
+                       .moment()) == std::nullopt);
+  CHECK(find_batch(Moment{}) == std::nullopt);
+}
+
+TEST_CASE("a foreign program that fits is told its largest batch, and that the batch was inferred", "[report]") {
+  const Report report = make_report(training_that_fits(), {.exit_code = 0});
+  REQUIRE(report.devices.front().batch);
+  CHECK(report.devices.front().batch->batch == 64);
+  CHECK(report.devices.front().batch->inferred);
+  CHECK(to_text(report).find("64 (as the shapes of tensors tell) fits; up to ") != std::string::npos);
+}
+
+}  // namespace oomdiag

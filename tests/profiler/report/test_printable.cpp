@@ -1,0 +1,67 @@
+#include "profiler/report/printable.h"
+
+#include <algorithm>
+
+#include "profiler/report/make_report.h"
+#include "profiler/report/text.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+/// Everything that a terminal would obey: ESC, BEL, DEL, C1 as UTF-8 and as a byte, a line end, right-to-left marks, half a
+/// character.
+const std::string kHostile = "\x1b[31m\a\x7f\xc2\x9b\x9b\n\xe2\x80\xae\xe2\x81\xa6\xe2\x80";
+
+bool is_safe(const std::string& text) {
+  for (const char* obeyed : {"\x1b", "\a", "\x7f", "\xc2\x9b", "\xe2\x80\xae", "\xe2\x81\xa6"}) {
+    if (text.find(obeyed) != text.npos) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("what a terminal would obey is replaced, and letters of all languages stay", "[report]") {
+  CHECK(printable(kHostile, 100) == "?[31m??????????");
+  CHECK(printable("größe 大きさ → ‰", 100) == "größe 大きさ → ‰");
+  CHECK(printable("\xc0\x80 \xed\xa0\x80 \xf5\x80\x80\x80", 100) == "?? ??? ????");  // too long, a surrogate, too large
+  CHECK(printable_lines("a\tb\nc\x1b") == "a b\nc?");
+  CHECK(printable_lines("é ← × ∙ ≤", false) == "? <- x * <=");
+}
+
+TEST_CASE("what is too wide is cut between characters", "[report]") {
+  CHECK(printable("äöüäöüäöü", 8) == "äö...äöü");
+  CHECK(count_columns(printable("äöüäöüäöüäöü", 9)) == 9);
+  CHECK(printable_end("layer3.5.conv2.weight", 12) == "...v2.weight");
+}
+
+TEST_CASE("no name of a trace reaches the terminal as it is, nor adds a line", "[report]") {
+  for (const Trace& clean : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
+    Trace hostile = clean;
+    for (std::string& name : hostile.names) {
+      if (!name.empty() && name.find("::") == name.npos && !name.starts_with("Optimizer")) name += kHostile;
+    }
+    hostile.process.torch_version = hostile.process.command = kHostile;
+    hostile.devices.front().name = kHostile;
+    const std::string text = to_text(make_report(hostile, {.exit_code = 1, .folder = kHostile}));
+    CHECK(is_safe(text));
+    CHECK(std::ranges::count(text, '\n') == std::ranges::count(to_text(make_report(clean, {.exit_code = 1, .folder = "f"})), '\n'));
+  }
+}
+
+TEST_CASE("no text of a report file reaches the terminal as it is", "[report]") {
+  Report report = make_report(oom_in_backward(), {.exit_code = 1});
+  ReportOfDevice& device = report.devices.front();
+  device.failure->phase = device.cause->kind = device.device.compute_capability = kHostile;
+  device.owners.front().shape = device.owners.front().category = kHostile;
+  device.remedies.front().label = kHostile;
+  report.ranks = {{.outcome = kHostile}, {.rank = 1, .outcome = "out_of_memory", .failure = device.failure}};
+  report.limits.push_back(kHostile);
+  CHECK(is_safe(to_text(report)));
+  report.outcome = kHostile;
+  CHECK(is_safe(to_text(report)));
+}
+
+}  // namespace oomdiag
