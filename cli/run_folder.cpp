@@ -1,10 +1,13 @@
 #include "cli/run_folder.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <tuple>
 
@@ -49,10 +52,9 @@ fs::path make_run_folder(const fs::path& base, pid_t pid) {
   constexpr int kMostRunsOfOnePid = 10000;
   for (int number = 1; number < kMostRunsOfOnePid; ++number) {
     fs::path folder = base / fmt::format("oomdiag-{}{}", pid, number == 1 ? "" : fmt::format("-{}", number));
-    std::error_code error;
-    if (fs::create_directory(folder, error)) return folder;
-    if (error) {
-      throw Error(ErrorKind::environment, fmt::format("cannot make '{}': {}", folder.string(), error.message()),
+    if (mkdir(folder.c_str(), S_IRWXU) == 0) return folder;  // a command line may hold secrets: nobody else's business
+    if (errno != EEXIST) {
+      throw Error(ErrorKind::environment, fmt::format("cannot make '{}': {}", folder.string(), std::strerror(errno)),
                   "give another folder: --folder DIR");
     }
   }
@@ -79,6 +81,7 @@ Leftovers look_into(const fs::path& folder) {
   std::error_code ignored;
   const bool has_trace = !find_traces(folder).empty();
   Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
+  left.is_writable = access(folder.c_str(), W_OK | X_OK) == 0;
   std::ifstream loaded(folder / "loaded");
   std::getline(loaded, left.refusal);
   return left;

@@ -36,7 +36,7 @@ MappedFile::MappedFile(const std::filesystem::path& file, uint64_t bytes, uint64
     errno = EFBIG;
     throw refuse("create");
   }
-  file_ = open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  file_ = open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file_ < 0) throw refuse("create");
   if (ftruncate(file_, static_cast<off_t>(bytes)) != 0) throw refuse("size");
   void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);

@@ -12,6 +12,12 @@ TEST_CASE("a run folder is named after the process and never takes an older run'
   CHECK_THROWS_AS(make_run_folder(base.path() / "absent", 4711), Error);
 }
 
+TEST_CASE("nobody but its owner looks into a run", "[cli]") {
+  const TestFolder base;
+  const auto run = make_run_folder(base.path(), 4711);
+  CHECK(std::filesystem::status(run).permissions() == std::filesystem::perms::owner_all);
+}
+
 TEST_CASE("what a run left says whether the recorder was there, and whether CUDA was used", "[cli]") {
   const TestFolder run;
   CHECK_FALSE(look_into(run.path()).was_loaded);
