@@ -13,6 +13,13 @@ constexpr size_t kLabelColumns = 54;
 constexpr size_t kMostRemedies = 6;
 constexpr size_t kMostTensors = 5;  ///< shown under what is saved for backward
 
+int64_t cached_in_private_pools(const ReportOfDevice& device) {
+  for (const auto& [name, bytes] : device.private_pools) {
+    if (name == "cached_bytes") return bytes;
+  }
+  return 0;
+}
+
 int64_t sum_of(const ReportOfDevice& device, std::initializer_list<std::string_view> categories) {
   int64_t sum = 0;
   for (const auto& [name, bytes] : device.categories) {
@@ -124,7 +131,9 @@ std::string holders_table(const ReportOfDevice& device, const TextOptions& optio
        i < unknown.size() && i < kMostTensors && sum_of(device, {"unknown"}) == device.card.allocated_bytes; ++i)
     table.detail(label_of(*unknown[i], options), unknown[i]->bytes);
   table.row("freed, in use on another stream", device.card.pending_free_bytes);
-  table.row("cached, free", device.card.cached_bytes);
+  const int64_t private_bytes = cached_in_private_pools(device);
+  table.row("cached, free", device.card.cached_bytes - private_bytes);
+  table.row("cached in private pools", private_bytes);
   outside_rows(table, device);
   table.row("free", device.card.free_bytes);
   return table.finish();
