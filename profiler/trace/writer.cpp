@@ -38,7 +38,7 @@ struct HeldChunk {
   ~HeldChunk() { give_back(); }
   void give_back() noexcept;
   /// It is another process's.
-  void disown() noexcept { header = nullptr; }
+  void disown() noexcept { list = nullptr; }
 };
 thread_local HeldChunk held_owner;
 // Reading this one costs no guard and no call: it lies in the static block of thread-local memory.
