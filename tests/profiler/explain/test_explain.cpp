@@ -94,14 +94,14 @@ TEST_CASE("what private pools keep in their caches serves nobody else", "[explai
   Moment moment = refused.moment();
   moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_hole_bytes = 8_GiB, .pool = 1}};
   OutOfMemory failure{.requested_bytes = 5_GiB};
-  const Cause cause = find_cause(failure, moment, {}, refused.total(), 0);
+  const Cause cause = find_cause(failure, moment, {}, card_of(refused.total()));
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
   CHECK(evidence(cause, "cached_in_other_pools_bytes") == 8_GiB);
   CHECK(evidence(cause, "largest_hole_bytes") == 0);
 
   failure.pool = 1;  // the pool itself asks: it may use all of that
-  const Cause own = find_cause(failure, moment, {}, refused.total(), 0);
+  const Cause own = find_cause(failure, moment, {}, card_of(refused.total()));
   CHECK(own.kind == CauseKind::fragmentation);
   CHECK(evidence(own, "cached_in_other_pools_bytes") == -1);
 }

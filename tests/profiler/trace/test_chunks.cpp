@@ -1,6 +1,3 @@
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <barrier>
 #include <thread>
 #include <vector>
@@ -11,7 +8,7 @@
 #include "tests/catch.h"
 #include "tests/cli/test_folder.h"
 
-// Who writes to which chunk of the trace: threads come and go, children are forked, the budget is used up.
+// Who writes to which chunk of the trace: threads come and go, the budget is used up.
 
 using namespace oomdiag;
 
@@ -93,25 +90,4 @@ TEST_CASE("the chunk that is overwritten is the one whose newest event is the ol
   const auto rest = list.take();
   REQUIRE(rest.has_value());
   CHECK((rest->chunk == 2 && rest->used == 4));
-}
-
-TEST_CASE("a child of fork that ends by exit() takes nothing from its parent", "[trace][chunks]") {
-  const TestFolder folder;
-  TraceWriter writer(folder.path() / "trace", 1, kSmall);
-  write_one(writer, 1);
-  const pid_t child = fork();
-  if (child == 0) {
-    std::thread([] {}).join();
-    exit(0);  // runs the destructors of this thread, which give back the chunk that it inherited
-  }
-  waitpid(child, nullptr, 0);
-  std::thread([&] {
-    for (uint64_t i = 0; i < 10'000; ++i) write_one(writer, 7);
-  }).join();
-  write_one(writer, 2);
-  writer.publish();
-
-  const Trace trace = read_trace(folder.path() / "trace");
-  CHECK(trace.events.back().address == 2);
-  for (const Event& event : trace.events) REQUIRE(event.address != 0);
 }
