@@ -67,13 +67,16 @@ void check_virtual_device(const Install& install) {
 
 std::string explain_absence(const Leftovers& left, const DiagnosisRequest& request, const Install& install) {
   if (!left.refusal.empty()) return fmt::format("no report: {}", left.refusal);
+  if (!left.is_writable) return "no report: the folder of the run was removed, or could no longer be written";
   if (left.was_loaded && request.attach_at_step > 1) {
     return fmt::format(
         "no report: recording was to begin with step {}, and the program ended before it, or its optimizers "
         "open no Optimizer.step scopes",
         request.attach_at_step);
   }
-  if (left.was_loaded) return "the program never used CUDA from PyTorch: there is nothing to report";
+  if (left.was_loaded) {
+    return "none of the processes that oomdiag was loaded into used CUDA from PyTorch: there is nothing to report";
+  }
   if (!is_there(install.libraries / "liboomdiag_preload.so")) {
     return fmt::format("no report: the recorder is missing from '{}'; build it: scripts/build",
                        install.libraries.string());

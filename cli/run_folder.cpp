@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <tuple>
 
@@ -51,7 +52,7 @@ fs::path make_run_folder(const fs::path& base, pid_t pid) {
   constexpr int kMostRunsOfOnePid = 10000;
   for (int number = 1; number < kMostRunsOfOnePid; ++number) {
     fs::path folder = base / fmt::format("oomdiag-{}{}", pid, number == 1 ? "" : fmt::format("-{}", number));
-    if (mkdir(folder.c_str(), 0700) == 0) return folder;
+    if (mkdir(folder.c_str(), 0700) == 0) return folder;  // a command line may hold secrets: nobody else's business
     if (errno != EEXIST) {
       const std::error_code error(errno, std::generic_category());
       throw Error(ErrorKind::environment, fmt::format("cannot make '{}': {}", folder.string(), error.message()),
@@ -81,6 +82,7 @@ Leftovers look_into(const fs::path& folder) {
   std::error_code ignored;
   const bool has_trace = !find_traces(folder).empty();
   Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
+  left.is_writable = access(folder.c_str(), W_OK | X_OK) == 0;
   std::ifstream loaded(folder / "loaded");
   std::getline(loaded, left.refusal);
   return left;

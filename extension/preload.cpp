@@ -12,16 +12,15 @@
 // into a scope of its own.
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 
 #include "extension/cupti/interpose.h"
+#include "extension/leave_word.h"
 #include "extension/nvtx.h"
+#include "extension/python_build.h"
 #include "extension/record/control.h"
 #include "extension/torch_version.h"
 
@@ -32,38 +31,32 @@ constexpr int kErrorInsufficientDriver = 35;  // cudaErrorInsufficientDriver: wh
 
 using GetDevice = int (*)(int*);
 
-GetDevice real(const char* name) {
+// Whoever asks before the runtime is loaded does not spoil it for those who ask later.
+GetDevice find_real(std::atomic<GetDevice>& known, const char* name) {
+  if (const GetDevice found = known.load(std::memory_order_relaxed); found != nullptr) return found;
   void* runtime = dlopen(kRuntime, RTLD_NOW | RTLD_NOLOAD);
-  return runtime == nullptr ? nullptr : reinterpret_cast<GetDevice>(dlsym(runtime, name));
+  if (runtime == nullptr) return nullptr;
+  const auto found = reinterpret_cast<GetDevice>(dlsym(runtime, name));
+  known.store(found, std::memory_order_relaxed);
+  return found;
 }
 
 std::atomic<bool> load_begun = false;
 std::atomic<bool> polling = false;
 const oomdiag::RecorderFunctions* recorder = nullptr;  // set before `polling`
 
-// Leaves a line in the run folder for the launcher. False if there is no such folder.
-bool leave_word(const std::string& text) {
-  const char* folder = std::getenv("OOMDIAG_OUTPUT");
-  if (folder == nullptr) return false;
-  const int file = open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (file < 0) return false;
-  const bool written = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  close(file);
-  return written;
-}
-
-void refuse(const std::string& reason) {
-  if (!leave_word(reason)) std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", reason.c_str());
-}
-
 // Another minor version of torch has other virtual tables: recording would crash it.
 bool fits_torch() {
   const std::string version = oomdiag::loaded_torch_version();
-  if (version.empty()) return false;
+  if (version.empty()) {
+    oomdiag::refuse("no file in '" + oomdiag::loaded_torch_folder().string() +
+                    "' says which torch this is, and this oomdiag was built for torch " OOMDIAG_TORCH_MINOR);
+    return false;
+  }
   if (oomdiag::minor_version(version) == OOMDIAG_TORCH_MINOR) return true;
-  refuse("the program has torch " + version +
-         ", and this oomdiag was built for torch " OOMDIAG_TORCH_MINOR
-         "; build for yours: OOMDIAG_TORCH=<its site-packages/torch> scripts/build");
+  oomdiag::refuse("the program has torch " + version +
+                  ", and this oomdiag was built for torch " OOMDIAG_TORCH_MINOR
+                  "; build for yours: OOMDIAG_TORCH=<its site-packages/torch> scripts/build");
   return false;
 }
 
@@ -72,7 +65,7 @@ bool fits_torch() {
 const oomdiag::RecorderFunctions* find_recorder(const char* path) {
   void* library = dlopen(oomdiag::kRecorderLibrary, RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) refuse(dlerror());
+  if (library == nullptr) oomdiag::refuse(dlerror());
   return library == nullptr
              ? nullptr
              : static_cast<const oomdiag::RecorderFunctions*>(dlsym(library, oomdiag::kRecorderFunctions));
@@ -85,6 +78,7 @@ void load_recorder() {
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
   if (!fits_torch()) return;
+  if (oomdiag::python_is_free_threaded()) return oomdiag::refuse(oomdiag::kFreeThreaded);
   recorder = find_recorder(path);
   if (recorder == nullptr) return;
   oomdiag::route_cupti(recorder->cupti());
@@ -94,18 +88,20 @@ void load_recorder() {
 }
 
 // Tells the launcher that preloading worked in this process, whatever comes of it.
-__attribute__((constructor)) void say_loaded() { leave_word(""); }
+__attribute__((constructor)) void say_loaded() { oomdiag::leave_word(""); }
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int cudaGetDeviceCount(int* count) {
   if (!load_begun.load(std::memory_order_relaxed)) load_recorder();
-  static const GetDevice get = real("cudaGetDeviceCount");
+  static std::atomic<GetDevice> known = nullptr;
+  const GetDevice get = find_real(known, "cudaGetDeviceCount");
   return get == nullptr || get == cudaGetDeviceCount ? kErrorInsufficientDriver : get(count);
 }
 
 extern "C" __attribute__((visibility("default"))) int cudaGetDevice(int* device) {
   if (polling.load(std::memory_order_acquire) && recorder->poll() != 0) polling.store(false);
-  static const GetDevice get = real("cudaGetDevice");
+  static std::atomic<GetDevice> known = nullptr;
+  const GetDevice get = find_real(known, "cudaGetDevice");
   return get == nullptr || get == cudaGetDevice ? kErrorInsufficientDriver : get(device);
 }

@@ -98,6 +98,13 @@ enum EventFlag : uint16_t {
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
 };
 
+/// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits tell the pool. 0 is the one that
+/// everything shares; private ones (MemPool, CUDA graphs) are numbered as they appear, and those from the 127th on share it.
+inline constexpr int kPoolShift = 9;
+inline constexpr uint16_t kMostPools = 127;
+constexpr uint8_t pool_of(uint16_t flags) { return static_cast<uint8_t>(flags >> kPoolShift); }
+constexpr uint16_t pool_flag(uint8_t pool) { return static_cast<uint16_t>(pool << kPoolShift); }
+
 /// What the driver was asked for; the low bits of the flags of driver_alloc and driver_free.
 enum class DriverMemory : uint16_t {
   device,   ///< cuMemAlloc

@@ -72,7 +72,8 @@ class Collector {
     const std::lock_guard guard(lock_);
     if (outlet_.writer() == nullptr || device >= kMaxDevices) return;
     watch_.write_processes(device);
-    const TraceHeader& header = outlet_.writer()->header();
+    TraceHeader& header = outlet_.writer()->header();
+    header.dropped_driver.store(books_.lost() + outlet_.lost(), std::memory_order_relaxed);
     if (header.chunk_count.load() <= header.chunk_capacity) return;  // the trace still has every event
     books_.for_each([&](const DriverEntry& entry) {
       if (entry.device == device) write(EventKind::driver_alloc, entry, kDriverAnnounced, 0);

@@ -13,7 +13,11 @@ Event Outlet::make(EventKind kind) const noexcept {
 
 void Outlet::write(Event& event, uint16_t asker, const std::string& text) {
   if (writer_ == nullptr) {
-    if (pending_.size() < kMostPending) pending_.push_back({event, asker, text});
+    if (pending_.size() < kMostPending) {
+      pending_.push_back({event, asker, text});
+    } else {
+      ++lost_;
+    }
     return;
   }
   event.detail = intern(asker, text);

@@ -26,6 +26,8 @@ class Outlet {
   void attach(TraceWriter& writer, MakeEvent make_event);
 
   TraceWriter* writer() const { return writer_; }
+  /// Events from before that found no room.
+  uint64_t lost() const { return lost_; }
   Askers& askers() { return askers_; }
 
  private:
@@ -41,6 +43,7 @@ class Outlet {
   TraceWriter* writer_ = nullptr;
   MakeEvent make_event_ = nullptr;
   std::vector<Pending> pending_;
+  uint64_t lost_ = 0;
   std::array<uint32_t, Askers::kMost> interned_{};  ///< by asker
 };
 

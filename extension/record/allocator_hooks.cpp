@@ -64,6 +64,8 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
   event.bytes = static_cast<int64_t>(entry.size_);
   event.detail = reinterpret_cast<uint64_t>(entry.stream_);
   event.device = device;
+  const bool is_free = kind == EventKind::free_requested || kind == EventKind::free_completed;
+  if (!is_free) event.flags = pool_flag(number_pool(entry.mempool_));
   if (kind == EventKind::free_requested) event.context = 0;  // the table of live blocks knows it
   const bool is_request = kind == EventKind::alloc || kind == EventKind::out_of_memory;
   const bool was_steady = is_request && steady();

@@ -29,6 +29,7 @@ void remember_blocks(const ThreadState& state, const allocator::SegmentInfo& seg
   event.sequence = session().writer().header().last_sequence.load(std::memory_order_relaxed);
   event.context = event.op_serial = 0;  // who allocated it is not known
   event.node_sequence = kNoNode;
+  event.flags = pool_flag(number_pool(segment.owner_private_pool_id));
   for (const auto& block : segment.blocks) {
     event.bytes = static_cast<int64_t>(block.requested_size);
     if (block.allocated) {
@@ -41,13 +42,27 @@ void remember_blocks(const ThreadState& state, const allocator::SegmentInfo& seg
 
 }  // namespace
 
+uint8_t number_pool(c10::MempoolId_t pool) noexcept {
+  static std::atomic<uint64_t> known[kMostPools - 1] = {};
+  const uint64_t key = pool.first != 0 ? pool.first << 1 | 1 : pool.second << 1;  // one of the two is always 0
+  if (key == 0) [[likely]]
+    return 0;
+  for (size_t i = 0; i < std::size(known); ++i) {
+    uint64_t is = known[i].load(std::memory_order_relaxed);
+    if (is == 0 && known[i].compare_exchange_strong(is, key, std::memory_order_relaxed)) is = key;
+    if (is == key) return static_cast<uint8_t>(i + 1);
+  }
+  return kMostPools;
+}
+
 void write_segment(const ThreadState& state, const allocator::SegmentInfo& segment, uint16_t flags) {
   Event event = state.event(EventKind::segment_state);
   event.device = static_cast<uint8_t>(segment.device);
   event.address = segment.address;
   event.bytes = static_cast<int64_t>(segment.total_size);
   event.detail = reinterpret_cast<uint64_t>(segment.stream);
-  event.flags = static_cast<uint16_t>(flags | (segment.is_large ? kSegmentLarge : 0) |
+  const uint16_t pool = pool_flag(number_pool(segment.owner_private_pool_id));
+  event.flags = static_cast<uint16_t>(flags | pool | (segment.is_large ? kSegmentLarge : 0) |
                                       (segment.is_expandable ? kSegmentExpandable : 0));
   session().writer().write(event);
   for (const auto& block : segment.blocks) {
@@ -66,7 +81,14 @@ void write_segment(const ThreadState& state, const allocator::SegmentInfo& segme
 void write_beginning() {
   const at::DisableRecordFunctionGuard no_ops;
   const uint32_t devices = session().device_count;
-  for (uint32_t d = 0; d < devices; ++d) is_wanted[d] = true;
+  // PyTorch's own history tells of each snapshot. Of cards that hold nothing there is nothing to tell.
+  bool any = false;
+  for (uint32_t d = 0; d < devices; ++d) {
+    const auto reserved = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d)).reserved_bytes[0].current;
+    is_wanted[d] = reserved > 0;
+    any = any || reserved > 0;
+  }
+  if (!any) return;
   allocator::get()->snapshot({0, 0}, false);
   for (uint32_t d = 0; d < devices; ++d) is_wanted[d] = false;
 }

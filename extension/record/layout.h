@@ -8,6 +8,9 @@ namespace oomdiag {
 
 struct ThreadState;
 
+/// The number of a pool in events: 0 for the one that everything shares. Neither locks nor allocates.
+uint8_t number_pool(c10::MempoolId_t pool) noexcept;
+
 /// Writes a segment of the allocator's own snapshot and its blocks: a segment_state, then a block_state for each. `flags`
 /// (EventFlag) are added to theirs.
 void write_segment(const ThreadState& state, const c10::cuda::CUDACachingAllocator::SegmentInfo& segment,

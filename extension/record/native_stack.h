@@ -8,8 +8,8 @@ namespace oomdiag {
 
 class InternCache;
 
-/// Where a thread was, as addresses. Taking it costs microseconds, and neither locks nor allocates (glibc 2.35, gcc 12; with
-/// older ones the loader's lock is taken for a moment).
+/// Where a thread was, as addresses. Taking it costs microseconds, and but for the first time in a process it neither locks
+/// nor allocates (glibc 2.35, gcc 12; with older ones the loader's lock is taken for a moment): the first time loads libgcc_s.
 struct NativeStack {
   static constexpr int kMaxFrames = 96;
   void* frames[kMaxFrames];

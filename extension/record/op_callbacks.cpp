@@ -147,6 +147,12 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());
 }
 
+std::string_view tell_scope(std::string_view name) {
+  const std::string_view told = session().scope_names().told_as(name);
+  if (told != name) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
+  return told;
+}
+
 // "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__". Those of the user's form a path.
 bool is_scope_of_pytorch(std::string_view name) {
   return name.starts_with("Optimizer.") || name.starts_with("enumerate(Data");
@@ -157,6 +163,7 @@ bool is_scope_of_profiler(std::string_view name) { return name.starts_with("Prof
 
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   if (is_scope_of_profiler(name)) return;
+  name = tell_scope(name);
   frame.scope_name = state.names.name(name);
   frame.is_optimizer_step = name.starts_with("Optimizer.step");
   if (!steady() && name.starts_with("Optimizer.")) meet_optimizer();
@@ -168,7 +175,7 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   } else {
     if (state.context.module == 0) state.module_path.clear();
     state.module_path += (state.module_path.empty() ? "" : ".") + std::string(name);
-    state.context.module = state.names.name(std::string_view(state.module_path));
+    state.context.module = state.names.name(tell_scope(state.module_path));
   }
   state.context_id = state.names.context(state.context);
   Event event = state.event(EventKind::scope_begin);
@@ -182,7 +189,10 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   ThreadState& state = thread_state();
   prepare_recording(state);
   if (!steady()) claim_nodes(state);
-  if (state.depth == ThreadState::kMaxDepth) return nullptr;
+  if (state.depth == ThreadState::kMaxDepth) {
+    session().writer().header().deep_calls.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
   Frame& frame = push_frame(state, &call);
   const char* name = call.name();
   const bool is_scope = call.scope() == at::RecordScope::USER_SCOPE;

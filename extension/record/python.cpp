@@ -227,16 +227,16 @@ bool python_attached() noexcept { return python != nullptr; }
 
 bool python_raises() noexcept {
   if (python == nullptr || python->api.is_initialized() == 0 || python->api.this_thread() == nullptr) return false;
-  return python->api.check() != 0 && python->api.error() != nullptr;
+  return python->api.holds_gil() && python->api.error() != nullptr;
 }
 
 GilScope::GilScope() noexcept {
   if (python == nullptr) return;
   const PythonApi& api = python->api;
   if (api.is_initialized() == 0 || (api.is_finalizing != nullptr && api.is_finalizing() != 0)) return;
-  if (api.this_thread() == nullptr) return;
+  if (api.this_thread() == nullptr || api.has_subinterpreters()) return;
   held_ = true;
-  if (api.check() != 0) return;
+  if (api.holds_gil()) return;
   state_ = api.ensure();
   release_ = true;
 }

@@ -40,6 +40,10 @@ bool load_objects(PythonApi& api) {
 
 bool PythonApi::load() {
   if (!find(is_finalizing, "Py_IsFinalizing")) find(is_finalizing, "_Py_IsFinalizing");
+  if (!find(current_thread, "PyThreadState_GetUnchecked")) find(current_thread, "_PyThreadState_UncheckedGet");
+  find(first_interpreter, "PyInterpreterState_Head");
+  find(next_interpreter, "PyInterpreterState_Next");
+  find(frame_variable, "PyFrame_GetVarString");
   return find(is_initialized, "Py_IsInitialized") && find(this_thread, "PyGILState_GetThisThreadState") &&
          find(ensure, "PyGILState_Ensure") && find(release, "PyGILState_Release") && find(check, "PyGILState_Check") &&
          find(error, "PyErr_Occurred") && find(clear_error, "PyErr_Clear") && load_frames(*this) &&

@@ -22,6 +22,9 @@ struct PythonApi {
   int (*ensure)() = nullptr;
   void (*release)(int) = nullptr;
   int (*check)() = nullptr;
+  PythonObject (*current_thread)() = nullptr;  ///< PyThreadState_GetUnchecked, underscored before 3.13; may be null
+  PythonObject (*first_interpreter)() = nullptr;
+  PythonObject (*next_interpreter)(PythonObject) = nullptr;
   int (*is_finalizing)() = nullptr;  ///< public from 3.13, underscored before; may be null
 
   PythonObject (*frame)() = nullptr;  ///< borrowed
@@ -63,6 +66,13 @@ struct PythonApi {
 
   /// Finds all of it. False if there is no (running) interpreter in the process.
   bool load();
+  /// Whether this thread holds the GIL. PyGILState_Check is no help: once there was a second interpreter it says always yes.
+  bool holds_gil() const { return current_thread == nullptr ? check() != 0 : current_thread() == this_thread(); }
+  /// While there are other interpreters, PyGILState_Ensure may wait for a GIL that this thread itself holds for one of them.
+  bool has_subinterpreters() const {
+    return first_interpreter != nullptr && next_interpreter != nullptr &&
+           next_interpreter(first_interpreter()) != nullptr;
+  }
   /// A text attribute of a class or of code, empty if there is none.
   std::string text(PythonObject object, const char* name) const;
   /// The local variable `name` of a frame, a new reference, or null. `name_object` is the same text.

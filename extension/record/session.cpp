@@ -17,9 +17,13 @@
 #include <string_view>
 
 #include "extension/cupti/collector.h"
+#include "extension/leave_word.h"
+#include "extension/python_build.h"
+#include "extension/python_end.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
 #include "extension/record/layout.h"
+#include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
 #include "extension/record/process_facts.h"
 #include "extension/record/python.h"
@@ -42,8 +46,10 @@ std::mutex beginning;  // one thread begins, stops or goes on at a time
 RecordingWish wish;
 bool is_retired = false;
 
-void say(const char* what) noexcept {
+void say(const char* what) noexcept try {
+  leave_word(std::string("recording could not begin: ") + what);
   std::fprintf(stderr, "oomdiag: warning: not recording: %s; the program runs on\n", what);
+} catch (...) {
 }
 
 bool allocator_is_ready() noexcept {
@@ -121,8 +127,6 @@ Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(at::cuda::device_count());
   TraceBudget budget;
   budget.event_bytes = int64_t{environment_number("OOMDIAG_TRACE_MIB", 256)} << 20;
-  // A thread that writes seldom keeps its chunk: of a small budget that must be a small part, too.
-  budget.chunk_bytes = std::clamp<int64_t>(budget.event_bytes / 32, 64 << 10, budget.chunk_bytes);
   PlacedTrace placed = place_trace(wish.folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();
@@ -133,6 +137,8 @@ Session& make_session(uint32_t steps_before) {
   session->watch_outputs_above = header.devices[0].total_bytes / 2;
   return *session;
 }
+
+void note_python_end(const PythonEnd&) noexcept { the_session->writer().header().python_ended.store(1); }
 
 void watch_program() {
   const bool every_step = environment_number("OOMDIAG_EVERY_STEP", 0) != 0;
@@ -146,10 +152,12 @@ void begin(uint32_t steps_before) {
   const char* obstacle = find_allocator_obstacle();
   session.writer().header().unwatched = obstacle != nullptr ? 1 : 0;
   the_session = &session;
+  NativeStack().capture();  // the first one loads a library, which must not happen under the allocator's lock
   if (obstacle == nullptr) attach_allocator_hooks();
   session.writer().publish();
   pthread_atfork(nullptr, nullptr, stop_in_child);
   std::atexit(finish);
+  if (python_attached()) call_at_python_end<note_python_end>();
   watch_program();
   is_recording.store(true);
   if (obstacle == nullptr) write_beginning();
@@ -220,6 +228,7 @@ void retire() noexcept {
 
 std::filesystem::path start_recording(const std::filesystem::path& folder) {
   if (is_retired) throw Error(ErrorKind::usage, "this copy of liboomdiag.so has no effect; see its warning");
+  if (python_is_free_threaded()) throw Error(ErrorKind::environment, kFreeThreaded);
   if (in_child) throw Error(ErrorKind::usage, "this process is a fork of one that records, which it would disturb");
   if (the_session != nullptr) {
     const std::lock_guard lock(beginning);
@@ -227,7 +236,7 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
     return the_session->trace();
   }
   wish = {.folder = choose_folder(folder), .attach_at_step = 1};
-  std::filesystem::create_directories(wish.folder);
+  make_private_folder(wish.folder);
   if (allocator_is_ready()) {
     begin(0);
     stage.store(Stage::settled, std::memory_order_release);

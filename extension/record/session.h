@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "extension/record/numbered_names.h"
 #include "extension/record/step_counter.h"
 #include "profiler/trace/writer.h"
 
@@ -18,6 +19,7 @@ class Session {
 
   TraceWriter& writer() { return *writer_; }
   StepCounter& steps() { return steps_; }
+  NumberedNames& scope_names() { return scope_names_; }
   const std::filesystem::path& trace() const { return trace_; }
   /// A new number for a call of an outermost op. Any thread.
   uint32_t next_serial() noexcept { return take_serials(1) + 1; }
@@ -57,6 +59,7 @@ class Session {
  private:
   std::unique_ptr<TraceWriter> writer_;
   StepCounter steps_;
+  NumberedNames scope_names_;
   std::filesystem::path trace_;
   std::atomic<uint32_t> serial_ = 0;
 };

@@ -3,10 +3,9 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "extension/record/intern_cache.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/running_tasks.h"
 #include "extension/record/steady.h"
@@ -43,45 +42,11 @@ struct Surprise {
   NativeStack stack;
 };
 
-/// Remembers the ids of names and contexts that this thread has met, so that the common case locks nothing.
-class InternCache {
- public:
-  /// The id of an op's name. `name` need not outlive the call.
-  uint32_t name(const char* name);
-  uint32_t name(std::string_view name);
-  uint32_t context(const Context& context);
-  /// The id of `inside`, which is the context `outside` with another inner op: the commonest step, at half the price.
-  uint32_t inner_context(uint32_t outside, const Context& inside);
-
- private:
-  static constexpr size_t kEntries = 4096;
-  struct NameEntry {
-    const char* pointer = nullptr;
-    const std::string* text = nullptr;
-    uint32_t id = 0;
-  };
-  struct ContextEntry {
-    Context context;
-    uint32_t id = 0;
-  };
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-  };
-  struct InnerEntry {
-    uint32_t outside = ~0u;
-    uint32_t inner = 0;
-    uint32_t id = 0;
-  };
-  InnerEntry inner_[kEntries];
-  NameEntry by_pointer_[kEntries];
-  ContextEntry contexts_[kEntries];
-  std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> names_;
-};
-
 /// What one thread is doing: read by the allocator's hook on the same thread, written by the op callbacks.
 struct ThreadState {
   static constexpr uint32_t kMaxDepth = 192;
+
+  explicit ThreadState(TraceWriter& writer) : names(writer) {}
 
   Context context;
   uint32_t context_id = 0;

@@ -1,5 +1,6 @@
 #include "extension/record/trace_place.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -31,7 +32,7 @@ PlacedTrace place_trace(const fs::path& run, uint32_t device_count, const TraceB
     std::error_code ignored;
     const fs::path file = folder / "trace";
     if (fs::exists(file, ignored)) continue;
-    if (folder != run / "") fs::create_directories(folder, ignored);
+    if (folder != run / "") make_private_folder(folder);
     try {
       return {file, std::make_unique<TraceWriter>(file, device_count, budget)};
     } catch (const Error&) {
@@ -39,6 +40,13 @@ PlacedTrace place_trace(const fs::path& run, uint32_t device_count, const TraceB
     }
   }
   throw Error(ErrorKind::environment, "'" + run.string() + "' is full of traces of this process");
+}
+
+void make_private_folder(const fs::path& folder) noexcept {
+  std::error_code ignored;
+  const fs::path whole = folder.has_filename() ? folder : folder.parent_path();
+  fs::create_directories(whole.parent_path(), ignored);
+  mkdir(whole.c_str(), S_IRWXU);
 }
 
 const char* environment(const char* name) noexcept {

@@ -20,6 +20,10 @@ struct PlacedTrace {
 /// Throws Error(environment).
 PlacedTrace place_trace(const std::filesystem::path& run, uint32_t device_count, const TraceBudget& budget);
 
+/// Makes a folder, and those that it lies in, unless it is there. A trace tells command lines and paths: only its owner may
+/// look inside.
+void make_private_folder(const std::filesystem::path& folder) noexcept;
+
 /// The value of an environment variable, empty where it is not set.
 const char* environment(const char* name) noexcept;
 int environment_number(const char* name, int otherwise) noexcept;

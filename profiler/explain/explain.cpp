@@ -28,7 +28,7 @@
 // Imbalance between the cards of one program is found afterwards, from all of them: imbalance.h.
 //
 // A cached segment that is wholly free even so is of a pool that the allocator may not touch, as while a CUDA graph is
-// captured. It helps nobody and does not count as cached.
+// captured. It helps nobody and does not count as cached; nor does what other pools than the one that was asked keep.
 //
 // "Enough" means what the allocator asks of the driver: whole segments, 20 MiB for anything from 1 to 10 MiB.
 
@@ -38,10 +38,11 @@ namespace {
 /// The figures that the questions are about.
 struct Figures {
   int64_t requested = 0, segment = 0, free = 0, cached = 0, pending = 0, outside = 0, reserved = 0, total = 0;
-  int64_t allowed = 0;        ///< the limit that the program set, or total
-  bool capped = false;        ///< a limit was set, though where it lies is not known: not above `allowed`
-  int64_t grown = 0;          ///< from step to step
-  int64_t lacking_later = 0;  ///< what the rest of the step lacks even if all is packed
+  int64_t allowed = 0;         ///< the limit that the program set, or total
+  bool capped = false;         ///< a limit was set, though where it lies is not known: not above `allowed`
+  int64_t grown = 0;           ///< from step to step
+  int64_t lacking_later = 0;   ///< what the rest of the step lacks even if all is packed
+  int64_t in_other_pools = 0;  ///< cached, but in pools that do not serve this request
 };
 
 // A context and the libraries' own memory on a real card, where nothing says how much that is.
@@ -63,7 +64,10 @@ Figures read_figures(const OutOfMemory& failure, const Moment& moment, const All
             .outside = moment.outside_bytes,
             .reserved = moment.reserved_bytes,
             .total = total_bytes};
-  for (const SegmentLayout& segment : moment.segments) f.cached -= segment.used_bytes == 0 ? segment.bytes : 0;
+  for (const SegmentLayout& segment : moment.segments) {
+    if (segment.used_bytes == 0 || segment.pool != failure.pool) f.cached -= segment.bytes - segment.used_bytes;
+    if (segment.pool != failure.pool) f.in_other_pools += segment.bytes - segment.used_bytes;
+  }
   f.cached = std::max<int64_t>(0, f.cached);
   f.allowed = f.total;
   if (settings.memory_fraction < 1) {
@@ -156,9 +160,11 @@ int64_t short_by(const Figures& f, CauseKind kind) {
   return std::max<int64_t>(kind == CauseKind::capacity ? f.lacking_later : 0, f.segment - f.free - f.cached);
 }
 
-int64_t largest_hole(const Moment& moment) {
+int64_t largest_hole(const Moment& moment, uint8_t pool) {
   int64_t largest = 0;
-  for (const SegmentLayout& segment : moment.segments) largest = std::max(largest, segment.largest_hole_bytes);
+  for (const SegmentLayout& segment : moment.segments) {
+    if (segment.pool == pool) largest = std::max(largest, segment.largest_hole_bytes);
+  }
   return largest;
 }
 
@@ -211,8 +217,9 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                     {"outside_pytorch_bytes", f.outside},
                     {"left_if_packed_bytes", std::max<int64_t>(0, f.free + f.cached - f.segment)},
                     {f.capped ? "allowed_at_most_bytes" : "allowed_bytes", f.allowed},
-                    {"largest_hole_bytes", largest_hole(moment)}};
+                    {"largest_hole_bytes", largest_hole(moment, failure.pool)}};
   if (need.bytes > 0) cause.evidence.push_back({need.whole ? "step_bytes" : "step_at_least_bytes", need.bytes});
+  if (f.in_other_pools > 0) cause.evidence.push_back({"cached_in_other_pools_bytes", f.in_other_pools});
   if (cause.kind == CauseKind::leak) {
     cause.evidence.push_back({"grown_bytes", f.grown});
     cause.evidence.push_back({"bytes_per_step", growths.front().bytes_per_step});

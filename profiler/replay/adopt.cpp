@@ -20,6 +20,7 @@ Block block_of(const Event& state, const Event& segment) {
           .state = live      ? Block::State::live
                    : pending ? Block::State::pending_free
                              : Block::State::free,
+          .pool = pool_of(segment.flags),
           .small = (segment.flags & kSegmentLarge) == 0,
           .expandable = (segment.flags & kSegmentExpandable) != 0,
           .placed = true};

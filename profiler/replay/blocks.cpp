@@ -131,6 +131,7 @@ void Blocks::allocate_unplaced(const Event& event, uint32_t index) {
        .event = index,
        .context = event.context,
        .state = State::live,
+       .pool = pool_of(event.flags),
        .small = bytes <= kSmallBytes});
   allocated_bytes_ += bytes;
 }

@@ -25,7 +25,8 @@ struct Block {
   uint32_t event = kNone;                   ///< index of the alloc event that made it live
   uint32_t context = 0;                     ///< of that event
   State state = State::free;
-  bool small = false;       ///< of the small pool
+  uint8_t pool = 0;         ///< that the segment belongs to: 0, or a private one, which serves nobody else
+  bool small = false;       ///< of the small blocks' part of it
   bool expandable = false;  ///< of a segment that is mapped piecewise
   bool placed = false;      ///< inside a segment that the replay has seen; if not, its size is only the rounding rule's
 };

@@ -44,6 +44,7 @@ void DeviceMeter::note_refusal(const Event& event, const Phases& phases, const N
   refusal.phase = phases.phase_of(event);
   refusal.where = locate(trace_, nodes, event);
   refusal.requested_bytes = sane(event.bytes);
+  refusal.pool = pool_of(event.flags);
   refusal.allocated_bytes = blocks_.allocated_bytes();
   refusal.reserved_bytes = blocks_.reserved_bytes();
   refusal.free_bytes = sane(event.address);

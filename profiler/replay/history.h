@@ -76,6 +76,7 @@ struct SegmentLayout {
   int64_t used_bytes = 0;  ///< of blocks that are allocated or pending free
   int64_t largest_hole_bytes = 0;
   int64_t holes = 0;
+  uint8_t pool = 0;  ///< 0, or a private one (MemPool, CUDA graph), whose cached bytes serve nobody else
   bool small = false;
   bool expandable = false;
   std::vector<uint64_t> pinned_by{};  ///< addresses of its blocks in use, largest first, at most 3
@@ -216,6 +217,7 @@ struct OutOfMemory {
   Phase phase = Phase::other;
   Where where{};
   int64_t requested_bytes = 0;  ///< rounded to a block
+  uint8_t pool = 0;             ///< that was asked
   int64_t allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
   int64_t granted_bytes = 0;        ///< where it was absorbed: the workspace that the op took in its place, 0 = none
   bool first_in_op = true;          ///< the op had allocated nothing before

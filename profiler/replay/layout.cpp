@@ -8,6 +8,7 @@ namespace oomdiag {
 SegmentLayout lay_out(std::span<const Block> segment) {
   SegmentLayout layout{.address = segment.front().address,
                        .stream = segment.front().stream,
+                       .pool = segment.front().pool,
                        .small = segment.front().small,
                        .expandable = segment.front().expandable};
   std::vector<const Block*> used;

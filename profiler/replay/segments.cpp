@@ -35,6 +35,7 @@ void Blocks::add_segment(const Event& event) {
   add({.address = event.address,
        .bytes = event.bytes,
        .stream = event.detail,
+       .pool = pool_of(event.flags),
        .small = event.bytes == kSmallSegmentBytes,
        .placed = true});
   reserved_bytes_ += event.bytes;
@@ -61,6 +62,7 @@ void Blocks::map(const Event& event) {
   if (id == Block::kNone) id = add({.address = event.address, .expandable = true, .placed = true});
   blocks_[id].bytes = event.bytes;
   blocks_[id].stream = event.detail;
+  blocks_[id].pool = pool_of(event.flags);
   set_free(id);
   end_with_border(id);
   merge_next(id);

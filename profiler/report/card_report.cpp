@@ -155,6 +155,18 @@ Figures report_categories(const Moment& moment) {
   return figures;
 }
 
+Figures report_private_pools(const Moment& moment) {
+  int64_t reserved = 0;
+  int64_t used = 0;
+  for (const SegmentLayout& segment : moment.segments) {
+    if (segment.pool == 0) continue;
+    reserved += segment.bytes;
+    used += segment.used_bytes;
+  }
+  if (reserved == 0) return {};
+  return {{"reserved_bytes", reserved}, {"cached_bytes", reserved - used}};
+}
+
 ReportCard report_card(const Moment& moment) {
   return {.allocated_bytes = moment.allocated_bytes,
           .pending_free_bytes = moment.pending_free_bytes,
@@ -308,6 +320,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   if (findings.cause) report.cause = report_cause(*findings.cause);
   report.categories = report_categories(moment);
   report.card = report_card(moment);
+  report.private_pools = report_private_pools(moment);
   report.outside = report_outside(moment.outside);
   report.host_memory = report_outside(moment.host_memory);
   report.driver_refusals = report_outside(device.driver_refusals);

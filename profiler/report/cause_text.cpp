@@ -38,6 +38,12 @@ std::string cause_text(const ReportOfDevice& device) {
     return fmt::format("capacity: {} left if packed without holes, and the forward pass goes on",
                        figure("left_if_packed_bytes"));
   }
+  if (cause.kind == "capacity" && bytes_of("cached_in_other_pools_bytes") > 0) {
+    return fmt::format(
+        "capacity: short by {}; {} more are cached, but in private pools (MemPool, CUDA graphs), which "
+        "serve nobody else",
+        short_by, figure("cached_in_other_pools_bytes"));
+  }
   if (cause.kind == "capacity" && bytes_of("step_bytes") > room) {
     return fmt::format("capacity: the step needs {}, and there are {}", figure("step_bytes"), with_unit(room));
   }

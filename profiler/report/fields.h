@@ -279,6 +279,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("cause", value.cause);
   visit("categories", value.categories);
   visit("card", value.card);
+  visit("private_pools", value.private_pools);
   visit("outside_pytorch", value.outside);
   visit("host_memory", value.host_memory);
   visit("card_steps", value.card_steps);

@@ -95,6 +95,13 @@ std::string label_of(const ReportHolder& holder, const TextOptions& options) {
   return label;
 }
 
+int64_t cached_in_private_pools(const ReportOfDevice& device) {
+  for (const auto& [name, bytes] : device.private_pools) {
+    if (name == "cached_bytes") return bytes;
+  }
+  return 0;
+}
+
 /// One row for a category, and those who hold it.
 void category_rows(Holders& table, const ReportOfDevice& device, std::string_view label, std::string_view category) {
   constexpr int64_t kLeastShare = 20;
@@ -139,7 +146,9 @@ std::string holders_table(const ReportOfDevice& device, const TextOptions& optio
   category_rows(table, device, "optimizer state", "optimizer_state");
   category_rows(table, device, "unknown", "unknown");
   table.row("freed, in use on another stream", device.card.pending_free_bytes);
-  table.row("cached, free", device.card.cached_bytes);
+  const int64_t private_bytes = cached_in_private_pools(device);
+  table.row("cached, free", device.card.cached_bytes - private_bytes);
+  table.row("cached in private pools", private_bytes);
   outside_rows(table, device);
   table.row("free", device.card.free_bytes);
   return table.finish();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "profiler/explain/whole_step.h"
@@ -27,10 +28,15 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
       limits.push_back(fmt::format("steps are counted to within {}", trace.step_stride));
     }
   }
-  if (trace.dropped_events > 0) limits.push_back(fmt::format("{} events were lost", trace.dropped_events));
-  if (trace.dropped_blocks > 0) {
-    limits.push_back(fmt::format("{} live blocks found no room in the table of live blocks", trace.dropped_blocks));
-  }
+  const auto add = [&](uint64_t count, std::string_view what) {
+    if (count > 0) limits.push_back(fmt::format("{} {}", count, what));
+  };
+  add(trace.dropped_events, "events were lost");
+  add(trace.dropped_blocks, "live blocks found no room in the table of live blocks");
+  add(trace.dropped_names, "names or places found no room in the trace: what was to be told by them is not named");
+  add(trace.dropped_driver, "allocations by libraries outside of PyTorch found no room in the books");
+  add(trace.deep_calls, "ops ran too deep inside of others: what they allocated is told as that of an op around them");
+  add(trace.folded_names, "scopes that differ by numbers only are told together, with # for the number");
   if (!trace.process.recorder_failure.empty()) {
     limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
   } else if (still_runs) {
@@ -41,14 +47,6 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
 }
 
 // The thread of its autograd engine asks for the lock of an interpreter that is ending.
-void add_known_abort(const Trace& trace, const ReportInputs& inputs, std::vector<std::string>& limits) {
-  const bool aborted = inputs.signal == SIGABRT || inputs.exit_code == 128 + SIGABRT;
-  if (!aborted || !trace.process.python || !trace.process.torch_version.starts_with("2.15")) return;
-  limits.emplace_back(
-      "torch 2.15 aborts now and then where a Python program ends with a backward pass, with and without "
-      "oomdiag (pytorch/pytorch issue 190489): if the program's work was done, it was that");
-}
-
 void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) {
   limits.emplace_back(
       "a memory snapshot tells neither phases nor steps, and what a block holds only for optimizer steps");
@@ -191,6 +189,12 @@ bool shares_a_card(const History& history) {
   });
 }
 
+// A thread of the autograd engine that is not at rest yet asks for the GIL of an interpreter that ends.
+bool aborted_after_its_work(const Trace& trace, const ReportInputs& inputs) {
+  const bool aborted = inputs.signal == SIGABRT || inputs.exit_code == 128 + SIGABRT;
+  return aborted && trace.process.python_ended;
+}
+
 }  // namespace
 
 std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs) {
@@ -201,8 +205,12 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
                                  is_clocked(history) ? "modelled" : "no"));
   }
   if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
+  if (aborted_after_its_work(trace, inputs)) {
+    limits.emplace_back(
+        "the program had done its work: PyTorch itself aborts now and then (signal 6) when Python ends "
+        "right after a backward pass, with and without oomdiag (pytorch/pytorch issue 190489)");
+  }
   add_losses(trace, inputs.still_runs, limits);
-  add_known_abort(trace, inputs, limits);
   for (const DeviceHistory& device : history.devices) {
     if (trace.process.unwatched) continue;  // the note on why says it all
     add_beginning(trace, device, limits);

@@ -264,7 +264,8 @@ struct ReportOfDevice {
   std::optional<ReportCause> cause{};
   Figures categories{};
   ReportCard card{};
-  std::vector<ReportOutside> outside{};      ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
+  Figures private_pools{};               ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
+  std::vector<ReportOutside> outside{};  ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
   std::vector<ReportOutside> host_memory{};  ///< page-locked and managed
   std::vector<ReportCardStep> card_steps{};
   std::vector<ReportOutside> driver_refusals{};  ///< the most that each library asked of the driver in vain

@@ -11,7 +11,8 @@
 // page cache. Writers publish by storing one word last (an event's sequence, a section's count), so a reader never sees
 // half a record, whenever the process died.
 //
-// Chunks are taken by threads in order; when the budget is used up the oldest chunk that no thread holds is taken again.
+// A chunk is written by one thread at a time; what a thread leaves of it goes to another. When the budget is used up, the
+// chunk whose newest event is the oldest is taken again, of those that no thread holds.
 // So the newest events are always there, and what was alive before them is in the tables of live blocks. Steps are listed
 // apart, so that they are counted rightly, and the age of a live block is known, when the events that tell of them are gone;
 // and so are the events that name parameters and buffers, or tell the stack of a line, which are written only once.
@@ -76,13 +77,17 @@ struct TraceHeader {
   std::atomic<uint64_t> dropped_events = 0;  ///< written nowhere: no room, no thread slot
   std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that found no room
   std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
-  std::atomic<uint32_t> step_count = 0;      ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
-  std::atomic<uint32_t> step_stride = 1;     ///< doubled, and every other entry dropped, when the list is full
+  std::atomic<uint64_t> dropped_driver = 0;  ///< allocations of the driver's that found no room in the books
+  std::atomic<uint64_t> deep_calls = 0;    ///< ops and scopes nested too deeply to be told apart from those around them
+  std::atomic<uint64_t> folded_names = 0;  ///< scopes told under a common name, their numbers replaced by '#'
+  std::atomic<uint32_t> step_count = 0;    ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
+  std::atomic<uint32_t> step_stride = 1;   ///< doubled, and every other entry dropped, when the list is full
   std::atomic<uint32_t> steps_by_optimizer = 0;  ///< a step ends with an optimizer's step, else with its backward pass
   std::atomic<uint64_t> kept_count = 0;          ///< events kept so far; only the newest are there
   std::atomic<EndState> end_state = EndState::running;
   std::atomic<uint32_t> steady_steps =
       0;  ///< optimizer steps in which the places of allocations are those of a learned step
+  std::atomic<uint32_t> python_ended = 0;  ///< Python had begun to end: the program's own work was done
   char failure[128] = {};
   uint32_t steps_before = 0;  ///< optimizer steps that were over when recording began
   uint32_t unwatched = 0;     ///< the allocator tells nothing: only its totals are known, from memory_stats
@@ -93,8 +98,6 @@ static_assert(sizeof(TraceHeader) <= kHeaderBytes);
 /// First 64 bytes of a chunk. Events with a sequence below `first_sequence` are left over from the chunk's last use.
 struct alignas(64) ChunkHeader {
   std::atomic<uint64_t> first_sequence = 0;  ///< 0: never used
-  std::atomic<uint32_t> holder = 0;          ///< thread that writes to it, 0 = none
-  uint32_t thread = 0;                       ///< thread that wrote it
 };
 static_assert(sizeof(ChunkHeader) == 64);
 

@@ -25,6 +25,7 @@ struct ProcessInfo {
   std::string command;
   EndState end_state = EndState::running;
   uint32_t steady_steps = 0;     ///< optimizer steps in which the places of allocations are those of a learned step
+  bool python_ended = false;     ///< Python had begun to end: the program's own work was done
   std::string recorder_failure;  ///< why the recorder switched itself off, or empty
   uint32_t steps_before = 0;     ///< optimizer steps that were over when recording began
   bool unwatched = false;        ///< the allocator told nothing: only its own totals are known
@@ -54,6 +55,10 @@ struct Trace {
   uint64_t overwritten_events = 0;      ///< older than events.front(), no longer in the file
   uint64_t dropped_events = 0;          ///< never written
   uint64_t dropped_blocks = 0;          ///< live blocks that found no slot in the table
+  uint64_t dropped_names = 0;           ///< names and contexts that found no room
+  uint64_t dropped_driver = 0;          ///< allocations of the driver's that found no room in the books
+  uint64_t deep_calls = 0;              ///< ops nested too deeply to be told apart from those around them
+  uint64_t folded_names = 0;            ///< scopes told under a common name, their numbers replaced by '#'
   std::vector<uint64_t> step_ends{};  ///< entry i: sequence of the last event of step 1 + i ∙ step_stride; whole run
   uint32_t step_stride = 1;           ///< above 1 only in runs of more than a million steps
   bool steps_by_optimizer = false;    ///< a step ends with an optimizer's step, else with its backward pass

@@ -31,26 +31,31 @@ uint64_t monotonic_ns() noexcept {
 
 // The chunk that this thread writes to. Given back when the thread ends.
 struct HeldChunk {
-  ChunkHeader* header = nullptr;
+  ChunkList* list = nullptr;
+  uint32_t chunk = 0;
+  Event* slots = nullptr;
 
   ~HeldChunk() { give_back(); }
   void give_back() noexcept;
   /// It is another process's.
-  void disown() noexcept { header = nullptr; }
+  void disown() noexcept { list = nullptr; }
 };
 thread_local HeldChunk held_owner;
 // Reading this one costs no guard and no call: it lies in the static block of thread-local memory.
 struct HeldSlots {
-  Event* first;
+  Event* first;  ///< of this thread
   Event* next;
   Event* end;
 };
 [[gnu::tls_model("initial-exec")]] thread_local HeldSlots held{nullptr, nullptr, nullptr};
 
 void HeldChunk::give_back() noexcept {
+  if (list != nullptr) {
+    const auto used = static_cast<uint32_t>(held.next - slots);
+    list->give_back(chunk, used, used == 0 ? 0 : held.next[-1].sequence);
+  }
   held = {nullptr, nullptr, nullptr};
-  if (header != nullptr) header->holder.store(0, std::memory_order_release);
-  header = nullptr;
+  list = nullptr;
 }
 
 // Says in the header where everything goes.
@@ -74,6 +79,10 @@ TraceHeader& lay_out(TraceHeader& header, uint32_t device_count, const TraceBudg
   return header;
 }
 
+uint32_t slots_of(const TraceHeader& header) {
+  return static_cast<uint32_t>((header.chunk_bytes - sizeof(ChunkHeader)) / sizeof(Event));
+}
+
 uint64_t file_bytes_of(uint32_t device_count, const TraceBudget& budget) {
   TraceHeader header;
   return lay_out(header, device_count, budget).file_bytes;
@@ -93,6 +102,7 @@ TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_coun
     : file_(file, file_bytes_of(device_count, budget), kHeaderBytes),
       header_(&lay_out(*new (file_.at(0)) TraceHeader, device_count, budget)),
       interner_(file_, *header_),
+      chunks_(static_cast<uint32_t>(header_->chunk_capacity), slots_of(*header_)),
       steps_{header_->steps_offset, header_->steps_capacity * sizeof(uint64_t)},
       kept_{header_->kept_offset, header_->kept_capacity * sizeof(Event)} {
   header_->pid = getpid();
@@ -180,26 +190,29 @@ void TraceWriter::take_late_place(uint32_t device) noexcept {
 
 bool TraceWriter::take_chunk() noexcept {
   held_owner.give_back();
-  for (uint64_t tries = 0; tries < header_->chunk_capacity; ++tries) {
-    const uint64_t taken = header_->chunk_count.fetch_add(1, std::memory_order_relaxed);
-    const uint64_t offset = header_->chunks_offset + taken % header_->chunk_capacity * header_->chunk_bytes;
-    if (taken < header_->chunk_capacity && !file_.reserve(offset, header_->chunk_bytes)) {
-      fail(kDiskFull);
-      return false;
-    }
-    auto* chunk = reinterpret_cast<ChunkHeader*>(file_.at(offset));
-    uint32_t nobody = 0;
-    if (!chunk->holder.compare_exchange_strong(nobody, 1, std::memory_order_acquire)) continue;
-    chunk->first_sequence.store(header_->last_sequence.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    held_owner.header = chunk;
-    // One system call here instead of a page fault for every 64 events. Older kernels do not know it: then the faults.
-    if (taken < header_->chunk_capacity) madvise(chunk, header_->chunk_bytes, MADV_POPULATE_WRITE);
-    held.first = held.next = reinterpret_cast<Event*>(chunk + 1);
-    held.end = held.next + (header_->chunk_bytes - sizeof(ChunkHeader)) / sizeof(Event);
-    return true;
+  const auto taken = chunks_.take();
+  if (!taken) {
+    header_->dropped_events.fetch_add(1, std::memory_order_relaxed);
+    return false;
   }
-  header_->dropped_events.fetch_add(1, std::memory_order_relaxed);
-  return false;
+  const uint64_t offset = header_->chunks_offset + taken->chunk * header_->chunk_bytes;
+  if (taken->is_fresh && !file_.reserve(offset, header_->chunk_bytes)) {
+    fail(kDiskFull);
+    return false;
+  }
+  auto* chunk = reinterpret_cast<ChunkHeader*>(file_.at(offset));
+  if (taken->used == 0) {
+    header_->chunk_count.fetch_add(1, std::memory_order_relaxed);
+    chunk->first_sequence.store(header_->last_sequence.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+  // One system call here instead of a page fault for every 64 events. Older kernels do not know it: then the faults.
+  if (taken->is_fresh) madvise(chunk, header_->chunk_bytes, MADV_POPULATE_WRITE);
+  held_owner.list = &chunks_;
+  held_owner.chunk = taken->chunk;
+  held_owner.slots = reinterpret_cast<Event*>(chunk + 1);
+  held.first = held.next = held_owner.slots + taken->used;
+  held.end = held_owner.slots + slots_of(*header_);
+  return true;
 }
 
 void TraceWriter::add_block(const Event& alloc) noexcept {

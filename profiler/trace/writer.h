@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "profiler/event.h"
+#include "profiler/trace/chunk_list.h"
 #include "profiler/trace/format.h"
 #include "profiler/trace/interner.h"
 #include "profiler/trace/live_table.h"
@@ -18,7 +19,7 @@ namespace oomdiag {
 /// How large a trace may become.
 struct TraceBudget {
   int64_t event_bytes = 256 << 20;      ///< all chunks together; the oldest is overwritten
-  int64_t chunk_bytes = 1 << 20;        ///< what one thread takes at a time
+  int64_t chunk_bytes = 64 << 10;       ///< what one thread takes at a time
   int64_t names_bytes = 8 << 20;        ///< interned names
   uint32_t contexts = 1 << 17;          ///< interned contexts
   uint32_t steps = 1 << 20;             ///< listed one by one; of longer runs every 2nd, 4th, …
@@ -108,6 +109,7 @@ class TraceWriter {
   MappedFile file_;
   TraceHeader* header_;  ///< in the file
   Interner interner_;
+  ChunkList chunks_;
   std::atomic<bool> on_ = true;
   std::unique_ptr<LiveTable> tables_[kMaxDevices];
   LatePlace late_places_[kMaxDevices];

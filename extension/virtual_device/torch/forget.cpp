@@ -11,6 +11,7 @@
 #include "extension/torch_version.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/torch/compute.h"
+#include "extension/virtual_device/torch/rest.h"
 
 namespace {
 
@@ -34,6 +35,7 @@ OOMDIAG_ENTRY_POINT int oomdiag_forget_poll() noexcept try {
   if (is_attached.exchange(true)) return 1;
   allocator::attachAllocatorTraceTracker(on_trace);
   oomdiag::start_computing();
+  oomdiag::rest_before_python_ends();
   return 1;
 } catch (const std::exception&) {
   return -1;

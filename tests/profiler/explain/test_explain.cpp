@@ -89,6 +89,23 @@ TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "
   CHECK(find_cause(failure, moment, {}, card_of(refused.total())).kind == CauseKind::pending_frees);
 }
 
+TEST_CASE("what private pools keep in their caches serves nobody else", "[explain]") {
+  const Refused refused{.requested = 5_GiB, .free = 3_GiB, .cached = 8_GiB, .allocated = 1_GiB};
+  Moment moment = refused.moment();
+  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_hole_bytes = 8_GiB, .pool = 1}};
+  OutOfMemory failure{.requested_bytes = 5_GiB};
+  const Cause cause = find_cause(failure, moment, {}, card_of(refused.total()));
+  CHECK(cause.kind == CauseKind::capacity);
+  CHECK(cause.short_by_bytes == 2_GiB);
+  CHECK(evidence(cause, "cached_in_other_pools_bytes") == 8_GiB);
+  CHECK(evidence(cause, "largest_hole_bytes") == 0);
+
+  failure.pool = 1;  // the pool itself asks: it may use all of that
+  const Cause own = find_cause(failure, moment, {}, card_of(refused.total()));
+  CHECK(own.kind == CauseKind::fragmentation);
+  CHECK(evidence(own, "cached_in_other_pools_bytes") == -1);
+}
+
 TEST_CASE("a small request that needs a whole segment looks like fragmentation, and is capacity", "[explain]") {
   const Cause cause = cause_of({.requested = 2_MiB, .free = 6_MiB, .cached = 2_MiB, .allocated = 8_GiB});
 

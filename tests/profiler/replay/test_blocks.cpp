@@ -50,6 +50,25 @@ TEST_CASE("neighbouring segments never merge", "[replay]") {
   CHECK(replayed(trace).reserved_bytes() == 0);
 }
 
+TEST_CASE("segments of a private pool are known as its own, also when their blocks come and go", "[replay]") {
+  constexpr uint64_t kBegin = uint64_t{1} << 40;
+  Blocks blocks{AllocatorSettings{}};
+  const auto apply = [&](EventKind kind, uint64_t address, int64_t bytes, uint8_t pool) {
+    blocks.apply({.address = address, .bytes = bytes, .kind = kind, .flags = pool_flag(pool)}, 0);
+  };
+  apply(EventKind::segment_alloc, kBegin, 20_MiB, 3);
+  apply(EventKind::alloc, kBegin, 6_MiB, 3);
+  apply(EventKind::segment_alloc, kBegin + 20_MiB, 20_MiB, 0);
+  apply(EventKind::free_requested, kBegin, 6_MiB, 0);
+  apply(EventKind::free_completed, kBegin, 6_MiB, 0);
+  const auto segments = blocks.by_segment();
+  REQUIRE(segments.size() == 2);
+  for (const auto& segment : segments) {
+    REQUIRE(segment.size() == 1);
+    CHECK(segment[0].pool == (segment[0].address == kBegin ? 3 : 0));
+  }
+}
+
 TEST_CASE("a freed block counts as pending until its free is completed", "[replay]") {
   EventBuilder trace;
   trace.alloc("a", 4_MiB).request_free("a");

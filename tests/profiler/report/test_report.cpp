@@ -130,6 +130,10 @@ TEST_CASE("a report says what it does not know", "[report]") {
   damaged.dropped_events = 3;
   damaged.overwritten_events = 5;
   damaged.dropped_blocks = 2;
+  damaged.dropped_names = 4;
+  damaged.dropped_driver = 5;
+  damaged.deep_calls = 6;
+  damaged.folded_names = 7;
   damaged.process.virtual_device = false;
   damaged.process.recorder_failure = "no room";
 
@@ -137,6 +141,10 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(limits, "3 events were lost"));
   CHECK(mentions(limits, "oldest 5 events"));
   CHECK(mentions(limits, "2 live blocks"));
+  CHECK(mentions(limits, "4 names or places found no room"));
+  CHECK(mentions(limits, "5 allocations by libraries outside of PyTorch"));
+  CHECK(mentions(limits, "6 ops ran too deep"));
+  CHECK(mentions(limits, "7 scopes that differ by numbers only"));
   CHECK(mentions(limits, "recording stopped before the end: no room"));
   CHECK(mentions(limits, "reserved bytes are a lower bound"));
   CHECK(mentions(limits, "bytes outside PyTorch are not known"));
@@ -145,15 +153,15 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(make_report(trace, {}).limits, "the card is virtual"));
 }
 
-TEST_CASE("an abort at the end of a Python program with torch 2.15 may be torch's own, and the report says so", "[report]") {
-  Trace trace = training_that_fits();
-  trace.process.python = true;
-  trace.process.torch_version = "2.15.0+cu132";
-  CHECK(mentions(make_report(trace, {.signal = 6}).limits, "issue 190489"));
-  CHECK(mentions(make_report(trace, {.exit_code = 134}).limits, "issue 190489"));
-  CHECK_FALSE(mentions(make_report(trace, {.signal = 9}).limits, "issue 190489"));
-  trace.process.torch_version = "2.11.0";
-  CHECK_FALSE(mentions(make_report(trace, {.signal = 6}).limits, "issue 190489"));
+TEST_CASE("an abort while Python ends is PyTorch's own, and the program had done its work", "[report]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
+  Trace ended = trace;
+  ended.process.python_ended = true;
+  const std::string_view told = "the program had done its work";
+  CHECK(mentions(make_report(ended, {.exit_code = 134, .signal = 6}).limits, told));
+  CHECK_FALSE(mentions(make_report(ended, {.exit_code = 139, .signal = 11}).limits, told));
+  CHECK_FALSE(mentions(make_report(trace, {.exit_code = 134, .signal = 6}).limits, told));
 }
 
 TEST_CASE("bytes of others on the card are what is neither free nor reserved", "[report]") {

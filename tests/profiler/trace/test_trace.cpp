@@ -121,6 +121,13 @@ TEST_CASE("equal names and contexts have one index", "[trace]") {
   CHECK(writer.intern(context) == writer.intern(context));
 }
 
+TEST_CASE("nobody but its owner reads a trace", "[trace]") {
+  const TemporaryFolder folder;
+  const TraceWriter writer(folder.file(), 1, small_budget(4));
+  using std::filesystem::perms;
+  CHECK(std::filesystem::status(folder.file()).permissions() == (perms::owner_read | perms::owner_write));
+}
+
 TEST_CASE("names that find no room are counted and read as unknown", "[trace]") {
   const TemporaryFolder folder;
   TraceWriter writer(folder.file(), 1, small_budget(4));

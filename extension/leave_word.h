@@ -1,0 +1,30 @@
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace oomdiag {
+
+/// Leaves a line in the run folder for the launcher: why this process is not recorded, or nothing, which says that the shim
+/// was loaded. False if there is no such folder.
+inline bool leave_word(const std::string& text) {
+  const char* folder = std::getenv("OOMDIAG_OUTPUT");
+  if (folder == nullptr) return false;
+  const int file = open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0) return false;
+  const std::string line = text.empty() ? text : text + '\n';
+  const bool written = write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  close(file);
+  return written;
+}
+
+/// The same; where nobody would read it, the user does.
+inline void refuse(const std::string& reason) {
+  if (!leave_word(reason)) std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", reason.c_str());
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,36 @@
+// The shim is asked for device counts under the version node of one major version of the runtime. A program whose torch
+// belongs to another major asks under that one's node: it is passed on, and the launcher hears why there is no report.
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <string>
+
+#include "extension/leave_word.h"
+
+namespace {
+
+constexpr int kErrorInsufficientDriver = 35;  // cudaErrorInsufficientDriver: what a program without a runtime would see
+
+int ask_other(const char* runtime, const char* major, int* count) {
+  static std::atomic<bool> told = false;
+  void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  if (torch != nullptr) dlclose(torch);
+  if (torch != nullptr && !told.exchange(true)) {
+    oomdiag::refuse(std::string("the program's torch is built for CUDA ") + major +
+                    ", and this oomdiag for CUDA 13; take a torch for CUDA 13, as in pip install torch");
+  }
+  void* library = dlopen(runtime, RTLD_NOW | RTLD_NOLOAD);
+  void* real = library == nullptr ? nullptr : dlsym(library, "cudaGetDeviceCount");
+  return real == nullptr ? kErrorInsufficientDriver : reinterpret_cast<int (*)(int*)>(real)(count);
+}
+
+}  // namespace
+
+#define OOMDIAG_FORWARD(function, runtime, major)                             \
+  extern "C" __attribute__((visibility("default"))) int function(int* count); \
+  __asm__(".symver " #function ", cudaGetDeviceCount@" runtime);              \
+  extern "C" int function(int* count) { return ask_other(runtime, major, count); }
+
+OOMDIAG_FORWARD(oomdiag_count_of_cuda_12, "libcudart.so.12", "12")
+OOMDIAG_FORWARD(oomdiag_count_of_cuda_11, "libcudart.so.11.0", "11")

@@ -1,0 +1,54 @@
+"""Runs programs of programs.py on request, each in a child forked from a process that has imported torch and not touched CUDA:
+so each begins as a fresh process does, without the three seconds of `import torch`.
+
+    python server.py        reads lines of JSON {"program", "folder", "output"}, answers with the child's wait status
+"""
+import json
+import os
+import pathlib
+import signal
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+LONGEST = 60  # seconds; a program that hangs is killed by SIGALRM
+
+
+def become(request):
+    """The child: its output goes to files, its run to a folder of its own."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(f"{request['output']}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, descriptor)
+        os.close(file)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if request["folder"]:
+        os.environ["OOMDIAG_OUTPUT"] = request["folder"]
+    sys.argv = [request["program"]]
+    signal.setitimer(signal.ITIMER_REAL, LONGEST)
+
+
+def serve():
+    """Returns in children only, with what they shall run."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            become(request)
+            return request
+        print(os.waitpid(child, 0)[1], flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    import programs
+    wanted = serve()
+    if "seed" in wanted:
+        import random_program
+        random_program.run(wanted["seed"])
+    else:
+        programs.PROGRAMS[wanted["program"]]()
+    programs.peaks()

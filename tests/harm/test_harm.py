@@ -1,0 +1,69 @@
+"""The matrix of harm: dozens of programs with and without the recorder on the same virtual card. Exit code, output, exception
+text and peaks are equal, and a readable report follows, or one line that says why there is none.
+
+    python tests/harm/test_harm.py --build BUILD_FOLDER [unittest arguments, as in -k nested]
+"""
+import argparse
+import pathlib
+import re
+import shutil
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import harness
+
+build = pathlib.Path("build").resolve()
+both = None
+
+
+class Harm(unittest.TestCase):
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        global both
+        both = harness.Both(build)
+        cls.addClassCleanup(both.end)
+
+    def check(self, name, program):
+        with_us, without, folder = both.run(name)
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        self.assertEqual(with_us.comparable(), without.comparable(), with_us.stderr)
+        if program.report is False:
+            self.assertLessEqual(len(with_us.said_by_oomdiag()), 1, with_us.stderr)
+            return self.assertRegex(with_us.stderr, program.recorded or "^")
+        self.assertLessEqual(len(with_us.said_by_oomdiag()), 1 if program.report is None else 0, with_us.stderr)
+        self.check_report(name, folder, without.stdout)
+
+    def check_report(self, name, folder, output):
+        report, done = both.report(folder)
+        if report is None:
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            return self.assertIsNone(harm_programs()[name].report, done.stderr)
+        peaks = re.findall(r"^peaks (\d+) (\d+)$", output, re.MULTILINE)
+        if peaks:
+            peak = report["peak"]
+            self.assertEqual((peak["allocated_bytes"], peak["reserved_bytes"]), tuple(map(int, peaks[-1])))
+        self.assertEqual(report["replay_error_bytes"], 0)
+
+
+def harm_programs():
+    """Found by their decorator: importing them would import torch."""
+    found = {}
+    source = (harness.HERE / "programs.py").read_text()
+    for options, name in re.findall(r"^@program(?:\((.*)\))?\ndef (\w+)\(", source, re.MULTILINE):
+        found[name] = type("Program", (), {"report": True, "recorded": None} | (eval(f"dict({options})") if options else {}))
+    return found
+
+
+for name, program in harm_programs().items():
+    setattr(Harm, f"test_{name}", lambda self, name=name, program=program: self.check(name, program))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--build", type=pathlib.Path, default=build)
+    known, rest = parser.parse_known_args()
+    build = known.build.resolve()
+    unittest.main(argv=["test_harm.py", *rest], verbosity=2)

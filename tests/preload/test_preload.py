@@ -1,0 +1,81 @@
+"""The preloaded shim in programs that it cannot record: they run as ever, and it says why.
+
+    python tests/preload/test_preload.py --build BUILD_FOLDER
+"""
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+build = pathlib.Path("build")
+BEFORE, AFTER = "error 35, 0 cards", "error 0, 3 cards"  # as without a runtime, and the runtime's own answer
+
+
+class PreloadTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.torch = self.folder / "torch"
+        (self.torch / "lib").mkdir(parents=True)
+        shutil.copy(build / "tests/preload/lib/libtorch_cpu.so", self.torch / "lib")
+
+    def ask(self, major="13", program="oomdiag_test_asks"):
+        """What the program prints, and what the shim tells the launcher."""
+        node = f"libcudart.so.{major}"
+        run = self.folder / "run"
+        run.mkdir(exist_ok=True)
+        environment = {"LD_PRELOAD": str(build / "lib/liboomdiag_preload.so"), "OOMDIAG_OUTPUT": str(run),
+                       "OOMDIAG_RECORDER": "/nowhere/liboomdiag.so",
+                       "ASAN_OPTIONS": "verify_asan_link_order=0"}  # of a sanitized build: the shim comes before it
+        done = subprocess.run([build / "bin" / program, node, self.torch / "lib/libtorch_cpu.so",
+                               build / "tests/preload/lib" / node], env=environment, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.splitlines(), (run / "loaded").read_text()
+
+    def test_who_asks_before_the_runtime_is_there_does_not_spoil_it_for_later(self):
+        answers, _ = self.ask()
+        self.assertEqual(answers, [BEFORE, AFTER])
+
+    def test_a_torch_for_another_major_of_cuda_is_named(self):
+        answers, word = self.ask("12")
+        self.assertEqual(answers, [BEFORE, AFTER])
+        self.assertRegex(word, "torch is built for CUDA 12, and this oomdiag for CUDA 13")
+
+    def test_a_torch_that_does_not_say_what_it_is(self):
+        answers, word = self.ask()
+        self.assertEqual(answers[1], AFTER)
+        self.assertIn(f"no file in '{self.torch}' says which torch this is", word)
+
+    def test_an_archive_of_libtorch_is_known_by_its_build_version_or_its_headers(self):
+        (self.torch / "build-version").write_text("2.99.0+cu130\n")
+        self.assertIn("the program has torch 2.99.0+cu130", self.ask()[1])
+        (self.torch / "build-version").unlink()
+        header = self.torch / "include/torch/headeronly/version.h"
+        header.parent.mkdir(parents=True)
+        header.write_text("#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 98\n#define TORCH_VERSION_PATCH 1\n")
+        self.assertIn("the program has torch 2.98.1", self.ask()[1])
+
+    def test_a_recorder_that_cannot_be_loaded(self):
+        minor = (build / "lib/python/oomdiag/torch_minor").read_text().strip()
+        (self.torch / "version.py").write_text(f"__version__ = '{minor}.0+cu132'\n")
+        answers, word = self.ask()
+        self.assertEqual(answers[1], AFTER)
+        self.assertIn("/nowhere/liboomdiag.so", word)
+
+    def test_a_free_threaded_python_is_refused(self):
+        minor = (build / "lib/python/oomdiag/torch_minor").read_text().strip()
+        (self.torch / "version.py").write_text(f"__version__ = '{minor}.0+cu132'\n")
+        answers, word = self.ask(program="oomdiag_test_asks_free_threaded")
+        self.assertEqual(answers[1], AFTER)
+        self.assertRegex(word, "this Python is a free-threaded build.*take the ordinary build")
+        self.assertEqual(word.count("\n"), 1)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--build", type=pathlib.Path, default=build)
+    known, rest = parser.parse_known_args()
+    build = known.build.resolve()
+    unittest.main(argv=["test_preload.py", *rest], verbosity=2)
