@@ -8,7 +8,6 @@ namespace {
 
 constexpr int64_t kProbe = 16;   ///< the second value, in multiples of the first
 constexpr int kMostGuesses = 5;  ///< then halving: the border is not where the bytes say
-constexpr double kNear = 0.02;   ///< a run that failed by less than this share tells the border nearly exactly
 
 }  // namespace
 
@@ -90,23 +89,22 @@ std::vector<int64_t> BorderSearch::narrow(int64_t passes, int64_t fails, int at_
         !points_.contains(position) && std::find(positions.begin(), positions.end(), position) == positions.end();
     if (is_new && static_cast<int>(positions.size()) < at_once) positions.push_back(position);
   };
-  const int64_t middle = passes + (fails - passes) / 2;
   if (fails == count_) {
     const std::optional<int64_t> border = estimate();
     if (!border) {
       add(position_of(static_cast<double>(value_of_(passes)) * kProbe));
     } else if (*border >= count_ - 1 || points_.size() > 2) {
+      const bool is_first = points_.size() <= 4;  // later the line has shown to be none
       add(*border);
-      add(*border + 1);
+      add(*border + (is_first ? 1 : std::max<int64_t>(1, (*border - passes) / 2)));
     } else {  // holes take their part, mostly a tenth
       add(*border - (*border - passes) / 10);
       add(*border - (*border - passes) / 5);
     }
   } else if (const auto border = estimate_below(fails); border && *border > passes && guesses_ < kMostGuesses) {
-    ++guesses_;
     add(*border);
-    const bool is_near = fails - *border < static_cast<int64_t>(kNear * static_cast<double>(fails)) + 2;
-    add(is_near ? *border - 2 : middle);
+    add(*border + (guesses_ % 2 == 0 ? 1 : std::max<int64_t>(1, (fails - *border) / 2)));
+    ++guesses_;
   }
   if (positions.empty()) {
     const int64_t ways = at_once + 1;
