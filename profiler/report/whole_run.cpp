@@ -58,8 +58,9 @@ void take_whole_run(Report& failed, const Report& whole) {
   const int64_t needed = seen->peak.allocated_bytes;
   if (is_share_of_card(needed, seen->device.total_bytes)) return;
   const int64_t room = device.device.total_bytes - device.card.outside_pytorch_bytes;
-  if (needed > room && (cause.kind == "fragmentation" || cause.kind == "workspace")) {
-    cause = {.kind = "capacity", .short_by_bytes = needed - room};
+  const bool may_be_capacity = cause.kind == "capacity" || cause.kind == "fragmentation" || cause.kind == "workspace";
+  if (needed > room && may_be_capacity) {
+    cause = {.kind = "capacity", .short_by_bytes = needed - room, .evidence = {{"step_bytes", needed}}};
   }
   cause.evidence.emplace_back(kWholeRun, needed);
   cause.evidence.emplace_back("whole_run_reserved_bytes", seen->peak.reserved_bytes);

@@ -40,6 +40,7 @@ TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[r
   take_whole_run(report, whole_run(13 * kGiB));
   CHECK(report.devices[0].cause->kind == "capacity");
   CHECK(report.devices[0].cause->short_by_bytes == 2 * kGiB);
+  CHECK(report.devices[0].cause->evidence.front() == Figures::value_type{"step_bytes", 13 * kGiB});
 }
 
 TEST_CASE("where the whole run would fit, holes stay the cause and their remedy stays first", "[report]") {
