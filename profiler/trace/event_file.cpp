@@ -36,7 +36,7 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
     offset += static_cast<uint64_t>(got);
     bytes -= static_cast<size_t>(got);
   }
-  std::memset(at, 0, bytes);
+  if (bytes > 0) std::memset(at, 0, bytes);  // of nothing the address may be null
 }
 
 // The window not used for longest, unless an iterator still stands on it.
