@@ -8,19 +8,24 @@
 #include <iterator>
 
 #include "cli/launcher.h"
+#include "profiler/error.h"
 
 namespace oomdiag {
 namespace {
 
-/// torch's version without `import torch`, which takes a second.
-std::optional<std::string> find_torch_version(const std::string& python) {
+/// torch's version without `import torch`, which takes a second; empty where it has none, nullopt where the interpreter
+/// cannot be started.
+std::optional<std::string> ask_torch_version(const std::string& python) {
   const std::optional<std::string> origin = output_of(
       {python, "-c",
        "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s and s.origin else '', end='')"});
-  if (!origin || origin->empty()) return std::nullopt;
+  if (!origin || origin->empty()) return origin;
   std::ifstream file(std::filesystem::path(*origin).parent_path() / "version.py");
-  return read_torch_version(std::string(std::istreambuf_iterator<char>(file), {}));
+  return read_torch_version(std::string(std::istreambuf_iterator<char>(file), {})).value_or("");
 }
+
+/// Names that mean "any Python": Debian has no `python`, and who has none at all is served by the private one.
+bool names_any_python(std::string_view wanted) { return wanted == "python" || wanted == "python3"; }
 
 }  // namespace
 
@@ -43,7 +48,13 @@ std::optional<std::string> read_torch_version(std::string_view version_py) {
 }
 
 PythonChoice choose_python(const std::string& wanted, const Install& install) {
-  return choose_python(wanted, find_torch_version(wanted), install);
+  const std::optional<std::string> version = ask_torch_version(wanted);
+  if (!version && !names_any_python(wanted)) {
+    throw Error(ErrorKind::environment, fmt::format("'{}' is no Python that can be started", wanted),
+                "see: which -a python3");
+  }
+  const bool has_torch = version && !version->empty();
+  return choose_python(wanted, has_torch ? version : std::nullopt, install);
 }
 
 PythonChoice choose_python(const std::string& wanted, const std::optional<std::string>& torch_version,

@@ -19,9 +19,9 @@ struct PythonChoice {
   bool operator==(const PythonChoice&) const = default;
 };
 
-/// Which Python to run for `wanted`: that one if it has a torch of the minor version that oomdiag was built for, the
-/// private one if it has no torch at all or is not there. Throws Error(environment) if it has another torch: the
-/// recorder would refuse to load. Asks the interpreter where its torch is, without importing it.
+/// Which Python to run for `wanted`: that one, with a note where its torch cannot be recorded; the private one only where
+/// `wanted` has no torch at all. Throws Error(environment) if `wanted` cannot be started: another environment in its
+/// place would be another program. Asks the interpreter where its torch is, without importing it.
 PythonChoice choose_python(const std::string& wanted, const Install& install);
 
 /// The same, given the answer: the caller's torch, "2.15.0+cu132", or nullopt.

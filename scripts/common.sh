@@ -37,6 +37,18 @@ known_torch_versions() {
 check_torch_version() {
   [[ -n $1 && -e $root/scripts/requirements/$1.txt ]] ||
     fail "torch '$1' is not a version that oomdiag pins" "valid: $(known_torch_versions)"
+  if [[ $1 == "$default_torch" ]]; then remember_torch; fi
+}
+
+# build/ goes on with the torch it was made from: forgotten in the next shell, OOMDIAG_TORCH would mean a download of 3 GB and
+# a build over this one. Set and empty it means the private torch again.
+remember_torch() {
+  local lines=()
+  [[ -z ${OOMDIAG_TORCH+set} && -e $root/build/.origin ]] || return 0
+  mapfile -t lines <"$root/build/.origin"
+  if [[ ${lines[0]:-} == "$root" && ${lines[1]:-} != "$root"/.venv* && -e ${lines[1]:-}/version.py ]]; then
+    export OOMDIAG_TORCH=${lines[1]}
+  fi
 }
 
 # The default version has the plain names, the others carry theirs.

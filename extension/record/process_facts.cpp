@@ -14,6 +14,11 @@
 #include "extension/record/trace_place.h"
 #include "extension/torch_version.h"
 
+// torch 2.12 does not export it: null there.
+namespace at::cuda {
+extern __attribute__((weak)) size_t getChosenWorkspaceSize();
+}
+
 namespace oomdiag {
 namespace {
 
@@ -43,7 +48,9 @@ void describe_device(TraceHeader& header, uint32_t index) {
   using ContextBytes = int64_t (*)(int);
   const auto modelled = reinterpret_cast<ContextBytes>(dlsym(RTLD_DEFAULT, "oomdiag_device_context_bytes"));
   if (modelled != nullptr) device.context_bytes = modelled(static_cast<int>(index));
-  device.cublas_workspace_bytes = static_cast<int64_t>(at::cuda::getChosenWorkspaceSize());
+  if (at::cuda::getChosenWorkspaceSize != nullptr) {
+    device.cublas_workspace_bytes = static_cast<int64_t>(at::cuda::getChosenWorkspaceSize());
+  }
 }
 
 }  // namespace

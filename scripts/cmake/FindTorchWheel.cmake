@@ -31,8 +31,17 @@ find_package_handle_standard_args(TorchWheel
   REASON_FAILURE_MESSAGE "no CUDA torch wheel at '${OOMDIAG_TORCH}', run scripts/setup, or set OOMDIAG_TORCH to a site-packages/torch folder")
 
 if(NOT EXISTS "${cuda_include}/crt/host_defines.h")
-  message(FATAL_ERROR "the wheel lacks the header crt/host_defines.h; run scripts/setup, or "
-                      "pip install 'cuda-toolkit[crt,cccl]==<the version that torch's metadata names>'")
+  file(GLOB metadata "${site_packages}/torch-${TorchWheel_VERSION}.dist-info/METADATA" "${site_packages}/torch-*.dist-info/METADATA")
+  set(toolkit "cuda-toolkit[crt,cccl]")
+  if(metadata)
+    list(GET metadata 0 metadata)
+    file(STRINGS "${metadata}" needed REGEX "^Requires-Dist: cuda-toolkit")
+    if("${needed}" MATCHES "==([0-9.]+)")
+      string(APPEND toolkit "==${CMAKE_MATCH_1}")
+    endif()
+  endif()
+  get_filename_component(own_python "${OOMDIAG_TORCH}/../../../../bin/python3" ABSOLUTE)
+  message(FATAL_ERROR "the wheel lacks the header crt/host_defines.h; run: ${own_python} -m pip install '${toolkit}'")
 endif()
 
 get_filename_component(cuda_root "${cuda_include}" DIRECTORY)

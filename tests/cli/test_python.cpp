@@ -45,6 +45,18 @@ TEST_CASE("the caller's python runs if it has our torch, the private one if it h
   CHECK(choose_python("python", std::nullopt, install).executable == "/private/python");
 }
 
+TEST_CASE("another environment never takes the place of a python that is not there", "[cli]") {
+  const Install install = built_for("2.15.0+cu132");
+
+  try {
+    choose_python("/nowhere/bin/python3", install);
+    FAIL("it was replaced");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::environment);
+    CHECK(std::string(error.what()).find("/nowhere/bin/python3") != std::string::npos);
+  }
+}
+
 TEST_CASE("a python whose torch cannot be recorded runs all the same, and it is said why", "[cli]") {
   const Install install = built_for("2.15.0+cu132");
 

@@ -136,6 +136,17 @@ class Launcher(Scripts):
         result = self.run_script("oomdiag", "devices")
         self.assertEqual((result.stdout, result.stderr), ("devices|", "building\n"))
 
+    def test_a_torch_of_the_users_own_is_remembered(self):
+        torch = self.folder / "own" / "torch"
+        torch.mkdir(parents=True)
+        (torch / "version.py").touch()
+        (self.root / "build/.origin").write_text(f"{self.root}\n{torch}\n\n")
+        (self.root / "build/.built").write_text(f"{self.root}\n{torch}\n")
+        self.assertEqual(self.run_script("oomdiag", "devices").stderr, "")
+        self.assertEqual(self.run_script("setup").returncode, 0)
+        self.assertEqual(self.count_of_installs(), 0)
+        self.assertIn("building", self.run_script("oomdiag", "devices", OOMDIAG_TORCH="").stderr)
+
     def test_another_torch_or_a_moved_checkout_is_built_first(self):
         self.assertIn("building", self.run_script("oomdiag", OOMDIAG_TORCH="/elsewhere").stderr)
         (self.root / "build/.built").write_text("/moved\n\n")
