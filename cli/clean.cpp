@@ -40,13 +40,12 @@ struct Found {
 };
 
 bool is_written_by_us(const std::string& name) {
-  constexpr const char* kFiles[] = {"trace", "report.json", "report.json.part", "output.txt", "loaded", "cards", "run.json"};
+  constexpr const char* kFiles[] = {"trace",  "report.json", "report.json.part", "output.txt",
+                                    "loaded", "cards",       "run.json"};
   return std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles);
 }
 
-bool is_number(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
-}
+bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of("0123456789") == text.npos; }
 
 /// "oomdiag-4711", "oomdiag-4711-2".
 bool has_name_of_run(std::string_view name) {
@@ -56,9 +55,7 @@ bool has_name_of_run(std::string_view name) {
   return is_number(name.substr(0, dash)) && (dash == name.npos || is_number(name.substr(dash + 1)));
 }
 
-bool is_of_process(std::string_view name) {
-  return is_number(name.starts_with("rank-") ? name.substr(5) : name);
-}
+bool is_of_process(std::string_view name) { return is_number(name.starts_with("rank-") ? name.substr(5) : name); }
 
 bool is_alive(const fs::path& trace) {
   try {
@@ -129,11 +126,15 @@ int clean(const Options& options) {
     if (goes && removes && !remove(run)) what = "could not be removed";
     bytes += goes ? run.bytes : 0;
     count += goes ? 1 : 0;
-    text += fmt::format("  {:<24}{:>12}  {:<14}{}\n", as_typed(fs::absolute(run.path)), with_unit(run.bytes), age, what);
+    text +=
+        fmt::format("  {:<24}{:>12}  {:<14}{}\n", as_typed(fs::absolute(run.path)), with_unit(run.bytes), age, what);
   }
-  const std::string sum = count == 0 ? "nothing to remove" : fmt::format("{} run{}, {}", count, count == 1 ? "" : "s", with_unit(bytes));
-  text = fmt::format("oomdiag: {}{}\n", sum, removes && count > 0 ? " removed" : "") + (text.empty() ? "" : "\n" + text);
-  if (!removes && count > 0) text += "\n  next: oomdiag clean --yes, or --older-than 7 for those of last week and before\n";
+  const std::string sum =
+      count == 0 ? "nothing to remove" : fmt::format("{} run{}, {}", count, count == 1 ? "" : "s", with_unit(bytes));
+  text =
+      fmt::format("oomdiag: {}{}\n", sum, removes && count > 0 ? " removed" : "") + (text.empty() ? "" : "\n" + text);
+  if (!removes && count > 0)
+    text += "\n  next: oomdiag clean --yes, or --older-than 7 for those of last week and before\n";
   write_out(printable_lines(text));
   return 0;
 }
@@ -143,10 +144,11 @@ int clean(const Options& options) {
 void add_clean(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<Options>();
   CLI::App& command = *app.add_subcommand("clean", "remove old run folders");
-  set_help(command, {.example = "oomdiag clean --older-than 7",
-                     .about = "Lists the run folders (oomdiag-<pid>) in a folder and, with --yes or an age, removes them. What\n"
-                              "no run wrote is never touched.",
-                     .usage = "oomdiag clean [OPTIONS] [DIR]"});
+  set_help(command,
+           {.example = "oomdiag clean --older-than 7",
+            .about = "Lists the run folders (oomdiag-<pid>) in a folder and, with --yes or an age, removes them. What\n"
+                     "no run wrote is never touched.",
+            .usage = "oomdiag clean [OPTIONS] [DIR]"});
   command.add_option("DIR", options->folder, "where they are; default: here")->type_name("");
   command.add_option("--older-than", options->older_than_days, "remove those that are older than so many days")
       ->type_name("DAYS")

@@ -66,7 +66,8 @@ void add_sizes(std::vector<DeviceRead> reads, std::string_view at_least, std::ve
   const size_t told = std::min(texts.size(), kMostPlaces);
   const std::string more = texts.size() == told ? "" : fmt::format("; {} more places", texts.size() - told);
   limits.push_back(fmt::format("data-dependent sizes, so that peaks after them are a lower bound: {}{}",
-                               fmt::join(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(told), "; "), more));
+                               fmt::join(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(told), "; "),
+                               more));
 }
 
 void add_asked(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {

@@ -49,9 +49,7 @@ std::string layer_of(const std::string& folded) {
 
 std::string_view op_of(const Where& where) { return where.op.empty() ? where.node : where.op; }
 
-std::string_view line_of(const Where& where) {
-  return where.inner_source.empty() ? where.source : where.inner_source;
-}
+std::string_view line_of(const Where& where) { return where.inner_source.empty() ? where.source : where.inner_source; }
 
 bool is_loss_op(std::string_view op) {
   return op.find("cross_entropy") != op.npos || op.find("log_softmax") != op.npos || op.find("nll_loss") != op.npos ||
@@ -125,7 +123,9 @@ class Folder {
     return list;
   }
 
-  static std::string_view path_of(const LiveBlock& block) { return block.name.empty() ? block.made.module : block.name; }
+  static std::string_view path_of(const LiveBlock& block) {
+    return block.name.empty() ? block.made.module : block.name;
+  }
 
   std::vector<std::string> key_of(const LiveBlock& block, Fold how) const {
     const std::string_view path = path_of(block);

@@ -112,7 +112,8 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
   bool any = false;
   for (const ReportHolder& holder : device.holders) {
     if (holder.category != category || !table.shows(holder.bytes) || named >= all / 5 * 4) continue;
-    const bool tells_nothing = holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
+    const bool tells_nothing =
+        holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
     if (!tells_nothing) table.detail(label_of(holder, table.options()), holder.bytes);
     if (!tells_nothing) any = true;
     named += tells_nothing ? 0 : holder.bytes;

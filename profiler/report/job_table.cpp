@@ -19,7 +19,9 @@ std::string outcome_of(const ReportRank& rank) {
   if (rank.outcome == "out_of_memory" && rank.failure) {
     return fmt::format("out of memory in {}, step {}", printable(rank.failure->phase, 20), rank.failure->step);
   }
-  return rank.outcome == "ok" ? "ok" : rank.outcome == "killed" ? "killed, or left without a word" : printable(rank.outcome, 40);
+  return rank.outcome == "ok"       ? "ok"
+         : rank.outcome == "killed" ? "killed, or left without a word"
+                                    : printable(rank.outcome, 40);
 }
 
 }  // namespace

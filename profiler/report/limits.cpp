@@ -86,7 +86,8 @@ std::string_view library_of(std::string_view text) {
 
 // What the virtual device could not do, or only by estimate: areas by their names, functions by whose they are. The report's
 // notes name each.
-void add_notes_of(const History& history, std::string_view kind, const char* sentence, std::vector<std::string>& limits) {
+void add_notes_of(const History& history, std::string_view kind, const char* sentence,
+                  std::vector<std::string>& limits) {
   std::vector<std::string> areas;
   std::map<std::string_view, int> functions;
   for (const RecorderNote& note : history.notes) {

@@ -69,7 +69,8 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
     if (!inputs.batch && !trace.process.snapshot) infer_batch(history.devices[i], report.devices.back());
   }
   report.limits = list_limits(trace, history, inputs);
-  for (const RecorderNote& note : history.notes) report.notes.push_back({std::string(note.kind), std::string(note.text)});
+  for (const RecorderNote& note : history.notes)
+    report.notes.push_back({std::string(note.kind), std::string(note.text)});
   return report;
 }
 

@@ -33,7 +33,6 @@ void add(std::string& text, std::string_view label, const std::string& value) {
 
 std::string short_source(const std::string& source) { return source.substr(source.rfind('/') + 1); }
 
-
 std::string place_text(const ReportPeak& peak, const TextOptions& options) { return describe(peak, options); }
 std::string place_text(const ReportFailure& failure, const TextOptions& options) { return describe(failure, options); }
 

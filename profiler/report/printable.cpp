@@ -50,7 +50,7 @@ size_t index_of(std::string_view text, size_t columns) {
 /// What stands for the few characters beyond ASCII that our own texts use.
 std::string_view in_ascii(uint32_t code) {
   constexpr std::pair<uint32_t, std::string_view> kSpellings[] = {{0x2190, "<-"}, {0x2192, "->"}, {0x00D7, "x"},
-                                                                  {0x2264, "<="}, {0x2219, "*"}, {0x2026, "..."}};
+                                                                  {0x2264, "<="}, {0x2219, "*"},  {0x2026, "..."}};
   for (const auto& [known, spelling] : kSpellings) {
     if (known == code) return spelling;
   }

@@ -37,7 +37,8 @@ std::string details_of(const ReportRemedy& remedy) {
   for (size_t i = 0; i < std::min(remedy.how.size(), kMostLines); ++i) {
     text += "      " + printable(remedy.how[i], kColumns) + "\n";
   }
-  if (remedy.how.size() > kMostLines) text += fmt::format("      … {} more lines: --json\n", remedy.how.size() - kMostLines);
+  if (remedy.how.size() > kMostLines)
+    text += fmt::format("      … {} more lines: --json\n", remedy.how.size() - kMostLines);
   std::string costs = remedy.costs;
   if (remedy.changes_training) costs += costs.empty() ? "changes what is learned" : "; changes what is learned";
   if (!costs.empty()) text += "      costs: " + printable(costs, kColumns - 7) + "\n";

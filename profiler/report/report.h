@@ -70,8 +70,8 @@ struct ReportOwner {
 /// Those who hold bytes and are alike, as the same tensor of each layer: folded, "transformer.h.*.mlp.act".
 struct ReportHolder {
   std::string category;
-  std::string name{};  ///< module or parameter; empty where no module ran
-  std::string kind{};  ///< what people call it: logits | loss | cast, or empty
+  std::string name{};                              ///< module or parameter; empty where no module ran
+  std::string kind{};                              ///< what people call it: logits | loss | cast, or empty
   std::string op{}, source{}, shape{}, used_by{};  ///< empty where they differ
   int64_t bytes = 0, blocks = 0;
   int64_t copies = 1;  ///< how many modules or parameters were folded
@@ -277,8 +277,8 @@ struct ReportOfDevice {
   std::vector<ReportGrowth> growth{};
   ReportOwnersBy owners_by{};
   std::optional<ReportLifetime> largest{};
-  Figures phase_peaks{};              ///< of all steps, by phase
-  std::vector<ReportOwner> owners{};  ///< the largest blocks, at most 50
+  Figures phase_peaks{};                ///< of all steps, by phase
+  std::vector<ReportOwner> owners{};    ///< the largest blocks, at most 50
   std::vector<ReportHolder> holders{};  ///< the same folded: at most 8 of a category
   std::optional<ReportAutocast> autocast{};
   std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
@@ -345,10 +345,10 @@ struct Report {
   int rank = 0, world_size = 1;
   uint32_t steps = 0;
   uint32_t steady_steps =
-      0;                   ///< of those: ops were not watched, as each repeated the steps before to the last allocation
-  bool still_runs = false;  ///< what is told is what happened so far
-  bool lower_bound = false; ///< sizes hung on values that a virtual card does not compute
-  bool unwatched = false;   ///< the allocator told nothing: at best its totals are known
+      0;  ///< of those: ops were not watched, as each repeated the steps before to the last allocation
+  bool still_runs = false;                ///< what is told is what happened so far
+  bool lower_bound = false;               ///< sizes hung on values that a virtual card does not compute
+  bool unwatched = false;                 ///< the allocator told nothing: at best its totals are known
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
   std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty

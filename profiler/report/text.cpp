@@ -29,7 +29,8 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
-    return fmt::format("oomdiag: out of memory in {}, step {}", printable(device->failure->phase, 20), device->failure->step);
+    return fmt::format("oomdiag: out of memory in {}, step {}", printable(device->failure->phase, 20),
+                       device->failure->step);
   }
   if (report.outcome == "killed") {
     return code > 128 ? fmt::format("oomdiag: killed by signal {}, step {}", code - 128, report.steps)

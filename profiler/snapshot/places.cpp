@@ -82,8 +82,8 @@ uint32_t PlaceFinder::name(std::string_view text) {
 }
 
 uint32_t PlaceFinder::add(const SnapshotPlace& place) {
-  const auto [found, fresh] = place_index_.try_emplace({place.source, place.inner_source, place.op, place.node, place.scope},
-                                                       static_cast<uint32_t>(places_.size()));
+  const auto [found, fresh] = place_index_.try_emplace(
+      {place.source, place.inner_source, place.op, place.node, place.scope}, static_cast<uint32_t>(places_.size()));
   if (fresh) places_.push_back(place);
   return found->second;
 }

@@ -58,8 +58,7 @@ class SnapshotReader {
     const PickleValue segments = pickle.find(top, "segments");
     const bool bare = top.is(Kind::list) && is_all(pickle, top, Record::segment);
     if (!segments.is(Kind::list) && !bare) {
-      throw Error(ErrorKind::input,
-                  fmt::format("'{}' is a pickle, but no memory snapshot: it has no segments", path_),
+      throw Error(ErrorKind::input, fmt::format("'{}' is a pickle, but no memory snapshot: it has no segments", path_),
                   "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
     }
     collect_segments(pickle, bare ? top : segments);
@@ -233,7 +232,8 @@ class SnapshotReader {
   }
 
   [[noreturn]] void refuse_copies() const {
-    throw Error(ErrorKind::input, fmt::format("'{}' is no memory snapshot: it lists the same entry several times", path_),
+    throw Error(ErrorKind::input,
+                fmt::format("'{}' is no memory snapshot: it lists the same entry several times", path_),
                 "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
   }
 

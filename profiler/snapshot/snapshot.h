@@ -11,11 +11,11 @@ namespace oomdiag {
 
 /// Where a stack of frames says that something happened. Indices into the names of the snapshot, 0 = not known.
 struct SnapshotPlace {
-  uint32_t source = 0;  ///< innermost frame of the user's own code, "train.py:31"
+  uint32_t source = 0;        ///< innermost frame of the user's own code, "train.py:31"
   uint32_t inner_source = 0;  ///< innermost line of a package other than torch inside of that
-  uint32_t op = 0;      ///< outermost operator, where C++ frames were recorded
-  uint32_t node = 0;    ///< autograd node, likewise
-  uint32_t scope = 0;   ///< "Optimizer.step" inside of torch.optim
+  uint32_t op = 0;            ///< outermost operator, where C++ frames were recorded
+  uint32_t node = 0;          ///< autograd node, likewise
+  uint32_t scope = 0;         ///< "Optimizer.step" inside of torch.optim
 
   bool operator==(const SnapshotPlace&) const = default;
 };

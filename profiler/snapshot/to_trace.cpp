@@ -59,13 +59,12 @@ class Converter {
     trace_.process.allocator_settings = snapshot_.allocator_settings;
     trace_.names = snapshot_.names;
     for (const SnapshotPlace& place : snapshot_.places) {
-      trace_.contexts.push_back(
-          {.op = place.op,
-           .inner = place.op,
-           .node = place.node,
-           .source = place.source,
-           .scope = place.scope,
-           .inner_source = place.inner_source});
+      trace_.contexts.push_back({.op = place.op,
+                                 .inner = place.op,
+                                 .node = place.node,
+                                 .source = place.source,
+                                 .scope = place.scope,
+                                 .inner_source = place.inner_source});
     }
     for (const auto& entries : snapshot_.traces) {
       if (!entries.empty()) start_us_ = std::min(start_us_, entries.front().time_us);

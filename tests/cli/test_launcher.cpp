@@ -1,5 +1,3 @@
-#include "cli/launcher.h"
-
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +7,7 @@
 #include <fstream>
 
 #include "cli/alive.h"
+#include "cli/launcher.h"
 #include "tests/catch.h"
 #include "tests/cli/test_folder.h"
 

@@ -34,7 +34,8 @@ TEST_CASE("values that the program asked for, and branches on them, are one quie
   trace.op({.op = "aten::is_nonzero", .inner = "aten::_local_scalar_dense", .source = "train.py:9"}).read_from_card();
 
   CHECK(reads_of(trace) ==
-        std::vector<std::string>{"values that no kernel computed were read as zeros: is_nonzero at train.py:9 and 4 more"});
+        std::vector<std::string>{
+            "values that no kernel computed were read as zeros: is_nonzero at train.py:9 and 4 more"});
   CHECK_FALSE(depends_on_data(replay(trace).reads));
 }
 

@@ -1,9 +1,8 @@
-#include "profiler/report/holders.h"
-
 #include <memory>
 #include <numeric>
 
 #include "profiler/report/batch.h"
+#include "profiler/report/holders.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
 #include "tests/catch.h"
@@ -28,7 +27,9 @@ class Blocks {
   const Moment& moment() const { return moment_; }
 
  private:
-  std::string_view keep(const std::string& text) { return texts_.emplace_back(std::make_unique<std::string>(text))->c_str(); }
+  std::string_view keep(const std::string& text) {
+    return texts_.emplace_back(std::make_unique<std::string>(text))->c_str();
+  }
 
   std::vector<std::unique_ptr<std::string>> texts_;
   Moment moment_;

@@ -1,8 +1,7 @@
-#include "profiler/report/printable.h"
-
 #include <algorithm>
 
 #include "profiler/report/make_report.h"
+#include "profiler/report/printable.h"
 #include "profiler/report/text.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"
@@ -24,7 +23,7 @@ bool is_safe(const std::string& text) {
 }  // namespace
 
 TEST_CASE("what a terminal would obey is replaced, and letters of all languages stay", "[report]") {
-  CHECK(printable(kHostile, 100) == "?[31m??????????");
+  CHECK(printable(kHostile, 100) == "?[31m?????????");
   CHECK(printable("größe 大きさ → ‰", 100) == "größe 大きさ → ‰");
   CHECK(printable("\xc0\x80 \xed\xa0\x80 \xf5\x80\x80\x80", 100) == "?? ??? ????");  // too long, a surrogate, too large
   CHECK(printable_lines("a\tb\nc\x1b") == "a b\nc?");
@@ -47,7 +46,8 @@ TEST_CASE("no name of a trace reaches the terminal as it is, nor adds a line", "
     hostile.devices.front().name = kHostile;
     const std::string text = to_text(make_report(hostile, {.exit_code = 1, .folder = kHostile}));
     CHECK(is_safe(text));
-    CHECK(std::ranges::count(text, '\n') == std::ranges::count(to_text(make_report(clean, {.exit_code = 1, .folder = "f"})), '\n'));
+    CHECK(std::ranges::count(text, '\n') ==
+          std::ranges::count(to_text(make_report(clean, {.exit_code = 1, .folder = "f"})), '\n'));
   }
 }
 

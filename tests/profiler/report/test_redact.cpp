@@ -1,7 +1,6 @@
-#include "profiler/report/redact.h"
-
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
+#include "profiler/report/redact.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"
 
@@ -13,7 +12,8 @@ TEST_CASE("a redacted report has neither paths, nor arguments, nor names of user
   ReportFailure& failure = *report.devices.front().failure;
   failure.source = "/home/alice/secret/train.py:31";
   failure.stack = {"/home/alice/secret/train.py:31 in forward", "site-packages/torch/nn/modules/module.py:9 in call"};
-  report.devices.front().outside = {{.owner = "process 12 alice_tool", .bytes = 1}, {.owner = "process 13 alice", .bytes = 1}};
+  report.devices.front().outside = {{.owner = "process 12 alice_tool", .bytes = 1},
+                                    {.owner = "process 13 alice", .bytes = 1}};
   report.limits.emplace_back("recording stopped: cannot write '/home/alice/runs/trace': no room, ask alice@host");
 
   const Report redacted = redact(report, {"alice", "host"});
