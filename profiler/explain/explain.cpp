@@ -149,7 +149,7 @@ CauseKind decide(const Figures& f, const OutOfMemory& failure, const Moment& mom
   }
   if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
   if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
-  if (wants_workspace(failure, card)) return CauseKind::workspace;
+  if (wants_workspace(failure, card) && f.lacking_later == 0) return CauseKind::workspace;
   return CauseKind::capacity;
 }
 

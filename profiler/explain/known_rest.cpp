@@ -159,10 +159,34 @@ void add_state(const Moment& moment, uint32_t& position, KnownRest& rest) {
                                .phase = Phase::optimizer});
 }
 
+// An operator of a foreach optimizer makes its results for all parameters before it returns. Those of several groups come
+// one after the other, and which one failed need not be known.
+void add_temporaries(const Moment& moment, uint32_t position, Lives& blocks) {
+  if (blocks.empty() || moment.phase != Phase::optimizer) return;
+  const Where refused = blocks.back().made;
+  if (refused.op.find("_foreach_") == refused.op.npos || blocks.back().category != Category::temporary) return;
+  int64_t trained = 0, made = 0;
+  std::string_view group;
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.category != Category::parameter || !block.trained) continue;
+    if (!group.empty() && block.group != group) return;
+    group = block.group;
+    trained += block.bytes;
+  }
+  for (const BlockLife& block : blocks) {
+    const bool alike = block.made.op == refused.op && block.category == Category::temporary;
+    made += alike && block.died == BlockLife::kNever ? block.bytes : 0;
+  }
+  if (trained <= made) return;
+  BlockLife rest{.bytes = trained - made, .born = position, .category = Category::temporary, .phase = Phase::optimizer};
+  rest.made = refused;
+  blocks.push_back(rest);
+}
+
 // What forward and backward made is gone when the optimizer begins.
 void end_step(Lives& blocks, uint32_t position) {
   for (BlockLife& block : blocks) {
-    const bool ends = block.died == BlockLife::kNever && !stays(block.category) && block.phase != Phase::optimizer;
+    const bool ends = block.died == BlockLife::kNever && !stays(block.category);
     if (ends && block.category != Category::gradient) block.died = position;
   }
 }
@@ -214,6 +238,7 @@ KnownRest add_known_rest(const StepLives& cut, const Moment& moment) {
     }
     rest.modules_to_come = count_modules_to_come(moment, cut.blocks);
   }
+  add_temporaries(moment, position, rest.lives.blocks);
   forget_workspaces(rest.lives.blocks);
   rest.forward_end = ++position;
   position += 2 * static_cast<uint32_t>(rest.lives.blocks.size()) + 2;  // room for a backward pass

@@ -34,13 +34,6 @@ bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list)
   return std::find(list.begin(), list.end(), op) != list.end();
 }
 
-bool makes_state(std::string_view op) {
-  constexpr std::array<std::string_view, 8> kMakers = {"aten::zeros_like", "aten::full_like", "aten::empty_like",
-                                                       "aten::ones_like",  "aten::zeros",     "aten::full",
-                                                       "aten::empty",      "aten::clone"};
-  return is_one_of(op, kMakers);
-}
-
 bool brings_data(std::string_view op) {
   constexpr std::array<std::string_view, 17> kBringers = {
       "aten::to",           "aten::_to_copy",      "aten::copy_",      "aten::cuda",
@@ -96,6 +89,13 @@ Category categorise(const Evidence& e) {
   if (e.dies_in_op) return dying_category(e);
   if (e.kept_workspace) return Category::workspace;
   return living_category(e);
+}
+
+bool makes_state(std::string_view op) {
+  constexpr std::array<std::string_view, 8> kMakers = {"aten::zeros_like", "aten::full_like", "aten::empty_like",
+                                                       "aten::ones_like",  "aten::zeros",     "aten::full",
+                                                       "aten::empty",      "aten::clone"};
+  return is_one_of(op, kMakers);
 }
 
 bool is_gemm(std::string_view op) {

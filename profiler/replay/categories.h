@@ -34,6 +34,8 @@ struct Evidence {
 /// Exactly one category; the first rule that holds. See categories.cpp.
 Category categorise(const Evidence& evidence);
 
+/// Whether optimizers make their state with this operator; with others they make temporaries.
+bool makes_state(std::string_view op);
 /// Whether this operator multiplies matrices through cuBLAS, which has a workspace.
 bool is_gemm(std::string_view op);
 /// Whether cuBLAS or cublasLt is given a workspace of this size. `known_bytes`: that of the card, 0 = not known.

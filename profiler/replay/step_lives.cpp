@@ -36,7 +36,9 @@ BlockLife wanted_block(const OutOfMemory& refusal, uint32_t position) {
   life.made = refusal.where;
   if (life.phase == Phase::forward) life.category = Category::output;
   if (life.phase == Phase::backward) life.category = Category::gradient_in_flight;
-  if (life.phase == Phase::optimizer) life.category = Category::optimizer_state;
+  if (life.phase == Phase::optimizer) {
+    life.category = makes_state(refusal.where.op) ? Category::optimizer_state : Category::temporary;
+  }
   const std::string_view op = refusal.where.inner;
   const bool may_want = is_gemm(op) ? is_cublas_workspace(refusal.requested_bytes, 0) : takes_workspace(op);
   const bool scratch = may_want && !refusal.first_in_op;
