@@ -29,18 +29,23 @@ uint64_t monotonic_ns() noexcept {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// The chunk that this thread writes to. Given back when the thread ends.
+// The chunk that this thread writes to. It has no destructor: exit handlers write after the main thread's destructors ran.
 struct HeldChunk {
   ChunkList* list = nullptr;
   uint32_t chunk = 0;
   Event* slots = nullptr;
 
-  ~HeldChunk() { give_back(); }
   void give_back() noexcept;
   /// It is another process's.
   void disown() noexcept { list = nullptr; }
 };
 thread_local HeldChunk held_owner;
+// Gives it back when the thread ends.
+struct ThreadEnd {
+  bool awaited = false;
+  ~ThreadEnd() { held_owner.give_back(); }
+};
+thread_local ThreadEnd thread_end;
 // Reading this one costs no guard and no call: it lies in the static block of thread-local memory.
 struct HeldSlots {
   Event* first;  ///< of this thread
@@ -207,6 +212,7 @@ bool TraceWriter::take_chunk() noexcept {
   }
   // One system call here instead of a page fault for every 64 events. Older kernels do not know it: then the faults.
   if (taken->is_fresh) madvise(chunk, header_->chunk_bytes, MADV_POPULATE_WRITE);
+  thread_end.awaited = true;
   held_owner.list = &chunks_;
   held_owner.chunk = taken->chunk;
   held_owner.slots = reinterpret_cast<Event*>(chunk + 1);

@@ -53,6 +53,23 @@ TEST_CASE("a child of fork that ends by exit() gives back no chunk of its parent
   CHECK(trace.overwritten_events + trace.events.size() == 20'002);
 }
 
+TEST_CASE("exit handlers write, too: after the destructors of the thread that held a chunk", "[trace]") {
+  const TestFolder folder;
+  static TraceWriter* late = nullptr;  // of the child
+  run_in_child([&] {
+    late = new TraceWriter(folder.path() / "trace", 1);
+    std::atexit([] {
+      write_many(*late, 2, 1);
+      late->publish();
+      late->finish();
+    });
+    write_many(*late, 1, 1);
+  });
+  const Trace trace = read_trace(folder.path() / "trace");
+  REQUIRE(trace.events.size() == 2);
+  CHECK(trace.events.back().address == 2);
+}
+
 TEST_CASE("what a child of fork stores in the trace by mistake stays its own", "[trace]") {
   const TestFolder folder;
   TraceWriter writer(folder.path() / "trace", 1);
