@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <atomic>
+#include <cctype>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -153,9 +154,12 @@ std::string_view tell_scope(std::string_view name) {
   return told;
 }
 
-// "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__". Those of the user's form a path.
+// "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"; a part of a sample's loop is
+// named so, too: "sample#forward". Those of the user's form a path, also "request #7".
 bool is_scope_of_pytorch(std::string_view name) {
-  return name.starts_with("Optimizer.") || name.starts_with("enumerate(Data");
+  const size_t at = name.find('#');
+  if (at == name.npos || at == 0 || at + 1 == name.size() || name[at - 1] == ' ') return false;
+  return name[at + 1] == '_' || std::isalpha(static_cast<unsigned char>(name[at + 1])) != 0;
 }
 
 // The range that torch.profiler keeps open for a whole step, with the step's number: no place in the program.
