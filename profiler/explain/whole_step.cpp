@@ -94,6 +94,13 @@ bool records_graph(const StepLives& lives) {
                      [](const BlockLife& block) { return is_of_step(block) && block.in_graph; });
 }
 
+bool is_made_again(const BlockLife& block, const StepLives& step) {
+  return std::any_of(step.blocks.begin(), step.blocks.end(), [&](const BlockLife& other) {
+    return is_of_step(other) && other.bytes == block.bytes && other.made.op == block.made.op &&
+           other.made.source == block.made.source && other.made.module == block.made.module;
+  });
+}
+
 bool is_made_once(Category category) {
   switch (category) {
     case Category::parameter:
@@ -142,7 +149,8 @@ StepLives run_on(const StepLives& cut, const StepLives& whole) {
     const uint32_t freed = in_cut.take(block);
     const bool lives_on = freed == BlockLife::kNever;
     if (!is_of_step(block)) {
-      if (!lives_on) block.died = positions.of(freed);
+      // The first batch is made before the first step begins, the second one inside of its own.
+      if (!lives_on && !is_made_again(block, cut)) block.died = positions.of(freed);
       continue;
     }
     if (in_whole.take(block) != BlockLife::kNever) continue;  // the one before it is there already

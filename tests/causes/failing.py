@@ -235,14 +235,14 @@ def train(model, batch, remedies=(), modules=(), arguments=None, optimizer="adam
     for step in range(steps + warm):
         if not zero_late:
             stepper.zero_grad(set_to_none=none)
-        for _ in range(parts):
+        for part in range(parts):
             x = data(max(1, batch // 8) if step < warm else batch)
             if bf16 and x.is_floating_point():
                 x = x.bfloat16()
             with cast, saved:
                 result = net(x)
             loss = result[0] if isinstance(result, tuple) else result
-            if zero_late:
+            if zero_late and part == 0:
                 stepper.zero_grad(set_to_none=none)
             (loss / parts).backward()
         stepper.step()

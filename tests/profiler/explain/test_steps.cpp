@@ -84,6 +84,23 @@ TEST_CASE("a variable holds the last step's tensor until it is made again", "[ex
   CHECK(step.step == 2);
 }
 
+TEST_CASE("the first batch, which is older than the first step, is there in the next one as well", "[explain][steps]") {
+  BlockLife batch = block(Category::input, Phase::setup, 32_MiB, BlockLife::kBefore);
+  batch.made = {.op = "aten::randn", .source = "train.py:9"};
+  StepLives whole = first_step();
+  whole.blocks.insert(whole.blocks.begin(), batch);
+  StepLives cut = second_step(1);
+  batch.died = 1;
+  cut.blocks.insert(cut.blocks.begin(), batch);
+  const int64_t without = find_peak(run_on(cut, whole).blocks);
+  BlockLife next = batch;
+  next.phase = Phase::other;
+  next.born = 1;
+  next.died = BlockLife::kNever;
+  cut.blocks.insert(cut.blocks.end() - 1, next);
+  CHECK(find_peak(run_on(cut, whole).blocks) == without + 32_MiB);
+}
+
 TEST_CASE("a later step already has what the one before it left behind", "[explain][steps]") {
   StepLives whole = first_step();
   whole.step = 2;
