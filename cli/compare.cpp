@@ -61,7 +61,8 @@ Json to_json(const Comparison& comparison) {
 
 std::string describe(const ComparedEvent& event) {
   if (event.what.empty()) return "nothing";
-  return fmt::format("{} {} bytes{}{}", event.what, event.bytes, event.where.empty() ? "" : "  ", printable(event.where, 100));
+  return fmt::format("{} {} bytes{}{}", event.what, event.bytes, event.where.empty() ? "" : "  ",
+                     printable(event.where, 100));
 }
 
 void print_sequence(const char* title, const ComparedSequence& sequence) {

@@ -160,7 +160,8 @@ struct Context {
   uint32_t source = 0;  ///< the user's frame, "train.py:31"
   uint32_t scope = 0;   ///< scope that PyTorch opened, "Optimizer.step#Adam.step"
   uint32_t flags = 0;   ///< ContextFlag
-  uint32_t inner_source = 0;  ///< innermost frame outside of torch, where that is no frame of the user's; 0 in old traces
+  uint32_t inner_source =
+      0;  ///< innermost frame outside of torch, where that is no frame of the user's; 0 in old traces
 
   bool operator==(const Context&) const = default;
 };

@@ -10,7 +10,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr const char* kFewer = "fewer examples per step: more steps, and perhaps another learning rate";
+constexpr const char* kFewer = "fewer examples a step: more steps, another learning rate";
 
 std::string short_place(const Where& made) {
   const std::string_view line = made.source.substr(made.source.rfind('/') + 1);

@@ -32,7 +32,7 @@ std::string right(const std::string& text, size_t columns) {
 
 /// The lines to paste and the price, under the remedy.
 std::string details_of(const ReportRemedy& remedy) {
-  constexpr size_t kMostLines = 3, kColumns = 92;
+  constexpr size_t kMostLines = 6, kColumns = 92;
   std::string text;
   for (size_t i = 0; i < std::min(remedy.how.size(), kMostLines); ++i) {
     text += "      " + printable(remedy.how[i], kColumns) + "\n";

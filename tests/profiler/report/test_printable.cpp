@@ -46,7 +46,8 @@ TEST_CASE("no name of a trace reaches the terminal as it is, nor adds a line", "
     hostile.devices.front().name = kHostile;
     const std::string text = to_text(make_report(hostile, {.exit_code = 1, .folder = kHostile}));
     CHECK(is_safe(text));
-    CHECK(std::ranges::count(text, '\n') ==
+    // Of a shape that is none fewer remedies are known.
+    CHECK(std::ranges::count(text, '\n') <=
           std::ranges::count(to_text(make_report(clean, {.exit_code = 1, .folder = "f"})), '\n'));
   }
 }

@@ -106,8 +106,10 @@ TEST_CASE("a program that still runs has not ended without a word", "[report]") 
   const Report report = make_report(trace, {.still_runs = true});
   CHECK(report.outcome == "ok");
   CHECK(report.still_runs);
-  CHECK(to_text(report).starts_with("oomdiag: still runs, step 2"));
-  CHECK(to_text(make_report(trace, {})).starts_with("oomdiag: ended without a word, step 2"));
+  const std::string words = to_text(report);
+  CAPTURE(words);
+  CHECK(words.starts_with("oomdiag: still runs, step 3"));
+  CHECK(to_text(make_report(trace, {})).starts_with("oomdiag: ended without a word, step 3"));
 }
 
 TEST_CASE("the card that failed comes first, else the fullest", "[report]") {
