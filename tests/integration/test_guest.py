@@ -201,7 +201,7 @@ class Profiled(GuestTest):
                     p.step()
         """, device="h200")
         self.assertEqual((report["failure"]["phase"], report["failure"]["module"]), ("forward", "3.1"))
-        self.assertRegex(report["failure"]["source"], r"<string>:10$")
+        self.assertRegex(report["failure"]["source"], r"<string>:11$")
         self.assertGreater(report["steady_steps"], 10)
 
 
