@@ -1,6 +1,7 @@
 #include "extension/record/graph_walk.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -111,6 +112,10 @@ class Walk {
 
   ThreadState& state_;
   at::DisableRecordFunctionGuard no_ops_;
+  // A saved output is detached to be looked at: no op that a dispatch mode of the user's, or functorch, should see.
+  c10::impl::ExcludeDispatchKeyGuard no_modes_{c10::DispatchKeySet(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+       c10::DispatchKey::FuncTorchDynamicLayerBackMode})};
   GilScope gil_;
   std::unordered_set<const void*> seen_;
 };
