@@ -55,12 +55,14 @@ class CaughtRefusals(GuestTest):
                 return g * gx
         x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
         w = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+        peak = 0  # of the first refusal: later ones find what the engine's thread has not let go of yet, more or less of it
         for step in range(3):
             try:
                 Inner.apply(x @ w).sum().backward()
             except torch.OutOfMemoryError:
+                peak = peak or torch.cuda.max_memory_allocated()
                 print("oom", step)
-        print(torch.cuda.max_memory_allocated(), flush=True)
+        print(peak, flush=True)
     """
 
     def test_after_nested_backward_passes(self):
