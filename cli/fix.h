@@ -22,16 +22,20 @@ struct Patient {
 
 /// What a look at the whole run told of the program; see extension/python/remedies/oomdiag_remedies/look.py.
 struct Look {
-  struct Container {
-    std::string path;
-    int64_t count = 0, leaves = 0;
-    bool operator==(const Container&) const = default;
+  /// A module that is one of several alike, and can be run again in backward.
+  struct Block {
+    std::string container, path;
+    int64_t leaves = 0;       ///< modules without children in it
+    int64_t saved_bytes = 0;  ///< what autograd keeps of it
+    bool operator==(const Block&) const = default;
   };
-  std::vector<Container> containers{};  ///< of blocks that are alike
-  int64_t leaves = 0;                   ///< modules without children
+  std::vector<Block> blocks{};  ///< in their order
+  int64_t leaves = 0;           ///< modules without children
   int64_t relus = 0, convolutions = 0, bytes_of_float32 = 0;
   bool has_root = false, is_trained = false, has_autocast = false, keeps_gradients = false;
   bool has_optimizer = false;             ///< of torch.optim, neither fused nor with foreach off
+  bool has_adam = false;                  ///< torch.optim.Adam or AdamW
+  int64_t logits = 0;                     ///< elements of the largest [N, C] that a cross-entropy took
   int64_t loader_batch = 0;               ///< the largest of a DataLoader
   std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
 
@@ -39,12 +43,19 @@ struct Look {
 };
 Look read_look(const std::vector<nlohmann::json>& told);
 
+/// Whether the outputs of a call have the shapes of another's. What only one of them has (a cache of keys and values that
+/// a checkpoint must do without) does not count.
+bool same_shapes(const nlohmann::json& a, const nlohmann::json& b);
+
+/// What a change costs, to order by.
+inline constexpr int kNoWork = 0, kLessPrecise = 1, kForwardAgain = 2, kSmallerBatches = 3;
+
 /// One change to the program.
 struct Change {
   std::string id;     ///< of the remedy, as in the report and in OOMDIAG_REMEDIES
   std::string group;  ///< of several in a group only one can be
   std::string label;
-  int cost = 0;  ///< extra work, to order by: 0 none, 1 less precise, 2 forward again, 3 more and smaller batches
+  int cost = kNoWork;
   bool changes_numerics = false;
   bool changes_batch = false;
   double extra_forward = 0;          ///< share of the modules of forward that run again
@@ -60,11 +71,13 @@ struct Change {
 struct Remedied {
   std::vector<Change> changes;
   std::optional<int64_t> measured_peak_bytes{}, measured_reserved_bytes{};
-  bool fits = false;
+  bool fits = false;                 ///< it passed on the card
+  bool still_grows = false;          ///< from step to step: a longer run would fail all the same
   std::string unproved{};            ///< why there is no measured figure
   std::vector<std::string> lines{};  ///< that a user writes
 
   std::string label() const;
+  bool helps() const { return fits && !still_grows; }
   int cost() const;
   bool changes_numerics() const;
   double extra_forward() const;
@@ -79,12 +92,13 @@ struct Before {
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
   int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
   bool is_whole = true;                             ///< the whole run was seen
+  bool grows = false;                               ///< from step to step
   std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps
 };
 
 struct Fixed {
   Before before;
-  std::vector<Remedied> remedies;  ///< proved ones that fit, then the others by their peak, then unproved ones
+  std::vector<Remedied> remedies;  ///< proved ones that help, then the others by their peak, then unproved ones
   std::size_t runs = 0;
   double seconds = 0;
 
@@ -94,10 +108,15 @@ struct Fixed {
 /// What might help, cheapest first. `whole` is the report on the whole run, its remedies judged by the card.
 std::vector<Change> list_changes(const Patient& patient, const Look& look, const Report& whole, const Before& before);
 
-/// As few blocks of `all`, a checkpoint of all blocks, as should do, where `peak` with all of them falls below `room`;
-/// nullopt where that is all of them.
-std::optional<Change> checkpoint_fewer(const Change& all, const Look& look, int64_t before, int64_t peak, int64_t room);
-Change checkpoint_parts(const Look& look, int64_t blocks);
+/// Takes from the report what autograd keeps of each block.
+void weigh_blocks(Look& look, const Report& whole);
+
+/// Checkpoints of `count` blocks: of those that keep most for each module that runs again.
+Change checkpoint_blocks(const Look& look, std::size_t count);
+
+/// As few blocks as should do, where checkpoints of all lower the peak from `before` to `peak`, which is below `room`. Each is
+/// taken to save by the share of what it keeps.
+std::size_t fewest_checkpoints(const Look& look, int64_t before, int64_t peak, int64_t room);
 Change expandable_segments();
 
 /// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by

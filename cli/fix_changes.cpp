@@ -11,7 +11,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr int kNoWork = 0, kLessPrecise = 1, kForwardAgain = 2, kSmallerBatches = 3;
+constexpr int64_t kManyLogits = 1 << 22;  ///< as in chunked_cross_entropy.py
 
 std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
   for (const ReportOfDevice& device : whole.devices) {
@@ -39,6 +39,17 @@ bool has_bfloat16(const DeviceChoice& device) {
   return !device.cards.empty() && device.cards.front().compute_capability >= "8";
 }
 
+/// What a phase took at most, in any step.
+int64_t peak_of(const Report& whole, std::string_view name) {
+  int64_t peak = 0;
+  for (const ReportOfDevice& device : whole.devices) {
+    for (const ReportPhase& phase : device.phases) {
+      if (phase.phase == name) peak = std::max(peak, phase.peak_allocated_bytes);
+    }
+  }
+  return peak;
+}
+
 bool runs_backward(const Report& whole) {
   for (const ReportOfDevice& device : whole.devices) {
     for (const ReportPhase& phase : device.phases) {
@@ -48,7 +59,8 @@ bool runs_backward(const Report& whole) {
   return false;
 }
 
-void add_of_modules(std::vector<Change>& changes, const Look& look, const Report& whole, const Patient& patient) {
+void add_of_modules(std::vector<Change>& changes, const Look& look, const Report& whole, const Patient& patient,
+                    bool grows) {
   const bool backward = runs_backward(whole);
   if (!backward) changes.push_back(injected("no_grad", "grad", "torch.no_grad()", kNoWork));
   if (look.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
@@ -58,10 +70,11 @@ void add_of_modules(std::vector<Change>& changes, const Look& look, const Report
                            : injected("autocast_fp16", "autocast", "fp16 autocast, loss scaled", kLessPrecise));
     changes.back().changes_numerics = true;
   }
-  if (!look.containers.empty() && backward) {
-    int64_t blocks = 0;
-    for (const Look::Container& container : look.containers) blocks += container.count;
-    changes.push_back(checkpoint_parts(look, blocks));
+  if (!look.blocks.empty() && backward) changes.push_back(checkpoint_blocks(look, look.blocks.size()));
+  if (backward && !grows)  // it would grow on the host
+    changes.push_back(injected("offload_activations", "checkpoint", "saved tensors on the host", kForwardAgain));
+  if (look.logits >= kManyLogits && backward) {
+    changes.push_back(injected("chunked_cross_entropy", "loss", "cross-entropy in chunks", kNoWork));
   }
   if (look.convolutions > 0) {
     changes.push_back(injected("channels_last", "layout", "channels_last", kNoWork));
@@ -114,7 +127,9 @@ Look read_look(const std::vector<nlohmann::json>& told) try {
       const nlohmann::json& one = line["optimizer"];
       const auto is = [&](const char* name, bool value) { return one[name].is_boolean() && one[name] == value; };
       look.has_optimizer |= one["of_torch"].get<bool>() && !is("foreach", false) && !is("fused", true);
+      look.has_adam |= one["of_torch"].get<bool>() && (one["kind"] == "Adam" || one["kind"] == "AdamW");
     }
+    if (line.contains("logits")) look.logits = std::max(look.logits, line["logits"]["elements"].get<int64_t>());
     if (!line.contains("root")) continue;
     const nlohmann::json& root = line["root"];
     look.has_root = true;
@@ -125,9 +140,9 @@ Look read_look(const std::vector<nlohmann::json>& told) try {
     look.bytes_of_float32 += root["bytes_of_float32"].get<int64_t>();
     if (root["leaves"].get<int64_t>() <= look.leaves) continue;  // of several networks the largest is cut into blocks
     look.leaves = root["leaves"];
-    look.containers.clear();
-    for (const nlohmann::json& one : root["containers"]) {
-      look.containers.push_back({.path = one["path"], .count = one["count"], .leaves = one["leaves"]});
+    look.blocks.clear();
+    for (const nlohmann::json& one : root["blocks"]) {
+      look.blocks.push_back({.container = one["container"], .path = one["path"], .leaves = one["leaves"]});
     }
   }
   return look;
@@ -135,37 +150,11 @@ Look read_look(const std::vector<nlohmann::json>& told) try {
   return {};  // nothing that can be relied on
 }
 
-Change checkpoint_parts(const Look& look, int64_t blocks) {
-  int64_t all = 0, leaves = 0;
-  for (const Look::Container& container : look.containers) all += container.count;
-  Change change = injected("checkpoint", "checkpoint", "", kForwardAgain);
-  change.settings = {{"parts", nlohmann::json::array()}};
-  int64_t left = blocks;
-  std::string names;
-  for (const Look::Container& container : look.containers) {
-    const int64_t count = std::min(left, container.count);
-    if (count == 0) break;
-    change.settings["parts"].push_back({container.path, count});
-    leaves += container.leaves * count / container.count;
-    left -= count;
-    names += (names.empty() ? "" : ", ") + container.path + ".*";
-  }
-  if (look.containers.size() > 2)
-    names = fmt::format("{}.* ... {}.*", look.containers.front().path, look.containers.back().path);
-  change.label = blocks == all ? "checkpoint " + names : fmt::format("checkpoint {} of {} blocks", blocks, all);
-  if (look.leaves > 0) change.extra_forward = static_cast<double>(leaves) / static_cast<double>(look.leaves);
-  return change;
-}
-
-std::optional<Change> checkpoint_fewer(const Change& all, const Look& look, int64_t before, int64_t peak,
-                                       int64_t room) {
-  int64_t blocks = 0;
-  for (const auto& part : all.settings.at("parts")) blocks += part[1].get<int64_t>();
-  if (peak >= before || before <= room || blocks < 2) return std::nullopt;
-  const double share = static_cast<double>(before - room) / static_cast<double>(before - peak);
-  const auto fewer = static_cast<int64_t>(share * static_cast<double>(blocks)) + 1;
-  if (fewer >= blocks) return std::nullopt;
-  return checkpoint_parts(look, fewer);
+bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
+  if (!a.is_object() || !b.is_object()) return a == b;
+  return std::all_of(a.items().begin(), a.items().end(), [&](const auto& each) {
+    return !b.contains(each.key()) || same_shapes(each.value(), b[each.key()]);
+  });
 }
 
 std::vector<Change> list_changes(const Patient& patient, const Look& look, const Report& whole, const Before& before) {
@@ -174,11 +163,15 @@ std::vector<Change> list_changes(const Patient& patient, const Look& look, const
   if (look.keeps_gradients) {
     changes.push_back(injected("set_to_none", "zero_grad", "zero_grad(set_to_none=True)", kNoWork));
   }
-  if (look.has_optimizer) {
+  if (look.has_optimizer && peak_of(whole, "optimizer") > before.room_bytes) {
     changes.push_back(injected("foreach_off", "optimizer", "optimizer with foreach=False", kNoWork));
     changes.push_back(injected("fused_optimizer", "optimizer", "fused optimizer", kNoWork));
   }
-  if (look.has_root) add_of_modules(changes, look, whole, patient);
+  if (look.has_adam) {
+    changes.push_back(injected("adam_8bit", "optimizer", "8-bit Adam", kLessPrecise));
+    changes.back().changes_numerics = true;
+  }
+  if (look.has_root) add_of_modules(changes, look, whole, patient, before.grows);
   if (patient.takes_amp) {
     const char* const type = has_bfloat16(patient.device) ? "bf16" : "fp16";
     changes.push_back({.id = fmt::format("autocast_{}", type),

@@ -87,7 +87,7 @@ std::optional<int64_t> Remedied::predicted_peak_bytes() const {
 
 bool Fixed::helped() const {
   return before.outcome == "ok" ||
-         std::any_of(remedies.begin(), remedies.end(), [](const Remedied& one) { return one.fits; });
+         std::any_of(remedies.begin(), remedies.end(), [](const Remedied& one) { return one.helps(); });
 }
 
 }  // namespace oomdiag

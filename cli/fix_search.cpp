@@ -106,9 +106,11 @@ void Search::look_at_the_whole_run() {
   before_.needs_bytes = seen.allocated_bytes + first.outside_bytes;
   whole_ = *seen.report;
   look_ = read_look(whole.told);
+  weigh_blocks(look_, whole_);
   if (!first.ran_out()) return;
   const ReportOfDevice& device = first.report->devices[first.report->main_device];
   if (device.cause) before_.cause = device.cause->kind;
+  before_.grows = !device.growth.empty();
   for (const ReportGrowth& growth : device.growth) {
     const std::string place = !growth.source.empty()   ? growth.source
                               : !growth.module.empty() ? growth.module
@@ -136,8 +138,8 @@ std::string Search::why_unproved(const Remedied& remedy, const Trial& trial) con
                                        [](const Change& change) { return change.changes_batch; });
   const std::vector<nlohmann::json> outputs = read_look(trial.told).outputs;
   const std::size_t both = std::min(outputs.size(), look_.outputs.size());
-  if (same_batch &&
-      !std::equal(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(both), look_.outputs.begin())) {
+  if (same_batch && !std::equal(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(both),
+                                look_.outputs.begin(), same_shapes)) {
     return "the outputs of the model have other shapes with it";
   }
   return {};
@@ -149,6 +151,7 @@ void Search::take(Remedied& remedy, const Trial& trial, bool on_card) const {
   remedy.measured_peak_bytes = trial.allocated_bytes;
   remedy.measured_reserved_bytes = trial.reserved_bytes;
   remedy.fits = on_card;
+  remedy.still_grows = before_.grows && grows(*trial.report);
   remedy.lines.clear();
   for (const Change& change : remedy.changes) {
     remedy.lines.insert(remedy.lines.end(), change.lines.begin(), change.lines.end());
@@ -193,30 +196,40 @@ std::vector<Remedied> Search::measure(const std::vector<std::vector<Change>>& ca
   return remedies;
 }
 
-// The checkpoint of all blocks was measured; most programs need fewer.
+// Checkpoints of all blocks were measured; most programs need fewer. The fewest that should do are tried along with one half
+// way to all, then two between what did not fit and what did.
 void Search::use_fewer_checkpoints() {
   const auto all = std::find_if(remedies_.begin(), remedies_.end(), [](const Remedied& one) {
     return one.changes.size() == 1 && one.changes.front().id == "checkpoint";
   });
   if (all == remedies_.end() || !all->fits) return;
-  const Change whole = all->changes.front();
-  int64_t room = before_.room_bytes;
-  for (int tries = 0; tries < 3; ++tries) {
-    const auto fewer = checkpoint_fewer(whole, look_, before_.allocated_bytes, *all->measured_peak_bytes, room);
-    if (!fewer) return;
-    const Trial trial = make({request({*fewer}, Where::card)}).front();
-    Remedied remedy{.changes = {*fewer}};
-    take(remedy, trial, /*on_card=*/true);
-    if (remedy.fits) {
-      remedies_.push_back(remedy);
-      return;
+  const int64_t peak = *all->measured_peak_bytes;
+  std::size_t enough = look_.blocks.size(), too_few = 0;
+  std::size_t guess = fewest_checkpoints(look_, before_.allocated_bytes, peak, before_.room_bytes);
+  std::optional<Remedied> best;
+  for (int rounds = 0; rounds < 2 && too_few + 1 < enough; ++rounds) {
+    std::vector<std::size_t> counts = {std::clamp(guess, too_few + 1, enough - 1)};
+    if (counts.front() + 1 < enough) counts.push_back((counts.front() + enough) / 2);
+    std::vector<TrialRequest> requests;
+    for (const std::size_t count : counts) requests.push_back(request({checkpoint_blocks(look_, count)}, Where::card));
+    const std::vector<Trial> trials = make(requests);
+    for (std::size_t i = 0; i < counts.size() && counts[i] < enough; ++i) {
+      Remedied remedy{.changes = {checkpoint_blocks(look_, counts[i])}};
+      take(remedy, trials[i], /*on_card=*/true);
+      if (remedy.fits) {
+        enough = counts[i];
+        best = std::move(remedy);
+      } else {
+        too_few = counts[i];
+      }
     }
-    room -= (before_.room_bytes - *all->measured_peak_bytes) / 3;
+    guess = too_few + (enough - too_few) / 3;
   }
+  if (best) remedies_.push_back(std::move(*best));
 }
 
 bool Search::any_fits() const {
-  return std::any_of(remedies_.begin(), remedies_.end(), [](const Remedied& one) { return one.fits; });
+  return std::any_of(remedies_.begin(), remedies_.end(), [](const Remedied& one) { return one.helps(); });
 }
 
 Fixed Search::run() {
@@ -227,7 +240,7 @@ Fixed Search::run() {
     for (const Change& change : list_changes(patient_, look_, whole_, before_)) singles.push_back({change});
     remedies_ = measure(singles);
     use_fewer_checkpoints();
-    if (!any_fits()) {
+    if (!any_fits() && !before_.grows) {
       auto together = combine(remedies_, before_);
       if (together.size() > kMostCombinations) together.resize(kMostCombinations);
       for (std::size_t i = 0; i < together.size() && !any_fits(); i += 2) {
@@ -239,8 +252,8 @@ Fixed Search::run() {
     }
   }
   std::stable_sort(remedies_.begin(), remedies_.end(), [](const Remedied& a, const Remedied& b) {
-    if (a.fits != b.fits) return a.fits;
-    if (a.fits) return a.cost() < b.cost();
+    if (a.helps() != b.helps()) return a.helps();
+    if (a.helps()) return a.cost() < b.cost();
     return a.measured_peak_bytes.value_or(kRoomBytes) < b.measured_peak_bytes.value_or(kRoomBytes);
   });
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;

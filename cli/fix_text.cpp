@@ -18,9 +18,10 @@ std::string row(const Remedied& remedy) {
   const std::string extra =
       remedy.extra_forward() > 0 ? fmt::format("+{:.0f} %", 100 * remedy.extra_forward()) : std::string("none");
   return fmt::format(
-      "    {} {:>9} {:>9} {:>9}   {:<4}  {:>7}   {}\n", padded(printable(remedy.label(), kLabelColumns), kLabelColumns),
+      "    {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded(printable(remedy.label(), kLabelColumns), kLabelColumns),
       figure(remedy.predicted_peak_bytes()), figure(remedy.measured_peak_bytes), figure(remedy.measured_reserved_bytes),
-      remedy.fits ? "yes" : "no", extra, remedy.changes_numerics() ? "changed" : "same");
+      remedy.fits ? (remedy.still_grows ? "grows" : "yes") : "no", extra,
+      remedy.changes_numerics() ? "changed" : "same");
 }
 
 std::string headline(const Fixed& fixed, const Patient& patient) {
@@ -29,8 +30,9 @@ std::string headline(const Fixed& fixed, const Patient& patient) {
   if (before.outcome == "ok") {
     return fmt::format("oomdiag: it fits on {}: there is nothing to fix\n", card);
   }
+  if (before.grows) return fmt::format("oomdiag: on {} it grows from step to step: change the code\n", card);
   const auto fitting =
-      std::count_if(fixed.remedies.begin(), fixed.remedies.end(), [](const Remedied& one) { return one.fits; });
+      std::count_if(fixed.remedies.begin(), fixed.remedies.end(), [](const Remedied& one) { return one.helps(); });
   const std::string found = fitting == 0
                                 ? "nothing that was tried makes it fit"
                                 : fmt::format("{} {} it fit", fitting, fitting == 1 ? "remedy makes" : "remedies make");
@@ -39,7 +41,7 @@ std::string headline(const Fixed& fixed, const Patient& patient) {
 
 std::string table(const Fixed& fixed) {
   std::string text =
-      fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<4}  {:>7}   {}\n", padded("what helps, GiB", kLabelColumns + 2),
+      fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded("what helps, GiB", kLabelColumns + 2),
                   "predicted", "measured", "reserved", "fits", "forward", "numerics");
   bool any = false;
   for (const Remedied& remedy : fixed.remedies) {
@@ -63,7 +65,7 @@ std::string lines_to_write(const Fixed& fixed) {
   std::string text;
   std::size_t written = 0;
   for (const Remedied& remedy : fixed.remedies) {
-    if (!remedy.fits || remedy.lines.empty() || written == kMostWritten) continue;
+    if (!remedy.helps() || remedy.lines.empty() || written == kMostWritten) continue;
     ++written;
     text += fmt::format("\n  {}, as you would write it\n", remedy.label());
     for (const std::string& line : remedy.lines) text += "    " + printable(line, 200) + "\n";
@@ -115,6 +117,7 @@ std::string to_json(const Fixed& fixed, const Patient& patient, const std::strin
                                 {"measured_peak_bytes", optional(remedy.measured_peak_bytes)},
                                 {"measured_reserved_bytes", optional(remedy.measured_reserved_bytes)},
                                 {"fits", remedy.fits},
+                                {"still_grows", remedy.still_grows},
                                 {"extra_forward", remedy.extra_forward()},
                                 {"changes_numerics", remedy.changes_numerics()},
                                 {"how", remedy.lines},

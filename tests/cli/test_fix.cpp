@@ -40,26 +40,44 @@ TEST_CASE("what would fit but for holes is tried with expandable segments", "[cl
   CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "expandable_segments"});
 }
 
-TEST_CASE("as few blocks are checkpointed as should do", "[cli]") {
-  const Look look{.containers = {{.path = "h", .count = 12, .leaves = 120}}, .leaves = 130};
-  const Change all = checkpoint_parts(look, 12);
-  CHECK(all.label == "checkpoint h.*");
-  const auto fewer = checkpoint_fewer(all, look, 1000, 400, 800);
-  REQUIRE(fewer);
-  CHECK(fewer->settings["parts"] == nlohmann::json::parse(R"([["h", 5]])"));
-  CHECK(fewer->label == "checkpoint 5 of 12 blocks");
-  CHECK_FALSE(checkpoint_fewer(all, look, 1000, 400, 400));
+TEST_CASE("as few blocks are checkpointed as should do, those first that keep most for each module that runs again",
+          "[cli]") {
+  Look look{.leaves = 10};
+  for (const auto& [path, leaves] : {std::pair("a.0", 4), {"a.1", 2}, {"b.0", 2}}) {
+    look.blocks.push_back({.container = std::string(path, 1), .path = path, .leaves = leaves});
+  }
+  const Report whole{.devices = {{.saved_tensors = {{.bytes = 100, .saved_by_modules = {"a.0.conv"}},
+                                                    {.bytes = 80, .saved_by_modules = {"a.1", "a.10"}},
+                                                    {.bytes = 20, .saved_by_modules = {"b.0"}}}}}};
+  weigh_blocks(look, whole);
+  const Change all = checkpoint_blocks(look, 3);
+  CHECK(all.label == "checkpoint a.*, b.*");
+  CHECK(all.settings["blocks"] == nlohmann::json::parse(R"(["a.0", "a.1", "b.0"])"));
+  const Change two = checkpoint_blocks(look, 2);
+  CHECK(two.label == "checkpoint 2 of 3 blocks");
+  CHECK(two.settings["blocks"] == nlohmann::json::parse(R"(["a.0", "a.1"])"));
+  CHECK(checkpoint_blocks(look, 1).settings["blocks"] == nlohmann::json::parse(R"(["a.1"])"));
+  CHECK(fewest_checkpoints(look, 1000, 400, 800) == 1);
+  CHECK(fewest_checkpoints(look, 1000, 400, 700) == 2);
+  CHECK(fewest_checkpoints(look, 1000, 400, 410) == 3);
+}
+
+TEST_CASE("shapes are the same where both have them", "[cli]") {
+  const auto json = [](const char* text) { return nlohmann::json::parse(text); };
+  CHECK(same_shapes(json(R"({"logits": [8, 2], "cache": [[8]]})"), json(R"({"logits": [8, 2]})")));
+  CHECK_FALSE(same_shapes(json(R"({"logits": [8, 2]})"), json(R"({"logits": [4, 2]})")));
+  CHECK_FALSE(same_shapes(json("[8, 2]"), json("[4, 2]")));
 }
 
 TEST_CASE("a look tells of the largest network, and nothing where it cannot be read", "[cli]") {
   const auto line = nlohmann::json::parse(
-      R"({"root": {"kind": "Net", "trained": true, "leaves": 4, "containers": [{"path": "h", "count": 2, "leaves": 4}],
+      R"({"root": {"kind": "Net", "trained": true, "leaves": 4, "blocks": [{"container": "h", "path": "h.0", "leaves": 4}],
           "relus": 1, "convolutions": 0, "bytes_of_float32": 8, "autocast": false}})");
   const Look look = read_look({line, nlohmann::json::parse(R"({"loader": {"batch_size": 64}})")});
   CHECK(look.has_root);
   CHECK(look.loader_batch == 64);
-  REQUIRE(look.containers.size() == 1);
-  CHECK(look.containers[0].path == "h");
+  REQUIRE(look.blocks.size() == 1);
+  CHECK(look.blocks[0].path == "h.0");
   CHECK(read_look({nlohmann::json::parse(R"({"root": 3})")}) == Look{});
 }
 

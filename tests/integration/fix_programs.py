@@ -1,4 +1,5 @@
 """Small programs that run out of memory, as text: somebody pastes a remedy where it says HERE, or in place of OPTIONS."""
+import re
 
 _BLOCKS = """
 import functools
@@ -90,6 +91,93 @@ for index, (images, labels) in enumerate(DataLoader(data, batch_size=64)):
     optimizer.zero_grad()
 """ + _TELL
 
+# The same with a language model of transformers, and with one of a billion parameters in bfloat16.
+_LANGUAGE_MODEL = """
+import functools
+import torch
+import transformers
+
+torch.manual_seed(0)
+MODEL
+# HERE
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, OPTIONS)
+ids = torch.randint(0, 32000, (8, 1024), device="cuda")
+for index in range(4):
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""" + _TELL
+
+GPT2 = _LANGUAGE_MODEL.replace("MODEL", "model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda()")
+
+LLAMA = _LANGUAGE_MODEL.replace("MODEL", """torch.set_default_dtype(torch.bfloat16)
+with torch.device("cuda"):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=2048, intermediate_size=5504, num_hidden_layers=20, num_attention_heads=16, num_key_value_heads=16,
+        vocab_size=32000, use_cache=False))""")
+
+RESNET50 = """
+import functools
+import torch
+import torchvision
+
+model = torchvision.models.resnet50().cuda()
+# HERE
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, OPTIONS)
+images = torch.randn(256, 3, 224, 224, device="cuda")
+labels = torch.zeros(256, dtype=torch.long, device="cuda")
+for index in range(4):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+""" + _TELL
+
+# Batch sizes as an argument, for fit.
+FITTED = {
+    "resnet50": ("import torchvision", "torchvision.models.resnet50()", "torch.randn(batch, 3, 224, 224, device='cuda')"),
+    "vit": ("import torchvision", "torchvision.models.vit_b_16()", "torch.randn(batch, 3, 224, 224, device='cuda')"),
+    "gpt2": ("import transformers", "transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False))",
+             "torch.randint(0, 50257, (batch, 256), device='cuda')"),
+}
+
+
+def fitted(name):
+    """A program that trains this model with the batch size of its argument."""
+    imports, model, batch = FITTED[name]
+    return f"""
+import sys
+import torch
+{imports}
+
+batch = int(sys.argv[1])
+model = {model}.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = {batch}
+for index in range(3):
+    y = model(x)
+    loss = getattr(y, "logits", y).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+# Every loss keeps the graph of its step.
+GROWING = _BLOCKS + """
+model = Net(depth=2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(8192, 512, device="cuda")
+losses = []
+for index in range(40):
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    losses.append(loss)
+""" + _TELL
+
 # Nobody runs backward.
 INFERENCE = _BLOCKS + """
 model = Net().cuda().eval()
@@ -104,14 +192,24 @@ ALL = {name.lower(): text for name, text in list(globals().items()) if name.isup
 
 def paste(program, lines):
     """The program with these lines, as somebody would write them in."""
-    above = []
+    above, inside = [], []
     for line in lines:
         if line.startswith("optimizer = torch.optim."):
             program = program.replace("OPTIONS", line.split("..., ")[1].rstrip(")"))
+        elif line.startswith("optimizer = "):
+            program = re.sub(r"torch\.optim\.\w+", line.removeprefix("optimizer = ").removesuffix("(...)"), program)
         elif line.startswith("optimizer.zero_grad("):
             program = program.replace("optimizer.zero_grad(ZERO)", line)
+        elif line.startswith("DataLoader("):
+            program = re.sub(r"batch_size=\d+", line.split("..., ")[1].rstrip(")"), program)
+            inside = lines[lines.index(line) + 1:]
+            break
         elif not line.startswith("export "):
             above.append(line)
+    if inside:  # the end of a step
+        begin = program.index("    loss.backward()\n")
+        end = program.index("    optimizer.zero_grad()\n") + len("    optimizer.zero_grad()\n")
+        program = program[:begin] + "".join(f"    {line}\n" for line in inside) + program[end:]
     return as_it_is(program.replace("# HERE", "\n".join(above)))
 
 

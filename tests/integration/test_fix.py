@@ -104,6 +104,28 @@ class Slow(Fix):
             fits += [int(batch)] if one.returncode == 0 else []
         self.assertEqual(max(fits), border)
 
+    def check_border_of(self, name):
+        """What fit found, against every value within 8 of it."""
+        program = [sys.executable, self.write(fix_programs.fitted(name)), "{batch}"]
+        fit = lambda values: json.loads(self.oomdiag("fit", *CARD, "--vary", f"batch={values}", "--json", "--", *program).stdout)
+        found = fit("1..65536")
+        border, tried = found["largest"]["batch"], {one["batch"]: one["fits"] for one in found["tried"]}
+        self.assertLessEqual(found["runs"], 12)
+        for batch in range(max(1, border - 8), border + 9):
+            if batch not in tried:
+                tried[batch] = fit(batch)["largest"] is not None
+        self.assertEqual([batch for batch, fits in sorted(tried.items()) if not fits and batch <= border], [])
+        self.assertEqual(max(batch for batch, fits in tried.items() if fits), border)
+
+    def test_fit_agrees_with_brute_force_for_resnet50(self):
+        self.check_border_of("resnet50")
+
+    def test_fit_agrees_with_brute_force_for_a_vision_transformer(self):
+        self.check_border_of("vit")
+
+    def test_fit_agrees_with_brute_force_for_gpt2(self):
+        self.check_border_of("gpt2")
+
     def test_an_optimizer_step_is_helped_by_fused_or_loops(self):
         found = self.check_pasted(fix_programs.OPTIMIZER, 0.9)
         self.assertTrue(found["fused_optimizer"]["fits"])
@@ -115,7 +137,25 @@ class Slow(Fix):
 
     def test_images(self):
         found = self.check_pasted(fix_programs.IMAGES, 0.8)
-        self.assertTrue(found["relu_in_place"]["fits"])
+        self.assertTrue(found["accumulate_2"]["fits"])
+
+    def test_resnet50_at_twice_the_card(self):
+        found = self.check_pasted(fix_programs.RESNET50, 0.5)
+        self.assertTrue(found["checkpoint"]["fits"])
+
+    def test_gpt2(self):
+        found = self.check_pasted(fix_programs.GPT2, 0.8)
+        self.assertTrue(found["checkpoint"]["fits"])
+        self.assertIsNotNone(found["chunked_cross_entropy"]["measured_peak_bytes"])
+
+    def test_a_llama_of_a_billion_parameters_in_bf16(self):
+        found = self.check_pasted(fix_programs.LLAMA, 0.9)
+        self.assertTrue(found["checkpoint"]["fits"])
+
+    def test_where_every_step_keeps_its_graph_only_the_code_helps(self):
+        found = self.fix(fix_programs.as_it_is(fix_programs.GROWING), 2 << 30, code=3)
+        self.assertIn("program.py:", found["before"]["code_changes"][0])
+        self.assertTrue(all(one["still_grows"] for one in found["remedies"] if one["fits"]))
 
     def test_inference(self):
         found = self.check_pasted(fix_programs.INFERENCE, 0.5)

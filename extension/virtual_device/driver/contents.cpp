@@ -162,9 +162,11 @@ Origin Contents::origin(uintptr_t from, size_t bytes) {
   return find_origin(from, bytes);
 }
 
-Origin Contents::read(uintptr_t from, void* to, size_t bytes) {
+void Contents::clear_by_writing(void* to, size_t bytes) { std::memset(to, 0, bytes); }
+
+Origin Contents::read(uintptr_t from, void* to, size_t bytes, void (*clear)(void* to, size_t bytes)) {
   const auto guard = settle(from, bytes);
-  std::memset(to, 0, bytes);
+  clear(to, bytes);
   for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
     char* target = static_cast<char*>(to) + in_range;
     if (piece.data.empty()) {

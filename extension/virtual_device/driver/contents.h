@@ -63,8 +63,9 @@ class Contents {
 
   Origin origin(uintptr_t from, size_t bytes);
 
-  /// Gives what is known, and zeros for the rest. Waits for what is promised.
-  Origin read(uintptr_t from, void* to, size_t bytes);
+  /// Gives what is known, and zeros for the rest, which `clear` writes first. Waits for what is promised.
+  Origin read(uintptr_t from, void* to, size_t bytes, void (*clear)(void* to, size_t bytes) = clear_by_writing);
+  static void clear_by_writing(void* to, size_t bytes);
 
  private:
   struct Piece {

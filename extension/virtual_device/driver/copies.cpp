@@ -1,5 +1,7 @@
 // Copies and sets between any two places, as far as contents are known (contents.h).
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -28,9 +30,23 @@ bool is_on_card(const void* address) {
   return range && range->kind == oomdiag::MemoryKind::device;
 }
 
+/// Zeros. The whole pages of a page-locked block are given back: they read as zeros too, and activations that are offloaded
+/// to the host, of which nobody knows the contents, take none of its memory.
+void clear(void* to, size_t bytes) {
+  constexpr size_t kPage = 4096, kWorthACall = size_t{1} << 20;
+  const auto range = bytes < kWorthACall ? std::nullopt : oomdiag::find_range(to);
+  const uintptr_t begin = (address_of(to) + kPage - 1) / kPage * kPage, end = (address_of(to) + bytes) / kPage * kPage;
+  if (!range || range->kind != oomdiag::MemoryKind::host || range->is_registered ||
+      madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED) != 0) {
+    return oomdiag::Contents::clear_by_writing(to, bytes);
+  }
+  oomdiag::Contents::clear_by_writing(to, begin - address_of(to));
+  oomdiag::Contents::clear_by_writing(reinterpret_cast<void*>(end), address_of(to) + bytes - end);
+}
+
 /// The host looks at what a card holds.
 void read(void* to, const void* from, size_t bytes) {
-  switch (contents.read(address_of(from), to, bytes)) {
+  switch (contents.read(address_of(from), to, bytes, clear)) {
     case oomdiag::Origin::host:
       return;
     case oomdiag::Origin::dropped:

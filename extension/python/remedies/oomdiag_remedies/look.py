@@ -1,4 +1,6 @@
 """No remedy: tells what there is to be remedied, when it is first seen. Changes nothing."""
+import functools
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -18,13 +20,14 @@ def _repeats(container):
             and all(_leaves(child) > 1 and next(child.parameters(), None) is not None for child in children))
 
 
-def _containers(module, path=""):
-    """The outermost containers of children that are alike: the blocks of a network."""
+def _blocks(module, path=""):
+    """The children of the outermost containers of children that are alike."""
     if path and _repeats(module):
-        yield {"path": path, "count": len(list(module.children())), "leaves": _leaves(module)}
+        for name, child in module.named_children():
+            yield {"container": path, "path": f"{path}.{name}", "leaves": _leaves(child)}
         return
     for name, child in module.named_children():
-        yield from _containers(child, f"{path}.{name}" if path else name)
+        yield from _blocks(child, f"{path}.{name}" if path else name)
 
 
 def _tell_root(root):
@@ -36,7 +39,7 @@ def _tell_root(root):
         "kind": type(root).__name__,
         "trained": trained and torch.is_grad_enabled(),
         "leaves": _leaves(root),
-        "containers": list(_containers(root)),
+        "blocks": list(_blocks(root)),
         "relus": sum(isinstance(each, nn.ReLU) and not each.inplace for each in modules),
         "convolutions": sum(isinstance(each, nn.Conv2d) for each in modules),
         "bytes_of_float32": sum(p.nbytes for p in root.parameters() if p.dtype == torch.float32),
@@ -52,6 +55,20 @@ def _watch_loaders():
         tell(loader={"batch_size": batch_size})
 
     DataLoader.__init__ = init
+
+
+def _watch_losses():
+    plain, most = torch.nn.functional.cross_entropy, 0
+
+    @functools.wraps(plain)
+    def cross_entropy(input, *arguments, **keywords):
+        nonlocal most
+        if input.dim() == 2 and input.is_cuda and input.requires_grad and input.numel() > most:
+            most = input.numel()
+            tell(logits={"elements": most})
+        return plain(input, *arguments, **keywords)
+
+    torch.nn.functional.cross_entropy = cross_entropy
 
 
 def _watch_optimizers():
@@ -76,4 +93,5 @@ def _watch_optimizers():
 def apply(_settings):
     on_root(_tell_root)
     _watch_loaders()
+    _watch_losses()
     _watch_optimizers()
