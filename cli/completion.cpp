@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cli/fix.h"
 #include "cli/reports.h"
 #include "cli/temporary_folder.h"
 #include "profiler/report/whole_run.h"
@@ -17,6 +18,30 @@ DiagnosisRequest with_room(DiagnosisRequest request) {
   return request;
 }
 
+namespace {
+
+// A run with room says nothing of holes. The one remedy for them is an environment variable: it is tried.
+void try_expandable_segments(Report& failed, DiagnosisRequest request, const Install& install) {
+  ReportOfDevice& device = failed.devices[failed.main_device];
+  const auto remedy = std::find_if(device.remedies.begin(), device.remedies.end(),
+                                   [](const ReportRemedy& one) { return one.id == "expandable_segments"; });
+  if (remedy == device.remedies.end() || !device.cause || device.cause->kind != "fragmentation") return;
+  const TemporaryFolder folder;
+  request.base = folder.path();
+  request.keeps_output = true;
+  request.shows_progress = false;
+  request.steady = SteadyRule{.most = kMostSteps};
+  for (const auto& variable : expandable_segments().environment) request.environment.push_back(variable);
+  const Diagnosis tried = diagnose(request, install);
+  if (!tried.report || tried.report->main_device >= tried.report->devices.size()) return;
+  const bool passed = tried.report->outcome == "ok";
+  if (!passed && tried.report->outcome != "out_of_memory") return;
+  remedy->fits = passed;
+  if (passed) remedy->measured_peak_bytes = tried.report->devices[tried.report->main_device].peak.allocated_bytes;
+}
+
+}  // namespace
+
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install) {
   if (!request.device.is_virtual() || !failed.report || failed.report->outcome != "out_of_memory") return;
   const TemporaryFolder folder;
@@ -31,6 +56,7 @@ void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install&
   const Diagnosis whole = diagnose(again, install);
   if (!whole.report || whole.report->outcome != "ok") return;
   take_whole_run(*failed.report, *whole.report);
+  try_expandable_segments(*failed.report, request, install);
   keep_json(*failed.report, failed.folder);
 }
 

@@ -168,8 +168,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
                     device.moment.step));
   }
   if (!trace.process.snapshot && device.lives.step > 0 && !is_like(device.lives, device.complete) && device.failure) {
-    limits.push_back(card +
-                     "no whole step was seen: what helps is told by the least it needs; oomdiag fix measures it");
+    limits.push_back(card + std::string(kNoWholeStep));
   }
   if (!trace.process.snapshot && device.failure && device.failure->phase == Phase::forward) {
     const auto& blocks = device.moment.blocks;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "profiler/replay/history.h"
@@ -8,6 +9,10 @@
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
+
+/// Of a card whose failure cut the first step short. A whole run on another card takes it back (whole_run.h).
+inline constexpr std::string_view kNoWholeStep =
+    "no whole step was seen: what helps is told by the least it needs; oomdiag fix measures it";
 
 /// What a report does not know, one sentence each: lost events, modelled figures, differences that the replay found.
 std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "profiler/report/limits.h"
+
 namespace oomdiag {
 namespace {
 
@@ -30,6 +32,10 @@ bool has_whole_run(const ReportOfDevice& device) {
   if (!device.cause) return false;
   const Figures& evidence = device.cause->evidence;
   return std::any_of(evidence.begin(), evidence.end(), [](const auto& one) { return one.first == kWholeRun; });
+}
+
+void take_back_no_whole_step(Report& report) {
+  std::erase_if(report.limits, [](const std::string& limit) { return limit.ends_with(kNoWholeStep); });
 }
 
 void keep_measured_remedies(std::vector<ReportRemedy>& remedies, const std::vector<ReportRemedy>& earlier) {
@@ -69,6 +75,7 @@ void take_whole_run(Report& failed, const Report& whole) {
   if (cause.kind == "fragmentation") keep_remedies_of_the_moment(remedies, device, needed);
   device.remedies = std::move(remedies);
   if (seen->batch) device.batch = seen->batch;
+  take_back_no_whole_step(failed);
 }
 
 bool is_share_of_card(int64_t peak_bytes, int64_t card_bytes) { return peak_bytes > card_bytes / 16; }
@@ -82,6 +89,7 @@ void keep_measured(Report& report, const Report& earlier) {
       device.needs_bytes = old->needs_bytes;
       device.remedies = old->remedies;
       device.batch = old->batch;
+      take_back_no_whole_step(report);
     }
     keep_measured_remedies(device.remedies, old->remedies);
   }

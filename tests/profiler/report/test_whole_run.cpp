@@ -1,10 +1,9 @@
+#include "profiler/report/limits.h"
 #include "profiler/report/whole_run.h"
 #include "tests/catch.h"
 
 namespace oomdiag {
 namespace {
-
-constexpr int64_t kGiB = int64_t{1} << 30;
 
 /// Ran out on a card of 12 GiB, one of them taken by others.
 Report failed_by(const std::string& cause) {
@@ -14,7 +13,7 @@ Report failed_by(const std::string& cause) {
   device.card.outside_pytorch_bytes = kGiB;
   device.remedies = {
       {.id = "expandable_segments", .label = "expandable_segments:True", .predicted_peak_bytes = 9 * kGiB}};
-  return {.outcome = "out_of_memory", .devices = {device}};
+  return {.outcome = "out_of_memory", .devices = {device}, .limits = {std::string(kNoWholeStep), "another"}};
 }
 
 Report whole_run(int64_t peak_bytes) {
@@ -33,6 +32,7 @@ TEST_CASE("the need of a failed run is that of the whole one, and what is outsid
   CHECK(report.devices[0].needs_bytes == 14 * kGiB);
   REQUIRE(report.devices[0].remedies.size() == 1);
   CHECK(report.devices[0].remedies[0].id == "checkpoint");
+  CHECK(report.limits == std::vector<std::string>{"another"});
 }
 
 TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[report]") {
