@@ -10,6 +10,7 @@
 #include "cli/fit_text.h"
 #include "cli/help.h"
 #include "cli/programs.h"
+#include "cli/real_gpu.h"
 #include "cli/terminal.h"
 #include "cli/workers.h"
 #include "profiler/error.h"
@@ -95,8 +96,15 @@ int fit_card(const Options& options, const FitRequest& request, Trials& trials) 
   return card.bytes > 0 ? 0 : kOutOfMemory;
 }
 
-/// The cards of --devices, or the one of --device.
+CardEntry real_card() {
+  CardEntry card;
+  card.id = "real";
+  return card;
+}
+
+/// The cards of --devices, or the one of --device. The real one has no entry but its name.
 std::vector<CardEntry> cards_of(const Options& options, const FitRequest& request, const Install& install) {
+  if (options.devices.empty() && !request.device.is_virtual()) return {real_card()};
   if (options.devices.empty()) return {request.device.cards.front()};
   if (options.devices == "all") return read_catalogue(install.cards);
   return choose_device({.device = options.devices}, install).cards;
@@ -113,7 +121,7 @@ int fit_value(const Options& options, FitRequest request, const Install& install
   std::vector<FitOfCard> found;
   std::map<Values, std::optional<Line>> lines;  // what a card has shown is a good guess for the next
   for (const CardEntry& card : cards) {
-    request.device.cards = {card};
+    if (request.device.is_virtual()) request.device.cards = {card};
     Fitter fitter(request, trials, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
     FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
     for (const Values& others : combinations) {
@@ -136,9 +144,13 @@ int fit(Options options) try {
     throw Error(ErrorKind::usage, "fit needs --smallest-card or --vary, and a program or --model",
                 "as in: oomdiag fit --smallest-card -- python train.py");
   }
-  if (options.device == "real" || options.device == "cuda") {
-    throw Error(ErrorKind::usage, "fit tries cards that are not there: it needs a virtual device",
+  const bool is_real = options.device == "real" || options.device == "cuda";
+  if (is_real && (options.smallest_card || !options.devices.empty() || !options.memory.empty())) {
+    throw Error(ErrorKind::usage, "another size of card than the real one needs a virtual device",
                 "name one of oomdiag devices, as in: --device rtx4090");
+  }
+  if (is_real && !has_real_gpu()) {
+    throw Error(ErrorKind::environment, "there is no GPU here", "name one that need not be: --device rtx4090");
   }
   const Install install = find_install();
   const FitRequest request = make_request(options, install, !options.smallest_card);
@@ -169,7 +181,7 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
           "the first is searched, for all values of the others")
       ->type_name("NAME=VALUES")
       ->allow_extra_args(false);
-  command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, or ./card.json")
+  command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
       ->type_name("NAME")
       ->capture_default_str();
   command.add_option("--devices", options->devices, "a list of them, or all: a table of what fits on each")

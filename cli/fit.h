@@ -54,6 +54,8 @@ class Fitter {
   /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory.
   std::vector<FitRun> run(const std::vector<std::pair<Values, int64_t>>& cases);
   const std::vector<FitRun>& runs() const { return runs_; }
+  /// How many values are worth trying together.
+  int at_once() const;
 
  private:
   const FitRequest& request_;

@@ -59,11 +59,13 @@ std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& c
   return runs;
 }
 
+int Fitter::at_once() const { return request_.device.is_virtual() ? std::max(1, programs_at_once(0)) : 1; }
+
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
                                 const std::optional<Line>& prior) {
   BorderSearch search(
       variable.count(), [&](int64_t i) { return variable.value(i); }, kMostRuns, prior);
-  const int at_once = std::max(1, programs_at_once(0));
+  const int at_once = fitter.at_once();
   for (auto positions = search.next(at_once); !positions.empty(); positions = search.next(at_once)) {
     std::vector<std::pair<Values, int64_t>> cases;
     for (const int64_t position : positions) {
@@ -95,7 +97,7 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
 // Where the run passes with room to spare, it needs at least what it allocated and at most what it reserved, beside what
 // others hold. In between the allocator gives cached segments back and tries again: only runs can tell.
 SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
-  const int at_once = std::max(1, programs_at_once(0));
+  const int at_once = fitter.at_once();
   const Trial large = fitter.run({{values, kLargestCard}}).front().trial;
   if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
   SmallestCard card{.bytes = 0, .outside_bytes = large.outside_bytes};

@@ -78,7 +78,8 @@ std::string table(const Variable& variable, const std::vector<FitOfCard>& found)
   return text + fmt::format("\n  {} runs, all measured\n", runs);
 }
 
-Json tried(const std::vector<FitRun>& runs) {
+/// On a real card with times: on a virtual one work takes none.
+Json tried(const std::vector<FitRun>& runs, bool is_real = false) {
   Json list = Json::array();
   for (const FitRun& run : runs) {
     Json one = Json::object();
@@ -88,6 +89,7 @@ Json tried(const std::vector<FitRun>& runs) {
     one["peak_allocated_bytes"] = run.trial.allocated_bytes;
     one["peak_reserved_bytes"] = run.trial.reserved_bytes;
     one["stopped_at_step"] = run.trial.stopped_at_step;
+    if (is_real) one["seconds"] = run.trial.seconds;
     list.push_back(std::move(one));
   }
   return list;
@@ -130,7 +132,7 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
       }
     }
     to["runs"] = one.runs.size();
-    to["tried"] = tried(one.runs);
+    to["tried"] = tried(one.runs, one.card == "real");
   };
   if (found.size() == 1) {
     describe(found.front(), json);

@@ -13,6 +13,7 @@
 #include "cli/help.h"
 #include "cli/models.h"
 #include "cli/programs.h"
+#include "cli/real_gpu.h"
 #include "cli/recipe.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
@@ -35,17 +36,21 @@ struct Options {
   bool json = false;
 };
 
+/// The virtual card that is called like a real one.
+std::string twin_of(const std::string& name, const Install& install) {
+  for (const CardEntry& card : read_catalogue(install.cards)) {
+    if (card.name == name) return card.id;
+  }
+  throw Error(ErrorKind::input, fmt::format("no virtual card is called {}", name), "name one: --device rtx4090");
+}
+
 /// A run that failed on a real card is tried on the virtual one of that name.
 std::string virtual_name(const std::filesystem::path& folder, const Install& install) {
   const Report report = load_report(folder);
-  if (report.main_device < report.devices.size()) {
-    const std::string& name = report.devices[report.main_device].device.name;
-    for (const CardEntry& card : read_catalogue(install.cards)) {
-      if (card.name == name) return card.id;
-    }
-    throw Error(ErrorKind::input, fmt::format("no virtual card is called {}", name), "name one: --device rtx4090");
+  if (report.main_device >= report.devices.size()) {
+    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder.string()));
   }
-  throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder.string()));
+  return twin_of(report.devices[report.main_device].device.name, install);
 }
 
 /// A reference loop that was recorded can be asked for another batch size and precision.
@@ -128,10 +133,16 @@ int fix(Options options) try {
   const Install install = find_install();
   const std::filesystem::path folder =
       options.folder.empty() ? std::filesystem::path() : std::filesystem::absolute(options.folder);
-  const Patient patient = make_patient(options, install);
-  if (!patient.device.is_virtual()) {
-    throw Error(ErrorKind::usage, "fix tries things out on a virtual card", "name one: --device rtx4090");
+  const bool is_real = options.device.device == "real" || options.device.device == "cuda";
+  if (is_real) {  // room and figures from its virtual twin, proofs from itself
+    const std::string name = name_of_real_gpu();
+    if (name.empty()) {
+      throw Error(ErrorKind::environment, "there is no GPU here", "name one that need not be: --device rtx4090");
+    }
+    options.device.device = twin_of(name, install);
   }
+  Patient patient = make_patient(options, install);
+  patient.proves_on_real = is_real;
   say_default(patient.device);
   Trials trials(install);
   Steps steps("fix");

@@ -15,6 +15,7 @@ namespace oomdiag {
 struct Patient {
   std::vector<std::string> program{};  ///< may hold {batch}
   DeviceChoice device{};               ///< on which it is to fit
+  bool proves_on_real = false;         ///< what runs on the card runs on the real one, of which `device` is the twin
   Environment environment{};
   std::optional<int64_t> batch{};  ///< of {batch}
   bool takes_amp = false;          ///< one of the samples, with --amp

@@ -69,6 +69,7 @@ TrialRequest Search::request(const std::vector<Change>& changes, Where where) co
   if (request.batch) {
     for (std::string& word : request.program) word = replace_batch(word, *request.batch);
   }
+  if (where == Where::card && patient_.proves_on_real) request.device = {};
   if (where == Where::with_room) {
     request.judged_bytes =
         patient_.device.memory_bytes > 0 ? patient_.device.memory_bytes : patient_.device.cards.front().total_bytes;

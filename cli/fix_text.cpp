@@ -87,8 +87,9 @@ std::string to_text(const Fixed& fixed, const Patient& patient, const std::strin
   }
   for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
   text += table(fixed) + unproved(fixed) + lines_to_write(fixed);
-  text += fmt::format("\n  {} runs, {:.0f} s; all figures but the predicted ones are measured\n", fixed.runs,
-                      fixed.seconds);
+  text +=
+      fmt::format("\n  {} runs, {:.0f} s; all figures but the predicted ones are measured{}\n", fixed.runs,
+                  fixed.seconds, patient.proves_on_real ? ": what fits on the GPU, the rest on its virtual twin" : "");
   if (!command.empty() && before.outcome != "ok") text += fmt::format("\n  program: {}\n", printable(command, 200));
   return text;
 }

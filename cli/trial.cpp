@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -37,13 +39,15 @@ DiagnosisRequest to_diagnosis(const TrialRequest& trial, const Install& install,
 /// In the process of the trial: its folder holds the rest.
 std::string diagnose_for_another(const TrialRequest& trial, const Install& install, const fs::path& base) {
   nlohmann::json answer;
+  const auto begin = std::chrono::steady_clock::now();
   try {
     const Diagnosis diagnosis = diagnose(to_diagnosis(trial, install, base), install);
     answer = {{"folder", diagnosis.folder.string()},
               {"exit_code", diagnosis.ending.code()},
               {"stopped_at_step", diagnosis.stopped_at_step},
               {"why", diagnosis.why_no_report},
-              {"has_report", diagnosis.report.has_value()}};
+              {"has_report", diagnosis.report.has_value()},
+              {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}};
   } catch (const Error& error) {
     answer = {{"error", error.what()}, {"hint", error.hint()}, {"kind", static_cast<int>(error.kind())}};
   }
@@ -93,6 +97,7 @@ Trial read_trial(const nlohmann::json& answer) {
   const fs::path folder = answer["folder"].get<std::string>();
   Trial trial{.exit_code = answer["exit_code"],
               .stopped_at_step = answer["stopped_at_step"],
+              .seconds = answer["seconds"],
               .told = read_lines(folder / "remedies")};
   if (answer["has_report"].get<bool>()) {
     trial.report = load_report(folder / "report.json");
@@ -140,8 +145,10 @@ std::vector<Trial> Trials::run_once(const std::vector<TrialRequest>& requests,
   for (const TrialRequest& request : requests) {
     works.emplace_back([&] { return diagnose_for_another(request, install_, folder_.path()); });
   }
-  const auto answers =
-      run_in_processes(works, programs_at_once(bytes_of_a_program()), [&](std::size_t over) { tell(count_ + over); });
+  const bool shares_card = std::any_of(requests.begin(), requests.end(),
+                                       [](const TrialRequest& request) { return !request.device.is_virtual(); });
+  const auto answers = run_in_processes(works, shares_card ? 1 : programs_at_once(bytes_of_a_program()),
+                                        [&](std::size_t over) { tell(count_ + over); });
   count_ += requests.size();
   std::vector<Trial> trials;
   for (const auto& answer : answers) {

@@ -33,6 +33,7 @@ struct Trial {
   int64_t allocated_bytes = 0, reserved_bytes = 0, outside_bytes = 0, total_bytes = 0;
   int64_t needed_bytes = 0;            ///< what was reserved at most; where it ran out what was, with the request
   uint32_t stopped_at_step = 0;        ///< 0 = it ended by itself
+  double seconds = 0;                  ///< of wall time, that of reading its trace included
   std::vector<nlohmann::json> told{};  ///< what the remedies said, see extension/python/remedies
   std::optional<Report> report{};
 
@@ -40,7 +41,7 @@ struct Trial {
   bool ran_out() const { return outcome == "out_of_memory"; }
 };
 
-/// Makes trials, beside each other as far as cores and memory allow. Nothing is left of them.
+/// Makes trials, beside each other as far as cores and memory allow; one at a time on a real card. Nothing is left of them.
 class Trials {
  public:
   explicit Trials(const Install& install) : install_(install) {}

@@ -13,6 +13,7 @@ import unittest
 import fix_programs
 
 BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]) if "--build" in sys.argv else pathlib.Path("build")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 OOMDIAG = BUILD / "bin" / "oomdiag"
 CARD = ["--device", "rtx3060"]
 
@@ -83,6 +84,26 @@ class Quick(Fix):
         for text in (folder / "report.json").read_text(), self.oomdiag("explain", folder, "--json").stdout:
             kept = {one["id"]: one["measured_peak_bytes"] for one in json.loads(text)["remedies"]}
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
+
+    def test_a_real_card_proves_what_fits_and_its_virtual_twin_shows_the_rest(self):
+        # A script that loads the virtual card into what it runs plays a machine that has one.
+        libraries = BUILD.absolute() / "lib" / "virtual_device"
+        card = ROOT / "extension" / "virtual_device" / "cards" / "rtx3060.json"
+        machine = self.folder / "machine"
+        machine.write_text('#!/bin/sh\nif [ -z "$OOMDIAG_CARD" ]; then\n'
+                           f'  export OOMDIAG_CARD={card} LD_PRELOAD="$LD_PRELOAD:{":".join(map(str, sorted(libraries.glob("*.so*"))))}"\n'
+                           'fi\nexec "$@"\n')
+        machine.chmod(0o755)
+        program = ["--", machine, BUILD.absolute() / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "{batch}"]
+        driver = {"LD_LIBRARY_PATH": str(libraries), "OOMDIAG_CARD": str(card)}
+        found = self.oomdiag("fit", "--device", "real", "--vary", "batch=6000,7000", "--json", *program, **driver)
+        self.assertEqual(found.returncode, 0, found.stderr)
+        tried = json.loads(found.stdout)["tried"]
+        self.assertEqual({one["batch"]: one["fits"] for one in tried}, {6000: True, 7000: False})
+        self.assertTrue(all(one["seconds"] > 0 for one in tried))
+        found = self.oomdiag("fix", "--device", "real", "--batch", 7000, "--json", *program, **driver)
+        self.assertEqual(found.returncode, 0, found.stderr)
+        self.assertIn("RTX 3060", json.loads(found.stdout)["device"])
 
     def test_fit_finds_the_border_in_few_runs(self):
         result = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json")
