@@ -19,30 +19,37 @@
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
 #include "profiler/report/whole_run.h"
+#include "profiler/snapshot/format.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/to_trace.h"
+#include "profiler/snapshot/unpacked.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr char kPickle = '\x80';  ///< begins every pickle of protocol 2 and later
 constexpr const char* kTakes =
     "give a run folder (oomdiag-<pid>), its trace, a report.json, or a snapshot.pickle of PyTorch";
 constexpr const char* kTraces = "give a run folder (oomdiag-<pid>), its trace, or a snapshot.pickle of PyTorch";
 
-/// A report begins with '{', a PyTorch snapshot with kPickle.
-char first_byte(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  char byte = 0;
-  while (stream.get(byte)) {
-    if (byte != ' ' && byte != '\n') return byte;
+[[noreturn]] void refuse_format(const fs::path& file, FileFormat format, const char* hint) {
+  if (format == FileFormat::empty) throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), hint);
+  throw Error(ErrorKind::input, fmt::format("'{}' is {}", file.string(), describe_format(file)), hint);
+}
+
+// Refusals shall name the file that was given.
+template <class Read>
+auto named(const fs::path& file, const fs::path& as, const Read& read) {
+  try {
+    return read(file);
+  } catch (const Error& error) {
+    std::string text = error.what();
+    if (const size_t at = text.find(file.string()); file != as && at != text.npos) {
+      text.replace(at, file.string().size(), as.string());
+    }
+    throw Error(error.kind(), text, error.hint());
   }
-  if (!stream.is_open() || stream.bad()) {
-    throw Error(ErrorKind::input, fmt::format("cannot read '{}'", file.string()), kTakes);
-  }
-  throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), kTakes);
 }
 
 /// False with errno if not all of it was written.
@@ -160,24 +167,57 @@ Trace load_trace(const fs::path& path) {
     if (fs::exists(path / "trace", ignored)) return read_trace(path / "trace");
     throw Error(ErrorKind::input, fmt::format("'{}' holds no trace", path.string()), kTraces);
   }
-  return first_byte(path) == kPickle ? to_trace(read_snapshot(path)) : read_trace(path);
+  const FileFormat format = find_format(path);
+  if (format == FileFormat::gzip) return named(UnpackedFile(path).path(), path, load_trace);
+  if (format == FileFormat::pickle) return to_trace(read_snapshot(path));
+  if (format != FileFormat::trace) refuse_format(path, format, kTraces);
+  return read_trace(path);
 }
 
-Report load_report(const fs::path& path) {
+namespace {
+
+Report report_on_snapshot(const fs::path& path, const fs::path& as, const ToldCard& card) {
+  Trace trace = to_trace(read_snapshot(path));
+  tell_card(card, trace);
+  return make_report(trace, {.folder = as.string()});
+}
+
+[[noreturn]] void refuse_card(const fs::path& path) {
+  throw Error(ErrorKind::usage, "--device and --memory are for snapshots of PyTorch, which do not tell their card",
+              fmt::format("'{}' tells it: leave them out", path.string()));
+}
+
+Report load_folder(const fs::path& path) {
+  std::error_code ignored;
+  const bool is_report_alone = find_traces(path).empty() && fs::exists(path / "report.json", ignored);
+  if (is_report_alone) return read_report(path / "report.json");
+  return with_measured(explain_run(path, remembered_facts(path / "report.json")), path / "report.json");
+}
+
+Report load_file(const fs::path& path, const fs::path& as, const ToldCard& card) {
+  const FileFormat format = find_format(path);
+  if (format == FileFormat::gzip && path == as) {
+    const UnpackedFile unpacked(path);
+    return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, card); });
+  }
+  if (format == FileFormat::pickle) return report_on_snapshot(path, as, card);
+  if (card.is_told()) refuse_card(as);
+  if (format == FileFormat::report) return read_report(path);
+  if (format != FileFormat::trace) refuse_format(path, format, kTakes);
+  const bool is_of_a_run = path.filename() == "trace";
+  return explain_trace(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
+}
+
+}  // namespace
+
+Report load_report(const fs::path& path, const ToldCard& card) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
     throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTakes);
   }
-  if (fs::is_directory(path, ignored)) {
-    const bool is_report_alone = find_traces(path).empty() && fs::exists(path / "report.json", ignored);
-    if (is_report_alone) return read_report(path / "report.json");
-    return with_measured(explain_run(path, remembered_facts(path / "report.json")), path / "report.json");
-  }
-  const char first = first_byte(path);
-  if (first == '{') return read_report(path);
-  if (first == kPickle) return make_report(to_trace(read_snapshot(path)), {.folder = path.string()});
-  const bool is_of_a_run = path.filename() == "trace";
-  return explain_trace(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
+  if (!fs::is_directory(path, ignored)) return load_file(path, path, card);
+  if (card.is_told()) refuse_card(path);
+  return load_folder(path);
 }
 
 void keep_json(const Report& report, const fs::path& folder) { write_json(report, folder / "report.json", 0600); }

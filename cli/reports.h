@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/launcher.h"
+#include "cli/told_card.h"
 #include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
 
@@ -32,8 +33,9 @@ Trace load_trace(const std::filesystem::path& path);
 Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
 
 /// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
-/// exit code and the batch size that its report remembers. Throws Error(input) for anything else.
-Report load_report(const std::filesystem::path& path);
+/// exit code and the batch size that its report remembers. `card`: of a snapshot, told by hand. Throws Error(input) for
+/// anything else, Error(usage) if a card is told of what knows its own.
+Report load_report(const std::filesystem::path& path, const ToldCard& card = {});
 
 /// Writes the JSON to `file`: whole or not at all. Throws Error(environment).
 void write_json(const Report& report, const std::filesystem::path& file, mode_t mode = 0666);
