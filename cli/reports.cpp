@@ -123,17 +123,30 @@ RunFacts remembered_facts(const fs::path& file) {
 
 }  // namespace
 
-Report explain_trace(const fs::path& trace, const RunFacts& facts) {
+namespace {
+
+/// The report on `trace`, which stays in `kept` with its history.
+void explain_into(Explained& kept, Trace trace, const ReportInputs& inputs) {
+  kept.trace = std::make_unique<Trace>(std::move(trace));
+  kept.report = make_report(*kept.trace, inputs, kept.history);
+}
+
+Explained explain_kept(const fs::path& file, const RunFacts& facts) {
   ReportInputs inputs{.batch = facts.batch, .judged_bytes = facts.judged_bytes};
   if (facts.ending && facts.ending->signal != 0) inputs.signal = facts.ending->signal;
   if (facts.ending && facts.ending->signal == 0) inputs.exit_code = facts.ending->exit_code;
-  if (trace.filename() == "trace") inputs.folder = as_typed(trace.parent_path());
-  const Trace recorded = read_trace(trace);
-  inputs.still_runs = still_runs(recorded, trace, facts);
-  Report report = make_report(recorded, inputs);
-  report.reference_case = facts.reference_case;
-  return report;
+  if (file.filename() == "trace") inputs.folder = as_typed(file.parent_path());
+  Trace recorded = read_trace(file);
+  inputs.still_runs = still_runs(recorded, file, facts);
+  Explained kept;
+  explain_into(kept, std::move(recorded), inputs);
+  kept.report.reference_case = facts.reference_case;
+  return kept;
 }
+
+}  // namespace
+
+Report explain_trace(const fs::path& trace, const RunFacts& facts) { return explain_kept(trace, facts).report; }
 
 Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_each) {
   const std::vector<fs::path> traces = find_traces(folder);
@@ -176,10 +189,12 @@ Trace load_trace(const fs::path& path) {
 
 namespace {
 
-Report report_on_snapshot(const fs::path& path, const fs::path& as, const ToldCard& card) {
+Explained explain_snapshot(const fs::path& path, const fs::path& as, const ToldCard& card) {
   Trace trace = to_trace(read_snapshot(path));
   tell_card(card, trace);
-  return make_report(trace, {.folder = as.string()});
+  Explained kept;
+  explain_into(kept, std::move(trace), {.folder = as.string()});
+  return kept;
 }
 
 [[noreturn]] void refuse_card(const fs::path& path) {
@@ -187,30 +202,41 @@ Report report_on_snapshot(const fs::path& path, const fs::path& as, const ToldCa
               fmt::format("'{}' tells it: leave them out", path.string()));
 }
 
-Report load_folder(const fs::path& path) {
-  std::error_code ignored;
-  const bool is_report_alone = find_traces(path).empty() && fs::exists(path / "report.json", ignored);
-  if (is_report_alone) return read_report(path / "report.json");
-  return with_measured(explain_run(path, remembered_facts(path / "report.json")), path / "report.json");
+Explained only(Report report) {
+  Explained kept;
+  kept.report = std::move(report);
+  return kept;
 }
 
-Report load_file(const fs::path& path, const fs::path& as, const ToldCard& card) {
+Explained load_folder(const fs::path& path) {
+  std::error_code ignored;
+  const fs::path earlier = path / "report.json";
+  const std::vector<fs::path> traces = find_traces(path);
+  if (traces.empty() && fs::exists(earlier, ignored)) return only(read_report(earlier));
+  const RunFacts facts = remembered_facts(earlier);
+  if (traces.size() != 1) return only(with_measured(explain_run(path, facts), earlier));
+  Explained kept = explain_kept(traces.front(), facts);
+  kept.report = with_measured(std::move(kept.report), earlier);
+  return kept;
+}
+
+Explained load_file(const fs::path& path, const fs::path& as, const ToldCard& card) {
   const FileFormat format = find_format(path);
   if (format == FileFormat::gzip && path == as) {
     const UnpackedFile unpacked(path);
     return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, card); });
   }
-  if (format == FileFormat::pickle) return report_on_snapshot(path, as, card);
+  if (format == FileFormat::pickle) return explain_snapshot(path, as, card);
   if (card.is_told()) refuse_card(as);
-  if (format == FileFormat::report) return read_report(path);
+  if (format == FileFormat::report) return only(read_report(path));
   if (format != FileFormat::trace) refuse_format(path, format, kTakes);
   const bool is_of_a_run = path.filename() == "trace";
-  return explain_trace(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
+  return explain_kept(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
 }
 
 }  // namespace
 
-Report load_report(const fs::path& path, const ToldCard& card) {
+Explained load_explained(const fs::path& path, const ToldCard& card) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
     throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTakes);
@@ -220,12 +246,18 @@ Report load_report(const fs::path& path, const ToldCard& card) {
   return load_folder(path);
 }
 
+Report load_report(const fs::path& path, const ToldCard& card) { return load_explained(path, card).report; }
+
 void keep_json(const Report& report, const fs::path& folder) { write_json(report, folder / "report.json", 0600); }
 
 void write_json(const Report& report, const fs::path& file, mode_t mode) {
+  write_whole(to_json(report) + "\n", file, mode);
+}
+
+void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
   const fs::path part = file.string() + ".part";
   std::error_code error;
-  if (!write_file(part, to_json(report) + "\n", mode)) error.assign(errno, std::generic_category());
+  if (!write_file(part, text, mode)) error.assign(errno, std::generic_category());
   if (!error) fs::rename(part, file, error);
   if (!error) return;
   std::error_code ignored;

@@ -48,7 +48,12 @@ void forget_size(const Trace& trace, int device, std::optional<Cause>& cause) {
 }  // namespace
 
 Report make_report(const Trace& trace, const ReportInputs& inputs) {
-  const History history = replay(trace, has_survived(inputs));
+  History history;
+  return make_report(trace, inputs, history);
+}
+
+Report make_report(const Trace& trace, const ReportInputs& inputs, History& history) {
+  history = replay(trace, has_survived(inputs));
 
   Report report{.outcome = find_outcome(trace, history, inputs),
                 .exit_code = inputs.signal ? 128 + *inputs.signal : inputs.exit_code,
