@@ -11,6 +11,9 @@
 #include "cli/terminal.h"
 #include "profiler/error.h"
 #include "profiler/export/html.h"
+#include "profiler/export/perfetto.h"
+#include "profiler/export/tables.h"
+#include "profiler/export/to_snapshot.h"
 
 namespace oomdiag {
 namespace {
@@ -36,8 +39,27 @@ struct Format {
   std::string (*make)(const Explained& from);
 };
 
+std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }
+
+std::string make_folded(const Explained& from) {
+  const std::vector<CardPicture> cards = draw(from);
+  return from.report.main_device < cards.size() ? to_folded(cards[from.report.main_device].owners) : "";
+}
+
+std::string make_snapshot(const Explained& from) {
+  if (from.trace != nullptr) return to_snapshot(*from.trace, from.history);
+  throw Error(ErrorKind::usage, "--to snapshot needs the trace of one process, and there is a report only",
+              "give the trace, or the folder of one rank");
+}
+
 constexpr std::array kFormats = {
-    Format{"html", ".html", [](const Explained& from) { return to_html(from.report, draw(from)); }},
+    Format{"html", ".html", make_html},
+    Format{"folded", ".folded", make_folded},
+    Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
+    Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
+    Format{"perfetto", ".perfetto.json",
+           [](const Explained& from) { return to_perfetto(from.report, from.trace.get()); }},
+    Format{"snapshot", ".exported.pickle", make_snapshot},
 };
 
 std::string names_of_formats() {

@@ -3,9 +3,12 @@
     python tests/integration/test_export.py --build BUILD_FOLDER [unittest arguments, as in -k html]
 """
 import argparse
+import collections
+import csv
+import io
 import json
-import os
 import pathlib
+import pickle
 import re
 import shutil
 import subprocess
@@ -116,6 +119,69 @@ class Exports(unittest.TestCase):
             self.assertEqual(tried, {"wrong": [], "total": f"allocated: {gib:.2f} GiB", "rows": len(report["saved_tensors"]), "left": 0})
             self.assertNotIn("CONSOLE", done.stderr)
             self.assertIn("<path class=\"band\"", done.stdout)
+
+    # For other tools.
+
+    def test_folded_stacks_add_up_to_what_is_allocated(self):
+        lines = self.export(self.fails, "folded").read_text().splitlines()
+        for line in lines:
+            self.assertRegex(line, r"^[^;]+(;[^;]+)* [1-9][0-9]*$")
+        self.assertEqual(sum(int(line.rsplit(" ", 1)[1]) for line in lines), self.failed["card"]["allocated_bytes"])
+        self.assertTrue(any(line.startswith("activation;relu1;aten::relu") for line in lines), lines)
+
+    def test_rows_of_csv_add_up_to_the_categories(self):
+        rows = list(csv.DictReader(io.StringIO(self.export(self.fits, "csv").read_text())))
+        sums = collections.Counter()
+        for row in rows:
+            sums[row["category"]] += int(row["bytes"])
+        self.assertEqual({name: bytes_ for name, bytes_ in self.fitted["categories"].items() if bytes_}, dict(sums))
+
+    def test_markdown_fits_into_a_chat(self):
+        for folder in (self.fails, self.fits):
+            text = self.export(folder, "markdown").read_text()
+            self.assertLessEqual(len(text.splitlines()), 40)
+        text = self.export(self.fails, "markdown").read_text()
+        self.assertTrue(text.startswith("### oomdiag: out of memory in backward, step 1"), text)
+        self.assertIn("- **cause** fragmentation", text)
+        self.assertIn("| bf16 autocast | predicted", text)
+
+    def test_a_timeline_for_perfetto_has_counters_and_slices_that_nest(self):
+        trace = json.loads(self.export(self.fails, "perfetto").read_text())["traceEvents"]
+        counters = [event["args"]["allocated"] for event in trace if event["ph"] == "C"]
+        self.assertEqual(max(counters), self.failed["peak"]["allocated_bytes"])
+        slices = [event for event in trace if event["ph"] == "X"]
+        self.assertTrue({"relu1", "pool3"} <= {event["name"] for event in slices if event["cat"] == "module"})
+        self.assertIn("aten::relu", {event["name"] for event in slices if event["cat"] == "op"})
+        self.assertTrue(all(event["dur"] > 0 for event in slices))
+        self.assertEqual([event["name"] for event in trace if event["ph"] == "i"], ["out of memory"])
+
+    def test_a_snapshot_is_read_by_pytorch_and_leads_back_to_the_same_figures(self):
+        snapshot = self.export(self.fails, "snapshot")
+        code = """import pickle, sys; from torch.cuda import _memory_viz as viz; data = pickle.load(open(sys.argv[1], "rb"))
+for make in (viz.trace_plot, viz.segment_plot, viz.segsum, viz.trace): print(make.__name__, len(make(data)))
+print([line for line in viz.segsum(data).splitlines() if line.startswith("segments")][0])"""
+        read_by_torch = subprocess.run([sys.executable, "-c", code, snapshot], capture_output=True, text=True, timeout=120)
+        self.assertEqual(read_by_torch.returncode, 0, read_by_torch.stderr)
+        self.assertEqual(read_by_torch.stdout.splitlines()[-1], "segments: 7")
+        with open(snapshot, "rb") as file:
+            read = pickle.load(file)
+        backward = [entry for entry in read["device_traces"][0] if entry["action"] == "oom"]
+        self.assertEqual([frame["name"] for frame in backward[0]["frames"]],
+                         ["MaxPool2DWithIndicesBackward0", "aten::max_pool2d", "pool3"])
+        total = self.failed["device"]["total_bytes"]
+        again = json.loads(oomdiag("explain", snapshot, "--json", "--memory", total, folder=self.base).stdout)
+        for name in ("allocated_bytes", "reserved_bytes", "free_bytes", "requested_bytes"):
+            self.assertEqual(again["failure"][name], self.failed["failure"][name], name)
+        self.assertEqual(again["cause"]["kind"], self.failed["cause"]["kind"])
+        self.assertEqual(again["peak"]["allocated_bytes"], self.failed["peak"]["allocated_bytes"])
+
+    def test_what_a_report_alone_cannot_become_is_said(self):
+        file = self.base / "alone.json"
+        file.write_text(json.dumps(self.failed))
+        self.assertIn("needs the trace", oomdiag("export", file, "--to", "snapshot", folder=self.base, code=2).stderr)
+        self.assertIn("one of: html, folded", oomdiag("export", file, "--to", "pdf", folder=self.base, code=2).stderr)
+        self.assertEqual(oomdiag("export", file, "--to", "csv", "-o", "-", folder=self.base).stdout.splitlines()[0],
+                         "card,category,name,op,source,shape,used_by,bytes,blocks,copies")
 
 
 if __name__ == "__main__":
