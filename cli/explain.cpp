@@ -18,6 +18,7 @@ namespace {
 struct Options {
   std::string path;
   std::string output;
+  ToldCard card;
   bool json = false;
   bool redact = false;
 };
@@ -39,7 +40,7 @@ std::vector<std::string> find_secrets() {
 
 int explain(const Options& options) {
   check_writable(options.output);
-  Report report = load_report(options.path);
+  Report report = load_report(options.path, options.card);
   if (options.redact) report = redact(report, find_secrets());
   if (!options.output.empty()) write_json(report, options.output);
   options.json ? print_json(report) : print_text(report, stdout);
@@ -58,6 +59,7 @@ void add_explain(CLI::App& app, Command& chosen) {
   command.add_option("FILE", options->path, "a trace, a report, a run folder or a snapshot.pickle")
       ->type_name("")
       ->required();
+  add_card_options(command, options->card);
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_flag("--redact", options->redact,
                    "for reports that leave the house: without paths, the command line and names of users");

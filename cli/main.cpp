@@ -83,6 +83,7 @@ int parse_and_run(int argc, char** argv) {
   add_fix(app, chosen, words.from_separator);
   add_explain(app, chosen);
   add_compare(app, chosen);
+  add_export(app, chosen);
   add_clean(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);

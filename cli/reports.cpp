@@ -19,30 +19,37 @@
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
 #include "profiler/report/whole_run.h"
+#include "profiler/snapshot/format.h"
 #include "profiler/snapshot/snapshot.h"
 #include "profiler/snapshot/to_trace.h"
+#include "profiler/snapshot/unpacked.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr char kPickle = '\x80';  ///< begins every pickle of protocol 2 and later
 constexpr const char* kTakes =
     "give a run folder (oomdiag-<pid>), its trace, a report.json, or a snapshot.pickle of PyTorch";
 constexpr const char* kTraces = "give a run folder (oomdiag-<pid>), its trace, or a snapshot.pickle of PyTorch";
 
-/// A report begins with '{', a PyTorch snapshot with kPickle.
-char first_byte(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  char byte = 0;
-  while (stream.get(byte)) {
-    if (byte != ' ' && byte != '\n') return byte;
+[[noreturn]] void refuse_format(const fs::path& file, FileFormat format, const char* hint) {
+  if (format == FileFormat::empty) throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), hint);
+  throw Error(ErrorKind::input, fmt::format("'{}' is {}", file.string(), describe_format(file)), hint);
+}
+
+// Refusals shall name the file that was given.
+template <class Read>
+auto named(const fs::path& file, const fs::path& as, const Read& read) {
+  try {
+    return read(file);
+  } catch (const Error& error) {
+    std::string text = error.what();
+    if (const size_t at = text.find(file.string()); file != as && at != text.npos) {
+      text.replace(at, file.string().size(), as.string());
+    }
+    throw Error(error.kind(), text, error.hint());
   }
-  if (!stream.is_open() || stream.bad()) {
-    throw Error(ErrorKind::input, fmt::format("cannot read '{}'", file.string()), kTakes);
-  }
-  throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), kTakes);
 }
 
 /// False with errno if not all of it was written.
@@ -116,17 +123,30 @@ RunFacts remembered_facts(const fs::path& file) {
 
 }  // namespace
 
-Report explain_trace(const fs::path& trace, const RunFacts& facts) {
+namespace {
+
+/// The report on `trace`, which stays in `kept` with its history.
+void explain_into(Explained& kept, Trace trace, const ReportInputs& inputs) {
+  kept.trace = std::make_unique<Trace>(std::move(trace));
+  kept.report = make_report(*kept.trace, inputs, kept.history);
+}
+
+Explained explain_kept(const fs::path& file, const RunFacts& facts) {
   ReportInputs inputs{.batch = facts.batch, .judged_bytes = facts.judged_bytes};
   if (facts.ending && facts.ending->signal != 0) inputs.signal = facts.ending->signal;
   if (facts.ending && facts.ending->signal == 0) inputs.exit_code = facts.ending->exit_code;
-  if (trace.filename() == "trace") inputs.folder = as_typed(trace.parent_path());
-  const Trace recorded = read_trace(trace);
-  inputs.still_runs = still_runs(recorded, trace, facts);
-  Report report = make_report(recorded, inputs);
-  report.reference_case = facts.reference_case;
-  return report;
+  if (file.filename() == "trace") inputs.folder = as_typed(file.parent_path());
+  Trace recorded = read_trace(file);
+  inputs.still_runs = still_runs(recorded, file, facts);
+  Explained kept;
+  explain_into(kept, std::move(recorded), inputs);
+  kept.report.reference_case = facts.reference_case;
+  return kept;
 }
+
+}  // namespace
+
+Report explain_trace(const fs::path& trace, const RunFacts& facts) { return explain_kept(trace, facts).report; }
 
 Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_each) {
   const std::vector<fs::path> traces = find_traces(folder);
@@ -160,32 +180,84 @@ Trace load_trace(const fs::path& path) {
     if (fs::exists(path / "trace", ignored)) return read_trace(path / "trace");
     throw Error(ErrorKind::input, fmt::format("'{}' holds no trace", path.string()), kTraces);
   }
-  return first_byte(path) == kPickle ? to_trace(read_snapshot(path)) : read_trace(path);
+  const FileFormat format = find_format(path);
+  if (format == FileFormat::gzip) return named(UnpackedFile(path).path(), path, load_trace);
+  if (format == FileFormat::pickle) return to_trace(read_snapshot(path));
+  if (format != FileFormat::trace) refuse_format(path, format, kTraces);
+  return read_trace(path);
 }
 
-Report load_report(const fs::path& path) {
+namespace {
+
+Explained explain_snapshot(const fs::path& path, const fs::path& as, const ToldCard& card) {
+  Trace trace = to_trace(read_snapshot(path));
+  tell_card(card, trace);
+  Explained kept;
+  explain_into(kept, std::move(trace), {.folder = as.string()});
+  return kept;
+}
+
+[[noreturn]] void refuse_card(const fs::path& path) {
+  throw Error(ErrorKind::usage, "--device and --memory are for snapshots of PyTorch, which do not tell their card",
+              fmt::format("'{}' tells it: leave them out", path.string()));
+}
+
+Explained only(Report report) {
+  Explained kept;
+  kept.report = std::move(report);
+  return kept;
+}
+
+Explained load_folder(const fs::path& path) {
+  std::error_code ignored;
+  const fs::path earlier = path / "report.json";
+  const std::vector<fs::path> traces = find_traces(path);
+  if (traces.empty() && fs::exists(earlier, ignored)) return only(read_report(earlier));
+  const RunFacts facts = remembered_facts(earlier);
+  if (traces.size() != 1) return only(with_measured(explain_run(path, facts), earlier));
+  Explained kept = explain_kept(traces.front(), facts);
+  kept.report = with_measured(std::move(kept.report), earlier);
+  return kept;
+}
+
+Explained load_file(const fs::path& path, const fs::path& as, const ToldCard& card) {
+  const FileFormat format = find_format(path);
+  if (format == FileFormat::gzip && path == as) {
+    const UnpackedFile unpacked(path);
+    return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, card); });
+  }
+  if (format == FileFormat::pickle) return explain_snapshot(path, as, card);
+  if (card.is_told()) refuse_card(as);
+  if (format == FileFormat::report) return only(read_report(path));
+  if (format != FileFormat::trace) refuse_format(path, format, kTakes);
+  const bool is_of_a_run = path.filename() == "trace";
+  return explain_kept(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
+}
+
+}  // namespace
+
+Explained load_explained(const fs::path& path, const ToldCard& card) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) {
     throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTakes);
   }
-  if (fs::is_directory(path, ignored)) {
-    const bool is_report_alone = find_traces(path).empty() && fs::exists(path / "report.json", ignored);
-    if (is_report_alone) return read_report(path / "report.json");
-    return with_measured(explain_run(path, remembered_facts(path / "report.json")), path / "report.json");
-  }
-  const char first = first_byte(path);
-  if (first == '{') return read_report(path);
-  if (first == kPickle) return make_report(to_trace(read_snapshot(path)), {.folder = path.string()});
-  const bool is_of_a_run = path.filename() == "trace";
-  return explain_trace(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
+  if (!fs::is_directory(path, ignored)) return load_file(path, path, card);
+  if (card.is_told()) refuse_card(path);
+  return load_folder(path);
 }
+
+Report load_report(const fs::path& path, const ToldCard& card) { return load_explained(path, card).report; }
 
 void keep_json(const Report& report, const fs::path& folder) { write_json(report, folder / "report.json", 0600); }
 
 void write_json(const Report& report, const fs::path& file, mode_t mode) {
+  write_whole(to_json(report) + "\n", file, mode);
+}
+
+void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
   const fs::path part = file.string() + ".part";
   std::error_code error;
-  if (!write_file(part, to_json(report) + "\n", mode)) error.assign(errno, std::generic_category());
+  if (!write_file(part, text, mode)) error.assign(errno, std::generic_category());
   if (!error) fs::rename(part, file, error);
   if (!error) return;
   std::error_code ignored;

@@ -4,9 +4,13 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <string>
 
 #include "cli/launcher.h"
+#include "cli/told_card.h"
+#include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
 
@@ -32,10 +36,23 @@ Trace load_trace(const std::filesystem::path& path);
 Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
 
 /// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
-/// exit code and the batch size that its report remembers. Throws Error(input) for anything else.
-Report load_report(const std::filesystem::path& path);
+/// exit code and the batch size that its report remembers. `card`: of a snapshot, told by hand. Throws Error(input) for
+/// anything else, Error(usage) if a card is told of what knows its own.
+Report load_report(const std::filesystem::path& path, const ToldCard& card = {});
 
-/// Writes the JSON to `file`: whole or not at all. Throws Error(environment).
+/// A report and, where it was made here and of one process, what it was made from.
+struct Explained {
+  Report report{};
+  std::unique_ptr<Trace> trace{};  ///< null where there was a report only
+  History history{};               ///< its names are views into `trace`
+};
+
+/// The same with what it was made from.
+Explained load_explained(const std::filesystem::path& path, const ToldCard& card = {});
+
+/// Writes `text` to `file`: whole or not at all. Throws Error(environment).
+void write_whole(const std::string& text, const std::filesystem::path& file, mode_t mode = 0666);
+/// Writes the JSON to `file` likewise.
 void write_json(const Report& report, const std::filesystem::path& file, mode_t mode = 0666);
 /// The same as `folder`/report.json, for its owner only: it holds command lines and paths.
 void keep_json(const Report& report, const std::filesystem::path& folder);

@@ -122,7 +122,11 @@ std::vector<ReportOwner> owners_by_line(const Moment& moment) {
     owners.push_back({.category = std::string(name_of(who.first)), .bytes = bytes, .name = std::string(who.second)});
   }
   std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
-  if (owners.size() > kMostOwners) owners.resize(kMostOwners);
+  if (owners.size() <= kMostOwners) return owners;
+  ReportOwner others{.category = "unknown", .name = "others"};
+  for (size_t i = kMostOwners - 1; i < owners.size(); ++i) others.bytes += owners[i].bytes;
+  owners.resize(kMostOwners - 1);
+  owners.push_back(std::move(others));
   return owners;
 }
 
@@ -226,6 +230,11 @@ ReportRemedy report_remedy(const Remedy& remedy) {
           .predicted_peak_bytes = remedy.predicted_peak_bytes,
           .at_least = remedy.at_least,
           .predicted_fits = remedy.predicted_fits};
+}
+
+// What the others would save hangs on what blocks hold, which no snapshot tells.
+bool needs_no_categories(const Remedy& remedy) {
+  return remedy.id == "expandable_segments" || remedy.id == "stop_growth";
 }
 
 ReportGrowth report_growth(const Growth& growth) {
@@ -362,7 +371,9 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   if (const auto& batch = findings.batch) {
     report.batch = {batch->batch, batch->fixed_bytes, batch->scaling_bytes, batch->largest_batch};
   }
-  for (const Remedy& remedy : findings.remedies) report.remedies.push_back(report_remedy(remedy));
+  for (const Remedy& remedy : findings.remedies) {
+    if (!trace.process.snapshot || needs_no_categories(remedy)) report.remedies.push_back(report_remedy(remedy));
+  }
   for (const PhasePeak& peak : device.phases) {
     report.phases.push_back({peak.step, std::string(name_of(peak.phase)), peak.allocated_bytes});
   }

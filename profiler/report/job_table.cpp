@@ -24,7 +24,29 @@ std::string outcome_of(const ReportRank& rank) {
                                     : printable(rank.outcome, 40);
 }
 
+// The last step and phase in which it allocated.
+std::string reached_by(const ReportOfDevice& device) {
+  if (device.failure) return fmt::format("out of memory in {}", printable(device.failure->phase, 20));
+  if (device.phases.empty() || device.phases.back().phase == "other") return "";
+  return fmt::format("got as far as {}, step {}", printable(device.phases.back().phase, 20), device.phases.back().step);
+}
+
 }  // namespace
+
+std::string cards_table(const Report& report) {
+  if (report.devices.size() < 2 || !report.ranks.empty()) return {};
+  int64_t largest = 0;
+  for (const ReportOfDevice& device : report.devices) largest = std::max(largest, device.peak.reserved_bytes);
+  const Unit unit = unit_for(largest);
+  std::string text =
+      "  " + padded(fmt::format("cards, {}", unit.name), 24) + fmt::format("{:>9}{:>11}\n", "peak", "reserved");
+  for (const ReportOfDevice& device : report.devices) {
+    text += fmt::format("    {:<22}{:>9}{:>11}   {}\n", fmt::format("card {}", device.device.index),
+                        in_unit(device.peak.allocated_bytes, unit), in_unit(device.peak.reserved_bytes, unit),
+                        reached_by(device));
+  }
+  return text;
+}
 
 std::string ranks_table(const Report& report) {
   if (report.ranks.size() < 2) return {};

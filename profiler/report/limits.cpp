@@ -49,8 +49,12 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
 // The thread of its autograd engine asks for the lock of an interpreter that is ending.
 void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) {
   limits.emplace_back(
-      "a memory snapshot tells neither phases nor steps, and what a block holds only for optimizer steps");
-  limits.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
+      "a memory snapshot tells what a block holds only for optimizer steps; phases and steps are read from its stacks "
+      "and annotations");
+  const auto is_unnamed = [](const Device& device) { return device.name.empty(); };
+  if (std::ranges::any_of(trace.devices, is_unnamed)) {
+    limits.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
+  }
   const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
   if (std::none_of(trace.events.begin(), trace.events.end(), is_alloc)) {
     limits.emplace_back("no history was recorded: the state is the one when the snapshot was taken");

@@ -37,10 +37,23 @@ size_t find_main_device(const History& history) {
   return static_cast<size_t>(most - history.devices.begin());
 }
 
+// How large a snapshot's card is nobody told: neither can a request be too large for it, nor do others hold what is missing.
+void forget_size(const Trace& trace, int device, std::optional<Cause>& cause) {
+  if (!cause || !trace.process.snapshot || !find_card(trace, device).name.empty()) return;
+  if (cause->kind != CauseKind::oversized_request && cause->kind != CauseKind::outside_pytorch) return;
+  cause->kind = CauseKind::capacity;
+  cause->holders.clear();
+}
+
 }  // namespace
 
 Report make_report(const Trace& trace, const ReportInputs& inputs) {
-  const History history = replay(trace, has_survived(inputs));
+  History history;
+  return make_report(trace, inputs, history);
+}
+
+Report make_report(const Trace& trace, const ReportInputs& inputs, History& history) {
+  history = replay(trace, has_survived(inputs));
 
   Report report{.outcome = find_outcome(trace, history, inputs),
                 .exit_code = inputs.signal ? 128 + *inputs.signal : inputs.exit_code,
@@ -65,6 +78,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs) {
   }
   blame_imbalance(history.devices, findings);
   for (size_t i = 0; i < findings.size(); ++i) {
+    forget_size(trace, history.devices[i].index, findings[i].cause);
     report.devices.push_back(report_device(trace, history.devices[i], findings[i]));
     if (!inputs.batch && !trace.process.snapshot) infer_batch(history.devices[i], report.devices.back());
   }

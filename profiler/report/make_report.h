@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
 
@@ -23,5 +24,7 @@ struct ReportInputs {
 
 /// Trace to report: replays, explains and words it. Pure: the same trace gives the same report.
 Report make_report(const Trace& trace, const ReportInputs& inputs);
+/// The same, and the history that it is made from, whose names are views into `trace`.
+Report make_report(const Trace& trace, const ReportInputs& inputs, History& history);
 
 }  // namespace oomdiag

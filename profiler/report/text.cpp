@@ -23,9 +23,8 @@ constexpr size_t kColumns = 79;
 std::string headline(const Report& report, const ReportOfDevice* device) {
   if (device == nullptr && report.unwatched) return "oomdiag: what was allocated on the card could not be seen";
   if (device == nullptr) return "oomdiag: nothing was allocated on a card";
-  if (report.snapshot) {
-    return device->failure ? "oomdiag: out of memory, by a memory snapshot" : "oomdiag: a memory snapshot";
-  }
+  if (report.snapshot && !device->failure) return "oomdiag: a memory snapshot";
+  if (report.snapshot && report.steps == 0) return "oomdiag: out of memory, by a memory snapshot";
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
@@ -45,7 +44,7 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
                      peak.step);
 }
 
-std::string card_of(const ReportDevice& device) {
+std::string card_of(const ReportDevice& device, bool snapshot) {
   if (device.name.empty() && device.compute_capability == "0.0") {
     return fmt::format("unknown card, {} or more", with_unit(device.total_bytes));
   }
@@ -53,8 +52,8 @@ std::string card_of(const ReportDevice& device) {
   for (const std::string_view maker : {"NVIDIA ", "GeForce "}) {
     if (name.starts_with(maker)) name.remove_prefix(maker.size());
   }
-  return fmt::format("{} ({}), {}", printable(name, 40), device.virtual_device ? "virtual" : "real",
-                     with_unit(device.total_bytes));
+  const char* const kind = snapshot ? "" : device.virtual_device ? " (virtual)" : " (real)";
+  return fmt::format("{}{}, {}", printable(name, 40), kind, with_unit(device.total_bytes));
 }
 
 // "relu1, 3.32 GiB: autograd keeps it until ReluBackward0 ← relu1 has run".
@@ -98,9 +97,16 @@ std::string earlier_of(const ReportOfDevice& device) {
                      more < 0 ? "less" : "more");
 }
 
+// A snapshot may tell the phase only: threads of autograd have no Python frames.
+std::string where_text(const ReportFailure& failure, const TextOptions& options) {
+  const std::string place = place_text(failure, options);
+  if (place.empty()) return "not known: no calls were recorded with the request";
+  return place == "backward" ? "a node of backward; which one, stacks=\"all\" would tell" : place;
+}
+
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
   const ReportFailure& failure = *device.failure;
-  add(text, "where", place_text(failure, options));
+  add(text, "where", where_text(failure, options));
   std::string what;
   if (!failure.wanted.empty()) {
     what = ": " + printable(failure.wanted, 60);
@@ -126,9 +132,16 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   if (device.largest) add(text, "largest", largest_of(*device.largest, options));
 }
 
+// Without it nobody can say whether others held the card, or whether it can ever be enough.
+void ask_for_card(std::string& text, const Report& report, const ReportOfDevice& device) {
+  if (!report.snapshot || !device.device.name.empty() || !device.cause || device.cause->kind != "capacity") return;
+  add(text, "card?", "a snapshot does not tell its size: --device NAME or --memory SIZE would say more");
+}
+
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   const ReportPeak& peak = device.peak;
-  const std::string when = report.snapshot ? "" : fmt::format(" in {}, step {}", printable(peak.phase, 20), peak.step);
+  const std::string when =
+      report.snapshot && report.steps == 0 ? "" : fmt::format(" in {}, step {}", printable(peak.phase, 20), peak.step);
   add(text, "peak",
       fmt::format("{} allocated{}; at most {} reserved", with_unit(peak.allocated_bytes), when,
                   with_unit(peak.reserved_bytes)));
@@ -183,12 +196,13 @@ std::string compose(const Report& report, const TextOptions& options) {
     add_limits(text, report);
     return text;
   }
-  const std::string card = card_of(device->device);
+  const std::string card = card_of(device->device, report.snapshot);
   text = padded(text, std::max(text.size() + 2, kColumns - std::min(kColumns, card.size()))) + card + "\n\n";
   if (report.unwatched) return text + totals_of(report, *device);
 
   if (device->failure) {
     add_failure(text, *device, options);
+    ask_for_card(text, report, *device);
   } else {
     add_peak(text, report, *device, options);
   }
@@ -198,6 +212,7 @@ std::string compose(const Report& report, const TextOptions& options) {
   if (const std::string lines = lines_table(*device); !lines.empty()) text += "\n" + lines;
   if (const std::string groups = groups_table(*device); !groups.empty()) text += "\n" + groups;
   if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
+  if (const std::string cards = cards_table(report); !cards.empty()) text += "\n" + cards;
   if (const std::string holes = holes_table(*device); !holes.empty()) text += "\n" + holes;
   if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
   if (const std::string remedies = remedies_table(*device, options); !remedies.empty()) text += "\n" + remedies;

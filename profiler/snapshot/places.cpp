@@ -8,19 +8,28 @@
 namespace oomdiag {
 namespace {
 
+constexpr const char* kBackward = "backward";  ///< in place of a node's name
+constexpr size_t kMostCalls = 256;             ///< of a stack
+
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
-bool is_python(const SnapshotFrame& frame) {
-  return frame.filename.ends_with(".py") || frame.filename.starts_with('<') || contains(frame.filename, "ipython");
+bool is_python(std::string_view file) {
+  return file.ends_with(".py") || file.starts_with('<') || contains(file, "ipython");
+}
+
+// Of Windows a path begins with a drive, and Python's own library lies in a folder Lib beside python.exe.
+bool is_of_windows_library(std::string_view file) {
+  const bool drive = file.size() > 2 && file[1] == ':' && file[2] == '/';
+  return drive && (contains(file, "/Lib/") || contains(file, "/lib/"));
 }
 
 // What is installed is not the user's: torch itself, other packages, Python's own library.
-bool is_users(const SnapshotFrame& frame) {
+bool is_users(std::string_view file) {
   constexpr std::array<std::string_view, 8> kInstalled = {"/site-packages/",  "/dist-packages/", "/lib/python3",
                                                           "<frozen ",         "/torch/nn/",      "/torch/optim/",
                                                           "/torch/autograd/", "/torch/_"};
-  const auto in_path = [&](std::string_view part) { return contains(frame.filename, part); };
-  return is_python(frame) && std::none_of(kInstalled.begin(), kInstalled.end(), in_path);
+  const auto in_path = [&](std::string_view part) { return contains(file, part); };
+  return std::none_of(kInstalled.begin(), kInstalled.end(), in_path) && !is_of_windows_library(file);
 }
 
 /// Where the path inside of the installed packages begins, torch's apart; npos of all else.
@@ -31,9 +40,19 @@ size_t find_package(std::string_view file) {
   return folder + kFolder.size();
 }
 
-bool is_optimizer_step(const SnapshotFrame& frame) {
-  const bool optimizer = contains(frame.filename, "/torch/optim/") || contains(frame.filename, "\\torch\\optim\\");
-  return optimizer && frame.name.ends_with("step");
+bool is_optimizer_step(std::string_view name, std::string_view file) {
+  return contains(file, "/torch/optim/") && name.ends_with("step");
+}
+
+bool calls_module(std::string_view name, std::string_view file) {
+  return name.ends_with("call_impl") && file.ends_with("/torch/nn/modules/module.py");
+}
+
+// What the autograd engine calls in Python: custom Functions, the recomputation of checkpoints, hooks. On its own threads that
+// is the outermost frame.
+bool is_called_by_engine(std::string_view file) {
+  return file.ends_with("/torch/autograd/function.py") || file.ends_with("/torch/utils/checkpoint.py") ||
+         file.ends_with("/torch/autograd/graph.py");
 }
 
 // "aten::convolution" of "at::_ops::convolution::call(at::Tensor const&, …)".
@@ -58,21 +77,64 @@ std::string_view node_of(std::string_view symbol) {
 }  // namespace
 
 void PlaceFinder::see(const SnapshotFrame& frame) {
-  if (now_.source == 0 && is_users(frame)) now_.source = name(fmt::format("{}:{}", frame.filename, frame.line));
-  if (const size_t package = find_package(frame.filename);
-      now_.source == 0 && now_.inner_source == 0 && is_python(frame) && package != frame.filename.npos) {
-    now_.inner_source = name(fmt::format("{}:{}", frame.filename.substr(package), frame.line));
+  std::string slashed;
+  std::string_view file = frame.filename;
+  if (contains(file, "\\")) {
+    slashed = file;
+    std::ranges::replace(slashed, '\\', '/');
+    file = slashed;
   }
-  if (now_.scope == 0 && is_optimizer_step(frame)) now_.scope = name("Optimizer.step");
-  if (is_python(frame)) return;
-  if (const std::string op = operator_of(frame.name); !op.empty() && now_.node == 0) now_.op = name(op);
-  if (const std::string_view node = node_of(frame.name); !node.empty() && now_.node == 0) now_.node = name(node);
+  const bool python = is_python(file);
+  if (calls_.size() < kMostCalls && (python || frame.name != "??")) calls_.push_back(frame);
+  if (!python) {
+    if (contains(frame.name, "torch::autograd::Engine::")) in_engine_ = true;
+    if (const std::string op = operator_of(frame.name); !op.empty() && now_.node == 0) now_.op = name(op);
+    if (const std::string_view node = node_of(frame.name); !node.empty() && now_.node == 0) now_.node = name(node);
+    return;
+  }
+  any_python_ = true;
+  outermost_ = file;
+  if (now_.source == 0 && is_users(file)) now_.source = name(fmt::format("{}:{}", file, frame.line));
+  if (const size_t package = find_package(file); now_.source == 0 && now_.inner_source == 0 && package != file.npos) {
+    now_.inner_source = name(fmt::format("{}:{}", file.substr(package), frame.line));
+  }
+  if (now_.scope == 0 && is_optimizer_step(frame.name, file)) now_.scope = name("Optimizer.step");
+  if (calls_module(frame.name, file)) now_.in_module = true;
 }
 
 uint32_t PlaceFinder::finish() {
-  const SnapshotPlace place = now_;
+  const bool bare = calls_.empty() && !in_engine_ && now_ == SnapshotPlace{};
+  if ((in_engine_ || is_called_by_engine(outermost_)) && now_.node == 0) now_.node = name(kBackward);
+  const uint32_t place = add(now_, bare);
+  if (places_[place].stack == 0 && places_[place].native_stack == 0) tell_stacks(places_[place]);
   now_ = {};
-  return add(place);
+  calls_.clear();
+  outermost_.clear();
+  in_engine_ = false;
+  return place;
+}
+
+void PlaceFinder::tell_stacks(SnapshotPlace& place) {
+  std::string python, native;
+  for (const SnapshotFrame& call : calls_) {
+    std::string file(call.filename);
+    std::ranges::replace(file, '\\', '/');
+    if (is_python(file)) {
+      python += fmt::format("{}{}:{} in {}", python.empty() ? "" : "\n", file, call.line, call.name);
+    } else {
+      const size_t library = std::min(file.rfind("torch/lib/"), file.rfind('/') + 1);
+      native += fmt::format("{}{}+{:#x} in {}", native.empty() ? "" : "\n", file.substr(library), call.line, call.name);
+    }
+  }
+  place.stack = name(python);
+  place.native_stack = name(native);
+}
+
+std::vector<SnapshotPlace> PlaceFinder::places() && {
+  for (size_t i = 1; i < places_.size() && any_python_; ++i) {
+    if (bare_[i]) places_[i].node = name(kBackward);
+  }
+  return std::move(places_);
 }
 
 uint32_t PlaceFinder::name(std::string_view text) {
@@ -81,10 +143,12 @@ uint32_t PlaceFinder::name(std::string_view text) {
   return found->second;
 }
 
-uint32_t PlaceFinder::add(const SnapshotPlace& place) {
+uint32_t PlaceFinder::add(const SnapshotPlace& place, bool bare) {
   const auto [found, fresh] = place_index_.try_emplace(
-      {place.source, place.inner_source, place.op, place.node, place.scope}, static_cast<uint32_t>(places_.size()));
+      {place.source, place.inner_source, place.op, place.node, place.scope, place.in_module, bare},
+      static_cast<uint32_t>(places_.size()));
   if (fresh) places_.push_back(place);
+  if (fresh) bare_.push_back(bare);
   return found->second;
 }
 

@@ -21,25 +21,34 @@ struct SnapshotFrame {
 /// Finds out what stacks say, each kind of place once.
 class PlaceFinder {
  public:
-  PlaceFinder() { add(SnapshotPlace{}); }
+  PlaceFinder() { add(SnapshotPlace{}, false); }
 
-  /// Takes the next frame of a stack, innermost first.
+  /// Takes the next frame of a stack, innermost first. Its texts must live until finish().
   void see(const SnapshotFrame& frame);
   /// The place of the stack whose frames were seen since the last call.
   uint32_t finish();
+  /// The index of this name.
+  uint32_t name(std::string_view text);
 
   std::vector<std::string> names() && { return std::move(names_); }
-  std::vector<SnapshotPlace> places() && { return std::move(places_); }
+  /// All places. Threads of the autograd engine have no Python frames: where other stacks have some, one that is empty is
+  /// theirs.
+  std::vector<SnapshotPlace> places() &&;
 
  private:
-  uint32_t name(std::string_view text);
-  uint32_t add(const SnapshotPlace& place);
+  uint32_t add(const SnapshotPlace& place, bool bare);
+  void tell_stacks(SnapshotPlace& place);
 
   SnapshotPlace now_;
+  std::vector<SnapshotFrame> calls_;  ///< of the stack that is being seen
+  std::string outermost_;             ///< file of its outermost Python frame so far
+  bool in_engine_ = false;            ///< a frame of the autograd engine was seen
+  bool any_python_ = false;           ///< in any stack
+  std::vector<bool> bare_;            ///< by place: its stack had no frames at all
   std::vector<std::string> names_{""};
   std::unordered_map<std::string, uint32_t> name_index_{{"", 0}};
   std::vector<SnapshotPlace> places_;
-  std::map<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>, uint32_t> place_index_;
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, bool, bool>, uint32_t> place_index_;
 };
 
 }  // namespace oomdiag

@@ -65,8 +65,9 @@ class SnapshotReader {
     collect_traces(pickle, pickle.find(top, "device_traces"));
     const PickleValue settings = pickle.find(top, "allocator_settings");
     snapshot_.allocator_settings = pickle.text(pickle.find(settings, "PYTORCH_CUDA_ALLOC_CONF"));
-    snapshot_.names = std::move(places_).names();
+    collect_annotations(pickle, pickle.find(top, "external_annotations"));
     snapshot_.places = std::move(places_).places();
+    snapshot_.names = std::move(places_).names();
     return std::move(snapshot_);
   }
 
@@ -174,9 +175,21 @@ class SnapshotReader {
       const Frame& frame = frames_[index_of(element)];
       places_.see({pickle.text(frame.name), pickle.text(frame.filename), frame.line});
     }
-    const uint32_t place = std::max(places_.finish(), of_history);
+    const uint32_t own = places_.finish();
+    const uint32_t place = of_history != 0 ? of_history : own;
     if (!pickle.elements(stack).empty()) pickle.replace_list(stack, record(Record::stack, place));
     return place;
+  }
+
+  void collect_annotations(const Pickle& pickle, PickleValue list) {
+    for (const PickleValue value : pickle.elements(list)) {
+      const PickleValue name = pickle.find(value, "name"), time = pickle.find(value, "time_us");
+      if (!name.is(Kind::text) || !time.is(Kind::integer)) continue;
+      snapshot_.annotations.push_back({.name = places_.name(pickle.text(name)),
+                                       .time_us = time.number(),
+                                       .ends = pickle.text(pickle.find(value, "stage")) == "END"});
+    }
+    std::ranges::stable_sort(snapshot_.annotations, {}, &SnapshotAnnotation::time_us);
   }
 
   bool is_all(const Pickle& pickle, PickleValue list, Record kind) const {

@@ -14,8 +14,11 @@ struct SnapshotPlace {
   uint32_t source = 0;        ///< innermost frame of the user's own code, "train.py:31"
   uint32_t inner_source = 0;  ///< innermost line of a package other than torch inside of that
   uint32_t op = 0;            ///< outermost operator, where C++ frames were recorded
-  uint32_t node = 0;          ///< autograd node, likewise
+  uint32_t node = 0;          ///< autograd node; "backward" where only that is known
   uint32_t scope = 0;         ///< "Optimizer.step" inside of torch.optim
+  uint32_t stack = 0;         ///< Python calls of the first such stack, one per line of text, innermost first
+  uint32_t native_stack = 0;  ///< likewise of C++, those that have a name
+  bool in_module = false;     ///< inside of a call of an nn.Module
 
   bool operator==(const SnapshotPlace&) const = default;
 };
@@ -66,6 +69,15 @@ struct SnapshotSegment {
   bool operator==(const SnapshotSegment&) const = default;
 };
 
+/// The beginning or end of a scope that PyTorch or the program named: "Optimizer.step#AdamW.step", "ProfilerStep#3".
+struct SnapshotAnnotation {
+  uint32_t name = 0;
+  int64_t time_us = 0;
+  bool ends = false;
+
+  bool operator==(const SnapshotAnnotation&) const = default;
+};
+
 /// A memory snapshot of PyTorch (torch.cuda.memory._snapshot), of any version since 2.1. Index 0 of `names` is empty,
 /// index 0 of `places` says nothing.
 struct Snapshot {
@@ -73,6 +85,7 @@ struct Snapshot {
   std::vector<SnapshotPlace> places;
   std::vector<SnapshotSegment> segments;           ///< by device and address
   std::vector<std::vector<SnapshotEntry>> traces;  ///< by device, oldest first; empty where no history was recorded
+  std::vector<SnapshotAnnotation> annotations{};   ///< by time; none before 2.6
   std::string allocator_settings;                  ///< PYTORCH_CUDA_ALLOC_CONF
 };
 

@@ -5,6 +5,7 @@
 
 #include "profiler/replay/rounding.h"
 #include "profiler/snapshot/earlier_state.h"
+#include "profiler/snapshot/steps.h"
 
 namespace oomdiag {
 namespace {
@@ -35,8 +36,12 @@ EventKind kind_of(Action action) {
   return EventKind::none;
 }
 
+uint64_t nanoseconds(int64_t time_us, int64_t start_us) {
+  return static_cast<uint64_t>(std::max<int64_t>(0, time_us - start_us)) * 1000;
+}
+
 Event event_of(const SnapshotEntry& entry, int64_t start_us, uint8_t device) {
-  return {.time = static_cast<uint64_t>(std::max<int64_t>(0, entry.time_us - start_us)) * 1000,
+  return {.time = nanoseconds(entry.time_us, start_us),
           .address = entry.address,
           .bytes = entry.bytes,
           .detail = entry.stream,
@@ -74,6 +79,7 @@ class Converter {
     for (size_t card = 0; card < cards; ++card) add_card(card, events);
     const auto earlier = [](const Event& a, const Event& b) { return a.time < b.time; };
     if (cards > 1) std::stable_sort(events.begin(), events.end(), earlier);
+    add_steps(events);
     for (size_t i = 0; i < events.size(); ++i) events[i].sequence = i + 1;
     trace_.events = std::move(events);
     return std::move(trace_);
@@ -117,7 +123,8 @@ class Converter {
       reserved += reserved_by(entry);
       oom_is_last = entry.action == Action::oom;
       any_oom |= oom_is_last;
-      if (oom_is_last) note_room(entry, reserved, trace_.devices[card]);
+      if (oom_is_last) add_stacks(entry, device, events);
+      note_room(entry, reserved, trace_.devices[card]);
     }
     if (card < snapshot_.traces.size()) snapshot_.traces[card] = {};
     // What follows an OOM directly describes it: a snapshot taken right then has its segments. One that has none is
@@ -130,15 +137,57 @@ class Converter {
     }
   }
 
+  // As the recorder would have told them.
+  void add_steps(std::vector<Event>& events) {
+    std::vector<size_t> positions;
+    for (const SnapshotAnnotation& one : snapshot_.annotations) {
+      const uint64_t time = nanoseconds(one.time_us, start_us_);
+      const auto after = std::upper_bound(events.begin(), events.end(), time,
+                                          [](uint64_t t, const Event& event) { return t < event.time; });
+      positions.push_back(static_cast<size_t>(after - events.begin()));
+    }
+    const SnapshotSteps steps = find_steps(events, snapshot_, positions);
+    if (steps.begins.empty() && steps.ends.empty()) return;
+    trace_.names.emplace_back("Optimizer.step");
+    const uint64_t scope = trace_.names.size() - 1;
+    std::vector<Event> told;
+    told.reserve(events.size() + steps.begins.size() + 2 * steps.ends.size());
+    size_t begin = 0, end = 0;
+    for (size_t i = 0; i <= events.size(); ++i) {
+      const uint64_t time = events.empty() ? 0 : events[std::min(i, events.size() - 1)].time;
+      for (; end < steps.ends.size() && steps.ends[end] == i; ++end) {
+        told.push_back({.time = time, .detail = scope, .kind = EventKind::scope_begin});
+        told.push_back({.time = time, .detail = scope, .kind = EventKind::scope_end});
+      }
+      for (; begin < steps.begins.size() && steps.begins[begin] == i; ++begin) {
+        told.push_back({.time = time, .kind = EventKind::nodes_created});
+      }
+      if (i < events.size()) told.push_back(events[i]);
+    }
+    events = std::move(told);
+  }
+
+  // The calls that led to the refusal.
+  void add_stacks(const SnapshotEntry& oom, uint8_t device, std::vector<Event>& events) const {
+    const SnapshotPlace& place = snapshot_.places[oom.place];
+    Event stack{.time = events.back().time, .thread = device, .kind = EventKind::stack, .device = device};
+    stack.detail = place.stack;
+    if (place.stack != 0) events.push_back(stack);
+    stack.detail = place.native_stack;
+    stack.flags = kNativeStack;
+    if (place.native_stack != 0) events.push_back(stack);
+  }
+
   static int64_t reserved_by(const SnapshotEntry& entry) {
     const int64_t bytes = std::clamp<int64_t>(entry.bytes, 0, kMaxSaneBytes);
     if (entry.action == Action::segment_alloc || entry.action == Action::segment_map) return bytes;
     return entry.action == Action::segment_free || entry.action == Action::segment_unmap ? -bytes : 0;
   }
 
-  // How large a card is no snapshot says; it has at least what was reserved at an OOM and what was free then.
-  static void note_room(const SnapshotEntry& oom, int64_t reserved, Device& card) {
-    const auto free = static_cast<int64_t>(std::min<uint64_t>(oom.address, kMaxSaneBytes));
+  // How large a card is no snapshot says; it has at least what was reserved, and at an OOM what was free besides.
+  static void note_room(const SnapshotEntry& entry, int64_t reserved, Device& card) {
+    const uint64_t free_bytes = entry.action == Action::oom ? entry.address : 0;
+    const auto free = static_cast<int64_t>(std::min<uint64_t>(free_bytes, kMaxSaneBytes));
     card.total_bytes = std::max(card.total_bytes, std::clamp<int64_t>(reserved, 0, kMaxSaneBytes) + free);
   }
 

@@ -9,7 +9,10 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def run_jobs(build, jobs, device="rtx3060"):
+DEVICE = "rtx3060"
+
+
+def run_jobs(build, jobs, device=DEVICE):
     """The jobs (see nursery.py; "options" are further ones of oomdiag run), each with "told", what its process printed, and
     "report", or None where there is none."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-causes-"))
@@ -37,7 +40,7 @@ def nurse(command, base, jobs):
         job["told"] = words
 
 
-def train_jobs(build, jobs, device="rtx3060"):
+def train_jobs(build, jobs, device=DEVICE):
     """The jobs are reference models in C++, "train" the arguments of oomdiag train; each with "told" and "report" as above."""
     ends = {0: "ok", 3: "out_of_memory"}
     for job in jobs:

@@ -1,7 +1,8 @@
 """Runs many small programs under the recorder, importing torch once: nursery.py JOBS.json
 
 A job is {"name", "module", "function", "arguments", "memory_mib", "environment", "folder"}. Each runs in a forked child, which sets
-up CUDA for itself, so that it has a trace of its own. Must be started by `oomdiag run`, which sets the environment. Prints a
+up CUDA for itself, so that it has a trace of its own. With "stacks" PyTorch records beside it, and its snapshot of the refusal
+(else of the end) lies in the folder. Must be started by `oomdiag run`, which sets the environment. Prints a
 line of JSON per job: how it ended, and what the program returned.
 """
 import importlib
@@ -17,6 +18,14 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
+def record(stacks, file):
+    """Has PyTorch record, and write its snapshot as people do it: when a request was refused."""
+    torch.cuda.memory._record_memory_history(stacks=stacks, max_entries=200_000)
+    dump = lambda *_: torch.cuda.memory._dump_snapshot(str(file))
+    torch._C._cuda_attach_out_of_memory_observer(dump)
+    return dump
+
+
 def run(job):
     os.environ["OOMDIAG_OUTPUT"] = job["folder"]
     if job.get("memory_mib"):
@@ -24,12 +33,15 @@ def run(job):
     os.environ.update(job.get("environment", {}))
     function = getattr(importlib.import_module(job["module"]), job["function"])
     ended, result = "ok", None
+    dump = record(job["stacks"], pathlib.Path(job["folder"], "snapshot.pickle")) if job.get("stacks") else None
     try:
         result = function(**job.get("arguments", {}))
     except torch.OutOfMemoryError:
         ended = "out_of_memory"
     except BaseException:  # the parent reports it
         ended = "failed: " + traceback.format_exc(limit=-2)
+    if dump and ended == "ok":
+        dump()
     peak = {"max_allocated": torch.cuda.max_memory_allocated(), "max_reserved": torch.cuda.max_memory_reserved()}
     if not isinstance(result, dict):
         result = None

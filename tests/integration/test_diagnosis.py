@@ -3,6 +3,7 @@
     python tests/integration/test_diagnosis.py --build BUILD_FOLDER [unittest arguments, as in -k fork]
 """
 import argparse
+import gzip
 import importlib.util
 import json
 import os
@@ -816,6 +817,28 @@ class Snapshots(DiagnosisTest):
         (folder,) = set(self.folder.glob("oomdiag-*")) - before
         return snapshot, folder, report
 
+    def check_packed(self, snapshot, told, run_folder):
+        """The same snapshot packed, its card told, and files that are none."""
+        packed = self.folder / "snapshot.pickle.gz"
+        packed.write_bytes(gzip.compress(snapshot.read_bytes()))
+        self.assertEqual(json.loads(oomdiag("explain", packed, "--json").stdout), told)
+        named = json.loads(oomdiag("explain", snapshot, "--json", "--device", "rtx4090", "--memory", "20GiB").stdout)
+        self.assertEqual((named["device"]["name"], named["device"]["total_bytes"]), ("NVIDIA GeForce RTX 4090", 20 << 30))
+        for arguments, said in (((snapshot, "--memory", "1MiB"), "at least"), ((run_folder, "--device", "t4"), "for snapshots")):
+            refused = oomdiag("explain", *arguments)
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn(said, refused.stderr)
+        for content, said in ((b"PK\x03\x04rest", "a zip archive, as torch.save writes"),
+                              (b'{"schemaVersion": 1, "traceEvents": []}', "a Chrome trace, as torch.profiler writes"),
+                              (b"<!DOCTYPE html>", "an HTML page"), (b"loss 0.25\n", "a text"), (b"  \n", "is empty"),
+                              (packed.read_bytes()[:200], "damaged or cut off")):
+            other = self.folder / "other"
+            other.write_bytes(content)
+            refused = oomdiag("explain", other)
+            self.assertEqual(refused.returncode, 1, content)
+            self.assertIn(f"'{other}'", refused.stderr)
+            self.assertIn(said, refused.stderr)
+
     def test_a_snapshot_and_our_trace_of_one_process_are_equal_and_of_two_batch_sizes_are_not(self):
         snapshot, folder, report = self.record(8)
         for sides in ((snapshot, folder), (folder / "trace", snapshot), (snapshot, snapshot)):
@@ -834,6 +857,8 @@ class Snapshots(DiagnosisTest):
         self.assertEqual(told["peak"]["reserved_bytes"], report["peak"]["reserved_bytes"])
         self.assertTrue(any("<string>:" in (owner["name"] or "") for owner in told["owners"]), told["owners"])
         self.assertIn("memory snapshot", oomdiag("explain", snapshot).stdout.splitlines()[0])
+
+        self.check_packed(snapshot, json.loads(explained.stdout), folder)
 
         other, _, _ = self.record(16)
         done = oomdiag("compare", folder, other)

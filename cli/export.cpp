@@ -1,0 +1,124 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/help.h"
+#include "cli/reports.h"
+#include "cli/terminal.h"
+#include "profiler/error.h"
+#include "profiler/export/html.h"
+#include "profiler/export/perfetto.h"
+#include "profiler/export/tables.h"
+#include "profiler/export/to_snapshot.h"
+
+namespace oomdiag {
+namespace {
+
+struct Options {
+  std::string path, to, output;
+  ToldCard card;
+};
+
+std::vector<CardPicture> draw(const Explained& from) {
+  std::vector<CardPicture> cards;
+  for (size_t i = 0; i < from.report.devices.size(); ++i) {
+    const bool has_history = from.trace != nullptr && i < from.history.devices.size();
+    cards.push_back(has_history ? draw_card(from.history.devices[i]) : draw_card(from.report.devices[i]));
+  }
+  return cards;
+}
+
+/// One of the formats: its name, the ending of its files, and what makes it.
+struct Format {
+  const char* name;
+  const char* ending;
+  std::string (*make)(const Explained& from);
+};
+
+std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }
+
+std::string make_folded(const Explained& from) {
+  const std::vector<CardPicture> cards = draw(from);
+  return from.report.main_device < cards.size() ? to_folded(cards[from.report.main_device].owners) : "";
+}
+
+std::string make_snapshot(const Explained& from) {
+  if (from.trace != nullptr) return to_snapshot(*from.trace, from.history);
+  throw Error(ErrorKind::usage, "--to snapshot needs the trace of one process, and there is a report only",
+              "give the trace, or the folder of one rank");
+}
+
+constexpr std::array kFormats = {
+    Format{"html", ".html", make_html},
+    Format{"folded", ".folded", make_folded},
+    Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
+    Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
+    Format{"perfetto", ".perfetto.json",
+           [](const Explained& from) { return to_perfetto(from.report, from.trace.get()); }},
+    Format{"snapshot", ".exported.pickle", make_snapshot},
+};
+
+std::string names_of_formats() {
+  std::string names;
+  for (const Format& format : kFormats) names += (names.empty() ? "" : ", ") + std::string(format.name);
+  return names;
+}
+
+const Format& find_format_of(const std::string& name) {
+  for (const Format& format : kFormats) {
+    if (name == format.name) return format;
+  }
+  throw Error(ErrorKind::usage, fmt::format("--to {} is not known", name), "one of: " + names_of_formats());
+}
+
+/// "oomdiag-4711.html" of the folder oomdiag-4711, "snapshot.html" of snapshot.pickle.
+std::filesystem::path default_output(const std::string& path, const Format& format) {
+  std::filesystem::path from(path);
+  if (from.filename().empty() || from.filename() == ".") from = std::filesystem::absolute(from).parent_path();
+  if (from.filename() == "trace" || from.filename() == "report.json") {
+    const std::filesystem::path folder = std::filesystem::absolute(from).parent_path();
+    if (folder.filename().string().starts_with("oomdiag-")) from = folder;
+  }
+  if (from.extension() == ".gz") from = from.stem();
+  return from.filename().replace_extension("").string() + format.ending;
+}
+
+int export_file(const Options& options) {
+  const Format& format = find_format_of(options.to);
+  check_writable(options.output == "-" ? "" : options.output);
+  const std::string text = format.make(load_explained(options.path, options.card));
+  if (options.output == "-") {
+    write_out(text);
+    return 0;
+  }
+  const std::filesystem::path output =
+      options.output.empty() ? default_output(options.path, format) : std::filesystem::path(options.output);
+  write_whole(text, output);
+  fmt::print("{}\n", output.string());
+  return 0;
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("export", "write a report as a page or for other tools");
+  set_help(command,
+           {.example = "oomdiag export oomdiag-4711 --to html",
+            .about = "Turns a run folder, a trace, a report.json or a memory snapshot of PyTorch into one file, "
+                     "and prints its name.",
+            .usage = "oomdiag export [OPTIONS] FILE --to FORMAT"});
+  command.add_option("FILE", options->path, "a run folder, a trace, a report or a snapshot.pickle")
+      ->type_name("")
+      ->required();
+  command.add_option("--to", options->to, names_of_formats())->type_name("FORMAT")->required();
+  command.add_option("-o,--output", options->output, "the file to write; - for stdout")->type_name("FILE");
+  add_card_options(command, options->card);
+  command.callback([options, &chosen] { chosen = [options] { return export_file(*options); }; });
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,103 @@
+#include "profiler/export/html.h"
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "profiler/report/json.h"
+#include "profiler/report/text.h"
+
+// The page's own files and the chart library lie in the program, put there by the assembler when it is built.
+#define OOMDIAG_EMBED(name, file)                                                                  \
+  asm(".section .rodata\n.global oomdiag_" #name "\n.global oomdiag_" #name "_end\noomdiag_" #name \
+      ":\n.incbin \"" file "\"\noomdiag_" #name "_end:\n.byte 0\n.text\n");                        \
+  extern "C" const char oomdiag_##name[];                                                          \
+  extern "C" const char oomdiag_##name##_end[]
+
+OOMDIAG_EMBED(page, OOMDIAG_PAGE_FOLDER "/page.html");
+OOMDIAG_EMBED(style, OOMDIAG_PAGE_FOLDER "/style.css");
+OOMDIAG_EMBED(script, OOMDIAG_PAGE_FOLDER "/script.js");
+OOMDIAG_EMBED(d3, OOMDIAG_D3);
+OOMDIAG_EMBED(d3_license, OOMDIAG_PAGE_FOLDER "/d3-license.txt");
+
+namespace oomdiag {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const OwnerNode& node) {
+  Json json = {{"name", node.name}, {"bytes", node.bytes}, {"blocks", node.blocks}};
+  if (node.children.empty()) return json;
+  json["children"] = Json::array();
+  for (const OwnerNode& child : node.children) json["children"].push_back(to_json(child));
+  return json;
+}
+
+Json to_json(const StepBands& bands) {
+  if (bands.step == 0) return nullptr;
+  Json points = Json::array(), phases = Json::array();
+  for (const BandPoint& point : bands.points) points.push_back({point.position, point.bytes});
+  for (const PhaseSpan& span : bands.phases) phases.push_back({span.phase, span.first, span.last});
+  return {{"step", bands.step}, {"points", points}, {"phases", phases}};
+}
+
+Json to_json(const DrawnSegment& segment) {
+  Json blocks = Json::array();
+  for (const DrawnBlock& block : segment.blocks) {
+    blocks.push_back({block.offset, block.bytes, block.category, block.label});
+  }
+  return {{"bytes", segment.bytes},
+          {"used_bytes", segment.used_bytes},
+          {"largest_hole_bytes", segment.largest_hole_bytes},
+          {"kind", segment.is_private   ? "private pool"
+                   : segment.expandable ? "expandable"
+                   : segment.small      ? "small"
+                                        : ""},
+          {"blocks", blocks}};
+}
+
+Json to_json(const CardPicture& card) {
+  Json segments = Json::array();
+  for (const DrawnSegment& segment : card.segments) segments.push_back(to_json(segment));
+  return {{"owners", to_json(card.owners)}, {"step", to_json(card.step)}, {"segments", segments}};
+}
+
+/// Text may hold "</script>"; in JSON '<' may be written so, too.
+std::string inside_script(std::string_view json) {
+  std::string safe;
+  safe.reserve(json.size());
+  for (const char c : json) {
+    if (c == '<') {
+      safe += "\\u003c";
+    } else {
+      safe += c;
+    }
+  }
+  return safe;
+}
+
+void replace(std::string& text, std::string_view mark, std::string_view with) {
+  if (const size_t at = text.find(mark); at != text.npos) text.replace(at, mark.size(), with);
+}
+
+}  // namespace
+
+std::string page_data(const Report& report, const std::vector<CardPicture>& cards) {
+  Json drawn = Json::array(), categories = Json::array();
+  for (const CardPicture& card : cards) drawn.push_back(to_json(card));
+  for (size_t c = 0; c < kCategoryCount; ++c) categories.push_back(name_of(static_cast<Category>(c)));
+  const auto dump = [](const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); };
+  return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"cards\":" + dump(drawn) +
+         ",\"categories\":" + dump(categories) + ",\"text\":" + dump(to_text(report, {.unicode = true})) + "}";
+}
+
+std::string to_html(const Report& report, const std::vector<CardPicture>& cards) {
+  std::string page(oomdiag_page, oomdiag_page_end);
+  replace(page, "/*STYLE*/", {oomdiag_style, oomdiag_style_end});
+  replace(page, "/*D3*/", {oomdiag_d3, oomdiag_d3_end});
+  replace(page, "/*LICENSE*/", "/*\n" + std::string(oomdiag_d3_license, oomdiag_d3_license_end) + "*/");
+  replace(page, "/*DATA*/", inside_script(page_data(report, cards)));
+  replace(page, "/*SCRIPT*/", {oomdiag_script, oomdiag_script_end});
+  return page;
+}
+
+}  // namespace oomdiag

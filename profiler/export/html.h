@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "profiler/export/picture.h"
+
+namespace oomdiag {
+
+/// One page that needs no other file and asks for none. `cards` go with the devices of the report.
+std::string to_html(const Report& report, const std::vector<CardPicture>& cards);
+
+/// What the page is drawn from, as JSON.
+std::string page_data(const Report& report, const std::vector<CardPicture>& cards);
+
+}  // namespace oomdiag

@@ -1,0 +1,411 @@
+"use strict";
+// Draws the page from the JSON beside it: the report, and for each card a tree of owners, a step and the segments.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const report = data.report;
+const words = {
+  parameter: "parameters", buffer: "buffers", gradient: "gradients", optimizer_state: "optimizer state",
+  activation: "saved for backward", input: "inputs", output: "outputs that are held",
+  gradient_in_flight: "gradients on their way", temporary: "temporaries", workspace: "workspaces",
+  unknown: "unknown", pending_free: "freed, in use on another stream", free: "free", mixed: "small blocks", others: "others",
+};
+const word = name => words[name] || name;
+const color = name => `var(--${words[name] ? name : "others"})`;
+const kUnits = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
+const unitOf = bytes => kUnits.find(unit => Math.abs(bytes) >= unit[1]) || kUnits[3];
+const size = bytes => {
+  const unit = unitOf(bytes);
+  return `${(bytes / unit[1]).toFixed(unit[1] === 1 ? 0 : 2)} ${unit[0]}`;
+};
+const shortLine = source => (source || "").replace(/.*\//, "");
+const one = selector => document.querySelector(selector);
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+const tip = one("#tip");
+function showTip(event, lines) {
+  tip.replaceChildren(...lines.map(line => element("div", line)));
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
+  tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - box.height - 8))}px`;
+}
+const hideTip = () => { tip.hidden = true; };
+
+// The verdict: the first paragraph of the report as text.
+function showVerdict() {
+  const [head, facts] = data.text.split("\n\n");
+  const [headline, card] = head.replace(/^oomdiag: /, "").split(/ {2,}/);
+  document.title = `oomdiag: ${headline}`;
+  one("#headline").textContent = headline[0].toUpperCase() + headline.slice(1);
+  one("#card").textContent = [card, report.command].filter(Boolean).join("  ·  ");
+  if (report.outcome !== "ok") one("header").classList.add("failed");
+  for (const line of (facts || "").split("\n")) {
+    const found = /^ {2}(\S.{7}) (.*)$/.exec(line);
+    if (!found) continue;
+    one("#facts").append(element("dt", found[1].trim()), element("dd", found[2]));
+  }
+  one("#text").textContent = data.text;
+}
+
+// A chart whose x axis can be dragged, zoomed and walked with the keyboard. `draw(x)` draws all that hangs on it.
+function chart(holder, { height, domain, top, label, format, draw, left = 66 }) {
+  holder.replaceChildren();
+  const width = Math.max(280, holder.clientWidth), margin = { left, right: 12, top: 18, bottom: 24 };
+  const inner = { width: width - margin.left - margin.right, height: height - margin.top - margin.bottom };
+  const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("height", height)
+    .attr("role", "img").attr("tabindex", 0).attr("aria-label", label);
+  const id = `clip-${holder.parentNode.id}`;
+  svg.append("clipPath").attr("id", id).append("rect").attr("width", inner.width).attr("height", inner.height + 1);
+  const all = svg.append("g").attr("transform", `translate(${margin.left},${margin.top})`);
+  const x = d3.scaleLinear().domain(domain).range([0, inner.width]);
+  const y = d3.scaleLinear().domain([0, top * 1.1]).range([inner.height, 0]);
+  const unit = unitOf(top);
+  const steps = d3.ticks(0, top * 1.1 / unit[1], 5).map(tick => tick * unit[1]);
+  const axis = d3.axisLeft(y).tickValues(steps).tickFormat(bytes => `${+(bytes / unit[1]).toFixed(3)} ${unit[0]}`);
+  all.append("g").attr("class", "grid").call(d3.axisLeft(y).tickValues(steps).tickSize(-inner.width).tickFormat(""));
+  const body = all.append("g").attr("clip-path", `url(#${id})`);
+  all.append("g").attr("class", "axis").call(axis);
+  const under = all.append("g").attr("class", "axis").attr("transform", `translate(0,${inner.height})`);
+  const ticks = Math.max(2, Math.floor(inner.width / 110));
+  const redraw = now => {
+    under.call(d3.axisBottom(now).ticks(ticks).tickFormat(format));
+    draw({ body, all, x: now, y, inner, svg });
+  };
+  const zoom = d3.zoom().scaleExtent([1, 4000]).extent([[0, 0], [inner.width, inner.height]])
+    .translateExtent([[0, 0], [inner.width, inner.height]])
+    .filter(() => !d3.event.button && (d3.event.type !== "wheel" || d3.event.ctrlKey || document.activeElement === svg.node()))
+    .on("zoom", () => redraw(d3.event.transform.rescaleX(x)));
+  svg.call(zoom);
+  svg.on("keydown", () => {
+    const by = { ArrowLeft: [60, 1], ArrowRight: [-60, 1], "+": [0, 1.5], "=": [0, 1.5], "-": [0, 1 / 1.5], 0: null }[d3.event.key];
+    if (by === undefined) return;
+    d3.event.preventDefault();
+    if (by === null) return svg.call(zoom.transform, d3.zoomIdentity);
+    const factor = d3.zoomTransform(svg.node()).k;
+    by[0] ? svg.call(zoom.translateBy, by[0] / factor, 0) : svg.call(zoom.scaleBy, by[1]);
+  });
+  redraw(x);
+  return { svg, x, y, margin, zoomed: () => d3.zoomTransform(svg.node()).rescaleX(x) };
+}
+
+function limitLine(all, y, inner, bytes, text) {
+  const line = all.selectAll("g.card-size").data([bytes]).join(enter => {
+    const made = enter.append("g").attr("class", "card-size");
+    made.append("line").attr("class", "limit");
+    made.append("text").attr("class", "limit-text").attr("x", 6).attr("y", -5).text(text);
+    return made;
+  });
+  line.attr("transform", `translate(0,${y(bytes)})`);
+  line.select("line").attr("x2", inner.width);
+}
+
+function showRun(device) {
+  const points = device.timeline, section = one("#run");
+  section.hidden = points.length < 2;
+  if (section.hidden) return;
+  const most = d3.max(points, point => Math.max(point.allocated_bytes, point.reserved_bytes));
+  const total = device.device.total_bytes, near = total <= most * 2;
+  const end = points[points.length - 1].time_ns;
+  const marks = device.marks.map(mark => ({ time: mark.time_ns, name: mark.name }));
+  if (device.failure) marks.push({ time: Math.min(device.failure.time_ns, end), name: "out of memory", failed: true });
+  const allocated = d3.area().curve(d3.curveStepAfter).y1(d => at.y(d.allocated_bytes));
+  const reserved = d3.line().curve(d3.curveStepAfter).y(d => at.y(d.reserved_bytes));
+  const at = { y: null };
+  const drawn = chart(section.querySelector(".chart"), {
+    height: 280, domain: [points[0].time_ns, end], top: near ? Math.max(total, most) : most, format: ns => `${+(ns / 1e9).toFixed(6)} s`,
+    label: `allocated and reserved bytes over time; the most allocated is ${size(device.peak.allocated_bytes)}`,
+    draw: ({ body, all, x, y, inner }) => {
+      at.y = y;
+      body.selectAll("path.allocated").data([points]).join("path").attr("class", "allocated")
+        .attr("d", allocated.x(d => x(d.time_ns)).y0(y(0)));
+      body.selectAll("path.reserved").data([points]).join("path").attr("class", "reserved").attr("d", reserved.x(d => x(d.time_ns)));
+      const groups = body.selectAll("g.mark").data(marks).join(enter => {
+        const made = enter.append("g").attr("class", mark => mark.failed ? "mark failed" : "mark");
+        made.append("line").attr("y2", inner.height);
+        made.append("text").attr("y", (mark, i) => 12 + 14 * (i % 4));
+        return made;
+      }).attr("transform", mark => `translate(${x(mark.time)},0)`);
+      groups.select("text").text(mark => mark.name).attr("x", mark => x(mark.time) > inner.width / 2 ? -5 : 5)
+        .attr("text-anchor", mark => x(mark.time) > inner.width / 2 ? "end" : "start");
+      if (near) limitLine(all, y, inner, total, `the card: ${size(total)}`);
+    },
+  });
+  const nearest = d3.bisector(d => d.time_ns).left;
+  drawn.svg.on("mousemove", () => {
+    const time = drawn.zoomed().invert(d3.mouse(drawn.svg.node())[0] - drawn.margin.left);
+    const point = points[Math.max(0, Math.min(points.length - 1, nearest(points, time)))];
+    showTip(d3.event, [`${(point.time_ns / 1e9).toFixed(6)} s`, `allocated ${size(point.allocated_bytes)}`,
+                       `reserved ${size(point.reserved_bytes)}`]);
+  }).on("mouseleave", hideTip);
+}
+
+function showStep(device, picture) {
+  const section = one("#step"), step = picture.step;
+  section.hidden = !step || step.points.length < 2;
+  if (section.hidden) return;
+  one("#step-title").textContent = device.failure ? `Step ${step.step}, up to the request that was refused` : `Step ${step.step}`;
+  const rows = step.points.map(([position, bytes]) => {
+    const row = { position };
+    data.categories.forEach((name, i) => { row[name] = bytes[i]; });
+    row.sum = d3.sum(bytes);
+    return row;
+  });
+  const used = data.categories.filter(name => rows.some(row => row[name] > 0));
+  section.querySelector(".legend").replaceChildren(...used.map(name => {
+    const item = element("li", word(name)), key = element("i");
+    key.style.background = color(name);
+    item.prepend(key);
+    return item;
+  }));
+  // The last change is to be seen, too: at an OOM it is the request.
+  const last = rows[rows.length - 1];
+  rows.push({ ...last, position: last.position + Math.max(1, last.position / 40) });
+  const series = d3.stack().keys(used)(rows);
+  const room = device.device.total_bytes - device.card.outside_pytorch_bytes;
+  const top = d3.max(rows, row => row.sum), near = room <= top * 2;
+  const drawn = chart(section.querySelector(".chart"), {
+    height: 340, domain: [0, Math.max(1, rows[rows.length - 1].position)], top: near ? Math.max(room, top) : top,
+    format: n => Number.isInteger(n) ? d3.format(",")(n) : "",
+    label: `bytes by category over the allocations and frees of step ${step.step}; at most ${size(top)}`,
+    draw: ({ body, all, x, y, inner }) => {
+      const area = d3.area().curve(d3.curveStepAfter).x(d => x(d.data.position)).y0(d => y(d[0])).y1(d => y(d[1]));
+      const spans = body.selectAll("g.span").data(step.phases).join(enter => {
+        const made = enter.append("g").attr("class", "span");
+        made.append("rect").attr("class", "phase").attr("height", inner.height);
+        return made;
+      });
+      spans.attr("transform", d => `translate(${x(d[1])},0)`);
+      spans.select("rect").attr("width", d => Math.max(0, x(d[2]) - x(d[1]))).attr("display", (d, i) => i % 2 ? "none" : null);
+      const clamp = position => Math.max(0, Math.min(inner.width, x(position)));
+      all.selectAll("text.phase-text").data(step.phases).join("text").attr("class", "phase-text").attr("y", -5)
+        .attr("x", d => clamp(d[1]) + 2).text(d => clamp(d[2]) - clamp(d[1]) > 66 ? d[0] : "");
+      body.selectAll("path.band").data(series).join("path").attr("class", "band").attr("fill", d => color(d.key)).attr("d", area);
+      spans.raise();
+      if (near) limitLine(all, y, inner, room, `what PyTorch can have: ${size(room)}`);
+    },
+  });
+  const nearest = d3.bisector(d => d.position).left;
+  drawn.svg.on("mousemove", () => {
+    const position = drawn.zoomed().invert(d3.mouse(drawn.svg.node())[0] - drawn.margin.left);
+    const row = rows[Math.max(0, Math.min(rows.length - 1, nearest(rows, position) - 1))];
+    const held = used.filter(name => row[name] > 0).sort((a, b) => row[b] - row[a]);
+    showTip(d3.event, [`${size(row.sum)} after ${row.position} allocations and frees`,
+                       ...held.map(name => `${word(name)} ${size(row[name])}`)]);
+  }).on("mouseleave", hideTip);
+}
+
+function showOwners(device, picture) {
+  const section = one("#owners"), holder = section.querySelector(".chart");
+  section.hidden = !picture.owners.bytes;
+  if (section.hidden) return;
+  holder.replaceChildren();
+  const width = Math.max(280, holder.clientWidth), row = 24;
+  const root = d3.hierarchy(picture.owners).sum(d => d.bytes - d3.sum(d.children || [], child => child.bytes));
+  const height = (root.height + 1) * row;
+  d3.partition().size([width, height])(root);
+  const category = node => { while (node.depth > 1) node = node.parent; return node.data.name; };
+  const name = node => node.depth === 0 ? "allocated" : node.depth === 1 ? word(node.data.name) : node.data.name;
+  const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("height", height)
+    .attr("role", "tree").attr("aria-label", "who holds the memory");
+  let shown = root;
+  const nodes = svg.selectAll("g").data(root.descendants()).join("g").attr("class", "node").attr("tabindex", 0)
+    .attr("role", "treeitem").attr("aria-label", node => `${name(node)}, ${size(node.data.bytes)}`);
+  nodes.append("rect").attr("height", row - 1).attr("fill", node => node.depth ? color(category(node)) : "var(--soft)")
+    .attr("fill-opacity", node => Math.max(0.62, 1 - 0.06 * Math.max(0, node.depth - 1)));
+  nodes.append("text").attr("x", 5).attr("y", 16);
+  const path = node => node.ancestors().reverse().map(name).join(" › ");
+  function look(node) {
+    shown = node;
+    one("#trail").textContent = `${path(node)}: ${size(node.data.bytes)}`;
+    const span = node.x1 - node.x0, place = d => (d - node.x0) / span * width;
+    const clamp = d => Math.max(0, Math.min(width, place(d)));
+    const visible = other => other.x1 > node.x0 && other.x0 < node.x1;
+    nodes.attr("display", other => visible(other) && clamp(other.x1) - clamp(other.x0) > 0.5 ? null : "none")
+      .attr("transform", other => `translate(${clamp(other.x0)},${other.y0})`);
+    nodes.select("rect").attr("width", other => Math.max(0, clamp(other.x1) - clamp(other.x0)));
+    nodes.select("text").text(other => {
+      const room = Math.floor((clamp(other.x1) - clamp(other.x0) - 10) / 6.6);
+      const whole = `${name(other)}  ${size(other.data.bytes)}`;
+      if (room >= whole.length) return whole;
+      return room >= 4 ? name(other).slice(0, room - 1) + (name(other).length > room - 1 ? "…" : "") : "";
+    });
+  }
+  nodes.on("click", look).on("mousemove", node => showTip(d3.event, [path(node), `${size(node.data.bytes)} in ${node.data.blocks} blocks`]))
+    .on("mouseleave", hideTip).on("keydown", node => {
+      if (d3.event.key === "Enter" || d3.event.key === " ") { d3.event.preventDefault(); look(node); }
+      if (d3.event.key === "Escape") look(shown.parent || root);
+    });
+  look(root);
+}
+
+function showSegments(device, picture) {
+  const section = one("#segments"), holder = section.querySelector(".chart");
+  section.hidden = !picture.segments.length;
+  if (section.hidden) return;
+  holder.replaceChildren();
+  const width = Math.max(280, holder.clientWidth), left = 78, row = 20, gap = 6;
+  const shown = picture.segments.slice(0, 24), largest = shown[0].bytes;
+  const height = shown.length * (row + gap);
+  const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("height", height)
+    .attr("role", "img").attr("aria-label", `${picture.segments.length} segments`);
+  const x = d3.scaleLinear().domain([0, largest]).range([0, width - left - 4]);
+  const rows = svg.selectAll("g").data(shown).join("g").attr("transform", (d, i) => `translate(0,${i * (row + gap)})`);
+  rows.append("text").attr("x", left - 8).attr("y", 14).attr("text-anchor", "end").text(segment => size(segment.bytes));
+  const say = piece => `${word(piece[2])} ${size(piece[1])}${piece[3] ? `: ${piece[3]}` : ""}`;
+  rows.append("g").attr("transform", `translate(${left},0)`).selectAll("rect").data(segment => segment.blocks).join("rect")
+    .attr("class", "piece").attr("x", piece => x(piece[0])).attr("height", row)
+    .attr("width", piece => Math.max(0.8, x(piece[0] + piece[1]) - x(piece[0])))
+    .attr("fill", piece => piece[2] === "free" ? "var(--hole)" : color(piece[2]))
+    .on("mousemove", piece => { one("#piece").textContent = say(piece); showTip(d3.event, [say(piece)]); })
+    .on("mouseleave", hideTip);
+  rows.append("title").text(segment => `${size(segment.used_bytes)} of ${size(segment.bytes)} in use, largest hole ` +
+                                       `${size(segment.largest_hole_bytes)} ${segment.kind}`);
+  const hidden = picture.segments.length - shown.length;
+  one("#piece").textContent = hidden > 0 ? `${hidden} smaller ones are not shown` : "\u00a0";
+}
+
+// A table whose columns are {title, value, text, number}; sorts by a click on a title.
+function fill(section, columns, rows, { sortable = false, filter = () => true } = {}) {
+  section.hidden = rows.length === 0;
+  const head = element("tr"), body = section.querySelector("tbody");
+  let order = null;
+  const draw = () => {
+    const list = rows.filter(filter);
+    if (order) list.sort((a, b) => order.down * d3.ascending(order.column.value(a), order.column.value(b)));
+    body.replaceChildren(...list.map(item => {
+      const line = element("tr");
+      for (const column of columns) {
+        const cell = element("td", undefined, column.number ? "number" : "");
+        const content = column.text(item);
+        cell.append(...(Array.isArray(content) ? content : [content]));
+        line.append(cell);
+      }
+      return line;
+    }));
+  };
+  for (const column of columns) {
+    const cell = element("th", undefined, column.number ? "number" : "");
+    cell.scope = "col";
+    if (sortable) {
+      const button = element("button", column.title);
+      button.onclick = () => {
+        order = { column, down: order && order.column === column ? -order.down : column.number ? -1 : 1 };
+        for (const other of head.children) other.removeAttribute("aria-sort");
+        cell.setAttribute("aria-sort", order.down > 0 ? "ascending" : "descending");
+        draw();
+      };
+      cell.append(button);
+    } else {
+      cell.textContent = column.title;
+    }
+    head.append(cell);
+  }
+  section.querySelector("thead").replaceChildren(head);
+  draw();
+  return draw;
+}
+
+const bytesColumn = (title, value) => ({ title, value, number: true, text: item => value(item) === null ? "–" : size(value(item)) });
+
+function showSaved(device) {
+  const shape = tensor => `[${tensor.shape.join(", ")}] ${tensor.dtype || ""}`;
+  const made = tensor => [tensor.module, tensor.made_by, shortLine(tensor.source)].filter(Boolean).join(" ← ");
+  const kept = tensor => tensor.saved_by.map((node, i) => [node, tensor.saved_by_modules[i]].filter(Boolean).join(" ← ")).join(", ");
+  const search = one("#search");
+  search.value = "";
+  const draw = fill(one("#saved"), [
+    bytesColumn("bytes", tensor => tensor.bytes),
+    { title: "shape", value: shape, text: shape },
+    { title: "made by", value: made, text: made },
+    { title: "kept by", value: kept, text: kept },
+  ], device.saved_tensors, {
+    sortable: true,
+    filter: tensor => `${shape(tensor)} ${made(tensor)} ${kept(tensor)}`.toLowerCase().includes(search.value.toLowerCase()),
+  });
+  search.oninput = draw;
+}
+
+function verdictOf(remedy) {
+  const fits = remedy.fits !== null ? remedy.fits : remedy.predicted_fits;
+  if (fits === null) return element("span", "unknown");
+  return element("span", fits ? "yes" : "no", fits ? "yes" : "no");
+}
+
+function showRemedies(device) {
+  fill(one("#remedies"), [
+    { title: "remedy", value: remedy => remedy.label, text: remedy => {
+      const parts = [element("div", remedy.label)];
+      if (remedy.how.length) parts.push(element("pre", remedy.how.join("\n")));
+      if (remedy.costs) parts.push(element("small", `costs: ${remedy.costs}`));
+      return parts;
+    } },
+    { title: "peak, predicted", number: true, value: remedy => remedy.predicted_peak_bytes,
+      text: remedy => (remedy.at_least ? "≥ " : "") + size(remedy.predicted_peak_bytes) },
+    bytesColumn("measured", remedy => remedy.measured_peak_bytes),
+    { title: "fits", value: () => 0, text: verdictOf },
+  ], device.remedies);
+}
+
+function showGrowth(device) {
+  fill(one("#growth"), [
+    { title: "what", value: d => d.kind, text: d => d.kind.replace(/_/g, " ") },
+    { title: "where", value: d => d.op, text: d => [d.op, d.module, shortLine(d.source)].filter(Boolean).join(" ← ") },
+    bytesColumn("per step", d => d.bytes_per_step),
+    bytesColumn("so far", d => d.grown_bytes),
+  ], device.growth);
+}
+
+function showRanks() {
+  fill(one("#ranks"), [
+    { title: "process", value: d => d.rank, text: d => d.rank === null ? `process ${d.pid}` : `rank ${d.rank}` },
+    bytesColumn("peak", d => d.peak.allocated_bytes),
+    bytesColumn("reserved", d => d.peak.reserved_bytes),
+    { title: "outcome", value: d => d.outcome, text: d => d.failure ? `out of memory in ${d.failure.phase}, step ${d.failure.step}` : d.outcome },
+  ], report.ranks);
+}
+
+function showLimits() {
+  one("#limits").hidden = report.limits.length === 0;
+  one("#limits ul").replaceChildren(...report.limits.map(limit => element("li", limit)));
+}
+
+let current = report.main_device;
+function showCard(index) {
+  current = index;
+  const device = report.devices[index], picture = data.cards[index];
+  document.querySelectorAll("#cards button").forEach((button, i) => button.setAttribute("aria-pressed", String(i === index)));
+  showRun(device);
+  showStep(device, picture);
+  showOwners(device, picture);
+  showSegments(device, picture);
+  showSaved(device);
+  showRemedies(device);
+  showGrowth(device);
+}
+
+function start() {
+  showVerdict();
+  showRanks();
+  showLimits();
+  if (!report.devices.length) {
+    for (const id of ["run", "step", "owners", "segments", "saved", "remedies", "growth"]) one(`#${id}`).hidden = true;
+    return;
+  }
+  one("#cards").hidden = report.devices.length < 2;
+  report.devices.forEach((device, i) => {
+    const button = element("button", `card ${device.device.index}${device.failure ? ": out of memory" : ""}`);
+    button.onclick = () => showCard(i);
+    one("#cards").append(button);
+  });
+  showCard(current);
+  let waiting = 0;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => showCard(current), 150); });
+}
+
+start();

@@ -1,0 +1,146 @@
+#include "profiler/export/perfetto.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "profiler/replay/join.h"
+
+namespace oomdiag {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kMostEvents = 1 << 20;  // of the trace: more make a file that no browser opens
+
+double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
+
+/// Writes events one after the other, as all of them together would take much memory.
+class Writer {
+ public:
+  explicit Writer(int process) : process_(process) {}
+
+  void add(Json event) {
+    event["pid"] = process_;
+    text_ += text_.empty() ? "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" : ",\n";
+    text_ += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+  void slice(std::string_view name, const char* kind, uint16_t thread, int64_t begin_ns, int64_t end_ns,
+             int64_t bytes) {
+    add({{"name", name},
+         {"cat", kind},
+         {"ph", "X"},
+         {"ts", microseconds(begin_ns)},
+         {"dur", microseconds(std::max<int64_t>(end_ns - begin_ns, 1))},
+         {"tid", thread},
+         {"args", {{"allocated_bytes", bytes}}}});
+  }
+  std::string finish() {
+    if (text_.empty()) text_ = "{\"traceEvents\":[";
+    return std::move(text_) + "\n]}\n";
+  }
+
+ private:
+  int process_;
+  std::string text_;
+};
+
+/// What follows each other on a thread under one name is one slice.
+class Slices {
+ public:
+  Slices(Writer& writer, const char* kind) : writer_(writer), kind_(kind) {}
+
+  void see(uint16_t thread, std::string_view name, uint64_t identity, int64_t time_ns, int64_t bytes) {
+    Open& open = open_[thread];
+    if (open.identity != identity || open.name != name) {
+      close(thread, open, time_ns);
+      open = {name, identity, time_ns, time_ns, 0};
+    }
+    open.end_ns = time_ns;
+    open.bytes += bytes;
+  }
+  void finish() {
+    for (auto& [thread, open] : open_) close(thread, open, open.end_ns);
+  }
+
+ private:
+  struct Open {
+    std::string_view name{};
+    uint64_t identity = 0;
+    int64_t begin_ns = 0, end_ns = 0, bytes = 0;
+  };
+  void close(uint16_t thread, const Open& open, int64_t next_ns) {
+    if (!open.name.empty()) {
+      writer_.slice(open.name, kind_, thread, open.begin_ns, std::min(next_ns, open.end_ns + 1), open.bytes);
+    }
+  }
+
+  Writer& writer_;
+  const char* kind_;
+  std::map<uint16_t, Open> open_;
+};
+
+void add_counters(const Report& report, Writer& writer) {
+  for (const ReportOfDevice& device : report.devices) {
+    const std::string name = fmt::format("card {}", device.device.index);
+    for (const ReportPoint& point : device.timeline) {
+      writer.add({{"name", name},
+                  {"ph", "C"},
+                  {"ts", microseconds(point.time_ns)},
+                  {"args",
+                   {{"allocated", point.allocated_bytes},
+                    {"cached", std::max<int64_t>(0, point.reserved_bytes - point.allocated_bytes)}}}});
+    }
+    for (const ReportMark& mark : device.marks) {
+      writer.add({{"name", mark.name}, {"ph", "i"}, {"s", "p"}, {"ts", microseconds(mark.time_ns)}, {"tid", 0}});
+    }
+    if (!device.failure) continue;
+    writer.add({{"name", "out of memory"},
+                {"ph", "i"},
+                {"s", "p"},
+                {"ts", microseconds(device.failure->time_ns)},
+                {"tid", 0},
+                {"args", {{"requested_bytes", device.failure->requested_bytes}}}});
+  }
+}
+
+void add_slices(const Trace& trace, Writer& writer) {
+  Slices modules(writer, "module"), ops(writer, "op");
+  NodeTable nodes;
+  std::map<uint16_t, std::vector<std::pair<uint64_t, int64_t>>> scopes;  // by thread: name, begin
+  const uint64_t first = trace.events.size() > kMostEvents ? trace.events.size() - kMostEvents : 0;
+  for (auto at = trace.events.from(first); at != trace.events.end(); ++at) {
+    const Event& event = *at;
+    const int64_t time = trace.time_ns(event);
+    if (event.kind == EventKind::nodes_created) nodes.add(event);
+    if (event.kind == EventKind::scope_begin) scopes[event.thread].emplace_back(event.detail, time);
+    if (event.kind == EventKind::scope_end && !scopes[event.thread].empty()) {
+      const auto [name, begin] = scopes[event.thread].back();
+      scopes[event.thread].pop_back();
+      writer.slice(trace.name(name), "scope", event.thread, begin, time, 0);
+    }
+    if (event.kind != EventKind::alloc && event.kind != EventKind::free_requested) continue;
+    const Where where = locate(trace, nodes, event);
+    const int64_t bytes = event.kind == EventKind::alloc ? event.bytes : 0;
+    const std::string_view op = where.node.empty() ? where.op : where.node;
+    modules.see(event.thread, where.module, 0, time, bytes);
+    ops.see(event.thread, op, event.op_serial, time, bytes);
+  }
+  modules.finish();
+  ops.finish();
+}
+
+}  // namespace
+
+std::string to_perfetto(const Report& report, const Trace* trace) {
+  Writer writer(report.rank);
+  const std::string process = report.world_size > 1 ? fmt::format("rank {}", report.rank) : "program";
+  writer.add({{"name", "process_name"}, {"ph", "M"}, {"args", {{"name", process}}}});
+  add_counters(report, writer);
+  if (trace != nullptr) add_slices(*trace, writer);
+  return writer.finish();
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,151 @@
+#include "profiler/export/picture.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "profiler/export/owner_tree.h"
+
+namespace oomdiag {
+namespace {
+
+int64_t sum_of(const BandPoint& point) {
+  int64_t sum = 0;
+  for (const int64_t bytes : point.bytes) sum += bytes;
+  return sum;
+}
+
+// Of each few positions the highest.
+std::vector<BandPoint> thin(const std::vector<BandPoint>& points) {
+  if (points.size() <= kMostBandPoints) return points;
+  std::vector<BandPoint> kept;
+  const size_t stride = (points.size() + kMostBandPoints - 1) / kMostBandPoints;
+  for (size_t begin = 0; begin < points.size(); begin += stride) {
+    const auto first = points.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto last = points.begin() + static_cast<std::ptrdiff_t>(std::min(begin + stride, points.size()));
+    kept.push_back(*std::max_element(first, last, [](const auto& a, const auto& b) { return sum_of(a) < sum_of(b); }));
+  }
+  return kept;
+}
+
+std::vector<PhaseSpan> find_phases(const std::vector<BlockLife>& blocks) {
+  std::vector<PhaseSpan> spans;
+  for (const BlockLife& block : blocks) {
+    if (block.born == BlockLife::kBefore) continue;
+    const std::string phase(name_of(block.phase));
+    if (spans.empty() || spans.back().phase != phase) spans.push_back({phase, block.born, block.born});
+    spans.back().last = block.born;
+  }
+  return spans;
+}
+
+StepBands draw_step(const StepLives& lives) {
+  StepBands bands{.step = lives.step};
+  if (lives.step == 0 || lives.blocks.empty()) return {};
+  uint32_t last = 0;
+  for (const BlockLife& block : lives.blocks) {
+    last = std::max(last, block.born);
+    if (block.died != BlockLife::kNever) last = std::max(last, block.died);
+  }
+  std::vector<BandPoint> points(last + 1);
+  for (const BlockLife& block : lives.blocks) {
+    const auto category = static_cast<size_t>(block.category);
+    points[block.born].bytes[category] += block.bytes;
+    if (block.died != BlockLife::kNever) points[block.died].bytes[category] -= block.bytes;
+  }
+  for (uint32_t i = 0; i <= last; ++i) {
+    points[i].position = i;
+    for (size_t c = 0; i > 0 && c < kCategoryCount; ++c) points[i].bytes[c] += points[i - 1].bytes[c];
+  }
+  bands.points = thin(points);
+  bands.phases = find_phases(lives.blocks);
+  return bands;
+}
+
+std::string label_of(const LiveBlock& block) {
+  std::string label(!block.name.empty()          ? block.name
+                    : !block.made.module.empty() ? block.made.module
+                    : !block.made.op.empty()     ? block.made.op
+                    : !block.made.node.empty()   ? block.made.node
+                                                 : block.made.source);
+  if (!block.shape.empty()) label += fmt::format("  {}", block.shape);
+  return label;
+}
+
+// A piece that is narrower than can be seen joins the one before it, whatever it is.
+void add_piece(std::vector<DrawnBlock>& pieces, DrawnBlock piece, int64_t least) {
+  if (!pieces.empty() && piece.bytes < least && pieces.back().bytes < least) {
+    pieces.back().bytes += piece.bytes;
+    if (pieces.back().category != piece.category) pieces.back().category = "mixed";
+    pieces.back().label = "small blocks";
+    return;
+  }
+  pieces.push_back(std::move(piece));
+}
+
+DrawnSegment draw_segment(const SegmentLayout& segment, const std::map<uint64_t, const LiveBlock*>& blocks) {
+  constexpr int64_t kLeastShare = 600;
+  DrawnSegment drawn{.bytes = segment.bytes,
+                     .used_bytes = segment.used_bytes,
+                     .largest_hole_bytes = segment.largest_hole_bytes,
+                     .small = segment.small,
+                     .expandable = segment.expandable,
+                     .is_private = segment.pool != 0};
+  const int64_t least = segment.bytes / kLeastShare;
+  const uint64_t end = segment.address + static_cast<uint64_t>(segment.bytes);
+  int64_t at = 0;
+  for (auto block = blocks.lower_bound(segment.address); block != blocks.end() && block->first < end; ++block) {
+    const auto offset = static_cast<int64_t>(block->first - segment.address);
+    if (offset < at) continue;
+    if (offset > at) add_piece(drawn.blocks, {at, offset - at, "free"}, least);
+    const LiveBlock& live = *block->second;
+    const int64_t bytes = std::min(live.bytes, segment.bytes - offset);
+    const std::string category(live.pending_free ? "pending_free" : name_of(live.category));
+    add_piece(drawn.blocks, {offset, bytes, category, label_of(live)}, least);
+    at = offset + bytes;
+  }
+  if (at < segment.bytes) add_piece(drawn.blocks, {at, segment.bytes - at, "free"}, least);
+  return drawn;
+}
+
+std::vector<DrawnSegment> draw_segments(const Moment& moment) {
+  std::map<uint64_t, const LiveBlock*> blocks;
+  for (const LiveBlock& block : moment.blocks) blocks[block.address] = &block;
+  std::vector<const SegmentLayout*> segments;
+  for (const SegmentLayout& segment : moment.segments) segments.push_back(&segment);
+  std::ranges::stable_sort(segments, std::greater{}, [](const SegmentLayout* one) { return one->bytes; });
+  if (segments.size() > kMostSegments) segments.resize(kMostSegments);
+  std::vector<DrawnSegment> drawn;
+  for (const SegmentLayout* segment : segments) drawn.push_back(draw_segment(*segment, blocks));
+  return drawn;
+}
+
+}  // namespace
+
+CardPicture draw_card(const DeviceHistory& device) {
+  OwnerTree tree;
+  for (const LiveBlock& block : device.moment.blocks) {
+    if (!block.pending_free) tree.add(path_of(block), block.bytes, 1);
+  }
+  return {
+      .owners = std::move(tree).finish(), .step = draw_step(device.lives), .segments = draw_segments(device.moment)};
+}
+
+CardPicture draw_card(const ReportOfDevice& device) {
+  OwnerTree tree;
+  std::map<std::string, int64_t> unnamed(device.categories.begin(), device.categories.end());
+  for (const ReportHolder& holder : device.holders) {
+    const std::string path[] = {holder.category, holder.name, holder.op, holder.source};
+    tree.add(path, holder.bytes, holder.blocks);
+    unnamed[holder.category] -= holder.bytes;
+  }
+  for (const auto& [category, bytes] : unnamed) {
+    const std::string path[] = {category, "others"};
+    if (bytes > 0) tree.add(path, bytes, 0);
+  }
+  return {.owners = std::move(tree).finish()};
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "profiler/replay/history.h"
+#include "profiler/report/report.h"
+
+// What the exports draw besides the report itself: values, small enough for a page whatever the trace's size.
+namespace oomdiag {
+
+/// Who holds bytes, as a tree: category, modules from the outside in, op, line. A node holds what its children hold.
+struct OwnerNode {
+  std::string name;
+  int64_t bytes = 0, blocks = 0;
+  std::vector<OwnerNode> children{};  ///< the largest first; what is too small to be seen is one node "others"
+
+  bool operator==(const OwnerNode&) const = default;
+};
+
+/// A moment of a step: what each category held.
+struct BandPoint {
+  uint32_t position = 0;  ///< the n-th allocation or free of the step
+  std::array<int64_t, kCategoryCount> bytes{};
+
+  bool operator==(const BandPoint&) const = default;
+};
+
+struct PhaseSpan {
+  std::string phase;
+  uint32_t first = 0, last = 0;  ///< positions
+
+  bool operator==(const PhaseSpan&) const = default;
+};
+
+/// A step, allocation by allocation. After an OOM its end is the refused request, as if it had been granted.
+struct StepBands {
+  uint32_t step = 0;                ///< 0: there is none
+  std::vector<BandPoint> points{};  ///< at most kMostBandPoints, the highest always among them
+  std::vector<PhaseSpan> phases{};
+
+  bool operator==(const StepBands&) const = default;
+};
+inline constexpr size_t kMostBandPoints = 1200;
+
+/// A piece of a segment. Neighbours too small to be seen are one piece.
+struct DrawnBlock {
+  int64_t offset = 0, bytes = 0;
+  std::string category;  ///< "free", "pending_free" or a Category
+  std::string label{};
+
+  bool operator==(const DrawnBlock&) const = default;
+};
+
+struct DrawnSegment {
+  int64_t bytes = 0, used_bytes = 0, largest_hole_bytes = 0;
+  bool small = false, expandable = false, is_private = false;
+  std::vector<DrawnBlock> blocks{};  ///< without gaps
+
+  bool operator==(const DrawnSegment&) const = default;
+};
+inline constexpr size_t kMostSegments = 120;
+
+/// One card of a report, at the moment that it describes.
+struct CardPicture {
+  OwnerNode owners{};
+  StepBands step{};
+  std::vector<DrawnSegment> segments{};  ///< the largest first, at most kMostSegments
+
+  bool operator==(const CardPicture&) const = default;
+};
+
+/// Draws a card from all that its trace tells.
+CardPicture draw_card(const DeviceHistory& device);
+
+/// Draws what a report alone tells: owners.
+CardPicture draw_card(const ReportOfDevice& device);
+
+}  // namespace oomdiag

@@ -1,0 +1,152 @@
+#include "profiler/export/tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string_view>
+
+#include "profiler/report/table.h"
+#include "profiler/report/text.h"
+
+namespace oomdiag {
+namespace {
+
+void fold(const OwnerNode& node, const std::string& above, std::string& text) {
+  std::string name = printable(node.name, 200);
+  std::ranges::replace(name, ';', ',');
+  const std::string path = above.empty() ? name : above + ";" + name;
+  int64_t own = node.bytes;
+  for (const OwnerNode& child : node.children) {
+    own -= child.bytes;
+    fold(child, path, text);
+  }
+  if (own > 0) text += fmt::format("{} {}\n", path, own);
+}
+
+std::string quoted(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == text.npos) return std::string(text);
+  std::string safe = "\"";
+  for (const char c : text) safe += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return safe + "\"";
+}
+
+std::string csv_row(int card, const ReportHolder& holder) {
+  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", card, quoted(holder.category), quoted(holder.name),
+                     quoted(holder.op), quoted(holder.source), quoted(holder.shape), quoted(holder.used_by),
+                     holder.bytes, holder.blocks, holder.copies);
+}
+
+/// In a table of Markdown nothing may end a cell, a line or begin markup.
+std::string cell(std::string_view text, size_t columns = 60) {
+  std::string safe;
+  for (const char c : printable(text, columns)) {
+    if (std::string_view("|`*_<>[]\\").find(c) != std::string_view::npos) safe += '\\';
+    safe += c;
+  }
+  return safe;
+}
+
+std::string holder_label(const ReportHolder& holder) {
+  std::string label = holder.name.empty() ? holder.op : holder.name;
+  if (label.empty()) label = holder.source.substr(holder.source.rfind('/') + 1);
+  if (label.empty()) return "of unknown origin";
+  if (!holder.kind.empty()) label = holder.kind + ": " + label;
+  if (holder.copies > 1) label += fmt::format(" ×{}", holder.copies);
+  return holder.shape.empty() ? label : label + "  " + holder.shape;
+}
+
+void add_holders(const ReportOfDevice& device, std::string& text) {
+  constexpr size_t kMostHolders = 8;
+  std::vector<const ReportHolder*> holders;
+  for (const ReportHolder& holder : device.holders) holders.push_back(&holder);
+  std::ranges::stable_sort(holders, std::greater{}, [](const ReportHolder* one) { return one->bytes; });
+  if (holders.size() > kMostHolders) holders.resize(kMostHolders);
+  text += "\n| who holds the memory | what | |\n|---|---|---:|\n";
+  int64_t rest = device.card.allocated_bytes;
+  for (const ReportHolder* holder : holders) {
+    text += fmt::format("| {} | {} | {} |\n", cell(holder->category), cell(holder_label(*holder)),
+                        with_unit(holder->bytes));
+    rest -= holder->bytes;
+  }
+  if (rest > 0) text += fmt::format("| others | | {} |\n", with_unit(rest));
+}
+
+void add_remedies(const ReportOfDevice& device, std::string& text) {
+  constexpr size_t kMostRemedies = 6;
+  if (device.remedies.empty()) return;
+  text += "\n| what helps | peak | fits |\n|---|---:|---|\n";
+  for (size_t i = 0; i < std::min(device.remedies.size(), kMostRemedies); ++i) {
+    const ReportRemedy& remedy = device.remedies[i];
+    const std::optional<bool> fits = remedy.fits ? remedy.fits : remedy.predicted_fits;
+    const int64_t peak = remedy.measured_peak_bytes.value_or(remedy.predicted_peak_bytes);
+    const char* const how = remedy.measured_peak_bytes ? "measured" : remedy.at_least ? "at least" : "predicted";
+    text += fmt::format("| {} | {} {} | {} |\n", cell(remedy.label), how, with_unit(peak),
+                        !fits   ? "unknown"
+                        : *fits ? "yes"
+                                : "no");
+  }
+}
+
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = std::min(text.find_first_not_of(' '), text.size());
+  return text.substr(begin, text.find_last_not_of(' ') + 1 - begin);
+}
+
+// The headline and the first paragraph are those of the report as text: "  where    relu1".
+void add_words(std::string_view words, std::string& text) {
+  constexpr size_t kMostFacts = 10, kLabel = 2, kValue = 11;
+  const size_t head = std::min(words.find('\n'), words.size());
+  const size_t card = std::min(words.find("  "), head);
+  text = fmt::format("### {} · {}\n\n", cell(words.substr(0, card), 80),
+                     cell(trimmed(words.substr(card, head - card)), 80));
+  words.remove_prefix(std::min(head + 2, words.size()));
+  words = words.substr(0, words.find("\n\n"));
+  for (size_t facts = 0; facts < kMostFacts && !words.empty(); ++facts) {
+    const std::string_view line = words.substr(0, words.find('\n'));
+    words.remove_prefix(std::min(line.size() + 1, words.size()));
+    if (line.size() <= kValue) continue;
+    text += fmt::format("- **{}** {}\n", cell(trimmed(line.substr(kLabel, kValue - kLabel))),
+                        cell(line.substr(kValue), 200));
+  }
+}
+
+}  // namespace
+
+std::string to_folded(const OwnerNode& owners) {
+  std::string text;
+  for (const OwnerNode& child : owners.children) fold(child, "", text);
+  return text;
+}
+
+std::string to_csv(const Report& report) {
+  std::string text = "card,category,name,op,source,shape,used_by,bytes,blocks,copies\r\n";
+  for (const ReportOfDevice& device : report.devices) {
+    std::map<std::string, int64_t> rest(device.categories.begin(), device.categories.end());
+    for (const ReportHolder& holder : device.holders) {
+      text += csv_row(device.device.index, holder);
+      rest[holder.category] -= holder.bytes;
+    }
+    for (const auto& [category, bytes] : rest) {
+      if (bytes > 0) text += csv_row(device.device.index, {.category = category, .name = "others", .bytes = bytes});
+    }
+  }
+  return text;
+}
+
+std::string to_markdown(const Report& report) {
+  std::string text;
+  add_words(to_text(report, {.unicode = true}), text);
+  if (report.main_device < report.devices.size()) {
+    add_holders(report.devices[report.main_device], text);
+    add_remedies(report.devices[report.main_device], text);
+  }
+  if (!report.limits.empty()) {
+    text += fmt::format("\n{} not known to this report; made by oomdiag\n",
+                        report.limits.size() == 1 ? "1 thing is" : fmt::format("{} things are", report.limits.size()));
+  }
+  return text;
+}
+
+}  // namespace oomdiag

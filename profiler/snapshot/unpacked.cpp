@@ -1,0 +1,77 @@
+#include "profiler/snapshot/unpacked.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cerrno>
+#include <memory>
+#include <system_error>
+#include <vector>
+
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr uint64_t kMostRatio = 1000;  // deflate reaches 1032 on zeros; snapshots 20 to 40
+
+[[noreturn]] void refuse(const fs::path& packed, const std::string& why) {
+  throw Error(ErrorKind::input, fmt::format("'{}' cannot be unpacked: {}", packed.string(), why));
+}
+
+[[noreturn]] void fail(const fs::path& folder) {
+  throw Error(ErrorKind::environment,
+              fmt::format("cannot unpack into '{}': {}", folder.string(), std::generic_category().message(errno)),
+              "set TMPDIR to a folder with room");
+}
+
+void write_all(int file, const std::vector<char>& buffer, size_t bytes, const fs::path& folder) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t count = write(file, buffer.data() + done, bytes - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail(folder);
+    done += static_cast<size_t>(count);
+  }
+}
+
+void unpack(const fs::path& packed, int file, const fs::path& folder) {
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> stream(gzopen(packed.c_str(), "rb"), gzclose);
+  if (!stream) refuse(packed, "it cannot be read");
+  std::vector<char> buffer(1 << 18);
+  uint64_t written = 0;
+  const uint64_t most = kMostRatio * fs::file_size(packed);
+  while (true) {
+    const int count = gzread(stream.get(), buffer.data(), static_cast<unsigned>(buffer.size()));
+    if (count < 0) refuse(packed, "it is damaged or cut off");
+    if (count == 0) break;
+    written += static_cast<uint64_t>(count);
+    if (written > most) refuse(packed, "it unfolds to more than a thousand times its size");
+    write_all(file, buffer, static_cast<size_t>(count), folder);
+  }
+  int error = Z_OK;
+  gzerror(stream.get(), &error);
+  if (error != Z_OK) refuse(packed, "it is damaged or cut off");
+}
+
+}  // namespace
+
+UnpackedFile::UnpackedFile(const fs::path& packed) {
+  const fs::path folder = fs::temp_directory_path();
+  file_ = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file_ < 0) fail(folder);
+  try {
+    unpack(packed, file_, folder);
+  } catch (...) {
+    close(file_);
+    throw;
+  }
+}
+
+UnpackedFile::~UnpackedFile() { close(file_); }
+
+fs::path UnpackedFile::path() const { return fmt::format("/proc/self/fd/{}", file_); }
+
+}  // namespace oomdiag

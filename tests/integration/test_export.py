@@ -1,0 +1,192 @@
+"""What `oomdiag export` writes, held against the report and read by the tools that it is for.
+
+    python tests/integration/test_export.py --build BUILD_FOLDER [unittest arguments, as in -k html]
+"""
+import argparse
+import collections
+import csv
+import io
+import json
+import pathlib
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+build = ROOT / "build"
+
+# Tries what a reader does with mouse and keyboard, and notes what went wrong.
+TRY_ALL = """<script>
+const wrong = [];
+addEventListener("error", event => wrong.push(event.message));
+const send = (node, type, more) => node && node.dispatchEvent(new (type.startsWith("key") ? KeyboardEvent : MouseEvent)(type, {bubbles: true, ...more}));
+const total = document.querySelector("#trail").textContent;
+for (const svg of document.querySelectorAll("svg")) for (const key of ["+", "ArrowRight", "ArrowLeft", "-", "0"]) send(svg, "keydown", {key});
+for (const node of [...document.querySelectorAll(".node")].slice(0, 20)) { send(node, "mousemove"); send(node, "click"); send(node, "keydown", {key: "Escape"}); }
+for (const piece of [...document.querySelectorAll(".piece")].slice(0, 5)) send(piece, "mousemove");
+for (const button of document.querySelectorAll("th button, #cards button")) { button.click(); button.click(); }
+const rows = document.querySelectorAll("#saved tbody tr").length;
+document.querySelector("#search").value = "nothing that is there";
+document.querySelector("#search").dispatchEvent(new Event("input"));
+document.body.insertAdjacentHTML("beforeend", `<p id="tried"></p>`);
+document.querySelector("#tried").textContent = JSON.stringify({wrong, total, rows, left: document.querySelectorAll("#saved tbody tr").length});
+</script>"""
+
+
+def oomdiag(*arguments, folder, code=0):
+    done = subprocess.run([str(build / "bin/oomdiag"), *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, (arguments, done.stdout, done.stderr)
+    return done
+
+
+class Exports(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-export-"))
+        cls.fails, cls.failed = cls.train("--model", "deepcnn", "--device", "rtx3060", "--batch", "6800", code=3)
+        cls.fits, cls.fitted = cls.train("--model", "resnet50", "--device", "rtx4090")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.base, ignore_errors=True)
+
+    @classmethod
+    def train(cls, *arguments, code=0):
+        """The run folder and its report."""
+        before = set(cls.base.glob("oomdiag-*"))
+        oomdiag("train", *arguments, folder=cls.base, code=code)
+        (folder,) = set(cls.base.glob("oomdiag-*")) - before
+        return folder, json.loads(oomdiag("explain", folder, "--json", folder=cls.base).stdout)
+
+    def export(self, what, form):
+        name = oomdiag("export", what, "--to", form, folder=self.base).stdout.strip()
+        return self.base / name
+
+    # The page.
+
+    def page_data(self, page):
+        return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S).group(1))
+
+    def test_the_figures_of_the_page_are_those_of_the_json(self):
+        for folder, report in ((self.fails, self.failed), (self.fits, self.fitted)):
+            data = self.page_data(self.export(folder, "html").read_text())
+            self.assertEqual(data["report"], report)
+            device, card = report["devices"][0], data["cards"][0]
+            allocated = device["card"]["allocated_bytes"]
+            self.assertEqual(card["owners"]["bytes"], allocated)
+            held = {child["name"]: child["bytes"] for child in card["owners"]["children"] if child["name"] != "others"}
+            for name, bytes_ in held.items():
+                self.assertEqual(bytes_, device["categories"][name], name)
+            highest = max(sum(point[1]) for point in card["step"]["points"])
+            failure = device["failure"]
+            self.assertEqual(highest, allocated + failure["requested_bytes"] if failure else device["peak"]["allocated_bytes"])
+            for segment in card["segments"]:
+                self.assertEqual(sum(piece[1] for piece in segment["blocks"]), segment["bytes"])
+            if len(card["segments"]) < 120:
+                reserved = allocated + device["card"]["pending_free_bytes"] + device["card"]["cached_bytes"]
+                self.assertEqual(sum(segment["bytes"] for segment in card["segments"]), reserved)
+
+    def test_a_report_alone_and_a_name_that_looks_like_markup_make_a_page_too(self):
+        report = json.loads(json.dumps(self.failed))
+        report["command"] = "python '</script><script>alert(1)</script>.py'"
+        file = self.base / "report.json"
+        file.write_text(json.dumps(report))
+        page = self.export(file, "html").read_text()
+        self.assertNotIn("alert(1)</script>", page)
+        self.assertEqual(self.page_data(page)["report"]["command"], report["command"])
+        self.assertGreater(self.page_data(page)["cards"][0]["owners"]["bytes"], 0)
+
+    def test_the_page_asks_for_nothing(self):
+        page = self.export(self.fails, "html").read_text()
+        self.assertIn("default-src 'none'", page)
+        without_d3 = page[:page.index("!function(")] + page[page.index('<script type="application/json"'):]
+        self.assertEqual(set(re.findall(r'(?:src|href)="[^"]*"', without_d3)), set())
+
+    @unittest.skipUnless(shutil.which("chromium"), "chromium is not installed")
+    def test_chromium_draws_the_page_and_what_one_does_with_it_raises_no_error(self):
+        for folder, report in ((self.fails, self.failed), (self.fits, self.fitted)):
+            page = self.export(folder, "html")
+            page.write_text(page.read_text().replace("</body>", TRY_ALL + "</body>"))
+            done = subprocess.run(["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom",
+                                   "--enable-logging=stderr", f"--user-data-dir={self.base}/chromium", f"file://{page}"],
+                                  capture_output=True, text=True, timeout=120)
+            tried = json.loads(re.findall(r'<p id="tried">(.*?)</p>', done.stdout)[-1])
+            gib = report["card"]["allocated_bytes"] / 2**30
+            self.assertEqual(tried, {"wrong": [], "total": f"allocated: {gib:.2f} GiB", "rows": len(report["saved_tensors"]), "left": 0})
+            self.assertNotIn("CONSOLE", done.stderr)
+            self.assertIn("<path class=\"band\"", done.stdout)
+
+    # For other tools.
+
+    def test_folded_stacks_add_up_to_what_is_allocated(self):
+        lines = self.export(self.fails, "folded").read_text().splitlines()
+        for line in lines:
+            self.assertRegex(line, r"^[^;]+(;[^;]+)* [1-9][0-9]*$")
+        self.assertEqual(sum(int(line.rsplit(" ", 1)[1]) for line in lines), self.failed["card"]["allocated_bytes"])
+        self.assertTrue(any(line.startswith("activation;relu1;aten::relu") for line in lines), lines)
+
+    def test_rows_of_csv_add_up_to_the_categories(self):
+        rows = list(csv.DictReader(io.StringIO(self.export(self.fits, "csv").read_text())))
+        sums = collections.Counter()
+        for row in rows:
+            sums[row["category"]] += int(row["bytes"])
+        self.assertEqual({name: bytes_ for name, bytes_ in self.fitted["categories"].items() if bytes_}, dict(sums))
+
+    def test_markdown_fits_into_a_chat(self):
+        for folder in (self.fails, self.fits):
+            text = self.export(folder, "markdown").read_text()
+            self.assertLessEqual(len(text.splitlines()), 40)
+        text = self.export(self.fails, "markdown").read_text()
+        self.assertTrue(text.startswith("### oomdiag: out of memory in backward, step 1"), text)
+        self.assertIn("- **cause** fragmentation", text)
+        self.assertIn("| bf16 autocast | predicted", text)
+
+    def test_a_timeline_for_perfetto_has_counters_and_slices_that_nest(self):
+        trace = json.loads(self.export(self.fails, "perfetto").read_text())["traceEvents"]
+        counters = [event["args"]["allocated"] for event in trace if event["ph"] == "C"]
+        self.assertEqual(max(counters), self.failed["peak"]["allocated_bytes"])
+        slices = [event for event in trace if event["ph"] == "X"]
+        self.assertTrue({"relu1", "pool3"} <= {event["name"] for event in slices if event["cat"] == "module"})
+        self.assertIn("aten::relu", {event["name"] for event in slices if event["cat"] == "op"})
+        self.assertTrue(all(event["dur"] > 0 for event in slices))
+        self.assertEqual([event["name"] for event in trace if event["ph"] == "i"], ["out of memory"])
+
+    def test_a_snapshot_is_read_by_pytorch_and_leads_back_to_the_same_figures(self):
+        snapshot = self.export(self.fails, "snapshot")
+        code = """import pickle, sys; from torch.cuda import _memory_viz as viz; data = pickle.load(open(sys.argv[1], "rb"))
+for make in (viz.trace_plot, viz.segment_plot, viz.segsum, viz.trace): print(make.__name__, len(make(data)))
+print([line for line in viz.segsum(data).splitlines() if line.startswith("segments")][0])"""
+        read_by_torch = subprocess.run([sys.executable, "-c", code, snapshot], capture_output=True, text=True, timeout=120)
+        self.assertEqual(read_by_torch.returncode, 0, read_by_torch.stderr)
+        self.assertEqual(read_by_torch.stdout.splitlines()[-1], "segments: 7")
+        with open(snapshot, "rb") as file:
+            read = pickle.load(file)
+        backward = [entry for entry in read["device_traces"][0] if entry["action"] == "oom"]
+        self.assertEqual([frame["name"] for frame in backward[0]["frames"]],
+                         ["MaxPool2DWithIndicesBackward0", "aten::max_pool2d", "pool3"])
+        total = self.failed["device"]["total_bytes"]
+        again = json.loads(oomdiag("explain", snapshot, "--json", "--memory", total, folder=self.base).stdout)
+        for name in ("allocated_bytes", "reserved_bytes", "free_bytes", "requested_bytes"):
+            self.assertEqual(again["failure"][name], self.failed["failure"][name], name)
+        self.assertEqual(again["cause"]["kind"], self.failed["cause"]["kind"])
+        self.assertEqual(again["peak"]["allocated_bytes"], self.failed["peak"]["allocated_bytes"])
+
+    def test_what_a_report_alone_cannot_become_is_said(self):
+        file = self.base / "alone.json"
+        file.write_text(json.dumps(self.failed))
+        self.assertIn("needs the trace", oomdiag("export", file, "--to", "snapshot", folder=self.base, code=2).stderr)
+        self.assertIn("one of: html, folded", oomdiag("export", file, "--to", "pdf", folder=self.base, code=2).stderr)
+        self.assertEqual(oomdiag("export", file, "--to", "csv", "-o", "-", folder=self.base).stdout.splitlines()[0],
+                         "card,category,name,op,source,shape,used_by,bytes,blocks,copies")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--build", type=pathlib.Path, default=build)
+    known, rest = parser.parse_known_args()
+    build = known.build.resolve()
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
