@@ -16,6 +16,7 @@ import tempfile
 
 import card_cases  # noqa: F401, the import registers its cases
 import device_cases
+import ledger_cases  # noqa: F401
 import library_cases  # noqa: F401
 import program_cases  # noqa: F401
 

@@ -16,6 +16,13 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_set_observer(void (*on_note)(const char*
 /// Notes a fact once per process. Both strings must live as long as the process.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name);
 
+/// Calls `on_refusal` whenever a card has no room for what a library or the driver itself needs: a context, code, a handle's
+/// workspace, a communicator's buffers, a graph. Called on the thread that asked, under no lock of ours; null stops it.
+OOMDIAG_ENTRY_POINT void oomdiag_device_set_refusal_observer(void (*on_refusal)(int device, int64_t bytes));
+
+/// Tells of such a refusal on the current device.
+OOMDIAG_ENTRY_POINT void oomdiag_device_note_refusal(int64_t bytes);
+
 /// Notes that the host reads what a kernel should have written.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note_read();
 

@@ -32,6 +32,9 @@ struct GraphBody {
   ~GraphBody();
 
   GraphNode* add_node(CUgraphNodeType type, std::vector<GraphNode*> dependencies);
+
+  /// What an executable takes of its card.
+  int64_t executable_bytes() const;
 };
 
 struct Graph {
