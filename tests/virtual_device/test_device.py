@@ -15,6 +15,7 @@ import sys
 import tempfile
 
 import card_cases  # noqa: F401, the import registers its cases
+import contents_cases  # noqa: F401
 import device_cases
 import ledger_cases  # noqa: F401
 import library_cases  # noqa: F401

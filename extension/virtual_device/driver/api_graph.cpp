@@ -201,7 +201,9 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphInstantiateWithParams(CUgraphExec* executabl
 
 OOMDIAG_ENTRY_POINT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
   if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_GRAPH)) return error;
-  oomdiag::add_time(*find_stream(stream), reinterpret_cast<Executable*>(executable)->body->time_ns);
+  const auto body = reinterpret_cast<Executable*>(executable)->body;
+  oomdiag::add_time(*find_stream(stream), body->time_ns);
+  for (const auto& act : body->actions) act();
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuGraphUpload(CUgraphExec, CUstream) { return CUDA_SUCCESS; }

@@ -42,9 +42,10 @@ bool is_launchable(dim3 grid, dim3 block) {
   return grid.x && grid.y && grid.z && block.x && block.y && block.z && uint64_t{block.x} * block.y * block.z <= 1024;
 }
 
-cudaError_t launch(dim3 grid, dim3 block, cudaStream_t stream) {
+cudaError_t launch(dim3 grid, dim3 block, void** arguments, cudaStream_t stream) {
   if (!is_launchable(grid, block)) return report(cudaErrorInvalidConfiguration);
   const double threads = double{1} * grid.x * grid.y * grid.z * block.x * block.y * block.z;
+  oomdiag_device_note_arguments(arguments);
   return in_context([&] { return oomdiag_device_launch(stream, threads); });
 }
 
@@ -127,24 +128,24 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, co
   return cudaSuccess;
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void**, size_t,
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void** arguments, size_t,
                                                    cudaStream_t stream) {
-  return launch(grid, block, stream);
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void**, size_t,
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void** arguments, size_t,
                                                         cudaStream_t stream) {
-  return launch(grid, block, stream);
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void**, size_t,
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void** arguments, size_t,
                                                  cudaStream_t stream) {
-  return launch(grid, block, stream);
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 grid, dim3 block, void**, size_t,
-                                                            cudaStream_t stream) {
-  return launch(grid, block, stream);
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 grid, dim3 block, void** arguments,
+                                                            size_t, cudaStream_t stream) {
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
-  return launch(config->gridDim, config->blockDim, config->stream);
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void** arguments) {
+  return launch(config->gridDim, config->blockDim, arguments, config->stream);
 }
 
 /// The architecture decides which tuning CUB takes, hence its scratch: it must be one that the wheel has code for.
