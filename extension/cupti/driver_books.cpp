@@ -90,7 +90,9 @@ BookEntry DriverBooks::drop_one_of(uint64_t context) noexcept {
 
 void DriverBooks::count(const DriverEntry& entry, int sign) noexcept {
   if (!is_card_memory(entry.memory)) return;
-  card_bytes_[entry.device % kMaxDevices] += sign * ((entry.bytes + page_bytes_ - 1) / page_bytes_ * page_bytes_);
+  const bool shares = entry.bytes <= page_bytes_ / 2;
+  const int64_t whole = shares ? entry.bytes : (entry.bytes + page_bytes_ - 1) / page_bytes_ * page_bytes_;
+  card_bytes_[entry.device % kMaxDevices] += sign * whole;
 }
 
 }  // namespace oomdiag

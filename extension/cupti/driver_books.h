@@ -39,7 +39,7 @@ struct BookEntry {
 /// the program is wrong. Neither allocates nor throws; calls must not overlap.
 class DriverBooks {
  public:
-  /// The card charges each allocation by whole units of `page_bytes`.
+  /// The card charges each allocation by whole units of `page_bytes`; those of at most half a unit share units.
   explicit DriverBooks(int64_t page_bytes) : page_bytes_(page_bytes) {}
 
   /// Books one call; `caller` is only looked at for allocations.

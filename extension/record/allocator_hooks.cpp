@@ -179,6 +179,19 @@ void attach_allocator_hooks() {
   allocator::attachAllocatorTraceTracker(on_trace);
 }
 
+void note_library_refusal(int device, int64_t bytes) noexcept try {
+  if (!recording()) return;
+  ThreadState& state = thread_state();
+  Event event = state.event(EventKind::out_of_memory);
+  event.address = allocator::get()->getMemoryInfo(static_cast<c10::DeviceIndex>(device)).first;
+  event.bytes = bytes;
+  event.device = static_cast<uint8_t>(device);
+  session().writer().write(event);
+  state.refusal = event;
+  on_refusal(device, 0, 0, 0);
+} catch (...) {
+}
+
 void write_memory_stats() noexcept try {
   if (!recording()) return;
   const ThreadState& state = thread_state();

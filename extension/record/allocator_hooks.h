@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 namespace oomdiag {
 
 /// Whether PyTorch's peak is clearly higher than when this was last true.
@@ -8,6 +10,10 @@ bool peak_has_grown() noexcept;
 /// Makes the caching allocator tell us of every allocation, free and segment, and of every OOM. It must be initialised,
 /// and this can not be undone. Throws what PyTorch throws where a backend has no such hooks.
 void attach_allocator_hooks();
+
+/// A library asked the virtual card itself for so many bytes, for a handle or its code, and was refused: written as an OOM of
+/// the op that runs. On the thread that asked.
+void note_library_refusal(int device, int64_t bytes) noexcept;
 
 /// Writes the allocator's own figures of every device that was used. For the end of the process.
 void write_memory_stats() noexcept;

@@ -81,6 +81,10 @@ void listen_to_virtual_device() {
   set([](const char* kind, const char* name) {
     std::string_view(kind) == "read" ? write_read() : write_note(kind, name);
   });
+  using RefusalObserver = void (*)(int, int64_t);
+  const auto set_for_refusals =
+      reinterpret_cast<void (*)(RefusalObserver)>(dlsym(RTLD_DEFAULT, "oomdiag_device_set_refusal_observer"));
+  if (set_for_refusals != nullptr) set_for_refusals(note_library_refusal);
 }
 
 // A child of fork owns nothing: the trace and its chunks stay the parent's, however the child ends.

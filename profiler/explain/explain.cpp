@@ -255,6 +255,25 @@ Described describe_step(const DeviceHistory& device) {
           .need = {.bytes = peak, .more_comes = rest.modules_to_come > 0}};
 }
 
+// Libraries ask the driver for what their handles, code and communicators take. The allocator does not know of it and gives
+// nothing up for it: cached bytes that are enough do not help.
+std::optional<Cause> find_cause_of_library(const DeviceHistory& device) {
+  const int64_t wanted = device.failure->requested_bytes;
+  const auto asker = std::ranges::find(device.driver_refusals, wanted, &OutsideOwner::bytes);
+  if (asker == device.driver_refusals.end()) return std::nullopt;
+  const Moment& moment = device.moment;
+  int64_t releasable = 0;  // what empty_cache() gives back: segments without a block in use
+  for (const SegmentLayout& segment : moment.segments) releasable += segment.used_bytes == 0 ? segment.bytes : 0;
+  return Cause{
+      .kind = CauseKind::workspace,
+      .short_by_bytes = std::max<int64_t>(0, wanted - moment.free_bytes),
+      .evidence = {{"requested_bytes", wanted},
+                   {"free_bytes", moment.free_bytes},
+                   {"cached_bytes", moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes},
+                   {"releasable_bytes", releasable}},
+      .holders = {*asker}};
+}
+
 // "AdamW" of "AdamW, group 1": the one with most parameters.
 std::string_view find_optimizer(const Moment& moment) {
   std::map<std::string_view, int64_t> bytes;
@@ -278,7 +297,9 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
   Findings findings;
   findings.growths = find_growth(device.curves);
   if (device.failure) {
-    findings.cause = find_cause(*device.failure, moment, settings, card, findings.growths, step.need);
+    const auto of_library = find_cause_of_library(device);
+    findings.cause =
+        of_library ? *of_library : find_cause(*device.failure, moment, settings, card, findings.growths, step.need);
   }
   findings.packing = measure_packing(moment, card.total_bytes);
   findings.needs_bytes = moment.outside_bytes + findings.packing.pack_bytes;

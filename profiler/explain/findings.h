@@ -49,7 +49,8 @@ struct Cause {
   CauseKind kind = CauseKind::capacity;
   int64_t short_by_bytes = 0;  ///< what is missing even if every cached byte could be used; 0 where nothing is
   std::vector<EvidenceBytes> evidence{};
-  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch: who has more than a process needs, largest first
+  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch: who has more than a process needs, largest
+                                        ///< first; of workspace: the library that asked the driver itself
   std::vector<PinnedSegment> pinned{};  ///< of fragmentation: largest holes first, at most 5
 
   bool operator==(const Cause&) const = default;

@@ -14,7 +14,7 @@ namespace oomdiag {
 namespace {
 
 constexpr std::string_view kPyTorchAllocator = "libc10_cuda.so";
-constexpr int64_t kPageBytes = int64_t{2} << 20;  // a virtual card charges each allocation by whole pages
+constexpr int64_t kPageBytes = int64_t{2} << 20;  // a virtual card charges what is above half a page by whole pages
 
 bool is_on_card(DriverMemory memory) {
   switch (memory) {
@@ -44,7 +44,7 @@ DriverAllocation read_allocation(const Trace& trace, const Event& event) {
                               .memory = memory_of(event),
                               .owner = trace.name(event.detail),
                               .announced = (event.flags & kDriverAnnounced) != 0};
-  if (trace.process.virtual_device && is_on_card(allocation.memory)) {
+  if (trace.process.virtual_device && is_on_card(allocation.memory) && allocation.bytes > kPageBytes / 2) {
     allocation.bytes = (allocation.bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   }
   return allocation;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "profiler/report/table.h"
 
@@ -19,6 +20,18 @@ std::string largest_holders(const ReportCause& cause) {
     text += fmt::format("{}{} {}", i == 0 ? ": " : ", ", printable(holder.owner, 40), with_unit(holder.bytes));
   }
   return text;
+}
+
+/// What people call the library that a driver's call came from.
+std::string name_of_library(const std::string& file) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"libcublas", "cuBLAS"},     {"libcudnn", "cuDNN"}, {"libcufft", "cuFFT"},         {"libcusolver", "cuSOLVER"},
+      {"libcusparse", "cuSPARSE"}, {"libnccl", "NCCL"},   {"libtorch_cuda", "a kernel"},
+  };
+  for (const auto& [begin, name] : kNames) {
+    if (file.starts_with(begin)) return std::string(name);
+  }
+  return printable(file, 40);
 }
 
 }  // namespace
@@ -76,6 +89,14 @@ std::string cause_text(const ReportOfDevice& device) {
   }
   if (cause.kind == "fraction_cap") {
     return fmt::format("fraction cap: the program may reserve {} only; the card had room", figure("allowed_bytes"));
+  }
+  if (cause.kind == "workspace" && !cause.holders.empty()) {
+    const bool can_release = bytes_of("releasable_bytes") >= std::max<int64_t>(cause.short_by_bytes, 1);
+    return fmt::format(
+        "workspace: {} wanted {} of the card itself, and {} were free; {}", name_of_library(cause.holders[0].owner),
+        figure("requested_bytes"), figure("free_bytes"),
+        can_release ? fmt::format("PyTorch caches {}: empty_cache() before gives it room", figure("releasable_bytes"))
+                    : "PyTorch must leave it room: set_per_process_memory_fraction()");
   }
   if (cause.kind == "workspace") {
     return fmt::format("workspace: a library wanted scratch space; short by {}", short_by);

@@ -64,7 +64,7 @@ def everything():
     own, collectives = extension(), nccl()
     own.take_device(100 * MIB)
     own.give_device(own.take_device(50 * MIB))
-    own.take_pool(30 * MIB)
+    own.take_pool(32 * MIB)
     own.give_pool(own.take_pool(10 * MIB))
     collectives.take_pages(64 * MIB)
     collectives.give_pages(collectives.take_pages(8 * MIB))
@@ -105,6 +105,20 @@ def library_in_the_way():
     try:
         torch.empty(1200 * MIB, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError:
+        sys.exit(9)
+
+
+def no_room_for_a_handle():
+    """PyTorch caches the whole card when the backward thread's cuBLAS asks for its own workspace."""
+    x = torch.ones(64, 64, device="cuda", requires_grad=True)
+    y = x @ x
+    free, _ = torch.cuda.mem_get_info()
+    rest = torch.empty((free >> 21) << 21, dtype=torch.uint8, device="cuda")
+    del rest
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        say(error=str(error))
         sys.exit(9)
 
 

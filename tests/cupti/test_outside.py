@@ -70,8 +70,9 @@ class OutsideTest(unittest.TestCase):
             ("context", "device"): 88080384,  # as the card's data file has them
             ("modules", "device"): 69206016,
             (EXTENSION, "device"): 100 * MIB,
-            (EXTENSION, "pool"): 30 * MIB,
+            (EXTENSION, "pool"): 32 * MIB,
             (NCCL, "handle"): 64 * MIB,
+            ("libcublas.so.13", "device"): in_pages(8519680),  # of the backward thread's handle
             (WORKSPACE, "device"): in_pages(3 * MIB + 1),
             ("process 999999999 trainer", "process"): 1073741824,
             ("process 999999998 xorg", "process"): 7340033,
@@ -101,6 +102,14 @@ class OutsideTest(unittest.TestCase):
         self.assertEqual(self.held(report)["unexplained", None], 0)
         self.assertEqual(report["driver_refusals"], [{"owner": NCCL, "kind": "device", "bytes": 3000 * MIB}])
         self.assertIn(f"held by others: {EXTENSION} 1.00 GiB, {NCCL} 200.00 MiB", done.stderr)
+
+    def test_a_handle_that_the_card_has_no_room_for_is_an_oom_like_others(self):
+        said, report, done = self.run_program("no_room_for_a_handle", memory="2GiB", exit_code=9)
+        self.assertIn("CUBLAS_STATUS_ALLOC_FAILED", said["error"])
+        self.assertEqual((report["outcome"], report["failure"]["node"], report["failure"]["requested_bytes"]), ("out_of_memory", "MmBackward0", 8519680))
+        self.assertEqual(report["cause"]["kind"], "workspace")
+        self.assertEqual([one["owner"] for one in report["cause"]["holders"]], ["libcublas.so.13"])
+        self.assertRegex(done.stderr, r"cuBLAS wanted 8.12 MiB of the card itself, and 0 B were free; PyTorch caches 1.\d+ GiB: empty_cache\(\)")
 
     def test_another_process_that_holds_what_is_missing_is_the_cause_by_pid_and_name(self):
         _, report, done = self.run_program("process_in_the_way", memory="2GiB", exit_code=9,

@@ -133,3 +133,58 @@ TEST_CASE("a guess reads back, as a kernel's", "[virtual_device]") {
   contents.copy(200, 100, 3);
   CHECK(read(contents, 200, 3, Origin::kernel) == "yes");
 }
+
+TEST_CASE("a number fills a range of any length, in parts and copies too", "[virtual_device]") {
+  Contents contents;
+  contents.fill(100, Pattern("abcd", 4), 1 << 30);
+  CHECK(read(contents, 100, 8, Origin::host) == "abcdabcd");
+  CHECK(read(contents, 103, 4, Origin::host) == "dabc");
+  contents.forget(100, 6);
+  CHECK(read(contents, 104, 6, Origin::kernel) == "..cdab");
+  contents.copy(50, 107, 3);
+  CHECK(read(contents, 50, 3, Origin::host) == "dab");
+  CHECK(Pattern("xyxy", 4).bytes() == 2);
+}
+
+TEST_CASE("whether all numbers of a range are one is known without reading them", "[virtual_device]") {
+  Contents contents;
+  std::string number(4, '?');
+  const auto look = [&](uintptr_t from, size_t bytes) { return contents.look(from, bytes, number.data(), 4); };
+  contents.fill(1000, Pattern("abcd", 4), 4000);
+  CHECK(look(1000, 4000) == Uniformity::known);
+  CHECK(look(1004, 100) == Uniformity::known);
+  CHECK(number == "abcd");
+  CHECK(look(1002, 8) == Uniformity::known);
+  CHECK(number == "cdab");
+  CHECK(look(996, 8) == Uniformity::unknown);
+  contents.fill(2000, Pattern("abcd", 4), 40);
+  CHECK(look(1000, 4000) == Uniformity::known);
+  contents.fill(2000, Pattern("abce", 4), 4);
+  CHECK(look(1000, 4000) == Uniformity::mixed);
+  contents.fill(6000, Pattern("abcdefgh", 8), 80);
+  CHECK(look(6000, 80) == Uniformity::mixed);
+  contents.fill(6000, Pattern("abcd", 4), 80, Origin::kernel);
+  CHECK(look(6000, 80) == Uniformity::guess);
+  const std::string bulk(kMostPieceBytes + 1, 'x');
+  contents.write(1 << 30, bulk.data(), bulk.size());
+  CHECK(look(1 << 30, 400) == Uniformity::dropped);
+}
+
+TEST_CASE("a kernel that was given an address may have written what was written there at once", "[virtual_device]") {
+  Contents contents;
+  write(contents, 100, "abcd");
+  write(contents, 104, "efgh");
+  contents.forget_whole(101);
+  CHECK(read(contents, 100, 8, Origin::kernel) == "....efgh");
+  contents.forget_whole(90);
+  CHECK(read(contents, 104, 4, Origin::host) == "efgh");
+}
+
+TEST_CASE("what was dropped for others makes room for what comes later", "[virtual_device]") {
+  Contents contents;
+  const std::string piece(256 << 10, 'x');
+  for (uintptr_t i = 1; i <= 2000; ++i) contents.write(i << 30, piece.data(), piece.size());
+  for (uintptr_t i = 1; i <= 2000; ++i) contents.forget(i << 30, piece.size());
+  contents.write(1 << 20, piece.data(), piece.size());
+  CHECK(read(contents, 1 << 20, 3, Origin::host) == "xxx");
+}

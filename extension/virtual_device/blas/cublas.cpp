@@ -6,6 +6,7 @@
 #include <cublas_v2.h>
 
 #include <cstring>
+#include <memory>
 
 #include "extension/virtual_device/blas/handle.h"
 #include "extension/virtual_device/driver/device.h"
@@ -55,10 +56,13 @@ extern "C" int oomdiag_compute(void* handle) { return submit(static_cast<cublasH
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasCreate_v2(cublasHandle_t* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
   if (oomdiag_device_use_library()) return CUBLAS_STATUS_NOT_INITIALIZED;
-  *handle = reinterpret_cast<cublasHandle_t>(new oomdiag::BlasHandle);
+  auto made = std::make_unique<oomdiag::BlasHandle>();
+  if (oomdiag::allocate_workspace(*made)) return CUBLAS_STATUS_ALLOC_FAILED;
+  *handle = reinterpret_cast<cublasHandle_t>(made.release());
   return CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasDestroy_v2(cublasHandle_t handle) {
+  if (handle && find_handle(handle)->workspace) cuMemFree(find_handle(handle)->workspace);
   delete find_handle(handle);
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cublas_v2.h>
+#include <cuda.h>
 
 namespace oomdiag {
 
@@ -11,9 +12,14 @@ struct BlasHandle {
   cublasPointerMode_t pointer_mode = CUBLAS_POINTER_MODE_HOST;
   cublasAtomicsMode_t atomics_mode = CUBLAS_ATOMICS_NOT_ALLOWED;
   int multiprocessors = 0;
+  CUdeviceptr workspace = 0;  ///< its own, whatever the program gives it
 };
 
 inline BlasHandle* find_handle(cublasHandle_t handle) { return reinterpret_cast<BlasHandle*>(handle); }
+
+/// The workspace that cuBLAS gives each handle. What a card's data file says of the first kernels includes that of the first
+/// handle. Made on the current device.
+CUresult allocate_workspace(BlasHandle& handle);
 
 /// Operations in 32 bits of `batch` products [m, k] x [k, n]: half precision runs on tensor cores, by the CUDA programming
 /// guide's tables eight times as fast.

@@ -105,7 +105,10 @@ extern "C" int oomdiag_compute(void* handle) { return oomdiag::submit_work(stati
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
-  if (oomdiag_device_use_library()) return CUDNN_STATUS_NOT_INITIALIZED;
+  if (const CUresult error = oomdiag_device_use_library()) {
+    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+                                             : CUDNN_STATUS_NOT_INITIALIZED;
+  }
   int ordinal = 0;
   cudaGetDevice(&ordinal);
   cudnnBackendDescriptor_t description = nullptr;

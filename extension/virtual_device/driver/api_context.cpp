@@ -27,7 +27,7 @@ OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsign
   const Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   if (flags) *flags = 0;
-  *active = device->has_context.load(std::memory_order_relaxed);
+  *active = !oomdiag::is_forked_child() && device->has_context.load(std::memory_order_relaxed);
   return CUDA_SUCCESS;
 }
 
@@ -36,7 +36,7 @@ OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevi
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  oomdiag::make_context(*device);
+  if (const CUresult error = oomdiag::make_context(*device)) return error;
   *context = context_of(device);
   return CUDA_SUCCESS;
 }
@@ -99,25 +99,21 @@ OOMDIAG_ENTRY_POINT CUresult cuCtxGetStreamPriorityRange(int* least, int* greate
   return CUDA_SUCCESS;
 }
 
-/// The defaults that cuda.h and the programming guide give for a stack and the two heaps.
 OOMDIAG_ENTRY_POINT CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
-  switch (static_cast<int>(limit)) {
-    case CU_LIMIT_STACK_SIZE:
-      *value = 1024;
-      return CUDA_SUCCESS;
-    case CU_LIMIT_PRINTF_FIFO_SIZE:
-      *value = 1 << 20;
-      return CUDA_SUCCESS;
-    case CU_LIMIT_MALLOC_HEAP_SIZE:
-      *value = 8 << 20;
-      return CUDA_SUCCESS;
-    default:
-      *value = 0;
-      return CUDA_SUCCESS;
-  }
+  const Device* device = current_device();
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (limit < 0 || limit >= CU_LIMIT_MAX) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  std::lock_guard guard(oomdiag::memory_lock());
+  *value = device->limits.values[limit];
+  return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuCtxSetLimit(CUlimit, size_t) { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (limit < 0 || limit >= CU_LIMIT_MAX) return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  return oomdiag::set_limit(*current_device(), limit, value);
+}
+
 OOMDIAG_ENTRY_POINT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned) {
   Device* device = current_device();
   if (!device || !peer) return CUDA_ERROR_INVALID_CONTEXT;
@@ -150,6 +146,5 @@ CUresult oomdiag_device_use_library() {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = current_device();
   if (!device) return CUDA_ERROR_INVALID_CONTEXT;
-  oomdiag::load_kernels(*device);
-  return CUDA_SUCCESS;
+  return oomdiag::load_kernels(*device);
 }

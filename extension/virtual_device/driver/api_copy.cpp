@@ -4,6 +4,7 @@
 
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/contents.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -45,28 +46,42 @@ CUresult check_captured_copy(CUstream handle, const void* to, const void* from) 
   return oomdiag::invalidate_capture(*stream);
 }
 
+/// Does it now, or, on a stream that is being captured, whenever the graph runs.
+template <typename Act>
+void act_on(oomdiag::Stream& stream, Act act) {
+  std::unique_lock guard(oomdiag::stream_lock(), std::defer_lock);
+  if (oomdiag::is_any_capturing()) guard.lock();
+  if (guard.owns_lock() && stream.capture) {
+    stream.capture->graph->body->actions.push_back(act);
+    return;
+  }
+  if (guard.owns_lock()) guard.unlock();
+  act();
+}
+
 CUresult copy_on(CUstream stream, void* to, const void* from, size_t bytes) {
   if (const CUresult error = check_captured_copy(stream, to, from)) return error;
   oomdiag::Stream* found = oomdiag::find_stream(stream);
   if (!found) return CUDA_ERROR_INVALID_CONTEXT;
   oomdiag::capture_work(*found, CU_GRAPH_NODE_TYPE_MEMCPY);
   pass_time(*found, to, from, bytes);
-  oomdiag_device_copy(to, from, bytes);
+  act_on(*found, [to, from, bytes] { oomdiag_device_copy(to, from, bytes); });
   return CUDA_SUCCESS;
 }
 
-CUresult set_on(CUstream stream, CUdeviceptr to, int value, size_t bytes) {
+/// Sets numbers of 1 or 4 bytes, on a card or in memory of the host.
+void set_numbers(CUdeviceptr to, unsigned value, size_t number_bytes, size_t count) {
+  const auto range = oomdiag::find_range(pointer(to));
+  if (range && range->kind == oomdiag::MemoryKind::device) {
+    return oomdiag_device_fill_numbers(pointer(to), count * number_bytes, &value, number_bytes, false);
+  }
+  oomdiag::Pattern(&value, number_bytes).repeat(pointer(to), 0, count * number_bytes);
+}
+
+CUresult set_on(CUstream stream, CUdeviceptr to, unsigned value, size_t number_bytes, size_t count) {
   if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEMSET)) return error;
-  oomdiag_device_fill(pointer(to), value, bytes);
+  act_on(*oomdiag::find_stream(stream), [=] { set_numbers(to, value, number_bytes, count); });
   return CUDA_SUCCESS;
-}
-
-/// A word of four equal bytes is a byte fill, which all that matters is (zero); another pattern is forgotten, and
-/// noted.
-CUresult set_words_on(CUstream stream, CUdeviceptr to, unsigned value, size_t words) {
-  const unsigned byte = value & 0xffu;
-  if (value != byte * 0x01010101u) oomdiag_device_note("unsupported", "cuMemsetD32 of a pattern");
-  return set_on(stream, to, static_cast<int>(byte), words * 4);
 }
 
 }  // namespace
@@ -98,14 +113,14 @@ OOMDIAG_ENTRY_POINT CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from,
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t bytes) {
-  return set_on(nullptr, to, value, bytes);
+  return set_on(nullptr, to, value, 1, bytes);
 }
 OOMDIAG_ENTRY_POINT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
-  return set_on(stream, to, value, bytes);
+  return set_on(stream, to, value, 1, bytes);
 }
 OOMDIAG_ENTRY_POINT CUresult cuMemsetD32(CUdeviceptr to, unsigned value, size_t words) {
-  return set_words_on(nullptr, to, value, words);
+  return set_on(nullptr, to, value, 4, words);
 }
 OOMDIAG_ENTRY_POINT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t words, CUstream stream) {
-  return set_words_on(stream, to, value, words);
+  return set_on(stream, to, value, 4, words);
 }

@@ -226,7 +226,7 @@ const char* oomdiag_device_cudnn_description(int ordinal) {
 }
 
 bool oomdiag_device_describe(int index, oomdiag_card* card) {
-  oomdiag::initialize_devices();  // that no card is visible to CUDA does not hide it here
+  oomdiag::read_machine();  // that no card is visible to CUDA does not hide it here
   const Device* device = oomdiag::find_installed(index);
   if (!device) return false;
   *card = {.name = device->card.name.c_str(),
@@ -248,7 +248,7 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
   for (unsigned i = 0; oomdiag_device_neighbour(index, i, &pid, &held, &name); ++i) {
     processes.push_back({.pid = static_cast<pid_t>(pid), .bytes = held});
   }
-  if (device->has_context) processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->used_bytes});
+  if (device->has_context) processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->ledger.held()});
   const int count = static_cast<int>(processes.size());
   for (int i = 0; i < std::min(count, room); ++i) {
     pids[i] = processes[static_cast<size_t>(i)].pid;

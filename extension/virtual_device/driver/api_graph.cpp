@@ -5,12 +5,17 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 
+#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/graph.h"
+#include "extension/virtual_device/driver/small_heap.h"
 
+using oomdiag::current_device;
+using oomdiag::Device;
 using oomdiag::find_graph;
 using oomdiag::find_stream;
 using oomdiag::Graph;
@@ -23,6 +28,8 @@ namespace {
 
 struct Executable {
   std::shared_ptr<GraphBody> body;
+  Device* device = nullptr;
+  int64_t bytes = 0;  ///< of the card
 };
 
 GraphNode* find_node(CUgraphNode handle) { return reinterpret_cast<GraphNode*>(handle); }
@@ -50,9 +57,28 @@ CUresult give_nodes(const List& list, ToPointer to_pointer, CUgraphNode* nodes, 
   return CUDA_SUCCESS;
 }
 
+/// All executables of a card together hold whole pages.
+bool resize_graphs(Device& device, int64_t more) {
+  std::lock_guard guard(oomdiag::memory_lock());
+  const int64_t sum = device.graph_bytes + more;
+  const int64_t pages = oomdiag::round_to_pages(sum) - oomdiag::round_to_pages(device.graph_bytes);
+  if (pages > 0 && !oomdiag::take(device, oomdiag::Holder::graphs, pages)) return false;
+  if (pages < 0) oomdiag::give_back(device, oomdiag::Holder::graphs, -pages);
+  device.graph_bytes = sum;
+  return true;
+}
+
 CUresult instantiate(CUgraphExec* executable, CUgraph graph) {
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  *executable = reinterpret_cast<CUgraphExec>(new Executable{find_graph(graph)->body});
+  auto made = std::make_unique<Executable>(Executable{.body = find_graph(graph)->body, .device = current_device()});
+  if (!made->device) return CUDA_ERROR_INVALID_CONTEXT;
+  made->bytes = made->body->executable_bytes();
+  if (made->bytes > 0) oomdiag_device_note("estimate", "memory of captured CUDA graphs");
+  if (!resize_graphs(*made->device, made->bytes)) {
+    oomdiag::tell_refusal(made->bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *executable = reinterpret_cast<CUgraphExec>(made.release());
   return CUDA_SUCCESS;
 }
 
@@ -175,14 +201,18 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphInstantiateWithParams(CUgraphExec* executabl
 
 OOMDIAG_ENTRY_POINT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
   if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_GRAPH)) return error;
-  oomdiag::add_time(*find_stream(stream), reinterpret_cast<Executable*>(executable)->body->time_ns);
+  const auto body = reinterpret_cast<Executable*>(executable)->body;
+  oomdiag::add_time(*find_stream(stream), body->time_ns);
+  for (const auto& act : body->actions) act();
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuGraphUpload(CUgraphExec, CUstream) { return CUDA_SUCCESS; }
 
 OOMDIAG_ENTRY_POINT CUresult cuGraphExecDestroy(CUgraphExec executable) {
   std::lock_guard guard(oomdiag::stream_lock());
-  delete reinterpret_cast<Executable*>(executable);
+  auto* gone = reinterpret_cast<Executable*>(executable);
+  resize_graphs(*gone->device, -gone->bytes);
+  delete gone;
   return CUDA_SUCCESS;
 }
 

@@ -3,26 +3,55 @@
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <atomic>
+#include <cstring>
 #include <string>
+#include <string_view>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/errors.h"
 
 namespace {
 
-/// This library itself: a lookup in the global scope could find another libcuda, or the recorder's shim.
-void* own_library() {
+/// A form of a function and the CUDA version that brought it; the newest form that a program's version has is its own.
+struct Form {
+  std::string_view function;
+  int version;
+  const char* symbol;
+};
+constexpr Form kForms[] = {
+#include "driver_versions.inc"
+};
+
+/// This library itself: a lookup in the global scope could find another libcuda, or the recorder's shim. Stubs are found, too:
+/// they answer "not supported".
+void* find_symbol(const char* symbol) {
   static void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  return library ? library : RTLD_DEFAULT;
+  return dlsym(library ? library : RTLD_DEFAULT, symbol);
 }
 
-/// The newest version of a function, as headers of CUDA 13 name it; stubs count as present, they answer "not
-/// supported".
-void* find_function(const char* name) {
-  for (const char* version : {"_v4", "_v3", "_v2", ""}) {
-    if (void* function = dlsym(own_library(), (std::string(name) + version).c_str())) return function;
+/// What per-thread default streams would change is nothing here: the variants for them are the plain forms.
+void* find_function(std::string_view name, int version, CUdriverProcAddressQueryResult& status) {
+  const Form* newest = nullptr;
+  bool is_known = false;
+  for (const Form& form : kForms) {
+    if (form.function != name) continue;
+    is_known = true;
+    if (form.version <= version) newest = &form;  // ascending
   }
-  return nullptr;
+  void* found = newest ? find_symbol(newest->symbol) : is_known ? nullptr : find_symbol(std::string(name).c_str());
+  status = found      ? CU_GET_PROC_ADDRESS_SUCCESS
+           : is_known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                      : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  return found;
+}
+
+/// The file name of the library whose code called us. Lives as long as the process.
+const char* name_caller(const void* address) {
+  Dl_info info{};
+  const char* path = dladdr(address, &info) && info.dli_fname ? info.dli_fname : "a program";
+  const char* slash = std::strrchr(path, '/');
+  return strdup(slash ? slash + 1 : path);
 }
 
 CUresult answer(const char* (*pick)(const oomdiag::ErrorText&), CUresult code, const char** text) {
@@ -33,10 +62,11 @@ CUresult answer(const char* (*pick)(const oomdiag::ErrorText&), CUresult code, c
 
 }  // namespace
 
-OOMDIAG_ENTRY_POINT CUresult cuGetProcAddress(const char* name, void** function, int, cuuint64_t,
+OOMDIAG_ENTRY_POINT CUresult cuGetProcAddress(const char* name, void** function, int version, cuuint64_t,
                                               CUdriverProcAddressQueryResult* status) {
-  *function = find_function(name);
-  if (status) *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+  CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SUCCESS;
+  *function = find_function(name, version, found);
+  if (status) *status = found;
   return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
@@ -45,10 +75,14 @@ OOMDIAG_ENTRY_POINT CUresult cuGetProcAddress(const char* name, void** function,
   return cuGetProcAddress_v2(name, function, version, flags, nullptr);
 }
 
-/// Undocumented tables are never served: NVIDIA libraries with a runtime of their own then fail
-/// cleanly.
+/// Undocumented tables are never served: libraries that bring a CUDA runtime of their own fail cleanly, and are named.
 OOMDIAG_ENTRY_POINT CUresult cuGetExportTable(const void** table, const CUuuid*) {
+  static std::atomic<bool> is_told = false;
   *table = nullptr;
+  if (is_told.exchange(true)) return CUDA_ERROR_NOT_FOUND;
+  const char* caller = name_caller(__builtin_return_address(0));
+  const std::string text = std::string(caller) + ", which brings a CUDA runtime of its own";
+  oomdiag_device_note("unsupported", strdup(text.c_str()));
   return CUDA_ERROR_NOT_FOUND;
 }
 

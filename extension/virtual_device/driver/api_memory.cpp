@@ -30,7 +30,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemGetInfo(size_t* free_bytes, size_t* total_byte
   Device* device = current_device();
   if (!device) return CUDA_ERROR_INVALID_CONTEXT;
   const int64_t total = device->card.total_bytes;
-  if (free_bytes) *free_bytes = static_cast<size_t>(total - oomdiag::count_used_bytes(*device));
+  if (free_bytes) *free_bytes = static_cast<size_t>(oomdiag::count_free_bytes(*device));
   if (total_bytes) *total_bytes = static_cast<size_t>(total);
   return CUDA_SUCCESS;
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "extension/virtual_device/driver/arguments.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -113,7 +114,8 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction) {
 
 OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                             unsigned block_x, unsigned block_y, unsigned block_z, unsigned,
-                                            CUstream stream, void**, void**) {
+                                            CUstream stream, void** arguments, void**) {
+  oomdiag::forget_arguments(arguments);
   return oomdiag_device_launch(stream, count(grid_x, grid_y, grid_z) * count(block_x, block_y, block_z));
 }
 OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,

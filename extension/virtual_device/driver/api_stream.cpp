@@ -52,7 +52,9 @@ namespace {
 CUresult submit(CUstream handle, CUgraphNodeType type, const oomdiag::Work& work) {
   Stream* stream = find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
-  if (type == CU_GRAPH_NODE_TYPE_KERNEL) oomdiag::load_kernels(*stream->device);
+  if (type == CU_GRAPH_NODE_TYPE_KERNEL) [[likely]] {
+    if (const CUresult error = oomdiag::load_kernels(*stream->device)) return error;
+  }
   oomdiag::capture_work(*stream, type);
   oomdiag::add_work(*stream, work);
   return CUDA_SUCCESS;

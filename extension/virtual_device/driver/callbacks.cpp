@@ -1,11 +1,25 @@
 #include "extension/virtual_device/driver/callbacks.h"
 
 #include <atomic>
+#include <utility>
+
+#include "extension/virtual_device/driver/device.h"
 
 namespace {
 
 std::atomic<OomdiagCallback> told = nullptr;
 thread_local bool inside = false;
+
+void tell_failed_allocation(int64_t bytes) {
+  const OomdiagCallback callback = told.load(std::memory_order_acquire);
+  if (!callback) return;
+  CUdeviceptr none = 0;
+  const cuMemAlloc_v2_params params{.dptr = &none, .bytesize = static_cast<size_t>(bytes)};
+  const CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  for (const CUresult* end : {static_cast<const CUresult*>(nullptr), &result}) {
+    callback(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2, "cuMemAlloc_v2", &params, end);
+  }
+}
 
 }  // namespace
 
@@ -18,6 +32,13 @@ bool is_observed() noexcept { return !inside && told.load(std::memory_order_acqu
 void tell_resource(CUpti_CallbackIdResource what, const void* context) {
   const OomdiagCallback callback = told.load(std::memory_order_acquire);
   if (callback) callback(CUPTI_CB_DOMAIN_RESOURCE, static_cast<CUpti_CallbackId>(what), "", context, nullptr);
+}
+
+void tell_refusal(int64_t bytes) {
+  const bool was_inside = std::exchange(inside, true);
+  tell_failed_allocation(bytes);
+  inside = was_inside;
+  oomdiag_device_note_refusal(bytes);
 }
 
 ObservedCall::ObservedCall(CUpti_CallbackId id, const char* name, const void* params)

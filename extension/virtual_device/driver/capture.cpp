@@ -82,6 +82,11 @@ bool forbids_unsafe_call(const Capture& capture) {
 
 bool is_any_capturing() noexcept { return live_count.load(std::memory_order_relaxed) > 0; }
 
+void capture_action(const std::function<void()>& action) {
+  std::lock_guard guard(stream_lock());
+  for (Capture* capture : live) capture->graph->body->actions.push_back(action);
+}
+
 CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, Graph* graph, std::vector<GraphNode*> dependencies) {
   std::lock_guard guard(stream_lock());
   Stream* stream = find_stream(handle);

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -29,6 +30,9 @@ CUresult end_capture(CUstream stream, CUgraph* graph);
 
 /// Whether any stream of the process is being captured: one atomic load, for the paths that ask on every launch.
 bool is_any_capturing() noexcept;
+
+/// Adds what every graph that is being captured will do with contents.
+void capture_action(const std::function<void()>& action);
 
 /// Adds a node to the stream's capture, if it has one.
 void capture_work(Stream& stream, CUgraphNodeType type);

@@ -6,9 +6,24 @@
 
 namespace oomdiag {
 
+Pattern::Pattern(const void* number, size_t bytes) : bytes_(bytes) {
+  std::memcpy(number_.data(), number, bytes);
+  while (bytes_ > 1 && std::memcmp(number_.data(), number_.data() + bytes_ / 2, bytes_ / 2) == 0) bytes_ /= 2;
+}
+
+void Pattern::repeat(void* to, size_t from, size_t bytes) const {
+  char* target = static_cast<char*>(to);
+  if (bytes_ == 1) {
+    std::memset(target, number_[0], bytes);
+    return;
+  }
+  for (size_t i = 0; i < bytes; ++i) target[i] = number_[(from + i) % bytes_];
+}
+
 Contents::Piece Contents::cut(const Piece& piece, size_t from, size_t bytes) {
   Piece part{.bytes = bytes,
-             .value = piece.value,
+             .pattern = piece.pattern,
+             .phase = (piece.phase + from) % piece.pattern.bytes(),
              .is_dropped = piece.is_dropped,
              .is_guess = piece.is_guess,
              .promise = piece.promise,
@@ -58,10 +73,11 @@ void Contents::drop(Piece& piece) {
 }
 
 void Contents::keep_within_bounds() {
-  while (kept_bytes_ > kMostBytes) {
-    most_piece_bytes_ /= 2;
+  if (kept_bytes_ <= kMostBytes) return;
+  for (size_t most = kMostPieceBytes / 2; most > 0; most /= 2) {
     for (auto& [at, piece] : pieces_) {
-      if (piece.data.size() > most_piece_bytes_) drop(piece);
+      if (kept_bytes_ <= kMostBytes / 4 * 3) return;
+      if (piece.data.size() > most) drop(piece);
     }
   }
 }
@@ -69,7 +85,7 @@ void Contents::keep_within_bounds() {
 void Contents::write(uintptr_t to, const void* from, size_t bytes, Origin origin) {
   std::lock_guard guard(lock_);
   erase(to, bytes);
-  Piece piece{.bytes = bytes, .is_dropped = bytes > most_piece_bytes_, .is_guess = origin == Origin::kernel};
+  Piece piece{.bytes = bytes, .is_dropped = bytes > kMostPieceBytes, .is_guess = origin == Origin::kernel};
   const char* begin = static_cast<const char*>(from);
   if (!piece.is_dropped) piece.data.assign(begin, begin + bytes);
   add(to, std::move(piece));
@@ -77,14 +93,27 @@ void Contents::write(uintptr_t to, const void* from, size_t bytes, Origin origin
 }
 
 void Contents::fill(uintptr_t to, int value, size_t bytes) {
+  const char byte = static_cast<char>(value);
+  fill(to, Pattern(&byte, 1), bytes);
+}
+
+void Contents::fill(uintptr_t to, const Pattern& pattern, size_t bytes, Origin origin) {
   std::lock_guard guard(lock_);
   erase(to, bytes);
-  add(to, {.bytes = bytes, .value = static_cast<char>(value)});
+  add(to, {.bytes = bytes, .pattern = pattern, .is_guess = origin == Origin::kernel});
 }
 
 void Contents::forget(uintptr_t at, size_t bytes) {
   std::lock_guard guard(lock_);
   if (!pieces_.empty()) erase(at, bytes);
+}
+
+void Contents::forget_whole(uintptr_t at) {
+  std::lock_guard guard(lock_);
+  const auto entry = first_overlap(at);
+  if (entry == pieces_.end() || entry->first > at) return;
+  kept_bytes_ -= entry->second.data.size();
+  pieces_.erase(entry);
 }
 
 void Contents::copy(uintptr_t to, uintptr_t from, size_t bytes) {
@@ -164,13 +193,33 @@ Origin Contents::origin(uintptr_t from, size_t bytes) {
 
 void Contents::clear_by_writing(void* to, size_t bytes) { std::memset(to, 0, bytes); }
 
+Uniformity Contents::look(uintptr_t from, size_t bytes, void* number, size_t number_bytes) {
+  const auto guard = settle(from, bytes);
+  std::array<char, 16> first{};
+  size_t covered = 0;
+  Uniformity result = Uniformity::known;
+  for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
+    std::array<char, 16> here{};
+    const size_t period = piece.pattern.bytes();
+    const bool is_long = period > number_bytes || number_bytes > here.size();
+    if (!is_long) piece.pattern.repeat(here.data(), piece.phase + in_piece + period - in_range % period, number_bytes);
+    if (covered == 0) first = here;
+    if (piece.is_guess && result == Uniformity::known) result = Uniformity::guess;
+    if (piece.is_dropped && result != Uniformity::mixed) result = Uniformity::dropped;
+    if (!piece.data.empty() || is_long || here != first) result = Uniformity::mixed;
+    covered += count;
+  });
+  std::memcpy(number, first.data(), std::min(number_bytes, first.size()));
+  return covered < bytes ? Uniformity::unknown : result;
+}
+
 Origin Contents::read(uintptr_t from, void* to, size_t bytes, void (*clear)(void* to, size_t bytes)) {
   const auto guard = settle(from, bytes);
   clear(to, bytes);
   for_overlaps(from, bytes, [&](const Piece& piece, size_t in_piece, size_t in_range, size_t count) {
     char* target = static_cast<char*>(to) + in_range;
     if (piece.data.empty()) {
-      std::memset(target, piece.value, count);
+      piece.pattern.repeat(target, piece.phase + in_piece, count);
     } else {
       std::memcpy(target, piece.data.data() + in_piece, count);
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -12,10 +13,10 @@
 // tensors, constants, the counts that DDP compares. It must read back, or programs that look at their own numbers go
 // astray. Everything else reads as zeros, and who reads it is told that it came from a kernel (notes.cpp).
 //
-// Known ranges lie in a map by address: bytes, or one byte for a memset. A copy above kMostPieceBytes is bulk data, a
-// batch or a weight, which no program branches on: it is known to be the host's, and its bytes are not kept. When all
-// kept bytes together pass kMostBytes, the bound for one copy is halved and the larger ones are dropped, so that the host
-// needs little memory however large the card is.
+// Known ranges lie in a map by address: bytes, or one number that fills the range, however long it is. A copy above
+// kMostPieceBytes is bulk data, a batch or a weight, which no program branches on: it is known to be the host's, and its bytes
+// are not kept. When all kept bytes together pass kMostBytes, the largest are dropped, so that the host needs little memory
+// however large the card is.
 //
 // What another process sends is promised: whoever looks at it waits, and nobody else does.
 //
@@ -26,6 +27,30 @@ namespace oomdiag {
 
 inline constexpr size_t kMostPieceBytes = 4 << 20;
 inline constexpr size_t kMostBytes = 256 << 20;
+
+/// A number of 1, 2, 4, 8 or 16 bytes that fills a range: the shortest that does.
+class Pattern {
+ public:
+  Pattern() = default;
+  Pattern(const void* number, size_t bytes);
+
+  size_t bytes() const { return bytes_; }
+  /// Writes `bytes` of it, of which the first is the number's byte `from`.
+  void repeat(void* to, size_t from, size_t bytes) const;
+
+ private:
+  std::array<char, 16> number_{};
+  size_t bytes_ = 1;
+};
+
+/// What is known of the numbers in a range.
+enum class Uniformity {
+  mixed,    ///< they differ
+  known,    ///< all are one that the host wrote, or that follows from what it wrote
+  guess,    ///< all are one that was guessed
+  dropped,  ///< the host wrote them, and they were not kept
+  unknown,  ///< of some nothing is known
+};
 
 /// How the bytes of a range came about. Of several, the last named in this order is told.
 enum class Origin { host, dropped, kernel };
@@ -55,13 +80,19 @@ class Contents {
   /// What the host wrote, or what is taken for a kernel's.
   void write(uintptr_t to, const void* from, size_t bytes, Origin origin = Origin::host);
   void fill(uintptr_t to, int value, size_t bytes);
+  void fill(uintptr_t to, const Pattern& pattern, size_t bytes, Origin origin = Origin::host);
   void forget(uintptr_t at, size_t bytes);
+  /// What holds `at`, as far as it was written at once.
+  void forget_whole(uintptr_t at);
   void promise(uintptr_t to, std::shared_ptr<Promise> promise);
 
   /// Device to device.
   void copy(uintptr_t to, uintptr_t from, size_t bytes);
 
   Origin origin(uintptr_t from, size_t bytes);
+
+  /// Whether numbers of `number_bytes` are all one, which is written to `number`. Waits for what is promised.
+  Uniformity look(uintptr_t from, size_t bytes, void* number, size_t number_bytes);
 
   /// Gives what is known, and zeros for the rest, which `clear` writes first. Waits for what is promised.
   Origin read(uintptr_t from, void* to, size_t bytes, void (*clear)(void* to, size_t bytes) = clear_by_writing);
@@ -70,8 +101,9 @@ class Contents {
  private:
   struct Piece {
     size_t bytes = 0;
-    std::vector<char> data{};  ///< empty: all bytes are `value`
-    char value = 0;
+    std::vector<char> data{};  ///< empty: `pattern`, from its byte `phase` on
+    Pattern pattern{};
+    size_t phase = 0;
     bool is_dropped = false;
     bool is_guess = false;
     std::shared_ptr<Promise> promise{};  ///< what it will be, from `offset` on
@@ -94,7 +126,6 @@ class Contents {
   std::mutex lock_;
   Pieces pieces_;
   size_t kept_bytes_ = 0;
-  size_t most_piece_bytes_ = kMostPieceBytes;
 };
 
 }  // namespace oomdiag

@@ -16,6 +16,13 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_set_observer(void (*on_note)(const char*
 /// Notes a fact once per process. Both strings must live as long as the process.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name);
 
+/// Calls `on_refusal` whenever a card has no room for what a library or the driver itself needs: a context, code, a handle's
+/// workspace, a communicator's buffers, a graph. Called on the thread that asked, under no lock of ours; null stops it.
+OOMDIAG_ENTRY_POINT void oomdiag_device_set_refusal_observer(void (*on_refusal)(int device, int64_t bytes));
+
+/// Tells of such a refusal on the current device.
+OOMDIAG_ENTRY_POINT void oomdiag_device_note_refusal(int64_t bytes);
+
 /// Notes that the host reads what a kernel should have written.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note_read();
 
@@ -37,6 +44,31 @@ OOMDIAG_ENTRY_POINT CUresult oomdiag_device_check_capture();
 OOMDIAG_ENTRY_POINT void oomdiag_device_copy(void* to, const void* from, size_t bytes);
 OOMDIAG_ENTRY_POINT void oomdiag_device_fill(void* to, int value, size_t bytes);
 
+/// Fills with a number of 1, 2, 4, 8 or 16 bytes; `is_guess`: who looks is told that a kernel wrote it.
+OOMDIAG_ENTRY_POINT void oomdiag_device_fill_numbers(void* to, size_t bytes, const void* number, size_t number_bytes,
+                                                     bool is_guess);
+
+/// Whether all numbers there are one, which is written to `number`: 0 they differ, 1 known, 2 a guess, 3 bulk data of the host,
+/// which was not kept, 4 not known. Waits for what is promised.
+OOMDIAG_ENTRY_POINT int oomdiag_device_look(const void* from, size_t bytes, void* number, size_t number_bytes);
+
+/// The next number of 4 or 8 bytes that this thread reads from what no host wrote is `number`: a size that an operator works
+/// out on the card and asks for. `is_known`: nobody is told. Negative: no more.
+OOMDIAG_ENTRY_POINT void oomdiag_device_expect(int64_t number, bool is_known);
+
+/// Above 0, what the kernels that this thread launches write is known by the operator that launches them; at 0 they may write
+/// wherever they are given a pointer to. Gives what was set before.
+OOMDIAG_ENTRY_POINT int oomdiag_device_set_known_kernels(int depth);
+
+/// What a kernel was given may have been written, unless that is known: as cuLaunchKernel has its arguments.
+OOMDIAG_ENTRY_POINT void oomdiag_device_note_arguments(void* const* arguments);
+
+/// Whether work is being captured into a graph, which nothing does now.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_is_capturing();
+
+/// The work that is being captured will overwrite the range, whenever the graph runs.
+OOMDIAG_ENTRY_POINT void oomdiag_device_overwritten_at_replay(void* begin, size_t bytes);
+
 /// Whether the host wrote all of it. Waits for what is promised.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_knows(const void* from, size_t bytes);
 
@@ -53,6 +85,9 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_promise(void* to, size_t bytes, bool (*f
 
 /// What the host wrote there is forgotten: the block has a new owner.
 OOMDIAG_ENTRY_POINT void oomdiag_device_forget(void* block, size_t bytes);
+
+/// The same for what holds `at`, as far as it was written at once: a kernel was given a pointer to it.
+OOMDIAG_ENTRY_POINT void oomdiag_device_forget_whole(const void* at);
 
 /// Whether what the host writes is kept.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_keeps_contents();

@@ -13,7 +13,6 @@
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/shared_cards.h"
 #include "extension/virtual_device/driver/uuid.h"
 
@@ -89,40 +88,54 @@ void pick_visible() {
   }
 }
 
-int64_t bytes_of_others(int index) noexcept { return count_bytes_of_others(index) + neighbour_bytes(index); }
-
-/// What is taken or given back whether there is room or not.
-void take_always(Device& device, int64_t bytes) noexcept {
-  device.used_bytes += bytes;
-  publish_own_bytes(device.index, device.used_bytes);
+/// What is taken of a card once and for ever: its context, its first code. `is_there` says that it was.
+CUresult take_once(Device& device, std::atomic<bool>& is_there, Holder holder, int64_t bytes,
+                   CUpti_CallbackIdResource what) {
+  {
+    std::lock_guard guard(memory_lock());
+    if (is_there) return CUDA_SUCCESS;
+    is_there = take(device, holder, bytes);
+  }
+  if (!is_there) tell_refusal(bytes);
+  if (!is_there) return CUDA_ERROR_OUT_OF_MEMORY;
+  tell_resource(what, &device);
+  return CUDA_SUCCESS;
 }
 
-CUresult load_devices() {
+void read_cards() {
   const char* list = std::getenv("OOMDIAG_CARD");
   std::string path;
   try {
     read_devices(list ? list : "", path);
-    pick_visible();
-    join_shared_cards();
   } catch (const std::exception& reason) {
     std::fprintf(stderr, "oomdiag: no virtual device: %s%s%s\n", path.c_str(), path.empty() ? "" : ": ", reason.what());
-    installed_count = visible_count = 0;
+    installed_count = 0;
   }
-  return visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+  open_shared_cards();
 }
 
 }  // namespace
+
+void read_machine() {
+  static std::once_flag once;
+  std::call_once(once, read_cards);
+}
 
 CUresult initialize_devices() {
   static std::once_flag once;
   if (forked) return CUDA_ERROR_NOT_INITIALIZED;  // before the flag: another thread may have held it at the fork
   std::call_once(once, [] {
-    initialized = load_devices();
+    read_machine();
+    pick_visible();
+    join_shared_cards();
+    initialized = visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
     if (is_clocked()) oomdiag_device_note("mode", "clocked");
     pthread_atfork(nullptr, nullptr, [] { forked = initialized == CUDA_SUCCESS; });
   });
   return initialized;
 }
+
+bool is_forked_child() noexcept { return forked; }
 
 CUresult check_initialized() noexcept { return forked ? CUDA_ERROR_NOT_INITIALIZED : initialized.load(); }
 
@@ -140,45 +153,17 @@ Device* current_device() noexcept { return current; }
 
 void set_current_device(Device* device) noexcept { current = device; }
 
-std::mutex& memory_lock() noexcept {
-  static auto& lock = *new std::mutex;
-  return lock;
+CUresult make_context(Device& device) {
+  if (device.has_context.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+  return take_once(device, device.has_context, Holder::context, device.card.context_bytes,
+                   CUPTI_CBID_RESOURCE_CONTEXT_CREATED);
 }
 
-void make_context(Device& device) {
-  if (device.has_context.load(std::memory_order_acquire)) return;
-  {
-    std::lock_guard guard(memory_lock());
-    if (device.has_context.exchange(true)) return;
-    take_always(device, device.card.context_bytes);
-  }
-  tell_resource(CUPTI_CBID_RESOURCE_CONTEXT_CREATED, &device);
-}
-
-void load_kernels(Device& device) {
-  if (device.has_kernels.load(std::memory_order_acquire)) return;
-  make_context(device);
-  {
-    std::lock_guard guard(memory_lock());
-    if (device.has_kernels.exchange(true)) return;
-    take_always(device, device.card.first_kernel_bytes);
-  }
-  tell_resource(CUPTI_CBID_RESOURCE_MODULE_LOADED, &device);
-}
-
-bool charge(Device& device, int64_t bytes) noexcept {
-  const SharedCardsLock guard;
-  const int64_t others = bytes_of_others(device.index);
-  if (bytes > device.card.total_bytes - others - device.used_bytes) return false;
-  device.used_bytes += bytes;
-  publish_own_bytes(device.index, device.used_bytes);
-  return true;
-}
-
-void refund(Device& device, int64_t bytes) noexcept { take_always(device, -bytes); }
-
-int64_t count_used_bytes(const Device& device) noexcept {
-  return std::min(device.used_bytes + bytes_of_others(device.index), device.card.total_bytes);
+CUresult load_kernels(Device& device) {
+  if (device.has_kernels.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+  if (const CUresult error = make_context(device)) return error;
+  return take_once(device, device.has_kernels, Holder::modules, device.card.first_kernel_bytes,
+                   CUPTI_CBID_RESOURCE_MODULE_LOADED);
 }
 
 }  // namespace oomdiag

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,14 +25,18 @@ void drop_references(UserObject* object, unsigned count);
 /// What a graph and the executables made of it share.
 struct GraphBody {
   std::vector<std::unique_ptr<GraphNode>> nodes;
-  std::vector<UserObject*> retained;  ///< one entry for each reference
-  int64_t time_ns = 0;                ///< of all its work, one after the other
+  std::vector<UserObject*> retained;           ///< one entry for each reference
+  int64_t time_ns = 0;                         ///< of all its work, one after the other
+  std::vector<std::function<void()>> actions;  ///< what it does with contents, in the order of capture
 
   GraphBody() = default;
   GraphBody(const GraphBody&) = delete;
   ~GraphBody();
 
   GraphNode* add_node(CUgraphNodeType type, std::vector<GraphNode*> dependencies);
+
+  /// What an executable takes of its card.
+  int64_t executable_bytes() const;
 };
 
 struct Graph {

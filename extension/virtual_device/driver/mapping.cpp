@@ -1,10 +1,9 @@
 #include "extension/virtual_device/driver/mapping.h"
 
-#include <sys/mman.h>
-
 #include <map>
 #include <unordered_map>
 
+#include "extension/virtual_device/driver/address_space.h"
 #include "extension/virtual_device/driver/device.h"
 
 namespace oomdiag {
@@ -31,7 +30,7 @@ auto find_entry(CUdeviceptr address) {
 void drop_reference(PhysicalHandle handle) {
   const auto entry = handles.find(handle);
   if (entry == handles.end() || --entry->second.references > 0) return;
-  if (Device* device = find_device(entry->second.device)) refund(*device, entry->second.bytes);
+  if (Device* device = find_device(entry->second.device)) give_back(*device, Holder::mappings, entry->second.bytes);
   handles.erase(entry);
 }
 
@@ -39,28 +38,29 @@ void drop_reference(PhysicalHandle handle) {
 
 CUresult reserve_addresses(int64_t bytes, CUdeviceptr* begin) {
   if (bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
-  void* space = reserve_space(round_to_pages(bytes), false);
-  if (!space) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::lock_guard guard(memory_lock());
-  *begin = reinterpret_cast<CUdeviceptr>(space);
-  reservations[*begin] = round_to_pages(bytes);
-  return CUDA_SUCCESS;
+  {
+    std::lock_guard guard(memory_lock());
+    *begin = take_addresses(round_to_pages(bytes));
+    if (*begin) reservations[*begin] = round_to_pages(bytes);
+  }
+  if (!*begin) note_no_addresses();
+  return *begin ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult free_addresses(CUdeviceptr begin, int64_t bytes) {
   std::lock_guard guard(memory_lock());
   const auto entry = reservations.find(begin);
   if (entry == reservations.end() || entry->second != round_to_pages(bytes)) return CUDA_ERROR_INVALID_VALUE;
-  munmap(reinterpret_cast<void*>(begin), static_cast<size_t>(entry->second));
+  give_addresses(begin, entry->second);
   reservations.erase(entry);
   return CUDA_SUCCESS;
 }
 
 CUresult create_pages(Device* device, int64_t bytes, PhysicalHandle* handle) {
   if (bytes <= 0 || bytes % kPageBytes) return CUDA_ERROR_INVALID_VALUE;
-  if (device) make_context(*device);
+  if (const CUresult error = device ? make_context(*device) : CUDA_SUCCESS) return error;
   std::lock_guard guard(memory_lock());
-  if (device && !charge(*device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (device && !take(*device, Holder::mappings, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   *handle = next_handle++;
   handles[*handle] = {.bytes = bytes, .device = device ? device->ordinal : -1};
   return CUDA_SUCCESS;

@@ -1,17 +1,39 @@
 #include "extension/virtual_device/driver/memory.h"
 
-#include <sys/mman.h>
-
 #include <map>
 
+#include "extension/virtual_device/driver/address_space.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/mapping.h"
+#include "extension/virtual_device/driver/pool.h"
 
 namespace oomdiag {
 namespace {
 
 /// Every live range but mappings, by its first address. Never destroyed, under memory_lock().
 auto& ranges = *new std::map<uintptr_t, MemoryRange>;
+
+/// The pages of a card's own heap.
+class CardPages final : public Pages {
+ public:
+  explicit CardPages(Device& device) : device_(device) {}
+  bool take_pages(int64_t bytes) override { return take(device_, Holder::blocks, bytes); }
+  void give_pages(int64_t bytes) override { give_back(device_, Holder::blocks, bytes); }
+
+ private:
+  Device& device_;
+};
+
+struct CardHeap {
+  explicit CardHeap(Device& device) : pages(device) {}
+  CardPages pages;
+  Heap heap{pages};
+};
+
+Heap& heap_of(Device& device) {
+  static auto& heaps = *new std::map<int, CardHeap>;
+  return heaps.try_emplace(device.index, device).first->second.heap;
+}
 
 auto find_entry(uintptr_t address) {
   auto entry = ranges.upper_bound(address);
@@ -20,13 +42,30 @@ auto find_entry(uintptr_t address) {
   return address - entry->first < static_cast<uintptr_t>(entry->second.bytes) ? entry : ranges.end();
 }
 
-MemoryRange& add_range(void* begin, int64_t bytes, int device, MemoryKind kind) {
-  const auto address = reinterpret_cast<uintptr_t>(begin);
-  return ranges[address] = {.begin = address, .bytes = bytes, .device = device, .kind = kind};
+MemoryRange& add_range(uintptr_t begin, int64_t bytes, int device, MemoryKind kind) {
+  return ranges[begin] = {.begin = begin, .bytes = bytes, .device = device, .kind = kind};
 }
 
-void unmap(uintptr_t begin, uintptr_t end) {
-  if (end > begin) munmap(reinterpret_cast<void*>(begin), end - begin);
+CUresult result_of(Refusal refusal) {
+  if (refusal == Refusal::by_host) note_no_addresses();
+  return refusal == Refusal::none ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/// A block of the card's own heap, or of a pool's.
+CUresult allocate(Device& device, Pool* pool, int64_t bytes, void** block) {
+  *block = nullptr;
+  if (const CUresult error = make_context(device)) return error;
+  if (bytes == 0) return CUDA_SUCCESS;
+  if (bytes < 0 || bytes > device.card.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  uintptr_t begin = 0;
+  Refusal refusal;
+  {
+    std::lock_guard guard(memory_lock());
+    refusal = pool ? pool->allocate(bytes, &begin) : heap_of(device).allocate(bytes, &begin);
+    if (refusal == Refusal::none) add_range(begin, bytes, device.ordinal, MemoryKind::device).pool = pool;
+  }
+  *block = reinterpret_cast<void*>(begin);
+  return result_of(refusal);
 }
 
 /// An accessible range that no card is charged for.
@@ -34,10 +73,10 @@ CUresult allocate_uncharged(int device, int64_t bytes, MemoryKind kind, void** b
   *block = nullptr;
   if (bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
   const int64_t whole = round_to_pages(bytes);
-  void* space = reserve_space(whole, true);
-  if (!space) return CUDA_ERROR_OUT_OF_MEMORY;
+  void* space = map_host_memory(whole);
+  if (!space) return result_of(Refusal::by_host);
   std::lock_guard guard(memory_lock());
-  add_range(space, whole, device, kind);
+  add_range(reinterpret_cast<uintptr_t>(space), whole, device, kind);
   *block = space;
   return CUDA_SUCCESS;
 }
@@ -45,59 +84,36 @@ CUresult allocate_uncharged(int device, int64_t bytes, MemoryKind kind, void** b
 /// Takes the range that begins at `begin` off the table when `fits` likes it.
 template <typename Predicate>
 std::optional<MemoryRange> take_range(const void* begin, Predicate fits) {
-  std::lock_guard guard(memory_lock());
   const auto entry = ranges.find(reinterpret_cast<uintptr_t>(begin));
   if (entry == ranges.end() || !fits(entry->second)) return std::nullopt;
   const MemoryRange range = entry->second;
   ranges.erase(entry);
-  const bool is_charged = range.kind == MemoryKind::device && !range.is_imported;
-  if (Device* owner = find_device(range.device); owner && is_charged) refund(*owner, range.bytes);
   return range;
+}
+
+bool is_no_host_memory(const MemoryRange& range) { return range.kind != MemoryKind::host; }
+
+void give_up(const MemoryRange& range) {
+  if (range.is_imported) return give_addresses(range.begin, round_to_pages(range.bytes));
+  if (range.pool) return range.pool->free(range.begin, range.bytes);
+  if (Device* owner = find_device(range.device)) heap_of(*owner).free(range.begin, range.bytes);
 }
 
 }  // namespace
 
-void* reserve_space(int64_t bytes, bool is_accessible) {
-  const auto page = static_cast<uintptr_t>(kPageBytes);
-  const auto length = static_cast<size_t>(bytes);
-  const int protection = is_accessible ? PROT_READ | PROT_WRITE : PROT_NONE;
-  void* space = mmap(nullptr, length + page, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (space == MAP_FAILED) {
-    // The program will see "out of memory", and the card is not to blame.
-    oomdiag_device_note("unsupported", "device memory beyond the address space of the process (ulimit -v)");
-    return nullptr;
-  }
-  const auto begin = reinterpret_cast<uintptr_t>(space);
-  const uintptr_t aligned = (begin + page - 1) / page * page;
-  unmap(begin, aligned);
-  unmap(aligned + length, begin + length + page);
-  return reinterpret_cast<void*>(aligned);
-}
+CUresult allocate_block(Device& device, int64_t bytes, void** block) { return allocate(device, nullptr, bytes, block); }
 
-CUresult allocate_block(Device& device, int64_t bytes, void** block) {
-  *block = nullptr;
-  make_context(device);
-  if (bytes == 0) return CUDA_SUCCESS;
-  if (bytes < 0 || bytes > device.card.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-  const int64_t whole = round_to_pages(bytes);
-  std::lock_guard guard(memory_lock());
-  if (!charge(device, whole)) return CUDA_ERROR_OUT_OF_MEMORY;
-  void* space = reserve_space(whole, false);
-  if (!space) {
-    refund(device, whole);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  add_range(space, whole, device.ordinal, MemoryKind::device);
-  *block = space;
-  return CUDA_SUCCESS;
-}
+CUresult allocate_from(Pool& pool, int64_t bytes, void** block) { return allocate(pool.device(), &pool, bytes, block); }
 
 CUresult import_block(Device& device, int64_t bytes, void** block) {
-  *block = reserve_space(bytes, false);
-  if (!*block) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::lock_guard guard(memory_lock());
-  add_range(*block, bytes, device.ordinal, MemoryKind::device).is_imported = true;
-  return CUDA_SUCCESS;
+  uintptr_t begin = 0;
+  {
+    std::lock_guard guard(memory_lock());
+    begin = take_addresses(round_to_pages(bytes));
+    if (begin) add_range(begin, bytes, device.ordinal, MemoryKind::device).is_imported = true;
+  }
+  *block = reinterpret_cast<void*>(begin);
+  return result_of(begin ? Refusal::none : Refusal::by_host);
 }
 
 CUresult allocate_managed(int device, int64_t bytes, void** block) {
@@ -111,18 +127,29 @@ CUresult allocate_host(int64_t bytes, void** block) {
 
 CUresult free_block(void* block) {
   if (!block) return CUDA_SUCCESS;
-  const auto range = take_range(block, [](const MemoryRange& found) { return found.kind != MemoryKind::host; });
+  const auto found = find_range(block);
+  if (!found || found->begin != reinterpret_cast<uintptr_t>(block)) return CUDA_ERROR_INVALID_VALUE;
+  oomdiag_device_forget(block, static_cast<size_t>(found->bytes));  // before anybody else can have the address
+  std::optional<MemoryRange> range;
+  {
+    std::lock_guard guard(memory_lock());
+    range = take_range(block, is_no_host_memory);
+    if (range && range->kind == MemoryKind::device) give_up(*range);
+  }
   if (!range) return CUDA_ERROR_INVALID_VALUE;
-  oomdiag_device_forget(block, static_cast<size_t>(range->bytes));
-  unmap(range->begin, range->begin + static_cast<uintptr_t>(range->bytes));
+  if (range->kind == MemoryKind::managed) unmap_host_memory(block, range->bytes);
   return CUDA_SUCCESS;
 }
 
 CUresult free_host(void* block) {
-  const auto range = take_range(
-      block, [](const MemoryRange& found) { return found.kind == MemoryKind::host && !found.is_registered; });
+  std::optional<MemoryRange> range;
+  {
+    std::lock_guard guard(memory_lock());
+    range =
+        take_range(block, [](const MemoryRange& found) { return !is_no_host_memory(found) && !found.is_registered; });
+  }
   if (!range) return CUDA_ERROR_INVALID_VALUE;
-  unmap(range->begin, range->begin + static_cast<uintptr_t>(range->bytes));
+  unmap_host_memory(block, range->bytes);
   return CUDA_SUCCESS;
 }
 
@@ -130,17 +157,20 @@ CUresult register_host(void* begin, int64_t bytes) {
   if (!begin || bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
   const Device* device = current_device();
   std::lock_guard guard(memory_lock());
-  if (find_entry(reinterpret_cast<uintptr_t>(begin)) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  add_range(begin, bytes, device ? device->ordinal : 0, MemoryKind::host).is_registered = true;
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  if (find_entry(address) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  add_range(address, bytes, device ? device->ordinal : 0, MemoryKind::host).is_registered = true;
   return CUDA_SUCCESS;
 }
 
 CUresult unregister_host(void* begin) {
+  std::lock_guard guard(memory_lock());
   const auto range = take_range(begin, [](const MemoryRange& found) { return found.is_registered; });
   return range ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 std::optional<MemoryRange> find_range(const void* address) {
+  if (is_forked_child()) return std::nullopt;  // the lock may be held for ever, by a thread that is not here
   std::lock_guard guard(memory_lock());
   const auto entry = find_entry(reinterpret_cast<uintptr_t>(address));
   if (entry != ranges.end()) return entry->second;

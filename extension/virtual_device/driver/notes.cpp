@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -5,6 +6,7 @@
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
 
 namespace {
 
@@ -17,6 +19,7 @@ struct Note {
 auto& lock = *new std::recursive_mutex;  // recursive: an observer may itself call something that is noted
 auto& notes = *new std::vector<Note>;
 void (*observer)(const char*, const char*) = nullptr;
+std::atomic<void (*)(int, int64_t)> refusal_observer = nullptr;
 
 bool is_known(const char* kind, const char* name) {
   for (const Note& note : notes) {
@@ -43,6 +46,15 @@ void oomdiag_device_note(const char* kind, const char* name) {
 void oomdiag_device_note_read() {
   std::lock_guard guard(lock);
   if (observer) observer("read", "");
+}
+
+void oomdiag_device_set_refusal_observer(void (*on_refusal)(int device, int64_t bytes)) {
+  refusal_observer = on_refusal;
+}
+
+void oomdiag_device_note_refusal(int64_t bytes) {
+  const oomdiag::Device* device = oomdiag::current_device();
+  if (const auto tell = refusal_observer.load()) tell(device ? device->ordinal : 0, bytes);
 }
 
 void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name)) {

@@ -38,15 +38,14 @@ Row* map_rows(int file) {
   return mapped == MAP_FAILED ? nullptr : static_cast<Row*>(mapped);
 }
 
-bool open_rows() {
+void open_rows() {
   const char* folder = std::getenv("OOMDIAG_OUTPUT");
-  if (!folder || !*folder) return false;
+  if (!folder || !*folder) return;
   path = std::string(folder) + "/cards";
   const int file = open_file(O_CREAT);
-  if (file < 0) return false;
+  if (file < 0) return;
   rows = map_rows(file);
   close(file);
-  return rows != nullptr;
 }
 
 /// A process that ended but was not waited for yet has no memory any more (proc(5), stat: the state follows the name).
@@ -69,8 +68,10 @@ void take_row(Row& row) {
 
 }  // namespace
 
+void open_shared_cards() noexcept { open_rows(); }
+
 void join_shared_cards() noexcept {
-  if (!open_rows()) return;
+  if (!rows) return;
   const SharedCardsLock guard;
   for (size_t i = 0; i < kMostProcesses && !own; ++i) {
     if (rows[i].pid == getpid()) take_row(rows[i]);

@@ -13,7 +13,10 @@
 
 namespace oomdiag {
 
-/// Opens the file and takes a row. A failure leaves the process alone on its cards.
+/// Opens the file, so that the others can be counted. A failure leaves the process alone on its cards.
+void open_shared_cards() noexcept;
+
+/// Takes a row.
 void join_shared_cards() noexcept;
 
 /// Holds the file while it lives, so that two processes cannot take the same bytes. Costs nothing without a run folder.

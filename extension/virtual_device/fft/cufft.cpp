@@ -121,7 +121,9 @@ extern "C" int oomdiag_unsupported(const char* name) {
 
 OOMDIAG_ENTRY_POINT cufftResult cufftCreate(cufftHandle* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
-  if (oomdiag_device_use_library()) return CUFFT_SETUP_FAILED;
+  if (const CUresult error = oomdiag_device_use_library()) {
+    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUFFT_ALLOC_FAILED : CUFFT_SETUP_FAILED;
+  }
   *handle = add_plan();
   return CUFFT_SUCCESS;
 }

@@ -51,7 +51,10 @@ ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& i
   if (comm->buffer_bytes) {
     oomdiag_device_note("estimate", "buffers of NCCL communicators");
     oomdiag_device_note("estimate", "NCCL collectives: what other ranks computed is taken to be what this rank has");
-    if (cuMemAlloc(&comm->buffers, comm->buffer_bytes)) return ncclUnhandledCudaError;
+    if (const CUresult error = cuMemAlloc(&comm->buffers, comm->buffer_bytes)) {
+      if (error == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_refusal(static_cast<int64_t>(comm->buffer_bytes));
+      return ncclUnhandledCudaError;
+    }
   }
   if (count > 1) comm->mailbox = std::make_unique<oomdiag::Mailbox>(id, count, rank);
   comm->received.resize(static_cast<size_t>(count));

@@ -52,10 +52,10 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, con
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  return in_context([&] { return set_rows(to, bytes, value, bytes, 1, nullptr); });
+  return in_context([&] { return cuMemsetD8(address(to), static_cast<unsigned char>(value), bytes); });
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return in_context([&] { return set_rows(to, bytes, value, bytes, 1, stream); });
+  return in_context([&] { return cuMemsetD8Async(address(to), static_cast<unsigned char>(value), bytes, stream); });
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
   return in_context([&] { return set_rows(to, pitch, value, width, height, nullptr); });

@@ -214,6 +214,6 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetDriverEntryPointByVersion(const char* nam
                                                                  cudaDriverEntryPointQueryResult* result) {
   CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
   const CUresult error = cuGetProcAddress(name, function, static_cast<int>(version), flags, &status);
-  if (result) *result = error ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  if (result) *result = static_cast<cudaDriverEntryPointQueryResult>(status);  // they share their numbers
   return report(error);
 }

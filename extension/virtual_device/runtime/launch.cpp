@@ -2,6 +2,7 @@
 // underscores are declared in crt/host_runtime.h and crt/device_functions.h, which such code includes.
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -41,9 +42,10 @@ bool is_launchable(dim3 grid, dim3 block) {
   return grid.x && grid.y && grid.z && block.x && block.y && block.z && uint64_t{block.x} * block.y * block.z <= 1024;
 }
 
-cudaError_t launch(dim3 grid, dim3 block, cudaStream_t stream) {
+cudaError_t launch(dim3 grid, dim3 block, void** arguments, cudaStream_t stream) {
   if (!is_launchable(grid, block)) return report(cudaErrorInvalidConfiguration);
   const double threads = double{1} * grid.x * grid.y * grid.z * block.x * block.y * block.z;
+  oomdiag_device_note_arguments(arguments);
   return in_context([&] { return oomdiag_device_launch(stream, threads); });
 }
 
@@ -94,7 +96,9 @@ OOMDIAG_ENTRY_POINT void __cudaRegisterVar(void**, char* symbol, char*, const ch
 OOMDIAG_ENTRY_POINT void __cudaRegisterManagedVar(void**, void** symbol, char*, const char*, int, size_t bytes, int,
                                                   int) {
   std::lock_guard guard(lock);
-  variables[symbol].bytes = bytes;
+  variables[symbol] = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1))};
+  *symbol =
+      variables[symbol].block;  // the program reads and writes it through this pointer, before CUDA is initialised, too
 }
 
 OOMDIAG_ENTRY_POINT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,
@@ -124,24 +128,24 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, co
   return cudaSuccess;
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void**, size_t,
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void** arguments, size_t,
                                                    cudaStream_t stream) {
-  return launch(grid, block, stream);
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void**, size_t,
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void** arguments, size_t,
                                                         cudaStream_t stream) {
-  return launch(grid, block, stream);
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void**, size_t,
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void** arguments, size_t,
                                                  cudaStream_t stream) {
-  return launch(grid, block, stream);
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 grid, dim3 block, void**, size_t,
-                                                            cudaStream_t stream) {
-  return launch(grid, block, stream);
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 grid, dim3 block, void** arguments,
+                                                            size_t, cudaStream_t stream) {
+  return launch(grid, block, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
-  return launch(config->gridDim, config->blockDim, config->stream);
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void** arguments) {
+  return launch(config->gridDim, config->blockDim, arguments, config->stream);
 }
 
 /// The architecture decides which tuning CUB takes, hence its scratch: it must be one that the wheel has code for.

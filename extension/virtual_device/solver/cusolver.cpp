@@ -86,7 +86,9 @@ extern "C" int oomdiag_unsupported(const char* name) {
 
 OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnCreate(cusolverDnHandle_t* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
-  if (oomdiag_device_use_library()) return CUSOLVER_STATUS_NOT_INITIALIZED;
+  if (const CUresult error = oomdiag_device_use_library()) {
+    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUSOLVER_STATUS_ALLOC_FAILED : CUSOLVER_STATUS_NOT_INITIALIZED;
+  }
   *handle = reinterpret_cast<cusolverDnHandle_t>(new Handle);
   return CUSOLVER_STATUS_SUCCESS;
 }

@@ -82,7 +82,9 @@ extern "C" int oomdiag_unsupported(const char* name) {
 
 OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseCreate(cusparseHandle_t* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
-  if (oomdiag_device_use_library()) return CUSPARSE_STATUS_NOT_INITIALIZED;
+  if (const CUresult error = oomdiag_device_use_library()) {
+    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUSPARSE_STATUS_ALLOC_FAILED : CUSPARSE_STATUS_NOT_INITIALIZED;
+  }
   *handle = reinterpret_cast<cusparseHandle_t>(new Handle);
   return CUSPARSE_STATUS_SUCCESS;
 }

@@ -64,7 +64,9 @@ extern "C" int oomdiag_unsupported(const char* name) {
 
 OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseLtInit(cusparseLtHandle_t* handle) {
   cudaFree(nullptr);  // makes the context, as the real one does
-  if (oomdiag_device_use_library()) return CUSPARSE_STATUS_NOT_INITIALIZED;
+  if (const CUresult error = oomdiag_device_use_library()) {
+    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUSPARSE_STATUS_ALLOC_FAILED : CUSPARSE_STATUS_NOT_INITIALIZED;
+  }
   std::memset(handle, 0, sizeof *handle);
   return CUSPARSE_STATUS_SUCCESS;
 }

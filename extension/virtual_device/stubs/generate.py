@@ -17,6 +17,16 @@ extern int oomdiag_compute(void* handle);
 #define EXPORT __attribute__((visibility("default")))
 #define STUB(name) \\
   EXPORT int name(void) { return oomdiag_unsupported(#name); }
+/* A jump keeps the arguments, whatever they are. */
+#if defined(__x86_64__)
+#define JUMP "jmp "
+#define OF_LIBRARY "@PLT"
+#else
+#define JUMP "b "
+#define OF_LIBRARY ""
+#endif
+#define FORWARD(name, to) \\
+  __asm__(".text\\n.globl " #name "\\n.type " #name ", @function\\n" #name ": " JUMP #to OF_LIBRARY "\\n.size " #name ", .-" #name);
 #define COMPUTE(name) \\
   EXPORT int name(void* handle) { return oomdiag_compute(handle); }
 """
@@ -35,11 +45,12 @@ def names_in_objects(nm, objects):
 
 
 def names_in_driver_header(header):
-    """The functions of cuda.h, and the versioned names that its macros give them; the per-thread-stream variants are others."""
+    """The functions of cuda.h, the versioned names that its macros give them, and those with the suffix for per-thread default streams."""
     text = pathlib.Path(header).read_text()
     functions = set(re.findall(r"CUDAAPI\s+(cu\w+)\s*\(", text))
     versions = set(re.findall(r"#\s*define\s+cu\w+\s+(?:__CUDA_API_\w+\()?(cu\w+)\)?", text))
-    return functions | versions
+    suffixed = {name + "_" + suffix.lower() for suffix, name in re.findall(r"#\s*define\s+cu\w+\s+__CUDA_API_(PTDS|PTSZ)\((cu\w+)\)", text)}
+    return functions | versions | suffixed
 
 
 def declarations_taking(handle, headers):
@@ -73,7 +84,12 @@ def main():
         names &= takes_handle_first.keys()
     compute = re.compile(args.compute or "$^")
     lines = []
-    for name in sorted(names - names_in_objects(args.nm, args.objects)):
+    own = names_in_objects(args.nm, args.objects)
+    for name in sorted(names - own):
+        plain = re.sub(r"_pt[ds][sz]$", "", name)  # the variants for per-thread default streams, which are no others here
+        if plain != name and plain in own:
+            lines.append(f"FORWARD({name}, {plain})")
+            continue
         is_old_api = name + "_v2" in names  # takes no handle where the newer name does
         may_succeed = compute.search(name) and not is_old_api and takes_handle_first[name]
         lines.append(f"{'COMPUTE' if may_succeed else 'STUB'}({name})")

@@ -26,15 +26,89 @@ constexpr std::array<std::string_view, 21> kAnswering = {
     "aten::signbit"};
 
 /// Of native_functions.yaml, beside those that it tags as pointwise.
-constexpr std::array<std::string_view, 36> kComputable = {
-    "aten::all",          "aten::amax",          "aten::amin",     "aten::aminmax",     "aten::any",
-    "aten::arange",       "aten::argmax",        "aten::argmin",   "aten::cat",         "aten::clone",
-    "aten::copy_",        "aten::count_nonzero", "aten::cumprod",  "aten::cumsum",      "aten::eye",
-    "aten::fill_",        "aten::flip",          "aten::gather",   "aten::index",       "aten::index_put_",
-    "aten::index_select", "aten::isin",          "aten::linspace", "aten::masked_fill", "aten::masked_fill_",
-    "aten::max",          "aten::min",           "aten::prod",     "aten::repeat",      "aten::scatter_",
-    "aten::stack",        "aten::sum",           "aten::tril",     "aten::triu",        "aten::zero_",
-    "aten::_to_copy"};
+constexpr std::array<std::string_view, 70> kComputable = {"aten::__iand__",
+                                                          "aten::__ilshift__",
+                                                          "aten::__ior__",
+                                                          "aten::__irshift__",
+                                                          "aten::__ixor__",
+                                                          "aten::_log_softmax",
+                                                          "aten::_softmax",
+                                                          "aten::_unique2",
+                                                          "aten::all",
+                                                          "aten::amax",
+                                                          "aten::amin",
+                                                          "aten::aminmax",
+                                                          "aten::any",
+                                                          "aten::arange",
+                                                          "aten::argmax",
+                                                          "aten::argmin",
+                                                          "aten::argsort",
+                                                          "aten::bincount",
+                                                          "aten::bucketize",
+                                                          "aten::cat",
+                                                          "aten::clone",
+                                                          "aten::copy_",
+                                                          "aten::count_nonzero",
+                                                          "aten::cummax",
+                                                          "aten::cummin",
+                                                          "aten::cumprod",
+                                                          "aten::cumsum",
+                                                          "aten::eye",
+                                                          "aten::fill_",
+                                                          "aten::flip",
+                                                          "aten::gather",
+                                                          "aten::histc",
+                                                          "aten::index",
+                                                          "aten::index_add_",
+                                                          "aten::index_fill_",
+                                                          "aten::index_put_",
+                                                          "aten::index_select",
+                                                          "aten::isin",
+                                                          "aten::kthvalue",
+                                                          "aten::linalg_vector_norm",
+                                                          "aten::linspace",
+                                                          "aten::logsumexp",
+                                                          "aten::masked_fill",
+                                                          "aten::masked_fill_",
+                                                          "aten::masked_scatter",
+                                                          "aten::masked_select",
+                                                          "aten::max",
+                                                          "aten::mean",
+                                                          "aten::median",
+                                                          "aten::min",
+                                                          "aten::nonzero",
+                                                          "aten::prod",
+                                                          "aten::repeat",
+                                                          "aten::repeat_interleave",
+                                                          "aten::roll",
+                                                          "aten::scatter_",
+                                                          "aten::scatter_add",
+                                                          "aten::scatter_add_",
+                                                          "aten::searchsorted",
+                                                          "aten::sort",
+                                                          "aten::stack",
+                                                          "aten::std",
+                                                          "aten::sum",
+                                                          "aten::topk",
+                                                          "aten::tril",
+                                                          "aten::triu",
+                                                          "aten::unique_consecutive",
+                                                          "aten::unique_dim",
+                                                          "aten::zero_",
+                                                          "aten::_to_copy"};
+
+/// Beside those that are pointwise.
+constexpr std::array<std::string_view, 19> kCollapsing = {
+    "aten::__iand__",      "aten::__ior__", "aten::__ixor__",    "aten::_to_copy",     "aten::all",
+    "aten::amax",          "aten::amin",    "aten::any",         "aten::clone",        "aten::copy_",
+    "aten::count_nonzero", "aten::fill_",   "aten::masked_fill", "aten::masked_fill_", "aten::max",
+    "aten::mean",          "aten::min",     "aten::sum",         "aten::zero_"};
+constexpr std::array<std::string_view, 2> kSumming = {"aten::sum", "aten::count_nonzero"};
+constexpr std::array<std::string_view, 2> kComparing = {"aten::eq", "aten::ne"};
+
+/// Like aten::nonzero they ask the card for one number, how long their first result is.
+constexpr std::array<std::string_view, 3> kDistinct = {"aten::_unique2", "aten::unique_consecutive",
+                                                       "aten::unique_dim"};
 
 /// They write sizes, names or streams, which the schema does not tell from contents.
 constexpr std::array<std::string_view, 19> kMetadata = {
@@ -58,19 +132,26 @@ Argument kind_of(const c10::Argument& argument, std::string_view operator_name) 
 OperatorRules make_rules(const at::RecordFunction& call) {
   OperatorRules rules;
   const auto full_name = call.operator_name();
-  if (!full_name || !full_name->name.starts_with("aten::")) return rules;
+  if (!full_name) return rules;
   const std::string_view name = full_name->name;
   const auto handle = c10::Dispatcher::singleton().findSchema(*full_name);
+  rules.is_foreign = !name.starts_with("aten::") && !name.starts_with("prims::");
   if (!handle || is_one_of(kMetadata, name) || is_view(handle->schema())) return rules;
   rules.handle = handle;
   for (const c10::Argument& argument : handle->schema().arguments()) {
     rules.arguments.push_back(kind_of(argument, name));
     rules.changes_contents |= rules.arguments.back() != Argument::read;
   }
+  if (rules.is_foreign) return rules;
   rules.answers = is_one_of(kAnswering, name);
   rules.copies = is_one_of(kCopies, name);
   rules.is_computable = (handle->hasTag(at::Tag::pointwise) || is_one_of(kComputable, name)) &&
                         !handle->hasTag(at::Tag::nondeterministic_seeded);
+  rules.collapses = rules.is_computable && (handle->hasTag(at::Tag::pointwise) || is_one_of(kCollapsing, name));
+  rules.sums = is_one_of(kSumming, name);
+  rules.compares = is_one_of(kComparing, name);
+  if (name == "aten::nonzero") rules.sizes = OperatorRules::Size::nonzero;
+  if (is_one_of(kDistinct, name)) rules.sizes = OperatorRules::Size::distinct;
   return rules;
 }
 

@@ -21,6 +21,12 @@ struct OperatorRules {
   bool is_computable = false;  ///< elementwise, or one of a few that put values together: cheap on small inputs
   bool answers = false;        ///< with truth values or whole numbers, whatever it reads
   bool copies = false;         ///< its results are what it read, whatever the size
+  bool collapses = false;      ///< where all it reads is one number, so is each of its results
+  bool sums = false;           ///< … multiplied by how many numbers went into each
+  bool compares = false;       ///< for (in)equality
+  enum class Size : uint8_t { given, nonzero, distinct };
+  Size sizes = Size::given;  ///< it works out on the card how many there are, and asks for that
+  bool is_foreign = false;   ///< not PyTorch's own: what its kernels write is not known
   bool changes_contents = false;
 };
 

@@ -1,0 +1,182 @@
+// Other forms of functions that are served elsewhere: what programs get that ask cuGetProcAddress for an older version of CUDA
+// or for the newest, and what CUDA has under several names.
+
+#include <cuda.h>
+
+#include <array>
+#include <vector>
+
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
+
+namespace {
+
+void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
+
+/// A device has its primary context and no other (api_context.cpp).
+CUresult create_context(CUcontext* context, CUdevice ordinal) {
+  if (const CUresult error = cuDevicePrimaryCtxRetain(context, ordinal)) return error;
+  return cuCtxPushCurrent(*context);
+}
+
+/// The side of a 2-D copy, in linear memory: arrays are not served.
+struct Side {
+  CUmemorytype type;
+  const void* host;
+  CUdeviceptr device;
+  size_t pitch, x, y;
+
+  char* row(size_t number) const {
+    const void* begin = type == CU_MEMORYTYPE_HOST ? host : pointer(device);
+    return static_cast<char*>(const_cast<void*>(begin)) + (y + number) * pitch + x;
+  }
+};
+
+CUresult copy_rows(const CUDA_MEMCPY2D& copy, CUstream stream) {
+  if (copy.srcMemoryType == CU_MEMORYTYPE_ARRAY || copy.dstMemoryType == CU_MEMORYTYPE_ARRAY)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  const Side from{copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcPitch, copy.srcXInBytes, copy.srcY};
+  const Side to{copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY};
+  if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEMCPY)) return error;
+  for (size_t row = 0; row < copy.Height; ++row) oomdiag_device_copy(to.row(row), from.row(row), copy.WidthInBytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUstream stream) {
+  for (size_t i = 0; i < count; ++i) {
+    if (const CUresult error = cuMemcpyAsync(to[i], from[i], bytes[i], stream)) return error;
+  }
+  return CUDA_SUCCESS;
+}
+
+/// The result of linking: nobody looks at code (api_module.cpp).
+char nothing_linked[64];
+
+}  // namespace
+
+OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize_v2(CUcontext context) {
+  oomdiag::Device* before = oomdiag::current_device();
+  if (context) oomdiag::set_current_device(reinterpret_cast<oomdiag::Device*>(context));
+  const CUresult result = cuCtxSynchronize();
+  oomdiag::set_current_device(before);
+  return result;
+}
+
+#undef cuLaunchHostFunc_v2
+OOMDIAG_ENTRY_POINT CUresult cuLaunchHostFunc_v2(CUstream stream, CUhostFn function, void* argument, unsigned) {
+  return cuLaunchHostFunc(stream, function, argument);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+  if (green) *green = nullptr;
+  return cuStreamGetCtx(stream, context);
+}
+
+#undef cuCtxCreate
+OOMDIAG_ENTRY_POINT CUresult cuCtxCreate_v2(CUcontext* context, unsigned, CUdevice ordinal) {
+  return create_context(context, ordinal);
+}
+OOMDIAG_ENTRY_POINT CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam*, int, unsigned, CUdevice ordinal) {
+  return create_context(context, ordinal);
+}
+OOMDIAG_ENTRY_POINT CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams*, unsigned, CUdevice ordinal) {
+  return create_context(context, ordinal);
+}
+
+/// It stays, as every context does; but it is nobody's current one.
+OOMDIAG_ENTRY_POINT CUresult cuCtxDestroy(CUcontext context) {
+  CUcontext current = nullptr;
+  cuCtxGetCurrent(&current);
+  return current == context ? cuCtxPopCurrent(nullptr) : CUDA_SUCCESS;
+}
+
+/// What a reset would free is not followed: programs do it at their end.
+OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxReset(CUdevice) { return CUDA_SUCCESS; }
+
+#undef cuDeviceGetUuid
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
+  return cuDeviceGetUuid_v2(uuid, ordinal);
+}
+
+#undef cuEventElapsedTime
+OOMDIAG_ENTRY_POINT CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  return cuEventElapsedTime_v2(milliseconds, start, end);
+}
+
+#undef cuMemAdvise
+OOMDIAG_ENTRY_POINT CUresult cuMemAdvise(CUdeviceptr, size_t, CUmem_advise, CUdevice) { return CUDA_SUCCESS; }
+#undef cuMemPrefetchAsync
+OOMDIAG_ENTRY_POINT CUresult cuMemPrefetchAsync(CUdeviceptr, size_t, CUdevice, CUstream) { return CUDA_SUCCESS; }
+
+#undef cuGraphAddNode
+OOMDIAG_ENTRY_POINT CUresult cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                            size_t count, CUgraphNodeParams* parameters) {
+  return cuGraphAddNode_v2(node, graph, dependencies, nullptr, count, parameters);
+}
+#undef cuGraphNodeGetDependencies
+OOMDIAG_ENTRY_POINT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode* nodes, size_t* count) {
+  return cuGraphNodeGetDependencies_v2(node, nodes, nullptr, count);
+}
+
+/// A graph of the same shape: what its kernels are called with is nobody's concern.
+OOMDIAG_ENTRY_POINT CUresult cuGraphExecUpdate(CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo* info) {
+  if (info) *info = {};
+  return CUDA_SUCCESS;
+}
+
+#undef cuStreamGetCaptureInfo_v2
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                                                       CUgraph* graph, const CUgraphNode** dependencies,
+                                                       size_t* count) {
+  return cuStreamGetCaptureInfo_v3(stream, status, id, graph, dependencies, nullptr, count);
+}
+#undef cuStreamUpdateCaptureDependencies
+OOMDIAG_ENTRY_POINT CUresult cuStreamUpdateCaptureDependencies(CUstream stream, CUgraphNode* nodes, size_t count,
+                                                               unsigned flags) {
+  return cuStreamUpdateCaptureDependencies_v2(stream, nodes, nullptr, count, flags);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemAllocPitch(CUdeviceptr* block, size_t* pitch, size_t width, size_t height, unsigned) {
+  *pitch = (width + 511) / 512 * 512;
+  return cuMemAlloc(block, *pitch * height);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes) {
+  return cuMemcpy(to, from, bytes);
+}
+OOMDIAG_ENTRY_POINT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes,
+                                               CUstream stream) {
+  return cuMemcpyAsync(to, from, bytes, stream);
+}
+OOMDIAG_ENTRY_POINT CUresult cuMemcpy2D(const CUDA_MEMCPY2D* copy) { return copy_rows(*copy, nullptr); }
+OOMDIAG_ENTRY_POINT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* copy) { return copy_rows(*copy, nullptr); }
+OOMDIAG_ENTRY_POINT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
+  return copy_rows(*copy, stream);
+}
+OOMDIAG_ENTRY_POINT CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                                                CUmemcpyAttributes*, size_t*, size_t, CUstream stream) {
+  return copy_batch(to, from, bytes, count, stream);
+}
+#undef cuMemcpyBatchAsync
+OOMDIAG_ENTRY_POINT CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                                                CUmemcpyAttributes*, size_t*, size_t, size_t*, CUstream stream) {
+  return copy_batch(to, from, bytes, count, stream);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state) {
+  *state = reinterpret_cast<CUlinkState>(nothing_linked);
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuLinkAddData(CUlinkState, CUjitInputType, void*, size_t, const char*, unsigned,
+                                           CUjit_option*, void**) {
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuLinkAddFile(CUlinkState, CUjitInputType, const char*, unsigned, CUjit_option*, void**) {
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuLinkComplete(CUlinkState, void** code, size_t* bytes) {
+  if (code) *code = nothing_linked;
+  if (bytes) *bytes = sizeof nothing_linked;
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuLinkDestroy(CUlinkState) { return CUDA_SUCCESS; }

@@ -1,0 +1,67 @@
+#include "extension/virtual_device/driver/ledger.h"
+
+#include <algorithm>
+
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/shared_cards.h"
+
+namespace oomdiag {
+namespace {
+
+int64_t held_by_others(int index) noexcept { return count_bytes_of_others(index) + neighbour_bytes(index); }
+
+}  // namespace
+
+const char* name_of(Holder holder) noexcept {
+  switch (holder) {
+    case Holder::context:
+      return "context";
+    case Holder::modules:
+      return "modules";
+    case Holder::heaps:
+      return "heaps and stacks of kernels";
+    case Holder::graphs:
+      return "captured graphs";
+    case Holder::blocks:
+      return "blocks";
+    case Holder::pools:
+      return "pools";
+    case Holder::mappings:
+      return "mappings";
+  }
+  return "";
+}
+
+int64_t Ledger::held() const noexcept {
+  int64_t sum = 0;
+  for (const auto& bytes : held_) sum += bytes.load();
+  return sum;
+}
+
+std::mutex& memory_lock() noexcept {
+  static auto& lock = *new std::mutex;
+  return lock;
+}
+
+bool take(Device& device, Holder holder, int64_t bytes) noexcept {
+  const SharedCardsLock guard;
+  Ledger& ledger = device.ledger;
+  if (bytes > device.card.total_bytes - held_by_others(device.index) - ledger.held()) return false;
+  ledger.held_[static_cast<size_t>(holder)] += bytes;
+  publish_own_bytes(device.index, ledger.held());
+  return true;
+}
+
+void give_back(Device& device, Holder holder, int64_t bytes) noexcept {
+  device.ledger.held_[static_cast<size_t>(holder)] -= bytes;
+  publish_own_bytes(device.index, device.ledger.held());
+}
+
+int64_t count_used_bytes(const Device& device) noexcept {
+  return std::min(device.ledger.held() + held_by_others(device.index), device.card.total_bytes);
+}
+
+int64_t count_free_bytes(const Device& device) noexcept { return device.card.total_bytes - count_used_bytes(device); }
+
+}  // namespace oomdiag

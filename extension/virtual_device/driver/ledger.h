@@ -1,0 +1,63 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+// The ledger: who holds what of a card. Everything that a card gives is taken here, in its holder's name, and every taking
+// can fail; nothing else keeps a count of the card. What is free (cudaMemGetInfo, NVML), what a process has and what is not
+// PyTorch's are sums of this table and of the other processes' (shared_cards.h).
+//
+//   context    the primary context: cuDevicePrimaryCtxRetain         the card's data file; an estimate, but for measured cards
+//   modules    code of the first kernel or library handle            the same
+//   heaps      cudaDeviceSetLimit: malloc() and printf() of kernels, what is above the defaults, which the context includes
+//              and their stacks
+//   graphs     executables of captured graphs                        an estimate by the number of their kernels
+//   blocks     cudaMalloc: whole pages, or small blocks that share   libraries' workspaces and communicators' buffers are such
+//   pools      stream-ordered pools, what they keep included         blocks, and told from others by the library that asks
+//   mappings   cuMemCreate, while anybody holds the pages
+//
+// The locks, in the order in which they are taken; whoever holds one may take those below it only:
+//
+//   stream_lock()    streams, events, captures, graphs
+//   memory_lock()    the ledger, ranges, heaps, pools, mappings
+//   SharedCardsLock  the file of the processes that share the cards
+//   contents, notes  leaves: nothing is taken under them. Notes call the recorder, so they are made under no other lock
+
+namespace oomdiag {
+
+struct Device;
+
+enum class Holder : uint8_t { context, modules, heaps, graphs, blocks, pools, mappings };
+inline constexpr size_t kHolders = 7;
+
+/// "context", "modules", "heaps and stacks of kernels": as reports name them.
+const char* name_of(Holder holder) noexcept;
+
+/// What this process holds of one card. Read from any thread; changed by take() and give_back().
+class Ledger {
+ public:
+  int64_t held_by(Holder holder) const noexcept { return held_[static_cast<size_t>(holder)].load(); }
+  int64_t held() const noexcept;
+
+ private:
+  friend bool take(Device& device, Holder holder, int64_t bytes) noexcept;
+  friend void give_back(Device& device, Holder holder, int64_t bytes) noexcept;
+
+  std::array<std::atomic<int64_t>, kHolders> held_{};
+};
+
+/// Guards the ledgers and the tables of memory.
+std::mutex& memory_lock() noexcept;
+
+/// Takes `bytes` of the card; false when it has not so many left, by this process and the others. Under memory_lock().
+bool take(Device& device, Holder holder, int64_t bytes) noexcept;
+void give_back(Device& device, Holder holder, int64_t bytes) noexcept;
+
+/// What all processes hold of the card.
+int64_t count_used_bytes(const Device& device) noexcept;
+int64_t count_free_bytes(const Device& device) noexcept;
+
+}  // namespace oomdiag

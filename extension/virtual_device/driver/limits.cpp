@@ -1,0 +1,47 @@
+#include "extension/virtual_device/driver/limits.h"
+
+#include <algorithm>
+
+#include "extension/virtual_device/driver/callbacks.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/small_heap.h"
+
+namespace oomdiag {
+namespace {
+
+/// What so many bytes beyond the default take.
+int64_t extra_bytes(const Device& device, const Limits& limits, CUlimit limit) {
+  static const Limits usual;
+  const int64_t threads = int64_t{device.card.multiprocessors} * device.card.threads_per_multiprocessor;
+  const auto extra = static_cast<int64_t>(limits.values[limit]) - static_cast<int64_t>(usual.values[limit]);
+  return std::max<int64_t>(extra, 0) * (limit == CU_LIMIT_STACK_SIZE ? threads : 1);
+}
+
+int64_t bytes_of(const Device& device, const Limits& limits) {
+  int64_t sum = 0;
+  for (const CUlimit limit : {CU_LIMIT_STACK_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE}) {
+    sum += round_to_pages(extra_bytes(device, limits, limit));
+  }
+  return sum;
+}
+
+}  // namespace
+
+CUresult set_limit(Device& device, CUlimit limit, size_t value) {
+  int64_t more = 0;
+  {
+    std::lock_guard guard(memory_lock());
+    Limits wanted = device.limits;
+    wanted.values[limit] = std::min<size_t>(value, size_t{1} << 40);
+    more = bytes_of(device, wanted) - bytes_of(device, device.limits);
+    if (more < 0) give_back(device, Holder::heaps, -more);
+    if (more <= 0 || take(device, Holder::heaps, more)) {
+      device.limits = wanted;
+      return CUDA_SUCCESS;
+    }
+  }
+  tell_refusal(more);
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstddef>
+
+namespace oomdiag {
+
+struct Device;
+
+/// The limits of a context, with the defaults that cuda.h and the programming guide give for a stack and the two heaps.
+struct Limits {
+  std::array<size_t, CU_LIMIT_MAX> values = [] {
+    std::array<size_t, CU_LIMIT_MAX> usual{};
+    usual[CU_LIMIT_STACK_SIZE] = 1 << 10;
+    usual[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
+    usual[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;
+    return usual;
+  }();
+};
+
+/// Sets a limit. What it takes of the card above the default, which every context includes, is taken at once: the heaps, and
+/// a stack for each thread that may be resident. CUDA_ERROR_OUT_OF_MEMORY where the card has not so much.
+CUresult set_limit(Device& device, CUlimit limit, size_t value);
+
+}  // namespace oomdiag

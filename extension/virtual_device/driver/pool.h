@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/heap.h"
+
+namespace oomdiag {
+
+/// A stream-ordered memory pool. It takes pages of the card in steps of 32 MiB, as drivers do, and where the card has not so
+/// much left, those that it needs. What is freed serves the next request, wherever it lies, for pools map pages where they
+/// are wanted; above the release threshold (cuda.h, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) it goes back to the card.
+/// Under memory_lock().
+class Pool final : public Pages {
+ public:
+  static constexpr int64_t kStepBytes = 32 << 20;
+
+  explicit Pool(Device& device) : device_(device) {}
+
+  bool take_pages(int64_t bytes) override;
+  void give_pages(int64_t bytes) override;
+
+  Refusal allocate(int64_t bytes, uintptr_t* begin);
+  void free(uintptr_t begin, int64_t bytes);
+
+  /// Gives back what no block needs, down to `least` bytes.
+  void trim(uint64_t least);
+
+  Device& device() const { return device_; }
+  int64_t used_bytes() const { return used_bytes_; }
+  int64_t reserved_bytes() const { return reserved_bytes_; }
+  int64_t used_high_bytes() const { return used_high_bytes_; }
+  int64_t reserved_high_bytes() const { return reserved_high_bytes_; }
+  void reset_used_high() { used_high_bytes_ = used_bytes_; }
+  void reset_reserved_high() { reserved_high_bytes_ = reserved_bytes_; }
+  uint64_t release_threshold() const { return release_threshold_; }
+  void set_release_threshold(uint64_t bytes) { release_threshold_ = bytes; }
+
+ private:
+  bool grow(int64_t bytes);
+
+  Device& device_;
+  Heap heap_{*this};
+  int64_t used_bytes_ = 0;   ///< by blocks
+  int64_t paged_bytes_ = 0;  ///< pages that have blocks
+  int64_t reserved_bytes_ = 0;
+  int64_t used_high_bytes_ = 0;
+  int64_t reserved_high_bytes_ = 0;
+  uint64_t release_threshold_ = 0;
+};
+
+}  // namespace oomdiag
