@@ -79,8 +79,9 @@ OOMDIAG_ENTRY_POINT CUresult cuGetProcAddress(const char* name, void** function,
 OOMDIAG_ENTRY_POINT CUresult cuGetExportTable(const void** table, const CUuuid*) {
   static std::atomic<bool> is_told = false;
   *table = nullptr;
-  if (is_told.exchange(true)) return CUDA_ERROR_NOT_FOUND;
   const char* caller = name_caller(__builtin_return_address(0));
+  const bool is_served = std::string_view(caller).starts_with("libcudnn");  // what its plans take is counted in dnn/
+  if (is_served || is_told.exchange(true)) return CUDA_ERROR_NOT_FOUND;
   const std::string text = std::string(caller) + ", which brings a CUDA runtime of its own";
   oomdiag_device_note("unsupported", strdup(text.c_str()));
   return CUDA_ERROR_NOT_FOUND;
