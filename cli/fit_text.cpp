@@ -32,6 +32,12 @@ std::string stopped(const std::vector<FitRun>& runs) {
   return last == 0 ? "" : fmt::format("; runs were ended when their peak was steady, at step {} at the latest", last);
 }
 
+Values values_with(const LargestValue& largest, const Variable& variable, int64_t value) {
+  Values values = largest.others;
+  values[variable.name] = value;
+  return values;
+}
+
 std::string about_value(const Variable& variable, const LargestValue& largest, const std::vector<FitRun>& runs) {
   Values values = largest.others;
   if (!largest.value) {
@@ -57,7 +63,19 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   if (largest.failed_above.size() > 1) {
     text += fmt::format("; so do {}", fmt::join(largest.failed_above.begin() + 1, largest.failed_above.end(), ", "));
   }
-  return text + (largest.failed_above.empty() ? "" : "\n");
+  if (!largest.failed_above.empty()) text += "\n";
+  std::vector<int64_t> below;
+  for (const FitRun& run : runs) {
+    const int64_t value = run.values.at(variable.name);
+    if (!run.trial.passed() && value < *largest.value &&
+        find_run(runs, values_with(largest, variable, value)) == &run) {
+      below.push_back(value);
+    }
+  }
+  std::sort(below.begin(), below.end());
+  if (!below.empty())
+    text += fmt::format("  smaller ones ran out as well, as holes decide there: {}\n", fmt::join(below, ", "));
+  return text;
 }
 
 std::string table(const Variable& variable, const std::vector<FitOfCard>& found) {

