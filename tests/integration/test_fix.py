@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import textwrap
 import unittest
 
 import fix_programs
@@ -104,6 +105,33 @@ class Quick(Fix):
         found = self.oomdiag("fix", "--device", "real", "--batch", 7000, "--json", *program, **driver)
         self.assertEqual(found.returncode, 0, found.stderr)
         self.assertIn("RTX 3060", json.loads(found.stdout)["device"])
+
+    def test_a_loss_in_chunks_is_the_loss_with_its_gradient(self):
+        code = """
+            import sys, torch
+            import torch.nn.functional as F
+            sys.path.insert(0, sys.argv[1])
+            from oomdiag_remedies.chunked_cross_entropy import CrossEntropyInChunks, cross_entropy
+            torch.manual_seed(0)
+            for reduction in "mean", "sum":
+                x, y = torch.randn(4100, 1100), torch.randint(0, 1100, (4100,))
+                y[::7] = -100
+                one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+                plain, chunked = F.cross_entropy(one, y, reduction=reduction), cross_entropy(F.cross_entropy, other, y, reduction=reduction)
+                (plain * 3).backward()
+                (chunked * 3).backward(retain_graph=True)
+                assert isinstance(chunked.grad_fn, CrossEntropyInChunks._backward_cls)
+                torch.testing.assert_close(plain, chunked)
+                torch.testing.assert_close(one.grad, other.grad)
+                try:
+                    chunked.backward()
+                    print("a second pass would be wrong")
+                except RuntimeError:
+                    pass
+        """
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(code), ROOT / "extension" / "python" / "remedies"],
+                                capture_output=True, text=True)
+        self.assertEqual((result.returncode, result.stdout), (0, ""), result.stderr)
 
     def test_fit_finds_the_border_in_few_runs(self):
         result = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json")
