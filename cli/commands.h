@@ -22,6 +22,8 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
 void add_explain(CLI::App& app, Command& chosen);
 void add_export(CLI::App& app, Command& chosen);
+void add_diff(CLI::App& app, Command& chosen);
+void add_check(CLI::App& app, Command& chosen);
 void add_clean(CLI::App& app, Command& chosen);
 void add_compare(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);

@@ -84,6 +84,8 @@ int parse_and_run(int argc, char** argv) {
   add_explain(app, chosen);
   add_compare(app, chosen);
   add_export(app, chosen);
+  add_diff(app, chosen);
+  add_check(app, chosen);
   add_clean(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 build = ROOT / "build"
@@ -43,7 +44,9 @@ def oomdiag(*arguments, folder, code=0):
     return done
 
 
-class Exports(unittest.TestCase):
+class Runs(unittest.TestCase):
+    """A run that fails and one that fits."""
+
     @classmethod
     def setUpClass(cls):
         cls.base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-export-"))
@@ -62,6 +65,7 @@ class Exports(unittest.TestCase):
         (folder,) = set(cls.base.glob("oomdiag-*")) - before
         return folder, json.loads(oomdiag("explain", folder, "--json", folder=cls.base).stdout)
 
+class Exports(Runs):
     def export(self, what, form):
         name = oomdiag("export", what, "--to", form, folder=self.base).stdout.strip()
         return self.base / name
@@ -182,6 +186,41 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         self.assertIn("one of: html, folded", oomdiag("export", file, "--to", "pdf", folder=self.base, code=2).stderr)
         self.assertEqual(oomdiag("export", file, "--to", "csv", "-o", "-", folder=self.base).stdout.splitlines()[0],
                          "card,category,name,op,source,shape,used_by,bytes,blocks,copies")
+
+
+class Gates(Runs):
+    """`diff` and `check` on the runs of above and one more of the same program."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.again, _ = cls.train("--model", "resnet50", "--device", "rtx4090")
+        cls.larger, _ = cls.train("--model", "resnet50", "--device", "rtx4090", "--batch", "48")
+
+    def test_the_same_program_twice_is_no_difference_and_a_larger_batch_is_one(self):
+        self.assertEqual(oomdiag("diff", self.fits, self.again, folder=self.base).stdout, "oomdiag: no difference\n")
+        words = oomdiag("diff", self.fits, self.larger, folder=self.base, code=1).stdout
+        self.assertIn("peak allocated", words)
+        self.assertRegex(words, r"\n    activation +[0-9.]+ +[0-9.]+ +\+[0-9.]+\n")
+        found = json.loads(oomdiag("diff", self.larger, self.fits, "--json", folder=self.base, code=1).stdout)
+        self.assertFalse(found["equal"])
+        self.assertLess(found["categories"][0]["change_bytes"], 0)
+
+    def test_budgets_end_in_an_exit_code_lines_and_xml(self):
+        peak = self.fitted["peak"]["allocated_bytes"]
+        kept = oomdiag("check", self.fits, "--max-allocated", peak, "--max-growth", "1MiB/step", "--baseline", self.again,
+                       folder=self.base).stdout.splitlines()
+        self.assertTrue(all(line.startswith("ok ") for line in kept) and len(kept) == 6, kept)
+        broken = oomdiag("check", self.larger, "--max-allocated", peak, "--baseline", self.again, "--tolerance", "2%",
+                         "--junit", "junit.xml", "--github", folder=self.base, code=1).stdout
+        self.assertIn("FAIL max allocated", broken)
+        self.assertRegex(broken, r"FAIL baseline allocated .* most of it: ")
+        self.assertIn("::error title=oomdiag max allocated::", broken)
+        suite = xml.etree.ElementTree.parse(self.base / "junit.xml").getroot()
+        self.assertEqual((suite.get("failures"), len(suite)), ("3", 5))
+        self.assertIn("out of memory", oomdiag("check", self.fails, folder=self.base, code=1).stdout)
+        for wrong in (("--tolerance", "2%"), ("--max-growth", "fast"), ("--baseline", self.again, "--tolerance", "much")):
+            oomdiag("check", self.fits, *wrong, folder=self.base, code=2)
 
 
 if __name__ == "__main__":

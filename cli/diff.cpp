@@ -1,0 +1,50 @@
+#include "profiler/diff/diff.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/help.h"
+#include "cli/reports.h"
+#include "cli/sizes.h"
+#include "cli/terminal.h"
+
+namespace oomdiag {
+namespace {
+
+struct Options {
+  std::string before, after, least;
+  bool json = false;
+};
+
+int diff_files(const Options& options) {
+  DiffOptions noise;
+  if (!options.least.empty()) noise.least_bytes = parse_bytes(options.least);
+  const ReportDiff found = diff(load_report(options.before), load_report(options.after), noise);
+  write_out(options.json ? to_json(found) + "\n" : to_text(found, manners_of(STDOUT_FILENO).unicode));
+  return found.is_empty() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_diff(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<Options>();
+  CLI::App& command = *app.add_subcommand("diff", "what grew between two runs");
+  set_help(command, {.example = "oomdiag diff before.json oomdiag-4711",
+                     .about = "Says what the second run holds more or less than the first, by category, module, op and "
+                              "line: run folders, traces, reports or snapshots. What differs between two runs of the "
+                              "same program does not count. Exit code 0 if nothing differs, 1 if something does.",
+                     .usage = "oomdiag diff [OPTIONS] BEFORE AFTER"});
+  command.add_option("BEFORE", options->before, "a run folder, a trace, a report or a snapshot.pickle")
+      ->type_name("")
+      ->required();
+  command.add_option("AFTER", options->after, "likewise")->type_name("")->required();
+  command.add_option("--least", options->least, "changes that count; default 64KiB, and a thousandth of the peak")
+      ->type_name("SIZE");
+  command.add_flag("--json", options->json, "print the difference as JSON");
+  command.callback([options, &chosen] { chosen = [options] { return diff_files(*options); }; });
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,146 @@
+#include "profiler/diff/budget.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "profiler/diff/diff.h"
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+/// The highest of all cards and ranks.
+struct Highest {
+  int64_t allocated = 0, reserved = 0, growth = 0;
+};
+
+Highest highest_of(const Report& report) {
+  Highest highest;
+  const auto take = [&](const ReportPeak& peak) {
+    highest.allocated = std::max(highest.allocated, peak.allocated_bytes);
+    highest.reserved = std::max(highest.reserved, peak.reserved_bytes);
+  };
+  for (const ReportRank& rank : report.ranks) take(rank.peak);
+  for (const ReportOfDevice& device : report.devices) {
+    take(device.peak);
+    int64_t growth = 0;
+    for (const ReportGrowth& one : device.growth) growth += one.bytes_per_step;
+    highest.growth = std::max(highest.growth, growth);
+  }
+  return highest;
+}
+
+Verdict judge(const char* budget, int64_t found, int64_t allowed, const std::string& of) {
+  const bool kept = found <= allowed;
+  const std::string above = kept ? "" : fmt::format(", {} above", with_unit(found - allowed));
+  return {budget, kept, fmt::format("{} of {}{}{}", with_unit(found), with_unit(allowed), of, above)};
+}
+
+int64_t with_tolerance(int64_t bytes, double tolerance) {
+  return bytes + static_cast<int64_t>(static_cast<double>(bytes) * tolerance);
+}
+
+// The first rows of the difference say what to look at.
+std::string what_grew(const Report& before, const Report& after) {
+  const ReportDiff found = diff(before, after);
+  for (const auto* rows : {&found.modules, &found.lines, &found.ops, &found.categories}) {
+    for (const DiffRow& row : *rows) {
+      if (row.change() > 0 && !row.name.empty()) {
+        return fmt::format("; most of it: {} +{}", printable_end(row.name, 60), with_unit(row.change()));
+      }
+    }
+  }
+  return "";
+}
+
+Verdict against_baseline(const char* budget, int64_t found, int64_t before, const Report& report,
+                         const Budgets& budgets) {
+  const std::string of = fmt::format(" ({} before, {:g} % allowed)", with_unit(before), 100 * budgets.tolerance);
+  Verdict verdict = judge(budget, found, with_tolerance(before, budgets.tolerance), of);
+  if (!verdict.kept) verdict.words += what_grew(*budgets.baseline, report);
+  return verdict;
+}
+
+// Its figures end where it did.
+Verdict judge_outcome(const Report& report) {
+  if (report.outcome == "out_of_memory") return {"outcome", false, "the run is out of memory"};
+  if (report.devices.empty()) return {"outcome", false, "nothing was allocated on a card"};
+  if (report.outcome == "ok") return {"outcome", true, report.snapshot ? "a snapshot without an OOM" : "the run fits"};
+  return {"outcome", false, fmt::format("the run did not end well: {}", printable(report.outcome, 40))};
+}
+
+std::string escaped(std::string_view text) {
+  std::string safe;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        safe += "&amp;";
+        break;
+      case '<':
+        safe += "&lt;";
+        break;
+      case '>':
+        safe += "&gt;";
+        break;
+      case '"':
+        safe += "&quot;";
+        break;
+      default:
+        safe += c;
+    }
+  }
+  return safe;
+}
+
+}  // namespace
+
+std::vector<Verdict> check(const Report& report, const Budgets& budgets) {
+  const Highest found = highest_of(report);
+  std::vector<Verdict> verdicts = {judge_outcome(report)};
+  if (budgets.max_allocated_bytes) {
+    verdicts.push_back(judge("max allocated", found.allocated, *budgets.max_allocated_bytes, ""));
+  }
+  if (budgets.max_reserved_bytes) {
+    verdicts.push_back(judge("max reserved", found.reserved, *budgets.max_reserved_bytes, ""));
+  }
+  if (budgets.max_growth_bytes) {
+    verdicts.push_back(judge("max growth", found.growth, *budgets.max_growth_bytes, " per step"));
+  }
+  if (!budgets.baseline) return verdicts;
+  const Highest before = highest_of(*budgets.baseline);
+  verdicts.push_back(against_baseline("baseline allocated", found.allocated, before.allocated, report, budgets));
+  verdicts.push_back(against_baseline("baseline reserved", found.reserved, before.reserved, report, budgets));
+  const int64_t allowed_growth = with_tolerance(before.growth, budgets.tolerance);
+  verdicts.push_back(judge("baseline growth", found.growth, allowed_growth, " per step"));
+  return verdicts;
+}
+
+std::string to_junit(const std::vector<Verdict>& verdicts, const std::string& suite) {
+  const auto failures = std::ranges::count(verdicts, false, &Verdict::kept);
+  std::string text = fmt::format(
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"oomdiag check\" tests=\"{}\" failures=\"{}\">\n",
+      verdicts.size(), failures);
+  for (const Verdict& one : verdicts) {
+    text +=
+        fmt::format("  <testcase classname=\"{}\" name=\"{}\">", escaped(printable(suite, 200)), escaped(one.budget));
+    text += one.kept ? fmt::format("<system-out>{}</system-out>", escaped(one.words))
+                     : fmt::format("<failure message=\"{}\"/>", escaped(one.words));
+    text += "</testcase>\n";
+  }
+  return text + "</testsuite>\n";
+}
+
+std::string to_github(const std::vector<Verdict>& verdicts, const std::string& suite) {
+  std::string text;
+  for (const Verdict& one : verdicts) {
+    if (one.kept) continue;
+    std::string words = fmt::format("{}: {}", printable(suite, 200), one.words);
+    for (size_t at = 0; (at = words.find('%', at)) != words.npos; at += 3) words.replace(at, 1, "%25");
+    text += fmt::format("::error title=oomdiag {}::{}\n", one.budget, words);
+  }
+  return text;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,122 @@
+#include "profiler/diff/diff.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <map>
+
+#include "profiler/report/holders.h"
+
+namespace oomdiag {
+namespace {
+
+using Sums = std::map<std::string, DiffRow>;
+
+constexpr size_t kMostRows = 20;
+constexpr double kReservedNoise = 0.015;  // between address layouts of one program; see snapshot/compare.h
+
+std::string file_of(const std::string& line) { return line.substr(0, line.rfind(':')); }
+
+// The same project may lie in two folders.
+std::string short_line(const std::string& line) {
+  const size_t last = line.rfind('/');
+  const size_t before = last == line.npos || last == 0 ? line.npos : line.rfind('/', last - 1);
+  return before == line.npos ? line : line.substr(before + 1);
+}
+
+std::string folded(const std::string& path) { return fold_indices(path); }
+std::string as_it_is(const std::string& name) { return name; }
+
+template <class Rename>
+Sums join(const std::vector<ReportOwned>& before, const std::vector<ReportOwned>& after, const Rename& rename) {
+  Sums sums;
+  for (const ReportOwned& one : before) sums[rename(one.name)].before += one.bytes;
+  for (const ReportOwned& one : after) sums[rename(one.name)].after += one.bytes;
+  return sums;
+}
+
+// Code above a line moves it: rows of one file that make up for each other are the same line.
+void drop_moved(std::vector<DiffRow>& rows, int64_t least) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (size_t j = i + 1; j < rows.size(); ++j) {
+      const bool gone = rows[i].before == 0 || rows[i].after == 0;
+      const bool moved = gone && file_of(rows[i].name) == file_of(rows[j].name) &&
+                         (rows[i].before == 0 ? rows[j].after : rows[j].before) == 0 &&
+                         std::abs(rows[i].change() + rows[j].change()) < least;
+      if (!moved) continue;
+      rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(j));
+      rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(i--));
+      break;
+    }
+  }
+}
+
+// A module holds what the modules in it hold: of those with the same change the innermost says most.
+void drop_outer(std::vector<DiffRow>& rows) {
+  std::erase_if(rows, [&](const DiffRow& outer) {
+    return std::ranges::any_of(rows, [&](const DiffRow& inner) {
+      return inner.change() == outer.change() && inner.name.starts_with(outer.name + ".");
+    });
+  });
+}
+
+std::vector<DiffRow> changes(const Sums& sums, int64_t least) {
+  std::vector<DiffRow> rows;
+  for (const auto& [name, row] : sums) {
+    if (std::abs(row.change()) < least) continue;
+    rows.push_back(row);
+    rows.back().name = name;
+  }
+  std::ranges::stable_sort(rows, std::greater{}, [](const DiffRow& row) { return std::abs(row.change()); });
+  return rows;
+}
+
+std::vector<DiffRow> first_of(std::vector<DiffRow> rows) {
+  if (rows.size() > kMostRows) rows.resize(kMostRows);
+  return rows;
+}
+
+int64_t growth_of(const ReportOfDevice& device) {
+  int64_t sum = 0;
+  for (const ReportGrowth& growth : device.growth) sum += growth.bytes_per_step;
+  return sum;
+}
+
+ReportOfDevice main_of(const Report& report) {
+  return report.main_device < report.devices.size() ? report.devices[report.main_device] : ReportOfDevice{};
+}
+
+}  // namespace
+
+ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options) {
+  const ReportOfDevice a = main_of(before), b = main_of(after);
+  ReportDiff result{.outcome_before = before.outcome,
+                    .outcome_after = after.outcome,
+                    .cause_before = a.cause ? a.cause->kind : "",
+                    .cause_after = b.cause ? b.cause->kind : ""};
+  const int64_t allocated = std::max(a.peak.allocated_bytes, b.peak.allocated_bytes);
+  const int64_t least = std::max<int64_t>({1, options.least_bytes, allocated / 1000});
+  const auto figure = [&](const char* name, int64_t was, int64_t is, int64_t noise) {
+    if (std::abs(is - was) >= noise) result.figures.push_back({name, was, is});
+  };
+  figure("peak allocated", a.peak.allocated_bytes, b.peak.allocated_bytes, least);
+  const auto reserved = static_cast<double>(std::max(a.peak.reserved_bytes, b.peak.reserved_bytes));
+  figure("peak reserved", a.peak.reserved_bytes, b.peak.reserved_bytes,
+         std::max(least, static_cast<int64_t>(reserved * kReservedNoise)));
+  figure("growth per step", growth_of(a), growth_of(b), std::min<int64_t>(least, 64 << 10));
+
+  Sums categories;
+  for (const auto& [name, bytes] : a.categories) categories[name].before = bytes;
+  for (const auto& [name, bytes] : b.categories) categories[name].after = bytes;
+  result.categories = first_of(changes(categories, least));
+  auto modules = changes(join(a.owners_by.module, b.owners_by.module, folded), least);
+  drop_outer(modules);
+  result.modules = first_of(std::move(modules));
+  result.ops = first_of(changes(join(a.owners_by.op, b.owners_by.op, as_it_is), least));
+  auto lines = changes(join(a.owners_by.line, b.owners_by.line, short_line), least);
+  drop_moved(lines, least);
+  result.lines = first_of(std::move(lines));
+  return result;
+}
+
+}  // namespace oomdiag

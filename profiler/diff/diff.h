@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "profiler/report/report.h"
+
+// Two reports of one program side by side: what grew and what shrank. Sums by name are compared, so that neither addresses nor
+// the order of allocations matter, and what differs by less than runs of the same program do is left out.
+namespace oomdiag {
+
+struct DiffRow {
+  std::string name;
+  int64_t before = 0, after = 0;
+
+  int64_t change() const { return after - before; }
+  bool operator==(const DiffRow&) const = default;
+};
+
+struct ReportDiff {
+  std::string outcome_before, outcome_after;
+  std::string cause_before, cause_after;                         ///< empty where nothing failed
+  std::vector<DiffRow> figures{};                                ///< peak allocated and reserved, growth per step
+  std::vector<DiffRow> categories{}, modules{}, ops{}, lines{};  ///< at the described moments, the largest change first
+
+  bool is_empty() const {
+    return outcome_before == outcome_after && cause_before == cause_after && figures.empty() && categories.empty() &&
+           modules.empty() && ops.empty() && lines.empty();
+  }
+  bool operator==(const ReportDiff&) const = default;
+};
+
+/// What counts: a change of `least_bytes`, and of a thousandth of what is allocated.
+struct DiffOptions {
+  int64_t least_bytes = 64 << 10;
+};
+
+/// Compares the cards that the reports are about.
+ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options = {});
+
+/// As people read it; `unicode` as in TextOptions.
+std::string to_text(const ReportDiff& diff, bool unicode = true);
+std::string to_json(const ReportDiff& diff);
+
+}  // namespace oomdiag
