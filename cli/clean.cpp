@@ -40,7 +40,7 @@ struct Found {
 };
 
 bool is_written_by_us(const std::string& name) {
-  constexpr const char* kFiles[] = {"trace",  "report.json", "report.json.part", "output.txt",
+  constexpr const char* kFiles[] = {"trace",  "report.json", "report.json.part", "report.html", "output.txt",
                                     "loaded", "cards",       "run.json"};
   return std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles);
 }

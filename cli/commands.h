@@ -24,6 +24,7 @@ void add_explain(CLI::App& app, Command& chosen);
 void add_export(CLI::App& app, Command& chosen);
 void add_diff(CLI::App& app, Command& chosen);
 void add_check(CLI::App& app, Command& chosen);
+void add_watch(CLI::App& app, Command& chosen);
 void add_clean(CLI::App& app, Command& chosen);
 void add_compare(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);

@@ -5,11 +5,14 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/export.h"
 #include "cli/help.h"
 #include "cli/reports.h"
+#include "cli/terminal.h"
 #include "profiler/report/redact.h"
 
 namespace oomdiag {
@@ -21,6 +24,7 @@ struct Options {
   ToldCard card;
   bool json = false;
   bool redact = false;
+  bool opens = false;
 };
 
 /// What names somebody: of the user and of the machine.
@@ -38,7 +42,19 @@ std::vector<std::string> find_secrets() {
   return secrets;
 }
 
+/// The page lies in the run folder, else beside the file that was given.
+int show_page(const std::filesystem::path& path) {
+  const bool is_folder = std::filesystem::is_directory(path);
+  const std::filesystem::path page = is_folder ? path / "report.html" : std::filesystem::path(path.string() + ".html");
+  write_page(path, page);
+  const bool opened = open_on_desktop(page);
+  fmt::print("{}\n", page.string());
+  if (!opened) complain("hint: there is no desktop here to open it on; open it in any browser\n");
+  return 0;
+}
+
 int explain(const Options& options) {
+  if (options.opens) return show_page(options.path);
   check_writable(options.output);
   Report report = load_report(options.path, options.card);
   if (options.redact) report = redact(report, find_secrets());
@@ -63,6 +79,7 @@ void add_explain(CLI::App& app, Command& chosen) {
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_flag("--redact", options->redact,
                    "for reports that leave the house: without paths, the command line and names of users");
+  command.add_flag("--open", options->opens, "write the report as a page, and open it in the browser");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.callback([options, &chosen] { chosen = [options] { return explain(*options); }; });
 }

@@ -1,4 +1,9 @@
+#include "cli/export.h"
+
 #include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <array>
@@ -103,6 +108,20 @@ int export_file(const Options& options) {
 }
 
 }  // namespace
+
+void write_page(const std::filesystem::path& run, const std::filesystem::path& file) {
+  write_whole(make_html(load_explained(run)), file);
+}
+
+bool open_on_desktop(const std::filesystem::path& file) {
+  const std::string name = std::filesystem::absolute(file).string();
+  std::array<const char*, 3> words = {"xdg-open", name.c_str(), nullptr};
+  pid_t child = 0;
+  if (posix_spawnp(&child, words[0], nullptr, nullptr, const_cast<char* const*>(words.data()), environ) != 0)
+    return false;
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
 
 void add_export(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<Options>();

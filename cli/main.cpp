@@ -86,6 +86,7 @@ int parse_and_run(int argc, char** argv) {
   add_export(app, chosen);
   add_diff(app, chosen);
   add_check(app, chosen);
+  add_watch(app, chosen);
   add_clean(app, chosen);
   add_devices(app, chosen);
   add_models(app, chosen);

@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/diagnosis.h"
+#include "cli/export.h"
 #include "cli/help.h"
 #include "cli/programs.h"
 #include "cli/reports.h"
@@ -21,6 +22,7 @@ struct Options {
   DeviceOptions device;
   std::string folder;
   std::string output;
+  std::string html;
   int attach_at_step = 1;
   bool no_progress = false;
   bool completes = false;
@@ -43,6 +45,7 @@ void show(const Diagnosis& diagnosis, const Options& options) {
   }
   print_text(*diagnosis.report, stderr);
   if (!options.output.empty()) write_json(*diagnosis.report, options.output);
+  if (!options.html.empty()) write_page(diagnosis.folder, options.html);
 }
 
 int run(const Options& options) {
@@ -52,6 +55,7 @@ int run(const Options& options) {
   const Install install = find_install();
   const DeviceChoice device = choose_device(options.device, install);
   check_writable(options.output);
+  check_writable(options.html);
   say_default(device);
   const DiagnosisRequest request{.program = resolve_program(options.program, install),
                                  .device = device,
@@ -84,6 +88,7 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command.prefix_command();
   add_device_options(command, options->device);
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
+  command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
   command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
       ->type_name("DIR");
   command

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/diagnosis.h"
+#include "cli/export.h"
 #include "cli/help.h"
 #include "cli/models.h"
 #include "cli/reports.h"
@@ -33,6 +34,7 @@ struct Options {
   DeviceOptions device;
   std::string folder;
   std::string output;
+  std::string html;
   bool json = false;
 };
 
@@ -76,6 +78,7 @@ int give_up(const Diagnosis& diagnosis) {
 int finish(const Options& options, const Diagnosis& diagnosis) {
   const Report& report = *diagnosis.report;
   if (!options.output.empty()) write_json(report, options.output);
+  if (!options.html.empty()) write_page(diagnosis.folder, options.html);
   options.json ? print_json(report) : print_text(report, stdout);
   if (report.outcome == "out_of_memory") return kOutOfMemory;
   if (diagnosis.ending.code() == 0) return 0;
@@ -109,6 +112,7 @@ int train(Options options) {
   const Model model = find_model(read_models(install.models), options.model);
   check_options(options, model);
   check_writable(options.output);
+  check_writable(options.html);
   if (options.variant.empty() && !model.variants.empty()) options.variant = model.variants.front();
   if (options.device.device == "cpu") {
     return train_on_host(options, model, compose_program(options, install, options.variant, "cpu"));
@@ -165,6 +169,7 @@ void add_train(CLI::App& app, Command& chosen) {
       ->check(one_of({"none", "bf16", "fp16"}));
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
+  command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
   command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
       ->type_name("DIR");
   command.callback([options, &chosen] { chosen = [options] { return train(*options); }; });

@@ -1,5 +1,7 @@
 #include "profiler/snapshot/to_trace.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <span>
 
@@ -80,6 +82,9 @@ class Converter {
     const auto earlier = [](const Event& a, const Event& b) { return a.time < b.time; };
     if (cards > 1) std::stable_sort(events.begin(), events.end(), earlier);
     add_steps(events);
+    if (const size_t odd = count_contradictions(); odd > 0) {
+      add_note(fmt::format("{} of its segments overlap or hold blocks that do not fit into them", odd), events);
+    }
     for (size_t i = 0; i < events.size(); ++i) events[i].sequence = i + 1;
     trace_.events = std::move(events);
     return std::move(trace_);
@@ -97,7 +102,7 @@ class Converter {
 
   // At most: to grow step by step would take twice as much.
   size_t count_events() const {
-    size_t count = 0;
+    size_t count = 4 * snapshot_.annotations.size() + 64;
     for (const auto& entries : snapshot_.traces) count += entries.size();
     for (const SnapshotSegment& segment : snapshot_.segments) count += 2 * segment.blocks.size() + 2;
     return count;
@@ -137,6 +142,36 @@ class Converter {
     }
   }
 
+  // Segments are sorted by card and address.
+  size_t count_contradictions() const {
+    size_t odd = 0;
+    for (size_t i = 0; i < snapshot_.segments.size(); ++i) {
+      const SnapshotSegment& segment = snapshot_.segments[i];
+      const uint64_t end = segment.address + static_cast<uint64_t>(std::max<int64_t>(0, segment.bytes));
+      const bool overlaps = i + 1 < snapshot_.segments.size() && snapshot_.segments[i + 1].device == segment.device &&
+                            snapshot_.segments[i + 1].address < end;
+      uint64_t at = segment.address;
+      const bool fits = std::ranges::all_of(segment.blocks, [&](const SnapshotBlock& block) {
+        const bool follows = block.address >= at;
+        at = block.address + static_cast<uint64_t>(std::max<int64_t>(0, block.bytes));
+        return follows && at <= end;
+      });
+      odd += overlaps || !fits ? 1 : 0;
+    }
+    return odd;
+  }
+
+  // Where a recorder would have left its own notes.
+  void add_note(const std::string& text, std::vector<Event>& events) {
+    trace_.names.emplace_back("snapshot");
+    trace_.contexts.push_back({.op = static_cast<uint32_t>(trace_.names.size() - 1)});
+    trace_.names.push_back(text);
+    events.push_back({.time = events.empty() ? 0 : events.back().time,
+                      .detail = trace_.names.size() - 1,
+                      .context = static_cast<uint32_t>(trace_.contexts.size() - 1),
+                      .kind = EventKind::note});
+  }
+
   // As the recorder would have told them.
   void add_steps(std::vector<Event>& events) {
     std::vector<size_t> positions;
@@ -150,21 +185,23 @@ class Converter {
     if (steps.begins.empty() && steps.ends.empty()) return;
     trace_.names.emplace_back("Optimizer.step");
     const uint64_t scope = trace_.names.size() - 1;
-    std::vector<Event> told;
-    told.reserve(events.size() + steps.begins.size() + 2 * steps.ends.size());
-    size_t begin = 0, end = 0;
-    for (size_t i = 0; i <= events.size(); ++i) {
-      const uint64_t time = events.empty() ? 0 : events[std::min(i, events.size() - 1)].time;
-      for (; end < steps.ends.size() && steps.ends[end] == i; ++end) {
-        told.push_back({.time = time, .detail = scope, .kind = EventKind::scope_begin});
-        told.push_back({.time = time, .detail = scope, .kind = EventKind::scope_end});
+    // From the back, in place: there may be millions of events.
+    size_t from = events.size(), to = from + steps.begins.size() + 2 * steps.ends.size();
+    size_t begin = steps.begins.size(), end = steps.ends.size();
+    events.resize(to);
+    while (to > from) {
+      const uint64_t time = from > 0 ? events[from - 1].time : 0;
+      if (begin > 0 && steps.begins[begin - 1] == from) {
+        events[--to] = {.time = time, .kind = EventKind::nodes_created};
+        --begin;
+      } else if (end > 0 && steps.ends[end - 1] == from) {
+        events[--to] = {.time = time, .detail = scope, .kind = EventKind::scope_end};
+        events[--to] = {.time = time, .detail = scope, .kind = EventKind::scope_begin};
+        --end;
+      } else {
+        events[--to] = events[--from];
       }
-      for (; begin < steps.begins.size() && steps.begins[begin] == i; ++begin) {
-        told.push_back({.time = time, .kind = EventKind::nodes_created});
-      }
-      if (i < events.size()) told.push_back(events[i]);
     }
-    events = std::move(told);
   }
 
   // The calls that led to the refusal.

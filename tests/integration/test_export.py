@@ -187,6 +187,32 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         self.assertEqual(oomdiag("export", file, "--to", "csv", "-o", "-", folder=self.base).stdout.splitlines()[0],
                          "card,category,name,op,source,shape,used_by,bytes,blocks,copies")
 
+    def test_run_and_train_write_the_page_at_once_and_explain_opens_it(self):
+        oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6800", "--html", "page.html", folder=self.base, code=3)
+        self.assertIn("out of memory in backward", self.page_data((self.base / "page.html").read_text())["text"])
+        opened = oomdiag("explain", self.fits, "--open", folder=self.base)
+        self.assertEqual(opened.stdout.strip(), str(self.fits / "report.html"))
+        self.assertIn("fits, peak in", self.page_data((self.fits / "report.html").read_text())["text"])
+
+    def test_a_run_can_be_watched_while_it_lives_and_after(self):
+        code = """
+import sys, time, torch
+kept = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda")]
+print("ready", flush=True)
+sys.stdin.readline()"""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.base))
+        with subprocess.Popen([str(build / "bin/oomdiag"), "run", "--device", "t4", "--folder", folder, "--", sys.executable, "-c", code],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+            self.assertEqual(program.stdout.readline(), "ready\n")
+            (run,) = folder.glob("oomdiag-*")
+            for target in (run, run.name.removeprefix("oomdiag-")):
+                words = oomdiag("watch", target, "--once", folder=self.base).stdout
+                self.assertIn("oomdiag: runs", words)
+                self.assertRegex(words, r"program +0 +64.00 MiB +64.00 MiB +64.00 MiB")
+            program.communicate("\n", timeout=60)
+        self.assertIn("oomdiag: has ended", oomdiag("watch", run, folder=self.base).stdout)
+        oomdiag("watch", "1", folder=self.base, code=1)
+
 
 class Gates(Runs):
     """`diff` and `check` on the runs of above and one more of the same program."""

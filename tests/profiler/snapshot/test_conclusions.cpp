@@ -183,3 +183,17 @@ TEST_CASE("paths of Windows are told apart like others", "[snapshot]") {
   CHECK(found.names[place.scope] == "Optimizer.step");
   CHECK(place.in_module);
 }
+
+TEST_CASE("segments that contradict each other are said", "[snapshot]") {
+  const auto limits_of = [](int64_t second, int64_t block_bytes) {
+    const Report report =
+        report_on(snapshot({segment(kAddress, 20_MiB, {block(block_bytes, block_bytes, "active_allocated")}),
+                            segment(second, 20_MiB, {block(20_MiB, 0, "inactive")})},
+                           {entry("segment_alloc", second, 20_MiB)}));
+    return std::ranges::count_if(
+        report.limits, [](const std::string& limit) { return limit.find("of its segments overlap") != limit.npos; });
+  };
+  CHECK(limits_of(kAddress + 20_MiB, 20_MiB) == 0);
+  CHECK(limits_of(kAddress + 10_MiB, 20_MiB) == 1);
+  CHECK(limits_of(kAddress + 20_MiB, 30_MiB) == 1);
+}
