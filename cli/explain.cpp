@@ -1,10 +1,6 @@
 #include <fmt/format.h>
-#include <pwd.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <memory>
 
@@ -12,6 +8,7 @@
 #include "cli/export.h"
 #include "cli/help.h"
 #include "cli/reports.h"
+#include "cli/secrets.h"
 #include "cli/terminal.h"
 #include "profiler/report/redact.h"
 
@@ -26,21 +23,6 @@ struct Options {
   bool redact = false;
   bool opens = false;
 };
-
-/// What names somebody: of the user and of the machine.
-std::vector<std::string> find_secrets() {
-  std::vector<std::string> secrets;
-  const auto add = [&](const char* text) {
-    constexpr size_t kShortest = 3;
-    const std::string secret = text == nullptr ? "" : text;
-    if (secret.size() >= kShortest && secret != "root") secrets.push_back(secret);
-  };
-  for (const char* name : {"USER", "LOGNAME", "HOSTNAME"}) add(std::getenv(name));
-  if (const passwd* const user = getpwuid(geteuid()); user != nullptr) add(user->pw_name);
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) == 0) add(host.data());
-  return secrets;
-}
 
 /// The page lies in the run folder, else beside the file that was given.
 int show_page(const std::filesystem::path& path) {

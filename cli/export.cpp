@@ -13,12 +13,14 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/reports.h"
+#include "cli/secrets.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
 #include "profiler/export/html.h"
 #include "profiler/export/perfetto.h"
 #include "profiler/export/tables.h"
 #include "profiler/export/to_snapshot.h"
+#include "profiler/report/redact.h"
 
 namespace oomdiag {
 namespace {
@@ -26,13 +28,20 @@ namespace {
 struct Options {
   std::string path, to, output;
   ToldCard card;
+  bool redact = false;
 };
 
+// Of a redacted report no name may come from the trace; the step's categories are none.
 std::vector<CardPicture> draw(const Explained& from) {
   std::vector<CardPicture> cards;
   for (size_t i = 0; i < from.report.devices.size(); ++i) {
     const bool has_history = from.trace != nullptr && i < from.history.devices.size();
-    cards.push_back(has_history ? draw_card(from.history.devices[i]) : draw_card(from.report.devices[i]));
+    if (has_history && !from.is_redacted) {
+      cards.push_back(draw_card(from.history.devices[i]));
+      continue;
+    }
+    cards.push_back(draw_card(from.report.devices[i]));
+    if (has_history) cards.back().step = draw_card(from.history.devices[i]).step;
   }
   return cards;
 }
@@ -42,6 +51,7 @@ struct Format {
   const char* name;
   const char* ending;
   std::string (*make)(const Explained& from);
+  bool tells_trace = false;  ///< its names, too
 };
 
 std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }
@@ -63,8 +73,8 @@ constexpr std::array kFormats = {
     Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
     Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
     Format{"perfetto", ".perfetto.json",
-           [](const Explained& from) { return to_perfetto(from.report, from.trace.get()); }},
-    Format{"snapshot", ".exported.pickle", make_snapshot},
+           [](const Explained& from) { return to_perfetto(from.report, from.trace.get()); }, /*tells_trace=*/true},
+    Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
 };
 
 std::string names_of_formats() {
@@ -92,10 +102,21 @@ std::filesystem::path default_output(const std::string& path, const Format& form
   return from.filename().replace_extension("").string() + format.ending;
 }
 
+void redact_for(const Format& format, Explained& from) {
+  if (format.tells_trace) {
+    throw Error(ErrorKind::usage, fmt::format("--redact does not go with --to {}, which tells all names", format.name),
+                "html, folded, markdown and csv can be redacted");
+  }
+  from.report = redact(from.report, find_secrets());
+  from.is_redacted = true;
+}
+
 int export_file(const Options& options) {
   const Format& format = find_format_of(options.to);
   check_writable(options.output == "-" ? "" : options.output);
-  const std::string text = format.make(load_explained(options.path, options.card));
+  Explained from = load_explained(options.path, options.card);
+  if (options.redact) redact_for(format, from);
+  const std::string text = format.make(from);
   if (options.output == "-") {
     write_out(text);
     return 0;
@@ -136,6 +157,7 @@ void add_export(CLI::App& app, Command& chosen) {
       ->required();
   command.add_option("--to", options->to, names_of_formats())->type_name("FORMAT")->required();
   command.add_option("-o,--output", options->output, "the file to write; - for stdout")->type_name("FILE");
+  command.add_flag("--redact", options->redact, "without paths, the command line and names of users");
   add_card_options(command, options->card);
   command.callback([options, &chosen] { chosen = [options] { return export_file(*options); }; });
 }

@@ -45,6 +45,7 @@ struct Explained {
   Report report{};
   std::unique_ptr<Trace> trace{};  ///< null where there was a report only
   History history{};               ///< its names are views into `trace`
+  bool is_redacted = false;        ///< only the report may be shown
 };
 
 /// The same with what it was made from.

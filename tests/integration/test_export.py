@@ -179,6 +179,21 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         self.assertEqual(again["cause"]["kind"], self.failed["cause"]["kind"])
         self.assertEqual(again["peak"]["allocated_bytes"], self.failed["peak"]["allocated_bytes"])
 
+    def test_a_redacted_page_has_neither_paths_nor_the_command_line(self):
+        code = "import torch\nkept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n"
+        program = self.base / "my_secret_project" / "train_the_secret.py"
+        program.parent.mkdir()
+        program.write_text(code)
+        subprocess.run([str(build / "bin/oomdiag"), "run", "--device", "t4", "--folder", program.parent, "--", sys.executable, program],
+                       capture_output=True, check=True, timeout=120)
+        (run,) = program.parent.glob("oomdiag-*")
+        for form in ("html", "markdown", "csv", "folded"):
+            written = oomdiag("export", run, "--to", form, "-o", "-", folder=self.base).stdout
+            redacted = oomdiag("export", run, "--to", form, "-o", "-", "--redact", folder=self.base).stdout
+            self.assertNotIn("my_secret_project", redacted, form)
+            self.assertEqual(len(redacted) > 0, len(written) > 0)
+        oomdiag("export", run, "--to", "snapshot", "--redact", folder=self.base, code=2)
+
     def test_what_a_report_alone_cannot_become_is_said(self):
         file = self.base / "alone.json"
         file.write_text(json.dumps(self.failed))

@@ -94,6 +94,9 @@ function chart(holder, { height, domain, top, label, format, draw, left = 66 }) 
   return { svg, x, y, margin, zoomed: () => d3.zoomTransform(svg.node()).rescaleX(x) };
 }
 
+// Of a snapshot nobody may have told the card.
+const isSizeKnown = device => Boolean(device.device.name);
+
 function limitLine(all, y, inner, bytes, text) {
   const line = all.selectAll("g.card-size").data([bytes]).join(enter => {
     const made = enter.append("g").attr("class", "card-size");
@@ -110,7 +113,7 @@ function showRun(device) {
   section.hidden = points.length < 2;
   if (section.hidden) return;
   const most = d3.max(points, point => Math.max(point.allocated_bytes, point.reserved_bytes));
-  const total = device.device.total_bytes, near = total <= most * 2;
+  const total = device.device.total_bytes, near = isSizeKnown(device) && total <= most * 2;
   const end = points[points.length - 1].time_ns;
   const marks = device.marks.map(mark => ({ time: mark.time_ns, name: mark.name }));
   if (device.failure) marks.push({ time: Math.min(device.failure.time_ns, end), name: "out of memory", failed: true });
@@ -168,7 +171,7 @@ function showStep(device, picture) {
   rows.push({ ...last, position: last.position + Math.max(1, last.position / 40) });
   const series = d3.stack().keys(used)(rows);
   const room = device.device.total_bytes - device.card.outside_pytorch_bytes;
-  const top = d3.max(rows, row => row.sum), near = room <= top * 2;
+  const top = d3.max(rows, row => row.sum), near = isSizeKnown(device) && room <= top * 2;
   const drawn = chart(section.querySelector(".chart"), {
     height: 340, domain: [0, Math.max(1, rows[rows.length - 1].position)], top: near ? Math.max(room, top) : top,
     format: n => Number.isInteger(n) ? d3.format(",")(n) : "",

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace oomdiag {
+
+/// What names somebody: of the user and of the machine. For reports that leave the house.
+std::vector<std::string> find_secrets();
+
+}  // namespace oomdiag
