@@ -29,6 +29,21 @@ std::string list_files(const std::vector<CardEntry>& cards) {
   return files;
 }
 
+/// Inductor and Triton keep what they tuned by the name of the card and would take it for a real one's of that name: times
+/// of a virtual card mean nothing. They have folders of their own beside the user's.
+std::vector<std::pair<const char*, std::string>> virtual_caches() {
+  const std::string root = !environment("XDG_CACHE_HOME").empty() ? environment("XDG_CACHE_HOME")
+                           : !environment("HOME").empty()         ? environment("HOME") + "/.cache"
+                                                                  : "/tmp";
+  std::vector<std::pair<const char*, std::string>> caches;
+  for (const auto& [variable, name] :
+       {std::pair{"TORCHINDUCTOR_CACHE_DIR", "inductor"}, {"TRITON_CACHE_DIR", "triton"}}) {
+    const std::string own = environment(variable);
+    caches.emplace_back(variable, own.empty() ? root + "/oomdiag/virtual/" + name : own + "/oomdiag-virtual");
+  }
+  return caches;
+}
+
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries) {
   Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
   const bool is_virtual = request.device.is_virtual();
@@ -45,7 +60,10 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set("OOMDIAG_CARD", list_files(request.device.cards));
   set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
   set("OOMDIAG_CLOCKED", request.device.clocked ? "1" : "");
-  if (is_virtual) set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
+  if (is_virtual) {
+    set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
+    for (const auto& [variable, folder] : virtual_caches()) set(variable, folder);
+  }
   if (environment("NVTX_INJECTION64_PATH").empty()) {  // a profiler that is there already keeps its place
     set("NVTX_INJECTION64_PATH", (libraries / "liboomdiag_preload.so").string());
   }

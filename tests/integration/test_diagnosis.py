@@ -212,7 +212,7 @@ class Refusals(DiagnosisTest):
             from torch import nn
             model = nn.Sequential(*[nn.Sequential(nn.Linear(4096, 4096), nn.GELU()) for _ in range(8)]).cuda()
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            x = torch.randn(87000, 4096, device='cuda')
+            x = torch.randn(86500, 4096, device='cuda')
             loss = model(x).sum()
             loss.backward()
             optimizer.step()

@@ -66,7 +66,7 @@ def what_is_one_number_is_known_whatever_its_size():
 def checks_of_what_is_not_known_come_out_well():
     import torch
 
-    for rows in (8, 1 << 12, 1 << 18):
+    for rows in (8, 1 << 16):
         x = torch.randn(rows, 16, device="cuda") @ torch.randn(16, 16, device="cuda")
         answers = torch.isfinite(x).all().item(), (x == x).all().item(), torch.isnan(x).any().item(), torch.allclose(x, x), (x != x).any().item()
         expect_equal(answers, (True, True, False, True, False), f"{rows} rows")
@@ -159,7 +159,7 @@ def words_are_set_as_words():
 def many_small_copies_do_not_end_what_is_known():
     import torch
 
-    weights = [torch.ones(64 << 10).cuda() for _ in range(2200)]  # 550 MiB
+    weights = [torch.ones(64 << 10).cuda() for _ in range(1200)]  # 300 MiB
     tokens = torch.arange(512).cuda()
     del weights
     large = torch.arange(32 << 10).cuda()

@@ -180,6 +180,16 @@ Card read_card(const std::string& path) {
   }
 }
 
+bool is_linked(const Card& card) {
+  const bool is_data_centre = (card.compute_minor == 0 || card.compute_major == 10) && card.compute_major < 11;
+  const bool is_board = card.name.find("PCI") != card.name.npos || card.name.ends_with("A30");
+  return is_data_centre && !is_board;
+}
+
+bool has_peers(const Card& card) { return card.name.find("GeForce") == card.name.npos; }
+
+bool is_integrated(const Card& card) { return card.name == "NVIDIA GB10"; }
+
 bool runs_code_for(const Card& card, const std::string& architectures) { return find_newest(card, architectures) != 0; }
 
 int pick_architecture(const Card& card, const std::string& architectures) {

@@ -37,6 +37,15 @@ struct Card {
 /// unreadable, no JSON, a missing, unknown or absurd field.
 Card read_card(const std::string& path);
 
+/// Whether machines with several of this card link them by NVLink: those of data centres that are no PCIe boards.
+bool is_linked(const Card& card);
+
+/// Whether cards of this kind reach each other's memory: NVIDIA's driver lets no GeForce do so.
+bool has_peers(const Card& card);
+
+/// Whether its memory is the host's too (GB10).
+bool is_integrated(const Card& card);
+
 /// Whether one of `architectures` ("75,80,86,90") has code that the card runs: of its own major version and not above it
 /// (CUDA programming guide, binary compatibility).
 bool runs_code_for(const Card& card, const std::string& architectures);

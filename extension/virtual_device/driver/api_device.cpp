@@ -117,6 +117,8 @@ int card_attribute(const Device& device, CUdevice_attribute attribute) {
       return card.memory_clock_khz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
       return card.memory_bus_bits;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+      return is_integrated(card);
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
       return device.index + 1;
     case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO:
@@ -198,12 +200,13 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
-/// Cards of one kind reach each other, others do not: what a machine really allows depends on its board and its links.
+/// Cards of one kind reach each other, others do not, and GeForce cards never: what a machine really allows depends on its
+/// board and its links.
 OOMDIAG_ENTRY_POINT CUresult cuDeviceCanAccessPeer(int* can, CUdevice ordinal, CUdevice peer_ordinal) {
   const Device* device = find_device(ordinal);
   const Device* peer = find_device(peer_ordinal);
   if (!device || !peer) return CUDA_ERROR_INVALID_DEVICE;
-  *can = device != peer && device->card.name == peer->card.name;
+  *can = device != peer && device->card.name == peer->card.name && has_peers(device->card);
   return CUDA_SUCCESS;
 }
 
@@ -213,6 +216,11 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAtt
   if (attribute == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK) *value = 0;
   if (attribute == CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED) *value = 0;
   return CUDA_SUCCESS;
+}
+
+bool oomdiag_device_is_linked(int ordinal) {
+  const Device* device = find_device(ordinal);
+  return device && is_linked(device->card);
 }
 
 int oomdiag_device_architecture(int ordinal) {
@@ -234,7 +242,9 @@ bool oomdiag_device_describe(int index, oomdiag_card* card) {
            .used_bytes = oomdiag::count_used_bytes(*device),
            .compute_major = device->card.compute_major,
            .compute_minor = device->card.compute_minor,
-           .clock_khz = device->card.clock_khz};
+           .clock_khz = device->card.clock_khz,
+           .is_linked = is_linked(device->card),
+           .has_peers = has_peers(device->card)};
   return true;
 }
 

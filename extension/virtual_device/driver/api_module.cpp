@@ -130,11 +130,18 @@ OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction function, unsi
   return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, bytes, stream, arguments, nullptr);
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads, size_t) {
+/// By threads and the shared memory that the launch asks for; what registers and a kernel's own shared memory allow is in
+/// its code, which is not looked at.
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads,
+                                                                         size_t bytes) {
   const Device* device = current_device();
   if (!device) return CUDA_ERROR_INVALID_CONTEXT;
-  const int fitting = threads > 0 ? device->card.threads_per_multiprocessor / threads : 1;
-  *blocks = std::clamp(fitting, 1, device->card.blocks_per_multiprocessor);
+  const oomdiag::Card& card = device->card;
+  const auto shared = static_cast<int64_t>(bytes) + card.reserved_shared_bytes_per_block;
+  int64_t fitting = threads > 0 ? card.threads_per_multiprocessor / threads : 1;
+  if (bytes > 0) fitting = std::min(fitting, card.shared_bytes_per_multiprocessor / shared);
+  if (bytes > static_cast<size_t>(card.shared_bytes_per_block_optin)) fitting = 0;
+  *blocks = static_cast<int>(std::clamp<int64_t>(fitting, bytes > 0 ? 0 : 1, card.blocks_per_multiprocessor));
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction function,

@@ -103,6 +103,8 @@ struct oomdiag_card {
   int compute_major;
   int compute_minor;
   int clock_khz;
+  bool is_linked;  ///< to others like it, by NVLink
+  bool has_peers;  ///< others like it reach its memory
 };
 
 /// Fills `card`; false when there is none at that place. Makes no context.
@@ -110,6 +112,9 @@ OOMDIAG_ENTRY_POINT bool oomdiag_device_describe(int index, struct oomdiag_card*
 
 /// The processes that have a part of the card, this one first: fills at most `room` entries, returns how many there are.
 OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room);
+
+/// Whether machines with cards like `device` link them by NVLink.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_is_linked(int device);
 
 /// The newest architecture built into the wheel that `device` runs, such as 86.
 OOMDIAG_ENTRY_POINT int oomdiag_device_architecture(int device);

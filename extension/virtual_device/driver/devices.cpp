@@ -130,6 +130,9 @@ CUresult initialize_devices() {
     join_shared_cards();
     initialized = visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
     if (is_clocked()) oomdiag_device_note("mode", "clocked");
+    if (visible_count && is_integrated(visible[0]->card)) {
+      oomdiag_device_note("estimate", "memory that is shared with the host: what its programs take is not counted");
+    }
     pthread_atfork(nullptr, nullptr, [] { forked = initialized == CUDA_SUCCESS; });
   });
   return initialized;

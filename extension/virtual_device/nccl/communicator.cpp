@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <random>
 
@@ -21,16 +22,13 @@ uint64_t environment_number(const char* name, uint64_t otherwise) {
 }
 
 /// Channels that a communicator opens: NCCL measures the links of the machine, which a virtual card has not. We take 16
-/// on cards of data centres (compute capability x.0), whose machines have NVLink, and 2 on others, within the bounds that
-/// the user gives (NCCL user guide, environment variables: NCCL_MIN_CTAS, NCCL_MAX_CTAS, and their older names).
+/// on cards that are linked by NVLink, and 2 on others, within the bounds that the user gives (NCCL user guide, environment variables: NCCL_MIN_CTAS, NCCL_MAX_CTAS, and their older names).
 uint64_t count_channels(int device, const ncclConfig_t* config) {
-  int minor = 0;
-  cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
   uint64_t least = environment_number("NCCL_MIN_CTAS", environment_number("NCCL_MIN_NCHANNELS", 1));
   uint64_t most = environment_number("NCCL_MAX_CTAS", environment_number("NCCL_MAX_NCHANNELS", 32));
   if (config && config->minCTAs > 0) least = static_cast<uint64_t>(config->minCTAs);
   if (config && config->maxCTAs > 0) most = static_cast<uint64_t>(config->maxCTAs);
-  return std::clamp<uint64_t>(minor == 0 ? 16 : 2, least, std::max(least, most));
+  return std::clamp<uint64_t>(oomdiag_device_is_linked(device) ? 16 : 2, least, std::max(least, most));
 }
 
 /// A buffer of NCCL_BUFFSIZE (4 MiB by default: NCCL user guide) for each channel and direction of a ring, and as much
@@ -69,11 +67,19 @@ ncclResult_t end(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-/// The id of a part: every rank of it derives the same one.
+/// Adds to the number that lies at `place` of the id.
+void add_to(ncclUniqueId& id, size_t place, uint32_t more) {
+  uint32_t number = 0;
+  std::memcpy(&number, id.internal + place, sizeof number);
+  number += more;
+  std::memcpy(id.internal + place, &number, sizeof number);
+}
+
+/// The id of a part: every rank of it derives the same one. PyTorch's colors are hashes of 31 bits.
 ncclUniqueId derive_id(const ncclComm& parent, int color) {
   ncclUniqueId id = parent.id;
-  id.internal[sizeof id - 1] = static_cast<char>(id.internal[sizeof id - 1] + parent.splits);
-  id.internal[sizeof id - 2] = static_cast<char>(id.internal[sizeof id - 2] + color + 1);
+  add_to(id, sizeof id - sizeof(uint32_t), static_cast<uint32_t>(parent.splits));
+  add_to(id, sizeof id - 2 * sizeof(uint32_t), static_cast<uint32_t>(color) + 1);
   return id;
 }
 

@@ -193,7 +193,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetNVMLVersion(char* text, unsigned l
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version) { return give(version, CUDA_VERSION); }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) { return give(version, CUDA_VERSION); }
 
-// Cards that are linked to nothing and not partitioned.
+// Cards that are not partitioned. Which links they have is not told, and whom they reach is what CUDA says, too.
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned, int*) {
   return NVML_ERROR_NOT_SUPPORTED;
 }
@@ -208,8 +208,14 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t, uns
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, void*) { return NVML_ERROR_NOT_SUPPORTED; }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, void*) { return NVML_ERROR_NOT_SUPPORTED; }
-OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t, nvmlDevice_t, int, int* status) {
-  return give(status, 0);
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, int what,
+                                                        int* status) {
+  constexpr int kOk = 0, kNotSupported = 5, kNvLink = 2;  // nvmlGpuP2PStatus_t, nvmlGpuP2PCapsIndex_t
+  const oomdiag_card card = describe(device);
+  const oomdiag_card peer = describe(other);
+  if (!card.name || !peer.name) return NVML_ERROR_INVALID_ARGUMENT;
+  const bool are_alike = device != other && !std::strcmp(card.name, peer.name);
+  return give(status, are_alike && (what == kNvLink ? card.is_linked : card.has_peers) ? kOk : kNotSupported);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t, unsigned* current, unsigned* pending) {
   return give(current, *pending = 0);

@@ -166,7 +166,8 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceSynchronize() {
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  return report(cuDeviceCanAccessPeer(can, device, peer));
+  const CUresult error = oomdiag::initialize();
+  return report(error ? error : cuDeviceCanAccessPeer(can, device, peer));
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   return oomdiag::in_context([&] {
@@ -184,7 +185,9 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceDisablePeerAccess(int peer) {
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int device,
                                                           int peer) {
-  return report(cuDeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(attribute), device, peer));
+  const CUresult error = oomdiag::initialize();
+  return report(error ? error
+                      : cuDeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(attribute), device, peer));
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {

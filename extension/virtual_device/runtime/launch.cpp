@@ -38,8 +38,11 @@ struct CallConfiguration {
 };
 thread_local CallConfiguration configuration;
 
+/// The bounds of every compute capability (CUDA programming guide, technical specifications).
 bool is_launchable(dim3 grid, dim3 block) {
-  return grid.x && grid.y && grid.z && block.x && block.y && block.z && uint64_t{block.x} * block.y * block.z <= 1024;
+  const bool has_all = grid.x && grid.y && grid.z && block.x && block.y && block.z;
+  return has_all && grid.x <= INT32_MAX && grid.y <= 65535 && grid.z <= 65535 && block.z <= 64 &&
+         uint64_t{block.x} * block.y * block.z <= 1024;
 }
 
 cudaError_t launch(dim3 grid, dim3 block, void** arguments, cudaStream_t stream) {

@@ -45,10 +45,10 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHost
   return in_context([&] { return cuLaunchHostFunc(stream, function, argument); });
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function,
-                                                      void* argument, unsigned) {
-  if (const cudaError_t error = cudaStreamQuery(stream)) return error;
-  function(stream, cudaSuccess, argument);
-  return cudaSuccess;
+                                                      void* argument, unsigned flags) {
+  // The two callback types differ in the enumeration of their error alone, whose numbers the libraries share.
+  return in_context(
+      [&] { return cuStreamAddCallback(stream, reinterpret_cast<CUstreamCallback>(function), argument, flags); });
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {

@@ -1,0 +1,113 @@
+"""What kind of machine the cards are in, and what bounds a card sets to launches: cases of test_device.py."""
+
+import ctypes
+
+from device_cases import MIB, case, expect_equal, main
+
+DRIVER = "libcuda.so.1"
+RUNTIME = "libcudart.so.13"
+NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+
+
+def reach():
+    """Whether the first card reaches the second: by CUDA, by NVML, by NVLink."""
+    nvml, runtime = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.CDLL(RUNTIME)
+    can, status, cards = ctypes.c_int(), ctypes.c_int(), [ctypes.c_void_p(), ctypes.c_void_p()]
+    runtime.cudaDeviceCanAccessPeer(ctypes.byref(can), 0, 1)
+    for index, card in enumerate(cards):
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card))
+    answers = [bool(can.value)]
+    for what in (0, NVLINK):
+        nvml.nvmlDeviceGetP2PStatus(*cards, what, ctypes.byref(status))
+        answers.append(status.value == 0)
+    return answers
+
+
+def communicator_bytes():
+    nccl, runtime, free, total = ctypes.CDLL("libnccl.so.2"), ctypes.CDLL(RUNTIME), ctypes.c_size_t(), ctypes.c_size_t()
+    ctypes.CDLL("libcublas.so.13").cublasCreate_v2(ctypes.byref(ctypes.c_void_p()))  # kernels are loaded
+    runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    before = free.value
+    communicators = (ctypes.c_void_p * 2)()
+    expect_equal(nccl.ncclCommInitAll(communicators, 2, None), 0)
+    runtime.cudaSetDevice(0)
+    runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    return before - free.value
+
+
+@case(card="rtx4090,rtx4090")
+def geforce_cards_do_not_reach_each_other():
+    expect_equal(reach(), [False, False, False])
+    import torch
+
+    moved = torch.arange(12, device="cuda:0").reshape(3, 4).t().to("cuda:1")
+    expect_equal((moved.device.index, moved.sum().item()), (1, 66), "what went over the bus")
+
+
+@case(card="rtx6000-ada,rtx6000-ada")
+def cards_of_workstations_reach_each_other_without_nvlink():
+    expect_equal(reach(), [True, True, False])
+
+
+@case(card="h100-sxm,h100-sxm")
+def cards_of_data_centres_are_linked():
+    expect_equal(reach(), [True, True, True])
+    expect_equal(communicator_bytes(), 192 * MIB, "a communicator")
+
+
+@case(card="b300,b300")
+def so_is_a_b300():
+    expect_equal((reach(), communicator_bytes()), ([True, True, True], 192 * MIB))
+
+
+@case(card="rtx5090,rtx5090")
+def a_communicator_between_cards_without_links_is_small():
+    expect_equal(communicator_bytes(), 24 * MIB)
+
+
+@case(card="t4,rtx4090")
+def unlike_cards_do_not_reach_each_other():
+    expect_equal(reach(), [False, False, False])
+
+
+@case(card="gb10", OOMDIAG_DEVICE_LOG="1")
+def memory_of_a_gb10_is_the_hosts_too():
+    value = ctypes.c_int()
+    ctypes.CDLL(RUNTIME).cudaDeviceGetAttribute(ctypes.byref(value), 18, 0)
+    expect_equal(value.value, 1, "cudaDevAttrIntegrated")
+
+
+@case(OOMDIAG_CLOCKED="1")
+def a_callback_is_taken_on_a_busy_stream():
+    import torch
+
+    runtime, called = ctypes.CDLL(RUNTIME), []
+    x = torch.empty(8192, 8192, device="cuda")
+    for _ in range(20):
+        torch.mm(x, x, out=x)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(lambda stream, status, data: called.append(status))
+    expect_equal((runtime.cudaStreamAddCallback(None, callback, None, 0), called), (0, [0]), "the answer, and what was called")
+
+
+@case(card="rtx3060")
+def launches_keep_to_the_cards_bounds():
+    runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
+
+    class Dim3(ctypes.Structure):
+        _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
+
+    launch = runtime.cudaLaunchKernel
+    launch.argtypes = [ctypes.c_void_p, Dim3, Dim3, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    answers = [launch(1, grid, block, None, 0, None) for grid, block in (
+        (Dim3(1 << 20, 65535, 1), Dim3(32, 1, 32)), (Dim3(1, 65536, 1), Dim3(1, 1, 1)), (Dim3(1, 1, 1), Dim3(2, 1, 65)), (Dim3(1, 1, 1), Dim3(1025, 1, 1)))]
+    expect_equal(answers, [0, 9, 9, 9], "the answers")
+    runtime.cudaGetLastError()
+    blocks, found = ctypes.c_int(), []
+    for threads, shared in ((256, 0), (1024, 0), (256, 30 << 10), (256, 99 << 10), (256, 100 << 10)):
+        driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(blocks), None, threads, ctypes.c_size_t(shared))
+        found.append(blocks.value)
+    expect_equal(found, [6, 1, 3, 1, 0], "blocks on a multiprocessor")
+
+
+if __name__ == "__main__":
+    main()
