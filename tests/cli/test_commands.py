@@ -28,8 +28,8 @@ class CommandLine(unittest.TestCase):
         options = {"capture_output": True, "text": True, "cwd": self.folder, "timeout": 60} | options
         return subprocess.run([OOMDIAG, *arguments], **options)
 
-    def check_error(self, arguments, code, *words):
-        result = self.oomdiag(*arguments)
+    def check_error(self, arguments, code, *words, **more):
+        result = self.oomdiag(*arguments, **more)
         self.assertEqual(result.returncode, code, result.stderr)
         self.assertEqual(result.stdout, "")
         self.assertTrue(result.stderr.startswith("oomdiag: error: "), result.stderr)
@@ -150,9 +150,11 @@ class Usage(CommandLine):
         self.check_error(["run", "--device", "h20", "--", "true"], 2, "h20", "h200")
         self.check_error(["train", "--model", "depcnn"], 2, "depcnn", "deepcnn")
 
-    def test_fix_and_fit_want_a_program_and_a_virtual_card(self):
+    def test_fix_and_fit_want_a_program_and_a_card_that_can_be_tried(self):
         self.check_error(["fix"], 2, "fix needs a program")
-        self.check_error(["fix", "--device", "real", "--", "true"], 2, "virtual card")
+        for command in ["fix"], ["fit", "--vary", "batch=1..4"]:  # no driver is found there, whatever the machine has
+            self.check_error([*command, "--device", "real", "--", "true", "{batch}"], 1, "no GPU",
+                             env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
         self.check_error(["fix", "no-such-folder"], 1, "does not tell how its program was started")
         self.check_error(["fit", "--device", "real", "--smallest-card", "--", "true"], 2, "virtual device")
         self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=3..1", "--", "true", "{batch}"], 2, "batch=3..1", "1..65536")

@@ -34,8 +34,8 @@ TEST_CASE("what runs of one program differ by does not count", "[diff]") {
 
 TEST_CASE("what grew is told by its line, wherever the project lies and however its lines moved", "[diff]") {
   const Report before = report_with({{"/a/net/train.py:31", 4_GiB, 3}, {"/a/net/train.py:50", 2_GiB, 1}});
-  const Report after =
-      report_with({{"/b/net/train.py:31", 5_GiB, 3}, {"/b/net/train.py:54", 2_GiB, 1}, {"/b/net/x.py:1", 1_GiB, 1}}, 10_GiB);
+  const Report after = report_with(
+      {{"/b/net/train.py:31", 5_GiB, 3}, {"/b/net/train.py:54", 2_GiB, 1}, {"/b/net/x.py:1", 1_GiB, 1}}, 10_GiB);
   const ReportDiff found = diff(before, after);
   CHECK(found.lines == std::vector<DiffRow>{{"net/train.py:31", 4_GiB, 5_GiB}, {"net/x.py:1", 0, 1_GiB}});
   CHECK(found.figures == std::vector<DiffRow>{{"peak allocated", 8_GiB, 10_GiB}, {"peak reserved", 8_GiB, 10_GiB}});
