@@ -5,7 +5,9 @@
 namespace oomdiag {
 
 Phases::Phases(const Trace& trace, const Outline& outline)
-    : outline_(outline), iterations_(outline.iterations), known_(!trace.process.snapshot || outline.first_forward != Outline::kNever) {
+    : outline_(outline),
+      iterations_(outline.iterations),
+      known_(!trace.process.snapshot || outline.first_forward != Outline::kNever) {
   flags_.reserve(trace.contexts.size() + 1);
   for (const Context& context : trace.contexts) {
     flags_.push_back({.optimizer = is_optimizer_step(trace.name(context.scope)),

@@ -25,14 +25,22 @@ constexpr DriverCaller kCaller{.context = 0xc0, .owner = 3, .device = 1};
 
 }  // namespace
 
+TEST_CASE("a card charges whole pages, but what takes half a page at most shares one", "[cupti]") {
+  DriverBooks books(kPage);
+  books.book(take(0x1000, 100), kCaller);
+  CHECK(books.card_bytes(1) == 100);
+  books.book(take(0x200000, kPage / 2 + 1), kCaller);
+  CHECK(books.card_bytes(1) == kPage + 100);
+}
+
 TEST_CASE("what was allocated is freed with the bytes and the owner it was allocated with", "[cupti]") {
   DriverBooks books(kPage);
-  CHECK(books.book(take(0x1000, 100), kCaller).change == Change::allocated);
-  CHECK(books.card_bytes(1) == kPage);
+  CHECK(books.book(take(0x1000, kPage + 100), kCaller).change == Change::allocated);
+  CHECK(books.card_bytes(1) == 2 * kPage);
 
   const BookEntry freed = books.book(give(0x1000), {});
   CHECK(freed.change == Change::freed);
-  CHECK(freed.entry.bytes == 100);
+  CHECK(freed.entry.bytes == kPage + 100);
   CHECK(freed.entry.owner == 3);
   CHECK(freed.entry.device == 1);
   CHECK(books.card_bytes(1) == 0);
