@@ -72,7 +72,7 @@ class Quick(Fix):
         found = self.check_pasted(fix_programs.ACTIVATIONS, 0.7)
         for id in "checkpoint", "autocast_bf16":
             self.assertTrue(found[id]["fits"], id)
-        self.assertFalse(found["foreach_off"]["fits"])
+        self.assertNotIn("foreach_off", found)  # no step of the optimizer needs what the card lacks
 
 
     def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
