@@ -36,6 +36,7 @@ struct Look {
   bool has_root = false, is_trained = false, has_autocast = false, keeps_gradients = false;
   bool has_optimizer = false;             ///< of torch.optim, neither fused nor with foreach off
   bool has_adam = false;                  ///< torch.optim.Adam or AdamW
+  bool has_8bit = false;                  ///< a package that brings optimizers of 8 bits
   int64_t logits = 0;                     ///< elements of the largest [N, C] that a cross-entropy took
   int64_t loader_batch = 0;               ///< the largest of a DataLoader
   std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
@@ -66,6 +67,7 @@ struct Change {
   std::optional<int64_t> batch{};    ///< for {batch}
   std::vector<std::string> lines{};  ///< that a user writes; those of injected ones tell theirs
   std::optional<int64_t> predicted_peak_bytes{};
+  std::string missing{};  ///< what it needs and is not there: it is not run
 };
 
 /// One or several changes together, and what came of them.

@@ -130,6 +130,7 @@ Look read_look(const std::vector<nlohmann::json>& told) try {
       look.has_adam |= one["of_torch"].get<bool>() && (one["kind"] == "Adam" || one["kind"] == "AdamW");
     }
     if (line.contains("logits")) look.logits = std::max(look.logits, line["logits"]["elements"].get<int64_t>());
+    look.has_8bit |= line.value("has_8bit", false);
     if (!line.contains("root")) continue;
     const nlohmann::json& root = line["root"];
     look.has_root = true;
@@ -170,6 +171,8 @@ std::vector<Change> list_changes(const Patient& patient, const Look& look, const
   if (look.has_adam) {
     changes.push_back(injected("adam_8bit", "optimizer", "8-bit Adam", kLessPrecise));
     changes.back().changes_numerics = true;
+    if (!look.has_8bit)
+      changes.back().missing = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes";
   }
   if (look.has_root) add_of_modules(changes, look, whole, patient, before.grows);
   if (patient.takes_amp) {

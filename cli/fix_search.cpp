@@ -224,6 +224,7 @@ void Search::use_fewer_checkpoints() {
         too_few = counts[i];
       }
     }
+    if (enough == counts.front()) break;  // fewer were not expected to do
     guess = too_few + (enough - too_few) / 3;
   }
   if (best) remedies_.push_back(std::move(*best));
@@ -238,8 +239,16 @@ Fixed Search::run() {
   look_at_the_whole_run();
   if (before_.outcome != "ok") {
     std::vector<std::vector<Change>> singles;
-    for (const Change& change : list_changes(patient_, look_, whole_, before_)) singles.push_back({change});
+    std::vector<Remedied> missing;
+    for (const Change& change : list_changes(patient_, look_, whole_, before_)) {
+      if (change.missing.empty()) {
+        singles.push_back({change});
+      } else {
+        missing.push_back({.changes = {change}, .unproved = change.missing});
+      }
+    }
     remedies_ = measure(singles);
+    remedies_.insert(remedies_.end(), missing.begin(), missing.end());
     use_fewer_checkpoints();
     if (!any_fits() && !before_.grows) {
       auto together = combine(remedies_, before_);

@@ -1,5 +1,6 @@
 """No remedy: tells what there is to be remedied, when it is first seen. Changes nothing."""
 import functools
+import importlib.util
 
 import torch
 from torch import nn
@@ -91,6 +92,7 @@ def _watch_optimizers():
 
 
 def apply(_settings):
+    tell(has_8bit=any(importlib.util.find_spec(name) for name in ("bitsandbytes", "torchao")))
     on_root(_tell_root)
     _watch_loaders()
     _watch_losses()
