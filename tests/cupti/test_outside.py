@@ -19,7 +19,6 @@ MIB = 1 << 20
 PAGE = 2 * MIB
 EXTENSION, NCCL, WORKSPACE = "liboomdiag_test_extension.so", "libnccl_test.so", "liboomdiag_test_workspace.so"
 build = ROOT / "build"
-os.environ["PYTHONPATH"] = str(ROOT / "tests/at_exit")
 
 
 def in_pages(size):

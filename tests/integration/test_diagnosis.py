@@ -22,7 +22,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/integration/programs.py"
 SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
 build = ROOT / "build"
-os.environ["PYTHONPATH"] = str(ROOT / "tests/at_exit")
 
 
 def oomdiag(*arguments, folder=None, timeout=120, **options):
