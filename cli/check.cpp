@@ -82,9 +82,7 @@ void add_check(CLI::App& app, Command& chosen) {
             .about = "Prints a line for each budget; exit code 1 if one is not kept, or if the run itself ran out "
                      "of memory. With several cards or ranks the highest figure counts.",
             .usage = "oomdiag check [OPTIONS] FILE"});
-  command.add_option("FILE", options->path, "a run folder, a trace, a report or a snapshot.pickle")
-      ->type_name("")
-      ->required();
+  add_source(command, options->path);
   command.add_option("--max-allocated", options->max_allocated, "the most that may be allocated at once")
       ->type_name("SIZE");
   command.add_option("--max-reserved", options->max_reserved, "the most that may be reserved at once")

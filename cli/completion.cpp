@@ -1,6 +1,7 @@
 #include "cli/completion.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cli/fix.h"
 #include "cli/reports.h"
@@ -9,13 +10,22 @@
 
 namespace oomdiag {
 
+namespace {
+
+/// A run of ours between the user's.
+DiagnosisRequest unseen(DiagnosisRequest request) {
+  request.keeps_output = true;
+  request.shows_progress = false;
+  return request;
+}
+
+}  // namespace
+
 DiagnosisRequest with_room(DiagnosisRequest request) {
   const DeviceChoice& device = request.device;
   request.judged_bytes = device.memory_bytes > 0 ? device.memory_bytes : device.cards.front().total_bytes;
   request.device.memory_bytes = kRoomBytes;
-  request.keeps_output = true;
-  request.shows_progress = false;
-  return request;
+  return unseen(std::move(request));
 }
 
 namespace {
@@ -27,9 +37,8 @@ void try_expandable_segments(Report& failed, DiagnosisRequest request, const Ins
                                    [](const ReportRemedy& one) { return one.id == "expandable_segments"; });
   if (remedy == device.remedies.end() || !device.cause || device.cause->kind != "fragmentation") return;
   const TemporaryFolder folder;
+  request = unseen(std::move(request));
   request.base = folder.path();
-  request.keeps_output = true;
-  request.shows_progress = false;
   request.steady = SteadyRule{.most = kMostSteps};
   for (const auto& variable : expandable_segments().environment) request.environment.push_back(variable);
   const Diagnosis tried = diagnose(request, install);

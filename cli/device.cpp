@@ -92,12 +92,13 @@ void say_default(const DeviceChoice& choice) {
                   choice.cards.front().name));
 }
 
+bool names_real_gpu(const std::string& device) { return device == "real" || device == "cuda"; }
+
 DeviceChoice choose_device(const DeviceOptions& options, const Install& install) {
   const int64_t memory_bytes = options.memory.empty() ? 0 : read_memory(options.memory);
   const bool by_default = options.device.empty();
   const bool wants_virtual = memory_bytes != 0 || options.count != 0 || options.clocked;
-  const bool is_real =
-      by_default ? !wants_virtual && has_real_gpu() : options.device == "real" || options.device == "cuda";
+  const bool is_real = by_default ? !wants_virtual && has_real_gpu() : names_real_gpu(options.device);
   if (is_real && wants_virtual) {
     throw Error(ErrorKind::usage, "--memory, --count and --clocked are for virtual devices only",
                 "name one: --device rtx4090");

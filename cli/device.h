@@ -40,6 +40,9 @@ std::string describe(const DeviceChoice& choice);
 /// Says on stderr that there is no GPU and which card stands in for it, if nobody chose that card.
 void say_default(const DeviceChoice& choice);
 
+/// Whether this is what --device calls the real GPU: "real" or "cuda".
+bool names_real_gpu(const std::string& device);
+
 /// What the options mean: "real" or "cuda", or a list of names of the catalogue and paths to card files. Without
 /// --device the real GPU where there is one, else (or if another option wants a virtual one) a virtual H200. Throws
 /// Error(usage).

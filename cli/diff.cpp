@@ -37,10 +37,8 @@ void add_diff(CLI::App& app, Command& chosen) {
                               "line: run folders, traces, reports or snapshots. What differs between two runs of the "
                               "same program does not count. Exit code 0 if nothing differs, 1 if something does.",
                      .usage = "oomdiag diff [OPTIONS] BEFORE AFTER"});
-  command.add_option("BEFORE", options->before, "a run folder, a trace, a report or a snapshot.pickle")
-      ->type_name("")
-      ->required();
-  command.add_option("AFTER", options->after, "likewise")->type_name("")->required();
+  add_source(command, options->before, "BEFORE");
+  add_source(command, options->after, "AFTER");
   command.add_option("--least", options->least, "changes that count; default 64KiB, and a thousandth of the peak")
       ->type_name("SIZE");
   command.add_flag("--json", options->json, "print the difference as JSON");

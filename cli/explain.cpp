@@ -8,9 +8,7 @@
 #include "cli/export.h"
 #include "cli/help.h"
 #include "cli/reports.h"
-#include "cli/secrets.h"
 #include "cli/terminal.h"
-#include "profiler/report/redact.h"
 
 namespace oomdiag {
 namespace {
@@ -25,10 +23,10 @@ struct Options {
 };
 
 /// The page lies in the run folder, else beside the file that was given.
-int show_page(const std::filesystem::path& path) {
+int show_page(const Explained& from, const std::filesystem::path& path) {
   const bool is_folder = std::filesystem::is_directory(path);
   const std::filesystem::path page = is_folder ? path / "report.html" : std::filesystem::path(path.string() + ".html");
-  write_page(path, page);
+  write_page(from, page);
   const bool opened = open_on_desktop(page);
   fmt::print("{}\n", page.string());
   if (!opened) complain("hint: there is no desktop here to open it on; open it in any browser\n");
@@ -36,12 +34,12 @@ int show_page(const std::filesystem::path& path) {
 }
 
 int explain(const Options& options) {
-  if (options.opens) return show_page(options.path);
   check_writable(options.output);
-  Report report = load_report(options.path, options.card);
-  if (options.redact) report = redact(report, find_secrets());
-  if (!options.output.empty()) write_json(report, options.output);
-  options.json ? print_json(report) : print_text(report, stdout);
+  Explained from = load_explained(options.path, options.card);
+  if (options.redact) redact(from);
+  if (!options.output.empty()) write_json(from.report, options.output);
+  if (options.opens) return show_page(from, options.path);
+  options.json ? print_json(from.report) : print_text(from.report, stdout);
   return 0;
 }
 
@@ -54,9 +52,7 @@ void add_explain(CLI::App& app, Command& chosen) {
                      .about = "Prints the report on a run, given its folder, its trace, its report.json, or a memory "
                               "snapshot that PyTorch wrote (torch.cuda.memory._dump_snapshot).",
                      .usage = "oomdiag explain [OPTIONS] FILE"});
-  command.add_option("FILE", options->path, "a trace, a report, a run folder or a snapshot.pickle")
-      ->type_name("")
-      ->required();
+  add_source(command, options->path);
   add_card_options(command, options->card);
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_flag("--redact", options->redact,

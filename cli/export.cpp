@@ -107,8 +107,7 @@ void redact_for(const Format& format, Explained& from) {
     throw Error(ErrorKind::usage, fmt::format("--redact does not go with --to {}, which tells all names", format.name),
                 "html, folded, markdown and csv can be redacted");
   }
-  from.report = redact(from.report, find_secrets());
-  from.is_redacted = true;
+  redact(from);
 }
 
 int export_file(const Options& options) {
@@ -130,8 +129,11 @@ int export_file(const Options& options) {
 
 }  // namespace
 
-void write_page(const std::filesystem::path& run, const std::filesystem::path& file) {
-  write_whole(make_html(load_explained(run)), file);
+void write_page(const Explained& from, const std::filesystem::path& file) { write_whole(make_html(from), file); }
+
+void redact(Explained& from) {
+  from.report = redact(from.report, find_secrets());
+  from.is_redacted = true;
 }
 
 bool open_on_desktop(const std::filesystem::path& file) {
@@ -152,9 +154,7 @@ void add_export(CLI::App& app, Command& chosen) {
             .about = "Turns a run folder, a trace, a report.json or a memory snapshot of PyTorch into one file, "
                      "and prints its name.",
             .usage = "oomdiag export [OPTIONS] FILE --to FORMAT"});
-  command.add_option("FILE", options->path, "a run folder, a trace, a report or a snapshot.pickle")
-      ->type_name("")
-      ->required();
+  add_source(command, options->path);
   command.add_option("--to", options->to, names_of_formats())->type_name("FORMAT")->required();
   command.add_option("-o,--output", options->output, "the file to write; - for stdout")->type_name("FILE");
   command.add_flag("--redact", options->redact, "without paths, the command line and names of users");

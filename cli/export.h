@@ -2,10 +2,15 @@
 
 #include <filesystem>
 
+#include "cli/reports.h"
+
 namespace oomdiag {
 
-/// Writes the page on a run, given its folder: whole or not at all. Throws Error(input or environment).
-void write_page(const std::filesystem::path& run, const std::filesystem::path& file);
+/// Writes the page on this: whole or not at all. Throws Error(environment).
+void write_page(const Explained& from, const std::filesystem::path& file);
+
+/// Without paths, the command line and names of users.
+void redact(Explained& from);
 
 /// Opens a file as the desktop does it. False where there is none.
 bool open_on_desktop(const std::filesystem::path& file);

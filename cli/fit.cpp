@@ -144,14 +144,12 @@ int fit(Options options) try {
     throw Error(ErrorKind::usage, "fit needs --smallest-card or --vary, and a program or --model",
                 "as in: oomdiag fit --smallest-card -- python train.py");
   }
-  const bool is_real = options.device == "real" || options.device == "cuda";
+  const bool is_real = names_real_gpu(options.device);
   if (is_real && (options.smallest_card || !options.devices.empty() || !options.memory.empty())) {
     throw Error(ErrorKind::usage, "another size of card than the real one needs a virtual device",
                 "name one of oomdiag devices, as in: --device rtx4090");
   }
-  if (is_real && !has_real_gpu()) {
-    throw Error(ErrorKind::environment, "there is no GPU here", "name one that need not be: --device rtx4090");
-  }
+  if (is_real) require_real_gpu();
   const Install install = find_install();
   const FitRequest request = make_request(options, install, !options.smallest_card);
   Trials trials(install);

@@ -32,12 +32,6 @@ std::string stopped(const std::vector<FitRun>& runs) {
   return last == 0 ? "" : fmt::format("; runs were ended when their peak was steady, at step {} at the latest", last);
 }
 
-Values values_with(const LargestValue& largest, const Variable& variable, int64_t value) {
-  Values values = largest.others;
-  values[variable.name] = value;
-  return values;
-}
-
 std::string about_value(const Variable& variable, const LargestValue& largest, const std::vector<FitRun>& runs) {
   Values values = largest.others;
   if (!largest.value) {
@@ -66,10 +60,9 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   if (!largest.failed_above.empty()) text += "\n";
   std::vector<int64_t> below;
   for (const FitRun& run : runs) {
-    const int64_t value = run.values.at(variable.name);
-    if (!run.trial.passed() && value < *largest.value &&
-        find_run(runs, values_with(largest, variable, value)) == &run) {
-      below.push_back(value);
+    values[variable.name] = run.values.at(variable.name);
+    if (!run.trial.passed() && run.values == values && values[variable.name] < *largest.value) {
+      below.push_back(values[variable.name]);
     }
   }
   std::sort(below.begin(), below.end());

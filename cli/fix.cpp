@@ -65,6 +65,7 @@ void recognise_model(Patient& patient, const std::optional<int64_t>& recorded_ba
   if (name == words.end()) return;
   const Model model = find_model(read_models(install.models), *name);
   patient.takes_amp = model.takes_amp && value_of("--amp") == words.end();
+  patient.accumulates = model.accumulates && value_of("--accumulate") == words.end();
   if (model.default_batch == 0) return;
   patient.batch = recorded_batch.value_or(model.default_batch);
   if (const auto batch = value_of("--batch"); batch != words.end()) {
@@ -102,6 +103,7 @@ Patient make_patient(const Options& options, const Install& install) {
     const Model model = find_model(read_models(install.models), options.model.model);
     patient.program = program_of_model(options.model, model, install);
     patient.takes_amp = model.takes_amp && options.model.amp.empty();
+    patient.accumulates = model.accumulates && options.model.accumulate.empty();
     if (model.default_batch > 0) {
       patient.batch = options.batch > 0 ? options.batch : model.default_batch;
       patient.program.insert(patient.program.end(), {"--batch", "{batch}"});
@@ -133,14 +135,8 @@ int fix(Options options) try {
   const Install install = find_install();
   const std::filesystem::path folder =
       options.folder.empty() ? std::filesystem::path() : std::filesystem::absolute(options.folder);
-  const bool is_real = options.device.device == "real" || options.device.device == "cuda";
-  if (is_real) {  // room and figures from its virtual twin, proofs from itself
-    const std::string name = name_of_real_gpu();
-    if (name.empty()) {
-      throw Error(ErrorKind::environment, "there is no GPU here", "name one that need not be: --device rtx4090");
-    }
-    options.device.device = twin_of(name, install);
-  }
+  const bool is_real = names_real_gpu(options.device.device);
+  if (is_real) options.device.device = twin_of(require_real_gpu(), install);  // room and figures; proofs from itself
   Patient patient = make_patient(options, install);
   patient.proves_on_real = is_real;
   say_default(patient.device);

@@ -19,6 +19,7 @@ struct Patient {
   Environment environment{};
   std::optional<int64_t> batch{};  ///< of {batch}
   bool takes_amp = false;          ///< one of the samples, with --amp
+  bool accumulates = false;        ///< one of the samples, with --accumulate
 };
 
 /// What a look at the whole run told of the program; see extension/python/remedies/oomdiag_remedies/look.py.

@@ -39,7 +39,7 @@ bool has_bfloat16(const DeviceChoice& device) {
   return !device.cards.empty() && device.cards.front().compute_capability >= "8";
 }
 
-/// What a phase took at most, in any step.
+/// What a phase took at most, in any step; 0 if there was none.
 int64_t peak_of(const Report& whole, std::string_view name) {
   int64_t peak = 0;
   for (const ReportOfDevice& device : whole.devices) {
@@ -50,18 +50,9 @@ int64_t peak_of(const Report& whole, std::string_view name) {
   return peak;
 }
 
-bool runs_backward(const Report& whole) {
-  for (const ReportOfDevice& device : whole.devices) {
-    for (const ReportPhase& phase : device.phases) {
-      if (phase.phase == "backward") return true;
-    }
-  }
-  return false;
-}
-
 void add_of_modules(std::vector<Change>& changes, const Look& look, const Report& whole, const Patient& patient,
                     bool grows) {
-  const bool backward = runs_backward(whole);
+  const bool backward = peak_of(whole, "backward") > 0;
   if (!backward) changes.push_back(injected("no_grad", "grad", "torch.no_grad()", kNoWork));
   if (look.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
   if (look.bytes_of_float32 > 0 && !look.has_autocast) {
@@ -87,6 +78,15 @@ void add_of_batches(std::vector<Change>& changes, const Look& look, const Patien
     change.settings = {{"batches", 2}};
     change.changes_batch = true;
     changes.push_back(change);
+  }
+  if (patient.accumulates && patient.batch >= 2) {
+    changes.push_back({.id = "accumulate_2",
+                       .group = "batch",
+                       .label = "2 micro-batches, accumulated",
+                       .cost = kSmallerBatches,
+                       .changes_batch = true,
+                       .added = {"--accumulate", "2"},
+                       .lines = {"--accumulate 2"}});
   }
   for (const int64_t parts : {2, 4}) {
     if (!patient.batch || *patient.batch / parts < 1) continue;

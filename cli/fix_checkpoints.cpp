@@ -4,15 +4,12 @@
 #include <numeric>
 
 #include "cli/fix.h"
+#include "profiler/explain/what_if.h"
 
 // Which blocks to run again in backward: those that keep most for each module that runs again, as many as are needed.
 
 namespace oomdiag {
 namespace {
-
-bool is_inside(const std::string& module, const std::string& block) {
-  return module.starts_with(block) && (module.size() == block.size() || module[block.size()] == '.');
-}
 
 double worth(const Look::Block& block) {
   return static_cast<double>(block.saved_bytes) / static_cast<double>(std::max<int64_t>(1, block.leaves));

@@ -203,7 +203,7 @@ void Search::use_fewer_checkpoints() {
   const auto all = std::find_if(remedies_.begin(), remedies_.end(), [](const Remedied& one) {
     return one.changes.size() == 1 && one.changes.front().id == "checkpoint";
   });
-  if (all == remedies_.end() || !all->fits) return;
+  if (all == remedies_.end() || !all->helps()) return;
   const int64_t peak = *all->measured_peak_bytes;
   std::size_t enough = look_.blocks.size(), too_few = 0;
   std::size_t guess = fewest_checkpoints(look_, before_.allocated_bytes, peak, before_.room_bytes);

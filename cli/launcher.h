@@ -25,9 +25,8 @@ struct Program {
 /// How a child ended.
 struct Ending {
   int exit_code = 0;
-  int signal = 0;  ///< that killed it; 0 = none
-  int interrupted_by =
-      0;  ///< a signal by which we were asked to end meanwhile: however it ended, it did not run to its end
+  int signal = 0;          ///< that killed it; 0 = none
+  int interrupted_by = 0;  ///< a signal by which we were asked to end meanwhile: it did not run to its own end
 
   /// As a shell gives it: 128 + n after signal n.
   int code() const { return signal == 0 ? exit_code : 128 + signal; }

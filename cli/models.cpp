@@ -54,7 +54,8 @@ std::vector<Model> read_models(const std::filesystem::path& file) {
                       .default_batch = entry.value("default_batch", int64_t{0}),
                       .default_steps = entry.value("default_steps", int64_t{0}),
                       .default_optimizer = entry.value("default_optimizer", ""),
-                      .takes_amp = entry.value("takes_amp", false)});
+                      .takes_amp = entry.value("takes_amp", false),
+                      .accumulates = entry.value("accumulates", false)});
   }
   return models;
 }

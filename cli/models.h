@@ -18,6 +18,7 @@ struct Model {
   int64_t default_steps = 0;        ///< 0: it has no steps
   std::string default_optimizer{};  ///< empty: it has none to choose
   bool takes_amp = false;
+  bool accumulates = false;  ///< can take its batch in parts
 
   bool operator==(const Model&) const = default;
 };

@@ -17,6 +17,8 @@ void add_model_options(CLI::App& command, ModelOptions& options) {
   command.add_option("--amp", options.amp, "automatic mixed precision of the model")
       ->type_name("none|bf16|fp16")
       ->check(one_of({"none", "bf16", "fp16"}));
+  command.add_option("--accumulate", options.accumulate, "micro-batches that a step of the model takes its batch in")
+      ->type_name("N");
 }
 
 std::vector<std::string> program_of_model(const ModelOptions& options, const Model& model, const Install& install) {
@@ -29,6 +31,7 @@ std::vector<std::string> program_of_model(const ModelOptions& options, const Mod
   add("--steps", options.steps);
   add("--optimizer", options.optimizer);
   add("--amp", options.amp);
+  add("--accumulate", options.accumulate);
   return program;
 }
 

@@ -14,10 +14,10 @@ namespace oomdiag {
 
 /// A reference model and what is asked of it; what is empty is left to the model.
 struct ModelOptions {
-  std::string model, variant, steps, optimizer, amp;
+  std::string model, variant, steps, optimizer, amp, accumulate;
 };
 
-/// Adds --model, --variant, --optimizer and --amp to a command that takes programs too.
+/// Adds --model, --variant, --optimizer, --amp and --accumulate to a command that takes programs too.
 void add_model_options(CLI::App& command, ModelOptions& options);
 
 /// The samples program for these options, without a batch size.

@@ -7,6 +7,8 @@
 #include <array>
 #include <cerrno>
 
+#include "profiler/error.h"
+
 namespace oomdiag {
 namespace {
 
@@ -47,5 +49,11 @@ std::string name_of_real_gpu() {
 }
 
 bool has_real_gpu() { return !name_of_real_gpu().empty(); }
+
+std::string require_real_gpu() {
+  std::string name = name_of_real_gpu();
+  if (!name.empty()) return name;
+  throw Error(ErrorKind::environment, "there is no GPU here", "name one that need not be: --device rtx4090");
+}
 
 }  // namespace oomdiag

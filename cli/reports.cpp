@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -123,6 +124,10 @@ Explained explain_kept(const fs::path& file, const RunFacts& facts) {
 }
 
 }  // namespace
+
+void add_source(CLI::App& command, std::string& path, const char* name) {
+  command.add_option(name, path, "a run folder, a trace, a report or a snapshot.pickle")->type_name("")->required();
+}
 
 Report explain_trace(const fs::path& trace, const RunFacts& facts) { return explain_kept(trace, facts).report; }
 

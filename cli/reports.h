@@ -14,7 +14,14 @@
 #include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
 
+namespace CLI {
+class App;
+}
+
 namespace oomdiag {
+
+/// Adds the argument that names what load_report() and load_explained() read.
+void add_source(CLI::App& command, std::string& path, const char* name = "FILE");
 
 /// What is known of a run besides its trace.
 struct RunFacts {

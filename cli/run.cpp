@@ -45,7 +45,7 @@ void show(const Diagnosis& diagnosis, const Options& options) {
   }
   print_text(*diagnosis.report, stderr);
   if (!options.output.empty()) write_json(*diagnosis.report, options.output);
-  if (!options.html.empty()) write_page(diagnosis.folder, options.html);
+  if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
 }
 
 int run(const Options& options) {

@@ -31,6 +31,7 @@ struct Options {
   int64_t steps = 0;
   std::string optimizer;
   std::string amp;
+  int64_t accumulate = 1;
   DeviceOptions device;
   std::string folder;
   std::string output;
@@ -50,6 +51,7 @@ std::vector<std::string> compose_program(const Options& options, const Install& 
   add("--steps", options.steps == 0 ? "" : std::to_string(options.steps));
   add("--optimizer", options.optimizer);
   add("--amp", options.amp);
+  add("--accumulate", options.accumulate == 1 ? "" : std::to_string(options.accumulate));
   return program;
 }
 
@@ -64,6 +66,7 @@ void check_options(const Options& options, const Model& model) {
   if (options.steps != 0 && model.default_steps == 0) refuse("--steps", "it does its thing once");
   if (!options.optimizer.empty() && model.default_optimizer.empty()) refuse("--optimizer", "it has none to choose");
   if (!options.amp.empty() && !model.takes_amp) refuse("--amp", "it has its own precision, or no layers");
+  if (options.accumulate != 1 && !model.accumulates) refuse("--accumulate", "its batch is not taken in parts");
 }
 
 int give_up(const Diagnosis& diagnosis) {
@@ -78,7 +81,7 @@ int give_up(const Diagnosis& diagnosis) {
 int finish(const Options& options, const Diagnosis& diagnosis) {
   const Report& report = *diagnosis.report;
   if (!options.output.empty()) write_json(report, options.output);
-  if (!options.html.empty()) write_page(diagnosis.folder, options.html);
+  if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
   options.json ? print_json(report) : print_text(report, stdout);
   if (report.outcome == "out_of_memory") return kOutOfMemory;
   if (diagnosis.ending.code() == 0) return 0;
@@ -167,6 +170,9 @@ void add_train(CLI::App& app, Command& chosen) {
   command.add_option("--amp", options->amp, "automatic mixed precision; default: none")
       ->type_name("none|bf16|fp16")
       ->check(one_of({"none", "bf16", "fp16"}));
+  command.add_option("--accumulate", options->accumulate, "micro-batches that a step's batch is taken in; default: 1")
+      ->type_name("N")
+      ->check(range(1, 1 << 20));
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");

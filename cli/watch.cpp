@@ -15,6 +15,7 @@
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
+#include "profiler/diff/diff.h"
 #include "profiler/error.h"
 #include "profiler/report/table.h"
 #include "profiler/trace/trace.h"
@@ -65,8 +66,7 @@ bool any_runs(const std::vector<fs::path>& traces) {
 
 std::string row_of(const std::string& who, const Report& report, const ReportOfDevice& device) {
   const ReportPoint now = device.timeline.empty() ? ReportPoint{} : device.timeline.back();
-  int64_t growth = 0;
-  for (const ReportGrowth& one : device.growth) growth += one.bytes_per_step;
+  const int64_t growth = growth_of(device);
   const int64_t free = device.device.total_bytes - now.reserved_bytes - device.card.outside_pytorch_bytes;
   return fmt::format("  {:<14}{:>7}{:>13}{:>13}{:>13}{:>13}{:>13}\n", who, report.steps, with_unit(now.allocated_bytes),
                      with_unit(now.reserved_bytes), with_unit(device.peak.allocated_bytes),
@@ -80,9 +80,8 @@ std::string categories_of(const ReportOfDevice& device) {
   std::ranges::stable_sort(categories, [](const auto& a, const auto& b) { return a.second > b.second; });
   std::string text;
   for (size_t i = 0; i < std::min(categories.size(), kMost) && categories[i].second > 0; ++i) {
-    std::string name = categories[i].first;
-    std::ranges::replace(name, '_', ' ');
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, with_unit(categories[i].second));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", in_words(categories[i].first),
+                        with_unit(categories[i].second));
   }
   return text.empty() ? "" : fmt::format("  at the peak   {}\n", text);
 }

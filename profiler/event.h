@@ -153,15 +153,14 @@ static_assert(sizeof(Event) == 64);
 
 /// Where in the program an event happened: indices into the names of the trace, 0 = not known or none.
 struct Context {
-  uint32_t op = 0;      ///< outermost operator, "aten::max_pool2d"
-  uint32_t inner = 0;   ///< innermost operator, "aten::max_pool2d_with_indices"
-  uint32_t node = 0;    ///< autograd node that runs, "ReluBackward0"
-  uint32_t module = 0;  ///< path of modules or user scopes, "layer3.5.conv2"
-  uint32_t source = 0;  ///< the user's frame, "train.py:31"
-  uint32_t scope = 0;   ///< scope that PyTorch opened, "Optimizer.step#Adam.step"
-  uint32_t flags = 0;   ///< ContextFlag
-  uint32_t inner_source =
-      0;  ///< innermost frame outside of torch, where that is no frame of the user's; 0 in old traces
+  uint32_t op = 0;            ///< outermost operator, "aten::max_pool2d"
+  uint32_t inner = 0;         ///< innermost operator, "aten::max_pool2d_with_indices"
+  uint32_t node = 0;          ///< autograd node that runs, "ReluBackward0"
+  uint32_t module = 0;        ///< path of modules or user scopes, "layer3.5.conv2"
+  uint32_t source = 0;        ///< the user's frame, "train.py:31"
+  uint32_t scope = 0;         ///< scope that PyTorch opened, "Optimizer.step#Adam.step"
+  uint32_t flags = 0;         ///< ContextFlag
+  uint32_t inner_source = 0;  ///< innermost frame outside of torch, where it is not the user's; 0 in old traces
 
   bool operator==(const Context&) const = default;
 };

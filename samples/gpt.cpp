@@ -91,11 +91,10 @@ void train_gpt(const Options& options) {
 
   for (int64_t i = 0; i < options.steps; ++i) {
     zero_grad(*optimizer);
-    const auto loss = forward_pass(options, [&] {
-      const auto scores = model.forward(words);
-      return classify(scores.view({-1, kWords}), next_words.view(-1));
+    const auto loss = run_passes(options, words, next_words, [&](const auto& some, const auto& wanted) {
+      const auto scores = model.forward(some);
+      return classify(scores.view({-1, kWords}), wanted.reshape(-1));
     });
-    backward(loss);
     step(*optimizer, options);
     tell_loss(options, loss);
   }

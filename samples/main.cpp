@@ -63,6 +63,7 @@ int main(int argc, char** argv) try {
   app.add_option("--steps", options.steps)->check(CLI::PositiveNumber);
   app.add_option("--optimizer", options.optimizer)->check(CLI::IsMember({"adam", "adamw", "sgd", "momentum"}));
   app.add_option("--amp", options.amp)->check(CLI::IsMember({"none", "bf16", "fp16"}));
+  app.add_option("--accumulate", options.accumulate)->check(CLI::PositiveNumber);
   app.add_option("--device", device)->check(CLI::IsMember({"cuda", "cpu"}));
   app.add_flag("--list-json", list, "list the models");
   CLI11_PARSE(app, argc, argv);
@@ -72,6 +73,7 @@ int main(int argc, char** argv) try {
   }
   const samples::Model* model = samples::find_model(options.model);
   if (model == nullptr) return samples::fail("no model " + options.model);
+  if (options.accumulate > 1 && !model->accumulates) return samples::fail(options.model + " does not accumulate");
   if (!samples::complete(options, *model)) return samples::fail("no variant " + options.variant);
   options.device = torch::Device(device);
   return options.device.is_cuda() ? samples::run_on_card(options) : samples::run_on_host(options);

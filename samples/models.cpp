@@ -31,9 +31,9 @@ void train_gpt(const Options&);
 // clang-format off
 std::span<const Model> all_models() {
   static const std::vector<Model> models = {
-      // name, case, variants, batch, steps, optimizer, amp, about, loop
-      {"deepcnn", "S7", {}, 64, 2, "adam", true, "three convolutions with ReLU and max pooling, images of 64x64", train_deepcnn},
-      {"simplecnn", "S6", {}, 128, 2, "adam", true, "one convolution with ReLU and max pooling, images of 32x32", train_simplecnn},
+      // name, case, variants, batch, steps, optimizer, amp, about, loop, before it, accumulates
+      {"deepcnn", "S7", {}, 64, 2, "adam", true, "three convolutions with ReLU and max pooling, images of 64x64", train_deepcnn, nullptr, true},
+      {"simplecnn", "S6", {}, 128, 2, "adam", true, "one convolution with ReLU and max pooling, images of 32x32", train_simplecnn, nullptr, true},
       {"host_and_card", "S1", {}, 64, 2, "adam", true, "deepcnn on the card beside the same loop on the host", train_host_and_card},
       {"kept_outputs", "S2", {"kept", "deleted", "no_grad"}, 64, 3, "adam", true, "outputs that are still referenced when backward runs", train_kept_outputs},
       {"accumulation", "S3", {"accumulated", "whole", "zero_grad_inside", "one_gradient_scaled"}, 128, 2, "adam", true, "gradient accumulation over 4 passes, right and wrong", train_accumulation},
@@ -52,8 +52,8 @@ std::span<const Model> all_models() {
       {"two_headed", "S17", {"summed", "two_backwards", "two_encoders"}, 1024, 2, "adamw", true, "a trunk with two heads and two losses", train_two_headed},
       {"pinned", "S18", {"pinned", "pageable", "prefetch"}, 64, 4, "adam", true, "pinned host memory, non_blocking copies, prefetch", train_pinned},
       {"pruned", "S19", {"int8", "half_zeros", "float32"}, 512, 2, "adam", true, "weights as int8 or half zeros", train_pruned},
-      {"resnet50", "", {}, 32, 2, "momentum", true, "ResNet-50, images of 224x224", train_resnet50},
-      {"gpt", "", {}, 4, 2, "adamw", true, "a GPT of 124 million parameters, 1024 tokens", train_gpt},
+      {"resnet50", "", {}, 32, 2, "momentum", true, "ResNet-50, images of 224x224", train_resnet50, nullptr, true},
+      {"gpt", "", {}, 4, 2, "adamw", true, "a GPT of 124 million parameters, 1024 tokens", train_gpt, nullptr, true},
   };
   return models;
 }
@@ -77,7 +77,8 @@ std::string list_models() {
             "\", \"variants\": [" + variants + "], \"default_batch\": " + std::to_string(model.batch) +
             ", \"default_steps\": " + std::to_string(model.steps) + ", \"default_optimizer\": \"" +
             std::string(model.optimizer) + "\", \"takes_amp\": " + (model.takes_amp ? "true" : "false") +
-            ", \"about\": \"" + std::string(model.about) + "\"}";
+            ", \"accumulates\": " + (model.accumulates ? "true" : "false") + ", \"about\": \"" +
+            std::string(model.about) + "\"}";
   }
   return text + "]\n";
 }

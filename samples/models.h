@@ -20,6 +20,7 @@ struct Model {
   std::string_view about;
   void (*run)(const Options&) = nullptr;
   void (*prepare)(const Options&) = nullptr;  ///< before the first use of CUDA, where allocator settings are still free
+  bool accumulates = false;                   ///< can take its batch in parts
 };
 
 /// All of them. The first variant of each is the default.

@@ -21,6 +21,7 @@ struct Options {
   int64_t steps = 0;
   std::string optimizer = "adam";  ///< adam, adamw, sgd, momentum
   std::string amp = "none";        ///< none, bf16, fp16
+  int64_t accumulate = 1;          ///< micro-batches of a step
   torch::Device device = torch::kCUDA;
 
   torch::TensorOptions floats() const { return torch::dtype(torch::kFloat).device(device); }
@@ -101,6 +102,21 @@ inline torch::Tensor classify(const torch::Tensor& scores, const torch::Tensor& 
   return torch::cross_entropy_loss(scores, labels);
 }
 
+/// Forward and backward of one step: of the whole batch, or of its micro-batches one after the other, with gradients that add up
+/// to the same. `loss_of(inputs, labels)` is a mean over its examples. Returns the (last) loss.
+template <class LossOf>
+torch::Tensor run_passes(const Options& options, const torch::Tensor& inputs, const torch::Tensor& labels,
+                         const LossOf& loss_of) {
+  torch::Tensor loss;
+  const auto parts = inputs.chunk(options.accumulate), wanted = labels.chunk(options.accumulate);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const double share = static_cast<double>(parts[i].size(0)) / static_cast<double>(inputs.size(0));
+    loss = forward_pass(options, [&] { return loss_of(parts[i], wanted[i]); });
+    backward(parts.size() == 1 ? loss : loss * share);
+  }
+  return loss;
+}
+
 /// The classic loop: classifies images of `size` x `size` with cross entropy.
 template <class Model>
 void train_classifier(const Options& options, int64_t size, int64_t classes = 10) {
@@ -113,8 +129,9 @@ void train_classifier(const Options& options, int64_t size, int64_t classes = 10
   for (int64_t i = 0; i < options.steps; ++i) {
     const Mark mark("step");
     zero_grad(*optimizer);
-    const auto loss = forward_pass(options, [&] { return classify(model.forward(images), labels); });
-    backward(loss);
+    const auto loss = run_passes(options, images, labels, [&](const auto& some, const auto& wanted) {
+      return classify(model.forward(some), wanted);
+    });
     step(*optimizer, options);
     tell_loss(options, loss);
   }

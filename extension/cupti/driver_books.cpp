@@ -1,5 +1,7 @@
 #include "extension/cupti/driver_books.h"
 
+#include "profiler/trace/card_pages.h"
+
 namespace oomdiag {
 
 using Change = BookEntry::Change;
@@ -90,9 +92,7 @@ BookEntry DriverBooks::drop_one_of(uint64_t context) noexcept {
 
 void DriverBooks::count(const DriverEntry& entry, int sign) noexcept {
   if (!is_card_memory(entry.memory)) return;
-  const bool shares = entry.bytes <= page_bytes_ / 2;
-  const int64_t whole = shares ? entry.bytes : (entry.bytes + page_bytes_ - 1) / page_bytes_ * page_bytes_;
-  card_bytes_[entry.device % kMaxDevices] += sign * whole;
+  card_bytes_[entry.device % kMaxDevices] += sign * charged_bytes(entry.bytes, page_bytes_);
 }
 
 }  // namespace oomdiag

@@ -30,9 +30,8 @@ struct DriverCaller {
 struct BookEntry {
   enum class Change : uint8_t { none, allocated, mapped, freed } change = Change::none;
   DriverEntry entry{};
-  uint64_t mapped = 0;  ///< of `mapped`: where
-  int64_t unmapped =
-      0;  ///< of an unmap call: bytes of the first mapping in the range, which is the one that was booked
+  uint64_t mapped = 0;   ///< of `mapped`: where
+  int64_t unmapped = 0;  ///< of an unmap call: bytes of the first mapping in the range, the one that was booked
 };
 
 /// What the driver has given in this process. Releases of what it never gave are ignored: it was given before we listened, or

@@ -25,9 +25,7 @@ Highest highest_of(const Report& report) {
   for (const ReportRank& rank : report.ranks) take(rank.peak);
   for (const ReportOfDevice& device : report.devices) {
     take(device.peak);
-    int64_t growth = 0;
-    for (const ReportGrowth& one : device.growth) growth += one.bytes_per_step;
-    highest.growth = std::max(highest.growth, growth);
+    highest.growth = std::max(highest.growth, growth_of(device));
   }
   return highest;
 }

@@ -76,17 +76,17 @@ std::vector<DiffRow> first_of(std::vector<DiffRow> rows) {
   return rows;
 }
 
-int64_t growth_of(const ReportOfDevice& device) {
-  int64_t sum = 0;
-  for (const ReportGrowth& growth : device.growth) sum += growth.bytes_per_step;
-  return sum;
-}
-
 ReportOfDevice main_of(const Report& report) {
   return report.main_device < report.devices.size() ? report.devices[report.main_device] : ReportOfDevice{};
 }
 
 }  // namespace
+
+int64_t growth_of(const ReportOfDevice& device) {
+  int64_t sum = 0;
+  for (const ReportGrowth& growth : device.growth) sum += growth.bytes_per_step;
+  return sum;
+}
 
 ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options) {
   const ReportOfDevice a = main_of(before), b = main_of(after);

@@ -22,17 +22,12 @@ int64_t largest_of(const ReportDiff& diff) {
   return largest;
 }
 
-std::string label_of(std::string name) {
-  std::ranges::replace(name, '_', ' ');
-  return name;
-}
-
 void add_rows(std::string& text, const char* title, const std::vector<DiffRow>& rows, const Unit& unit, bool words) {
   if (rows.empty()) return;
   text += "\n  " + padded(fmt::format("{}, {}", title, unit.name), kLabelColumns) +
           fmt::format("{:>10}{:>10}{:>11}\n", "before", "after", "change");
   for (const DiffRow& row : rows) {
-    const std::string name = row.name.empty() ? "of unknown origin" : words ? label_of(row.name) : row.name;
+    const std::string name = row.name.empty() ? "of unknown origin" : words ? in_words(row.name) : row.name;
     const std::string sign = row.change() > 0 ? "+" : "-";
     text += "    " + padded(printable_end(name, kLabelColumns - 4), kLabelColumns - 2) +
             fmt::format("{:>10}{:>10}{:>11}\n", in_unit(row.before, unit), in_unit(row.after, unit),
@@ -41,8 +36,8 @@ void add_rows(std::string& text, const char* title, const std::vector<DiffRow>& 
 }
 
 std::string ending(const std::string& outcome, const std::string& cause) {
-  std::string text = label_of(outcome.empty() ? "unknown" : outcome);
-  if (!cause.empty()) text += fmt::format(" ({})", label_of(cause));
+  std::string text = in_words(outcome.empty() ? "unknown" : outcome);
+  if (!cause.empty()) text += fmt::format(" ({})", in_words(cause));
   return printable(text, 60);
 }
 

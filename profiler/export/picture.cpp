@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 
 #include "profiler/export/owner_tree.h"
+#include "profiler/export/pieces.h"
+#include "profiler/report/holders.h"
 
 namespace oomdiag {
 namespace {
@@ -85,7 +86,7 @@ void add_piece(std::vector<DrawnBlock>& pieces, DrawnBlock piece, int64_t least)
   pieces.push_back(std::move(piece));
 }
 
-DrawnSegment draw_segment(const SegmentLayout& segment, const std::map<uint64_t, const LiveBlock*>& blocks) {
+DrawnSegment draw_segment(const SegmentLayout& segment, const BlocksByAddress& blocks) {
   constexpr int64_t kLeastShare = 600;
   DrawnSegment drawn{.bytes = segment.bytes,
                      .used_bytes = segment.used_bytes,
@@ -94,25 +95,16 @@ DrawnSegment draw_segment(const SegmentLayout& segment, const std::map<uint64_t,
                      .expandable = segment.expandable,
                      .is_private = segment.pool != 0};
   const int64_t least = segment.bytes / kLeastShare;
-  const uint64_t end = segment.address + static_cast<uint64_t>(segment.bytes);
-  int64_t at = 0;
-  for (auto block = blocks.lower_bound(segment.address); block != blocks.end() && block->first < end; ++block) {
-    const auto offset = static_cast<int64_t>(block->first - segment.address);
-    if (offset < at) continue;
-    if (offset > at) add_piece(drawn.blocks, {at, offset - at, "free"}, least);
-    const LiveBlock& live = *block->second;
-    const int64_t bytes = std::min(live.bytes, segment.bytes - offset);
-    const std::string category(live.pending_free ? "pending_free" : name_of(live.category));
-    add_piece(drawn.blocks, {offset, bytes, category, label_of(live)}, least);
-    at = offset + bytes;
-  }
-  if (at < segment.bytes) add_piece(drawn.blocks, {at, segment.bytes - at, "free"}, least);
+  for_each_piece(segment, blocks, [&](int64_t offset, int64_t bytes, const LiveBlock* live) {
+    if (live == nullptr) return add_piece(drawn.blocks, {offset, bytes, "free"}, least);
+    const std::string category(live->pending_free ? "pending_free" : name_of(live->category));
+    add_piece(drawn.blocks, {offset, bytes, category, label_of(*live)}, least);
+  });
   return drawn;
 }
 
 std::vector<DrawnSegment> draw_segments(const Moment& moment) {
-  std::map<uint64_t, const LiveBlock*> blocks;
-  for (const LiveBlock& block : moment.blocks) blocks[block.address] = &block;
+  const BlocksByAddress blocks = by_address(moment);
   std::vector<const SegmentLayout*> segments;
   for (const SegmentLayout& segment : moment.segments) segments.push_back(&segment);
   std::ranges::stable_sort(segments, std::greater{}, [](const SegmentLayout* one) { return one->bytes; });
@@ -135,16 +127,12 @@ CardPicture draw_card(const DeviceHistory& device) {
 
 CardPicture draw_card(const ReportOfDevice& device) {
   OwnerTree tree;
-  std::map<std::string, int64_t> unnamed(device.categories.begin(), device.categories.end());
-  for (const ReportHolder& holder : device.holders) {
+  const auto add = [&](const ReportHolder& holder) {
     const std::string path[] = {holder.category, holder.name, holder.op, holder.source};
     tree.add(path, holder.bytes, holder.blocks);
-    unnamed[holder.category] -= holder.bytes;
-  }
-  for (const auto& [category, bytes] : unnamed) {
-    const std::string path[] = {category, "others"};
-    if (bytes > 0) tree.add(path, bytes, 0);
-  }
+  };
+  std::ranges::for_each(device.holders, add);
+  std::ranges::for_each(list_others(device), add);
   return {.owners = std::move(tree).finish()};
 }
 

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <string_view>
 
+#include "profiler/report/holders.h"
+#include "profiler/report/remedies_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text.h"
 
@@ -79,13 +80,9 @@ void add_remedies(const ReportOfDevice& device, std::string& text) {
   text += "\n| what helps | peak | fits |\n|---|---:|---|\n";
   for (size_t i = 0; i < std::min(device.remedies.size(), kMostRemedies); ++i) {
     const ReportRemedy& remedy = device.remedies[i];
-    const std::optional<bool> fits = remedy.fits ? remedy.fits : remedy.predicted_fits;
     const int64_t peak = remedy.measured_peak_bytes.value_or(remedy.predicted_peak_bytes);
     const char* const how = remedy.measured_peak_bytes ? "measured" : remedy.at_least ? "at least" : "predicted";
-    text += fmt::format("| {} | {} {} | {} |\n", cell(remedy.label), how, with_unit(peak),
-                        !fits   ? "unknown"
-                        : *fits ? "yes"
-                                : "no");
+    text += fmt::format("| {} | {} {} | {} |\n", cell(remedy.label), how, with_unit(peak), verdict_on(remedy));
   }
 }
 
@@ -123,14 +120,8 @@ std::string to_folded(const OwnerNode& owners) {
 std::string to_csv(const Report& report) {
   std::string text = "card,category,name,op,source,shape,used_by,bytes,blocks,copies\r\n";
   for (const ReportOfDevice& device : report.devices) {
-    std::map<std::string, int64_t> rest(device.categories.begin(), device.categories.end());
-    for (const ReportHolder& holder : device.holders) {
-      text += csv_row(device.device.index, holder);
-      rest[holder.category] -= holder.bytes;
-    }
-    for (const auto& [category, bytes] : rest) {
-      if (bytes > 0) text += csv_row(device.device.index, {.category = category, .name = "others", .bytes = bytes});
-    }
+    for (const ReportHolder& holder : device.holders) text += csv_row(device.device.index, holder);
+    for (const ReportHolder& others : list_others(device)) text += csv_row(device.device.index, others);
   }
   return text;
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "profiler/export/pickler.h"
+#include "profiler/export/pieces.h"
 #include "profiler/replay/join.h"
 
 namespace oomdiag {
@@ -113,8 +114,7 @@ class SnapshotWriter {
   }
 
   void write_segments(const DeviceHistory& device) {
-    std::map<uint64_t, const LiveBlock*> blocks;
-    for (const LiveBlock& block : device.moment.blocks) blocks[block.address] = &block;
+    const BlocksByAddress blocks = by_address(device.moment);
     for (const SegmentLayout& segment : device.moment.segments) {
       pickler_.begin_dict();
       pickler_.item("device", device.index);
@@ -140,19 +140,14 @@ class SnapshotWriter {
     }
   }
 
-  void write_blocks(const SegmentLayout& segment, const std::map<uint64_t, const LiveBlock*>& blocks) {
-    const uint64_t end = segment.address + static_cast<uint64_t>(segment.bytes);
-    uint64_t at = segment.address;
+  void write_blocks(const SegmentLayout& segment, const BlocksByAddress& blocks) {
     pickler_.begin_list();
-    for (auto block = blocks.lower_bound(at); block != blocks.end() && block->first < end; ++block) {
-      const LiveBlock& live = *block->second;
-      if (live.address < at) continue;
-      if (live.address > at) write_block(at, static_cast<int64_t>(live.address - at), 0, "inactive", {});
-      write_block(live.address, live.bytes, live.requested_bytes,
-                  live.pending_free ? "active_pending_free" : "active_allocated", live.made);
-      at = live.address + static_cast<uint64_t>(live.bytes);
-    }
-    if (at < end) write_block(at, static_cast<int64_t>(end - at), 0, "inactive", {});
+    for_each_piece(segment, blocks, [&](int64_t offset, int64_t bytes, const LiveBlock* live) {
+      const uint64_t address = segment.address + static_cast<uint64_t>(offset);
+      if (live == nullptr) return write_block(address, bytes, 0, "inactive", {});
+      write_block(address, bytes, live->requested_bytes,
+                  live->pending_free ? "active_pending_free" : "active_allocated", live->made);
+    });
     pickler_.end_list();
   }
 

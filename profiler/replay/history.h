@@ -41,9 +41,8 @@ std::string_view name_of(DriverMemory memory);
 /// A place in the program. In backward `op`, `module` and `source` are those of the forward op that made the node.
 struct Where {
   std::string_view node{}, op{}, inner{}, module{}, source{};
-  std::string_view
-      inner_source{};  ///< line of a package inside of `source`, "transformers/…/modeling_llama.py:164", or empty
-  std::string_view autocast{};  ///< "bfloat16": the op (in backward the forward op) ran under autocast, or empty
+  std::string_view inner_source{};  ///< of a package inside of `source`, "transformers/…/modeling_llama.py:164"
+  std::string_view autocast{};      ///< "bfloat16": the op (in backward the forward op) ran under autocast, or empty
 
   bool operator==(const Where&) const = default;
 };

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "profiler/replay/rounding.h"
+#include "profiler/trace/card_pages.h"
 
 // The ledger of what PyTorch does not count. PyTorch's own segments come by here too, because its allocator asks the same
 // driver: they are told by the library that asks, libc10_cuda, and where a program gave a memory pool an allocator of its own
@@ -14,7 +15,7 @@ namespace oomdiag {
 namespace {
 
 constexpr std::string_view kPyTorchAllocator = "libc10_cuda.so";
-constexpr int64_t kPageBytes = int64_t{2} << 20;  // a virtual card charges what is above half a page by whole pages
+constexpr int64_t kPageBytes = int64_t{2} << 20;  // of a virtual card
 
 bool is_on_card(DriverMemory memory) {
   switch (memory) {
@@ -44,8 +45,8 @@ DriverAllocation read_allocation(const Trace& trace, const Event& event) {
                               .memory = memory_of(event),
                               .owner = trace.name(event.detail),
                               .announced = (event.flags & kDriverAnnounced) != 0};
-  if (trace.process.virtual_device && is_on_card(allocation.memory) && allocation.bytes > kPageBytes / 2) {
-    allocation.bytes = (allocation.bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (trace.process.virtual_device && is_on_card(allocation.memory)) {
+    allocation.bytes = charged_bytes(allocation.bytes, kPageBytes);
   }
   return allocation;
 }

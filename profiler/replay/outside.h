@@ -14,8 +14,7 @@ namespace oomdiag {
 
 /// What the driver gave somebody and has not got back.
 struct DriverAllocation {
-  int64_t bytes =
-      0;  ///< of the card: on a virtual one whole pages of 2 MiB where it is above 1 MiB, else what was asked for
+  int64_t bytes = 0;  ///< of the card: on a virtual one charged_bytes(), on a real one what was asked for
   DriverMemory memory = DriverMemory::device;
   std::string_view owner{};
   uint64_t mapped = 0;     ///< where the pages of a handle were first mapped; 0 = nowhere, or not known

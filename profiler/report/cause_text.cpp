@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <string_view>
-#include <utility>
 
+#include "profiler/report/library_names.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -24,14 +24,9 @@ std::string largest_holders(const ReportCause& cause) {
 
 /// What people call the library that a driver's call came from.
 std::string name_of_library(const std::string& file) {
-  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-      {"libcublas", "cuBLAS"},     {"libcudnn", "cuDNN"}, {"libcufft", "cuFFT"},         {"libcusolver", "cuSOLVER"},
-      {"libcusparse", "cuSPARSE"}, {"libnccl", "NCCL"},   {"libtorch_cuda", "a kernel"},
-  };
-  for (const auto& [begin, name] : kNames) {
-    if (file.starts_with(begin)) return std::string(name);
-  }
-  return printable(file, 40);
+  if (file.starts_with("libtorch_cuda")) return "a kernel";
+  const std::string_view library = file.starts_with("lib") ? library_called(std::string_view(file).substr(3)) : "";
+  return library.empty() ? printable(file, 40) : std::string(library);
 }
 
 }  // namespace

@@ -220,4 +220,14 @@ std::vector<ReportHolder> fold_holders(const Moment& moment) {
   return holders;
 }
 
+std::vector<ReportHolder> list_others(const ReportOfDevice& device) {
+  std::map<std::string, int64_t> unnamed(device.categories.begin(), device.categories.end());
+  for (const ReportHolder& holder : device.holders) unnamed[holder.category] -= holder.bytes;
+  std::vector<ReportHolder> others;
+  for (const auto& [category, bytes] : unnamed) {
+    if (bytes > 0) others.push_back({.category = category, .name = "others", .bytes = bytes, .blocks = 0});
+  }
+  return others;
+}
+
 }  // namespace oomdiag

@@ -18,4 +18,7 @@ std::string fold_indices(std::string_view path);
 std::vector<ReportHolder> fold_holders(const Moment& moment);
 inline constexpr size_t kMostHolders = 8;
 
+/// For each category the bytes that none of its holders names, as a holder "others".
+std::vector<ReportHolder> list_others(const ReportOfDevice& device);
+
 }  // namespace oomdiag

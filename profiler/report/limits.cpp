@@ -12,6 +12,7 @@
 #include "profiler/explain/whole_step.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
+#include "profiler/report/library_names.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -46,7 +47,6 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   }
 }
 
-// The thread of its autograd engine asks for the lock of an interpreter that is ending.
 void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) {
   limits.emplace_back(
       "a memory snapshot tells what a block holds only for optimizer steps; phases and steps are read from its stacks "
@@ -77,15 +77,9 @@ bool is_clocked(const History& history) {
 
 /// Whose function it is; empty if `text` is none but words.
 std::string_view library_of(std::string_view text) {
-  constexpr std::pair<std::string_view, std::string_view> kLibraries[] = {
-      {"cudnn", "cuDNN"},       {"cublas", "cuBLAS"}, {"cufft", "cuFFT"}, {"cusolver", "cuSOLVER"},
-      {"cusparse", "cuSPARSE"}, {"curand", "cuRAND"}, {"nccl", "NCCL"},   {"nvml", "NVML"},
-      {"nvrtc", "NVRTC"},       {"cuda", "CUDA"},     {"cu", "CUDA"}};
   if (text.find_first_of(" :/") != text.npos) return {};
-  for (const auto& [prefix, name] : kLibraries) {
-    if (text.starts_with(prefix)) return name;
-  }
-  return {};
+  const std::string_view library = library_called(text);
+  return library.empty() && text.starts_with("cu") ? "CUDA" : library;
 }
 
 // What the virtual device could not do, or only by estimate: areas by their names, functions by whose they are. The report's

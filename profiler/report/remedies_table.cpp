@@ -15,11 +15,6 @@ constexpr size_t kMostRemedies = 6;
 /// Measured where it was run.
 std::optional<bool> fits(const ReportRemedy& remedy) { return remedy.fits ? remedy.fits : remedy.predicted_fits; }
 
-std::string_view verdict_on(const ReportRemedy& remedy) {
-  const std::optional<bool> known = fits(remedy);
-  return !known ? "unknown" : *known ? "yes" : "no";
-}
-
 std::string predicted_of(const ReportRemedy& remedy, const Unit& unit, const TextOptions& options) {
   const std::string_view sign = !remedy.at_least ? "" : options.unicode ? "≥ " : ">= ";
   return std::string(sign) + in_unit(remedy.predicted_peak_bytes, unit);
@@ -59,6 +54,11 @@ std::string conclusion_on(const std::vector<ReportRemedy>& remedies) {
 }
 
 }  // namespace
+
+std::string_view verdict_on(const ReportRemedy& remedy) {
+  const std::optional<bool> known = fits(remedy);
+  return !known ? "unknown" : *known ? "yes" : "no";
+}
 
 std::string remedies_table(const ReportOfDevice& device, const TextOptions& options) {
   if (device.remedies.empty()) return {};

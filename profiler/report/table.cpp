@@ -60,6 +60,11 @@ std::string wrapped(std::string_view sentence, size_t columns) {
   return text + line + "\n";
 }
 
+std::string in_words(std::string name) {
+  std::ranges::replace(name, '_', ' ');
+  return name;
+}
+
 std::string padded(std::string_view text, size_t columns) {
   const size_t width = count_columns(text);
   return std::string(text) + std::string(width < columns ? columns - width : 0, ' ');

@@ -13,6 +13,13 @@ constexpr size_t kMostCalls = 256;             ///< of a stack
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
+/// Windows' paths as those of other systems.
+std::string with_slashes(std::string_view file) {
+  std::string slashed(file);
+  std::ranges::replace(slashed, '\\', '/');
+  return slashed;
+}
+
 bool is_python(std::string_view file) {
   return file.ends_with(".py") || file.starts_with('<') || contains(file, "ipython");
 }
@@ -77,13 +84,8 @@ std::string_view node_of(std::string_view symbol) {
 }  // namespace
 
 void PlaceFinder::see(const SnapshotFrame& frame) {
-  std::string slashed;
-  std::string_view file = frame.filename;
-  if (contains(file, "\\")) {
-    slashed = file;
-    std::ranges::replace(slashed, '\\', '/');
-    file = slashed;
-  }
+  const std::string slashed = contains(frame.filename, "\\") ? with_slashes(frame.filename) : std::string();
+  const std::string_view file = slashed.empty() ? std::string_view(frame.filename) : slashed;
   const bool python = is_python(file);
   if (calls_.size() < kMostCalls && (python || frame.name != "??")) calls_.push_back(frame);
   if (!python) {
@@ -117,8 +119,7 @@ uint32_t PlaceFinder::finish() {
 void PlaceFinder::tell_stacks(SnapshotPlace& place) {
   std::string python, native;
   for (const SnapshotFrame& call : calls_) {
-    std::string file(call.filename);
-    std::ranges::replace(file, '\\', '/');
+    const std::string file = with_slashes(call.filename);
     if (is_python(file)) {
       python += fmt::format("{}{}:{} in {}", python.empty() ? "" : "\n", file, call.line, call.name);
     } else {

@@ -23,7 +23,10 @@ enum class Work : uint8_t { none, forward, backward, optimizer };
 class StepFinder {
  public:
   StepFinder(std::span<const Event> events, const Snapshot& snapshot, std::span<const size_t> positions)
-      : events_(events), snapshot_(snapshot), positions_(positions) {}
+      : events_(events),
+        snapshot_(snapshot),
+        positions_(positions),
+        modules_known_(std::ranges::any_of(snapshot.places, &SnapshotPlace::in_module)) {}
 
   SnapshotSteps find() const {
     SnapshotSteps steps{.ends = by_optimizer_annotation()};
@@ -63,7 +66,7 @@ class StepFinder {
     return ends;
   }
 
-  // "ProfilerStep#3" and "ProfilerStep#4" are the same; of several the one that holds most allocations.
+  // "ProfilerStep#3" and "ProfilerStep#4" are the same; of several the first by name that holds most of the allocations.
   std::vector<size_t> by_own_annotation() const {
     struct Scope {
       std::vector<size_t> ends;
@@ -94,14 +97,13 @@ class StepFinder {
 
   // Where forward work follows such work, inside of a module if that is asked and known.
   std::vector<size_t> after(Work work, bool in_module) const {
-    const bool modules_known =
-        in_module && std::ranges::any_of(snapshot_.places, [](const SnapshotPlace& one) { return one.in_module; });
+    const bool only_modules = in_module && modules_known_;
     std::vector<size_t> ends;
     bool open = false;
     for (size_t i = 0; i < events_.size(); ++i) {
       const Work now = work_of(events_[i]);
       if (now == work) open = true;
-      if (now != Work::forward || !open || (modules_known && !place(events_[i]).in_module)) continue;
+      if (now != Work::forward || !open || (only_modules && !place(events_[i]).in_module)) continue;
       ends.push_back(i);
       open = false;
     }
@@ -126,15 +128,13 @@ class StepFinder {
 
   // The first work in a module after each end; where no module is known, the first work at all.
   std::vector<size_t> find_begins(const std::vector<size_t>& ends) const {
-    const bool modules_known =
-        std::ranges::any_of(snapshot_.places, [](const SnapshotPlace& one) { return one.in_module; });
-    if (ends.empty() && !modules_known && !trains()) return {};
+    if (ends.empty() && !modules_known_ && !trains()) return {};
     std::vector<size_t> begins;
     size_t next = 0;
     bool wanted = true;
     for (size_t i = 0; i < events_.size(); ++i) {
       for (; next < ends.size() && ends[next] <= i; ++next) wanted = true;
-      if (!wanted || work_of(events_[i]) != Work::forward || (modules_known && !place(events_[i]).in_module)) continue;
+      if (!wanted || work_of(events_[i]) != Work::forward || (modules_known_ && !place(events_[i]).in_module)) continue;
       begins.push_back(i);
       wanted = false;
     }
@@ -144,6 +144,7 @@ class StepFinder {
   std::span<const Event> events_;
   const Snapshot& snapshot_;
   std::span<const size_t> positions_;
+  bool modules_known_;
 };
 
 }  // namespace

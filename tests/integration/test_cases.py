@@ -144,6 +144,14 @@ class Options(CaseTest):
         self.check_error(["train", "--model", "copy", "--steps", "3"], "copy takes no --steps")
         self.check_error(["train", "--model", "generator", "--optimizer", "sgd"], "generator takes no --optimizer")
         self.check_error(["train", "--model", "half", "--amp", "bf16"], "half takes no --amp")
+        self.check_error(["train", "--model", "copy", "--accumulate", "2"], "copy takes no --accumulate")
+
+    def test_micro_batches_take_less_than_the_whole_batch(self):
+        peaks = []
+        for options in ([], ["--accumulate", "4"]):
+            done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "512", "--json", *options)
+            peaks.append(json.loads(done.stdout)["peak"]["allocated_bytes"])
+        self.assertLess(peaks[1], 0.6 * peaks[0])
 
     def test_on_the_host_the_cpu_allocator_tells_the_bytes(self):
         code, report = self.train("mlp", device="cpu")

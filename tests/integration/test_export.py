@@ -208,6 +208,9 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         opened = oomdiag("explain", self.fits, "--open", folder=self.base)
         self.assertEqual(opened.stdout.strip(), str(self.fits / "report.html"))
         self.assertIn("fits, peak in", self.page_data((self.fits / "report.html").read_text())["text"])
+        user = self.base.parent.as_posix()
+        oomdiag("explain", self.fits, "--open", "--redact", folder=self.base)
+        self.assertNotIn(user + "/", (self.fits / "report.html").read_text())
 
     def test_a_run_can_be_watched_while_it_lives_and_after(self):
         code = """

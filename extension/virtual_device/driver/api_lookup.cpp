@@ -46,12 +46,11 @@ void* find_function(std::string_view name, int version, CUdriverProcAddressQuery
   return found;
 }
 
-/// The file name of the library whose code called us. Lives as long as the process.
-const char* name_caller(const void* address) {
+/// The file name of the library whose code called us.
+std::string_view name_caller(const void* address) {
   Dl_info info{};
-  const char* path = dladdr(address, &info) && info.dli_fname ? info.dli_fname : "a program";
-  const char* slash = std::strrchr(path, '/');
-  return strdup(slash ? slash + 1 : path);
+  const std::string_view path = dladdr(address, &info) && info.dli_fname ? info.dli_fname : "a program";
+  return path.substr(path.rfind('/') + 1);
 }
 
 CUresult answer(const char* (*pick)(const oomdiag::ErrorText&), CUresult code, const char** text) {
@@ -79,8 +78,8 @@ OOMDIAG_ENTRY_POINT CUresult cuGetProcAddress(const char* name, void** function,
 OOMDIAG_ENTRY_POINT CUresult cuGetExportTable(const void** table, const CUuuid*) {
   static std::atomic<bool> is_told = false;
   *table = nullptr;
-  const char* caller = name_caller(__builtin_return_address(0));
-  const bool is_served = std::string_view(caller).starts_with("libcudnn");  // what its plans take is counted in dnn/
+  const std::string_view caller = name_caller(__builtin_return_address(0));
+  const bool is_served = caller.starts_with("libcudnn");  // what its plans take is counted in dnn/
   if (is_served || is_told.exchange(true)) return CUDA_ERROR_NOT_FOUND;
   const std::string text = std::string(caller) + ", which brings a CUDA runtime of its own";
   oomdiag_device_note("unsupported", strdup(text.c_str()));

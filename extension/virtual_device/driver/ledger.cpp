@@ -13,26 +13,6 @@ int64_t held_by_others(int index) noexcept { return count_bytes_of_others(index)
 
 }  // namespace
 
-const char* name_of(Holder holder) noexcept {
-  switch (holder) {
-    case Holder::context:
-      return "context";
-    case Holder::modules:
-      return "modules";
-    case Holder::heaps:
-      return "heaps and stacks of kernels";
-    case Holder::graphs:
-      return "captured graphs";
-    case Holder::blocks:
-      return "blocks";
-    case Holder::pools:
-      return "pools";
-    case Holder::mappings:
-      return "mappings";
-  }
-  return "";
-}
-
 int64_t Ledger::held() const noexcept {
   int64_t sum = 0;
   for (const auto& bytes : held_) sum += bytes.load();

@@ -33,13 +33,9 @@ struct Device;
 enum class Holder : uint8_t { context, modules, heaps, graphs, blocks, pools, mappings };
 inline constexpr size_t kHolders = 7;
 
-/// "context", "modules", "heaps and stacks of kernels": as reports name them.
-const char* name_of(Holder holder) noexcept;
-
 /// What this process holds of one card. Read from any thread; changed by take() and give_back().
 class Ledger {
  public:
-  int64_t held_by(Holder holder) const noexcept { return held_[static_cast<size_t>(holder)].load(); }
   int64_t held() const noexcept;
 
  private:

@@ -9,11 +9,6 @@ constexpr int64_t round_to_steps(int64_t bytes) {
   return (bytes + Pool::kStepBytes - 1) / Pool::kStepBytes * Pool::kStepBytes;
 }
 
-/// Of a block that has pages of its own a pool counts what was asked for, aligned.
-constexpr int64_t align(int64_t bytes) {
-  return (bytes + SmallHeap::kAlignment - 1) / SmallHeap::kAlignment * SmallHeap::kAlignment;
-}
-
 }  // namespace
 
 bool Pool::take_pages(int64_t bytes) {
@@ -41,13 +36,13 @@ void Pool::give_pages(int64_t bytes) {
 Refusal Pool::allocate(int64_t bytes, uintptr_t* begin) {
   const Refusal refusal = heap_.allocate(bytes, begin);
   if (refusal != Refusal::none) return refusal;
-  used_bytes_ += align(bytes);
+  used_bytes_ += SmallHeap::align(bytes);  // what was asked for, also where a block has pages of its own
   used_high_bytes_ = std::max(used_high_bytes_, used_bytes_);
   return Refusal::none;
 }
 
 void Pool::free(uintptr_t begin, int64_t bytes) {
-  used_bytes_ -= align(bytes);
+  used_bytes_ -= SmallHeap::align(bytes);
   heap_.free(begin, bytes);
 }
 

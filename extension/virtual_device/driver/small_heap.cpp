@@ -3,7 +3,7 @@
 namespace oomdiag {
 
 std::optional<uintptr_t> SmallHeap::take(int64_t bytes) {
-  const int64_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const int64_t whole = align(bytes);
   const auto block = free_.take_lowest(static_cast<uintptr_t>(whole));
   if (block) blocks_[*block] = whole;
   return block;

@@ -20,6 +20,7 @@ class SmallHeap {
   static constexpr int64_t kMostBytes = 1 << 20;
   static constexpr int64_t kAlignment = 512;  ///< of a block, and what it is rounded to
 
+  static constexpr int64_t align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   static bool serves(int64_t bytes) { return bytes <= kMostBytes; }
 
   /// The lowest place for a block; nullopt: add a page.

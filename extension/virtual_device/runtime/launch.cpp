@@ -99,9 +99,9 @@ OOMDIAG_ENTRY_POINT void __cudaRegisterVar(void**, char* symbol, char*, const ch
 OOMDIAG_ENTRY_POINT void __cudaRegisterManagedVar(void**, void** symbol, char*, const char*, int, size_t bytes, int,
                                                   int) {
   std::lock_guard guard(lock);
-  variables[symbol] = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1))};
-  *symbol =
-      variables[symbol].block;  // the program reads and writes it through this pointer, before CUDA is initialised, too
+  auto& variable = variables[symbol];
+  variable = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1))};
+  *symbol = variable.block;  // through which the program reads and writes it, before CUDA is initialised, too
 }
 
 OOMDIAG_ENTRY_POINT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,

@@ -44,11 +44,12 @@ TEST_CASE("no name of a trace reaches the terminal as it is, nor adds a line", "
     }
     hostile.process.torch_version = hostile.process.command = kHostile;
     hostile.devices.front().name = kHostile;
-    const std::string text = to_text(make_report(hostile, {.exit_code = 1, .folder = kHostile}));
-    CHECK(is_safe(text));
-    // Of a shape that is none fewer remedies are known.
-    CHECK(std::ranges::count(text, '\n') <=
-          std::ranges::count(to_text(make_report(clean, {.exit_code = 1, .folder = "f"})), '\n'));
+    Report bad = make_report(hostile, {.exit_code = 1, .folder = kHostile});
+    Report good = make_report(clean, {.exit_code = 1, .folder = "f"});
+    CHECK(is_safe(to_text(bad)));
+    bad.devices.front().remedies.clear();  // of a shape that is none fewer are known
+    good.devices.front().remedies.clear();
+    CHECK(std::ranges::count(to_text(bad), '\n') == std::ranges::count(to_text(good), '\n'));
   }
 }
 
