@@ -34,8 +34,8 @@ namespace {
 void try_expandable_segments(Report& failed, DiagnosisRequest request, const Install& install) {
   ReportOfDevice& device = failed.devices[failed.main_device];
   const auto remedy = std::find_if(device.remedies.begin(), device.remedies.end(),
-                                   [](const ReportRemedy& one) { return one.id == "expandable_segments"; });
-  if (remedy == device.remedies.end() || !device.cause || device.cause->kind != "fragmentation") return;
+                                   [](const Remedy& one) { return one.id == "expandable_segments"; });
+  if (remedy == device.remedies.end() || !device.cause || device.cause->kind != CauseKind::fragmentation) return;
   const TemporaryFolder folder;
   request = unseen(std::move(request));
   request.base = folder.path();
@@ -58,7 +58,7 @@ void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install&
   again.base = folder.path();
   uint32_t step = 1;
   for (const ReportOfDevice& device : failed.report->devices) {
-    if (device.cause && device.cause->kind == "leak") return;  // what grows without end has no whole run
+    if (device.cause && device.cause->kind == CauseKind::leak) return;  // what grows without end has no whole run
     if (device.failure) step = std::max(step, device.failure->step);
   }
   again.steady = SteadyRule{.at_least = step, .most = std::max(kMostSteps, step + 1)};

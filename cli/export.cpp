@@ -1,5 +1,6 @@
 #include "cli/export.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -139,9 +140,14 @@ void redact(Explained& from) {
 bool open_on_desktop(const std::filesystem::path& file) {
   const std::string name = std::filesystem::absolute(file).string();
   std::array<const char*, 3> words = {"xdg-open", name.c_str(), nullptr};
+  posix_spawn_file_actions_t quiet;  // where there is no desktop it names all browsers that it misses
+  posix_spawn_file_actions_init(&quiet);
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO})
+    posix_spawn_file_actions_addopen(&quiet, stream, "/dev/null", O_WRONLY, 0);
   pid_t child = 0;
-  if (posix_spawnp(&child, words[0], nullptr, nullptr, const_cast<char* const*>(words.data()), environ) != 0)
-    return false;
+  const int error = posix_spawnp(&child, words[0], &quiet, nullptr, const_cast<char* const*>(words.data()), environ);
+  posix_spawn_file_actions_destroy(&quiet);
+  if (error != 0) return false;
   int status = 0;
   return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }

@@ -15,7 +15,7 @@ constexpr int64_t kManyLogits = 1 << 22;  ///< as in chunked_cross_entropy.py
 
 std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
   for (const ReportOfDevice& device : whole.devices) {
-    for (const ReportRemedy& remedy : device.remedies) {
+    for (const Remedy& remedy : device.remedies) {
       if (remedy.id == id) return remedy.predicted_peak_bytes;
     }
   }
@@ -40,11 +40,11 @@ bool has_bfloat16(const DeviceChoice& device) {
 }
 
 /// What a phase took at most, in any step; 0 if there was none.
-int64_t peak_of(const Report& whole, std::string_view name) {
+int64_t peak_of(const Report& whole, Phase phase) {
   int64_t peak = 0;
   for (const ReportOfDevice& device : whole.devices) {
-    for (const ReportPhase& phase : device.phases) {
-      if (phase.phase == name) peak = std::max(peak, phase.peak_allocated_bytes);
+    for (const PhasePeak& one : device.phases) {
+      if (one.phase == phase) peak = std::max(peak, one.allocated_bytes);
     }
   }
   return peak;
@@ -52,7 +52,7 @@ int64_t peak_of(const Report& whole, std::string_view name) {
 
 void add_of_modules(std::vector<Change>& changes, const Look& look, const Report& whole, const Patient& patient,
                     bool grows) {
-  const bool backward = peak_of(whole, "backward") > 0;
+  const bool backward = peak_of(whole, Phase::backward) > 0;
   if (!backward) changes.push_back(injected("no_grad", "grad", "torch.no_grad()", kNoWork));
   if (look.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
   if (look.bytes_of_float32 > 0 && !look.has_autocast) {
@@ -164,7 +164,7 @@ std::vector<Change> list_changes(const Patient& patient, const Look& look, const
   if (look.keeps_gradients) {
     changes.push_back(injected("set_to_none", "zero_grad", "zero_grad(set_to_none=True)", kNoWork));
   }
-  if (look.has_optimizer && peak_of(whole, "optimizer") > before.room_bytes) {
+  if (look.has_optimizer && peak_of(whole, Phase::optimizer) > before.room_bytes) {
     changes.push_back(injected("foreach_off", "optimizer", "optimizer with foreach=False", kNoWork));
     changes.push_back(injected("fused_optimizer", "optimizer", "fused optimizer", kNoWork));
   }

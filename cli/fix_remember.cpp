@@ -8,12 +8,12 @@ namespace oomdiag {
 namespace {
 
 /// A remedy that the report does not name yet is added to it; a combination has the ids of its parts joined.
-void add_measured(std::vector<ReportRemedy>& remedies, const Remedied& measured) {
+void add_measured(std::vector<Remedy>& remedies, const Remedied& measured) {
   std::string id;
   for (const Change& change : measured.changes) id += (id.empty() ? "" : "+") + change.id;
-  auto remedy = std::find_if(remedies.begin(), remedies.end(), [&](const ReportRemedy& one) { return one.id == id; });
+  auto remedy = std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& one) { return one.id == id; });
   if (remedy == remedies.end()) {
-    remedy = remedies.insert(remedies.end(), ReportRemedy{.id = id, .label = measured.label()});
+    remedy = remedies.insert(remedies.end(), Remedy{.id = id, .label = measured.label()});
     for (const Change& change : measured.changes) {
       if (measured.changes.size() > 1) remedy->ids.push_back(change.id);
       remedy->changes_training |= change.changes_numerics && change.changes_batch;

@@ -110,7 +110,7 @@ void Search::look_at_the_whole_run() {
   weigh_blocks(look_, whole_);
   if (!first.ran_out()) return;
   const ReportOfDevice& device = first.report->devices[first.report->main_device];
-  if (device.cause) before_.cause = device.cause->kind;
+  if (device.cause) before_.cause = name_of(device.cause->kind);
   before_.grows = !device.growth.empty();
   for (const ReportGrowth& growth : device.growth) {
     const std::string place = !growth.source.empty()   ? growth.source

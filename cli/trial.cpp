@@ -86,7 +86,7 @@ void take_figures(Trial& trial) {
   trial.total_bytes = device.device.total_bytes;
   trial.needed_bytes =
       device.failure ? device.failure->reserved_bytes + device.failure->requested_bytes : device.peak.reserved_bytes;
-  if (device.failure) trial.place = fmt::format("{}, step {}", device.failure->phase, device.failure->step);
+  if (device.failure) trial.place = fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
 }
 
 Trial read_trial(const nlohmann::json& answer) {

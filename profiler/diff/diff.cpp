@@ -28,10 +28,10 @@ std::string folded(const std::string& path) { return fold_indices(path); }
 std::string as_it_is(const std::string& name) { return name; }
 
 template <class Rename>
-Sums join(const std::vector<ReportOwned>& before, const std::vector<ReportOwned>& after, const Rename& rename) {
+Sums join(const std::vector<OwnedBytes>& before, const std::vector<OwnedBytes>& after, const Rename& rename) {
   Sums sums;
-  for (const ReportOwned& one : before) sums[rename(one.name)].before += one.bytes;
-  for (const ReportOwned& one : after) sums[rename(one.name)].after += one.bytes;
+  for (const OwnedBytes& one : before) sums[rename(one.name)].before += one.bytes;
+  for (const OwnedBytes& one : after) sums[rename(one.name)].after += one.bytes;
   return sums;
 }
 
@@ -90,10 +90,9 @@ int64_t growth_of(const ReportOfDevice& device) {
 
 ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options) {
   const ReportOfDevice a = main_of(before), b = main_of(after);
-  ReportDiff result{.outcome_before = before.outcome,
-                    .outcome_after = after.outcome,
-                    .cause_before = a.cause ? a.cause->kind : "",
-                    .cause_after = b.cause ? b.cause->kind : ""};
+  ReportDiff result{.outcome_before = before.outcome, .outcome_after = after.outcome};
+  if (a.cause) result.cause_before = a.cause->kind;
+  if (b.cause) result.cause_after = b.cause->kind;
   const int64_t allocated = std::max(a.peak.allocated_bytes, b.peak.allocated_bytes);
   const int64_t least = std::max<int64_t>({1, options.least_bytes, allocated / 1000});
   const auto figure = [&](const char* name, int64_t was, int64_t is, int64_t noise) {

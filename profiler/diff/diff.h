@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ struct DiffRow {
 
 struct ReportDiff {
   std::string outcome_before, outcome_after;
-  std::string cause_before, cause_after;                         ///< empty where nothing failed
+  std::optional<CauseKind> cause_before{}, cause_after{};        ///< none where nothing failed
   std::vector<DiffRow> figures{};                                ///< peak allocated and reserved, growth per step
   std::vector<DiffRow> categories{}, modules{}, ops{}, lines{};  ///< at the described moments, the largest change first
 

@@ -35,9 +35,9 @@ void add_rows(std::string& text, const char* title, const std::vector<DiffRow>& 
   }
 }
 
-std::string ending(const std::string& outcome, const std::string& cause) {
+std::string ending(const std::string& outcome, const std::optional<CauseKind>& cause) {
   std::string text = in_words(outcome.empty() ? "unknown" : outcome);
-  if (!cause.empty()) text += fmt::format(" ({})", in_words(cause));
+  if (cause) text += fmt::format(" ({})", in_words(std::string(name_of(*cause))));
   return printable(text, 60);
 }
 
@@ -70,7 +70,7 @@ std::string to_text(const ReportDiff& diff, bool unicode) {
 }
 
 std::string to_json(const ReportDiff& diff) {
-  const auto or_null = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
+  const auto or_null = [](const std::optional<CauseKind>& kind) { return kind ? Json(name_of(*kind)) : Json(nullptr); };
   const Json json = {{"schema", "oomdiag-diff/1"},
                      {"equal", diff.is_empty()},
                      {"outcome", {{"before", diff.outcome_before}, {"after", diff.outcome_after}}},

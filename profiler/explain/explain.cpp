@@ -36,7 +36,7 @@ namespace oomdiag {
 namespace {
 
 /// The figures that the questions are about.
-struct Figures {
+struct Facts {
   int64_t requested = 0, segment = 0, free = 0, cached = 0, pending = 0, outside = 0, reserved = 0, total = 0;
   int64_t allowed = 0;         ///< the limit that the program set, or total
   bool capped = false;         ///< a limit was set, though where it lies is not known: not above `allowed`
@@ -54,16 +54,16 @@ bool shares_card(const Moment& moment) {
                      [](const OutsideOwner& owner) { return owner.kind == "process"; });
 }
 
-Figures read_figures(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
-                     int64_t total_bytes) {
-  Figures f{.requested = failure.requested_bytes,
-            .segment = segment_size(failure.requested_bytes, settings),
-            .free = moment.free_bytes,
-            .cached = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
-            .pending = moment.pending_free_bytes,
-            .outside = moment.outside_bytes,
-            .reserved = moment.reserved_bytes,
-            .total = total_bytes};
+Facts read_figures(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
+                   int64_t total_bytes) {
+  Facts f{.requested = failure.requested_bytes,
+          .segment = segment_size(failure.requested_bytes, settings),
+          .free = moment.free_bytes,
+          .cached = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
+          .pending = moment.pending_free_bytes,
+          .outside = moment.outside_bytes,
+          .reserved = moment.reserved_bytes,
+          .total = total_bytes};
   for (const SegmentLayout& segment : moment.segments) {
     if (segment.used_bytes == 0 || segment.pool != failure.pool) f.cached -= segment.bytes - segment.used_bytes;
     if (segment.pool != failure.pool) f.in_other_pools += segment.bytes - segment.used_bytes;
@@ -101,7 +101,7 @@ int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& 
 
 // Where bytes are missing, the growth must be worth them. Where only a hole is missing, growth that is a small part of what
 // lives is not what to mend first.
-bool is_leak(const Figures& f) {
+bool is_leak(const Facts& f) {
   const int64_t missing = std::max(f.segment - f.free - f.cached, f.reserved - f.cached + f.segment - f.allowed);
   if (missing > 0) return f.grown >= missing;
   return f.grown >= f.segment && f.grown >= (f.reserved - f.cached) / 20;
@@ -130,7 +130,7 @@ std::vector<OutsideOwner> find_holders(const Moment& moment) {
 }
 
 // In forward what is saved stays, and more of it comes.
-bool may_go_on(const Figures& f, const OutOfMemory& failure, const Moment& moment, const StepNeed& need) {
+bool may_go_on(const Facts& f, const OutOfMemory& failure, const Moment& moment, const StepNeed& need) {
   if (f.lacking_later > 0) return false;
   if (need.whole || failure.phase != Phase::forward) return true;
   const bool saves = std::any_of(moment.blocks.begin(), moment.blocks.end(),
@@ -138,7 +138,7 @@ bool may_go_on(const Figures& f, const OutOfMemory& failure, const Moment& momen
   return !saves || (!need.more_comes && f.free + f.cached - f.segment >= f.requested);
 }
 
-CauseKind decide(const Figures& f, const OutOfMemory& failure, const Moment& moment, int64_t usual_outside,
+CauseKind decide(const Facts& f, const OutOfMemory& failure, const Moment& moment, int64_t usual_outside,
                  const Device& card, const StepNeed& need) {
   const int64_t foreign = std::max<int64_t>(0, f.outside - usual_outside);
   if (f.requested > f.total - std::min(f.outside, usual_outside)) return CauseKind::oversized_request;
@@ -153,7 +153,7 @@ CauseKind decide(const Figures& f, const OutOfMemory& failure, const Moment& mom
   return CauseKind::capacity;
 }
 
-int64_t short_by(const Figures& f, CauseKind kind) {
+int64_t short_by(const Facts& f, CauseKind kind) {
   if (kind == CauseKind::fraction_cap) {
     return f.capped ? 0 : std::max<int64_t>(0, f.reserved - f.cached + f.segment - f.allowed);
   }
@@ -204,7 +204,7 @@ std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment) {
 
 Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
                  const Device& card, const std::vector<Growth>& growths, const StepNeed& need) {
-  Figures f = read_figures(failure, moment, settings, card.total_bytes);
+  Facts f = read_figures(failure, moment, settings, card.total_bytes);
   f.grown = sum_grown(growths) + grown_in_request(failure, growths);
   f.lacking_later = std::max<int64_t>(0, need.bytes - (f.total - f.outside));
   Cause cause{.kind = decide(f, failure, moment, usual_outside_of(moment, card.context_bytes), card, need)};
@@ -218,7 +218,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                     {"left_if_packed_bytes", std::max<int64_t>(0, f.free + f.cached - f.segment)},
                     {f.capped ? "allowed_at_most_bytes" : "allowed_bytes", f.allowed},
                     {"largest_hole_bytes", largest_hole(moment, failure.pool)}};
-  if (need.bytes > 0) cause.evidence.push_back({need.whole ? "step_bytes" : "step_at_least_bytes", need.bytes});
+  if (need.bytes > 0) cause.evidence.emplace_back(need.whole ? "step_bytes" : "step_at_least_bytes", need.bytes);
   if (f.in_other_pools > 0) cause.evidence.push_back({"cached_in_other_pools_bytes", f.in_other_pools});
   if (cause.kind == CauseKind::leak) {
     cause.evidence.push_back({"grown_bytes", f.grown});

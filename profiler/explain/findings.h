@@ -25,15 +25,12 @@ enum class CauseKind : uint8_t {
   imbalance
 };
 
+inline constexpr size_t kCauseKindCount = 9;
+
 std::string_view name_of(CauseKind kind);
 
-/// A figure that supports a finding.
-struct EvidenceBytes {
-  std::string name;
-  int64_t bytes = 0;
-
-  bool operator==(const EvidenceBytes&) const = default;
-};
+/// Named figures in a fixed order.
+using Figures = std::vector<std::pair<std::string, int64_t>>;
 
 /// A segment with a hole that its other blocks keep from being used or given back.
 struct PinnedSegment {
@@ -48,7 +45,7 @@ struct PinnedSegment {
 struct Cause {
   CauseKind kind = CauseKind::capacity;
   int64_t short_by_bytes = 0;  ///< what is missing even if every cached byte could be used; 0 where nothing is
-  std::vector<EvidenceBytes> evidence{};
+  Figures evidence{};
   std::vector<OutsideOwner> holders{};  ///< of outside_pytorch: who has more than a process needs, largest
                                         ///< first; of workspace: the library that asked the driver itself
   std::vector<PinnedSegment> pinned{};  ///< of fragmentation: largest holes first, at most 5
@@ -66,7 +63,7 @@ struct Packing {
   bool operator==(const Packing&) const = default;
 };
 
-/// A change that would lower the peak, computed and not run.
+/// A change that would lower the peak: computed, and run where that was asked.
 struct Remedy {
   std::string id;                      ///< "autocast_bf16", "checkpoint", "batch_6400"
   std::string label;                   ///< "bf16 autocast"
@@ -78,6 +75,8 @@ struct Remedy {
   bool changes_training = false;       ///< what is learned is another: another optimizer, fewer examples per step
   int64_t predicted_peak_bytes = 0;
   bool at_least = false;  ///< no whole step was seen: the peak is a lower bound
+  std::optional<int64_t> measured_peak_bytes{};
+  std::optional<bool> fits{};  ///< measured
   /// None where nothing tells: a lower bound that is not too much. Of a lower bound only false is ever known.
   std::optional<bool> predicted_fits{};
 
@@ -90,6 +89,7 @@ struct BatchModel {
   int64_t fixed_bytes = 0;  ///< parameters, buffers, gradients, optimizer state, workspace of matrix products, unknown
   int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the refused request
   int64_t largest_batch = 0;  ///< predicted to fit; after an OOM at most that one
+  bool inferred = false;      ///< the batch size was not told: it is the size that tensors share
 
   bool operator==(const BatchModel&) const = default;
 };

@@ -15,6 +15,8 @@ enum class GrowthKind : uint8_t {
   growing_buffer   ///< one tensor is made anew, larger each time
 };
 
+inline constexpr size_t kGrowthKindCount = 3;
+
 std::string_view name_of(GrowthKind kind);
 
 /// A place of the program that keeps more with each step.

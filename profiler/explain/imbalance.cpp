@@ -5,7 +5,7 @@
 
 namespace oomdiag {
 
-std::vector<EvidenceBytes> evidence_of(const Imbalance& imbalance) {
+Figures evidence_of(const Imbalance& imbalance) {
   return {{"fullest_bytes", imbalance.fullest_bytes},
           {"others_bytes", imbalance.others_bytes},
           {"even_bytes", imbalance.even_bytes}};
@@ -68,7 +68,7 @@ void blame_imbalance(const std::vector<DeviceHistory>& devices, std::vector<Find
     const auto found = find_imbalance(expect_peaks(devices, i), i, devices[i].failure->requested_bytes, room);
     if (!found) continue;
     cause->kind = CauseKind::imbalance;
-    for (const EvidenceBytes& one : evidence_of(*found)) cause->evidence.push_back(one);
+    std::ranges::move(evidence_of(*found), std::back_inserter(cause->evidence));
   }
 }
 

@@ -20,7 +20,7 @@ struct Imbalance {
 };
 
 /// The figures that prove it.
-std::vector<EvidenceBytes> evidence_of(const Imbalance& imbalance);
+Figures evidence_of(const Imbalance& imbalance);
 
 /// Whether the one at `failed` is at least 1.5 times as full as the median of the others, and would have had room for the
 /// refused request at an even share of `card_bytes`. `peak_bytes`: allocated at most, by card or rank; those that hold

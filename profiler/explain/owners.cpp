@@ -86,7 +86,11 @@ Owners list_owners(const Moment& moment) {
     count(lines, block.made.inner_source.empty() ? block.made.source : block.made.inner_source, block);
     count(shapes, block.shape, block);
   }
-  return {by_size(modules), by_size(ops), by_size(sources), by_size(lines), by_size(shapes)};
+  return {.module = by_size(modules),
+          .op = by_size(ops),
+          .source = by_size(sources),
+          .shape = by_size(shapes),
+          .line = by_size(lines)};
 }
 
 std::string_view name_of(Keeper keeper) {

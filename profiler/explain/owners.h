@@ -23,7 +23,7 @@ struct OwnedBytes {
 /// last entry named "others". By op, source, line (the innermost outside of torch, a package's too) and shape each byte counts once. By module it counts for the module that
 /// allocated it and for all those around it ("layer3" holds "layer3.5.conv2"); a parameter counts for its module.
 struct Owners {
-  std::vector<OwnedBytes> by_module{}, by_op{}, by_source{}, by_line{}, by_shape{};
+  std::vector<OwnedBytes> module{}, op{}, source{}, shape{}, line{};
 
   bool operator==(const Owners&) const = default;
 };
@@ -33,6 +33,7 @@ Owners list_owners(const Moment& moment);
 
 /// Who keeps a block alive.
 enum class Keeper : uint8_t { autograd, module, optimizer, operation, library, program };
+inline constexpr size_t kKeeperCount = 6;
 
 std::string_view name_of(Keeper keeper);
 

@@ -128,7 +128,7 @@ CardPicture draw_card(const DeviceHistory& device) {
 CardPicture draw_card(const ReportOfDevice& device) {
   OwnerTree tree;
   const auto add = [&](const ReportHolder& holder) {
-    const std::string path[] = {holder.category, holder.name, holder.op, holder.source};
+    const std::string path[] = {std::string(name_of(holder.category)), holder.name, holder.op, holder.source};
     tree.add(path, holder.bytes, holder.blocks);
   };
   std::ranges::for_each(device.holders, add);

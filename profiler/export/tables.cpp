@@ -34,7 +34,7 @@ std::string quoted(std::string_view text) {
 }
 
 std::string csv_row(int card, const ReportHolder& holder) {
-  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", card, quoted(holder.category), quoted(holder.name),
+  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", card, name_of(holder.category), quoted(holder.name),
                      quoted(holder.op), quoted(holder.source), quoted(holder.shape), quoted(holder.used_by),
                      holder.bytes, holder.blocks, holder.copies);
 }
@@ -67,7 +67,7 @@ void add_holders(const ReportOfDevice& device, std::string& text) {
   text += "\n| who holds the memory | what | |\n|---|---|---:|\n";
   int64_t rest = device.card.allocated_bytes;
   for (const ReportHolder* holder : holders) {
-    text += fmt::format("| {} | {} | {} |\n", cell(holder->category), cell(holder_label(*holder)),
+    text += fmt::format("| {} | {} | {} |\n", cell(name_of(holder->category)), cell(holder_label(*holder)),
                         with_unit(holder->bytes));
     rest -= holder->bytes;
   }
@@ -79,7 +79,7 @@ void add_remedies(const ReportOfDevice& device, std::string& text) {
   if (device.remedies.empty()) return;
   text += "\n| what helps | peak | fits |\n|---|---:|---|\n";
   for (size_t i = 0; i < std::min(device.remedies.size(), kMostRemedies); ++i) {
-    const ReportRemedy& remedy = device.remedies[i];
+    const Remedy& remedy = device.remedies[i];
     const int64_t peak = remedy.measured_peak_bytes.value_or(remedy.predicted_peak_bytes);
     const char* const how = remedy.measured_peak_bytes ? "measured" : remedy.at_least ? "at least" : "predicted";
     text += fmt::format("| {} | {} {} | {} |\n", cell(remedy.label), how, with_unit(peak), verdict_on(remedy));

@@ -86,8 +86,8 @@ struct SegmentLayout {
 
 /// Somebody who holds memory that PyTorch's allocator does not count.
 struct OutsideOwner {
-  std::string owner;        ///< "libnccl.so.2", "context", "modules", "process 4711 python", "unexplained"
-  std::string_view kind{};  ///< "device", "handle", "pool", "array", "managed", "pinned", "process"
+  std::string owner;   ///< "libnccl.so.2", "context", "modules", "process 4711 python", "unexplained"
+  std::string kind{};  ///< "device", "handle", "pool", "array", "managed", "pinned", "process"; empty: unexplained
   int64_t bytes = 0;
 
   bool operator==(const OutsideOwner&) const = default;
@@ -95,7 +95,7 @@ struct OutsideOwner {
 
 /// Free memory that went when something was initialised: "cuInit", "context", "modules of libcublas.so.13".
 struct CardStep {
-  std::string_view name{};
+  std::string name{};
   int64_t bytes = 0;
 
   bool operator==(const CardStep&) const = default;

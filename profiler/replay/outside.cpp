@@ -97,7 +97,7 @@ void note_refusal(const Trace& trace, const Event& event, OutsideState& state) {
   const auto found = std::find_if(state.refusals.begin(), state.refusals.end(),
                                   [&](const OutsideOwner& one) { return one.owner == owner; });
   if (found == state.refusals.end()) {
-    state.refusals.push_back({std::string(owner), name_of(memory_of(event)), sane(event.bytes)});
+    state.refusals.push_back({std::string(owner), std::string(name_of(memory_of(event))), sane(event.bytes)});
   } else {
     found->bytes = std::max(found->bytes, sane(event.bytes));
   }
@@ -114,7 +114,8 @@ void apply(const Trace& trace, const Event& event, OutsideState& state) {
   if (event.kind == EventKind::driver_map) note_mapping(event, state);
   if (event.kind == EventKind::driver_free) forget(event, state);
   if (event.kind == EventKind::segment_alloc || event.kind == EventKind::segment_map) note_segment(event, state);
-  if (event.kind == EventKind::card_step) state.steps.push_back({trace.name(event.detail), sane(event.bytes)});
+  if (event.kind == EventKind::card_step)
+    state.steps.push_back({std::string(trace.name(event.detail)), sane(event.bytes)});
   if (event.kind == EventKind::card_process) note_process(trace, event, state);
 }
 
@@ -145,7 +146,7 @@ void add(std::vector<OutsideOwner>& owners, std::string_view owner, std::string_
   const auto found = std::find_if(owners.begin(), owners.end(),
                                   [&](const OutsideOwner& one) { return one.owner == owner && one.kind == kind; });
   if (found == owners.end()) {
-    owners.push_back({std::string(owner), kind, bytes});
+    owners.push_back({std::string(owner), std::string(kind), bytes});
   } else {
     found->bytes = std::min(found->bytes + bytes, kMaxSaneBytes);
   }

@@ -23,7 +23,7 @@ constexpr size_t kMostCaught = 50;
 ReportPeak report_peak(const DeviceHistory& device) {
   ReportPeak peak{.allocated_bytes = std::max(device.peak.allocated_bytes, device.counted_peak_bytes),
                   .reserved_bytes = device.peak.reserved_bytes,
-                  .phase = std::string(name_of(device.peak.phase)),
+                  .phase = device.peak.phase,
                   .step = device.peak.step};
   if (device.failure) return peak;  // the described moment is another one
   const Where& where = device.moment.where;
@@ -65,7 +65,7 @@ std::string_view calls_of_program(std::string_view calls) {
 }
 
 ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
-  return {.phase = std::string(name_of(refusal.phase)),
+  return {.phase = refusal.phase,
           .step = refusal.step,
           .node = std::string(refusal.where.node),
           .op = std::string(refusal.where.op),
@@ -93,7 +93,7 @@ std::string_view label_of(const Where& where) {
 }
 
 ReportOwner report_owner(const LiveBlock& block) {
-  ReportOwner owner{.category = std::string(name_of(block.category)),
+  ReportOwner owner{.category = block.category,
                     .bytes = block.bytes,
                     .name = std::string(block.name.empty() ? label_of(block.made) : block.name),
                     .shape = std::string(block.shape),
@@ -119,27 +119,23 @@ std::vector<ReportOwner> owners_by_line(const Moment& moment) {
   }
   std::vector<ReportOwner> owners;
   for (const auto& [who, bytes] : sums) {
-    owners.push_back({.category = std::string(name_of(who.first)), .bytes = bytes, .name = std::string(who.second)});
+    owners.push_back({.category = who.first, .bytes = bytes, .name = std::string(who.second)});
   }
   std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   if (owners.size() <= kMostOwners) return owners;
-  ReportOwner others{.category = "unknown", .name = "others"};
+  ReportOwner others{.category = Category::unknown, .name = "others"};
   for (size_t i = kMostOwners - 1; i < owners.size(); ++i) others.bytes += owners[i].bytes;
   owners.resize(kMostOwners - 1);
   owners.push_back(std::move(others));
   return owners;
 }
 
-std::vector<ReportOutside> report_outside(const std::vector<OutsideOwner>& owners) {
-  std::vector<ReportOutside> report;
-  for (const OutsideOwner& one : owners) report.push_back({one.owner, std::string(one.kind), one.bytes});
-  return report;
-}
-
 ReportCause report_cause(const Cause& cause) {
-  ReportCause report{.kind = std::string(name_of(cause.kind)), .short_by_bytes = cause.short_by_bytes};
-  for (const EvidenceBytes& one : cause.evidence) report.evidence.emplace_back(one.name, one.bytes);
-  report.holders = report_outside(cause.holders);
+  ReportCause report{.kind = cause.kind,
+                     .short_by_bytes = cause.short_by_bytes,
+                     .evidence = cause.evidence,
+                     .pinned = {},
+                     .holders = cause.holders};
   for (const PinnedSegment& segment : cause.pinned) {
     auto& pinned = report.pinned.emplace_back();
     pinned.bytes = segment.bytes;
@@ -218,27 +214,13 @@ std::vector<ReportParameterGroup> report_groups(const Moment& moment) {
   return report;
 }
 
-ReportRemedy report_remedy(const Remedy& remedy) {
-  return {.id = remedy.id,
-          .label = remedy.label,
-          .formula = remedy.formula,
-          .modules = remedy.modules,
-          .ids = remedy.ids,
-          .how = remedy.how,
-          .costs = remedy.costs,
-          .changes_training = remedy.changes_training,
-          .predicted_peak_bytes = remedy.predicted_peak_bytes,
-          .at_least = remedy.at_least,
-          .predicted_fits = remedy.predicted_fits};
-}
-
 // What the others would save hangs on what blocks hold, which no snapshot tells.
 bool needs_no_categories(const Remedy& remedy) {
   return remedy.id == "expandable_segments" || remedy.id == "stop_growth";
 }
 
 ReportGrowth report_growth(const Growth& growth) {
-  ReportGrowth report{.kind = std::string(name_of(growth.kind)),
+  ReportGrowth report{.kind = growth.kind,
                       .bytes_per_step = growth.bytes_per_step,
                       .grown_bytes = growth.grown_bytes,
                       .first_step = growth.first_step,
@@ -254,12 +236,6 @@ ReportGrowth report_growth(const Growth& growth) {
   return report;
 }
 
-std::vector<ReportOwned> report_owned(const std::vector<OwnedBytes>& list) {
-  std::vector<ReportOwned> report;
-  for (const OwnedBytes& owned : list) report.push_back({owned.name, owned.bytes, owned.blocks});
-  return report;
-}
-
 ReportLifetime report_lifetime(const Lifetime& life) {
   const ReportOwner owner = report_owner(life.block);
   const Where freed_by = life.freed_by.value_or(Where{});
@@ -267,21 +243,14 @@ ReportLifetime report_lifetime(const Lifetime& life) {
           .name = owner.name,
           .shape = owner.shape,
           .bytes = owner.bytes,
-          .made_in = std::string(name_of(life.block.phase)),
+          .made_in = life.block.phase,
           .made_in_step = life.block.step,
           .op = std::string(life.block.made.op),
           .module = std::string(life.block.made.module),
           .source = std::string(life.block.made.source),
-          .kept_by = std::string(name_of(life.kept_by)),
+          .kept_by = life.kept_by,
           .freed_by_node = std::string(freed_by.node),
           .freed_by_module = std::string(freed_by.module)};
-}
-
-void report_owners(const Findings& findings, ReportOfDevice& report) {
-  const Owners& owners = findings.owners;
-  report.owners_by = {report_owned(owners.by_module), report_owned(owners.by_op), report_owned(owners.by_source),
-                      report_owned(owners.by_shape), report_owned(owners.by_line)};
-  if (findings.largest) report.largest = report_lifetime(*findings.largest);
 }
 
 void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
@@ -330,10 +299,10 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.categories = report_categories(moment);
   report.card = report_card(moment);
   report.private_pools = report_private_pools(moment);
-  report.outside = report_outside(moment.outside);
-  report.host_memory = report_outside(moment.host_memory);
-  report.driver_refusals = report_outside(device.driver_refusals);
-  for (const CardStep& step : device.card_steps) report.card_steps.push_back({std::string(step.name), step.bytes});
+  report.outside = moment.outside;
+  report.host_memory = moment.host_memory;
+  report.driver_refusals = device.driver_refusals;
+  report.card_steps = device.card_steps;
   const Packing& packing = findings.packing;
   report.packing = {{"load_bytes", packing.load_bytes},
                     {"pack_bytes", packing.pack_bytes},
@@ -350,7 +319,8 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.needs_bytes = findings.needs_bytes;
   report.replay_error_bytes = device.replay_error_bytes;
   for (const Growth& growth : findings.growths) report.growth.push_back(report_growth(growth));
-  report_owners(findings, report);
+  report.owners_by = findings.owners;
+  if (findings.largest) report.largest = report_lifetime(*findings.largest);
   for (size_t p = 0; p < kPhaseCount; ++p) {
     report.phase_peaks.emplace_back(name_of(static_cast<Phase>(p)), device.phase_peaks[p]);
   }
@@ -368,15 +338,11 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
     report.autocast = {std::string(autocast.dtype), autocast.made_bytes, autocast.cache_bytes, autocast.region_open};
   }
   report.parameter_groups = report_groups(moment);
-  if (const auto& batch = findings.batch) {
-    report.batch = {batch->batch, batch->fixed_bytes, batch->scaling_bytes, batch->largest_batch};
-  }
+  report.batch = findings.batch;
   for (const Remedy& remedy : findings.remedies) {
-    if (!trace.process.snapshot || needs_no_categories(remedy)) report.remedies.push_back(report_remedy(remedy));
+    if (!trace.process.snapshot || needs_no_categories(remedy)) report.remedies.push_back(remedy);
   }
-  for (const PhasePeak& peak : device.phases) {
-    report.phases.push_back({peak.step, std::string(name_of(peak.phase)), peak.allocated_bytes});
-  }
+  report.phases = device.phases;
   for (const TimelinePoint& point : device.timeline) {
     report.timeline.push_back({point.time_ns, point.allocated_bytes, point.reserved_bytes});
   }

@@ -8,6 +8,20 @@
 // `visit.or_null(name, text)` for texts that are null in JSON when they are empty. `value` may be const (when writing).
 namespace oomdiag {
 
+/// How many names an enum has: its values are 0, 1, 2, …, and name_of tells each.
+template <class Enum>
+inline constexpr size_t kCountOf = 0;
+template <>
+inline constexpr size_t kCountOf<Phase> = kPhaseCount;
+template <>
+inline constexpr size_t kCountOf<Category> = kCategoryCount;
+template <>
+inline constexpr size_t kCountOf<CauseKind> = kCauseKindCount;
+template <>
+inline constexpr size_t kCountOf<GrowthKind> = kGrowthKindCount;
+template <>
+inline constexpr size_t kCountOf<Keeper> = kKeeperCount;
+
 template <class Value, class Plain>
 concept Either = std::same_as<std::remove_const_t<Value>, Plain>;
 
@@ -89,16 +103,16 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("pinned_by", value.pinned_by);
 }
 
-template <class Visitor, Either<ReportOutside> Value>
+template <class Visitor, Either<OutsideOwner> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("owner", value.owner);
   visit.or_null("kind", value.kind);
   visit("bytes", value.bytes);
 }
 
-template <class Visitor, Either<ReportCardStep> Value>
+template <class Visitor, Either<CardStep> Value>
 void visit_fields(Visitor& visit, Value& value) {
-  visit("step", value.step);
+  visit("step", value.name);
   visit("bytes", value.bytes);
 }
 
@@ -132,7 +146,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("saved_by_modules", value.saved_by_modules);
 }
 
-template <class Visitor, Either<ReportRemedy> Value>
+template <class Visitor, Either<Remedy> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("id", value.id);
   visit("label", value.label);
@@ -173,14 +187,14 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("places", value.places);
 }
 
-template <class Visitor, Either<ReportOwned> Value>
+template <class Visitor, Either<OwnedBytes> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("name", value.name);
   visit("bytes", value.bytes);
   visit("blocks", value.blocks);
 }
 
-template <class Visitor, Either<ReportOwnersBy> Value>
+template <class Visitor, Either<Owners> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("module", value.module);
   visit("op", value.op);
@@ -205,11 +219,11 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("freed_by_module", value.freed_by_module);
 }
 
-template <class Visitor, Either<ReportPhase> Value>
+template <class Visitor, Either<PhasePeak> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("step", value.step);
   visit("phase", value.phase);
-  visit("peak_allocated_bytes", value.peak_allocated_bytes);
+  visit("peak_allocated_bytes", value.allocated_bytes);
 }
 
 template <class Visitor, Either<ReportPoint> Value>
@@ -238,7 +252,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("node", value.node);
 }
 
-template <class Visitor, Either<ReportBatch> Value>
+template <class Visitor, Either<BatchModel> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("batch", value.batch);
   visit("fixed_bytes", value.fixed_bytes);
@@ -322,7 +336,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("device", value.device);
   visit("peak", value.peak);
   visit("failure", value.failure);
-  visit.or_null("cause", value.cause);
+  visit("cause", value.cause);
   visit("headroom_bytes", value.headroom_bytes);
   visit("folder", value.folder);
 }

@@ -64,6 +64,16 @@ class Reader {
     demand(value.is_string(), name, "a string");
     to = value.get<std::string>();
   }
+  template <class Enum>
+  requires std::is_enum_v<Enum>
+  static void take(const Json& value, const char* name, Enum& to) {
+    demand(value.is_string(), name, "a string");
+    for (size_t i = 0; i < kCountOf<Enum>; ++i) {
+      to = static_cast<Enum>(i);
+      if (name_of(to) == value.get_ref<const std::string&>()) return;
+    }
+    demand(false, name, "one of those that this oomdiag knows");
+  }
   template <class T>
   void take(const Json& value, const char* name, std::optional<T>& to) {
     take(value, name, to.emplace());

@@ -173,7 +173,7 @@ class Folder {
   void describe(Row& row, const std::string& name, Fold how) const {
     const LiveBlock& block = *row.largest;
     ReportHolder& holder = row.holder;
-    holder.category = name_of(block.category);
+    holder.category = block.category;
     holder.name = name;
     holder.kind = kind_of(block);
     holder.copies = std::max<int64_t>(1, static_cast<int64_t>(row.paths.size()));
@@ -220,11 +220,17 @@ std::vector<ReportHolder> fold_holders(const Moment& moment) {
   return holders;
 }
 
+int64_t bytes_of(const ReportOfDevice& device, Category category) {
+  const auto found = std::ranges::find(device.categories, name_of(category), &Figures::value_type::first);
+  return found == device.categories.end() ? 0 : found->second;
+}
+
 std::vector<ReportHolder> list_others(const ReportOfDevice& device) {
-  std::map<std::string, int64_t> unnamed(device.categories.begin(), device.categories.end());
-  for (const ReportHolder& holder : device.holders) unnamed[holder.category] -= holder.bytes;
   std::vector<ReportHolder> others;
-  for (const auto& [category, bytes] : unnamed) {
+  for (size_t c = 0; c < kCategoryCount; ++c) {
+    const auto category = static_cast<Category>(c);
+    int64_t bytes = bytes_of(device, category);
+    for (const ReportHolder& holder : device.holders) bytes -= holder.category == category ? holder.bytes : 0;
     if (bytes > 0) others.push_back({.category = category, .name = "others", .bytes = bytes, .blocks = 0});
   }
   return others;

@@ -18,6 +18,9 @@ std::string fold_indices(std::string_view path);
 std::vector<ReportHolder> fold_holders(const Moment& moment);
 inline constexpr size_t kMostHolders = 8;
 
+/// What the described moment holds of a category.
+int64_t bytes_of(const ReportOfDevice& device, Category category);
+
 /// For each category the bytes that none of its holders names, as a holder "others".
 std::vector<ReportHolder> list_others(const ReportOfDevice& device);
 

@@ -5,18 +5,13 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "profiler/report/holders.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
 namespace {
 
 constexpr size_t kLabelColumns = 62;
-
-int64_t sum_of(const ReportOfDevice& device, std::string_view category) {
-  int64_t sum = 0;
-  for (const auto& [name, bytes] : device.categories) sum += name == category ? bytes : 0;
-  return sum;
-}
 
 /// A table whose rows are written one by one.
 class Holders {
@@ -103,9 +98,9 @@ int64_t cached_in_private_pools(const ReportOfDevice& device) {
 }
 
 /// One row for a category, and those who hold it.
-void category_rows(Holders& table, const ReportOfDevice& device, std::string_view label, std::string_view category) {
+void category_rows(Holders& table, const ReportOfDevice& device, std::string_view label, Category category) {
   constexpr int64_t kLeastShare = 20;
-  const int64_t all = sum_of(device, category);
+  const int64_t all = bytes_of(device, category);
   table.row(label, all);
   if (all * kLeastShare < device.card.allocated_bytes || !table.shows(all)) return;
   int64_t named = 0;
@@ -126,7 +121,7 @@ void outside_rows(Holders& table, const ReportOfDevice& device) {
   if (device.card.outside_pytorch_bytes == 0) return;
   table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
             device.card.outside_pytorch_bytes);
-  for (const ReportOutside& owner : device.outside) {
+  for (const OutsideOwner& owner : device.outside) {
     if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
   }
 }
@@ -135,17 +130,17 @@ void outside_rows(Holders& table, const ReportOfDevice& device) {
 
 std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
   Holders table(device, options);
-  category_rows(table, device, "saved for backward", "activation");
-  category_rows(table, device, "gradients on their way", "gradient_in_flight");
-  category_rows(table, device, "inputs", "input");
-  category_rows(table, device, "outputs that are held", "output");
-  category_rows(table, device, "temporaries", "temporary");
-  category_rows(table, device, "workspace (cuDNN, cuBLAS)", "workspace");
-  category_rows(table, device, "parameters", "parameter");
-  category_rows(table, device, "buffers", "buffer");
-  category_rows(table, device, "gradients", "gradient");
-  category_rows(table, device, "optimizer state", "optimizer_state");
-  category_rows(table, device, "unknown", "unknown");
+  category_rows(table, device, "saved for backward", Category::activation);
+  category_rows(table, device, "gradients on their way", Category::gradient_in_flight);
+  category_rows(table, device, "inputs", Category::input);
+  category_rows(table, device, "outputs that are held", Category::output);
+  category_rows(table, device, "temporaries", Category::temporary);
+  category_rows(table, device, "workspace (cuDNN, cuBLAS)", Category::workspace);
+  category_rows(table, device, "parameters", Category::parameter);
+  category_rows(table, device, "buffers", Category::buffer);
+  category_rows(table, device, "gradients", Category::gradient);
+  category_rows(table, device, "optimizer state", Category::optimizer_state);
+  category_rows(table, device, "unknown", Category::unknown);
   table.row("freed, in use on another stream", device.card.pending_free_bytes);
   const int64_t private_bytes = cached_in_private_pools(device);
   table.row("cached, free", device.card.cached_bytes - private_bytes);
@@ -158,8 +153,8 @@ std::string holders_table(const ReportOfDevice& device, const TextOptions& optio
 std::string lines_table(const ReportOfDevice& device) {
   constexpr size_t kMostLines = 5;
   constexpr int64_t kLeastShare = 50;
-  std::vector<const ReportOwned*> lines;
-  for (const ReportOwned& line : device.owners_by.line) {
+  std::vector<const OwnedBytes*> lines;
+  for (const OwnedBytes& line : device.owners_by.line) {
     const bool counts = !line.name.empty() && line.name != "others" &&
                         line.bytes * kLeastShare >= device.card.allocated_bytes && lines.size() < kMostLines;
     if (counts) lines.push_back(&line);
@@ -167,7 +162,7 @@ std::string lines_table(const ReportOfDevice& device) {
   if (lines.size() < 2) return {};
   const Unit unit = unit_for(device.card.allocated_bytes);
   std::string text = "  " + padded("by line", kLabelColumns) + fmt::format("{:>9}\n", unit.name);
-  for (const ReportOwned* line : lines) {
+  for (const OwnedBytes* line : lines) {
     const std::string name = line->name.starts_with('/') ? short_line(line->name) : line->name;
     text += "    " + padded(printable_end(name, kLabelColumns - 3), kLabelColumns - 2) +
             fmt::format("{:>9}\n", in_unit(line->bytes, unit));

@@ -79,12 +79,10 @@ std::optional<ReportImbalance> find_uneven_rank(const std::vector<ReportRank>& r
 
 /// Whether a rank has come as far as the one that failed: before that its peak says nothing about its share.
 bool came_as_far(const ReportOfDevice& device, const ReportFailure& failure) {
-  constexpr std::array<std::string_view, 4> kOrder = {"setup", "forward", "backward", "optimizer"};
-  const auto order = [&](std::string_view phase) {
-    const auto found = std::find(kOrder.begin(), kOrder.end(), phase);
-    return found == kOrder.end() ? 1 : found - kOrder.begin();
-  };
-  return std::any_of(device.phases.begin(), device.phases.end(), [&](const ReportPhase& phase) {
+  const auto order = [](Phase phase) {
+    return phase == Phase::other ? Phase::forward : phase;
+  };  // setup < … < optimizer
+  return std::any_of(device.phases.begin(), device.phases.end(), [&](const PhasePeak& phase) {
     return phase.step != failure.step ? phase.step > failure.step : order(phase.phase) >= order(failure.phase);
   });
 }
@@ -94,7 +92,7 @@ bool came_as_far(const ReportOfDevice& device, const ReportFailure& failure) {
 void blame_imbalance(const std::vector<JobMember>& members, const JobMember& failed, Report& job) {
   const ReportOfDevice* device = main_device(job);
   if (!is_rank(job) || device == nullptr || !device->failure || !device->cause) return;
-  if (device->cause->kind != "capacity") return;
+  if (device->cause->kind != CauseKind::capacity) return;
   std::vector<int64_t> peaks;
   size_t at = 0;
   for (const JobMember& member : members) {
@@ -108,8 +106,8 @@ void blame_imbalance(const std::vector<JobMember>& members, const JobMember& fai
   const auto found = find_imbalance(peaks, at, device->failure->requested_bytes, room);
   if (!found) return;
   ReportCause& cause = *job.devices[job.main_device].cause;
-  cause.kind = "imbalance";
-  for (const EvidenceBytes& one : evidence_of(*found)) cause.evidence.emplace_back(one.name, one.bytes);
+  cause.kind = CauseKind::imbalance;
+  std::ranges::move(evidence_of(*found), std::back_inserter(cause.evidence));
 }
 
 std::string find_outcome(const Report& main, std::optional<int> exit_code) {

@@ -17,7 +17,7 @@ std::string name_of(const ReportRank& rank) {
 
 std::string outcome_of(const ReportRank& rank) {
   if (rank.outcome == "out_of_memory" && rank.failure) {
-    return fmt::format("out of memory in {}, step {}", printable(rank.failure->phase, 20), rank.failure->step);
+    return fmt::format("out of memory in {}, step {}", name_of(rank.failure->phase), rank.failure->step);
   }
   return rank.outcome == "ok"       ? "ok"
          : rank.outcome == "killed" ? "killed, or left without a word"
@@ -26,9 +26,9 @@ std::string outcome_of(const ReportRank& rank) {
 
 // The last step and phase in which it allocated.
 std::string reached_by(const ReportOfDevice& device) {
-  if (device.failure) return fmt::format("out of memory in {}", printable(device.failure->phase, 20));
-  if (device.phases.empty() || device.phases.back().phase == "other") return "";
-  return fmt::format("got as far as {}, step {}", printable(device.phases.back().phase, 20), device.phases.back().step);
+  if (device.failure) return fmt::format("out of memory in {}", name_of(device.failure->phase));
+  if (device.phases.empty() || device.phases.back().phase == Phase::other) return "";
+  return fmt::format("got as far as {}, step {}", name_of(device.phases.back().phase), device.phases.back().step);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
   };
   std::vector<std::pair<std::string, Place>> places;
   for (const ReportFailure& one : device.caught) {
-    const std::string where = one.phase + place_text(one, options);
+    const std::string where = std::string(name_of(one.phase)) + place_text(one, options);
     auto place = std::ranges::find(places, where, &std::pair<std::string, Place>::first);
     if (place == places.end()) place = places.insert(places.end(), {where, {.largest = one, .first = one.step}});
     ++place->second.count;
@@ -49,7 +49,7 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
     const std::string count = several ? fmt::format("{} times up to ", place.count) : "";
     add(text, "caught",
         fmt::format("{}{} refused in {}, {}{}{}", count, with_unit(place.largest.requested_bytes),
-                    printable(place.largest.phase, 20), steps, where.empty() ? "" : ": ", where));
+                    name_of(place.largest.phase), steps, where.empty() ? "" : ": ", where));
   }
   const int64_t more = device.caught_count - static_cast<int64_t>(device.caught.size());
   if (more > 0) add(text, "caught", fmt::format("{} more", more));
@@ -67,7 +67,7 @@ std::string refusals_text(const ReportOfDevice& device, const TextOptions& optio
                     with_unit(one.requested_bytes),
                     one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
   }
-  for (const ReportOutside& one : device.driver_refusals) {
+  for (const OutsideOwner& one : device.driver_refusals) {
     add(text, "refused",
         fmt::format("{} that {} asked of the driver itself", with_unit(one.bytes), printable(one.owner, 40)));
   }

@@ -13,9 +13,9 @@ constexpr size_t kLabelColumns = 50;
 constexpr size_t kMostRemedies = 6;
 
 /// Measured where it was run.
-std::optional<bool> fits(const ReportRemedy& remedy) { return remedy.fits ? remedy.fits : remedy.predicted_fits; }
+std::optional<bool> fits(const Remedy& remedy) { return remedy.fits ? remedy.fits : remedy.predicted_fits; }
 
-std::string predicted_of(const ReportRemedy& remedy, const Unit& unit, const TextOptions& options) {
+std::string predicted_of(const Remedy& remedy, const Unit& unit, const TextOptions& options) {
   const std::string_view sign = !remedy.at_least ? "" : options.unicode ? "≥ " : ">= ";
   return std::string(sign) + in_unit(remedy.predicted_peak_bytes, unit);
 }
@@ -26,7 +26,7 @@ std::string right(const std::string& text, size_t columns) {
 }
 
 /// The lines to paste and the price, under the remedy.
-std::string details_of(const ReportRemedy& remedy) {
+std::string details_of(const Remedy& remedy) {
   constexpr size_t kMostLines = 6, kColumns = 92;
   std::string text;
   for (size_t i = 0; i < std::min(remedy.how.size(), kMostLines); ++i) {
@@ -41,9 +41,9 @@ std::string details_of(const ReportRemedy& remedy) {
 }
 
 // Whoever reads this at night wants to know how many of them to try.
-std::string conclusion_on(const std::vector<ReportRemedy>& remedies) {
+std::string conclusion_on(const std::vector<Remedy>& remedies) {
   const auto count = [&](std::optional<bool> wanted) {
-    return std::ranges::count_if(remedies, [&](const ReportRemedy& one) { return fits(one) == wanted; });
+    return std::ranges::count_if(remedies, [&](const Remedy& one) { return fits(one) == wanted; });
   };
   const auto enough = count(true), unknown = count(std::nullopt);
   const auto all = static_cast<std::ptrdiff_t>(remedies.size());
@@ -55,7 +55,7 @@ std::string conclusion_on(const std::vector<ReportRemedy>& remedies) {
 
 }  // namespace
 
-std::string_view verdict_on(const ReportRemedy& remedy) {
+std::string_view verdict_on(const Remedy& remedy) {
   const std::optional<bool> known = fits(remedy);
   return !known ? "unknown" : *known ? "yes" : "no";
 }
@@ -63,10 +63,10 @@ std::string_view verdict_on(const ReportRemedy& remedy) {
 std::string remedies_table(const ReportOfDevice& device, const TextOptions& options) {
   if (device.remedies.empty()) return {};
   int64_t largest = 0;
-  for (const ReportRemedy& remedy : device.remedies) largest = std::max(largest, remedy.predicted_peak_bytes);
+  for (const Remedy& remedy : device.remedies) largest = std::max(largest, remedy.predicted_peak_bytes);
   const Unit unit = unit_for(largest);
   const bool measured =
-      std::ranges::any_of(device.remedies, [](const ReportRemedy& one) { return one.measured_peak_bytes.has_value(); });
+      std::ranges::any_of(device.remedies, [](const Remedy& one) { return one.measured_peak_bytes.has_value(); });
   const bool failed = device.failure.has_value();
   const std::string title = failed ? "what helps" : "what would lower the peak";
   std::string text = "  " + padded(fmt::format("{}, {}", title, unit.name), kLabelColumns);
@@ -75,7 +75,7 @@ std::string remedies_table(const ReportOfDevice& device, const TextOptions& opti
   text += failed ? (measured ? "   fits\n" : "   should fit\n") : "\n";
   const size_t shown = std::min(device.remedies.size(), kMostRemedies);
   for (size_t i = 0; i < shown; ++i) {
-    const ReportRemedy& remedy = device.remedies[i];
+    const Remedy& remedy = device.remedies[i];
     text += "    " + padded(printable(remedy.label, kLabelColumns - 4), kLabelColumns - 2);
     if (measured) text += right(remedy.measured_peak_bytes ? in_unit(*remedy.measured_peak_bytes, unit) : "-", 15);
     text += right(predicted_of(remedy, unit, options), measured ? 12 : 17);

@@ -6,14 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/explain/findings.h"
+
 // The report: one value, whatever it is turned into. Names and meanings are those of its JSON, oomdiag-report/1 (design §9
 // and report/oomdiag-report-1.schema.json). Bytes are integers, times nanoseconds; an empty string is null in JSON.
 namespace oomdiag {
 
 inline constexpr const char* kReportSchema = "oomdiag-report/1";
-
-/// Named figures in a fixed order.
-using Figures = std::vector<std::pair<std::string, int64_t>>;
 
 struct ReportDevice {
   int index = 0;
@@ -27,7 +26,7 @@ struct ReportDevice {
 
 struct ReportPeak {
   int64_t allocated_bytes = 0, reserved_bytes = 0;
-  std::string phase = "setup";
+  Phase phase = Phase::setup;
   uint32_t step = 0;
   std::string node{}, op{}, module{}, source{};  ///< what allocated last before the peak
   std::string inner_source{};                    ///< line of a package inside of `source`, or empty
@@ -38,7 +37,7 @@ struct ReportPeak {
 
 /// An allocation that was refused, and the state then.
 struct ReportFailure {
-  std::string phase = "other";
+  Phase phase = Phase::other;
   uint32_t step = 0;
   std::string node{}, op{}, module{}, source{};
   std::string inner_source{};  ///< line of a package inside of `source`, or empty
@@ -56,7 +55,7 @@ struct ReportFailure {
 
 /// Somebody who holds bytes.
 struct ReportOwner {
-  std::string category;
+  Category category = Category::unknown;
   int64_t bytes = 0;
   std::string name{};  ///< what it is called where it is made: a module, else an op
   std::string shape{};
@@ -69,7 +68,7 @@ struct ReportOwner {
 
 /// Those who hold bytes and are alike, as the same tensor of each layer: folded, "transformer.h.*.mlp.act".
 struct ReportHolder {
-  std::string category;
+  Category category = Category::unknown;
   std::string name{};                              ///< module or parameter; empty where no module ran
   std::string kind{};                              ///< what people call it: logits | loss | cast, or empty
   std::string op{}, source{}, shape{}, used_by{};  ///< empty where they differ
@@ -86,29 +85,12 @@ struct ReportPinnedSegment {
   bool operator==(const ReportPinnedSegment&) const = default;
 };
 
-/// Somebody who holds memory that PyTorch's allocator does not count: "libnccl.so.2", "process 4711 python", "unexplained".
-struct ReportOutside {
-  std::string owner;
-  std::string kind{};  ///< device | handle | pool | array | managed | pinned | process; empty of what is unexplained
-  int64_t bytes = 0;
-
-  bool operator==(const ReportOutside&) const = default;
-};
-
-/// Free memory that went when something was initialised.
-struct ReportCardStep {
-  std::string step;
-  int64_t bytes = 0;
-
-  bool operator==(const ReportCardStep&) const = default;
-};
-
 struct ReportCause {
-  std::string kind;
+  CauseKind kind = CauseKind::capacity;
   int64_t short_by_bytes = 0;
   Figures evidence{};
   std::vector<ReportPinnedSegment> pinned{};
-  std::vector<ReportOutside> holders{};  ///< of outside_pytorch
+  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch
 
   bool operator==(const ReportCause&) const = default;
 };
@@ -129,23 +111,6 @@ struct ReportSavedTensor {
   bool operator==(const ReportSavedTensor&) const = default;
 };
 
-struct ReportRemedy {
-  std::string id, label;
-  std::string formula{};               ///< how the peak was computed, in words
-  std::vector<std::string> modules{};  ///< that are to be checkpointed
-  std::vector<std::string> ids{};      ///< of a combination: the remedies that it is made of
-  std::vector<std::string> how{};      ///< lines to paste
-  std::string costs{};
-  bool changes_training = false;  ///< what is learned is another
-  int64_t predicted_peak_bytes = 0;
-  bool at_least = false;  ///< predicted_peak_bytes is a lower bound
-  std::optional<int64_t> measured_peak_bytes{};
-  std::optional<bool> fits{};            ///< measured
-  std::optional<bool> predicted_fits{};  ///< null where nothing tells; never true of a lower bound
-
-  bool operator==(const ReportRemedy&) const = default;
-};
-
 /// A place that keeps more with each step.
 struct ReportGrowingPlace {
   std::string op{}, module{}, source{};
@@ -156,7 +121,7 @@ struct ReportGrowingPlace {
 
 /// Growth from step to step that has one reason.
 struct ReportGrowth {
-  std::string kind;  ///< retained_graph | kept_tensors | growing_buffer
+  GrowthKind kind = GrowthKind::kept_tensors;
   int64_t bytes_per_step = 0, grown_bytes = 0;
   uint32_t first_step = 0, last_step = 0;
   std::string op{}, module{}, source{};  ///< where the tensor is made that holds the rest
@@ -166,41 +131,18 @@ struct ReportGrowth {
   bool operator==(const ReportGrowth&) const = default;
 };
 
-/// Bytes under one heading; without a name: not known.
-struct ReportOwned {
-  std::string name{};
-  int64_t bytes = 0, blocks = 0;
-
-  bool operator==(const ReportOwned&) const = default;
-};
-
-/// The bytes in use, sorted in five ways. A module holds what the modules inside of it hold.
-struct ReportOwnersBy {
-  std::vector<ReportOwned> module{}, op{}, source{}, shape{};
-  std::vector<ReportOwned> line{};  ///< innermost line outside of torch: of a package where it was one, else `source`
-
-  bool operator==(const ReportOwnersBy&) const = default;
-};
-
 /// The life of the largest block in use.
 struct ReportLifetime {
-  std::string category, name{}, shape{};
+  Category category = Category::unknown;
+  std::string name{}, shape{};
   int64_t bytes = 0;
-  std::string made_in{};  ///< phase
+  Phase made_in = Phase::setup;
   uint32_t made_in_step = 0;
   std::string op{}, module{}, source{};  ///< that made it
-  std::string kept_by{};                 ///< autograd | module | optimizer | operation | library | program
+  Keeper kept_by = Keeper::program;
   std::string freed_by_node{}, freed_by_module{};
 
   bool operator==(const ReportLifetime&) const = default;
-};
-
-struct ReportPhase {
-  uint32_t step = 0;
-  std::string phase;
-  int64_t peak_allocated_bytes = 0;
-
-  bool operator==(const ReportPhase&) const = default;
 };
 
 struct ReportPoint {
@@ -230,14 +172,6 @@ struct ReportAbsorbed {
   bool operator==(const ReportAbsorbed&) const = default;
 };
 
-/// The line bytes(b) = fixed + scaling ∙ b / batch, and the largest batch that it predicts to fit.
-struct ReportBatch {
-  int64_t batch = 0, fixed_bytes = 0, scaling_bytes = 0, largest_batch = 0;
-  bool inferred = false;  ///< the batch size was not told: it is the size that tensors share
-
-  bool operator==(const ReportBatch&) const = default;
-};
-
 /// What autocast takes at the described moment.
 struct ReportAutocast {
   std::string dtype;
@@ -264,18 +198,18 @@ struct ReportOfDevice {
   std::optional<ReportCause> cause{};
   Figures categories{};
   ReportCard card{};
-  Figures private_pools{};               ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
-  std::vector<ReportOutside> outside{};  ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
-  std::vector<ReportOutside> host_memory{};  ///< page-locked and managed
-  std::vector<ReportCardStep> card_steps{};
-  std::vector<ReportOutside> driver_refusals{};  ///< the most that each library asked of the driver in vain
-  Figures packing{};                             ///< load ≤ pack ≤ reserved ≤ total
+  Figures private_pools{};                  ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
+  std::vector<OutsideOwner> outside{};      ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
+  std::vector<OutsideOwner> host_memory{};  ///< page-locked and managed
+  std::vector<CardStep> card_steps{};
+  std::vector<OutsideOwner> driver_refusals{};  ///< the most that each library asked of the driver in vain
+  Figures packing{};                            ///< load ≤ pack ≤ reserved ≤ total
   Figures attribution{};
   int64_t headroom_bytes = 0;
   int64_t needs_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted
   int64_t replay_error_bytes = 0;
   std::vector<ReportGrowth> growth{};
-  ReportOwnersBy owners_by{};
+  Owners owners_by{};
   std::optional<ReportLifetime> largest{};
   Figures phase_peaks{};                ///< of all steps, by phase
   std::vector<ReportOwner> owners{};    ///< the largest blocks, at most 50
@@ -283,9 +217,9 @@ struct ReportOfDevice {
   std::optional<ReportAutocast> autocast{};
   std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
-  std::optional<ReportBatch> batch{};
-  std::vector<ReportRemedy> remedies{};
-  std::vector<ReportPhase> phases{};
+  std::optional<BatchModel> batch{};
+  std::vector<Remedy> remedies{};
+  std::vector<PhasePeak> phases{};
   std::vector<ReportPoint> timeline{};
   std::vector<ReportAbsorbed> absorbed{};
   std::vector<ReportFailure> caught{};  ///< the first 50
@@ -303,7 +237,7 @@ struct ReportRank {
   ReportDevice device{};
   ReportPeak peak{};
   std::optional<ReportFailure> failure{};
-  std::string cause{};
+  std::optional<CauseKind> cause{};
   int64_t headroom_bytes = 0;
   std::string folder{};  ///< of its own report, inside of the run folder
 

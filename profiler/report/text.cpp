@@ -28,8 +28,7 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
-    return fmt::format("oomdiag: out of memory in {}, step {}", printable(device->failure->phase, 20),
-                       device->failure->step);
+    return fmt::format("oomdiag: out of memory in {}, step {}", name_of(device->failure->phase), device->failure->step);
   }
   if (report.outcome == "killed") {
     return code > 128 ? fmt::format("oomdiag: killed by signal {}, step {}", code - 128, report.steps)
@@ -40,7 +39,7 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
   }
   if (report.still_runs) return fmt::format("oomdiag: still runs, step {}", report.steps);
   return fmt::format("oomdiag: {}, peak in {}, step {}",
-                     report.lower_bound ? "fits, as far as is known (lower bound)" : "fits", printable(peak.phase, 20),
+                     report.lower_bound ? "fits, as far as is known (lower bound)" : "fits", name_of(peak.phase),
                      peak.step);
 }
 
@@ -82,10 +81,10 @@ void add_autocast(std::string& text, const ReportOfDevice& device) {
 std::string earlier_of(const ReportOfDevice& device) {
   const ReportFailure& failure = *device.failure;
   int64_t highest = 0, same_phase = 0;
-  for (const ReportPhase& phase : device.phases) {
+  for (const PhasePeak& phase : device.phases) {
     if (phase.step + 1 != failure.step) continue;
-    highest = std::max(highest, phase.peak_allocated_bytes);
-    if (phase.phase == failure.phase) same_phase = phase.peak_allocated_bytes;
+    highest = std::max(highest, phase.allocated_bytes);
+    if (phase.phase == failure.phase) same_phase = phase.allocated_bytes;
   }
   if (highest == 0 || failure.step < 2) return {};
   const int64_t wanted = failure.allocated_bytes + failure.requested_bytes;
@@ -93,8 +92,7 @@ std::string earlier_of(const ReportOfDevice& device) {
   if (same_phase == 0) return fmt::format("{}; this one wanted {} so far", most, with_unit(wanted));
   const int64_t more = wanted - same_phase;
   return fmt::format("{}, {} in {}; this one wanted {} there, {} {}", most, with_unit(same_phase),
-                     printable(failure.phase, 20), with_unit(wanted), with_unit(std::abs(more)),
-                     more < 0 ? "less" : "more");
+                     name_of(failure.phase), with_unit(wanted), with_unit(std::abs(more)), more < 0 ? "less" : "more");
 }
 
 // A snapshot may tell the phase only: threads of autograd have no Python frames.
@@ -126,7 +124,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
                                        [](const auto& one) { return one.first == "whole_run_allocated_bytes"; });
   if (is_measured) {
     add(text, "needs", fmt::format("{} of card (measured: a whole run with room)", with_unit(device.needs_bytes)));
-  } else if (device.cause->kind == "capacity" || device.cause->kind == "workspace") {
+  } else if (device.cause->kind == CauseKind::capacity || device.cause->kind == CauseKind::workspace) {
     add(text, "needs", fmt::format("at least {} of card to get past this (predicted)", with_unit(device.needs_bytes)));
   }
   if (device.largest) add(text, "largest", largest_of(*device.largest, options));
@@ -134,14 +132,15 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
 
 // Without it nobody can say whether others held the card, or whether it can ever be enough.
 void ask_for_card(std::string& text, const Report& report, const ReportOfDevice& device) {
-  if (!report.snapshot || !device.device.name.empty() || !device.cause || device.cause->kind != "capacity") return;
+  if (!report.snapshot || !device.device.name.empty() || !device.cause || device.cause->kind != CauseKind::capacity)
+    return;
   add(text, "card?", "a snapshot does not tell its size: --device NAME or --memory SIZE would say more");
 }
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   const ReportPeak& peak = device.peak;
   const std::string when =
-      report.snapshot && report.steps == 0 ? "" : fmt::format(" in {}, step {}", printable(peak.phase, 20), peak.step);
+      report.snapshot && report.steps == 0 ? "" : fmt::format(" in {}, step {}", name_of(peak.phase), peak.step);
   add(text, "peak",
       fmt::format("{} allocated{}; at most {} reserved", with_unit(peak.allocated_bytes), when,
                   with_unit(peak.reserved_bytes)));

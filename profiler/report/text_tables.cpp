@@ -68,7 +68,7 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
                      fmt::format("{:>9}{:>9}\n", "per step", "so far");
   for (size_t i = 0; i < device.growth.size() && i < kMostRows; ++i) {
     const ReportGrowth& growth = device.growth[i];
-    std::string label = in_words(growth.kind);
+    std::string label = in_words(std::string(name_of(growth.kind)));
     for (const std::string& part : {growth.op, growth.module, growth.source.substr(growth.source.rfind('/') + 1)}) {
       if (!part.empty()) label += (options.unicode ? " ← " : " <- ") + part;
     }

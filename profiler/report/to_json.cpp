@@ -23,6 +23,8 @@ class Writer {
       Writer writer;
       visit_fields(writer, value);
       return std::move(writer.json_);
+    } else if constexpr (std::is_enum_v<T>) {
+      return Json(std::string(name_of(value)));
     } else {
       return Json(value);
     }

@@ -17,11 +17,10 @@ const ReportOfDevice* find_device(const Report& report, int index) {
 }
 
 /// What only the failing moment knows how to predict.
-void keep_remedies_of_the_moment(std::vector<ReportRemedy>& remedies, const ReportOfDevice& moment,
-                                 int64_t peak_bytes) {
-  for (ReportRemedy remedy : moment.remedies) {
+void keep_remedies_of_the_moment(std::vector<Remedy>& remedies, const ReportOfDevice& moment, int64_t peak_bytes) {
+  for (Remedy remedy : moment.remedies) {
     const bool known =
-        std::any_of(remedies.begin(), remedies.end(), [&](const ReportRemedy& other) { return other.id == remedy.id; });
+        std::any_of(remedies.begin(), remedies.end(), [&](const Remedy& other) { return other.id == remedy.id; });
     if (known || remedy.id != "expandable_segments") continue;
     remedy.predicted_peak_bytes = peak_bytes;
     remedies.insert(remedies.begin(), remedy);
@@ -38,11 +37,11 @@ void take_back_no_whole_step(Report& report) {
   std::erase_if(report.limits, [](const std::string& limit) { return limit.ends_with(kNoWholeStep); });
 }
 
-void keep_measured_remedies(std::vector<ReportRemedy>& remedies, const std::vector<ReportRemedy>& earlier) {
-  for (const ReportRemedy& old : earlier) {
+void keep_measured_remedies(std::vector<Remedy>& remedies, const std::vector<Remedy>& earlier) {
+  for (const Remedy& old : earlier) {
     if (!old.measured_peak_bytes) continue;
     const auto same = std::find_if(remedies.begin(), remedies.end(),
-                                   [&](const ReportRemedy& one) { return one.id == old.id && one.label == old.label; });
+                                   [&](const Remedy& one) { return one.id == old.id && one.label == old.label; });
     if (same == remedies.end()) {
       remedies.push_back(old);
     } else {
@@ -58,21 +57,23 @@ void take_whole_run(Report& failed, const Report& whole) {
   if (failed.main_device >= failed.devices.size()) return;
   ReportOfDevice& device = failed.devices[failed.main_device];
   const ReportOfDevice* seen = find_device(whole, device.device.index);
-  if (seen == nullptr || seen->failure || !device.cause || device.cause->kind == "leak" || !seen->growth.empty())
+  if (seen == nullptr || seen->failure || !device.cause || device.cause->kind == CauseKind::leak ||
+      !seen->growth.empty())
     return;
   ReportCause& cause = *device.cause;
   const int64_t needed = seen->peak.allocated_bytes;
   if (is_share_of_card(needed, seen->device.total_bytes)) return;
   const int64_t room = device.device.total_bytes - device.card.outside_pytorch_bytes;
-  const bool may_be_capacity = cause.kind == "capacity" || cause.kind == "fragmentation" || cause.kind == "workspace";
+  const bool may_be_capacity =
+      cause.kind == CauseKind::capacity || cause.kind == CauseKind::fragmentation || cause.kind == CauseKind::workspace;
   if (needed > room && may_be_capacity) {
-    cause = {.kind = "capacity", .short_by_bytes = needed - room, .evidence = {{"step_bytes", needed}}};
+    cause = {.kind = CauseKind::capacity, .short_by_bytes = needed - room, .evidence = {{"step_bytes", needed}}};
   }
   cause.evidence.emplace_back(kWholeRun, needed);
   cause.evidence.emplace_back("whole_run_reserved_bytes", seen->peak.reserved_bytes);
   device.needs_bytes = needed + device.card.outside_pytorch_bytes;
-  std::vector<ReportRemedy> remedies = seen->remedies;
-  if (cause.kind == "fragmentation") keep_remedies_of_the_moment(remedies, device, needed);
+  std::vector<Remedy> remedies = seen->remedies;
+  if (cause.kind == CauseKind::fragmentation) keep_remedies_of_the_moment(remedies, device, needed);
   device.remedies = std::move(remedies);
   if (seen->batch) device.batch = seen->batch;
   take_back_no_whole_step(failed);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "profiler/report/holders.h"
+
 namespace oomdiag {
 
 const CaseRun* find_run(std::span<const CaseRun> runs, std::string_view variant) {
@@ -17,17 +19,12 @@ const ReportOfDevice& card_of(const CaseRun& run) {
 
 int64_t peak_of(const CaseRun& run) { return card_of(run).peak.allocated_bytes; }
 
-int64_t category_of(const CaseRun& run, std::string_view category) {
-  for (const auto& [name, bytes] : card_of(run).categories) {
-    if (name == category) return bytes;
-  }
-  return 0;
-}
+int64_t category_of(const CaseRun& run, Category category) { return bytes_of(card_of(run), category); }
 
-int64_t phase_peak_of(const CaseRun& run, std::string_view phase) {
+int64_t phase_peak_of(const CaseRun& run, Phase phase) {
   int64_t peak = 0;
-  for (const ReportPhase& one : card_of(run).phases) {
-    if (one.phase == phase) peak = std::max(peak, one.peak_allocated_bytes);
+  for (const PhasePeak& one : card_of(run).phases) {
+    if (one.phase == phase) peak = std::max(peak, one.allocated_bytes);
   }
   return peak;
 }

@@ -17,9 +17,9 @@ const ReportOfDevice& card_of(const CaseRun& run);
 
 int64_t peak_of(const CaseRun& run);
 /// Bytes of a category at the peak, or at the failure.
-int64_t category_of(const CaseRun& run, std::string_view category);
+int64_t category_of(const CaseRun& run, Category category);
 /// The highest peak of a phase over all steps.
-int64_t phase_peak_of(const CaseRun& run, std::string_view phase);
+int64_t phase_peak_of(const CaseRun& run, Phase phase);
 /// The last call of a scope, one that says nothing if there is none.
 const ScopeCall& last_call(const CaseRun& run, std::string_view scope);
 /// How many calls of scopes there were whose names begin so.

@@ -26,14 +26,16 @@ int64_t growth_per_step(const CaseRun& run) {
 
 /// Who has the most blocks of one kind at the peak: the name, how many and their bytes.
 struct Crowd {
-  std::string name, category;
+  std::string name;
+  Category category = Category::unknown;
   int64_t count = 0, bytes = 0;
 };
 
 /// Parameters and what belongs to them are as many as they are, in every step.
-bool may_be_kept(std::string_view category) {
-  return category == "activation" || category == "output" || category == "input" || category == "temporary" ||
-         category == "unknown";
+bool may_be_kept(Category category) {
+  using enum Category;
+  return category == activation || category == output || category == input || category == temporary ||
+         category == unknown;
 }
 
 /// Those with about one block for each step, largest first.
@@ -54,7 +56,7 @@ std::vector<Crowd> find_crowds(const CaseRun& run) {
 }
 
 std::string describe(const Crowd& crowd) {
-  return fmt::format("{} ({} blocks, {})", crowd.name.empty() ? crowd.category : crowd.name, crowd.count,
+  return fmt::format("{} ({} blocks, {})", crowd.name.empty() ? name_of(crowd.category) : crowd.name, crowd.count,
                      with_unit(crowd.bytes));
 }
 
@@ -62,8 +64,8 @@ std::string describe(const Crowd& crowd) {
 
 void note_zero_grad(Note& note, Runs runs) {
   note.compare(runs, {{"peak", peak_of},
-                      {"forward", [](const CaseRun& run) { return phase_peak_of(run, "forward"); }},
-                      {"gradients", [](const CaseRun& run) { return category_of(run, "gradient"); }}});
+                      {"forward", [](const CaseRun& run) { return phase_peak_of(run, Phase::forward); }},
+                      {"gradients", [](const CaseRun& run) { return category_of(run, Category::gradient); }}});
   if (const CaseRun* never = find_run(runs, "never")) {
     std::vector<int64_t> ends;
     for (const ScopeCall& call : never->scopes.calls) {
@@ -82,7 +84,7 @@ void note_zero_grad(Note& note, Runs runs) {
   const CaseRun* none = find_run(runs, "set_to_none");
   const CaseRun* zero = find_run(runs, "set_to_zero");
   if (none == nullptr || zero == nullptr) return;
-  const int64_t forward = phase_peak_of(*zero, "forward") - phase_peak_of(*none, "forward");
+  const int64_t forward = phase_peak_of(*zero, Phase::forward) - phase_peak_of(*none, Phase::forward);
   const int64_t peak = peak_of(*zero) - peak_of(*none);
   note.figure("set_to_none.saves_in_forward_bytes", forward);
   note.figure("set_to_none.saves_at_peak_bytes", peak);

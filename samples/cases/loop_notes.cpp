@@ -12,7 +12,7 @@
 namespace oomdiag {
 namespace {
 
-int64_t activations_of(const CaseRun& run) { return category_of(run, "activation"); }
+int64_t activations_of(const CaseRun& run) { return category_of(run, Category::activation); }
 
 /// The largest tensor of this module that autograd keeps; nullptr if there is none.
 const ReportSavedTensor* saved_of(const CaseRun& run, std::string_view module) {
@@ -61,7 +61,7 @@ void note_kept_outputs(Note& note, Runs runs) {
     note.say(
         fmt::format("At the peak, in {}, the name costs {}: autograd lets go of the outputs once it has used them, "
                     "the name holds them through the rest of the step.",
-                    card_of(*kept).peak.phase, with_unit(more)));
+                    name_of(card_of(*kept).peak.phase), with_unit(more)));
   }
   if (const CaseRun* without = find_run(runs, "no_grad"); without != nullptr && !raised_of(*without).empty()) {
     note.say(
@@ -134,8 +134,8 @@ void note_checkpointing(Note& note, Runs runs) {
 
 void note_two_heads(Note& note, Runs runs) {
   note.compare(runs, {{"peak", peak_of},
-                      {"forward", [](const CaseRun& run) { return phase_peak_of(run, "forward"); }},
-                      {"backward", [](const CaseRun& run) { return phase_peak_of(run, "backward"); }}});
+                      {"forward", [](const CaseRun& run) { return phase_peak_of(run, Phase::forward); }},
+                      {"backward", [](const CaseRun& run) { return phase_peak_of(run, Phase::backward); }}});
   const CaseRun& first = runs.front();
   for (const char* part : {"trunk", "second_trunk", "head_a", "head_b"}) {
     const int64_t kept = last_call(first, part).kept_bytes;

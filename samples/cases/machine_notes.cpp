@@ -20,8 +20,9 @@ void note_host_and_card(Note& note, Runs runs) {
   const CaseRun* host = find_run(runs, "host");
   const bool ran = host != nullptr && host->report.outcome == "ok";
   std::vector<std::pair<std::string, std::vector<int64_t>>> rows;
-  for (const std::string phase : {"forward", "backward", "optimizer"}) {
-    const int64_t on_card = phase_peak_of(card, phase);
+  for (const Phase of : {Phase::forward, Phase::backward, Phase::optimizer}) {
+    const std::string phase(name_of(of));
+    const int64_t on_card = phase_peak_of(card, of);
     const int64_t on_host = ran ? fact_of(*host, "host_" + phase + "_bytes") : -1;
     rows.emplace_back(phase, std::vector{on_card == 0 ? -1 : on_card, on_host});
     note.figure("card." + phase + "_bytes", on_card);
@@ -42,9 +43,10 @@ void note_host_and_card(Note& note, Runs runs) {
         "the same "
         "loop: its tensors peak at {}, and it has {}, which it hands out page by page as they are touched "
         "and could swap.",
-        device.failure->phase, with_unit(device.failure->requested_bytes), with_unit(device.failure->allocated_bytes),
-        with_unit(device.card.cached_bytes), with_unit(device.card.free_bytes),
-        with_unit(fact_of(*host, "host_peak_bytes")), with_unit(fact_of(*host, "host_total_bytes"))));
+        name_of(device.failure->phase), with_unit(device.failure->requested_bytes),
+        with_unit(device.failure->allocated_bytes), with_unit(device.card.cached_bytes),
+        with_unit(device.card.free_bytes), with_unit(fact_of(*host, "host_peak_bytes")),
+        with_unit(fact_of(*host, "host_total_bytes"))));
   } else {
     const int64_t largest = device.batch ? device.batch->largest_batch : 0;
     note.figure("card.largest_batch", largest);
@@ -65,13 +67,13 @@ void note_hidden_memory(Note& note, Runs runs) {
     note.figure(fmt::format("{}.{}_bytes", one.op, one.node.empty() ? "forward" : "backward"), one.most_bytes);
   }
   note.table("largest block that its op alone uses", {"bytes"}, rows);
-  note.figure("workspace_bytes", category_of(run, "workspace"));
-  note.figure("temporary_bytes", category_of(run, "temporary"));
+  note.figure("workspace_bytes", category_of(run, Category::workspace));
+  note.figure("temporary_bytes", category_of(run, Category::temporary));
   note.figure("cached_bytes", device.card.cached_bytes);
   note.say(
       fmt::format("Of these {} are workspaces alive at the peak, and {} temporaries: they come and go, but they set "
                   "it. Cached by the allocator then, which nvidia-smi counts as used: {}.",
-                  with_unit(category_of(run, "workspace")), with_unit(category_of(run, "temporary")),
+                  with_unit(category_of(run, Category::workspace)), with_unit(category_of(run, Category::temporary)),
                   with_unit(device.card.cached_bytes)));
 }
 

@@ -14,7 +14,7 @@ namespace {
 int64_t inputs_of_classifier(const CaseRun& run) {
   for (const ReportOwner& owner : card_of(run).owners) {
     const auto shape = parse_shape(owner.shape);
-    if (owner.category == "parameter" && shape.size() == 2) return shape[1];
+    if (owner.category == Category::parameter && shape.size() == 2) return shape[1];
   }
   return 0;
 }

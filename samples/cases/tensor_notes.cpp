@@ -24,7 +24,7 @@ std::vector<int64_t> sorted(std::vector<int64_t> shape) {
 int64_t weight_copies_of(const CaseRun& run) {
   std::set<std::vector<int64_t>> parameters;
   for (const ReportOwner& owner : card_of(run).owners) {
-    if (owner.category == "parameter") parameters.insert(sorted(parse_shape(owner.shape)));
+    if (owner.category == Category::parameter) parameters.insert(sorted(parse_shape(owner.shape)));
   }
   int64_t bytes = 0;
   for (const ReportSavedTensor& saved : card_of(run).saved_tensors) {
@@ -34,7 +34,7 @@ int64_t weight_copies_of(const CaseRun& run) {
   return bytes;
 }
 
-Column column_of(const char* category, const char* name) {
+Column column_of(Category category, const char* name) {
   return {name, [category](const CaseRun& run) { return category_of(run, category); }};
 }
 
@@ -42,17 +42,18 @@ Column column_of(const char* category, const char* name) {
 
 void note_mixed_precision(Note& note, Runs runs) {
   note.compare(runs, {{"peak", peak_of},
-                      column_of("activation", "activations"),
-                      column_of("parameter", "parameters"),
-                      column_of("gradient_in_flight", "in flight")});
+                      column_of(Category::activation, "activations"),
+                      column_of(Category::parameter, "parameters"),
+                      column_of(Category::gradient_in_flight, "in flight")});
   const CaseRun* full = find_run(runs, "float32");
   if (const CaseRun* autocast = find_run(runs, "autocast"); autocast != nullptr && full != nullptr) {
     const int64_t copies = weight_copies_of(*autocast);
     note.figure("autocast.weight_copies_bytes", copies);
-    note.say(fmt::format(
-        "Autocast saves {} of activations. It adds {} of float16 copies of the weights, which live until "
-        "backward is through; the weights themselves stay float32.",
-        with_unit(category_of(*full, "activation") - category_of(*autocast, "activation")), with_unit(copies)));
+    note.say(
+        fmt::format("Autocast saves {} of activations. It adds {} of float16 copies of the weights, which live until "
+                    "backward is through; the weights themselves stay float32.",
+                    with_unit(category_of(*full, Category::activation) - category_of(*autocast, Category::activation)),
+                    with_unit(copies)));
   }
   if (const CaseRun* half = find_run(runs, "half"); half != nullptr && !raised_of(*half).empty()) {
     note.say(
@@ -92,7 +93,7 @@ void note_small_model(Note& note, Runs runs) {
         fmt::format("Folklore: a batch of {} is not too large for this layer. It needs {} of this card's {}, of which "
                     "{} are the workspace of cuBLAS.",
                     card_of(first).batch ? card_of(first).batch->batch : 0, with_unit(peak_of(first)), with_unit(total),
-                    with_unit(category_of(first, "workspace"))));
+                    with_unit(category_of(first, Category::workspace))));
   }
   if (const CaseRun* all = find_run(runs, "whole_data_set")) {
     const int64_t data = last_call(*all, "data_set").kept_bytes + last_call(*all, "labels").kept_bytes;
@@ -148,9 +149,9 @@ void note_needless_gradients(Note& note, Runs runs) {
     note.say(fmt::format("The largest block that its op alone uses is {}, of {}: the same with gradients and without.",
                          with_unit(largest.most_bytes), largest.op));
   }
-  note.say(
-      fmt::format("No backward ever runs, so the optimizer has nothing to do: {} of gradients, {} of optimizer state.",
-                  with_unit(category_of(*with, "gradient")), with_unit(category_of(*with, "optimizer_state"))));
+  note.say(fmt::format(
+      "No backward ever runs, so the optimizer has nothing to do: {} of gradients, {} of optimizer state.",
+      with_unit(category_of(*with, Category::gradient)), with_unit(category_of(*with, Category::optimizer_state))));
 }
 
 void note_duplicates(Note& note, Runs runs) {

@@ -11,7 +11,7 @@ Report run_of(int64_t allocated, int64_t growth = 0) {
   ReportOfDevice& card = report.devices.emplace_back();
   card.peak.allocated_bytes = allocated;
   card.peak.reserved_bytes = allocated;
-  if (growth > 0) card.growth.push_back({.kind = "kept_tensors", .bytes_per_step = growth});
+  if (growth > 0) card.growth.push_back({.kind = GrowthKind::kept_tensors, .bytes_per_step = growth});
   return report;
 }
 

@@ -6,7 +6,7 @@ using namespace oomdiag;
 
 namespace {
 
-Report report_with(std::vector<ReportOwned> lines, int64_t allocated = 8_GiB) {
+Report report_with(std::vector<OwnedBytes> lines, int64_t allocated = 8_GiB) {
   Report report;
   ReportOfDevice& card = report.devices.emplace_back();
   card.peak.allocated_bytes = allocated;
@@ -55,7 +55,7 @@ TEST_CASE("another end is a difference, also where the bytes are the same", "[di
   const Report before = report_with({});
   Report after = report_with({});
   after.outcome = "out_of_memory";
-  after.devices[0].cause = ReportCause{.kind = "capacity"};
+  after.devices[0].cause = ReportCause{.kind = CauseKind::capacity};
   const ReportDiff found = diff(before, after);
   CHECK_FALSE(found.is_empty());
   CHECK(to_text(found).find("ok before, out of memory (capacity) after") != std::string::npos);

@@ -30,8 +30,8 @@ Cause cause_of(const Refused& situation, const AllocatorSettings& settings = {},
 }
 
 int64_t evidence(const Cause& cause, std::string_view name) {
-  for (const EvidenceBytes& one : cause.evidence) {
-    if (one.name == name) return one.bytes;
+  for (const auto& [known, bytes] : cause.evidence) {
+    if (known == name) return bytes;
   }
   return -1;
 }

@@ -36,10 +36,10 @@ TEST_CASE("a module owns what the modules inside of it own", "[explain][owners]"
                    made_in("", 8_MiB)};
   const Owners owners = list_owners(moment);
 
-  CHECK(bytes_of(owners.by_module, "layer1") == 6_MiB);
-  CHECK(bytes_of(owners.by_module, "layer1.conv2") == 2_MiB);
-  CHECK(bytes_of(owners.by_module, "layer2") == 1_MiB);
-  CHECK(owners.by_module.front() == OwnedBytes{"", 8_MiB, 1});
+  CHECK(bytes_of(owners.module, "layer1") == 6_MiB);
+  CHECK(bytes_of(owners.module, "layer1.conv2") == 2_MiB);
+  CHECK(bytes_of(owners.module, "layer2") == 1_MiB);
+  CHECK(owners.module.front() == OwnedBytes{"", 8_MiB, 1});
 }
 
 TEST_CASE("a parameter belongs to its module, wherever it was made", "[explain][owners]") {
@@ -47,7 +47,7 @@ TEST_CASE("a parameter belongs to its module, wherever it was made", "[explain][
   moment.blocks = {made_in("", 4_MiB)};
   moment.blocks[0].name = "layer1.conv1.weight";
 
-  CHECK(bytes_of(list_owners(moment).by_module, "layer1.conv1") == 4_MiB);
+  CHECK(bytes_of(list_owners(moment).module, "layer1.conv1") == 4_MiB);
 }
 
 TEST_CASE("by op, line and shape every byte counts once, however long the list", "[explain][owners]") {
@@ -57,9 +57,9 @@ TEST_CASE("by op, line and shape every byte counts once, however long the list",
   for (const std::string& line : lines) moment.blocks.push_back(copied(line, 1_MiB));
   const Owners owners = list_owners(moment);
 
-  REQUIRE(owners.by_source.size() == kMostOwned);
-  CHECK(owners.by_source.back() == OwnedBytes{"others", 201_MiB, 201});
-  CHECK(bytes_of(owners.by_op, "aten::to") == 300_MiB);
+  REQUIRE(owners.source.size() == kMostOwned);
+  CHECK(owners.source.back() == OwnedBytes{"others", 201_MiB, 201});
+  CHECK(bytes_of(owners.op, "aten::to") == 300_MiB);
 }
 
 TEST_CASE("the largest block lives until the last node of backward that keeps it has run", "[explain][owners]") {

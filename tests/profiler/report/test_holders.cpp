@@ -58,7 +58,7 @@ TEST_CASE("the same tensor of each layer is one row", "[report]") {
   }
   const auto rows = fold_holders(blocks.moment());
   REQUIRE(rows.size() == 2);
-  CHECK(rows[0] == ReportHolder{.category = "activation",
+  CHECK(rows[0] == ReportHolder{.category = Category::activation,
                                 .name = "transformer.h.*.mlp.act",
                                 .op = "aten::mul",
                                 .source = "train.py:22",

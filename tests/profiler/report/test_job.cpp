@@ -21,7 +21,7 @@ JobMember member(int rank, int64_t peak_bytes, uint64_t start_time_ns = 0) {
 
 JobMember failed(JobMember one, int64_t time_ns) {
   one.report.outcome = "out_of_memory";
-  one.report.devices[0].failure = ReportFailure{.phase = "backward", .step = 3, .time_ns = time_ns};
+  one.report.devices[0].failure = ReportFailure{.phase = Phase::backward, .step = 3, .time_ns = time_ns};
   return one;
 }
 
@@ -59,23 +59,24 @@ TEST_CASE("a rank that needs clearly more than the others is an imbalance", "[re
 }
 
 TEST_CASE("a rank that ran out where an even share would have fitted is blamed on imbalance", "[report]") {
-  const auto job_with = [](int64_t other_bytes, ReportPhase reached) {
+  const auto job_with = [](int64_t other_bytes, PhasePeak reached) {
     JobMember full = failed(member(1, 15_GiB), 10);
     ReportOfDevice& device = full.report.devices[0];
     device.failure->requested_bytes = 2_GiB;
-    device.cause = ReportCause{.kind = "capacity", .short_by_bytes = 1_GiB};
+    device.cause = ReportCause{.kind = CauseKind::capacity, .short_by_bytes = 1_GiB};
     device.card = {.allocated_bytes = 15_GiB, .free_bytes = 1_GiB};
     JobMember other = member(0, other_bytes);
     other.report.devices[0].phases = {reached};
     return merge_job({other, full}, 1);
   };
-  const Report job = job_with(4_GiB, {3, "backward", 4_GiB});
-  CHECK(job.devices.at(0).cause->kind == "imbalance");
-  CHECK(job.ranks.at(1).cause == "imbalance");
+  const Report job = job_with(4_GiB, {3, Phase::backward, 4_GiB});
+  CHECK(job.devices.at(0).cause->kind == CauseKind::imbalance);
+  CHECK(job.ranks.at(1).cause == CauseKind::imbalance);
   CHECK(to_text(job).find("evenly spread it would fit") != std::string::npos);
 
-  CHECK(job_with(14_GiB, {3, "backward", 14_GiB}).devices.at(0).cause->kind == "capacity");
-  CHECK(job_with(4_GiB, {3, "forward", 4_GiB}).devices.at(0).cause->kind == "capacity");  // did not come as far
+  CHECK(job_with(14_GiB, {3, Phase::backward, 14_GiB}).devices.at(0).cause->kind == CauseKind::capacity);
+  CHECK(job_with(4_GiB, {3, Phase::forward, 4_GiB}).devices.at(0).cause->kind ==
+        CauseKind::capacity);  // did not come as far
 }
 
 TEST_CASE("a job survives its JSON and stands in its text", "[report]") {

@@ -132,7 +132,8 @@ TEST_CASE("values of the wrong kind are refused", "[report]") {
        {R"("outcome": 3})", R"("rank": "a"})", R"("rank": 3000000000})", R"("rank": 1.5})", R"("steps": -1})",
         R"("devices": {}})", R"("devices": [3]})", R"("main_device": 1})", R"("main_device": -1})", R"("limits": [1]})",
         R"("devices": [{"peak": []}]})", R"("devices": [{"headroom_bytes": 18446744073709551615}]})",
-        R"("devices": [{"headroom_bytes": 1e300}]})", R"("devices": [{"categories": {"parameter": 1.5}}]})",
+        R"("devices": [{"headroom_bytes": 1e300}]})", R"("devices": [{"cause": {"kind": "magic"}}]})",
+        R"("devices": [{"categories": {"parameter": 1.5}}]})",
         R"("devices": [{"saved_tensors": [{"shape": ["a"]}]}]})"}) {
     check_refused(head + rest);
   }

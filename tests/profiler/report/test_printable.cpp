@@ -56,8 +56,8 @@ TEST_CASE("no name of a trace reaches the terminal as it is, nor adds a line", "
 TEST_CASE("no text of a report file reaches the terminal as it is", "[report]") {
   Report report = make_report(oom_in_backward(), {.exit_code = 1});
   ReportOfDevice& device = report.devices.front();
-  device.failure->phase = device.cause->kind = device.device.compute_capability = kHostile;
-  device.owners.front().shape = device.owners.front().category = kHostile;
+  device.failure->module = device.device.compute_capability = kHostile;
+  device.owners.front().shape = kHostile;
   device.remedies.front().label = kHostile;
   report.ranks = {{.outcome = kHostile}, {.rank = 1, .outcome = "out_of_memory", .failure = device.failure}};
   report.limits.push_back(kHostile);

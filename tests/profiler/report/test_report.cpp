@@ -45,7 +45,7 @@ TEST_CASE("the failing allocation is described where it happened", "[report]") {
 
   CHECK(report.outcome == "out_of_memory");
   REQUIRE(device.failure);
-  CHECK(*device.failure == ReportFailure{.phase = "backward",
+  CHECK(*device.failure == ReportFailure{.phase = Phase::backward,
                                          .step = 1,
                                          .node = "ReluBackward0",
                                          .op = "aten::relu",

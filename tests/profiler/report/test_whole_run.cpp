@@ -6,7 +6,7 @@ namespace oomdiag {
 namespace {
 
 /// Ran out on a card of 12 GiB, one of them taken by others.
-Report failed_by(const std::string& cause) {
+Report failed_by(CauseKind cause) {
   ReportOfDevice device{.device = {.name = "card", .total_bytes = 12 * kGiB, .compute_capability = "8.6"},
                         .failure = ReportFailure{},
                         .cause = ReportCause{.kind = cause}};
@@ -27,7 +27,7 @@ Report whole_run(int64_t peak_bytes) {
 }  // namespace
 
 TEST_CASE("the need of a failed run is that of the whole one, and what is outside", "[report]") {
-  Report report = failed_by("capacity");
+  Report report = failed_by(CauseKind::capacity);
   take_whole_run(report, whole_run(13 * kGiB));
   CHECK(report.devices[0].needs_bytes == 14 * kGiB);
   REQUIRE(report.devices[0].remedies.size() == 1);
@@ -36,43 +36,43 @@ TEST_CASE("the need of a failed run is that of the whole one, and what is outsid
 }
 
 TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[report]") {
-  Report report = failed_by("fragmentation");
+  Report report = failed_by(CauseKind::fragmentation);
   take_whole_run(report, whole_run(13 * kGiB));
-  CHECK(report.devices[0].cause->kind == "capacity");
+  CHECK(report.devices[0].cause->kind == CauseKind::capacity);
   CHECK(report.devices[0].cause->short_by_bytes == 2 * kGiB);
   CHECK(report.devices[0].cause->evidence.front() == Figures::value_type{"step_bytes", 13 * kGiB});
 }
 
 TEST_CASE("where the whole run would fit, holes stay the cause and their remedy stays first", "[report]") {
-  Report report = failed_by("fragmentation");
+  Report report = failed_by(CauseKind::fragmentation);
   take_whole_run(report, whole_run(10 * kGiB));
-  CHECK(report.devices[0].cause->kind == "fragmentation");
+  CHECK(report.devices[0].cause->kind == CauseKind::fragmentation);
   REQUIRE(report.devices[0].remedies.size() == 2);
   CHECK(report.devices[0].remedies[0].id == "expandable_segments");
   CHECK(report.devices[0].remedies[0].predicted_peak_bytes == 10 * kGiB);
 }
 
 TEST_CASE("a program that takes a share of its card shows nothing on a larger one", "[report]") {
-  Report report = failed_by("fragmentation");
+  Report report = failed_by(CauseKind::fragmentation);
   const Report before = report;
   take_whole_run(report, whole_run(14000 * kGiB));
   CHECK(report == before);
 }
 
 TEST_CASE("what grows without end has no whole run", "[report]") {
-  Report report = failed_by("leak");
+  Report report = failed_by(CauseKind::leak);
   const Report before = report;
   take_whole_run(report, whole_run(13 * kGiB));
   CHECK(report == before);
 }
 
 TEST_CASE("a report that is made anew keeps what other runs have shown", "[report]") {
-  Report earlier = failed_by("fragmentation");
+  Report earlier = failed_by(CauseKind::fragmentation);
   take_whole_run(earlier, whole_run(13 * kGiB));
   earlier.devices[0].remedies[0].measured_peak_bytes = 6 * kGiB;
-  Report anew = failed_by("fragmentation");
+  Report anew = failed_by(CauseKind::fragmentation);
   keep_measured(anew, earlier);
-  CHECK(anew.devices[0].cause->kind == "capacity");
+  CHECK(anew.devices[0].cause->kind == CauseKind::capacity);
   CHECK(anew.devices[0].remedies == earlier.devices[0].remedies);
 }
 

@@ -84,7 +84,7 @@ TEST_CASE("steps are read from annotations, and from what follows a backward pas
     REQUIRE(card.failure.has_value());
     CHECK(card.failure->step == 21);
     REQUIRE(card.cause.has_value());
-    CHECK(card.cause->kind == "leak");
+    CHECK(card.cause->kind == CauseKind::leak);
     REQUIRE(card.growth.size() == 1);
     CHECK(card.growth[0].bytes_per_step == 1_MiB);
     CHECK(card.growth[0].source == "/home/me/train.py:12");
@@ -100,26 +100,26 @@ TEST_CASE("a request without a Python frame is one of backward, where others hav
        frame("torch::autograd::Engine::thread_main(std::shared_ptr<GraphTask> const&)", "/x/torch/lib/libtorch_cpu.so",
              9)});
   const Report bare = report_on(leaking(3, kNoFrames, true)), named = report_on(leaking(3, engine, true));
-  CHECK(bare.devices[0].failure->phase == "backward");
+  CHECK(bare.devices[0].failure->phase == Phase::backward);
   CHECK(bare.devices[0].failure->node == "backward");
   CHECK(to_text(bare, {}).find("where    a node of backward") != std::string::npos);
-  CHECK(named.devices[0].failure->phase == "backward");
+  CHECK(named.devices[0].failure->phase == Phase::backward);
   CHECK(named.devices[0].failure->node == "PowBackward0");
   CHECK(named.devices[0].failure->op == "aten::mul_Tensor");
   CHECK(named.devices[0].failure->native_stack.size() == 3);
 
   const Report forward = report_on(leaking(3, in_forward(10), true)),
                optimizer = report_on(leaking(3, in_optimizer(), true));
-  CHECK(forward.devices[0].failure->phase == "forward");
+  CHECK(forward.devices[0].failure->phase == Phase::forward);
   CHECK(forward.devices[0].failure->stack.size() == 3);
-  CHECK(optimizer.devices[0].failure->phase == "optimizer");
+  CHECK(optimizer.devices[0].failure->phase == Phase::optimizer);
 }
 
 TEST_CASE("where no stack has a Python frame, none says backward", "[snapshot]") {
   const Report report = report_on(snapshot({segment(kAddress, 20_MiB, {block(20_MiB, 20_MiB, "active_allocated")})},
                                            {entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB),
                                             entry("oom", 1_MiB, 64_MiB, kNoFrames)}));
-  CHECK(report.devices[0].failure->phase == "other");
+  CHECK(report.devices[0].failure->phase == Phase::other);
   CHECK(to_text(report, {}).find("where    not known") != std::string::npos);
 }
 
@@ -129,12 +129,12 @@ TEST_CASE("nothing is concluded about a card whose size nobody told; told, it is
                {entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB, in_forward(3)),
                 entry("oom", 5_MiB, 3_GiB, in_forward(4))});
   const Report unknown = report_on(refused);
-  CHECK(unknown.devices[0].cause->kind == "capacity");
+  CHECK(unknown.devices[0].cause->kind == CauseKind::capacity);
   CHECK(to_text(unknown, {}).find("card?    a snapshot does not tell its size") != std::string::npos);
 
   const Report small = report_on(refused, 2_GiB), shared = report_on(refused, 8_GiB);
-  CHECK(small.devices[0].cause->kind == "oversized_request");
-  CHECK(shared.devices[0].cause->kind == "outside_pytorch");
+  CHECK(small.devices[0].cause->kind == CauseKind::oversized_request);
+  CHECK(shared.devices[0].cause->kind == CauseKind::outside_pytorch);
   CHECK(shared.devices[0].card.outside_pytorch_bytes == 8_GiB - 25_MiB);
   CHECK(to_text(shared, {}).find("card?") == std::string::npos);
 }
