@@ -68,6 +68,14 @@ bool is_saved_inside(const BlockLife& block, std::string_view segment) {
                      [&](const Where& saver) { return is_inside(saver.module, segment); });
 }
 
+// Python's outermost module is known by its class. To run the whole model again in backward saves nothing: all that it keeps
+// is there at once again.
+bool is_whole_model(const BlockLife& block) {
+  const std::string_view module = block.made.module;
+  return !module.empty() && module.front() >= 'A' && module.front() <= 'Z' && module.find('.') == module.npos &&
+         block.made.source.find(".py:") != std::string_view::npos;
+}
+
 bool is_of_forward(const BlockLife& block) { return block.phase == Phase::forward && block.born != BlockLife::kBefore; }
 
 bool is_saved_in_forward(const BlockLife& block) {
@@ -80,7 +88,7 @@ Segments find_segments(const Lives& blocks, size_t components) {
   Segments segments;
   for (const BlockLife& block : blocks) {
     const std::string_view path = cut_path(block.made.module, components);
-    if (path.empty()) continue;
+    if (path.empty() || is_whole_model(block)) continue;
     Segment& segment = segments[path];
     if (block.phase == Phase::backward && block.born != BlockLife::kBefore)
       segment.backward = std::min(segment.backward, block.born);
@@ -113,7 +121,8 @@ void begin_backward(Lives& blocks, Segments& segments, uint32_t forward_end) {
   }
 }
 
-Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
+// `ends_known`: where what is made again goes. Where backward was cut short nothing tells, and it is left out.
+Lives checkpoint(Lives blocks, const Segments& segments, size_t components, bool ends_known) {
   const uint32_t last_backward = find_last_backward(blocks);
   Lives again;
   for (BlockLife& block : blocks) {
@@ -121,7 +130,7 @@ Lives checkpoint(Lives blocks, const Segments& segments, size_t components) {
     if (segment == segments.end() || !is_saved_in_forward(block)) continue;
     const bool border = is_saved_outside(block, segment->first);
     if (border && !is_saved_inside(block, segment->first)) continue;
-    if (segment->second.backward != BlockLife::kNever) {
+    if (segment->second.backward != BlockLife::kNever && ends_known) {
       again.push_back(block);
       again.back().born = std::max(segment->second.backward, block.born + 1);
       if (again.back().died <= again.back().born) again.back().died = again.back().born + 1;
@@ -178,7 +187,7 @@ std::optional<Changed> checkpoint_modules(const Situation& situation) {
     const bool backward_seen = std::any_of(segments.begin(), segments.end(),
                                            [](const auto& one) { return one.second.backward != BlockLife::kNever; });
     if (!situation.whole && !backward_seen) begin_backward(blocks, segments, situation.forward_end);
-    blocks = checkpoint(std::move(blocks), segments, components);
+    blocks = checkpoint(std::move(blocks), segments, components, situation.whole || !backward_seen);
     const int64_t peak = find_peak(blocks);
     if (best && peak >= best_peak) continue;
     best_peak = peak;
