@@ -165,6 +165,23 @@ def stores():
     assert store.get("told") == b"by rank 0"
 
 
+def plan():
+    """Half a GiB of parameters, which is 2 GiB with gradients and moments, in as many shards as there are ranks."""
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cuda", (WORLD,))
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(8)])
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        model(torch.randn(int(sys.argv[2]), 4096, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def write_events(path):
     events = [(event["action"], event["size"]) for event in torch.cuda.memory._snapshot()["device_traces"][LOCAL]]
     with open(f"{path}-{RANK}.json", "w") as file:

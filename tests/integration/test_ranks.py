@@ -96,6 +96,16 @@ class Quick(RankTest):
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "LoneRankError: oomdiag: rank 2 runs alone and cannot know what rank 0 sends.*no luck")
 
+    def test_ranks_that_wait_for_each_other_end(self):
+        begin = time.monotonic()
+        done = self.run_alone(2, 1, "-c", textwrap.dedent("""
+            import torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            dist.recv(torch.zeros(1, dtype=torch.int64), 1 - dist.get_rank())"""))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("LoneRankError: oomdiag: rank 1 runs alone and cannot know what rank 0 sends", done.stderr)
+        self.assertLess(time.monotonic() - begin, 60)
+
     def test_a_size_is_needed_for_a_rank(self):
         for options in (["--rank", "1"], ["--ranks", "0,1"], ["--world-size", "4", "--rank", "4"],
                         ["--world-size", "4", "--ranks", "0,x"], ["--world-size", "4", "--rank", "1", "--ranks", "0"]):
@@ -155,6 +165,25 @@ class Slow(RankTest):
                             PROGRAMS, "gpipe", folder=self.folder, timeout=400)
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         self.assertEqual([rank["rank"] for rank in json.loads(report.read_text())["ranks"]], [0, 1])
+
+
+    def test_the_smallest_world_that_fits_is_found_here_and_by_jobs(self):
+        plan = ["--device", "h100-sxm", "--memory", "2GiB", "--vary", "world=2,4", "--vary", "batch=8"]
+        program = ["--", sys.executable, PROGRAMS, "plan", "{batch}"]
+        done = base.oomdiag("fit", *plan, "--json", *program, cwd=self.folder, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        here = json.loads(done.stdout)
+        self.assertEqual(here["smallest_world"], {"batch": 8, "world": 4})
+        self.assertEqual([one["outcome"] for one in here["plans"]], ["out_of_memory", "ok"])
+        jobs = base.oomdiag("fit", *plan, "--print-jobs", *program, cwd=self.folder).stdout
+        self.assertEqual(len(jobs.splitlines()), 2)
+        environment = {**os.environ, "PATH": f"{base.build / 'bin'}:{os.environ['PATH']}"}
+        subprocess.run(["xargs", "-P", "2", "-d", "\n", "-n", "1", "sh", "-c", 'eval "$0"'], input=jobs, text=True,
+                       cwd=self.folder, env=environment, capture_output=True, timeout=600)
+        collected = json.loads(base.oomdiag("fit", "--collect", "plans", "--json", cwd=self.folder).stdout)
+        self.assertEqual(collected["smallest_world"], here["smallest_world"])
+        self.assertEqual([one["peak_allocated_bytes"] for one in collected["plans"] if one["outcome"] == "ok"],
+                         [one["peak_allocated_bytes"] for one in here["plans"] if one["outcome"] == "ok"])
 
 
 def add_comparison(program, world, **more):

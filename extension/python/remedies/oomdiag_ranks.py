@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 
-_PATIENCE_SECONDS = 600  # with a rank that lives; one that has ended is not waited for
+_PATIENCE_SECONDS = 1800  # with a rank that lives: one that has ended, or waits for this one, is not waited for
 _MOST_BYTES = 4 << 20    # of a message: what is larger is no object
 _kept = []               # C++ keeps half of an object of Python: without the other half its methods are gone
 
@@ -116,20 +116,25 @@ def _fetch(name, rank):
     if found is not None or rank == _own_rank() or not _nccl().oomdiag_nccl_summon(rank):
         return found
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while found is None and time.monotonic() < deadline:
-        is_over = _nccl().oomdiag_nccl_has_ended(rank)
-        found = _find(name)
-        if is_over:
-            break
-        if found is None:
-            time.sleep(0.01)
+    _nccl().oomdiag_nccl_wait_for(rank)
+    try:
+        while found is None and time.monotonic() < deadline:
+            is_over = _nccl().oomdiag_nccl_has_ended(rank) or _nccl().oomdiag_nccl_wait_is_vain()
+            found = _find(name)
+            if is_over:
+                break
+            if found is None:
+                time.sleep(0.01)
+    finally:
+        _nccl().oomdiag_nccl_wait_for(-1)
     return found
 
 
-def _stem(key):
-    """A key without its last part, and one whose numbers may be those of ranks."""
-    cut = max(key.rfind("/"), key.rfind(":"))
-    return key[:cut] if cut > 0 else key
+def _tells_arrival(key, count):
+    """Whether it is what the last to arrive sets, where `count` counts them: PyTorch's barriers call it <count>:last_worker,
+    and <group>/last_member beside <group>/num_members."""
+    group = count[:count.rfind("/") + 1]
+    return key.startswith(count) or bool(group) and key.startswith(group + "last_")
 
 
 def _make_stores(dist):
@@ -158,8 +163,7 @@ def _make_stores(dist):
             for own, value in self._own.items():
                 if key != own and _matches(own, key):
                     return value
-            arrived = any(_stem(key).startswith(_stem(count)) for count in self._counts)
-            return b"1" if arrived else None
+            return b"1" if any(_tells_arrival(key, count) for count in self._counts) else None
 
         def set(self, key, value):
             value = value if isinstance(value, bytes) else str(value).encode()

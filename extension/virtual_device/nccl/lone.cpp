@@ -1,11 +1,13 @@
 #include "extension/virtual_device/nccl/lone.h"
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
 
@@ -33,6 +35,24 @@ auto& groups = *new std::map<Key, LoneGroup>;
 auto& expected_parts = *new std::deque<std::vector<int>>;
 
 std::string rank_file(int rank) { return lone_file("rank-" + std::to_string(rank)); }
+
+int own_rank() {
+  const char* text = std::getenv("RANK");
+  return text ? std::atoi(text) : 0;
+}
+
+std::string wait_file(int rank) { return lone_file("waits-" + std::to_string(rank)); }
+
+/// Whether who waits for `rank` waits, by way of others, for itself.
+bool waits_for_itself(int rank) {
+  constexpr int kLongestCircle = 64;
+  for (int i = 0; i < kLongestCircle; ++i) {
+    std::ifstream file(wait_file(rank));
+    if (!(file >> rank)) return false;
+    if (rank == own_rank()) return true;
+  }
+  return false;
+}
 
 /// The process id of a rank; 0 = not there, -1 = being started.
 pid_t process_of(int rank) {
@@ -68,6 +88,16 @@ std::vector<int> take_expected_part() {
   std::vector<int> part = std::move(expected_parts.front());
   expected_parts.pop_front();
   return part;
+}
+
+Wait::Wait(int rank) : rank_(rank) { std::ofstream(wait_file(own_rank())) << rank; }
+
+Wait::~Wait() { std::remove(wait_file(own_rank()).c_str()); }
+
+bool Wait::is_vain() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!waits_for_itself(rank_)) last_without_circle_ = now;
+  return now - last_without_circle_ > std::chrono::seconds(5);
 }
 
 void tell_stages(const std::vector<int>& ranks) {
@@ -110,3 +140,15 @@ void oomdiag_nccl_expect_part(int count, const int* ranks) {
 
 int oomdiag_nccl_summon(int rank) { return oomdiag::summon(rank) ? 1 : 0; }
 int oomdiag_nccl_has_ended(int rank) { return oomdiag::has_ended(rank) ? 1 : 0; }
+
+namespace {
+
+thread_local std::unique_ptr<oomdiag::Wait> wait_of_python;
+
+}  // namespace
+
+void oomdiag_nccl_wait_for(int rank) {
+  wait_of_python.reset();
+  if (rank >= 0) wait_of_python = std::make_unique<oomdiag::Wait>(rank);
+}
+int oomdiag_nccl_wait_is_vain() { return wait_of_python && wait_of_python->is_vain() ? 1 : 0; }

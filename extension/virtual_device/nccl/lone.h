@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,22 @@ bool summon(int rank);
 /// Whether a rank that was summoned has ended.
 bool has_ended(int rank);
 
+/// This rank waits for another, as the others can see while this lives.
+class Wait {
+ public:
+  explicit Wait(int rank);
+  ~Wait();
+  Wait(const Wait&) = delete;
+  Wait& operator=(const Wait&) = delete;
+
+  /// Whether ranks have waited for each other in a circle for five seconds: no message is on its way that long.
+  bool is_vain();
+
+ private:
+  int rank_;
+  std::chrono::steady_clock::time_point last_without_circle_ = std::chrono::steady_clock::now();
+};
+
 /// Leaves word that these ranks are the stages of a pipeline: a line in the file "stages", for who runs one rank of each kind.
 void tell_stages(const std::vector<int>& ranks);
 
@@ -53,3 +70,6 @@ OOMDIAG_ENTRY_POINT void oomdiag_nccl_expect_part(int count, const int* ranks);
 OOMDIAG_ENTRY_POINT int oomdiag_nccl_summon(int rank);
 OOMDIAG_ENTRY_POINT int oomdiag_nccl_has_ended(int rank);
 OOMDIAG_ENTRY_POINT void oomdiag_nccl_hand_objects_over(int does);
+/// Of a wait in Python: begun for `rank`, ended with -1. Whether it is vain.
+OOMDIAG_ENTRY_POINT void oomdiag_nccl_wait_for(int rank);
+OOMDIAG_ENTRY_POINT int oomdiag_nccl_wait_is_vain();

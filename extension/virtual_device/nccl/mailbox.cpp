@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -20,6 +21,7 @@ namespace oomdiag {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPatienceOfLone = std::chrono::minutes(30);  // a rank that was summoned begins from the beginning
 constexpr size_t kSlots = 256;
 constexpr size_t kRingBytes = 4 * kMostMessageBytes;
 
@@ -91,16 +93,20 @@ bool is_gone(const Head& head, int rank_of_job) {
 bool wait_for(const File& file, const MessageId& id, const Mailbox::Reader& reader) {
   const int count = reader.count;
   const int sender = is_lone() ? reader.ranks[static_cast<size_t>(id.sender)] : id.sender;
-  if (is_lone() && !summon(sender)) return false;
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  std::optional<Wait> wait;
+  if (is_lone()) {
+    if (!summon(sender)) return false;
+    wait.emplace(sender);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + (is_lone() ? kPatienceOfLone : kPatience);
   do {
     Head head;
     file.read(place_of(id.sender, count), &head, sizeof head);
     uint64_t sent = 0;
     file.read(place_of_channel(id, count), &sent, sizeof sent);
     if (sent > id.number) return true;
-    if (is_gone(head, sender)) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    if (is_gone(head, sender) || (wait && wait->is_vain())) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(wait ? 2000 : 200));
   } while (std::chrono::steady_clock::now() < deadline);
   return false;
 }
