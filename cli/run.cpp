@@ -95,6 +95,10 @@ int run(const Options& options) {
   }
   Diagnosis diagnosis = diagnose(request, install);
   try {
+    if (options.completes && job_folder) {  // what ranks told each other in the first run is not for the second
+      job_folder.emplace();
+      request.environment = environment_of_rank(job, job.ranks.front(), job_folder->path(), install);
+    }
     if (options.completes) complete(diagnosis, request, install);
     show(diagnosis, options);
   } catch (const std::exception& error) {

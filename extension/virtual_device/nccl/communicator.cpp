@@ -56,6 +56,7 @@ ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& i
     }
   }
   if (oomdiag::is_lone()) {
+    oomdiag_device_note("estimate", "the ranks that were not there: they are taken to be like this one");
     oomdiag::LoneGroup group = oomdiag::find_lone_group(id, count);
     comm->id = group.id;
     comm->ranks = std::move(group.ranks);
