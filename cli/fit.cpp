@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/fit_plan.h"
 #include "cli/fit_text.h"
 #include "cli/help.h"
 #include "cli/programs.h"
@@ -31,15 +32,19 @@ struct Options {
   uint32_t steps = 0;
   bool smallest_card = false;
   bool json = false;
+  int local_world_size = 0;
+  bool prints_jobs = false;
+  std::string collect;
 };
 
 void check_variables(const std::vector<Variable>& variables, const std::vector<std::string>& program) {
   for (const Variable& variable : variables) {
     const auto uses = [&](const std::string& word) { return word.find("{" + variable.name + "}") != word.npos; };
-    if (std::any_of(program.begin(), program.end(), uses)) continue;
+    if (variable.name == kWorld || std::any_of(program.begin(), program.end(), uses)) continue;
     throw Error(ErrorKind::usage, fmt::format("the program has no {{{}}} to vary", variable.name),
                 fmt::format("as in: -- python train.py --batch-size {{{}}}", variable.name));
   }
+  if (is_plan(variables)) return;  // of which all are tried
   int64_t combinations = 1;
   for (std::size_t i = 1; i < variables.size(); ++i) {
     combinations =
@@ -110,10 +115,33 @@ std::vector<CardEntry> cards_of(const Options& options, const FitRequest& reques
   return choose_device({.device = options.devices}, install).cards;
 }
 
+int say_plans(const std::vector<Plan>& plans, bool json) {
+  fmt::print("{}", json ? plans_json(plans) : plans_text(plans));
+  return best_plan(plans) != nullptr ? 0 : kOutOfMemory;
+}
+
+int fit_plan(const Options& options, const std::vector<Variable>& variables, const FitRequest& request,
+             const Install& install) {
+  const std::vector<Values> plans = list_plans(variables);
+  if (options.prints_jobs) {
+    std::string device = "--device " + options.device;
+    if (!options.memory.empty()) device += " --memory " + options.memory;
+    if (options.local_world_size > 0) device += fmt::format(" --local-world-size {}", options.local_world_size);
+    fmt::print("{}", print_jobs(plans, request, device, "plans"));
+    return 0;
+  }
+  Steps steps("fit");
+  const auto found = run_plans(plans, request, options.local_world_size, install,
+                               [&](std::size_t over) { steps.show(over, plans.size()); });
+  steps.hide();
+  return say_plans(found, options.json);
+}
+
 int fit_value(const Options& options, FitRequest request, const Install& install, Trials& trials) {
   std::vector<Variable> variables;
   for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
   check_variables(variables, request.program);
+  if (is_plan(variables)) return fit_plan(options, variables, request, install);
   const std::vector<Values> combinations = combinations_of(variables);
   const std::vector<CardEntry> cards = cards_of(options, request, install);
   const std::size_t expected = combinations.size() * cards.size() * 12;
@@ -138,6 +166,7 @@ int fit_value(const Options& options, FitRequest request, const Install& install
 }
 
 int fit(Options options) try {
+  if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options.json);
   const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
   if (has_model && options.vary.empty() && !options.smallest_card) options.vary = {"batch=1..65536"};
   if (has_program == has_model || options.smallest_card == !options.vary.empty()) {
@@ -189,6 +218,17 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command.add_option("--steps", options->steps, "end each run after so many steps; default: when its peak is steady")
       ->type_name("N")
       ->check(range(1, 1 << 20));
+  command
+      .add_option("--local-world-size", options->local_world_size,
+                  "ranks of a host, where --vary world=8..64:pow2 makes a job of so many; default: 8")
+      ->type_name("N")
+      ->check(range(1, 16));
+  command.add_flag("--print-jobs", options->prints_jobs,
+                   "of a job's plans: print their runs, one command a line, and run none");
+  command
+      .add_option("--collect", options->collect,
+                  "of a job's plans: the table of the reports that such commands wrote into this folder")
+      ->type_name("DIR");
   command.add_flag("--json", options->json, "print what was found, and every run, as JSON");
   command.callback([options, &chosen, &from_separator] {
     if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());

@@ -9,9 +9,13 @@
 #include "cli/export.h"
 #include "cli/help.h"
 #include "cli/programs.h"
+#include "cli/ranks.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
+#include "cli/run_ranks.h"
+#include "cli/temporary_folder.h"
 #include "cli/terminal.h"
+#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -20,6 +24,7 @@ namespace {
 struct Options {
   std::vector<std::string> program;
   DeviceOptions device;
+  RankOptions ranks;
   std::string folder;
   std::string output;
   std::string html;
@@ -48,24 +53,52 @@ void show(const Diagnosis& diagnosis, const Options& options) {
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
 }
 
+int run_ranks(const Options& options, const Job& job, const DiagnosisRequest& request, const Install& install) try {
+  Steps steps("ranks");
+  const std::size_t expected = std::max<std::size_t>(job.ranks.size(), 2);
+  const RanksDiagnosis ranks =
+      diagnose_ranks(job, request, install, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
+  steps.hide();
+  if (ranks.report) print_text(*ranks.report, stderr);
+  fmt::print(stderr, "{}", kinds_text(ranks));
+  if (ranks.report && !options.output.empty()) write_json(*ranks.report, options.output);
+  if (ranks.report && !options.html.empty()) write_page(load_explained(ranks.folder), options.html);
+  const bool out_of_memory = ranks.report && ranks.report->outcome == "out_of_memory";
+  return out_of_memory && options.oom_exit_code >= 0 ? options.oom_exit_code : ranks.exit_code();
+} catch (const Interrupted& interrupted) {
+  return 128 + interrupted.signal;
+}
+
 int run(const Options& options) {
   if (options.program.empty()) {
     throw Error(ErrorKind::usage, "run needs a program", "as in: oomdiag run --device rtx4090 -- python train.py");
   }
   const Install install = find_install();
+  const Job job = choose_job(options.ranks, options.device.count);
   const DeviceChoice device = choose_device(options.device, install);
   check_writable(options.output);
   check_writable(options.html);
   say_default(device);
-  const DiagnosisRequest request{.program = resolve_program(options.program, install),
-                                 .device = device,
-                                 .base = choose_base(options.folder),
-                                 .attach_at_step = options.attach_at_step,
-                                 .shows_progress = !options.no_progress,
-                                 .native_stacks = options.native_stacks,
-                                 .keeps_output = false};
+  DiagnosisRequest request{.program = resolve_program(options.program, install),
+                           .device = device,
+                           .base = choose_base(options.folder),
+                           .attach_at_step = options.attach_at_step,
+                           .shows_progress = !options.no_progress,
+                           .native_stacks = options.native_stacks,
+                           .keeps_output = false};
+  std::optional<TemporaryFolder> job_folder;
+  if (options.ranks.is_job()) {
+    request.device = host_of(job, device);
+    if (job.is_distinct || job.ranks.size() > 1) return run_ranks(options, job, request, install);
+    job_folder.emplace();
+    request.environment = environment_of_rank(job, job.ranks.front(), job_folder->path(), install);
+  }
   Diagnosis diagnosis = diagnose(request, install);
   try {
+    if (options.completes && job_folder) {  // what ranks told each other in the first run is not for the second
+      job_folder.emplace();
+      request.environment = environment_of_rank(job, job.ranks.front(), job_folder->path(), install);
+    }
     if (options.completes) complete(diagnosis, request, install);
     show(diagnosis, options);
   } catch (const std::exception& error) {
@@ -87,6 +120,7 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
             .usage = "oomdiag run [OPTIONS] -- PROGRAM [ARGUMENTS...]"});
   command.prefix_command();
   add_device_options(command, options->device);
+  add_rank_options(command, options->ranks);
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
   command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/nccl/lone.h"
 
 namespace {
 
@@ -54,7 +55,13 @@ ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& i
       return ncclUnhandledCudaError;
     }
   }
-  if (count > 1) comm->mailbox = std::make_unique<oomdiag::Mailbox>(id, count, rank);
+  if (oomdiag::is_lone()) {
+    oomdiag_device_note("estimate", "the ranks that were not there: they are taken to be like this one");
+    oomdiag::LoneGroup group = oomdiag::find_lone_group(id, count);
+    comm->id = group.id;
+    comm->ranks = std::move(group.ranks);
+  }
+  if (count > 1) comm->mailbox = std::make_unique<oomdiag::Mailbox>(comm->id, count, rank, comm->ranks);
   comm->received.resize(static_cast<size_t>(count));
   *handle = comm.release();
   return ncclSuccess;
@@ -81,6 +88,20 @@ ncclUniqueId derive_id(const ncclComm& parent, int color) {
   add_to(id, sizeof id - sizeof(uint32_t), static_cast<uint32_t>(parent.splits));
   add_to(id, sizeof id - 2 * sizeof(uint32_t), static_cast<uint32_t>(color) + 1);
   return id;
+}
+
+/// The part that a lone rank is told it belongs to. Others are not asked.
+ncclResult_t split_alone(const ncclComm& parent, int color, ncclComm_t* comm, const ncclConfig_t* config) {
+  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  std::vector<int> part = oomdiag::take_expected_part();
+  if (part.empty()) part = parent.ranks;
+  const int own = parent.ranks[static_cast<size_t>(parent.rank)];
+  const auto place = std::find(part.begin(), part.end(), own);
+  if (place == part.end()) return ncclInvalidUsage;
+  const int rank = static_cast<int>(place - part.begin()), count = static_cast<int>(part.size());
+  const ncclUniqueId id = derive_id(parent, color);
+  oomdiag::tell_lone_group(id, {.id = id, .ranks = std::move(part)});
+  return make(comm, count, rank, id, config);
 }
 
 template <typename Value>
@@ -135,6 +156,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int
                                                ncclConfig_t* config) {
   *comm = nullptr;
   ++parent->splits;
+  if (oomdiag::is_lone()) return split_alone(*parent, color, comm, config);
   oomdiag::SplitAnswer answer{.count = parent->count, .rank = parent->rank};
   if (oomdiag::is_in_group() || !oomdiag::agree_on_split(*parent, color, key, answer)) {
     oomdiag_device_note("estimate", "ncclCommSplit: the part is taken to be as large as the whole");

@@ -24,6 +24,8 @@ struct ncclComm {
   uint64_t buffer_bytes = 0;
   std::unique_ptr<oomdiag::Mailbox> mailbox{};  ///< of several ranks
   std::vector<uint64_t> received{};             ///< messages so far, by the rank that sent them
+  std::vector<int> ranks{};                     ///< members in the whole job, where its ranks are lone (lone.h)
+  bool has_stages = false;                      ///< and that was told
 };
 
 namespace oomdiag {

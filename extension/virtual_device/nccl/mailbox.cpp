@@ -11,13 +11,17 @@
 #include <cstddef>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
+
+#include "extension/virtual_device/nccl/lone.h"
 
 namespace oomdiag {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPatienceOfLone = std::chrono::minutes(30);  // a rank that was summoned begins from the beginning
 constexpr size_t kSlots = 256;
 constexpr size_t kRingBytes = 4 * kMostMessageBytes;
 
@@ -79,17 +83,30 @@ bool is_gone(const Head& head) {
   return head.has_left || (head.pid != 0 && kill(static_cast<pid_t>(head.pid), 0) != 0 && errno == ESRCH);
 }
 
-/// Whether the message was sent, waiting for it as long as its sender lives.
-bool wait_for(const File& file, const MessageId& id, int count) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+/// The same of a rank that may not have come yet: one that was summoned has its own process id elsewhere.
+bool is_gone(const Head& head, int rank_of_job) {
+  return is_lone() ? head.has_left || has_ended(rank_of_job) : is_gone(head);
+}
+
+/// Whether the message was sent, waiting for it as long as its sender lives. In a job of lone ranks the sender may have to
+/// be started.
+bool wait_for(const File& file, const MessageId& id, const Mailbox::Reader& reader) {
+  const int count = reader.count;
+  const int sender = is_lone() ? reader.ranks[static_cast<size_t>(id.sender)] : id.sender;
+  std::optional<Wait> wait;
+  if (is_lone()) {
+    if (!summon(sender)) return false;
+    wait.emplace(sender);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + (is_lone() ? kPatienceOfLone : kPatience);
   do {
     Head head;
     file.read(place_of(id.sender, count), &head, sizeof head);
     uint64_t sent = 0;
     file.read(place_of_channel(id, count), &sent, sizeof sent);
     if (sent > id.number) return true;
-    if (is_gone(head)) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    if (is_gone(head, sender) || (wait && wait->is_vain())) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(wait ? 2000 : 200));
   } while (std::chrono::steady_clock::now() < deadline);
   return false;
 }
@@ -108,6 +125,7 @@ auto& open_boxes = *new std::set<Mailbox*>;
 std::string shared_file(const ncclUniqueId& id, const std::string& what) {
   const char* folder = std::getenv("TMPDIR");
   std::string name = std::string(folder && *folder ? folder : "/tmp") + "/oomdiag-nccl-";
+  if (is_lone()) name = lone_file("nccl-");
   for (int i = 0; i < 16; ++i) {
     const auto byte = static_cast<unsigned char>(id.internal[i] ^ id.internal[112 + i]);
     name += "0123456789abcdef"[byte >> 4];
@@ -116,10 +134,11 @@ std::string shared_file(const ncclUniqueId& id, const std::string& what) {
   return name + "-" + what;
 }
 
-Mailbox::Mailbox(const ncclUniqueId& id, int count, int rank)
+Mailbox::Mailbox(const ncclUniqueId& id, int count, int rank, std::vector<int> ranks)
     : reader_(std::make_shared<Reader>()), rank_(rank), pid_(getpid()), sent_(static_cast<size_t>(count) + 1) {
   reader_->file = shared_file(id, "mail");
   reader_->count = count;
+  reader_->ranks = std::move(ranks);
   File(reader_->file).write(place_of(rank, count) + offsetof(Head, pid), &pid_, sizeof pid_);
   std::lock_guard guard(open_lock);
   open_boxes.insert(this);
@@ -139,6 +158,7 @@ void Mailbox::leave() {
   const File file(reader_->file);
   const int64_t has_left = 1;
   file.write(place_of(rank_, count) + offsetof(Head, has_left), &has_left, sizeof has_left);
+  if (is_lone()) return;  // the file goes with the job's folder
   for (int rank = 0; rank < count; ++rank) {
     Head head;
     file.read(place_of(rank, count), &head, sizeof head);
@@ -167,7 +187,7 @@ void Mailbox::send(int channel, const std::vector<char>& bytes) {
 bool Mailbox::Reader::read(const MessageId& id, size_t offset, void* to, size_t bytes) {
   if (is_alone) return false;
   const File opened(file);
-  if (!wait_for(opened, id, count)) {
+  if (!wait_for(opened, id, *this)) {
     is_alone = true;
     return false;
   }

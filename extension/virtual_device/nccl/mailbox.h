@@ -30,7 +30,8 @@ struct MessageId {
 /// This rank's end of the file of a communicator. Made before, and destroyed after, any exchange.
 class Mailbox {
  public:
-  Mailbox(const ncclUniqueId& id, int count, int rank);
+  /// `ranks`: who the members are in a job of lone ranks (lone.h).
+  Mailbox(const ncclUniqueId& id, int count, int rank, std::vector<int> ranks = {});
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -48,6 +49,7 @@ class Mailbox {
   struct Reader {
     std::string file;
     int count = 0;
+    std::vector<int> ranks{};            ///< of the job, where the ranks are lone
     std::atomic<bool> is_alone = false;  ///< a rank did not answer; no other is waited for any more
 
     /// Waits for the message and copies `bytes` from `offset` of it. False if there is nothing of it to be known.

@@ -1,0 +1,154 @@
+#include "cli/fit_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+
+#include "cli/reports.h"
+#include "cli/run_ranks.h"
+#include "cli/temporary_folder.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::size_t kMostPlans = 256;
+
+/// "world=64,tp=2": the name of a plan's report.
+std::string name_of(const Values& values) {
+  std::string text;
+  for (const auto& [name, value] : values) text += fmt::format("{}{}={}", text.empty() ? "" : ",", name, value);
+  return text;
+}
+
+/// The other way round; empty if it is no such name.
+Values values_of(const std::string& name) {
+  Values values;
+  std::istringstream parts(name);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const size_t equals = part.find('=');
+    if (equals == part.npos) return {};
+    int64_t value = 0;
+    const char* const end = part.data() + part.size();
+    const auto [rest, error] = std::from_chars(part.data() + equals + 1, end, value);
+    if (error != std::errc{} || rest != end) return {};
+    values[part.substr(0, equals)] = value;
+  }
+  return values;
+}
+
+std::string quoted(const std::string& word) {
+  const std::string plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+  if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+Plan run_plan(const Values& values, const FitRequest& request, int local_world_size, const Install& install) {
+  const TemporaryFolder folder;
+  const RankOptions ranks{
+      .world_size = static_cast<int>(values.at(kWorld)), .ranks = "distinct", .local_world_size = local_world_size};
+  const Job job = choose_job(ranks, 1);
+  const DiagnosisRequest diagnosis{.program = fill_in(request.program, values),
+                                   .device = host_of(job, request.device),
+                                   .base = folder.path(),
+                                   .steady = SteadyRule{.steps = request.steps}};
+  const RanksDiagnosis found = diagnose_ranks(job, diagnosis, install, [](std::size_t) {});
+  Plan plan{.values = values};
+  if (found.report) plan = read_plan(values, *found.report);
+  const auto why = std::find_if(found.why_failed.begin(), found.why_failed.end(),
+                                [](const std::string& one) { return !one.empty(); });
+  if (plan.outcome != "out_of_memory" && why != found.why_failed.end()) {
+    plan.outcome = "failed";
+    plan.why = *why;
+  }
+  return plan;
+}
+
+}  // namespace
+
+bool is_plan(const std::vector<Variable>& variables) {
+  return std::any_of(variables.begin(), variables.end(), [](const Variable& one) { return one.name == kWorld; });
+}
+
+std::vector<Values> list_plans(const std::vector<Variable>& variables) {
+  std::vector<Values> all{{}};
+  for (const Variable& variable : variables) {
+    if (variable.count() > static_cast<int64_t>(kMostPlans / all.size())) {
+      throw Error(ErrorKind::usage, fmt::format("more than {} plans are too many: all of them are tried", kMostPlans),
+                  "as in: --vary world=8..1024:pow2 --vary tp=1,2,4,8");
+    }
+    std::vector<Values> longer;
+    for (const Values& values : all) {
+      for (int64_t k = 0; k < variable.count(); ++k) {
+        longer.push_back(values);
+        longer.back()[variable.name] = variable.value(k);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+Plan read_plan(const Values& values, const Report& report) {
+  Plan plan{.values = values, .outcome = report.outcome, .worst_rank = report.rank};
+  if (report.main_device < report.devices.size()) {
+    const ReportOfDevice& device = report.devices[report.main_device];
+    plan.allocated_bytes = device.peak.allocated_bytes;
+    plan.reserved_bytes = device.peak.reserved_bytes;
+    if (device.failure) plan.place = fmt::format("{}, step {}", device.failure->phase, device.failure->step);
+  }
+  for (const ReportRank& rank : report.ranks) {
+    if (plan.outcome == "out_of_memory" || rank.peak.allocated_bytes <= plan.allocated_bytes) continue;
+    plan.allocated_bytes = rank.peak.allocated_bytes;
+    plan.reserved_bytes = rank.peak.reserved_bytes;
+    plan.worst_rank = rank.rank.value_or(plan.worst_rank);
+  }
+  return plan;
+}
+
+std::vector<Plan> run_plans(const std::vector<Values>& plans, const FitRequest& request, int local_world_size,
+                            const Install& install, const std::function<void(std::size_t)>& tell) {
+  std::vector<Plan> found;
+  for (const Values& values : plans) {
+    found.push_back(run_plan(values, request, local_world_size, install));
+    tell(found.size());
+  }
+  return found;
+}
+
+std::string print_jobs(const std::vector<Values>& plans, const FitRequest& request, const std::string& device_options,
+                       const std::string& folder) {
+  std::string text;
+  for (const Values& values : plans) {
+    text += fmt::format(
+        "mkdir -p {0} && oomdiag run {1} --world-size {2} --ranks distinct --no-progress --folder {0} -o {3} --",
+        quoted(folder), device_options, values.at(kWorld),
+        quoted((fs::path(folder) / (name_of(values) + ".json")).string()));
+    for (const std::string& word : fill_in(request.program, values)) text += " " + quoted(word);
+    text += "\n";
+  }
+  return text;
+}
+
+std::vector<Plan> collect_plans(const fs::path& folder) {
+  std::vector<Plan> plans;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const Values values = values_of(entry.path().stem().string());
+    if (entry.path().extension() != ".json" || values.count(kWorld) == 0) continue;
+    plans.push_back(read_plan(values, load_report(entry.path())));
+  }
+  if (plans.empty()) {
+    throw Error(ErrorKind::input, fmt::format("'{}' holds no report of a plan", folder.string()),
+                "run what fit --print-jobs prints, which writes them as world=64,tp=2.json");
+  }
+  std::sort(plans.begin(), plans.end(), [](const Plan& a, const Plan& b) { return a.values < b.values; });
+  return plans;
+}
+
+}  // namespace oomdiag

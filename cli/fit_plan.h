@@ -1,0 +1,57 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/fit.h"
+#include "profiler/report/report.h"
+
+// fit over the plan of a job: a variable called world is its number of ranks, others are what the program is told (tp, pp,
+// batch, …). Every combination is tried, by a run of each kind of its ranks (run_ranks.h): the worst of them decides.
+
+namespace oomdiag {
+
+inline constexpr const char* kWorld = "world";
+
+/// What came of one combination.
+struct Plan {
+  Values values;
+  std::string outcome = "failed";  ///< ok | out_of_memory | failed
+  std::string why{};               ///< it failed for another reason than memory
+  int worst_rank = 0;              ///< that ran out, else the one with the highest peak
+  int64_t allocated_bytes = 0, reserved_bytes = 0;
+  std::string place{};  ///< where it ran out
+
+  bool fits() const { return outcome == "ok"; }
+  bool operator==(const Plan&) const = default;
+};
+
+/// Whether a job is planned.
+bool is_plan(const std::vector<Variable>& variables);
+
+/// Every combination of the values of all variables. Throws Error(usage) where they are too many.
+std::vector<Values> list_plans(const std::vector<Variable>& variables);
+
+Plan read_plan(const Values& values, const Report& report);
+
+/// Runs them. `tell` is called with the number of plans that are over.
+std::vector<Plan> run_plans(const std::vector<Values>& plans, const FitRequest& request, int local_world_size,
+                            const Install& install, const std::function<void(std::size_t)>& tell);
+
+/// The same runs as commands for other machines, one a line; each writes its report into the folder.
+std::string print_jobs(const std::vector<Values>& plans, const FitRequest& request, const std::string& device_options,
+                       const std::string& folder);
+
+/// Reads what these have written. Throws Error(input).
+std::vector<Plan> collect_plans(const std::filesystem::path& folder);
+
+/// The plan of the smallest world that fits, and of these of the lowest peak; null if none does.
+const Plan* best_plan(const std::vector<Plan>& plans);
+
+std::string plans_text(const std::vector<Plan>& plans);
+std::string plans_json(const std::vector<Plan>& plans);
+
+}  // namespace oomdiag

@@ -1,0 +1,128 @@
+#include "cli/ranks.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <sstream>
+
+#include "cli/help.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr int kMostRanks = 1 << 20;
+constexpr int kCardsOfHost = 8;
+constexpr int kMostCardsOfHost = 16;  // what the virtual device has room for: driver/devices.h
+
+int read_rank(const std::string& text, int world_size) {
+  int rank = -1;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error == std::errc{} && rest == text.data() + text.size() && rank >= 0 && rank < world_size) return rank;
+  throw Error(ErrorKind::usage, fmt::format("'{}' is no rank of {}", text, world_size),
+              fmt::format("valid: 0 to {}", world_size - 1));
+}
+
+std::vector<int> read_ranks(const std::string& list, int world_size) {
+  std::vector<int> ranks;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) ranks.push_back(read_rank(name, world_size));
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  if (ranks.empty()) throw Error(ErrorKind::usage, "--ranks names no rank", "as in: --ranks 0,7,63");
+  return ranks;
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+void add_rank_options(CLI::App& command, RankOptions& options) {
+  command
+      .add_option("--world-size", options.world_size,
+                  "run as one rank of a job of so many, on a virtual host; no other rank need be there")
+      ->type_name("N")
+      ->check(range(1, kMostRanks));
+  command.add_option("--rank", options.rank, "which one; default: 0")->type_name("R")->check(range(0, kMostRanks - 1));
+  command
+      .add_option("--ranks", options.ranks, "several, each alone, in one report: 0,7,63, or distinct: one of each kind")
+      ->type_name("LIST");
+  command.add_option("--local-world-size", options.local_world_size, "ranks, and so cards, of a host; default: 8")
+      ->type_name("N")
+      ->check(range(1, kMostCardsOfHost));
+}
+
+Job choose_job(const RankOptions& options, int device_count) {
+  if (!options.is_job() && (options.rank >= 0 || !options.ranks.empty() || options.local_world_size > 0)) {
+    throw Error(ErrorKind::usage, "a rank needs the size of its job", "as in: --world-size 64 --rank 5");
+  }
+  if (!options.is_job()) return {};
+  if (options.rank >= 0 && !options.ranks.empty()) {
+    throw Error(ErrorKind::usage, "--rank and --ranks exclude each other", "as in: --world-size 64 --ranks 0,5");
+  }
+  const int cards = device_count > 1 ? device_count : kCardsOfHost;
+  Job job{.world_size = options.world_size,
+          .local_world_size = options.local_world_size > 0 ? options.local_world_size : cards};
+  job.local_world_size = std::min(job.local_world_size, job.world_size);
+  job.is_distinct = options.ranks == "distinct";
+  if (job.is_distinct) return job;
+  job.ranks = options.ranks.empty()
+                  ? std::vector<int>{read_rank(std::to_string(std::max(0, options.rank)), options.world_size)}
+                  : read_ranks(options.ranks, options.world_size);
+  return job;
+}
+
+DeviceChoice host_of(const Job& job, DeviceChoice device) {
+  if (!device.is_virtual()) {
+    throw Error(ErrorKind::usage, "a rank whose job is not there runs on a virtual device only",
+                "name one: --device h100-sxm");
+  }
+  const auto count = static_cast<std::size_t>(job.local_world_size);
+  if (device.cards.size() == 1) device.cards.resize(count, CardEntry(device.cards.front()));
+  if (device.cards.size() >= count) return device;
+  throw Error(ErrorKind::usage,
+              fmt::format("a host of {} ranks has {} cards", job.local_world_size, device.cards.size()),
+              "name one card, which all have, or one for each rank");
+}
+
+Environment environment_of_rank(const Job& job, int rank, const std::filesystem::path& folder, const Install& install) {
+  const int local = job.local_world_size;
+  Environment variables;
+  const auto set = [&](const char* name, const auto& value) { variables.emplace_back(name, fmt::format("{}", value)); };
+  const auto set_default = [&](const char* name, const char* value) {
+    if (environment(name).empty()) set(name, value);
+  };
+  // https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
+  set("RANK", rank);
+  set("LOCAL_RANK", rank % local);
+  set("WORLD_SIZE", job.world_size);
+  set("LOCAL_WORLD_SIZE", local);
+  set("GROUP_RANK", rank / local);
+  set("GROUP_WORLD_SIZE", (job.world_size + local - 1) / local);
+  set("ROLE_NAME", "default");
+  set("ROLE_RANK", rank);
+  set("ROLE_WORLD_SIZE", job.world_size);
+  set_default("MASTER_ADDR", "localhost");
+  set_default("MASTER_PORT", "29500");
+  set("TORCHELASTIC_RESTART_COUNT", 0);
+  set("TORCHELASTIC_MAX_RESTARTS", 0);
+  set("TORCHELASTIC_RUN_ID", "oomdiag");
+  set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  if (local > 1) set_default("OMP_NUM_THREADS", "1");
+  // The monitor asks the store from a thread of its own, and ours needs Python's lock to answer.
+  set_default("TORCH_NCCL_ENABLE_MONITORING", "0");
+  set("OOMDIAG_RANK_JOB", folder.string());
+  set("OOMDIAG_RANK_FOLDER", std::filesystem::current_path().string());
+  const std::string ours = (install.libraries / "python" / "remedies" / "site-packages").string();
+  const std::string before = environment("PYTHONPATH");
+  set("PYTHONPATH", before.empty() ? ours : ours + ":" + before);
+  return variables;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cli/device.h"
+#include "cli/install.h"
+#include "cli/launcher.h"
+
+namespace CLI {
+class App;
+}
+
+// One rank of a job, or some of them, each alone on a virtual host (extension/virtual_device/nccl/lone.h).
+
+namespace oomdiag {
+
+/// What the command line says of the job.
+struct RankOptions {
+  int world_size = 0;  ///< 0 = the program is no rank of a job, or knows that itself
+  int rank = -1;
+  std::string ranks{};  ///< "0,7,63" or "distinct"
+  int local_world_size = 0;
+
+  bool is_job() const { return world_size > 0; }
+};
+
+/// Adds --world-size, --rank, --ranks and --local-world-size to a command.
+void add_rank_options(CLI::App& command, RankOptions& options);
+
+/// A job, and those of its ranks that are run.
+struct Job {
+  int world_size = 1;
+  int local_world_size = 1;  ///< cards of a host
+  std::vector<int> ranks{};  ///< ascending
+  bool is_distinct = false;  ///< `ranks` is all that may differ; one of each kind is run
+
+  bool operator==(const Job&) const = default;
+};
+
+/// What the options mean. A host has as many cards as `device_count`, or 8 where that is one. Throws Error(usage).
+Job choose_job(const RankOptions& options, int device_count);
+
+/// The host of the job: each of its cards.
+DeviceChoice host_of(const Job& job, DeviceChoice device);
+
+/// The variables of a rank as torchrun sets them, and those of ours. `folder` is that of its job: an own one for each rank
+/// that is diagnosed, which must be there as long as the program runs.
+Environment environment_of_rank(const Job& job, int rank, const std::filesystem::path& folder, const Install& install);
+
+}  // namespace oomdiag

@@ -1,0 +1,540 @@
+"""One rank of a job, alone: what PyTorch is told about ranks that are not there (oomdiag run --world-size 64 --rank 5).
+
+They are taken to be like this one. Where that is no answer (an object, a key that only another rank makes), the rank that
+makes it is summoned: the same command runs as that rank too, unrecorded, as long as this one does. The rules and the messages of
+NCCL are in extension/virtual_device/nccl/lone.h; what PyTorch does beside NCCL is here. Processes of a job share a folder
+(OOMDIAG_RANK_JOB). It uses and replaces public names of torch.distributed:
+
+  TCPStore, FileStore     one that needs no server, in all modules that have imported it: the rendezvous of env://, tcp:// and
+                          file://, and stores that are made by hand, find nobody at the other end else
+  backend "gloo"          registered anew: the real one connects to every rank of a group
+  backend "nccl"          registered anew around the real one: it is handed a store that knows who is in the group, and makes
+                          no communicator by splitting another, which would have to ask all ranks for their colour
+  split_group             tells the virtual NCCL who is in the part that the coming ncclCommSplit makes
+  *_object_list           what cannot be known is told as an error at the call
+"""
+import ctypes
+import functools
+import hashlib
+import os
+import pickle
+import re
+import sys
+import threading
+import time
+
+_PATIENCE_SECONDS = 1800  # with a rank that lives: one that has ended, or waits for this one, is not waited for
+_MOST_BYTES = 4 << 20    # of a message: what is larger is no object
+_kept = []               # C++ keeps half of an object of Python: without the other half its methods are gone
+
+
+class LoneRankError(RuntimeError):
+    """This rank runs alone and needs what only another one knows."""
+
+
+def is_lone():
+    return "OOMDIAG_RANK_JOB" in os.environ
+
+
+def end_with_owner():
+    """In a rank that was summoned: when the one that is diagnosed ends, however it does, so do we."""
+    owner = int(os.environ.get("OOMDIAG_RANK_OWNER", "0"))
+
+    def watch():
+        while os.path.exists(f"/proc/{owner}"):
+            time.sleep(0.3)
+        os._exit(1)
+
+    if owner:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def _job(name):
+    return os.path.join(os.environ["OOMDIAG_RANK_JOB"], name)
+
+
+def _digest(*parts):
+    return hashlib.sha512("\0".join(str(part) for part in parts).encode())
+
+
+def _own_rank():
+    return int(os.environ["RANK"])
+
+
+@functools.cache
+def _nccl():
+    return ctypes.CDLL("libnccl.so.2")  # the virtual one, which is preloaded
+
+
+def _numbers(values):
+    return (ctypes.c_int * len(values))(*values)
+
+
+def _place():
+    """The innermost line that is neither torch's nor ours."""
+    import torch
+    ours = (os.path.dirname(torch.__file__) + os.sep, __file__, "<")
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
+        frame = frame.f_back
+    return f" ({frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
+
+
+def _last_words(rank):
+    try:
+        with open(_job(f"output-{rank}"), errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+        return f". Rank {rank} was run as well, and the last that it said is: {lines[-1][:300]}" if lines else ""
+    except OSError:
+        return ""
+
+
+def _refuse(what, rank=None):
+    said = _last_words(rank) if rank is not None else ""
+    raise LoneRankError(f"oomdiag: rank {_own_rank()} runs alone and cannot know {what}{_place()}{said}")
+
+
+def _leave(name, data):
+    """Writes a file of the job: whole or not at all."""
+    part = f"{name}.{os.getpid()}.{threading.get_ident()}"
+    with open(_job(part), "wb") as file:
+        file.write(data)
+    os.replace(_job(part), _job(name))
+
+
+def _find(name):
+    try:
+        with open(_job(name), "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _fetch(name, rank):
+    """A file that `rank` leaves, which is summoned for it; None if it does not."""
+    found = _find(name)
+    if found is not None or rank == _own_rank() or not _nccl().oomdiag_nccl_summon(rank):
+        return found
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    _nccl().oomdiag_nccl_wait_for(rank)
+    try:
+        while found is None and time.monotonic() < deadline:
+            is_over = _nccl().oomdiag_nccl_has_ended(rank) or _nccl().oomdiag_nccl_wait_is_vain()
+            found = _find(name)
+            if is_over:
+                break
+            if found is None:
+                time.sleep(0.01)
+    finally:
+        _nccl().oomdiag_nccl_wait_for(-1)
+    return found
+
+
+def _tells_arrival(key, count):
+    """Whether it is what the last to arrive sets, where `count` counts them: PyTorch's barriers call it <count>:last_worker,
+    and <group>/last_member beside <group>/num_members."""
+    group = count[:count.rfind("/") + 1]
+    return key.startswith(count) or bool(group) and key.startswith(group + "last_")
+
+
+def _make_stores(dist):
+    class LoneStore(dist.Store):
+        """Keys lie in the job's folder. What a rank sets under its own number, others are taken to have set alike; a count
+        that a rank adds to counts everybody, so who waits for all to arrive goes on."""
+
+        def __init__(self, *arguments, **options):
+            super().__init__()
+            _kept.append(self)
+            self._counts = {}
+            self._own = {}
+            self.host = options.get("host_name", arguments[0] if arguments else "localhost")
+            self.port = options.get("port", arguments[1] if len(arguments) > 1 else 0)
+            self._world = int(os.environ["WORLD_SIZE"])
+            name = f"rank-{_own_rank()}"
+            if "OOMDIAG_RANK_SUMMONED" not in os.environ and _find(name) is None:
+                _leave(name, str(os.getpid()).encode())
+
+        @staticmethod
+        def _file(key):
+            return "key-" + _digest(key).hexdigest()[:32]
+
+        def _alike(self, key):
+            """What this rank set under the same key with its own number, or a mark that everybody has arrived."""
+            for own, value in self._own.items():
+                if key != own and _matches(own, key):
+                    return value
+            return b"1" if any(_tells_arrival(key, count) for count in self._counts) else None
+
+        def set(self, key, value):
+            value = value if isinstance(value, bytes) else str(value).encode()
+            self._own[key] = value
+            _leave(self._file(key), value)
+
+        def get(self, key):
+            if key in self._counts:
+                return str(self._counts[key]).encode()
+            value = self._own.get(key) or _find(self._file(key)) or self._alike(key)
+            maker = 0 if _own_rank() else None
+            if value is None and maker is not None:
+                value = _fetch(self._file(key), maker)
+            if value is None:
+                _refuse(f"the key '{key}' of the store, which another rank sets", maker)
+            return value
+
+        def add(self, key, number):
+            self._counts[key] = self._counts.get(key, 0) + number * self._world
+            return self._counts[key]
+
+        def wait(self, keys, timeout=None):
+            for key in keys:
+                self.get(key)
+
+        def check(self, keys):
+            return all(key in self._counts or key in self._own or _find(self._file(key)) is not None
+                       or self._alike(key) is not None for key in keys)
+
+        def compare_set(self, key, expected, desired):
+            now = self._own.get(key) or _find(self._file(key)) or b""
+            as_bytes = expected if isinstance(expected, bytes) else str(expected).encode()
+            if now != as_bytes:
+                return now or as_bytes
+            self.set(key, desired)
+            return self._own[key]
+
+        def append(self, key, value):
+            self.set(key, (self._own.get(key) or b"") + (value if isinstance(value, bytes) else str(value).encode()))
+
+        def multi_get(self, keys):
+            return [self.get(key) for key in keys]
+
+        def multi_set(self, keys, values):
+            for key, value in zip(keys, values):
+                self.set(key, value)
+
+        def has_extended_api(self):
+            return True
+
+        def delete_key(self, key):
+            return self._own.pop(key, None) is not None or self._counts.pop(key, None) is not None
+
+        def num_keys(self):
+            return len(self._own) + len(self._counts)
+
+        def set_timeout(self, timeout):
+            pass
+
+    class GroupStore(dist.Store):
+        """That of an NCCL group: all it is asked for is the id that rank 0 of the group makes. Every process of the job
+        makes the same one of the group's name."""
+
+        def __init__(self, name, ranks):
+            super().__init__()
+            _kept.append(self)
+            self._name = name
+            self._ranks = ranks
+
+        def _tell(self, key, given=None):
+            canonical = (_digest("id", self._name, self._ranks, key).digest() * 2)[:128]
+            pair = re.search(r"(\d+):(\d+)$", key)  # two ranks of the group that have a communicator for themselves
+            ranks = [self._ranks[int(rank)] for rank in pair.groups()] if pair else self._ranks
+            _nccl().oomdiag_nccl_tell_group(given or canonical, canonical, len(ranks), _numbers(ranks))
+            return canonical
+
+        def set(self, key, value):
+            if isinstance(value, (bytes, bytearray)) and len(value) == 128:
+                self._tell(key, bytes(value))
+
+        def get(self, key):
+            return self._tell(key)
+
+        def add(self, key, number):
+            return number * len(self._ranks)
+
+        def wait(self, keys, timeout=None):
+            pass
+
+        def check(self, keys):
+            return False
+
+        def delete_key(self, key):
+            return True
+
+        def set_timeout(self, timeout):
+            pass
+
+    return LoneStore, GroupStore
+
+
+def _matches(own, key):
+    """Whether `key` is `own` with another number in one place where that has this rank's."""
+    number, at = str(_own_rank()), own.find(str(_own_rank()))
+    while at >= 0:
+        before, after = own[:at], own[at + len(number):]
+        between = key[len(before): len(key) - len(after)] if after else key[len(before):]
+        if key.startswith(before) and key.endswith(after) and between.isdigit():
+            return True
+        at = own.find(number, at + 1)
+    return False
+
+
+class _Asking(threading.local):
+    """Whether objects are asked for: what is received then matters, whatever lies in its place."""
+    now = False
+
+
+_asking = _Asking()
+
+
+def _make_backend(torch, dist):
+    class Done(dist.Work):
+        def __init__(self, result):
+            super().__init__()
+            self._future = torch.futures.Future()
+            self._future.set_result(result)
+
+        def wait(self, timeout=None):
+            return True
+
+        def is_completed(self):
+            return True
+
+        def is_success(self):
+            return True
+
+        def get_future(self):
+            return self._future
+
+        def result(self):
+            return self._future.value()
+
+    def copy(to, from_):
+        """As much as fits: parts of ranks may differ in size."""
+        if to is not from_ and to.data_ptr() != from_.data_ptr():
+            with torch.no_grad():
+                if to.shape == from_.shape:
+                    to.copy_(from_)
+                else:
+                    count = min(to.numel(), from_.numel())
+                    to.reshape(-1)[:count].copy_(from_.reshape(-1)[:count])
+
+    class LoneBackend(dist.ProcessGroupGloo.__bases__[0]):  # dist.Backend is the class of names
+        """Collectives on the host, among ranks that are alike."""
+
+        def __init__(self, name, ranks, rank):
+            super().__init__(rank, len(ranks))
+            _kept.append(self)
+            self._ranks, self._rank, self._name = ranks, rank, name
+            self._sent, self._received = {}, {}
+
+        def getBackendName(self):
+            return "gloo"
+
+        supports_splitting = property(lambda self: True)
+
+        def split(self, store, ranks, options):
+            if self._rank not in ranks:
+                return None
+            members = [self._ranks[rank] for rank in ranks]
+            return LoneBackend(_digest(self._name, members).hexdigest(), members, ranks.index(self._rank))
+
+        def _message(self, sender, channel, counts):
+            number = counts[sender, channel] = counts.get((sender, channel), -1) + 1
+            return "mail-" + _digest(self._name, self._ranks, sender, channel, number).hexdigest()[:32]
+
+        def _send(self, channel, tensors):
+            for tensor in tensors:
+                name = self._message(self._rank, channel, self._sent)
+                if self._is_object(tensor):
+                    _leave(name, tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
+        @staticmethod
+        def _is_object(tensor):
+            return not tensor.dtype.is_floating_point and tensor.nbytes <= _MOST_BYTES
+
+        def _receive(self, sender, channel, tensors, asks):
+            for tensor in tensors:
+                name = self._message(sender, channel, self._received)
+                if not asks or not self._is_object(tensor) or tensor.nbytes == 0:
+                    continue
+                data = _fetch(name, self._ranks[sender])
+                if data is None:
+                    _refuse(f"what rank {self._ranks[sender]} sends", self._ranks[sender])
+                sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(tensor.dtype)
+                copy(tensor, sent.reshape(tensor.shape) if sent.numel() == tensor.numel() else sent)
+
+        def broadcast(self, tensors, options):
+            if options.rootRank == self._rank:
+                self._send("all", tensors)
+            else:
+                self._receive(options.rootRank, "all", tensors, _asking.now)
+            return Done(tensors)
+
+        def allreduce(self, tensors, options):
+            return Done(tensors)
+
+        def allreduce_coalesced(self, tensors, options):
+            return Done(tensors)
+
+        def reduce(self, tensors, options):
+            return Done(tensors)
+
+        def allgather(self, outputs, inputs, options):
+            for list_, own in zip(outputs, inputs):
+                for one in list_:
+                    copy(one, own)
+            return Done(outputs)
+
+        allgather_coalesced = allgather
+        gather = allgather
+
+        def all_gather_single(self, output, own, options):
+            for part in output.reshape(self.size(), -1):
+                copy(part, own.reshape(-1))
+            return Done([output])
+
+        def all_gather_single_coalesced(self, outputs, inputs, options):
+            for output, own in zip(outputs, inputs):
+                self.all_gather_single(output, own, options)
+            return Done(outputs)
+
+        def scatter(self, outputs, inputs, options):
+            if options.rootRank == self._rank:
+                for rank in range(self.size()):
+                    self._send(rank, [inputs[0][rank]])
+                copy(outputs[0], inputs[0][self._rank])
+            else:
+                self._receive(options.rootRank, self._rank, outputs, _asking.now)
+            return Done(outputs)
+
+        def reduce_scatter(self, outputs, inputs, options):
+            for output, list_ in zip(outputs, inputs):
+                copy(output, list_[self._rank])
+            return Done(outputs)
+
+        def reduce_scatter_single(self, output, own, options):
+            copy(output, own.reshape(self.size(), -1)[self._rank].reshape(output.shape))
+            return Done([output])
+
+        def reduce_scatter_single_coalesced(self, outputs, inputs, options):
+            for output, own in zip(outputs, inputs):
+                self.reduce_scatter_single(output, own, options)
+            return Done(outputs)
+
+        def all_to_all_single(self, output, own, output_sizes, sizes, options):
+            copy(output, own)
+            return Done([output])
+
+        def alltoall(self, outputs, inputs, options):
+            for output, own in zip(outputs, inputs):
+                copy(output, own)
+            return Done(outputs)
+
+        def send(self, tensors, to, tag):
+            self._send(f"{to} {tag}", tensors)
+            return Done(tensors)
+
+        def recv(self, tensors, sender, tag):
+            self._receive(sender, f"{self._rank} {tag}", tensors, True)
+            return Done(tensors)
+
+        def barrier(self, options):
+            return Done([])
+
+        def monitored_barrier(self, options, wait_all_ranks=False):
+            pass
+
+        def _set_sequence_number_for_group(self):
+            pass
+
+        def _get_sequence_number_for_group(self):
+            return 0
+
+    return LoneBackend
+
+
+def _replace(torch_modules, name, by):
+    """In every module that has the thing by that name, as `from torch.distributed import name` copies it."""
+    original = getattr(sys.modules["torch.distributed"], name)
+    for module in torch_modules:
+        if module.__dict__.get(name) is original:
+            setattr(module, name, by)
+    return original
+
+
+def _register(dist, name, make, devices):
+    kind = dist.Backend.backend_type_map.get(name)
+    dist.Backend.register_backend(name, make, extended_api=True, devices=devices)
+    dist.Backend.backend_type_map[name] = kind  # C++ asks whether a backend is NCCL, and it still is
+
+
+def _register_own_of_torch(dist):
+    """As init_process_group would: what is registered later would take our places."""
+    from importlib.metadata import entry_points
+    for entry in entry_points(group="torch.distributed.backends"):
+        if entry.name.lower() in ("nccl", "gloo") and entry.name.upper() not in dist.Backend._plugins:
+            entry.load()()
+    if "NCCL" not in dist.Backend._plugins:
+        raise ImportError("oomdiag: --rank needs a torch whose NCCL can be registered anew: 2.15 or newer")
+
+
+def _ask(function):
+    @functools.wraps(function)
+    def call(*arguments, **options):
+        _asking.now, before = True, _asking.now
+        _nccl().oomdiag_nccl_hand_objects_over(1)
+        try:
+            return function(*arguments, **options)
+        except (EOFError, pickle.UnpicklingError) as error:
+            ended = [rank for rank in range(int(os.environ["WORLD_SIZE"]))
+                     if os.path.exists(_job(f"output-{rank}")) and _nccl().oomdiag_nccl_has_ended(rank)]
+            _refuse(f"the objects of {function.__name__}", ended[0] if ended else None)
+        finally:
+            _asking.now = before
+            _nccl().oomdiag_nccl_hand_objects_over(int(before))
+    return call
+
+
+def apply():
+    """Called once torch is imported, before the program's next line."""
+    import torch
+    import torch.distributed as dist
+    if not dist.is_available():
+        return
+    _register_own_of_torch(dist)
+    modules = [module for name, module in list(sys.modules.items())
+               if module is not None and (name + ".").startswith("torch.distributed.")]
+    LoneStore, GroupStore = _make_stores(dist)
+    LoneBackend = _make_backend(torch, dist)
+    _replace(modules, "TCPStore", LoneStore)
+    _replace(modules, "FileStore", LoneStore)
+
+    def members(options):
+        return list(options.global_ranks_in_group) or list(range(options.group_size))
+
+    make_nccl = dist.Backend._plugins["NCCL"].creator_fn
+
+    def make_lone_nccl(options, backend_options):
+        options.store = GroupStore(options.group_id, members(options))
+        options.split_from = None
+        return make_nccl(options, backend_options)
+
+    def make_lone_gloo(options, backend_options):
+        return LoneBackend(options.group_id, members(options), options.group_rank)
+
+    _register(dist, "nccl", make_lone_nccl, ["cuda"])
+    _register(dist, "gloo", make_lone_gloo, ["cpu", "cuda"])
+
+    split_group = dist.split_group
+
+    @functools.wraps(split_group)
+    def split_lone_group(parent_pg=None, split_ranks=None, *arguments, **options):
+        parent = parent_pg or dist.group.WORLD
+        for part in split_ranks or []:
+            if parent.rank() in part:
+                ranks = [dist.get_global_rank(parent, rank) for rank in part]
+                _nccl().oomdiag_nccl_expect_part(len(ranks), _numbers(ranks))
+        return split_group(parent_pg, split_ranks, *arguments, **options)
+
+    _replace(modules, "split_group", split_lone_group)
+    for name in ("broadcast_object_list", "recv_object_list", "scatter_object_list"):
+        _replace(modules, name, _ask(getattr(dist, name)))

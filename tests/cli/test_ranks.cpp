@@ -1,0 +1,72 @@
+#include "cli/fit_plan.h"
+#include "cli/ranks.h"
+#include "cli/run_ranks.h"
+#include "profiler/error.h"
+#include "tests/catch.h"
+
+using namespace oomdiag;
+
+namespace {
+
+std::vector<int> ranks_of(const std::vector<RankKind>& kinds) {
+  std::vector<int> ranks;
+  for (const RankKind& kind : kinds) ranks.push_back(kind.rank);
+  return ranks;
+}
+
+}  // namespace
+
+TEST_CASE("a host has eight cards unless somebody says otherwise", "[ranks]") {
+  CHECK(choose_job({.world_size = 64, .rank = 5}, 0) ==
+        Job{.world_size = 64, .local_world_size = 8, .ranks = {5}, .is_distinct = false});
+  CHECK(choose_job({.world_size = 64, .ranks = "63,0,7,7"}, 4) ==
+        Job{.world_size = 64, .local_world_size = 4, .ranks = {0, 7, 63}, .is_distinct = false});
+  CHECK(choose_job({.world_size = 2}, 1).local_world_size == 2);
+  CHECK(choose_job({}, 4) == Job{});
+}
+
+TEST_CASE("ranks that are not in the job are refused", "[ranks]") {
+  CHECK_THROWS_AS(choose_job({.world_size = 4, .rank = 4}, 1), Error);
+  CHECK_THROWS_AS(choose_job({.world_size = 4, .ranks = "0,-1"}, 1), Error);
+  CHECK_THROWS_AS(choose_job({.rank = 0}, 1), Error);
+  CHECK_THROWS_AS(choose_job({.world_size = 4, .rank = 1, .ranks = "1"}, 1), Error);
+}
+
+TEST_CASE("without a pipeline the first and the last rank differ", "[ranks]") {
+  CHECK(find_kinds(64, {}) == std::vector<RankKind>{{0, "0-63 but 63"}, {63, ""}});
+  CHECK(ranks_of(find_kinds(1, {})) == std::vector<int>{0});
+}
+
+TEST_CASE("of a pipeline each stage is a kind, wherever its ranks lie", "[ranks]") {
+  CHECK(ranks_of(find_kinds(8, {0, 4})) == std::vector<int>{0, 3, 4, 7});
+  CHECK(ranks_of(find_kinds(8, {0, 1})) == std::vector<int>{0, 6, 1, 7});
+  CHECK(ranks_of(find_kinds(4, {0, 1, 2, 3})) == std::vector<int>{0, 1, 2, 3});
+  CHECK(find_kinds(8, {0, 4}).front().stands_for == "0-3 but 3");
+}
+
+TEST_CASE("plans are every combination, as far as that can be run", "[ranks]") {
+  const auto plans = list_plans({parse_variable("world=8..16:pow2"), parse_variable("tp=1,2")});
+  CHECK(plans == std::vector<Values>{{{"tp", 1}, {"world", 8}},
+                                     {{"tp", 2}, {"world", 8}},
+                                     {{"tp", 1}, {"world", 16}},
+                                     {{"tp", 2}, {"world", 16}}});
+  CHECK_THROWS_AS(list_plans({parse_variable("world=1..1024")}), Error);
+}
+
+TEST_CASE("the best plan has the smallest world, and of these the lowest peak", "[ranks]") {
+  const auto plan = [](int64_t world, int64_t tp, const char* outcome, int64_t bytes) {
+    return Plan{.values = {{"world", world}, {"tp", tp}}, .outcome = outcome, .allocated_bytes = bytes};
+  };
+  const std::vector<Plan> plans{plan(8, 1, "out_of_memory", 9), plan(16, 1, "ok", 8), plan(16, 2, "ok", 7),
+                                plan(32, 1, "ok", 1)};
+  REQUIRE(best_plan(plans) != nullptr);
+  CHECK(*best_plan(plans) == plans[2]);
+  CHECK(best_plan({plans[0]}) == nullptr);
+}
+
+TEST_CASE("jobs are commands that a shell takes", "[ranks]") {
+  const FitRequest request{.program = {"python", "my train.py", "--tp={tp}"}};
+  CHECK(print_jobs({{{"tp", 2}, {"world", 16}}}, request, "--device h200", "plans") ==
+        "mkdir -p plans && oomdiag run --device h200 --world-size 16 --ranks distinct --no-progress --folder plans "
+        "-o plans/tp=2,world=16.json -- python 'my train.py' --tp=2\n");
+}

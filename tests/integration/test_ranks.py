@@ -1,0 +1,210 @@
+"""One rank of a job, alone: equal to the same rank among all ranks, and a clear end where it cannot be.
+
+    python tests/integration/test_ranks.py --build BUILD_FOLDER [Quick|Slow] [unittest arguments, as in -k ddp]
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import unittest
+
+import test_diagnosis as base
+
+PIPELINES = ("gpipe", "one_f_one_b", "interleaved")
+PROGRAMS = base.ROOT / "tests/integration/rank_programs.py"
+
+
+def processes_of(job):
+    """Those that know of a job folder below this temporary folder."""
+    found = []
+    for process in pathlib.Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and str(job).encode() in (process / "environ").read_bytes():
+                found.append((process.name, (process / "cmdline").read_bytes()))
+        except OSError:
+            pass
+    return found
+
+
+class RankTest(base.DiagnosisTest):
+    DEVICE = ["--device", "h100-sxm", "--memory", "8GiB", "--no-progress"]
+
+    def environment(self, **more):
+        """With a temporary folder of its own: what is left in it, and who still knows it, is seen."""
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        return {**os.environ, "TMPDIR": str(self.folder / "tmp"), **more}
+
+    def run_alone(self, world, rank, *program, options=(), timeout=240, **more):
+        done = base.oomdiag("run", *self.DEVICE, "--world-size", world, "--rank", rank, *options, "-o",
+                            self.folder / "report.json", "--", sys.executable, *program, folder=self.folder,
+                            env=self.environment(**more), timeout=timeout)
+        self.check_nobody_is_left()
+        self.assertEqual([one.name for one in (self.folder / "tmp").iterdir() if one.name.startswith("oomdiag")], [])
+        return done
+
+    def check_nobody_is_left(self):
+        """A rank that was summoned looks for its owner three times a second."""
+        deadline = time.monotonic() + 5
+        while processes_of(self.folder / "tmp") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.assertEqual(processes_of(self.folder / "tmp"), [])
+
+    def run_together(self, world, *program, timeout=400, **more):
+        return base.oomdiag("run", *self.DEVICE, "--count", world, "--", sys.executable, "-m", "torch.distributed.run",
+                            "--nproc-per-node", world, "--master-port", random.randint(20000, 60000), *program,
+                            folder=self.folder, env=self.environment(**more), timeout=timeout)
+
+    def events(self, name, rank):
+        return json.loads((self.folder / f"{name}-{rank}.json").read_text())
+
+    def check_equal(self, program, world, ranks=None, **more):
+        """The events of each rank alone are those of the same rank among all: kind, size and order."""
+        done = self.run_together(world, PROGRAMS, program, EVENTS=str(self.folder / "together"), **more)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        for rank in range(world) if ranks is None else ranks:
+            with self.subTest(program=program, world=world, rank=rank):
+                done = self.run_alone(world, rank, PROGRAMS, program, EVENTS=str(self.folder / "alone"), **more)
+                self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+                together, alone = self.events("together", rank), self.events("alone", rank)
+                self.assertGreater(len(alone), 500)
+                self.assert_same(together, alone, program)
+
+    def assert_same(self, together, alone, program):
+        # Stages tell each other shapes first. When what they sent is freed depends on when the other has it: now before, now
+        # after the next allocation. The sizes are the same, the order is not always.
+        if program in PIPELINES:
+            together, alone = sorted(together), sorted(alone)
+        self.assertEqual(together, alone)
+
+
+class Quick(RankTest):
+    def test_a_data_parallel_rank_alone_equals_it_among_two(self):
+        self.check_equal("ddp", 2, ranks=[1])
+
+    def test_objects_that_only_rank_0_makes_come_from_it(self):
+        done = self.run_alone(4, 2, PROGRAMS, "objects")
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertIn("rank 2 needs what only rank 0 makes", done.stderr)
+
+    def test_it_is_said_where_a_rank_that_was_needed_died(self):
+        done = self.run_alone(4, 2, "-c", textwrap.dedent("""
+            import torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                raise SystemExit("no luck")
+            told = [None]
+            dist.broadcast_object_list(told, src=0)"""))
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "LoneRankError: oomdiag: rank 2 runs alone and cannot know what rank 0 sends.*no luck")
+
+    def test_ranks_that_wait_for_each_other_end(self):
+        begin = time.monotonic()
+        done = self.run_alone(2, 1, "-c", textwrap.dedent("""
+            import torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            dist.recv(torch.zeros(1, dtype=torch.int64), 1 - dist.get_rank())"""))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("LoneRankError: oomdiag: rank 1 runs alone and cannot know what rank 0 sends", done.stderr)
+        self.assertLess(time.monotonic() - begin, 60)
+
+    def test_a_size_is_needed_for_a_rank(self):
+        for options in (["--rank", "1"], ["--ranks", "0,1"], ["--world-size", "4", "--rank", "4"],
+                        ["--world-size", "4", "--ranks", "0,x"], ["--world-size", "4", "--rank", "1", "--ranks", "0"]):
+            with self.subTest(options=options):
+                done = base.oomdiag("run", "--device", "h100-sxm", *options, "--", sys.executable, "-c", "")
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertIn("hint:", done.stderr)
+
+
+class Slow(RankTest):
+    def test_collectives_of_both_backends(self):
+        for backend in ("nccl", "gloo", "cpu:gloo,cuda:nccl"):
+            for eager in ({}, {"EAGER": "1"}):
+                with self.subTest(backend=backend, eager=eager):
+                    done = self.run_alone(4, 1, PROGRAMS, "collectives", BACKEND=backend, **eager)
+                    self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+
+    def test_stores_that_are_made_by_hand(self):
+        done = self.run_alone(4, 1, PROGRAMS, "stores")
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+
+    def test_ctrl_c_ends_the_ranks_that_were_summoned_too(self):
+        code = textwrap.dedent("""
+            import time, torch.distributed as dist
+            dist.init_process_group("gloo")
+            told = ["x" if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(told, src=0)
+            print("told", flush=True)
+            time.sleep(600)""")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            with self.subTest(signal=number):
+                child = subprocess.Popen(
+                    [str(base.build / "bin/oomdiag"), "run", "--folder", str(self.folder), *self.DEVICE, "--world-size", "4",
+                     "--rank", "3", "--", sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    text=True, env=self.environment(), start_new_session=True)
+                self.assertEqual(child.stdout.readline(), "told\n")
+                self.assertEqual(len([one for one in processes_of(self.folder / "tmp") if b"time.sleep" in one[1]]), 3)
+                os.killpg(child.pid, number)
+                child.wait(timeout=10)
+                child.stdout.close()
+                self.check_nobody_is_left()
+
+    def test_ranks_beside_each_other(self):
+        report = self.folder / "report.json"
+        done = base.oomdiag("run", *self.DEVICE, "--world-size", 64, "--ranks", "0,7,63", "-o", report, "--", sys.executable,
+                            PROGRAMS, "fsdp2", folder=self.folder, timeout=400)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        ranks = self.check_report(json.loads(report.read_text()))["ranks"]
+        self.assertEqual([rank["rank"] for rank in ranks], [0, 7, 63])
+
+    def test_distinct_ranks_are_those_of_each_stage(self):
+        report = self.folder / "report.json"
+        done = base.oomdiag("run", *self.DEVICE, "--world-size", 2, "--ranks", "distinct", "-o", report, "--", sys.executable,
+                            PROGRAMS, "gpipe", folder=self.folder, timeout=400)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertEqual([rank["rank"] for rank in json.loads(report.read_text())["ranks"]], [0, 1])
+
+
+    def test_the_smallest_world_that_fits_is_found_here_and_by_jobs(self):
+        plan = ["--device", "h100-sxm", "--memory", "2GiB", "--vary", "world=2,4", "--vary", "batch=8"]
+        program = ["--", sys.executable, PROGRAMS, "plan", "{batch}"]
+        done = base.oomdiag("fit", *plan, "--json", *program, cwd=self.folder, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        here = json.loads(done.stdout)
+        self.assertEqual(here["smallest_world"], {"batch": 8, "world": 4})
+        self.assertEqual([one["outcome"] for one in here["plans"]], ["out_of_memory", "ok"])
+        jobs = base.oomdiag("fit", *plan, "--print-jobs", *program, cwd=self.folder).stdout
+        self.assertEqual(len(jobs.splitlines()), 2)
+        environment = {**os.environ, "PATH": f"{base.build / 'bin'}:{os.environ['PATH']}"}
+        subprocess.run(["xargs", "-P", "2", "-d", "\n", "-n", "1", "sh", "-c", 'eval "$0"'], input=jobs, text=True,
+                       cwd=self.folder, env=environment, capture_output=True, timeout=600)
+        collected = json.loads(base.oomdiag("fit", "--collect", "plans", "--json", cwd=self.folder).stdout)
+        self.assertEqual(collected["smallest_world"], here["smallest_world"])
+        self.assertEqual([one["peak_allocated_bytes"] for one in collected["plans"] if one["outcome"] == "ok"],
+                         [one["peak_allocated_bytes"] for one in here["plans"] if one["outcome"] == "ok"])
+
+
+def add_comparison(program, world, **more):
+    name = f"test_{program}_{world}" + "".join(f"_{one.lower()}" for one in more)
+    setattr(Slow, name, lambda self: self.check_equal(program, world, **more))
+
+
+for program, worlds in {"ddp": (2, 4, 8), "ddp_buckets": (2,), "fsdp1": (2, 4, 8), "fsdp2": (2, 4, 8), "fsdp2_kept": (2, 4, 8),
+                        "fsdp2_mixed": (2, 4, 8), "hsdp": (4, 8), "tp": (2, 4, 8), "fsdp_tp": (4, 8), "gpipe": (2, 4),
+                        "one_f_one_b": (2, 4), "interleaved": (2,)}.items():
+    for world in worlds:
+        add_comparison(program, world)
+add_comparison("fsdp_tp", 4, EAGER="1")
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=pathlib.Path, required=True)
+    arguments, rest = parser.parse_known_args()
+    base.build = arguments.build.resolve()
+    unittest.main(argv=[sys.argv[0], "-v", *rest])
