@@ -100,7 +100,7 @@ Plan read_plan(const Values& values, const Report& report) {
     const ReportOfDevice& device = report.devices[report.main_device];
     plan.allocated_bytes = device.peak.allocated_bytes;
     plan.reserved_bytes = device.peak.reserved_bytes;
-    if (device.failure) plan.place = fmt::format("{}, step {}", device.failure->phase, device.failure->step);
+    if (device.failure) plan.place = fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
   }
   for (const ReportRank& rank : report.ranks) {
     if (plan.outcome == "out_of_memory" || rank.peak.allocated_bytes <= plan.allocated_bytes) continue;
