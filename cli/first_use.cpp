@@ -109,8 +109,7 @@ class Build {
   Build(const TorchOfPython& torch, const Install& install, bool old_strings, fs::path folder)
       : torch_(torch), install_(install), old_strings_(old_strings), folder_(std::move(folder)) {}
 
-  void run() {
-    const std::string compiler = find_compiler(torch_);
+  void run(const std::string& compiler) {
     std::error_code error;
     if (!fs::exists(torch_.folder / "include" / "ATen" / "record_function.h", error)) {
       throw cannot(torch_, fmt::format("its headers are missing from '{}'", torch_.folder.string()),
@@ -283,10 +282,11 @@ FirstUse provide_recorder(const TorchOfPython& torch, const Install& install) {
   const FileLock lock(cache / (name + ".lock"));
   if (!lock.is_held()) throw cannot(torch, fmt::format("'{}' cannot be written", cache.string()), "set XDG_CACHE_HOME");
   if (const auto built = find_built(cache / name)) return *built;  // by another, meanwhile
+  const std::string compiler = find_compiler(torch);
   say(fmt::format("building the recorder for torch {}, which happens once: about a minute", torch.version));
   const auto begin = std::chrono::steady_clock::now();
   const fs::path folder = cache / (name + ".building");
-  Build(torch, install, old_strings, folder).run();
+  Build(torch, install, old_strings, folder).run(compiler);
   keep_product(folder, cache / name);
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - begin);
   say(fmt::format("built in {} s, in {}", seconds.count(), (cache / name).string()));

@@ -116,7 +116,7 @@ PythonChoice choose_python(const std::string& wanted, const TorchOfPython& torch
                                                  install.python.string(), install.torch_version)};
   }
   const std::string running = fmt::format("running your '{}' with torch {}", wanted, torch.version);
-  if (torch.is_rocm || torch.cuda.empty()) {
+  if (torch.is_rocm || torch.cuda.empty() || torch.version.find("+cpu") != std::string::npos) {
     const std::string why = torch.is_rocm ? "which was built for ROCm, and oomdiag knows CUDA"
                                           : "which was built without CUDA: there will be nothing to record";
     return {wanted, fmt::format("{}, {}. Install the CUDA build: pip install torch", running, why), false,

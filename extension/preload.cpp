@@ -79,10 +79,11 @@ const oomdiag::RecorderFunctions* find_recorder(const char* path) {
 void load_recorder() {
   const char* path = std::getenv("OOMDIAG_RECORDER");
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
-  if (path == nullptr || torch == nullptr) return;  // not a torch program, or not yet
+  if (torch == nullptr) return;  // not a torch program, or not yet
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
   if (const std::string why = variable("OOMDIAG_NO_RECORDER"); !why.empty()) return oomdiag::refuse(why);
+  if (path == nullptr) return;
   if (!fits_torch()) return;
   if (oomdiag::python_is_free_threaded()) return oomdiag::refuse(oomdiag::kFreeThreaded);
   recorder = find_recorder(path);
