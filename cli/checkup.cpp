@@ -160,12 +160,12 @@ Checkup check_up(const std::string& python, const DeviceChoice& device, const In
   Checkup checkup{.has_gpu = has_real_gpu(), .virtual_device = device.is_virtual()};
   read_settings(checkup);
   try {
-    const PythonChoice chosen = choose_python(python, install);
-    checkup.versions.emplace_back("python", chosen.executable);
+    Install own = install;
+    const std::string executable = prepare_torch(python, own);
+    checkup.versions.emplace_back("python", executable);
     const TemporaryFolder folder;
     const Diagnosis run = diagnose(
-        {.program = {chosen.executable, "-c", kLines}, .device = device, .base = folder.path(), .keeps_output = true},
-        install);
+        {.program = {executable, "-c", kLines}, .device = device, .base = folder.path(), .keeps_output = true}, own);
     read_versions(read_answer(run.folder / "output.txt"), checkup);
     if (!checkup.failure.empty()) return checkup;
     if (run.report) {

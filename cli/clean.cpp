@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "cli/alive.h"
+#include "cli/cache.h"
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/run_folder.h"
@@ -28,6 +29,7 @@ struct Options {
   std::string folder = ".";
   double older_than_days = -1;
   bool yes = false;
+  bool cache = false;
 };
 
 /// A run folder, and why it stays, or empty.
@@ -113,7 +115,27 @@ bool remove(const Found& run) {
   return !error;
 }
 
+/// What was built for the torch of each environment, and what Inductor and Triton made for virtual cards: it is made again
+/// when it is needed.
+int clean_cache() {
+  const fs::path cache = cache_folder();
+  std::error_code error;
+  int64_t bytes = 0;
+  for (fs::recursive_directory_iterator entry(cache, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code ignored;
+    if (entry->is_regular_file(ignored)) bytes += static_cast<int64_t>(entry->file_size(ignored));
+  }
+  error.clear();
+  fs::remove_all(cache, error);
+  if (error) {
+    throw Error(ErrorKind::environment, fmt::format("cannot remove '{}': {}", cache.string(), error.message()));
+  }
+  write_out(fmt::format("oomdiag: {} removed from {}\n", with_unit(bytes), printable_lines(cache.string())));
+  return 0;
+}
+
 int clean(const Options& options) {
+  if (options.cache) return clean_cache();
   const std::vector<Found> runs = find_runs(options.folder);
   const bool removes = options.yes || options.older_than_days >= 0;
   std::string text;
@@ -154,6 +176,8 @@ void add_clean(CLI::App& app, Command& chosen) {
       ->type_name("DAYS")
       ->check(CLI::Range(0.0, 1e6));
   command.add_flag("--yes", options->yes, "remove all of them");
+  command.add_flag("--cache", options->cache,
+                   "remove instead what was built for each torch, and compiled for virtual cards");
   command.callback([options, &chosen] { chosen = [options] { return clean(*options); }; });
 }
 

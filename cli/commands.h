@@ -29,7 +29,9 @@ void add_clean(CLI::App& app, Command& chosen);
 void add_compare(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);
 void add_models(CLI::App& app, Command& chosen);
+void add_recorder(CLI::App& app, Command& chosen);
 void add_doctor(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
+void add_shell_completion(CLI::App& app, Command& chosen);
 void add_env(CLI::App& app, Command& chosen);
 
 }  // namespace oomdiag

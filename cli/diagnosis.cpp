@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "cli/cache.h"
 #include "cli/live_line.h"
 #include "cli/preload.h"
 #include "cli/recipe.h"
@@ -32,14 +33,12 @@ std::string list_files(const std::vector<CardEntry>& cards) {
 /// Inductor and Triton keep what they tuned by the name of the card and would take it for a real one's of that name: times
 /// of a virtual card mean nothing. They have folders of their own beside the user's.
 std::vector<std::pair<const char*, std::string>> virtual_caches() {
-  const std::string root = !environment("XDG_CACHE_HOME").empty() ? environment("XDG_CACHE_HOME")
-                           : !environment("HOME").empty()         ? environment("HOME") + "/.cache"
-                                                                  : "/tmp";
   std::vector<std::pair<const char*, std::string>> caches;
   for (const auto& [variable, name] :
        {std::pair{"TORCHINDUCTOR_CACHE_DIR", "inductor"}, {"TRITON_CACHE_DIR", "triton"}}) {
     const std::string own = environment(variable);
-    caches.emplace_back(variable, own.empty() ? root + "/oomdiag/virtual/" + name : own + "/oomdiag-virtual");
+    caches.emplace_back(variable,
+                        own.empty() ? (cache_folder() / "virtual" / name).string() : own + "/oomdiag-virtual");
   }
   return caches;
 }
@@ -54,7 +53,12 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
                                      .libraries = libraries,
                                      .virtual_device = is_virtual ? libraries / "virtual_device" : "",
                                      .users_own = environment("LD_PRELOAD")}));
-  set("OOMDIAG_RECORDER", (install.libraries / "liboomdiag.so").string());
+  set("OOMDIAG_RECORDER", install.recorder.string());
+  set("OOMDIAG_RECORDER_FOR", install.torch_version);
+  set("OOMDIAG_NO_RECORDER", install.no_recorder);
+  set("OOMDIAG_REPORTS", (install.libraries / "liboomdiag_reports.so").string());
+  set("OOMDIAG_CONTENTS", install.contents.string());
+  if (!install.architectures.empty()) set("OOMDIAG_ARCHITECTURES", install.architectures);
   set("OOMDIAG_ATTACH_AT_STEP", request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
   set("OOMDIAG_NATIVE_STACKS", request.native_stacks ? "1" : environment("OOMDIAG_NATIVE_STACKS"));
   set("OOMDIAG_CARD", list_files(request.device.cards));

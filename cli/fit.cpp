@@ -74,7 +74,7 @@ std::vector<Values> combinations_of(const std::vector<Variable>& variables) {
   return all;
 }
 
-FitRequest make_request(const Options& options, const Install& install, bool by_batch) {
+FitRequest make_request(const Options& options, Install& install, bool by_batch) {
   FitRequest request{.device = choose_device({.device = options.device, .memory = options.memory}, install),
                      .steps = options.steps};
   if (options.model.model.empty()) {
@@ -179,7 +179,7 @@ int fit(Options options) try {
                 "name one of oomdiag devices, as in: --device rtx4090");
   }
   if (is_real) require_real_gpu();
-  const Install install = find_install();
+  Install install = find_install();
   const FitRequest request = make_request(options, install, !options.smallest_card);
   Trials trials(install);
   return options.smallest_card ? fit_card(options, request, trials) : fit_value(options, request, install, trials);

@@ -96,8 +96,12 @@ Patient read_patient(const Options& options, const Install& install) {
   return patient;
 }
 
-Patient make_patient(const Options& options, const Install& install) {
-  if (!options.folder.empty()) return read_patient(options, install);
+Patient make_patient(const Options& options, Install& install) {
+  if (!options.folder.empty()) {
+    Patient patient = read_patient(options, install);
+    patient.program = resolve_program(std::move(patient.program), install);
+    return patient;
+  }
   Patient patient{.device = choose_device(options.device, install)};
   if (!options.model.model.empty()) {
     const Model model = find_model(read_models(install.models), options.model.model);
@@ -132,7 +136,7 @@ int fix(Options options) try {
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
   check_writable(options.output);
-  const Install install = find_install();
+  Install install = find_install();
   const std::filesystem::path folder =
       options.folder.empty() ? std::filesystem::path() : std::filesystem::absolute(options.folder);
   const bool is_real = names_real_gpu(options.device.device);

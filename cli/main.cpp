@@ -14,6 +14,8 @@
 #include "cli/terminal.h"
 #include "profiler/error.h"
 
+// OOMDIAG_VERSION comes from CMakeLists.txt.
+
 namespace oomdiag {
 namespace {
 
@@ -77,6 +79,7 @@ int parse_and_run(int argc, char** argv) {
             .about = "Explains CUDA out-of-memory errors of PyTorch: where, who holds the memory, why, and what helps.",
             .usage = "oomdiag COMMAND [OPTIONS]"});
   app.require_subcommand(1);
+  app.set_version_flag("--version", "oomdiag " OOMDIAG_VERSION, "print the version");
   add_train(app, chosen);
   add_run(app, chosen, words.from_separator);
   add_fit(app, chosen, words.from_separator);
@@ -92,12 +95,17 @@ int parse_and_run(int argc, char** argv) {
   add_models(app, chosen);
   add_doctor(app, chosen, words.from_separator);
   add_env(app, chosen);
+  add_recorder(app, chosen);
+  add_shell_completion(app, chosen);
   check_command(app, words);
   if (words.ours.empty()) words.ours.emplace_back("--help");
   try {
     app.parse(std::vector<std::string>(words.ours.rbegin(), words.ours.rend()));
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", subcommand_of(app, words).help());
+    return 0;
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("{}\n", app.version());
     return 0;
   } catch (const CLI::ParseError& error) {
     throw explain_usage(error, app, words);

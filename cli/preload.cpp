@@ -14,11 +14,13 @@
 namespace oomdiag {
 namespace {
 
-// The recorder's shim goes before them: it defines cudaGetDeviceCount under the same symbol version.
+// The recorder's shim goes before them: it defines cudaGetDeviceCount under the same symbol version. Those of both major
+// versions of CUDA: a program asks for the ones of its torch.
 constexpr std::array kVirtualDeviceLibraries{
-    "libcuda.so.1",        "libcudart.so.13",    "libcublas.so.13", "libcublasLt.so.13",
-    "liboomdiag_cudnn.so", "libnvidia-ml.so.1",  "libcufft.so.12",  "libcusolver.so.12",
-    "libcusparse.so.12",   "libcusparseLt.so.0", "libnccl.so.2",    "libcupti.so.13",
+    "libcuda.so.1",      "libcudart.so.13",   "libcublas.so.13",   "libcublasLt.so.13", "liboomdiag_cudnn.so",
+    "libnvidia-ml.so.1", "libcufft.so.12",    "libcusolver.so.12", "libcusparse.so.12", "libcusparseLt.so.0",
+    "libnccl.so.2",      "libcupti.so.13",    "libcudart.so.12",   "libcublas.so.12",   "libcublasLt.so.12",
+    "libcufft.so.11",    "libcusolver.so.11", "libcupti.so.12",
 };
 
 void append(std::string& list, std::string_view entry) {

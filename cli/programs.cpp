@@ -4,7 +4,6 @@
 
 #include "cli/help.h"
 #include "cli/python.h"
-#include "cli/terminal.h"
 
 namespace oomdiag {
 
@@ -35,13 +34,10 @@ std::vector<std::string> program_of_model(const ModelOptions& options, const Mod
   return program;
 }
 
-std::vector<std::string> resolve_program(std::vector<std::string> program, const Install& install) {
+std::vector<std::string> resolve_program(std::vector<std::string> program, Install& install) {
   if (program.empty()) return program;
   if (program.front() == "train") program.front() = install.samples.string();
-  if (!is_python(program.front())) return program;
-  const PythonChoice python = choose_python(program.front(), install);
-  say(python.note);
-  program.front() = python.executable;
+  if (program.front() != install.samples) program.front() = prepare_torch(program.front(), install);
   return program;
 }
 

@@ -23,8 +23,8 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 /// The samples program for these options, without a batch size.
 std::vector<std::string> program_of_model(const ModelOptions& options, const Model& model, const Install& install);
 
-/// What somebody typed behind "--", with a python that has the right torch in the place of python: which one is said on
-/// stderr.
-std::vector<std::string> resolve_program(std::vector<std::string> program, const Install& install);
+/// What somebody typed behind "--", with a python that has a torch in the place of python, and `install` made the one for that
+/// torch (python.h). Which one it is is said on stderr.
+std::vector<std::string> resolve_program(std::vector<std::string> program, Install& install);
 
 }  // namespace oomdiag

@@ -73,7 +73,7 @@ int run(const Options& options) {
   if (options.program.empty()) {
     throw Error(ErrorKind::usage, "run needs a program", "as in: oomdiag run --device rtx4090 -- python train.py");
   }
-  const Install install = find_install();
+  Install install = find_install();
   const Job job = choose_job(options.ranks, options.device.count);
   const DeviceChoice device = choose_device(options.device, install);
   check_writable(options.output);

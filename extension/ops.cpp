@@ -15,7 +15,6 @@
 #include "extension/record/thread_state.h"
 #include "extension/torch_version.h"
 #include "profiler/error.h"
-#include "profiler/report/saved.h"
 
 namespace oomdiag {
 namespace {
@@ -55,7 +54,7 @@ Dictionary op_saved_tensors(const std::optional<at::Tensor>& root) {
     if (!root) return to_dictionary(saved_tensors());
     if (!recording()) throw Error(ErrorKind::usage, "nothing is recorded in this process", "call start() first");
     walk_graph_of(thread_state(), *root);
-    return to_dictionary(sum_saved_tensors(list_last_walk(read_own_trace())));
+    return to_dictionary(ask_own_figures("last_walk"));
   });
 }
 

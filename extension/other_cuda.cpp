@@ -1,5 +1,5 @@
-// The shim is asked for device counts under the version node of one major version of the runtime. A program whose torch
-// belongs to another major asks under that one's node: it is passed on, and the launcher hears why there is no report.
+// A program whose torch is for a major version of CUDA that no recorder is made for asks for device counts under that one's
+// node: it is passed on, and the launcher hears why there is no report.
 
 #include <dlfcn.h>
 
@@ -18,7 +18,7 @@ int ask_other(const char* runtime, const char* major, int* count) {
   if (torch != nullptr) dlclose(torch);
   if (torch != nullptr && !told.exchange(true)) {
     oomdiag::refuse(std::string("the program's torch is built for CUDA ") + major +
-                    ", and this oomdiag for CUDA 13; take a torch for CUDA 13, as in pip install torch");
+                    ", and oomdiag records with CUDA 12 and 13; take such a torch, as in pip install torch");
   }
   void* library = dlopen(runtime, RTLD_NOW | RTLD_NOLOAD);
   void* real = library == nullptr ? nullptr : dlsym(library, "cudaGetDeviceCount");
@@ -32,5 +32,4 @@ int ask_other(const char* runtime, const char* major, int* count) {
   __asm__(".symver " #function ", cudaGetDeviceCount@" runtime);              \
   extern "C" int function(int* count) { return ask_other(runtime, major, count); }
 
-OOMDIAG_FORWARD(oomdiag_count_of_cuda_12, "libcudart.so.12", "12")
 OOMDIAG_FORWARD(oomdiag_count_of_cuda_11, "libcudart.so.11.0", "11")

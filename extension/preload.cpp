@@ -8,7 +8,7 @@
 //                        after its initialisation. In a C++ program the first allocation comes before any op that a
 //                        recorder could see; polling in ops would miss it.
 //
-// The real functions are found by the library's name, never by RTLD_NEXT: Python loads libtorch, and with it the runtime,
+// Each is there once for each major version of CUDA. The real functions are found by the library's name, never by RTLD_NEXT: Python loads libtorch, and with it the runtime,
 // into a scope of its own.
 
 #include <dlfcn.h>
@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "extension/cuda_major.h"
 #include "extension/cupti/interpose.h"
 #include "extension/leave_word.h"
 #include "extension/nvtx.h"
@@ -26,15 +27,14 @@
 
 namespace {
 
-constexpr const char* kRuntime = "libcudart.so.13";
 constexpr int kErrorInsufficientDriver = 35;  // cudaErrorInsufficientDriver: what a program without a runtime would see
 
 using GetDevice = int (*)(int*);
 
 // Whoever asks before the runtime is loaded does not spoil it for those who ask later.
-GetDevice find_real(std::atomic<GetDevice>& known, const char* name) {
+GetDevice find_real(std::atomic<GetDevice>& known, const char* runtime_name, const char* name) {
   if (const GetDevice found = known.load(std::memory_order_relaxed); found != nullptr) return found;
-  void* runtime = dlopen(kRuntime, RTLD_NOW | RTLD_NOLOAD);
+  void* runtime = dlopen(runtime_name, RTLD_NOW | RTLD_NOLOAD);
   if (runtime == nullptr) return nullptr;
   const auto found = reinterpret_cast<GetDevice>(dlsym(runtime, name));
   known.store(found, std::memory_order_relaxed);
@@ -45,18 +45,23 @@ std::atomic<bool> load_begun = false;
 std::atomic<bool> polling = false;
 const oomdiag::RecorderFunctions* recorder = nullptr;  // set before `polling`
 
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 // Another minor version of torch has other virtual tables: recording would crash it.
 bool fits_torch() {
   const std::string version = oomdiag::loaded_torch_version();
+  const std::string recorders = variable("OOMDIAG_RECORDER_FOR");
   if (version.empty()) {
     oomdiag::refuse("no file in '" + oomdiag::loaded_torch_folder().string() +
-                    "' says which torch this is, and this oomdiag was built for torch " OOMDIAG_TORCH_MINOR);
+                    "' says which torch this is, and the recorder was built for torch " + recorders);
     return false;
   }
-  if (oomdiag::minor_version(version) == OOMDIAG_TORCH_MINOR) return true;
-  oomdiag::refuse("the program has torch " + version +
-                  ", and this oomdiag was built for torch " OOMDIAG_TORCH_MINOR
-                  "; build for yours: OOMDIAG_TORCH=<its site-packages/torch> scripts/build");
+  if (!recorders.empty() && oomdiag::minor_version(version) == oomdiag::minor_version(recorders)) return true;
+  oomdiag::refuse("the program has torch " + version + ", and the recorder was built for torch " + recorders +
+                  "; name the program's own python: oomdiag run -- /path/to/bin/python train.py");
   return false;
 }
 
@@ -74,9 +79,11 @@ const oomdiag::RecorderFunctions* find_recorder(const char* path) {
 void load_recorder() {
   const char* path = std::getenv("OOMDIAG_RECORDER");
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
-  if (path == nullptr || torch == nullptr) return;  // not a torch program, or not yet
+  if (torch == nullptr) return;  // not a torch program, or not yet
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
+  if (const std::string why = variable("OOMDIAG_NO_RECORDER"); !why.empty()) return oomdiag::refuse(why);
+  if (path == nullptr) return;
   if (!fits_torch()) return;
   if (oomdiag::python_is_free_threaded()) return oomdiag::refuse(oomdiag::kFreeThreaded);
   recorder = find_recorder(path);
@@ -90,18 +97,30 @@ void load_recorder() {
 // Tells the launcher that preloading worked in this process, whatever comes of it.
 __attribute__((constructor)) void say_loaded() { oomdiag::leave_word(""); }
 
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) int cudaGetDeviceCount(int* count) {
+template <typename Major>
+int count_devices(GetDevice own, int* count) {
   if (!load_begun.load(std::memory_order_relaxed)) load_recorder();
   static std::atomic<GetDevice> known = nullptr;
-  const GetDevice get = find_real(known, "cudaGetDeviceCount");
-  return get == nullptr || get == cudaGetDeviceCount ? kErrorInsufficientDriver : get(count);
+  const GetDevice get = find_real(known, Major::kRuntime, "cudaGetDeviceCount");
+  return get == nullptr || get == own ? kErrorInsufficientDriver : get(count);
 }
 
-extern "C" __attribute__((visibility("default"))) int cudaGetDevice(int* device) {
+template <typename Major>
+int find_device(GetDevice own, int* device) {
   if (polling.load(std::memory_order_acquire) && recorder->poll() != 0) polling.store(false);
   static std::atomic<GetDevice> known = nullptr;
-  const GetDevice get = find_real(known, "cudaGetDevice");
-  return get == nullptr || get == cudaGetDevice ? kErrorInsufficientDriver : get(device);
+  const GetDevice get = find_real(known, Major::kRuntime, "cudaGetDevice");
+  return get == nullptr || get == own ? kErrorInsufficientDriver : get(device);
 }
+
+}  // namespace
+
+#define OOMDIAG_INTERPOSED extern "C" __attribute__((visibility("default"))) int
+
+OOMDIAG_INTERPOSED cudaGetDeviceCount(int* count) { return count_devices<oomdiag::Cuda13>(cudaGetDeviceCount, count); }
+OOMDIAG_INTERPOSED cudaGetDevice(int* device) { return find_device<oomdiag::Cuda13>(cudaGetDevice, device); }
+
+OOMDIAG_INTERPOSED oomdiag_count_12(int* count) { return count_devices<oomdiag::Cuda12>(oomdiag_count_12, count); }
+OOMDIAG_INTERPOSED oomdiag_device_12(int* device) { return find_device<oomdiag::Cuda12>(oomdiag_device_12, device); }
+OOMDIAG_OF_CUDA_12(oomdiag_count_12, "cudaGetDeviceCount", "libcudart");
+OOMDIAG_OF_CUDA_12(oomdiag_device_12, "cudaGetDevice", "libcudart");

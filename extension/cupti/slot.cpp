@@ -21,7 +21,7 @@ constexpr CUpti_CallbackId kContexts[] = {CUPTI_DRIVER_TRACE_CBID_cuDevicePrimar
                                           CUPTI_DRIVER_TRACE_CBID_cuCtxCreate_v2,
                                           CUPTI_DRIVER_TRACE_CBID_cuCtxCreate_v4};
 
-/// The functions of libcupti.so.13 that are used: the one that torch uses, never another.
+/// The functions of CUPTI that are used: the one that torch uses, never another.
 struct Cupti {
   decltype(&cuptiSubscribe) subscribe = nullptr;
   decltype(&cuptiSubscribe_v2) subscribe_v2 = nullptr;  // since 13.0
@@ -36,7 +36,7 @@ struct Cupti {
 
 Cupti find_cupti() {
   Cupti cupti;
-  void* library = dlopen("libcupti.so.13", RTLD_NOW | RTLD_NOLOAD);  // libtorch_cpu needs it, so it is there
+  void* library = dlopen(OOMDIAG_CUPTI_LIBRARY, RTLD_NOW | RTLD_NOLOAD);  // libtorch_cpu needs it, so it is there
   if (library == nullptr) return cupti;
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
@@ -75,7 +75,7 @@ bool is_known(CUpti_CallbackDomain domain, CUpti_CallbackId id) {
   return domain > CUPTI_CB_DOMAIN_INVALID && domain < CUPTI_CB_DOMAIN_SIZE && id < kMostIds;
 }
 
-void CUPTIAPI on_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
+void CUPTIAPI share_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
   if (!is_known(domain, id)) return;
   if (ours[domain][id]) own_callback.load()(nullptr, domain, id, data);
   const CUpti_CallbackFunc call = guest.callback.load(std::memory_order_acquire);
@@ -115,15 +115,15 @@ std::string describe_refusal(CUptiResult result, const char* holder) {
 }
 
 CUptiResult subscribe_ourselves(CUpti_SubscriberHandle* handle, char* holder, size_t holder_bytes) {
-  if (cupti().subscribe_v2 == nullptr) return cupti().subscribe(handle, on_callback, nullptr);
+  if (cupti().subscribe_v2 == nullptr) return cupti().subscribe(handle, share_callback, nullptr);
   CUpti_SubscriberParams wanted{};
   wanted.structSize = CUpti_SubscriberParams_STRUCT_SIZE;
   wanted.subscriberName = "oomdiag";
   wanted.oldSubscriberName = holder;
   wanted.oldSubscriberSize = holder_bytes;
-  const CUptiResult result = cupti().subscribe_v2(handle, on_callback, nullptr, &wanted);
+  const CUptiResult result = cupti().subscribe_v2(handle, share_callback, nullptr, &wanted);
   // An older CUPTI than the headers may not like the size of the structure.
-  return result == CUPTI_ERROR_INVALID_PARAMETER ? cupti().subscribe(handle, on_callback, nullptr) : result;
+  return result == CUPTI_ERROR_INVALID_PARAMETER ? cupti().subscribe(handle, share_callback, nullptr) : result;
 }
 
 // --- what the shim brings ---
@@ -191,7 +191,7 @@ constexpr CuptiGate kGate{gate_subscribe, gate_unsubscribe, gate_enable_callback
 
 std::string take_slot(CUpti_CallbackFunc callback) {
   const std::lock_guard guard(lock);
-  if (!cupti().is_complete()) return "libcupti.so.13 is not loaded";
+  if (!cupti().is_complete()) return OOMDIAG_CUPTI_LIBRARY " is not loaded";
   own_callback = callback;
   choose_ours();
   CUpti_SubscriberHandle handle = nullptr;

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <cupti.h>
-
 #include <string>
+
+#include "extension/cupti/api.h"
 
 namespace oomdiag {
 

@@ -1,9 +1,9 @@
 #include "extension/record/allocator_hooks.h"
 
 #include <ATen/record_function.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 
 #include "extension/cupti/collector.h"
+#include "extension/record/allocator_api.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
@@ -17,7 +17,6 @@ namespace oomdiag {
 
 namespace {
 
-namespace allocator = c10::cuda::CUDACachingAllocator;
 using Action = allocator::TraceEntry::Action;
 
 constexpr int kMaxDescribedRefusals = 64;  // in full; a program that lives on OOMs would fill the trace with them
@@ -65,7 +64,7 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
   event.detail = reinterpret_cast<uint64_t>(entry.stream_);
   event.device = device;
   const bool is_free = kind == EventKind::free_requested || kind == EventKind::free_completed;
-  if (!is_free) event.flags = pool_flag(number_pool(entry.mempool_));
+  if (!is_free) event.flags = pool_flag(number_pool(pool_of(entry)));
   if (kind == EventKind::free_requested) event.context = 0;  // the table of live blocks knows it
   const bool is_request = kind == EventKind::alloc || kind == EventKind::out_of_memory;
   const bool was_steady = is_request && steady();
@@ -97,7 +96,7 @@ void write_stats(const ThreadState& state, uint8_t device) {
 }
 
 void write_device_memory(const ThreadState& state, uint8_t device) {
-  const auto [free, total] = allocator::get()->getMemoryInfo(static_cast<c10::DeviceIndex>(device));
+  const auto [free, total] = read_card_memory(*allocator::get(), static_cast<c10::DeviceIndex>(device));
   Event event = state.event(EventKind::device_memory);
   event.device = device;
   event.address = free;
@@ -106,7 +105,7 @@ void write_device_memory(const ThreadState& state, uint8_t device) {
 }
 
 void write_layout(const ThreadState& state, uint8_t device) {
-  const auto snapshot = allocator::get()->snapshot({0, 0}, false);  // without traces: 0.2 ms
+  const auto snapshot = take_snapshot(*allocator::get());  // without traces: 0.2 ms
   size_t blocks = 0;
   for (const auto& segment : snapshot.segments) blocks += segment.blocks.size();
   if (blocks > kMaxDescribedBlocks) return;
@@ -183,7 +182,7 @@ void note_library_refusal(int device, int64_t bytes) noexcept try {
   if (!recording()) return;
   ThreadState& state = thread_state();
   Event event = state.event(EventKind::out_of_memory);
-  event.address = allocator::get()->getMemoryInfo(static_cast<c10::DeviceIndex>(device)).first;
+  event.address = read_card_memory(*allocator::get(), static_cast<c10::DeviceIndex>(device)).first;
   event.bytes = bytes;
   event.device = static_cast<uint8_t>(device);
   session().writer().write(event);

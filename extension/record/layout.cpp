@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "extension/record/allocator_api.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
 
@@ -15,8 +16,6 @@
 namespace oomdiag {
 
 namespace {
-
-namespace allocator = c10::cuda::CUDACachingAllocator;
 
 std::atomic<bool> is_wanted[kMaxDevices] = {};
 thread_local bool is_inside = false;
@@ -89,7 +88,7 @@ void write_beginning() {
     any = any || reserved > 0;
   }
   if (!any) return;
-  allocator::get()->snapshot({0, 0}, false);
+  take_snapshot(*allocator::get());
   for (uint32_t d = 0; d < devices; ++d) is_wanted[d] = false;
 }
 
@@ -99,7 +98,7 @@ void note_snapshot(uint8_t device) noexcept try {
   const ThreadState& state = thread_state();
   session().writer().forget_blocks(device);
   session().live_bytes_of[device] = 0;
-  for (const auto& segment : allocator::get()->snapshot({0, 0}, false).segments) {
+  for (const auto& segment : take_snapshot(*allocator::get()).segments) {
     if (static_cast<uint8_t>(segment.device) != device) continue;
     write_segment(state, segment, kBeforeRecording);
     remember_blocks(state, segment, device);

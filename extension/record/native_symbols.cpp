@@ -15,9 +15,9 @@ namespace oomdiag {
 namespace {
 
 /// A file in memory, read only. Everything in it is checked before it is followed.
-class MappedFile {
+class ElfFile {
  public:
-  explicit MappedFile(const char* path) {
+  explicit ElfFile(const char* path) {
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
     struct stat facts {};
@@ -27,11 +27,11 @@ class MappedFile {
     }
     close(file);
   }
-  ~MappedFile() {
+  ~ElfFile() {
     if (data_ != MAP_FAILED) munmap(data_, size_);
   }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  ElfFile(const ElfFile&) = delete;
+  ElfFile& operator=(const ElfFile&) = delete;
 
   template <class T>
   std::span<const T> read(uint64_t offset, uint64_t count) const {
@@ -45,7 +45,7 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-std::span<const Elf64_Shdr> read_sections(const MappedFile& file, bool& is_fixed) {
+std::span<const Elf64_Shdr> read_sections(const ElfFile& file, bool& is_fixed) {
   const auto header = file.read<Elf64_Ehdr>(0, 1);
   if (header.empty() || std::memcmp(header[0].e_ident, ELFMAG, SELFMAG) != 0) return {};
   if (header[0].e_ident[EI_CLASS] != ELFCLASS64) return {};
@@ -57,7 +57,7 @@ std::span<const Elf64_Shdr> read_sections(const MappedFile& file, bool& is_fixed
 
 std::string find_local_symbol(const Dl_info& found, const void* address) {
   const bool is_program = std::strchr(found.dli_fname, '/') == nullptr;
-  const MappedFile file(is_program ? "/proc/self/exe" : found.dli_fname);
+  const ElfFile file(is_program ? "/proc/self/exe" : found.dli_fname);
   bool is_fixed = false;  // linked to an address: not moved when it was loaded
   const auto sections = read_sections(file, is_fixed);
   const uint64_t base = is_fixed ? 0 : reinterpret_cast<uint64_t>(found.dli_fbase);

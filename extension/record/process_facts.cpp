@@ -1,8 +1,7 @@
 #include "extension/record/process_facts.h"
 
-#include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -14,10 +13,12 @@
 #include "extension/record/trace_place.h"
 #include "extension/torch_version.h"
 
-// torch 2.12 does not export it: null there.
+// As in ATen/cuda/CUDAContextLight.h, which wants headers of the toolkit that no wheel of torch brings. Not every torch
+// exports the second one (2.12 does not): null there.
 namespace at::cuda {
+cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
 extern __attribute__((weak)) size_t getChosenWorkspaceSize();
-}
+}  // namespace at::cuda
 
 namespace oomdiag {
 namespace {

@@ -1,8 +1,8 @@
 #include "extension/record/session.h"
 
 #include <ATen/SequenceNumber.h>
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -128,7 +128,7 @@ void start_driver_books() {
 }
 
 Session& make_session(uint32_t steps_before) {
-  const auto devices = static_cast<uint32_t>(at::cuda::device_count());
+  const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
   budget.event_bytes = int64_t{environment_number("OOMDIAG_TRACE_MIB", 256)} << 20;
   PlacedTrace placed = place_trace(wish.folder, devices, budget);

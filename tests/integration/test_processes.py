@@ -289,12 +289,13 @@ class NotRecorded(ProcessTest):
         (site / "torch" / "version.py").write_text(re.sub(r"__version__ = .*", f"__version__ = '{version}'", text))
         return {**os.environ, "PYTHONPATH": str(site)}
 
-    def test_another_torch(self):
+    def test_another_torch_where_there_is_no_compiler(self):
         code = "import torch; torch.ones(4, device='cuda'); print(torch.cuda.max_memory_allocated())"
-        done, report = self.record(sys.executable, "-c", code, env=self.fake_torch("2.99.0+cu132"))
+        done, report = self.record(sys.executable, "-c", code, env=self.fake_torch("2.99.0+cu132") | {"CXX": "/nowhere/g++"})
         self.assertEqual((done.returncode, done.stdout, report), (0, "512\n", None), done.stderr)
-        self.assertIn("torch 2.99.0+cu132 without recording", done.stderr)
-        self.assertRegex(done.stderr, "no report: the program has torch 2.99.0.*OOMDIAG_TORCH")
+        self.assertRegex(done.stderr, "warning: no recorder for torch 2.99.0.cu132: there is no C\\+\\+ compiler")
+        self.assertRegex(done.stderr, "hint: install g.*; without a recorder the virtual device still works")
+        self.assertRegex(done.stderr, "no report: no recorder for torch 2.99.0")
 
     def test_a_torch_without_cuda(self):
         done, report = self.record(sys.executable, "-c", "print(1)", env=self.fake_torch("2.15.0+cpu"))

@@ -21,14 +21,15 @@ class PreloadTest(unittest.TestCase):
         (self.torch / "lib").mkdir(parents=True)
         shutil.copy(build / "tests/preload/lib/libtorch_cpu.so", self.torch / "lib")
 
-    def ask(self, major="13", program="oomdiag_test_asks"):
+    def ask(self, major="13", program="oomdiag_test_asks", **more):
         """What the program prints, and what the shim tells the launcher."""
         node = f"libcudart.so.{major}"
         run = self.folder / "run"
         run.mkdir(exist_ok=True)
         environment = {"LD_PRELOAD": str(build / "lib/liboomdiag_preload.so"), "OOMDIAG_OUTPUT": str(run),
-                       "OOMDIAG_RECORDER": "/nowhere/liboomdiag.so",
-                       "ASAN_OPTIONS": "verify_asan_link_order=0"}  # of a sanitized build: the shim comes before it
+                       "OOMDIAG_RECORDER": "/nowhere/liboomdiag.so", "OOMDIAG_RECORDER_FOR": "2.15.0+cu132",
+                       "ASAN_OPTIONS": "verify_asan_link_order=0",  # of a sanitized build: the shim comes before it
+                       **more}
         done = subprocess.run([build / "bin" / program, node, self.torch / "lib/libtorch_cpu.so",
                                build / "tests/preload/lib" / node], env=environment, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -38,10 +39,21 @@ class PreloadTest(unittest.TestCase):
         answers, _ = self.ask()
         self.assertEqual(answers, [BEFORE, AFTER])
 
-    def test_a_torch_for_another_major_of_cuda_is_named(self):
+    def test_a_torch_for_a_major_of_cuda_that_is_not_recorded_is_named(self):
+        answers, word = self.ask("11.0")
+        self.assertEqual(answers, [BEFORE, AFTER])
+        self.assertRegex(word, "torch is built for CUDA 11, and oomdiag records with CUDA 12 and 13")
+
+    def test_a_torch_for_cuda_12_is_asked_for_as_one_for_13(self):
+        (self.torch / "version.py").write_text("__version__ = '2.15.0+cu128'\n")
         answers, word = self.ask("12")
         self.assertEqual(answers, [BEFORE, AFTER])
-        self.assertRegex(word, "torch is built for CUDA 12, and this oomdiag for CUDA 13")
+        self.assertIn("/nowhere/liboomdiag.so", word)
+
+    def test_why_there_is_no_recorder_is_passed_on(self):
+        answers, word = self.ask(OOMDIAG_NO_RECORDER="there is no compiler")
+        self.assertEqual(answers, [BEFORE, AFTER])
+        self.assertEqual(word, "there is no compiler\n")
 
     def test_a_torch_that_does_not_say_what_it_is(self):
         answers, word = self.ask()
@@ -58,15 +70,13 @@ class PreloadTest(unittest.TestCase):
         self.assertIn("the program has torch 2.98.1", self.ask()[1])
 
     def test_a_recorder_that_cannot_be_loaded(self):
-        minor = (build / "lib/python/oomdiag/torch_minor").read_text().strip()
-        (self.torch / "version.py").write_text(f"__version__ = '{minor}.0+cu132'\n")
+        (self.torch / "version.py").write_text("__version__ = '2.15.0+cu132'\n")
         answers, word = self.ask()
         self.assertEqual(answers[1], AFTER)
         self.assertIn("/nowhere/liboomdiag.so", word)
 
     def test_a_free_threaded_python_is_refused(self):
-        minor = (build / "lib/python/oomdiag/torch_minor").read_text().strip()
-        (self.torch / "version.py").write_text(f"__version__ = '{minor}.0+cu132'\n")
+        (self.torch / "version.py").write_text("__version__ = '2.15.0+cu132'\n")
         answers, word = self.ask(program="oomdiag_test_asks_free_threaded")
         self.assertEqual(answers[1], AFTER)
         self.assertRegex(word, "this Python is a free-threaded build.*take the ordinary build")

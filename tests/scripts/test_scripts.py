@@ -155,7 +155,7 @@ class Launcher(Scripts):
 
 class Options(Scripts):
     def test_help_begins_with_the_usage(self):
-        for name in "setup", "build", "test", "format", "tidy":
+        for name in "setup", "build", "test", "format", "tidy", "torches":
             result = self.run_script(name, "--help")
             self.assertEqual(result.returncode, 0, name)
             self.assertTrue(result.stdout.startswith(f"Usage: scripts/{name}"), result.stdout)

@@ -1,76 +1,138 @@
 """oomdiag in a notebook or a script: why the card is full, from inside of the program.
 
+    with oomdiag.watch():         records; on a CUDA OutOfMemoryError the explanation goes to stderr
+        train()
+
     %load_ext oomdiag             records from here on, and explains every CUDA OutOfMemoryError of a cell below it
     %oomdiag                      the report so far
     %oomdiag mark NAME            names this place in the run
     %oomdiag stop | start         stops recording, or goes on
 
-In plain Python: oomdiag.start(), stop(), mark(name), report() (a dict), explain() (text), peak(), saved_tensors(loss).
+Else: oomdiag.start(), stop(), mark(name), report() (a dict), explain() (text, as in an except block), peak(), saved_tensors(loss).
+What depends on the torch of this Python is built when it is first needed, once: about a minute.
 """
+from __future__ import annotations
+
+import contextlib
 import json
 import os
 import pathlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-_LIBRARY = "liboomdiag.so"
+__all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors"]
 
 
-def _find_library():
+def _command() -> pathlib.Path:
+    """The command line: in a wheel, in an installation by CMake, in a build folder."""
+    here = pathlib.Path(__file__).resolve().parent
+    for prefix in here / "_native", here.parents[3], here.parents[2]:
+        if (prefix / "bin" / "oomdiag").exists():
+            return prefix / "bin" / "oomdiag"
+    raise ImportError(f"oomdiag: its command line is missing beside {here}; install it again")
+
+
+def _find_recorder() -> str:
     named = os.environ.get("OOMDIAG_LIBRARY")
-    library = pathlib.Path(named) if named else pathlib.Path(__file__).resolve().parents[2] / _LIBRARY
-    if not library.exists():
-        raise ImportError(f"oomdiag: {library} is missing; build it by scripts/build, or name it in OOMDIAG_LIBRARY")
-    return library
+    if named:
+        return named
+    done = subprocess.run([_command(), "recorder", sys.executable], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise ImportError("oomdiag: there is no recorder for this torch; see the lines above")
+    answer = json.loads(done.stdout)
+    os.environ.setdefault("OOMDIAG_REPORTS", answer["reports"])
+    return answer["recorder"]
 
 
-def _built_for():
-    """The minor version of torch that the library was built for: it would crash another one."""
-    return (pathlib.Path(__file__).parent / "torch_minor").read_text().strip()
+def _ops() -> Any:
+    """torch.ops.oomdiag, loaded when it is first asked for."""
+    import torch
+    if not hasattr(torch.ops.oomdiag, "start"):
+        torch.ops.load_library(_find_recorder())
+        if not hasattr(torch.ops.oomdiag, "start"):
+            raise ImportError("oomdiag: the recorder has no effect in this process; see its warning")
+    return torch.ops.oomdiag
 
 
-def _load():
-    if hasattr(torch.ops.oomdiag, "start"):
-        return
-    if not torch.__version__.startswith(_built_for() + "."):
-        raise ImportError(f"oomdiag: this one was built for torch {_built_for()}, and this is {torch.__version__}; "
-                          "build for yours: OOMDIAG_TORCH=<its site-packages/torch> scripts/build")
-    torch.ops.load_library(str(_find_library()))
+def start(folder: str = "") -> str:
+    """Begins to record, or goes on; where the trace goes."""
+    return _ops().start(folder)
 
 
-_load()
-
-start = torch.ops.oomdiag.start
-stop = torch.ops.oomdiag.stop
-mark = torch.ops.oomdiag.mark
-explain = torch.ops.oomdiag.explain
-peak = torch.ops.oomdiag.peak
-saved_tensors = torch.ops.oomdiag.saved_tensors
+def stop() -> None:
+    """Records nothing from here on. What was recorded can be asked for."""
+    _ops().stop()
 
 
-def report():
-    """The report so far: what `oomdiag explain --json` gives, as a dict."""
-    return json.loads(torch.ops.oomdiag.report())
+def mark(name: str) -> None:
+    """Names this place in the run: a report lists the marks with the peaks between them."""
+    _ops().mark(name)
 
 
-def _magic(line):
+def report() -> Dict[str, Any]:
+    """The report so far: what `oomdiag explain --json` gives."""
+    return json.loads(_ops().report())
+
+
+def explain() -> str:
+    """The same as text. In `except torch.OutOfMemoryError` it explains that error."""
+    return _ops().explain()
+
+
+def peak() -> Dict[str, int]:
+    """allocated_bytes, reserved_bytes, step and device of the highest peak so far."""
+    return _ops().peak()
+
+
+def saved_tensors(root: Optional[torch.Tensor] = None) -> Dict[str, int]:
+    """What autograd keeps for backward, by who made and who keeps it: behind `root`, else at the failure or the peak."""
+    return _ops().saved_tensors(root)
+
+
+@contextlib.contextmanager
+def watch(folder: str = "") -> Iterator[None]:
+    """Records what runs inside. A CUDA OutOfMemoryError that leaves it is explained on stderr and goes on."""
+    import torch
+    start(folder)
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        print(explain(), file=sys.stderr)
+        raise
+    finally:
+        stop()
+
+
+def _magic(line: str) -> None:
     """%oomdiag: the report so far. %oomdiag mark NAME, %oomdiag stop, %oomdiag start."""
     command, _, argument = line.strip().partition(" ")
     commands = {"": lambda: print(explain()), "mark": lambda: mark(argument), "stop": stop, "start": lambda: start("") and None}
     commands.get(command, lambda: print(_magic.__doc__))()
 
 
-def _explain_failure(shell, kind, error, traceback, tb_offset=None):
+def _explain_failure(shell: Any, kind: Any, error: Any, traceback: Any, tb_offset: Any = None) -> None:
     shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
     print(explain())
 
 
-def load_ipython_extension(shell):
+def load_ipython_extension(shell: Any) -> None:
+    import torch
     start()
     shell.register_magic_function(_magic, magic_kind="line", magic_name="oomdiag")
     shell.set_custom_exc((torch.OutOfMemoryError,), _explain_failure)
 
 
-def unload_ipython_extension(shell):
+def unload_ipython_extension(shell: Any) -> None:
     stop()
     shell.set_custom_exc((), None)
+
+
+def _main() -> None:
+    """The `oomdiag` on the PATH of an environment: the program itself, which learns whose it is."""
+    os.environ.setdefault("OOMDIAG_PYTHON", sys.executable)
+    program = str(_command())
+    os.execv(program, ["oomdiag", *sys.argv[1:]])

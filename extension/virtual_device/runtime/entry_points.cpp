@@ -16,6 +16,7 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetDriverEntryPoint(const char* name, void**
   return cudaGetDriverEntryPointByVersion(name, function, CUDART_VERSION, flags, result);
 }
 
+#if CUDART_VERSION >= 13000  // another form before, which PyTorch does not call
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes,
                                                      size_t count, cudaMemcpyAttributes*, size_t*, size_t,
                                                      cudaStream_t stream) {
@@ -28,6 +29,7 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyBatchAsync(void* const* to, const void
     return error;
   });
 }
+#endif
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
                                                     cudaGraphExecUpdateResultInfo* info) {

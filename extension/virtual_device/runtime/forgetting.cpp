@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 
 #include "extension/virtual_device/driver/device.h"
@@ -14,10 +15,12 @@ std::atomic<bool> is_loaded = false;
 std::atomic<bool> is_waiting = false;
 int (*poll)() = nullptr;
 
-std::filesystem::path own_folder() {
+/// The one that the launcher names, for the torch of this program; else that of the build, beside this library.
+std::filesystem::path contents_library() {
+  if (const char* named = std::getenv("OOMDIAG_CONTENTS"); named && *named) return named;
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(load_forgetting), &info);
-  return std::filesystem::path(info.dli_fname ? info.dli_fname : "").parent_path();
+  return std::filesystem::path(info.dli_fname ? info.dli_fname : "").parent_path() / "liboomdiag_forget.so";
 }
 
 }  // namespace
@@ -28,7 +31,7 @@ void load_forgetting() noexcept try {
   if (!torch) return;  // not a torch program, or not yet
   dlclose(torch);
   if (is_loaded.exchange(true)) return;
-  void* library = dlopen((own_folder() / "liboomdiag_forget.so").c_str(), RTLD_NOW);
+  void* library = dlopen(contents_library().c_str(), RTLD_NOW);
   if (library) poll = reinterpret_cast<int (*)()>(dlsym(library, "oomdiag_forget_poll"));
   if (!poll) return oomdiag_device_keep_no_contents();
   is_waiting.store(true, std::memory_order_release);

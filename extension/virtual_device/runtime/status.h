@@ -6,7 +6,7 @@
 // The runtime is thin, as the real one is: it keeps the thread's last error and gives a thread the primary context of
 // its device at the first call that needs one, and leaves the rest to the driver, whose error numbers it shares.
 //
-// It has the real library's SONAME and its version node, libcudart.so.13: then a preloaded copy is the one that
+// It has the real library's SONAME and its version node, libcudart.so.13 (for programs of CUDA 12 libcudart.so.12): then a preloaded copy is the one that
 // everybody binds to and that dlopen finds, without warnings. With another SONAME, or without versions, the real
 // library is mapped too, and a program that opens it by name reaches it.
 

@@ -1,6 +1,7 @@
 // Streams, events, capture and graphs: the driver's functions under the runtime's names.
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/runtime/forms.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::in_context;

@@ -39,6 +39,11 @@ def names_in_library(nm, library):
     return {entry[2].split("@")[0] for entry in entries if len(entry) == 3 and entry[1] in "TWi" and not entry[2].startswith("_Z")}
 
 
+def names_in_list(path):
+    """The same of a library that is not there: one name a line."""
+    return set(pathlib.Path(path).read_text().split())
+
+
 def names_in_objects(nm, objects):
     listing = subprocess.run([nm, "--defined-only", *objects], capture_output=True, text=True, check=True).stdout
     return {line.split()[-1] for line in listing.splitlines() if " " in line}
@@ -69,6 +74,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nm", default="nm")
     parser.add_argument("--library", help="the real library")
+    parser.add_argument("--names", help="a list of its names, where it is not there")
     parser.add_argument("--driver-header", help="cuda.h: there is no real driver to look at")
     parser.add_argument("--taking", help="only functions that take this type, by --headers")
     parser.add_argument("--headers", nargs="*", default=[])
@@ -77,7 +83,12 @@ def main():
     parser.add_argument("--output", required=True)
     args = parser.parse_args()
 
-    names = names_in_library(args.nm, args.library) if args.library else names_in_driver_header(args.driver_header)
+    if args.library:
+        names = names_in_library(args.nm, args.library)
+    elif args.names:
+        names = names_in_list(args.names)
+    else:
+        names = names_in_driver_header(args.driver_header)
     takes_handle_first = dict.fromkeys(names, True)
     if args.taking:
         takes_handle_first = declarations_taking(args.taking, args.headers)

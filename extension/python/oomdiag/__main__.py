@@ -1,0 +1,3 @@
+from oomdiag import _main
+
+_main()

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+// The allocator's functions that are not the same in every torch from 2.6 on. Templates, so that what a version lacks is not
+// compiled there.
+
+namespace oomdiag {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+/// All segments with their blocks; without the history of the allocator where that can be left out.
+template <class Allocator>
+allocator::SnapshotInfo take_snapshot(Allocator& of) {
+  constexpr c10::MempoolId_t kAllPools{0, 0};
+  if constexpr (requires { of.snapshot(kAllPools, false); }) {
+    return of.snapshot(kAllPools, false);
+  } else if constexpr (requires { of.snapshot(kAllPools); }) {
+    return of.snapshot(kAllPools);  // to 2.9
+  } else {
+    return of.snapshot();  // to 2.6
+  }
+}
+
+/// Free and all bytes of a card.
+template <class Allocator>
+std::pair<size_t, size_t> read_card_memory(Allocator& of, c10::DeviceIndex device) {
+  if constexpr (requires { of.getMemoryInfo(device); }) {
+    return of.getMemoryInfo(device);
+  } else {
+    std::pair<size_t, size_t> result{};
+    const c10::DeviceIndex before = c10::cuda::current_device();
+    c10::cuda::set_device(device);
+    cudaMemGetInfo(&result.first, &result.second);
+    c10::cuda::set_device(before);
+    return result;
+  }
+}
+
+/// The private pool that an entry belongs to; none where torch does not say, to 2.6.
+template <class Entry>
+c10::MempoolId_t pool_of(const Entry& entry) {
+  if constexpr (requires { entry.mempool_; }) {
+    return entry.mempool_;
+  } else {
+    return {0, 0};
+  }
+}
+
+}  // namespace oomdiag
