@@ -183,6 +183,17 @@ void add_temporaries(const Moment& moment, uint32_t position, Lives& blocks) {
   blocks.push_back(rest);
 }
 
+// Where the graph is seen, what none of its nodes keeps may be gone as soon as the call that made it returns: a sum on its
+// way into a norm, the input of the op that was refused.
+void end_unsaved(Lives& blocks, uint32_t position) {
+  const bool graph_seen = std::any_of(blocks.begin(), blocks.end(),
+                                      [](const BlockLife& block) { return is_kept(block) && !block.saved_by.empty(); });
+  if (!graph_seen) return;
+  for (BlockLife& block : blocks) {
+    if (is_kept(block) && block.saved_by.empty() && !block.ever_saved) block.died = position;
+  }
+}
+
 // What forward and backward made is gone when the optimizer begins.
 void end_step(Lives& blocks, uint32_t position) {
   for (BlockLife& block : blocks) {
@@ -228,6 +239,7 @@ KnownRest add_known_rest(const StepLives& cut, const Moment& moment) {
     if (block.died != BlockLife::kNever) position = std::max(position, block.died);
   }
   if (moment.phase == Phase::forward) {
+    end_unsaved(rest.lives.blocks, ++position);
     std::map<std::string_view, Stack> stacks;
     for (const LiveBlock& block : moment.blocks) {
       if (block.category == Category::parameter) add_parameter(stacks, block);

@@ -86,10 +86,11 @@ std::optional<Changed> use_fused_optimizer(const Situation& situation) {
 /// correction.) In place of all temporaries of the step the two of the largest parameter are alive.
 std::optional<Changed> use_loop_optimizer(const Situation& situation) {
   Lives blocks = situation.lives.blocks;
-  int64_t largest = 0;
+  int64_t largest = 0, largest_parameter = 0;
   BlockLife* first = nullptr;
   uint32_t last_death = 0;
   for (BlockLife& block : blocks) {
+    if (block.category == Category::parameter) largest_parameter = std::max(largest_parameter, block.bytes);
     if (!is_optimizer_temporary(block)) continue;
     if (block.made.op.find("foreach") != block.made.op.npos ||
         block.made.inner.find("foreach") != block.made.inner.npos) {
@@ -100,7 +101,8 @@ std::optional<Changed> use_loop_optimizer(const Situation& situation) {
     if (&block != first) block.bytes = 0;
   }
   if (first == nullptr) return {};
-  first->bytes = 2 * largest;
+  // What a step that was cut short would still have made is one block for all.
+  first->bytes = 2 * (largest_parameter > 0 ? std::min(largest, largest_parameter) : largest);
   first->died = std::max(last_death, first->born + 1);
   return Changed{.id = "foreach_off",
                  .label = "optimizer with foreach=False",

@@ -36,33 +36,33 @@ class Program:
 
 
 PROGRAMS = [
-    Program("cnn", "cnn", 64, quick=True, cards=(0.3, 0.6, 0.9)),
-    Program("cnn, momentum", "cnn", 64, {"optimizer": "momentum"}, kept_back=True),
-    Program("cnn, a larger batch later", "cnn", 64, {"warm": 1, "steps": 1}, cards=(0.7,)),
-    Program("residual", "residual", 48),
-    Program("residual, checkpointed", "residual", 96, {"checkpointed": True}, kept_back=True),
-    Program("residual, autocast", "residual", 48, {"autocast": True}, cards=(0.8,)),
-    Program("mlp", "mlp", 8192, quick=True, cards=(0.5, 0.95)),
-    Program("mlp, outputs held", "mlp", 8192, {"arguments": {"held": True}}, cards=(0.7,)),
-    Program("mlp, zero_grad before backward", "mlp", 2048, {"zero_late": True}, cards=(0.95,), kept_back=True),
+    Program("cnn", "cnn", 1024, quick=True, cards=(0.3, 0.6, 0.9)),
+    Program("cnn, momentum", "cnn", 1024, {"optimizer": "momentum"}, kept_back=True),
+    Program("cnn, a larger batch later", "cnn", 1024, {"warm": 1, "steps": 1}, cards=(0.7,)),
+    Program("residual", "residual", 768),
+    Program("residual, checkpointed", "residual", 1536, {"checkpointed": True}, kept_back=True),
+    Program("residual, autocast", "residual", 768, {"autocast": True}, cards=(0.8,)),
+    Program("mlp", "mlp", 131072, quick=True, cards=(0.5, 0.95)),
+    Program("mlp, outputs held", "mlp", 131072, {"arguments": {"held": True}}, cards=(0.7,)),
+    Program("mlp, zero_grad before backward", "mlp", 32768, {"zero_late": True}, cards=(0.95,), kept_back=True),
     Program("wide", "wide", 64, cards=(0.55, 0.8, 0.95), quick=True),
     Program("wide, gradients kept", "wide", 1024, {"keep_gradients": True}, cards=(0.9,)),
     Program("wide, resumed", "wide", 256, {"resumed": True}, cards=(0.7, 0.95)),
     Program("wide, bf16", "wide", 4096, {"bf16": True}, cards=(0.6, 0.95), kept_back=True),
     Program("wide, frozen", "wide", 1024, {"frozen": 8}, cards=(0.9,)),
-    Program("gpt", "gpt", 8, cards=(0.3, 0.6, 0.97)),
-    Program("gpt, long", "gpt", 2, {"arguments": {"length": 1024}}, cards=(0.5, 0.9), kept_back=True),
-    Program("gpt, autocast", "gpt", 8, {"autocast": True}, cards=(0.8,)),
-    Program("gpt, checkpointed", "gpt", 8, {"checkpointed": True}, cards=(0.8,)),
-    Program("gpt, accumulated", "gpt", 8, {"parts": 2}, cards=(0.9,)),
-    Program("gpt, bf16, SGD", "gpt", 8, {"bf16": True, "optimizer": "sgd"}, cards=(0.7,), kept_back=True),
-    Program("encoder", "encoder", 16, cards=(0.4, 0.95)),
-    Program("encoder, resumed", "encoder", 16, {"resumed": True}, cards=(0.9,), kept_back=True),
-    Program("lstm", "lstm", 32, cards=(0.4, 0.9)),
-    Program("mlp in C++", "mlp", 60000, cpp=True, cards=(0.6, 0.9)),
-    Program("deepcnn in C++", "deepcnn", 400, cpp=True, cards=(0.5, 0.8)),
-    Program("simplecnn in C++", "simplecnn", 512, cpp=True, cards=(0.7,), kept_back=True),
-    Program("lstm, momentum", "lstm", 32, {"optimizer": "momentum"}, cards=(0.7,), kept_back=True),
+    Program("gpt", "gpt", 128, cards=(0.3, 0.6, 0.97)),
+    Program("gpt, long", "gpt", 32, {"arguments": {"length": 1024}}, cards=(0.5, 0.9), kept_back=True),
+    Program("gpt, autocast", "gpt", 128, {"autocast": True}, cards=(0.8,)),
+    Program("gpt, checkpointed", "gpt", 128, {"checkpointed": True}, cards=(0.8,)),
+    Program("gpt, accumulated", "gpt", 128, {"parts": 2}, cards=(0.9,)),
+    Program("gpt, bf16, SGD", "gpt", 128, {"bf16": True, "optimizer": "sgd"}, cards=(0.7,), kept_back=True),
+    Program("encoder", "encoder", 256, cards=(0.4, 0.95)),
+    Program("encoder, resumed", "encoder", 256, {"resumed": True}, cards=(0.9,), kept_back=True),
+    Program("lstm", "lstm", 512, cards=(0.4, 0.9)),
+    Program("mlp in C++", "mlp", 8000000, cpp=True, cards=(0.6, 0.9)),
+    Program("deepcnn in C++", "deepcnn", 6400, cpp=True, cards=(0.5, 0.8)),
+    Program("simplecnn in C++", "simplecnn", 65536, cpp=True, cards=(0.7,), kept_back=True),
+    Program("lstm, momentum", "lstm", 512, {"optimizer": "momentum"}, cards=(0.7,), kept_back=True),
 ]
 
 
@@ -123,6 +123,9 @@ def collect(build, programs, quick):
     failed = run(build, [job_of(program, card) for program, card in failing])
     claims, larges = [], {}
     for (program, card), job in zip(failing, failed):
+        if job["report"] is None:
+            print(f"{program.name} on {card} MiB: {job['told']['ended']}, {job['why_no_report']}")
+            continue
         failure = job["report"]["failure"]
         if not failure:
             print(f"{program.name} on {card} MiB: {job['told']['ended']}")

@@ -25,6 +25,7 @@ def run_jobs(build, jobs, device=DEVICE):
     for job in jobs:
         explained = subprocess.run([oomdiag, "explain", job["folder"] + "/trace", "--json"], capture_output=True, text=True)
         job["report"] = json.loads(explained.stdout) if explained.returncode == 0 else None
+        job["why_no_report"] = explained.stderr
         pathlib.Path(job["folder"], "trace").unlink(missing_ok=True)
     return jobs
 
@@ -51,4 +52,5 @@ def train_jobs(build, jobs, device=DEVICE):
                                   env={**os.environ, **job["environment"]})
         job["told"] = {"name": job["name"], "ended": ends.get(done.returncode, "failed: " + done.stderr[-500:]), "result": None}
         job["report"] = json.loads(done.stdout) if done.stdout else None
+        job["why_no_report"] = done.stderr
     return jobs
