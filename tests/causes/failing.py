@@ -144,7 +144,7 @@ def mlp(held=False):
 
 
 def wide():
-    return WithLoss(nn.Sequential(*[nn.Linear(6144, 6144) for _ in range(8)])), rows(6144)
+    return WithLoss(nn.Sequential(*[nn.Linear(6144, 6144, device="cuda") for _ in range(8)])), rows(6144)
 
 
 def gpt(length=256, vocabulary=8192, layers=6):
