@@ -1,16 +1,12 @@
 #include "cli/cache.h"
 
-#include <cstdlib>
+#include "cli/environment.h"
 
 namespace oomdiag {
 
 std::filesystem::path cache_folder() {
-  const auto variable = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return std::filesystem::path(value == nullptr ? "" : value);
-  };
-  if (const auto cache = variable("XDG_CACHE_HOME"); cache.is_absolute()) return cache / "oomdiag";
-  if (const auto home = variable("HOME"); !home.empty()) return home / ".cache" / "oomdiag";
+  if (const std::filesystem::path cache = environment("XDG_CACHE_HOME"); cache.is_absolute()) return cache / "oomdiag";
+  if (const std::filesystem::path home = environment("HOME"); !home.empty()) return home / ".cache" / "oomdiag";
   return "/tmp/oomdiag-cache";
 }
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "cli/cache.h"
+#include "cli/environment.h"
 #include "cli/live_line.h"
 #include "cli/preload.h"
 #include "cli/recipe.h"
@@ -17,11 +18,6 @@
 
 namespace oomdiag {
 namespace {
-
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 /// One line for each card: what the virtual device reads.
 std::string list_files(const std::vector<CardEntry>& cards) {

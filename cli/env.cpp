@@ -1,24 +1,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 
 #include "cli/commands.h"
+#include "cli/environment.h"
 #include "cli/help.h"
 #include "cli/install.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
 namespace {
-
-/// For a shell: in single quotes, which themselves are put outside of them.
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (const char letter : text) {
-    result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  }
-  return result + "'";
-}
 
 int print_environment() {
   const std::filesystem::path libraries = find_install().libraries;
@@ -27,10 +18,8 @@ int print_environment() {
     throw Error(ErrorKind::environment, fmt::format("the Python package is missing from '{}'", libraries.string()),
                 "build it: scripts/build");
   }
-  const char* const before = std::getenv("PYTHONPATH");
-  const std::string rest = before == nullptr || *before == '\0' ? "" : fmt::format(":{}", before);
-  fmt::print("export PYTHONPATH={}\n", quoted((libraries / "python").string() + rest));
-  fmt::print("export OOMDIAG_LIBRARY={}\n", quoted((libraries / "liboomdiag.so").string()));
+  fmt::print("export PYTHONPATH={}\n", quoted_for_shell(before_python_path(libraries / "python")));
+  fmt::print("export OOMDIAG_LIBRARY={}\n", quoted_for_shell((libraries / "liboomdiag.so").string()));
   return 0;
 }
 

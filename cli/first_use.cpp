@@ -18,20 +18,24 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <sstream>
 
 #include "cli/cache.h"
-#include "cli/commands_at_once.h"
+#include "cli/environment.h"
 #include "cli/launcher.h"
 #include "cli/terminal.h"
+#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr long kBytesOfCompiler = 1L << 30;  ///< that one unit takes
 
 constexpr const char* kStillWorks =
     "without a recorder the virtual device still works, with PyTorch's own totals and errors, and so does oomdiag "
@@ -101,6 +105,24 @@ std::string find_compiler(const TorchOfPython& torch) {
   }
   throw cannot(torch, "there is no C++ compiler to build it with",
                "install g++ 11 or newer (apt-get install g++), or name one in CXX");
+}
+
+/// A command whose output goes to a file.
+struct LoggedCommand {
+  std::vector<std::string> arguments;
+  fs::path log;
+};
+
+/// In a process of its own: becomes the command.
+[[noreturn]] void become(const LoggedCommand& command) {
+  std::vector<char*> arguments;
+  for (const std::string& argument : command.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  const int log = open(command.log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  dup2(log, STDOUT_FILENO);
+  dup2(log, STDERR_FILENO);
+  execvp(arguments.front(), arguments.data());
+  _exit(127);
 }
 
 /// One build, in a folder that takes its place when all is well.
@@ -197,11 +219,16 @@ class Build {
 
   void run_all(const std::vector<LoggedCommand>& commands, const char* doing) const {
     Steps steps(fmt::format("{} the recorder for torch {}", doing, torch_.version));
-    const std::size_t failed = run_at_once(commands, [&](std::size_t over) { steps.show(over, commands.size()); });
+    std::vector<std::function<std::string()>> works;
+    for (const LoggedCommand& command : commands) works.emplace_back([&]() -> std::string { become(command); });
+    const auto ended = run_in_processes(works, programs_at_once(kBytesOfCompiler),
+                                        [&](std::size_t over) { steps.show(over, commands.size()); });
     steps.hide();
-    if (failed == commands.size()) return;
-    throw cannot(torch_, fmt::format("{} it failed: {}", doing, complaint_in(commands[failed].log)),
-                 fmt::format("see {}, and please report it", commands[failed].log.string()));
+    const auto failed = std::ranges::find_if(ended, [](const auto& answer) { return !answer; });
+    if (failed == ended.end()) return;
+    const fs::path& log = commands[static_cast<std::size_t>(failed - ended.begin())].log;
+    throw cannot(torch_, fmt::format("{} it failed: {}", doing, complaint_in(log)),
+                 fmt::format("see {}, and please report it", log.string()));
   }
 
   /// The line that says what is wrong, of a compiler, a linker or Python.

@@ -13,7 +13,6 @@
 #include "cli/programs.h"
 #include "cli/real_gpu.h"
 #include "cli/terminal.h"
-#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -165,7 +164,7 @@ int fit_value(const Options& options, FitRequest request, const Install& install
   return any ? 0 : kOutOfMemory;
 }
 
-int fit(Options options) try {
+int fit(Options options) {
   if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options.json);
   const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
   if (has_model && options.vary.empty() && !options.smallest_card) options.vary = {"batch=1..65536"};
@@ -183,8 +182,6 @@ int fit(Options options) try {
   const FitRequest request = make_request(options, install, !options.smallest_card);
   Trials trials(install);
   return options.smallest_card ? fit_card(options, request, trials) : fit_value(options, request, install, trials);
-} catch (const Interrupted& interrupted) {
-  return 128 + interrupted.signal;
 }
 
 }  // namespace

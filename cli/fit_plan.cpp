@@ -6,6 +6,7 @@
 #include <charconv>
 #include <sstream>
 
+#include "cli/environment.h"
 #include "cli/reports.h"
 #include "cli/run_ranks.h"
 #include "cli/temporary_folder.h"
@@ -40,12 +41,11 @@ Values values_of(const std::string& name) {
   return values;
 }
 
+/// For a shell, in quotes only where it must be.
 std::string quoted(const std::string& word) {
   const std::string plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
   if (!word.empty() && word.find_first_not_of(plain) == word.npos) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
+  return quoted_for_shell(word);
 }
 
 Plan run_plan(const Values& values, const FitRequest& request, int local_world_size, const Install& install) {

@@ -17,7 +17,6 @@
 #include "cli/recipe.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
-#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -132,7 +131,7 @@ void write(const std::string& json, const std::filesystem::path& file) {
   }
 }
 
-int fix(Options options) try {
+int fix(Options options) {
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
   check_writable(options.output);
@@ -154,8 +153,6 @@ int fix(Options options) try {
   if (!folder.empty()) remember(fixed, json, folder);
   fmt::print("{}", options.json ? json + "\n" : to_text(fixed, patient, command));
   return fixed.helped() ? 0 : kNothingHelps;
-} catch (const Interrupted& interrupted) {
-  return 128 + interrupted.signal;
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ struct Install {
   std::string torch_version{};       ///< "2.15.0+cu132"; empty = no torch is known yet
   std::string architectures{};       ///< that this torch has code for, "75,80"; empty = not asked
   std::string no_recorder{};         ///< why there is none, one line
+
+  /// What a Python imports when it starts: remedies, and the absent ranks of a job.
+  std::filesystem::path injected() const { return libraries / "python" / "remedies" / "site-packages"; }
 };
 
 /// The build that this executable belongs to, or the installation.

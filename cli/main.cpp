@@ -12,6 +12,7 @@
 #include "cli/help.h"
 #include "cli/nearest.h"
 #include "cli/terminal.h"
+#include "cli/workers.h"
 #include "profiler/error.h"
 
 // OOMDIAG_VERSION comes from CMakeLists.txt.
@@ -110,7 +111,11 @@ int parse_and_run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     throw explain_usage(error, app, words);
   }
-  return chosen();
+  try {
+    return chosen();
+  } catch (const Interrupted& interrupted) {
+    return 128 + interrupted.signal;
+  }
 }
 
 void print(const Error& error) {

@@ -5,9 +5,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <sstream>
 
+#include "cli/environment.h"
 #include "cli/help.h"
 #include "profiler/error.h"
 
@@ -34,11 +34,6 @@ std::vector<int> read_ranks(const std::string& list, int world_size) {
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   if (ranks.empty()) throw Error(ErrorKind::usage, "--ranks names no rank", "as in: --ranks 0,7,63");
   return ranks;
-}
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
 }
 
 }  // namespace
@@ -119,9 +114,7 @@ Environment environment_of_rank(const Job& job, int rank, const std::filesystem:
   set_default("TORCH_NCCL_ENABLE_MONITORING", "0");
   set("OOMDIAG_RANK_JOB", folder.string());
   set("OOMDIAG_RANK_FOLDER", std::filesystem::current_path().string());
-  const std::string ours = (install.libraries / "python" / "remedies" / "site-packages").string();
-  const std::string before = environment("PYTHONPATH");
-  set("PYTHONPATH", before.empty() ? ours : ours + ":" + before);
+  set("PYTHONPATH", before_python_path(install.injected()));
   return variables;
 }
 

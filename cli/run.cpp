@@ -15,7 +15,6 @@
 #include "cli/run_ranks.h"
 #include "cli/temporary_folder.h"
 #include "cli/terminal.h"
-#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -53,7 +52,7 @@ void show(const Diagnosis& diagnosis, const Options& options) {
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
 }
 
-int run_ranks(const Options& options, const Job& job, const DiagnosisRequest& request, const Install& install) try {
+int run_ranks(const Options& options, const Job& job, const DiagnosisRequest& request, const Install& install) {
   Steps steps("ranks");
   const std::size_t expected = std::max<std::size_t>(job.ranks.size(), 2);
   const RanksDiagnosis ranks =
@@ -65,8 +64,6 @@ int run_ranks(const Options& options, const Job& job, const DiagnosisRequest& re
   if (ranks.report && !options.html.empty()) write_page(load_explained(ranks.folder), options.html);
   const bool out_of_memory = ranks.report && ranks.report->outcome == "out_of_memory";
   return out_of_memory && options.oom_exit_code >= 0 ? options.oom_exit_code : ranks.exit_code();
-} catch (const Interrupted& interrupted) {
-  return 128 + interrupted.signal;
 }
 
 int run(const Options& options) {

@@ -107,6 +107,16 @@ std::string last_lines(const fs::path& output) {
   return text;
 }
 
+std::string last_line(const fs::path& output) {
+  std::ifstream stream(output);
+  std::string last;
+  for (std::string line; std::getline(stream, line);) {
+    if (line.find_first_not_of(" \t\r") != line.npos) last = line;
+  }
+  constexpr std::size_t kMost = 300;
+  return last.substr(0, kMost);
+}
+
 std::string as_typed(const fs::path& path) {
   std::error_code error;
   const fs::path here = fs::current_path(error);

@@ -37,6 +37,9 @@ void remove_empty_run(const std::filesystem::path& folder);
 /// we can say.
 std::string last_lines(const std::filesystem::path& output);
 
+/// The last line of it that says something: of a Python program the error.
+std::string last_line(const std::filesystem::path& output);
+
 /// The path as somebody in the current folder would type it.
 std::string as_typed(const std::filesystem::path& path);
 

@@ -21,16 +21,6 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-std::string last_line(const fs::path& file) {
-  std::ifstream stream(file);
-  std::string last;
-  for (std::string line; std::getline(stream, line);) {
-    if (line.find_first_not_of(" \t\r") != line.npos) last = line;
-  }
-  constexpr std::size_t kMost = 300;
-  return last.substr(0, kMost);
-}
-
 /// The ranks of the first pipeline that a rank was in.
 std::vector<int> read_stages(const fs::path& job_folder) {
   std::ifstream file(job_folder / "stages");

@@ -5,24 +5,19 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "cli/environment.h"
 #include "profiler/error.h"
 #include "profiler/report/printable.h"
 
 namespace oomdiag {
 namespace {
 
-std::string_view environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 /// As the C library finds it: the first of the three that is set decides.
 bool has_utf8_locale() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    const std::string_view locale = environment(name);
+    const std::string locale = environment(name);
     if (locale.empty()) continue;
     for (const char* spelling : {"UTF-8", "utf8", "UTF8", "utf-8"}) {
       if (locale.find(spelling) != std::string_view::npos) return true;

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <fstream>
 
+#include "cli/environment.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/workers.h"
@@ -28,9 +28,7 @@ DiagnosisRequest to_diagnosis(const TrialRequest& trial, const Install& install,
                            .steady = trial.steady,
                            .judged_bytes = trial.judged_bytes};
   if (!trial.remedies.is_null()) {
-    const char* const before = std::getenv("PYTHONPATH");
-    const std::string ours = (install.libraries / "python" / "remedies" / "site-packages").string();
-    request.environment.emplace_back("PYTHONPATH", before == nullptr ? ours : ours + ":" + before);
+    request.environment.emplace_back("PYTHONPATH", before_python_path(install.injected()));
     request.environment.emplace_back("OOMDIAG_REMEDIES", trial.remedies.dump());
   }
   return request;
@@ -62,17 +60,6 @@ std::vector<nlohmann::json> read_lines(const fs::path& file) {
     if (value.is_object()) lines.push_back(std::move(value));
   }
   return lines;
-}
-
-/// The last line that says something: of a Python program the error.
-std::string last_line(const fs::path& file) {
-  std::ifstream stream(file);
-  std::string last;
-  for (std::string line; std::getline(stream, line);) {
-    if (line.find_first_not_of(" \t\r") != line.npos) last = line;
-  }
-  constexpr std::size_t kMost = 300;
-  return last.substr(0, kMost);
 }
 
 void take_figures(Trial& trial) {
