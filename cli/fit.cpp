@@ -29,6 +29,7 @@ struct Options {
   std::string memory;
   std::vector<std::string> vary;
   uint32_t steps = 0;
+  int most_runs = FitRequest{}.most_runs;
   bool smallest_card = false;
   bool json = false;
   int local_world_size = 0;
@@ -75,7 +76,8 @@ std::vector<Values> combinations_of(const std::vector<Variable>& variables) {
 
 FitRequest make_request(const Options& options, Install& install, bool by_batch) {
   FitRequest request{.device = choose_device({.device = options.device, .memory = options.memory}, install),
-                     .steps = options.steps};
+                     .steps = options.steps,
+                     .most_runs = options.most_runs};
   if (options.model.model.empty()) {
     request.program = resolve_program(options.program, install);
     return request;
@@ -143,7 +145,7 @@ int fit_value(const Options& options, FitRequest request, const Install& install
   if (is_plan(variables)) return fit_plan(options, variables, request, install);
   const std::vector<Values> combinations = combinations_of(variables);
   const std::vector<CardEntry> cards = cards_of(options, request, install);
-  const std::size_t expected = combinations.size() * cards.size() * 12;
+  const std::size_t expected = combinations.size() * cards.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
   std::vector<FitOfCard> found;
   std::map<Values, std::optional<Line>> lines;  // what a card has shown is a good guess for the next
@@ -215,6 +217,12 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command.add_option("--steps", options->steps, "end each run after so many steps; default: when its peak is steady")
       ->type_name("N")
       ->check(range(1, 1 << 20));
+  command
+      .add_option("--runs", options->most_runs,
+                  "of one search: those that the border does not need try values above it, which may pass again")
+      ->type_name("N")
+      ->check(range(2, 1 << 12))
+      ->capture_default_str();
   command
       .add_option("--local-world-size", options->local_world_size,
                   "ranks of a host, where --vary world=8..64:pow2 makes a job of so many; default: 8")

@@ -36,6 +36,7 @@ struct FitRequest {
   std::vector<std::string> program{};
   DeviceChoice device{};
   uint32_t steps = 0;  ///< 0 = found
+  int most_runs = 12;  ///< for one border, unless it takes more to find it at all
 };
 
 /// One run of a search.
@@ -56,6 +57,7 @@ class Fitter {
   const std::vector<FitRun>& runs() const { return runs_; }
   /// How many values are worth trying together.
   int at_once() const;
+  int most_runs() const { return request_.most_runs; }
 
  private:
   const FitRequest& request_;
@@ -70,6 +72,7 @@ struct LargestValue {
   std::optional<int64_t> value{};  ///< nullopt: the least fails
   bool is_last_of_range = false;
   std::vector<int64_t> failed_above{};  ///< that were run and failed
+  bool may_pass_above = false;          ///< far above, as BorderSearch says
   std::optional<Line> line{};
 };
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,

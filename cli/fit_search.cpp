@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kPageBytes = kRoundLargeBytes;
 constexpr int64_t kLeastCard = 256 * kMiB, kLargestCard = int64_t{16} << 40;
-constexpr int64_t kMostRuns = 12;   ///< for one border, unless it takes more to find it at all
 constexpr int64_t kPagesBelow = 4;  ///< that are tried below the smallest card
 
 std::string names_of(const Values& values) {
@@ -64,7 +63,7 @@ int Fitter::at_once() const { return request_.device.is_virtual() ? std::max(1, 
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
                                 const std::optional<Line>& prior) {
   BorderSearch search(
-      variable.count(), [&](int64_t i) { return variable.value(i); }, kMostRuns, prior);
+      variable.count(), [&](int64_t i) { return variable.value(i); }, fitter.most_runs(), prior);
   const int at_once = fitter.at_once();
   for (auto positions = search.next(at_once); !positions.empty(); positions = search.next(at_once)) {
     std::vector<std::pair<Values, int64_t>> cases;
@@ -85,6 +84,7 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
   const std::optional<int64_t> found = search.found();
   if (!found) return largest;
   largest.value = variable.value(*found);
+  largest.may_pass_above = search.may_pass_above();
   largest.is_last_of_range = *found == variable.count() - 1;
   for (const auto& [position, point] : search.points()) {
     if (position > *found && position <= *found + BorderSearch::kNeighbours) {

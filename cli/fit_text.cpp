@@ -58,6 +58,11 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
     text += fmt::format("; so do {}", fmt::join(largest.failed_above.begin() + 1, largest.failed_above.end(), ", "));
   }
   if (!largest.failed_above.empty()) text += "\n";
+  if (largest.may_pass_above) {
+    text += fmt::format(
+        "  libraries chose other algorithms as it grew: a much larger one may fit again, --runs {} looks there\n",
+        2 * runs.size() + BorderSearch::kNeighbours);
+  }
   std::vector<int64_t> below;
   for (const FitRun& run : runs) {
     values[variable.name] = run.values.at(variable.name);

@@ -28,6 +28,7 @@ struct Look {
   struct Block {
     std::string container, path;
     int64_t leaves = 0;       ///< modules without children in it
+    int64_t ops = 0;          ///< that autograd recorded of a call; 0 = not seen
     int64_t saved_bytes = 0;  ///< what autograd keeps of it
     bool operator==(const Block&) const = default;
   };
@@ -61,12 +62,13 @@ struct Change {
   int cost = kNoWork;
   bool changes_numerics = false;
   bool changes_batch = false;
-  double extra_forward = 0;          ///< share of the modules of forward that run again
-  nlohmann::json settings{};         ///< of the injected module; null = not injected
-  Environment environment{};         ///< that the program is run with
-  std::vector<std::string> added{};  ///< arguments behind the program's own
-  std::optional<int64_t> batch{};    ///< for {batch}
-  std::vector<std::string> lines{};  ///< that a user writes; those of injected ones tell theirs
+  double extra_forward = 0;                 ///< share of the modules of forward that run again
+  std::optional<int64_t> recomputed_ops{};  ///< of autograd that run again in each backward; nullopt = not seen
+  nlohmann::json settings{};                ///< of the injected module; null = not injected
+  Environment environment{};                ///< that the program is run with
+  std::vector<std::string> added{};         ///< arguments behind the program's own
+  std::optional<int64_t> batch{};           ///< for {batch}
+  std::vector<std::string> lines{};         ///< that a user writes; those of injected ones tell theirs
   std::optional<int64_t> predicted_peak_bytes{};
   std::string missing{};  ///< what it needs and is not there: it is not run
 };
@@ -85,6 +87,7 @@ struct Remedied {
   int cost() const;
   bool changes_numerics() const;
   double extra_forward() const;
+  std::optional<int64_t> recomputed_ops() const;
   std::optional<int64_t> predicted_peak_bytes() const;  ///< of a single change
 };
 

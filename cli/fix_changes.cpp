@@ -129,6 +129,10 @@ Look read_look(const std::vector<nlohmann::json>& told) try {
       look.has_optimizer |= one["of_torch"].get<bool>() && !is("foreach", false) && !is("fused", true);
       look.has_adam |= one["of_torch"].get<bool>() && (one["kind"] == "Adam" || one["kind"] == "AdamW");
     }
+    if (line.contains("ops")) {
+      const auto block = std::ranges::find(look.blocks, line["ops"]["path"].get<std::string>(), &Look::Block::path);
+      if (block != look.blocks.end() && block->ops == 0) block->ops = line["ops"]["count"];
+    }
     if (line.contains("logits")) look.logits = std::max(look.logits, line["logits"]["elements"].get<int64_t>());
     look.has_8bit |= line.value("has_8bit", false);
     if (!line.contains("root")) continue;

@@ -6,13 +6,14 @@
 #include "cli/fix.h"
 #include "profiler/explain/what_if.h"
 
-// Which blocks to run again in backward: those that keep most for each module that runs again, as many as are needed.
+// Which blocks to run again in backward: those that keep most for each op that runs again, as many as are needed.
 
 namespace oomdiag {
 namespace {
 
 double worth(const Look::Block& block) {
-  return static_cast<double>(block.saved_bytes) / static_cast<double>(std::max<int64_t>(1, block.leaves));
+  const int64_t work = block.ops > 0 ? block.ops : block.leaves;
+  return static_cast<double>(block.saved_bytes) / static_cast<double>(std::max<int64_t>(1, work));
 }
 
 /// Of look.blocks, the most worth first; the first of those that are worth the same.
@@ -53,15 +54,19 @@ Change checkpoint_blocks(const Look& look, std::size_t count) {
   std::sort(chosen.begin(), chosen.end());
   Change change{.id = "checkpoint", .group = "checkpoint", .label = "", .cost = kForwardAgain};
   change.settings = {{"blocks", nlohmann::json::array()}};
-  int64_t leaves = 0;
+  int64_t leaves = 0, ops = 0;
+  bool all_seen = true;
   for (const std::size_t i : chosen) {
     change.settings["blocks"].push_back(look.blocks[i].path);
     leaves += look.blocks[i].leaves;
+    ops += look.blocks[i].ops;
+    all_seen &= look.blocks[i].ops > 0;
   }
   change.label = chosen.size() == look.blocks.size()
                      ? "checkpoint " + name_containers(look.blocks)
                      : fmt::format("checkpoint {} of {} blocks", chosen.size(), look.blocks.size());
   if (look.leaves > 0) change.extra_forward = static_cast<double>(leaves) / static_cast<double>(look.leaves);
+  if (all_seen) change.recomputed_ops = ops;
   return change;
 }
 

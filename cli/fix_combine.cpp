@@ -81,6 +81,16 @@ double Remedied::extra_forward() const {
   return sum;
 }
 
+std::optional<int64_t> Remedied::recomputed_ops() const {
+  int64_t sum = 0;
+  for (const Change& change : changes) {
+    if (change.extra_forward == 0) continue;
+    if (!change.recomputed_ops) return std::nullopt;
+    sum += *change.recomputed_ops;
+  }
+  return sum;
+}
+
 std::optional<int64_t> Remedied::predicted_peak_bytes() const {
   return changes.size() == 1 ? changes.front().predicted_peak_bytes : std::nullopt;
 }

@@ -120,6 +120,7 @@ std::string to_json(const Fixed& fixed, const Patient& patient, const std::strin
                                 {"fits", remedy.fits},
                                 {"still_grows", remedy.still_grows},
                                 {"extra_forward", remedy.extra_forward()},
+                                {"recomputed_ops", optional(remedy.recomputed_ops())},
                                 {"changes_numerics", remedy.changes_numerics()},
                                 {"how", remedy.lines},
                                 {"unproved", remedy.unproved.empty() ? Json(nullptr) : Json(remedy.unproved)}});

@@ -6,8 +6,10 @@
 namespace oomdiag {
 namespace {
 
-constexpr int64_t kProbe = 16;   ///< the second value, in multiples of the first
-constexpr int kMostGuesses = 5;  ///< then halving: the border is not where the bytes say
+constexpr int64_t kProbe = 16;                         ///< the second value, in multiples of the first
+constexpr int kMostGuesses = 5;                        ///< then halving: the border is not where the bytes say
+constexpr double kOther = 1.1;                         ///< times a slope is another slope
+constexpr double kFarAbove[] = {1.1, 1.2, 1.35, 1.5};  ///< of the border, tried where runs are left
 
 }  // namespace
 
@@ -22,18 +24,35 @@ std::optional<int64_t> BorderSearch::found() const {
   return std::nullopt;
 }
 
+// From the first on, not between the largest two: these tell a choice of other workspaces rather than a slope.
 std::optional<Line> BorderSearch::line() const {
-  const std::pair<const int64_t, Point>*high = nullptr, *low = nullptr;
-  for (auto point = points_.rbegin(); point != points_.rend() && low == nullptr; ++point) {
-    if (point->second.passes) (high == nullptr ? high : low) = &*point;
-  }
-  if (low == nullptr) return prior_;
-  const auto x1 = static_cast<double>(value_of_(low->first)), x2 = static_cast<double>(value_of_(high->first));
-  const auto y1 = static_cast<double>(low->second.allocated_bytes),
-             y2 = static_cast<double>(high->second.allocated_bytes);
+  const std::optional<int64_t> largest = found();
+  return largest && *largest > points_.begin()->first ? line_to(*largest) : prior_;
+}
+
+std::optional<Line> BorderSearch::line_to(int64_t position) const {
+  const Point &first = points_.begin()->second, &last = points_.at(position);
+  const auto x1 = static_cast<double>(value_of_(points_.begin()->first)), x2 = static_cast<double>(value_of_(position));
+  const auto y1 = static_cast<double>(first.allocated_bytes), y2 = static_cast<double>(last.allocated_bytes);
   if (y2 <= y1) return std::nullopt;
   const double slope = (y2 - y1) / (x2 - x1);
   return Line{.fixed_bytes = y2 - slope * x2, .slope = slope};
+}
+
+bool BorderSearch::may_pass_above() const {
+  const std::optional<int64_t> largest = found();
+  const std::optional<Line> now = line();
+  if (!largest || !now || *largest == count_ - 1) return false;
+  const int64_t value = value_of_(*largest);
+  const bool was_tried =
+      static_cast<double>(value_of_(points_.rbegin()->first)) > kFarAbove[2] * static_cast<double>(value);
+  return !was_tried && std::ranges::any_of(points_, [&](const auto& one) {
+    const int64_t other = value_of_(one.first);
+    if (!one.second.passes || one.first == points_.begin()->first || other < value / 8 || other > value / 2)
+      return false;
+    const std::optional<Line> then = line_to(one.first);
+    return then && then->slope > kOther * now->slope;
+  });
 }
 
 /// The last position whose value is not above this one; -1 if none is.
@@ -46,7 +65,7 @@ int64_t BorderSearch::position_of(double value) const {
   return low;
 }
 
-/// Where the line meets the room: no run above it can pass.
+/// Where the line meets the room.
 std::optional<int64_t> BorderSearch::estimate() const {
   const std::optional<Line> along = line();
   if (!along || points_.empty()) return std::nullopt;
@@ -80,7 +99,28 @@ std::optional<int64_t> BorderSearch::estimate_below(int64_t fails) const {
   return position_of(value - missing / (along ? along->slope : needed / value));
 }
 
-/// Between one that passes and one that fails, or the end.
+/// Above one that passes, where nothing has failed yet.
+std::vector<int64_t> BorderSearch::grow(int64_t passes) const {
+  const std::optional<int64_t> border = estimate();
+  if (!border) return {position_of(static_cast<double>(value_of_(passes)) * kProbe)};
+  if (points_.size() > 2 || *border >= count_ - 1) return {*border, *border + 1};
+  return {*border - (*border - passes) / 10,
+          *border - (*border - passes) / 5};  // holes take their part, mostly a tenth
+}
+
+/// Between one that passes and one that fails.
+std::vector<int64_t> BorderSearch::guess(int64_t passes, int64_t fails) {
+  const std::optional<int64_t> border = estimate_below(fails);
+  if (!border || guesses_++ >= kMostGuesses) return {};
+  if (*border <= passes) {  // it was too low: on in growing steps
+    stride_ *= 2;
+    return {passes + stride_ / 2, passes + stride_};
+  }
+  const int64_t beyond = *border - (fails - *border);
+  const bool too_high = guesses_ > 1 && beyond > passes;  // as the last one was
+  return {*border, too_high ? beyond : *border + 1};
+}
+
 std::vector<int64_t> BorderSearch::narrow(int64_t passes, int64_t fails, int at_once) {
   std::vector<int64_t> positions;
   const auto add = [&](int64_t position) {
@@ -89,23 +129,7 @@ std::vector<int64_t> BorderSearch::narrow(int64_t passes, int64_t fails, int at_
         !points_.contains(position) && std::find(positions.begin(), positions.end(), position) == positions.end();
     if (is_new && static_cast<int>(positions.size()) < at_once) positions.push_back(position);
   };
-  if (fails == count_) {
-    const std::optional<int64_t> border = estimate();
-    if (!border) {
-      add(position_of(static_cast<double>(value_of_(passes)) * kProbe));
-    } else if (*border >= count_ - 1 || points_.size() > 2) {
-      const bool is_first = points_.size() <= 4;  // later the line has shown to be none
-      add(*border);
-      add(*border + (is_first ? 1 : std::max<int64_t>(1, (*border - passes) / 2)));
-    } else {  // holes take their part, mostly a tenth
-      add(*border - (*border - passes) / 10);
-      add(*border - (*border - passes) / 5);
-    }
-  } else if (const auto border = estimate_below(fails); border && *border > passes && guesses_ < kMostGuesses) {
-    add(*border);
-    add(*border + (guesses_ % 2 == 0 ? 1 : std::max<int64_t>(1, (fails - *border) / 2)));
-    ++guesses_;
-  }
+  for (const int64_t position : fails == count_ ? grow(passes) : guess(passes, fails)) add(position);
   if (positions.empty()) {
     const int64_t ways = at_once + 1;
     for (int64_t i = 1; i < ways; ++i) add(passes + (fails - passes) * i / ways);
@@ -117,9 +141,12 @@ std::vector<int64_t> BorderSearch::prove(int64_t passes, int at_once) const {
   std::vector<int64_t> positions;
   const auto left = most_runs_ - static_cast<int64_t>(points_.size());
   const auto most = std::min<int64_t>(at_once, left);
-  for (int64_t i = passes + 1; i <= std::min(passes + kNeighbours, count_ - 1); ++i) {
-    if (static_cast<int64_t>(positions.size()) < most && !points_.contains(i)) positions.push_back(i);
-  }
+  const auto add = [&](int64_t position) {
+    const bool is_new = position < count_ && !points_.contains(position);
+    if (is_new && static_cast<int64_t>(positions.size()) < most) positions.push_back(position);
+  };
+  for (int64_t i = passes + 1; i <= passes + kNeighbours; ++i) add(i);
+  for (const double far : kFarAbove) add(position_of(far * static_cast<double>(value_of_(passes))));
   return positions;
 }
 

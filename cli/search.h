@@ -25,14 +25,15 @@ struct Line {
 
 /// Finds the largest of ascending values with which a program passes, from few runs. Memory is nearly affine in a batch
 /// size, so runs that pass say where the border must be; the border is then run on both sides. It need not be the only one,
-/// as libraries choose other workspaces for other shapes: the next eight values above it are run too.
+/// as libraries choose other workspaces for other shapes: the next eight values above it are run too, and, where runs are
+/// left, four well above it.
 ///
 ///   while (auto next = search.next(2); !next.empty()) for (i : next) search.take(i, run(values[i]));
 class BorderSearch {
  public:
   static constexpr int64_t kNeighbours = 8;
 
-  /// `value_of` gives the value at a position, ascending; `most_runs` bounds the neighbours, never the border.
+  /// `value_of` gives the value at a position, ascending; `most_runs` bounds what is tried above the border, never the border.
   BorderSearch(int64_t count, std::function<int64_t(int64_t)> value_of, int64_t most_runs,
                std::optional<Line> prior = {});
 
@@ -42,16 +43,21 @@ class BorderSearch {
 
   /// The position of the largest that passes; nullopt if none does.
   std::optional<int64_t> found() const;
-  /// Through the two largest that passed.
+  /// Through the first and the largest that passed.
   std::optional<Line> line() const;
+  /// A value took less as it grew, as libraries chose other algorithms: one well above the border may pass again.
+  bool may_pass_above() const;
   const std::map<int64_t, Point>& points() const { return points_; }
 
  private:
+  std::optional<Line> line_to(int64_t position) const;
   std::optional<int64_t> estimate() const;
   std::optional<int64_t> estimate_below(int64_t fails) const;
   int64_t position_of(double value) const;
   int64_t first_failure(int64_t above) const;
   std::vector<int64_t> begin(int at_once) const;
+  std::vector<int64_t> grow(int64_t passes) const;
+  std::vector<int64_t> guess(int64_t passes, int64_t fails);
   std::vector<int64_t> narrow(int64_t passes, int64_t fails, int at_once);
   std::vector<int64_t> prove(int64_t passes, int at_once) const;
 
@@ -60,7 +66,8 @@ class BorderSearch {
   int64_t most_runs_;
   std::optional<Line> prior_;
   std::map<int64_t, Point> points_;
-  int guesses_ = 0;  ///< estimates that were tried below a run that failed
+  int guesses_ = 0;     ///< estimates that were tried below a run that failed
+  int64_t stride_ = 1;  ///< of the last step above a run that passes
 };
 
 /// Whether runs with these values pass, in their order.

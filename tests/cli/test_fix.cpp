@@ -40,7 +40,7 @@ TEST_CASE("what would fit but for holes is tried with expandable segments", "[cl
   CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "expandable_segments"});
 }
 
-TEST_CASE("as few blocks are checkpointed as should do, those first that keep most for each module that runs again",
+TEST_CASE("as few blocks are checkpointed as should do, those first that keep most for each op that runs again",
           "[cli]") {
   Look look{.leaves = 10};
   for (const auto& [path, leaves] : {std::pair("a.0", 4), {"a.1", 2}, {"b.0", 2}}) {
@@ -57,6 +57,11 @@ TEST_CASE("as few blocks are checkpointed as should do, those first that keep mo
   CHECK(two.label == "checkpoint 2 of 3 blocks");
   CHECK(two.settings["blocks"] == nlohmann::json::parse(R"(["a.0", "a.1"])"));
   CHECK(checkpoint_blocks(look, 1).settings["blocks"] == nlohmann::json::parse(R"(["a.1"])"));
+  CHECK_FALSE(two.recomputed_ops);
+  look.blocks[0].ops = 10, look.blocks[1].ops = 30, look.blocks[2].ops = 5;
+  CHECK(checkpoint_blocks(look, 1).settings["blocks"] == nlohmann::json::parse(R"(["a.0"])"));
+  CHECK(checkpoint_blocks(look, 3).recomputed_ops == 45);
+  look.blocks[0].ops = look.blocks[1].ops = look.blocks[2].ops = 0;
   CHECK(fewest_checkpoints(look, 1000, 400, 800) == 1);
   CHECK(fewest_checkpoints(look, 1000, 400, 700) == 2);
   CHECK(fewest_checkpoints(look, 1000, 400, 410) == 3);
@@ -73,11 +78,13 @@ TEST_CASE("a look tells of the largest network, and nothing where it cannot be r
   const auto line = nlohmann::json::parse(
       R"({"root": {"kind": "Net", "trained": true, "leaves": 4, "blocks": [{"container": "h", "path": "h.0", "leaves": 4}],
           "relus": 1, "convolutions": 0, "bytes_of_float32": 8, "autocast": false}})");
-  const Look look = read_look({line, nlohmann::json::parse(R"({"loader": {"batch_size": 64}})")});
+  const Look look = read_look({line, nlohmann::json::parse(R"({"loader": {"batch_size": 64}})"),
+                               nlohmann::json::parse(R"({"ops": {"path": "h.0", "count": 31}})")});
   CHECK(look.has_root);
   CHECK(look.loader_batch == 64);
   REQUIRE(look.blocks.size() == 1);
   CHECK(look.blocks[0].path == "h.0");
+  CHECK(look.blocks[0].ops == 31);
   CHECK(read_look({nlohmann::json::parse(R"({"root": 3})")}) == Look{});
 }
 

@@ -2,6 +2,7 @@
 
 Usage: test_fix.py --build BUILD [GROUP]. Runs on the virtual device.
 """
+import importlib.util
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import unittest
 
 import fix_programs
 
-BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]) if "--build" in sys.argv else pathlib.Path("build")
+BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]).absolute() if "--build" in sys.argv else pathlib.Path("build").absolute()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OOMDIAG = BUILD / "bin" / "oomdiag"
 CARD = ["--device", "rtx3060"]
@@ -73,6 +74,19 @@ class Quick(Fix):
         for id in "checkpoint", "autocast_bf16":
             self.assertTrue(found[id]["fits"], id)
         self.assertNotIn("foreach_off", found)  # no step of the optimizer needs what the card lacks
+        self.assertEqual(found["checkpoint"]["recomputed_ops"], 36)  # of 6 blocks: two linears with their transposes, ReLU, add
+        self.assertEqual(found["autocast_bf16"]["recomputed_ops"], 0)
+
+    @unittest.skipUnless(importlib.util.find_spec("bitsandbytes"), "bitsandbytes is not among the test programs of this torch")
+    def test_moments_of_8_bits_take_what_they_take_where_they_are_pasted(self):
+        program = fix_programs.OPTIMIZER
+        injected = {"PYTHONPATH": str(BUILD / "lib" / "python" / "remedies" / "site-packages"),
+                    "OOMDIAG_REMEDIES": '[["adam_8bit", {}]]'}
+        plain = self.peaks(fix_programs.as_it_is(program))
+        with_it = self.peaks(fix_programs.as_it_is(program), **injected)
+        lines = ["import bitsandbytes.optim", "optimizer = bitsandbytes.optim.Adam8bit(...)"]
+        self.assertEqual(with_it, self.peaks(fix_programs.paste(program, lines)))
+        self.assertLess(with_it[0], 0.8 * plain[0])
 
 
     def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
@@ -88,14 +102,14 @@ class Quick(Fix):
 
     def test_a_real_card_proves_what_fits_and_its_virtual_twin_shows_the_rest(self):
         # A script that loads the virtual card into what it runs plays a machine that has one.
-        libraries = BUILD.absolute() / "lib" / "virtual_device"
+        libraries = BUILD / "lib" / "virtual_device"
         card = ROOT / "extension" / "virtual_device" / "cards" / "rtx3060.json"
         machine = self.folder / "machine"
         machine.write_text('#!/bin/sh\nif [ -z "$OOMDIAG_CARD" ]; then\n'
                            f'  export OOMDIAG_CARD={card} LD_PRELOAD="$LD_PRELOAD:{":".join(map(str, sorted(libraries.glob("*.so*"))))}"\n'
                            'fi\nexec "$@"\n')
         machine.chmod(0o755)
-        program = ["--", machine, BUILD.absolute() / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "{batch}"]
+        program = ["--", machine, BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "{batch}"]
         driver = {"LD_LIBRARY_PATH": str(libraries), "OOMDIAG_CARD": str(card)}
         found = self.oomdiag("fit", "--device", "real", "--vary", "batch=6000,7000", "--json", *program, **driver)
         self.assertEqual(found.returncode, 0, found.stderr)

@@ -31,16 +31,57 @@ def _blocks(module, path=""):
         yield from _blocks(child, f"{path}.{name}" if path else name)
 
 
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _ops_between(inputs, outputs):
+    """How many nodes autograd made of a call: the ops that a checkpoint runs again, but for those without a gradient."""
+    seen = {tensor.grad_fn for tensor in _tensors(inputs)} | {None}
+    todo = [tensor.grad_fn for tensor in _tensors(outputs) if tensor.grad_fn not in seen]
+    count = 0
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        count += not hasattr(node, "variable")  # a leaf's: no op
+        todo += [each for each, _ in node.next_functions]
+    return count
+
+
+def _count_ops(root, path):
+    """Tells it of the first call that is differentiated."""
+
+    def count(module, arguments, keywords, output):
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        hook.remove()
+        tell(ops={"path": path, "count": _ops_between([arguments, keywords], output)})
+
+    hook = root.get_submodule(path).register_forward_hook(count, with_kwargs=True)
+
+
 def _tell_root(root):
     modules = list(root.modules())
     trained = any(parameter.requires_grad for parameter in root.parameters())
     if isinstance(root, torch.jit.ScriptModule):
         return
+    blocks = list(_blocks(root))
+    if trained and not hasattr(root, "_orig_mod"):  # what is compiled would have the hooks compiled in
+        for block in blocks:
+            _count_ops(root, block["path"])
     tell(root={
         "kind": type(root).__name__,
         "trained": trained and torch.is_grad_enabled(),
         "leaves": _leaves(root),
-        "blocks": list(_blocks(root)),
+        "blocks": blocks,
         "relus": sum(isinstance(each, nn.ReLU) and not each.inplace for each in modules),
         "convolutions": sum(isinstance(each, nn.Conv2d) for each in modules),
         "bytes_of_float32": sum(p.nbytes for p in root.parameters() if p.dtype == torch.float32),
