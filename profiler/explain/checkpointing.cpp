@@ -1,4 +1,8 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <set>
 #include <string>
@@ -157,19 +161,44 @@ std::string label_of(const Segments& segments) {
   return "checkpoint " + std::string(first) + (segments.size() == 2 ? ", " : " ... ") + std::string(last);
 }
 
-std::vector<std::string> how_of(const Segments& segments) {
-  std::string names;
-  for (const auto& [path, segment] : segments) {
-    if (names.size() > 60) {
-      names += ", …";
-      break;
-    }
-    names += (names.empty() ? "\"" : ", \"") + std::string(path) + "\"";
+bool is_number(std::string_view name) {
+  return !name.empty() &&
+         std::all_of(name.begin(), name.end(), [](unsigned char letter) { return std::isdigit(letter); });
+}
+
+/// `model.layer1[0]` for layer1.0.
+std::string as_python(std::string_view path) {
+  std::string text = "model";
+  while (!path.empty()) {
+    const std::string_view name = path.substr(0, path.find('.'));
+    text += is_number(name) ? fmt::format("[{}]", name) : fmt::format(".{}", name);
+    path.remove_prefix(std::min(name.size() + 1, path.size()));
   }
-  return {"from torch.utils.checkpoint import checkpoint",
-          "for name in [" + names + "]:", "    m = model.get_submodule(name)",
-          "    m.forward = functools.partial(checkpoint, m.forward, use_reentrant=False)",
-          "# transformers: model.gradient_checkpointing_enable()"};
+  return text;
+}
+
+/// The modules as Python: a list of numbered ones is meant as a whole, as those that keep nothing cost nothing.
+std::string in_python(const Segments& segments) {
+  std::vector<std::string> words;
+  for (const auto& [path, segment] : segments) {
+    const std::string_view parent = parent_of(path);
+    const bool in_list = parent.size() < path.size() && is_number(path.substr(parent.size() + 1));
+    const std::string word = in_list ? "*" + as_python(parent) : as_python(path);
+    if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
+  }
+  if (words.size() == 1 && words.front().starts_with('*')) return words.front().substr(1);
+  return fmt::format("[{}]", fmt::join(words, ", "));
+}
+
+std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
+  std::vector<std::string> lines{"import functools", "from torch.utils.checkpoint import checkpoint",
+                                 fmt::format("for m in {}:", in_python(segments)),
+                                 "    m.forward = functools.partial(checkpoint, m.forward, use_reentrant=False)"};
+  const bool has_trainer = std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+    return block.made.inner_source.find("transformers/") != std::string_view::npos;
+  });
+  if (has_trainer) lines.push_back("# or, of transformers: model.gradient_checkpointing_enable()");
+  return lines;
 }
 
 }  // namespace
@@ -200,7 +229,7 @@ std::optional<Changed> checkpoint_modules(const Situation& situation) {
       best->modules.emplace_back(path);
       again += segment.saved_bytes;
     }
-    best->how = how_of(segments);
+    best->how = how_of(situation.lives.blocks, segments);
     best->costs = "forward of " + std::to_string(segments.size()) + (segments.size() == 1 ? " module" : " modules") +
                   " runs twice: " + text_of(again) + " made again";
   }

@@ -40,6 +40,9 @@ std::string call_of(const Situation& situation, std::string_view argument) {
   return "torch.optim." + std::string(name) + "(model.parameters(), …, " + std::string(argument) + ")";
 }
 
+/// Worth another way of training, or other cards: a tenth of the peak.
+bool is_much(const Situation& situation, int64_t bytes) { return bytes * 10 >= situation.peak_bytes; }
+
 }  // namespace
 
 /// zero_grad(set_to_none=True): a gradient is not kept through forward; it begins where backward makes it, and the copy
@@ -172,8 +175,9 @@ std::optional<Changed> offload_optimizer(const Situation& situation) {
 std::optional<Changed> shard_over_cards(const Situation& situation) {
   constexpr int64_t kMostCards = 64;
   const Lives& whole = situation.lives.blocks;
-  const bool trains = sum_of(whole, is_gradient) + sum_of(whole, is_state) > 0;
-  for (int64_t cards = 2; trains && cards <= kMostCards; cards *= 2) {
+  const int64_t trained = sum_once(whole, is_gradient) + sum_once(whole, is_state);
+  if (!is_much(situation, trained + sum_once(whole, is_parameter))) return {};
+  for (int64_t cards = 2; trained > 0 && cards <= kMostCards; cards *= 2) {
     Lives blocks = whole;
     for (BlockLife& block : blocks) {
       const bool shared = is_parameter(block) || is_gradient(block) || is_state(block) || is_optimizer_temporary(block);
@@ -194,10 +198,11 @@ std::optional<Changed> shard_over_cards(const Situation& situation) {
   return {};
 }
 
-/// LoRA: the model is frozen, so that only adapters have gradients and state.
+/// LoRA: the model is frozen, so that only adapters have gradients and state. Where these are little it is no answer.
 std::optional<Changed> train_adapters(const Situation& situation) {
   Lives blocks = situation.lives.blocks;
   if (sum_of(blocks, is_gradient) == 0) return {};
+  if (!is_much(situation, sum_once(blocks, is_gradient) + sum_once(blocks, is_state))) return {};
   for (BlockLife& block : blocks) {
     if (is_gradient(block) || is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
   }

@@ -10,7 +10,7 @@ namespace oomdiag {
 namespace {
 
 constexpr size_t kLabelColumns = 50;
-constexpr size_t kMostRemedies = 6;
+constexpr size_t kMostRemedies = 7;
 
 /// Measured where it was run.
 std::optional<bool> fits(const Remedy& remedy) { return remedy.fits ? remedy.fits : remedy.predicted_fits; }

@@ -172,7 +172,7 @@ std::string next_command(const Report& report) {
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
   const bool of_run = !report.snapshot && report.ranks.empty() && !report.folder.empty();
   if (of_run && report.outcome == "out_of_memory") return fmt::format("\n  next: oomdiag fix {}\n", folder);
-  return fmt::format("\n  next: oomdiag explain {} --json\n", folder);
+  return fmt::format("\n  next: oomdiag explain {} --open\n", folder);
 }
 
 // Of an allocator that tells nothing only the totals are known.

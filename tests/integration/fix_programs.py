@@ -2,7 +2,6 @@
 import re
 
 _BLOCKS = """
-import functools
 import torch
 from torch import nn
 
@@ -71,7 +70,6 @@ for index in range(4):
 
 # Images, a loader, batch norms.
 IMAGES = """
-import functools
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -93,7 +91,6 @@ for index, (images, labels) in enumerate(DataLoader(data, batch_size=64)):
 
 # The same with a language model of transformers, and with one of a billion parameters in bfloat16.
 _LANGUAGE_MODEL = """
-import functools
 import torch
 import transformers
 
@@ -118,7 +115,6 @@ with torch.device("cuda"):
         vocab_size=32000, use_cache=False))""")
 
 RESNET50 = """
-import functools
 import torch
 import torchvision
 

@@ -35,7 +35,7 @@ def apply(settings):
             blocks = [root.get_submodule(path) for path in settings["blocks"]]
         except AttributeError:
             return  # another root than the one that has these blocks
-        lines = []
+        lines = ["import functools"]
         config = getattr(root, "config", None)
         if getattr(config, "use_cache", False):  # keys and values that a second run of forward would write twice
             config.use_cache = False
