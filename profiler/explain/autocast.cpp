@@ -150,18 +150,25 @@ std::optional<Changed> use_autocast(const Situation& situation) {
   Lives blocks = caster.cast();
   if (!caster.any()) return {};
   const bool bfloat16 = situation.compute_major == 0 || situation.compute_major >= 8;
-  return Changed{
-      .id = bfloat16 ? "autocast_bf16" : "autocast_fp16",
-      .label = bfloat16 ? "bf16 autocast" : "fp16 autocast, scaled gradients",
-      .formula =
-          "half of what matrix products, convolutions and the ops after them make; float32 stays in "
-          "softmax, norms and losses; + half of the weights",
-      .blocks = std::move(blocks),
-      .how = {bfloat16 ? "with torch.autocast(\"cuda\", torch.bfloat16):"
-                       : "with torch.autocast(\"cuda\", torch.float16):",
-              "    loss = …  # forward only",
-              bfloat16 ? "loss.backward()" : "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()"},
-      .costs = "matrix products and convolutions round to 16 bits"};
+  std::vector<std::string> lines{bfloat16 ? "with torch.autocast(\"cuda\", torch.bfloat16):"
+                                          : "with torch.autocast(\"cuda\", torch.float16):"};
+  if (may_train(situation)) {
+    lines.push_back("    loss = …  # forward only");
+    lines.push_back(bfloat16 ? "loss.backward()"
+                             : "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
+  } else {
+    lines.push_back("    output = model(x)");
+  }
+  return Changed{.id = bfloat16 ? "autocast_bf16" : "autocast_fp16",
+                 .label = bfloat16               ? "bf16 autocast"
+                          : may_train(situation) ? "fp16 autocast, scaled gradients"
+                                                 : "fp16 autocast",
+                 .formula =
+                     "half of what matrix products, convolutions and the ops after them make; float32 stays in "
+                     "softmax, norms and losses; + half of the weights",
+                 .blocks = std::move(blocks),
+                 .how = std::move(lines),
+                 .costs = "matrix products and convolutions round to 16 bits"};
 }
 
 }  // namespace oomdiag

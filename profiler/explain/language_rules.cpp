@@ -149,7 +149,7 @@ std::optional<Changed> halve_sequence(const Situation& situation) {
                  .formula = "scaling/2, scores of attention/4",
                  .blocks = std::move(blocks),
                  .costs = "less context",
-                 .changes_training = true,
+                 .changes_training = may_train(situation),
                  .at_least = true};
 }
 

@@ -10,8 +10,6 @@
 namespace oomdiag {
 namespace {
 
-constexpr const char* kFewer = "fewer examples a step: more steps, another learning rate";
-
 std::string short_place(const Where& made) {
   const std::string_view line = made.source.substr(made.source.rfind('/') + 1);
   return std::string(line.empty() ? (made.module.empty() ? made.op : made.module) : line);
@@ -34,7 +32,12 @@ bool fits_with(const Situation& situation, int64_t batch) {
   return !situation.whole || fits_safely(scaled, situation.room_bytes, situation.settings) == true;
 }
 
-// Where backward was not seen, what autograd keeps tells.
+const char* cost_of_fewer(const Situation& situation) {
+  return may_train(situation) ? "fewer examples a step: more steps, another learning rate" : "fewer examples at a time";
+}
+
+}  // namespace
+
 bool trains(const Situation& situation) {
   const Lives& blocks = situation.lives.blocks;
   return situation.has_backward || std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
@@ -42,7 +45,7 @@ bool trains(const Situation& situation) {
          });
 }
 
-}  // namespace
+bool may_train(const Situation& situation) { return trains(situation) || !situation.whole; }
 
 /// peak(b/2): what follows the batch takes half its bytes (follows_batch); parameters, their gradients, optimizer state
 /// and the workspaces of matrix products stay.
@@ -52,8 +55,8 @@ std::optional<Changed> halve_batch(const Situation& situation) {
                  .label = "half the batch",
                  .formula = "peak over the step of fixed + scaling/2",
                  .blocks = scale_batch(situation.lives.blocks, 1, 2),
-                 .costs = kFewer,
-                 .changes_training = true};
+                 .costs = cost_of_fewer(situation),
+                 .changes_training = may_train(situation)};
 }
 
 /// The largest b with peak(b) ≤ room, by bisection over the same model.
@@ -69,8 +72,8 @@ std::optional<Changed> fit_batch(const Situation& situation) {
                  .label = "batch " + std::to_string(fits) + (situation.whole ? "" : " or less"),
                  .formula = "largest b with peak over the step of fixed + scaling ∙ b/batch ≤ room",
                  .blocks = scale_batch(situation.lives.blocks, fits, *situation.batch),
-                 .costs = kFewer,
-                 .changes_training = true};
+                 .costs = cost_of_fewer(situation),
+                 .changes_training = may_train(situation)};
 }
 
 /// Two micro-batches of half the size, one optimizer step: peak(b/2), but from the second one on gradients live through

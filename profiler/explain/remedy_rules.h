@@ -49,6 +49,11 @@ std::optional<Changed> use_chunked_loss(const Situation& situation);
 std::optional<Changed> halve_sequence(const Situation& situation);
 std::optional<Changed> offload_activations(const Situation& situation);
 
+/// Whether the program trains: where backward was not seen, what autograd keeps tells.
+bool trains(const Situation& situation);
+/// … or it is not known, as no whole step was seen.
+bool may_train(const Situation& situation);
+
 /// "1.31 GiB"
 std::string text_of(int64_t bytes);
 

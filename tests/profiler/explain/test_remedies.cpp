@@ -75,6 +75,26 @@ TEST_CASE("half the batch halves what follows it, and parameters stay", "[explai
   CHECK_FALSE(find(remedies, "half_batch")->formula.empty());
 }
 
+TEST_CASE("where nothing is trained, fewer examples change nothing that is learned", "[explain][remedies]") {
+  StepLives trained = small_step(), served;
+  served.blocks = {parameter(32_MiB)};
+  for (BlockLife block : small_step().blocks) {
+    if (block.category != Category::activation) continue;
+    block.category = Category::output;
+    served.blocks.push_back(block);
+  }
+  served.step = trained.step;
+  const auto of_training = predict_remedies(situation_of(trained));
+  Situation situation = situation_of(served);
+  situation.has_backward = false;
+  const auto of_serving = predict_remedies(situation);
+  REQUIRE(find(of_training, "half_batch"));
+  REQUIRE(find(of_serving, "half_batch"));
+  CHECK(find(of_training, "half_batch")->changes_training);
+  CHECK_FALSE(find(of_serving, "half_batch")->changes_training);
+  CHECK(find(of_serving, "half_batch")->costs == "fewer examples at a time");
+}
+
 TEST_CASE("a parameter's gradient does not follow the batch", "[explain][remedies]") {
   const Lives blocks = {parameter(32_MiB), gradient_on_its_way(32_MiB, 1, 2, kConv1),
                         gradient_on_its_way(48_MiB, 1, 2, kConv1)};
