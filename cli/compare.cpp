@@ -44,12 +44,23 @@ Json to_json(const ComparedSequence& sequence) {
           {"differences", differences}};
 }
 
+Json to_json(const std::optional<Window>& window, bool left_begins_late) {
+  if (!window) return nullptr;
+  return {{"side", left_begins_late ? "left" : "right"},
+          {"blocks_before", window->blocks_before},
+          {"step", window->step},
+          {"alive", window->alive},
+          {"alive_bytes", window->alive_bytes},
+          {"alive_elsewhere", window->alive_elsewhere}};
+}
+
 Json to_json(const Comparison& comparison) {
   return {
       {"schema", "oomdiag-comparison/1"},
       {"equal", comparison.is_equal()},
       {"blocks", to_json(comparison.blocks)},
       {"segments", to_json(comparison.segments)},
+      {"window", to_json(comparison.window, comparison.left_begins_late)},
       {"left",
        {{"peak_allocated_bytes", comparison.left_peak_bytes}, {"peak_reserved_bytes", comparison.left_reserved_bytes}}},
       {"right",
@@ -85,11 +96,31 @@ void print_differences(const char* title, const ComparedSequence& sequence) {
 
 const char* verdict_on_reserved(const Comparison& comparison) {
   if (comparison.left_reserved_bytes == comparison.right_reserved_bytes) return "equal";
-  return comparison.reserved_agrees() ? "equal within 1.5 %: best fit breaks ties by address" : "different";
+  return comparison.reserved_agrees() ? "equal within 1.5 %: addresses decide ties of best fit" : "different";
+}
+
+void print_window(const Comparison& comparison) {
+  if (!comparison.window) return;
+  const Window& window = *comparison.window;
+  const char* const part = comparison.left_begins_late ? "left" : "right";
+  const char* const whole = comparison.left_begins_late ? "right" : "left";
+  const auto& [events, rest] = comparison.left_begins_late
+                                   ? std::pair(comparison.blocks.right_events, comparison.blocks.right_rest)
+                                   : std::pair(comparison.blocks.left_events, comparison.blocks.left_rest);
+  fmt::print("  the {} is a window: of the {} it shows {} of {} allocs and frees, from number {} on", part, whole,
+             events, window.blocks_before + events + rest, window.blocks_before + 1);
+  if (window.step > 0) fmt::print(", in step {}", window.step);
+  fmt::print("\n  in use where it begins: {} blocks of {} bytes, ", window.alive, window.alive_bytes);
+  if (window.alive_elsewhere == 0) {
+    fmt::print("the same in both\n\n");
+  } else {
+    fmt::print("{} of them or others only in one of the two\n\n", window.alive_elsewhere);
+  }
 }
 
 void print(const Comparison& comparison) {
   fmt::print("oomdiag: the recordings are {}\n\n", comparison.is_equal() ? "equal" : "different");
+  print_window(comparison);
   fmt::print("  {:<10}{:>15}{:>15}\n", "", "left", "right");
   print_sequence("blocks", comparison.blocks);
   print_sequence("segments", comparison.segments);

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <optional>
 
+#include "profiler/replay/blocks.h"
 #include "profiler/replay/join.h"
-#include "profiler/replay/replay.h"
 
 namespace oomdiag {
 namespace {
@@ -33,9 +33,14 @@ struct Side {
   std::vector<uint32_t> events;
 };
 
-Side read_side(const Trace& trace, uint8_t device, bool (*wanted)(EventKind)) {
+/// The events of a trace that are compared.
+struct Range {
+  uint64_t begin = 0, end = ~uint64_t{0};
+};
+
+Side read_side(const Trace& trace, const Range& range, uint8_t device, bool (*wanted)(EventKind)) {
   Side side;
-  for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
+  for (auto at = trace.events.from(range.begin); at != trace.events.end() && at.index() < range.end; ++at) {
     if (at->device != device || !wanted(at->kind)) continue;
     side.elements.push_back(static_cast<uint64_t>(at->bytes) << 4 | (static_cast<uint64_t>(at->kind) & 15));
     side.events.push_back(static_cast<uint32_t>(at.index()));
@@ -73,27 +78,32 @@ class Locator {
   NodeTable nodes_;
 };
 
-ComparedSequence compare_sequence(const Trace& left, const Trace& right, uint8_t device, bool (*wanted)(EventKind)) {
-  const Side a = read_side(left, device, wanted), b = read_side(right, device, wanted);
+/// Two recordings, and what of them is compared.
+struct Sides {
+  const Trace &left, &right;
+  Range left_range{}, right_range{};
+  bool left_goes_on = false, right_goes_on = false;  ///< after the other was taken
+};
+
+ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*wanted)(EventKind)) {
+  const Side a = read_side(sides.left, sides.left_range, device, wanted);
+  const Side b = read_side(sides.right, sides.right_range, device, wanted);
   Alignment found = align(a.elements, b.elements, kMostDifferences);
   ComparedSequence result{
       .equal = found.equal, .changed = found.changed, .only_left = found.only_left, .only_right = found.only_right};
-  // A trace goes on to the end of the program, a snapshot to where it was taken.
-  const bool left_goes_on = right.process.snapshot && !left.process.snapshot;
-  const bool right_goes_on = left.process.snapshot && !right.process.snapshot;
-  (left_goes_on ? result.left_rest : result.only_left) += found.left_rest;
-  (right_goes_on ? result.right_rest : result.only_right) += found.right_rest;
+  (sides.left_goes_on ? result.left_rest : result.only_left) += found.left_rest;
+  (sides.right_goes_on ? result.right_rest : result.only_right) += found.right_rest;
   result.left_events = a.elements.size() - result.left_rest;
   result.right_events = b.elements.size() - result.right_rest;
 
   const auto add_rest = [&](Gap::Kind kind, uint64_t rest, size_t left_at, size_t right_at) {
-    const bool counted = kind == Gap::Kind::only_left ? !left_goes_on : !right_goes_on;
+    const bool counted = kind == Gap::Kind::only_left ? !sides.left_goes_on : !sides.right_goes_on;
     if (counted && rest > 0 && found.first.size() < kMostDifferences) found.first.push_back({kind, left_at, right_at});
   };
   add_rest(Gap::Kind::only_left, found.left_rest, a.elements.size() - found.left_rest, b.elements.size());
   add_rest(Gap::Kind::only_right, found.right_rest, a.elements.size(), b.elements.size() - found.right_rest);
 
-  Locator on_the_left(left), on_the_right(right);
+  Locator on_the_left(sides.left), on_the_right(sides.right);
   for (const Gap& gap : found.first) {
     Difference& difference = result.first.emplace_back();
     if (gap.kind != Gap::Kind::only_right) difference.left = on_the_left.look_at(a, gap.left);
@@ -102,25 +112,37 @@ ComparedSequence compare_sequence(const Trace& left, const Trace& right, uint8_t
   return result;
 }
 
-/// `trace` up to where the other side was taken, a snapshot.
-Trace until(const Trace& trace, uint8_t device, uint64_t blocks_compared) {
+/// Where the range ends of which so many allocs and frees are compared.
+void cut(const Trace& trace, Range& range, uint8_t device, uint64_t blocks_compared) {
   uint64_t seen = 0;
-  for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
+  for (auto at = trace.events.from(range.begin); at != trace.events.end(); ++at) {
     if (at->device != device || !is_of_block(at->kind)) continue;
     if (seen++ < blocks_compared) continue;
-    Trace cut = trace;
-    cut.events = trace.events.first(at.index());
-    return cut;
+    range.end = at.index();
+    return;
   }
-  return trace;
 }
 
-void read_peaks(const Trace& trace, uint8_t device, int64_t& peak, int64_t& reserved) {
-  for (const DeviceHistory& card : replay(trace).devices) {
-    if (card.index != device) continue;
-    peak = card.peak.allocated_bytes;
-    reserved = card.peak.reserved_bytes;
+void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t& peak, int64_t& reserved) {
+  Blocks blocks(parse_allocator_settings(trace.process.allocator_settings));
+  blocks.start_from(trace.initial, trace.initial_layout, device);
+  const auto note = [&] {
+    peak = std::max(peak, blocks.allocated_bytes());
+    reserved = std::max(reserved, blocks.reserved_bytes());
+  };
+  for (auto at = trace.events.begin(); at != trace.events.end() && at.index() < range.end; ++at) {
+    if (at.index() == range.begin) note();
+    const bool counts = is_of_block(at->kind) || is_of_segment(at->kind) || at->kind == EventKind::free_completed;
+    if (at->device != device || !counts) continue;
+    blocks.apply(*at, static_cast<uint32_t>(at.index()));
+    if (at.index() >= range.begin) note();
   }
+}
+
+/// A snapshot with blocks in use before its first event began in the middle; where both do, the shorter one of two.
+bool may_be_window(const Trace& part, const Trace& whole) {
+  if (!part.process.snapshot || part.initial.empty()) return false;
+  return whole.initial.empty() || part.events.size() <= whole.events.size();
 }
 
 }  // namespace
@@ -138,12 +160,26 @@ bool Comparison::reserved_agrees() const {
 
 Comparison compare(const Trace& left, const Trace& right, uint8_t device) {
   Comparison result;
-  result.blocks = compare_sequence(left, right, device, is_of_block);
-  const Trace left_cut = result.blocks.left_rest > 0 ? until(left, device, result.blocks.left_events) : left;
-  const Trace right_cut = result.blocks.right_rest > 0 ? until(right, device, result.blocks.right_events) : right;
-  result.segments = compare_sequence(left_cut, right_cut, device, is_of_segment);
-  read_peaks(left_cut, device, result.left_peak_bytes, result.left_reserved_bytes);
-  read_peaks(right_cut, device, result.right_peak_bytes, result.right_reserved_bytes);
+  // A trace goes on to the end of the program, a snapshot to where it was taken.
+  Sides sides{left, right};
+  sides.left_goes_on = right.process.snapshot && !left.process.snapshot;
+  sides.right_goes_on = left.process.snapshot && !right.process.snapshot;
+  result.left_begins_late = may_be_window(left, right);
+  if (result.left_begins_late) {
+    result.window = find_window(left, right, device);
+  } else if (may_be_window(right, left)) {
+    result.window = find_window(right, left, device);
+  }
+  if (result.window) {
+    (result.left_begins_late ? sides.right_range : sides.left_range).begin = result.window->first_event;
+    (result.left_begins_late ? sides.right_goes_on : sides.left_goes_on) = true;
+  }
+  result.blocks = compare_sequence(sides, device, is_of_block);
+  if (result.blocks.left_rest > 0) cut(left, sides.left_range, device, result.blocks.left_events);
+  if (result.blocks.right_rest > 0) cut(right, sides.right_range, device, result.blocks.right_events);
+  result.segments = compare_sequence(sides, device, is_of_segment);
+  read_peaks(left, sides.left_range, device, result.left_peak_bytes, result.left_reserved_bytes);
+  read_peaks(right, sides.right_range, device, result.right_peak_bytes, result.right_reserved_bytes);
   return result;
 }
 

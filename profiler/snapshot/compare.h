@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "profiler/snapshot/align.h"
+#include "profiler/snapshot/window.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
@@ -42,19 +44,25 @@ struct ComparedSequence {
 struct Comparison {
   ComparedSequence blocks;    ///< allocs and frees by requested size
   ComparedSequence segments;  ///< by size; best fit breaks ties by address, so these may differ by a little
-  int64_t left_peak_bytes = 0, right_peak_bytes = 0;          ///< allocated
+  int64_t left_peak_bytes = 0, right_peak_bytes = 0;          ///< allocated, within what is compared
   int64_t left_reserved_bytes = 0, right_reserved_bytes = 0;  ///< at most
+  std::optional<Window> window{};                             ///< where the one that begins late begins in the other
+  bool left_begins_late = false;                              ///< … it is the left one
 
   /// Between two address layouts of one card reserved bytes were seen to move by up to 1.3 %.
   static constexpr double kReservedTolerance = 0.015;
   bool reserved_agrees() const;
-  /// The blocks and their peak agree exactly, reserved bytes within the tolerance.
-  bool is_equal() const { return blocks.is_equal() && left_peak_bytes == right_peak_bytes && reserved_agrees(); }
+  /// What is in use where a window begins, the blocks and their peak agree exactly, reserved bytes within the tolerance.
+  bool is_equal() const {
+    return (!window || window->alive_elsewhere == 0) && blocks.is_equal() && left_peak_bytes == right_peak_bytes &&
+           reserved_agrees();
+  }
 
   bool operator==(const Comparison&) const = default;
 };
 
-/// Compares what two traces tell about one card each.
+/// Compares what two traces tell about one card each. A snapshot that begins in the middle is laid beside the part of the
+/// other that it shows.
 Comparison compare(const Trace& left, const Trace& right, uint8_t device);
 
 }  // namespace oomdiag

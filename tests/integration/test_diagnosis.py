@@ -867,6 +867,20 @@ class Snapshots(DiagnosisTest):
         self.assertIn(f"alloc {8 * 3 * 32 * 32 * 4} bytes", first[0])
         self.assertIn(f"alloc {16 * 3 * 32 * 32 * 4} bytes  <string>:9", first[1])
 
+    def test_a_snapshot_whose_ring_was_small_is_the_end_of_our_trace(self):
+        snapshot = self.folder / "window.pickle"
+        program = self.PROGRAM.replace("max_entries=1_000_000", "max_entries=200")
+        done, _ = self.run_code(textwrap.dedent(program).format(batch=8, path=str(snapshot)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (folder,) = self.folder.glob("oomdiag-*")
+        compared = oomdiag("compare", snapshot, folder, "--json")
+        found = json.loads(compared.stdout)
+        self.assertEqual((compared.returncode, found["equal"]), (0, True), compared.stdout)
+        self.assertEqual((found["window"]["side"], found["window"]["alive_elsewhere"]), ("left", 0))
+        self.assertGreater(found["window"]["blocks_before"], 50)
+        self.assertGreater(found["blocks"]["equal"], 60)
+        self.assertIn("the left is a window: of the right it shows", oomdiag("compare", snapshot, folder).stdout)
+
 
 class Devices(DiagnosisTest):
     """What a virtual device is told to be."""

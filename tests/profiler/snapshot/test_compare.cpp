@@ -1,3 +1,4 @@
+#include <map>
 #include <random>
 
 #include "profiler/snapshot/compare.h"
@@ -108,4 +109,68 @@ TEST_CASE("what a trace tells after the snapshot was taken is not compared", "[c
   CHECK(found.is_equal());
   CHECK(found.blocks.right_rest == 40);
   CHECK_FALSE(compare(run(10, 3_MiB), run(20, 3_MiB), 0).is_equal());
+}
+
+namespace {
+
+/// What a snapshot of a run shows whose history begins with alloc or free number `first` and ends before number `last`.
+Trace window(const Trace& whole, uint64_t first, uint64_t last) {
+  Trace part = whole;
+  part.process.snapshot = true;
+  std::map<uint64_t, Event> alive;
+  std::vector<Event> events;
+  uint64_t number = 0;
+  for (const Event& event : whole.events) {
+    const bool is_block = event.kind == EventKind::alloc || event.kind == EventKind::free_requested;
+    if (number >= last) break;
+    if (number >= first) {
+      events.push_back(event);
+    } else if (event.kind == EventKind::alloc) {
+      alive[event.address] = event;
+    } else if (event.kind == EventKind::free_requested) {
+      alive.erase(event.address);
+    }
+    number += is_block;
+  }
+  for (const auto& [address, event] : alive) part.initial.push_back(event);
+  part.events = EventLog(std::move(events));
+  return part;
+}
+
+}  // namespace
+
+TEST_CASE("a snapshot whose history began late is laid beside what it shows", "[compare]") {
+  const Trace whole = run(500, 3_MiB, 420);
+  const Trace part = window(whole, 1 + 400 * 4 + 2, 1 + 480 * 4);
+  const bool swapped = GENERATE(false, true);
+  const Comparison found = swapped ? compare(whole, part, 0) : compare(part, whole, 0);
+  REQUIRE(found.window);
+  CHECK(found.left_begins_late == !swapped);
+  CHECK(found.window->blocks_before == 1 + 400 * 4 + 2);
+  CHECK(found.window->alive == 3);
+  CHECK(found.window->alive_elsewhere == 0);
+  CHECK(found.blocks.equal_percent() == 100);
+  CHECK(found.blocks.equal == 80 * 4 - 2);
+  CHECK(found.left_peak_bytes == found.right_peak_bytes);
+}
+
+TEST_CASE("a window of another run differs by where it differs", "[compare]") {
+  Trace part = window(run(500, 3_MiB, 420), 1 + 400 * 4, 1 + 480 * 4);
+  const Comparison found = compare(part, run(500, 3_MiB), 0);
+  REQUIRE(found.window);
+  CHECK(found.blocks.only_left == 2);
+  CHECK(found.blocks.changed == 0);
+  CHECK_FALSE(found.is_equal());
+
+  part.initial.front().bytes += 512;  // another weight
+  const Comparison other = compare(part, run(500, 3_MiB, 420), 0);
+  REQUIRE(other.window);
+  CHECK(other.blocks.is_equal());
+  CHECK(other.window->alive_elsewhere == 2);
+  CHECK_FALSE(other.is_equal());
+}
+
+TEST_CASE("what agrees by chance only is no window", "[compare]") {
+  const Trace part = window(run(300, 7_MiB), 1 + 200 * 4, 1 + 290 * 4);
+  CHECK_FALSE(compare(part, run(500, 3_MiB), 0).window);
 }

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "profiler/trace/trace.h"
+
+namespace oomdiag {
+
+/// Where a recording that begins in the middle of a program, as a snapshot does whose history was switched on late or whose
+/// ring was small, begins in a recording of the whole.
+struct Window {
+  uint64_t first_event = 0;      ///< index into the events of the whole
+  uint64_t blocks_before = 0;    ///< allocs and frees of the whole before it
+  uint32_t step = 0;             ///< of the whole, 0 = not known
+  uint64_t alive = 0;            ///< blocks that the whole has in use there
+  int64_t alive_bytes = 0;       ///< requested
+  uint64_t alive_elsewhere = 0;  ///< in use in one of the two only
+
+  bool operator==(const Window&) const = default;
+};
+
+/// The place from which on most of the allocs and frees of `part` on one card are those of `whole`; of several, one with the
+/// same blocks in use, and the last in which `part` has room. Nullopt where nothing longer than a few events agrees.
+std::optional<Window> find_window(const Trace& part, const Trace& whole, uint8_t device);
+
+}  // namespace oomdiag
