@@ -16,6 +16,9 @@ namespace {
 
 int print_recorder(const std::string& python) {
   Install install = find_install();
+  if (!python.empty() && !is_python(python)) {
+    throw Error(ErrorKind::usage, fmt::format("'{}' is no Python", python), "as in: oomdiag recorder .venv/bin/python");
+  }
   prepare_torch(python.empty() ? install.python.string() : python, install);
   if (install.recorder.empty()) throw Error(ErrorKind::environment, install.no_recorder);
   const nlohmann::json answer = {{"torch", install.torch_version},

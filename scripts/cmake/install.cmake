@@ -9,6 +9,16 @@ set(share "share/oomdiag")
 
 install(TARGETS oomdiag oomdiag_measure RUNTIME DESTINATION bin)
 install(TARGETS oomdiag_preload oomdiag_reports LIBRARY DESTINATION ${libraries})
+
+# For C++ programs: find_package(oomdiag), in an installation, a wheel or this build.
+set(config "${CMAKE_BINARY_DIR}/lib/cmake/oomdiag")
+include(CMakePackageConfigHelpers)
+write_basic_package_version_file("${config}/oomdiagConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+configure_file(scripts/cmake/oomdiagConfig.cmake "${config}/oomdiagConfig.cmake" COPYONLY)
+configure_file(extension/oomdiag.h "${CMAKE_BINARY_DIR}/include/oomdiag/oomdiag.h" COPYONLY)
+install(FILES "${config}/oomdiagConfig.cmake" "${config}/oomdiagConfigVersion.cmake" DESTINATION lib/cmake/oomdiag)
+install(FILES extension/oomdiag.h DESTINATION include/oomdiag)
+
 get_property(mocks GLOBAL PROPERTY oomdiag_mocks)
 install(TARGETS ${mocks} LIBRARY DESTINATION ${libraries}/virtual_device)
 install(DIRECTORY extension/python/remedies/ DESTINATION ${libraries}/python/remedies/site-packages FILES_MATCHING PATTERN "*.py")
