@@ -14,7 +14,19 @@ const ReportOfDevice* main_device(const Report& report) {
   return report.main_device < report.devices.size() ? &report.devices[report.main_device] : nullptr;
 }
 
-bool is_rank(const Report& report) { return report.world_size > 1; }
+int64_t peak_of(const JobMember& member) {
+  const ReportOfDevice* device = main_device(member.report);
+  return device == nullptr ? 0 : device->peak.allocated_bytes;
+}
+
+/// Of several processes with one rank's number (a rank's helpers have its environment) the fullest is the rank.
+bool is_rank(const JobMember& member, const std::vector<JobMember>& members) {
+  if (member.report.world_size <= 1) return false;
+  return std::ranges::none_of(members, [&](const JobMember& other) {
+    if (&other == &member || other.report.world_size <= 1 || other.report.rank != member.report.rank) return false;
+    return peak_of(other) != peak_of(member) ? peak_of(other) > peak_of(member) : &other < &member;
+  });
+}
 
 /// When it failed, on the clock that all share; the end of time if it did not.
 uint64_t failure_time(const JobMember& member) {
@@ -40,9 +52,9 @@ const JobMember& find_main(const std::vector<JobMember>& members) {
   return *std::min_element(members.begin(), members.end(), before);
 }
 
-ReportRank describe(const JobMember& member) {
+ReportRank describe(const JobMember& member, const std::vector<JobMember>& members) {
   ReportRank rank{.pid = member.pid, .outcome = member.report.outcome, .folder = member.folder};
-  if (is_rank(member.report)) rank.rank = member.report.rank;
+  if (is_rank(member, members)) rank.rank = member.report.rank;
   if (const ReportOfDevice* device = main_device(member.report)) {
     rank.device = device->device;
     rank.peak = device->peak;
@@ -91,13 +103,13 @@ bool came_as_far(const ReportOfDevice& device, const ReportFailure& failure) {
 /// have a card of its own.
 void blame_imbalance(const std::vector<JobMember>& members, const JobMember& failed, Report& job) {
   const ReportOfDevice* device = main_device(job);
-  if (!is_rank(job) || device == nullptr || !device->failure || !device->cause) return;
+  if (!is_rank(failed, members) || device == nullptr || !device->failure || !device->cause) return;
   if (device->cause->kind != CauseKind::capacity) return;
   std::vector<int64_t> peaks;
   size_t at = 0;
   for (const JobMember& member : members) {
     const ReportOfDevice* other = main_device(member.report);
-    if (!is_rank(member.report) || other == nullptr) continue;
+    if (!is_rank(member, members) || other == nullptr) continue;
     if (&member == &failed) at = peaks.size();
     if (&member == &failed || came_as_far(*other, *device->failure)) peaks.push_back(other->peak.allocated_bytes);
   }
@@ -124,7 +136,7 @@ Report merge_job(const std::vector<JobMember>& members, std::optional<int> exit_
   job.exit_code = exit_code;
   blame_imbalance(members, main, job);
   for (const JobMember& member : members) {
-    job.ranks.push_back(describe(member));
+    job.ranks.push_back(describe(member, members));
     const ReportOfDevice* device = main_device(job);
     if (&member == &main && device != nullptr && device->cause) job.ranks.back().cause = device->cause->kind;
   }

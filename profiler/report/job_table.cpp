@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <vector>
 
 #include "profiler/report/table.h"
 
@@ -22,6 +24,11 @@ std::string outcome_of(const ReportRank& rank) {
   return rank.outcome == "ok"       ? "ok"
          : rank.outcome == "killed" ? "killed, or left without a word"
                                     : printable(rank.outcome, 40);
+}
+
+// A rank's helper that came to the card and took nothing of it does not.
+bool says_something(const ReportRank& rank) {
+  return rank.rank || rank.peak.reserved_bytes > 0 || rank.outcome != "ok";
 }
 
 // The last step and phase in which it allocated.
@@ -49,18 +56,20 @@ std::string cards_table(const Report& report) {
 }
 
 std::string ranks_table(const Report& report) {
-  if (report.ranks.size() < 2) return {};
+  std::vector<ReportRank> ranks;
+  std::ranges::copy_if(report.ranks, std::back_inserter(ranks), says_something);
+  if (ranks.size() < 2) return {};
   int64_t largest = 0;
-  for (const ReportRank& rank : report.ranks) largest = std::max(largest, rank.peak.reserved_bytes);
+  for (const ReportRank& rank : ranks) largest = std::max(largest, rank.peak.reserved_bytes);
   const Unit unit = unit_for(largest);
   std::string text = "  " + padded(fmt::format("processes, {}", unit.name), 24) +
                      fmt::format("{:>9}{:>11}   outcome\n", "peak", "reserved");
-  for (size_t i = 0; i < std::min(report.ranks.size(), kMostRanks); ++i) {
-    const ReportRank& rank = report.ranks[i];
+  for (size_t i = 0; i < std::min(ranks.size(), kMostRanks); ++i) {
+    const ReportRank& rank = ranks[i];
     text += fmt::format("    {:<22}{:>9}{:>11}   {}\n", name_of(rank), in_unit(rank.peak.allocated_bytes, unit),
                         in_unit(rank.peak.reserved_bytes, unit), outcome_of(rank));
   }
-  if (report.ranks.size() > kMostRanks) text += fmt::format("    {} more\n", report.ranks.size() - kMostRanks);
+  if (ranks.size() > kMostRanks) text += fmt::format("    {} more\n", ranks.size() - kMostRanks);
   if (const auto& imbalance = report.imbalance) {
     text += fmt::format("    imbalance: rank {} peaks {} above the others, whose median is {}\n", imbalance->rank,
                         with_unit(imbalance->difference_bytes), with_unit(imbalance->median_of_others_bytes));

@@ -52,6 +52,22 @@ TEST_CASE("ranks are listed in their order, processes beside them last", "[repor
   CHECK_FALSE(job.imbalance);  // what is no rank is compared with none
 }
 
+TEST_CASE("a rank's helpers have its number, and are no ranks", "[report]") {
+  JobMember helper = member(1, 0);
+  helper.pid = 200;
+  const Report job = merge_job({member(0, 4_GiB), helper, member(1, 4_GiB), member(2, 4_GiB)}, 0);
+  REQUIRE(job.ranks.size() == 4);
+  CHECK(job.ranks[1].pid == 101);
+  CHECK_FALSE(job.ranks[3].rank);
+  CHECK(job.ranks[3].pid == 200);
+  CHECK_FALSE(job.imbalance);
+  CHECK(to_text(job).find("process 200") == std::string::npos);  // it holds nothing
+
+  const Report alone = merge_job({helper, member(1, 4_GiB)}, 0);
+  CHECK_FALSE(alone.imbalance);
+  CHECK(to_text(alone).find("processes, ") == std::string::npos);
+}
+
 TEST_CASE("a rank that needs clearly more than the others is an imbalance", "[report]") {
   CHECK_FALSE(merge_job({member(0, 4_GiB), member(1, 4_GiB + 100_MiB)}, 0).imbalance);
   CHECK(merge_job({member(0, 4_GiB), member(1, 6_GiB), member(2, 4_GiB)}, 0).imbalance ==
