@@ -12,7 +12,7 @@ import threading
 
 HERE = pathlib.Path(__file__).resolve().parent
 DEVICE = "rtx3060"
-LONGEST = 100  # seconds that a program may take
+LONGEST = 700  # seconds that a program may take; the server ends it earlier
 
 
 class Outcome:
@@ -37,9 +37,10 @@ def mask(text):
 
 
 class Server:
-    def __init__(self, command, environment, folder):
-        self.process = subprocess.Popen([*command, sys.executable, "-u", HERE / "server.py"], env=environment, cwd=folder,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def __init__(self, command, environment, folder, programs=HERE / "programs.py"):
+        self.process = subprocess.Popen([*command, sys.executable, "-u", HERE / "server.py", programs], env=environment,
+                                        cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        text=True)
 
     def run(self, **request):
         print(json.dumps(request), file=self.process.stdin, flush=True)
@@ -74,6 +75,12 @@ def plain_environment(build, folder):
     return environment, short
 
 
+def report_of(oomdiag, folder):
+    """The report of a run folder, or none, and what the command said."""
+    done = subprocess.run([oomdiag, "explain", folder, "--json"], capture_output=True, text=True)
+    return (json.loads(done.stdout) if done.returncode in (0, 3) and done.stdout else None), done
+
+
 class Both:
     """Runs a program with and without the recorder, at the same time."""
 
@@ -105,8 +112,7 @@ class Both:
         return outcomes["with"], outcomes["without"], folder
 
     def report(self, folder):
-        done = subprocess.run([self.oomdiag, "explain", folder, "--json"], capture_output=True, text=True)
-        return (json.loads(done.stdout) if done.returncode in (0, 3) and done.stdout else None), done
+        return report_of(self.oomdiag, folder)
 
     def end(self):
         for server in (self.recorded, self.plain):

@@ -1,18 +1,18 @@
-"""Runs programs of programs.py on request, each in a child forked from a process that has imported torch and not touched CUDA:
+"""Runs programs of a file on request, each in a child forked from a process that has imported torch and not touched CUDA:
 so each begins as a fresh process does, without the three seconds of `import torch`.
 
-    python server.py        reads lines of JSON {"program", "folder", "output"}, answers with the child's wait status
+    python server.py programs.py    reads lines of JSON {"program", "folder", "output"}, answers with the child's wait status
 """
+import importlib
 import json
 import os
 import pathlib
+import resource
 import signal
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-
-LONGEST = 60  # seconds; a program that hangs is killed by SIGALRM
+LONGEST = 60  # seconds of a processor, after which SIGXCPU ends a program
+HANGS = 600   # seconds after which SIGALRM does, on however busy a machine
 
 
 def become(request):
@@ -26,8 +26,10 @@ def become(request):
     os.close(null)
     if request["folder"]:
         os.environ["OOMDIAG_OUTPUT"] = request["folder"]
+    os.environ.update(request.get("environment", {}))
     sys.argv = [request["program"]]
-    signal.setitimer(signal.ITIMER_REAL, LONGEST)
+    resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST + 5))
+    signal.setitimer(signal.ITIMER_REAL, HANGS)
 
 
 def serve():
@@ -44,11 +46,14 @@ def serve():
 
 
 if __name__ == "__main__":
-    import programs
+    file = pathlib.Path(sys.argv[1])
+    sys.path[:0] = [str(file.parent), str(pathlib.Path(__file__).parent)]
+    programs = importlib.import_module(file.stem)
     wanted = serve()
     if "seed" in wanted:
         import random_program
         random_program.run(wanted["seed"])
     else:
         programs.PROGRAMS[wanted["program"]]()
-    programs.peaks()
+    if hasattr(programs, "peaks"):
+        programs.peaks()
