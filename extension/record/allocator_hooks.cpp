@@ -67,13 +67,11 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
   if (!is_free) event.flags = pool_flag(number_pool(pool_of(entry)));
   if (kind == EventKind::free_requested) event.context = 0;  // the table of live blocks knows it
   const bool is_request = kind == EventKind::alloc || kind == EventKind::out_of_memory;
-  const bool was_steady = is_request && steady();
-  const bool repeated = was_steady && repeat(state, event);
-  if (was_steady && !repeated) place_in_backward(event);
-  if (is_request && !repeated && state != nullptr) learn(*state, event);
-  now.writer().write(event);
-  if (repeated) repeat_notes(*state);
-  if (was_steady && !repeated && state != nullptr) note_surprise(*state, event);
+  if (is_request) {
+    write_in_step(state, event);
+  } else {
+    now.writer().write(event);
+  }
   if (kind == EventKind::out_of_memory && state != nullptr) state->refusal = event;
   if (kind == EventKind::alloc) {
     now.add_live_bytes(device, event.bytes);
@@ -136,7 +134,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   const auto index = static_cast<uint8_t>(device);
   state.refused = true;
   if (state.refusal.kind != EventKind::out_of_memory) state.refusal = state.event(EventKind::op_failed);
-  settle_surprise(state, "");  // no op starts, and the one that asked still runs
+  settle_surprise(state);
   const RunningNode node(state);
   state.refusal.kind = EventKind::op_failed;
   state.refusal.device = index;

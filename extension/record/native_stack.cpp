@@ -5,9 +5,11 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,15 +37,27 @@ std::string_view name_in(std::string_view symbol) {
 }
 
 /// "aten::add" of "add_Tensor": where the name of the overload begins, the dispatcher knows.
-std::string operator_name(std::string_view joined) {
-  const auto is_known = [](std::string_view name, std::string_view overload) {
-    return c10::Dispatcher::singleton().findSchema({"aten::" + std::string(name), std::string(overload)}).has_value();
+std::optional<c10::OperatorHandle> find_operator(std::string_view joined) {
+  const auto find = [](std::string_view name, std::string_view overload) {
+    return c10::Dispatcher::singleton().findSchema({"aten::" + std::string(name), std::string(overload)});
   };
-  if (is_known(joined, "")) return "aten::" + std::string(joined);
+  if (const auto found = find(joined, "")) return found;
   for (size_t at = joined.rfind('_'); at != joined.npos && at != 0; at = joined.rfind('_', at - 1)) {
-    if (is_known(joined.substr(0, at), joined.substr(at + 1))) return "aten::" + std::string(joined.substr(0, at));
+    if (const auto found = find(joined.substr(0, at), joined.substr(at + 1))) return found;
   }
-  return {};
+  return std::nullopt;
+}
+
+std::string operator_name(std::string_view joined) {
+  const auto found = find_operator(joined);
+  return found ? found->operator_name().name : std::string();
+}
+
+/// Tensors, lists of them, and either where it may be left out.
+bool takes_tensors(const c10::OperatorHandle& op) {
+  return std::ranges::any_of(op.schema().arguments(), [](const c10::Argument& argument) {
+    return argument.type()->str().starts_with("Tensor");
+  });
 }
 
 /// Where PyTorch's libraries lie: one of them, the allocator's, is on every such stack.
@@ -80,7 +94,7 @@ std::string describe_call(void* address, const std::string& torch_folder) {
 
 void NativeStack::capture() noexcept { depth = backtrace(frames, kMaxFrames); }
 
-bool find_ops(const NativeStack& stack, InternCache& names, Context& context) {
+FoundOps find_ops(const NativeStack& stack, InternCache& names, Context& context) {
   std::string_view outermost;
   for (int i = 0; i < stack.depth; ++i) {
     Dl_info symbol{};
@@ -91,9 +105,10 @@ bool find_ops(const NativeStack& stack, InternCache& names, Context& context) {
     outermost = name;
     if (context.inner == 0) context.inner = names.name(operator_name(name));
   }
-  if (outermost.empty()) return false;
-  context.op = names.name(operator_name(outermost));
-  return true;
+  const auto op = outermost.empty() ? std::nullopt : find_operator(outermost);
+  if (!op) return {};
+  context.op = names.name(std::string_view(op->operator_name().name));
+  return {.takes_tensors = takes_tensors(*op)};
 }
 
 std::string describe_calls(const NativeStack& stack) {

@@ -18,9 +18,14 @@ struct NativeStack {
   void capture() noexcept;
 };
 
+/// What is known of the operators on a stack.
+struct FoundOps {
+  bool takes_tensors = false;  ///< the outermost: one that makes tensors of nothing is not differentiated
+};
+
 /// Finds the operators that run on `stack`, and names the outermost and the innermost in `context`. Costs tens of
-/// microseconds. False where there are none.
-bool find_ops(const NativeStack& stack, InternCache& names, Context& context);
+/// microseconds.
+FoundOps find_ops(const NativeStack& stack, InternCache& names, Context& context);
 
 /// The calls of `stack`, one per line of text, innermost first, from the one that asked the allocator:
 /// "/home/me/train+0x4f1a in step(long)", PyTorch's own as "torch/lib/libtorch_cpu.so+0x… in …". Milliseconds.

@@ -192,6 +192,8 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   if (!recording()) return nullptr;
   ThreadState& state = thread_state();
   prepare_recording(state);
+  if (state.surprise.written != nullptr) [[unlikely]]
+    settle_surprise(state);
   if (!steady()) claim_nodes(state);
   if (state.depth == ThreadState::kMaxDepth) {
     session().writer().header().deep_calls.fetch_add(1, std::memory_order_relaxed);
@@ -201,8 +203,8 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   const char* name = call.name();
   const bool is_scope = call.scope() == at::RecordScope::USER_SCOPE;
   const bool is_node = !is_scope && std::strncmp(name, kEnginePrefix.data(), kEnginePrefix.size()) == 0;
-  if (state.surprise.written != nullptr) [[unlikely]]
-    settle_surprise(state, is_scope || is_node ? nullptr : name);
+  if (state.surprise.is_open) [[unlikely]]
+    go_on_in_surprise(state, name);
   if (is_scope) {
     enter_scope(state, frame, name);
   } else if (is_node) {
@@ -370,10 +372,11 @@ void watch_outputs(bool on) {
   if (now.outputs != 0 && outputs_watched.exchange(on) != on) enable(now.outputs, on);
 }
 
-void watch_ops(bool on) {
-  if (!on) watch_outputs(false);
+void watch_ops_as_needed() {
+  if (steady()) watch_outputs(false);
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
+  const bool on = !steady();  // asked under the lock: another thread may have left steady training meanwhile
   if (now.ops == 0 || std::exchange(now.ops_watched, on) == on) return;
   enable(now.ops, on);
 }

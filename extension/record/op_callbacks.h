@@ -20,9 +20,9 @@ void enter_or_leave_range(const char* name) noexcept;
 /// of every op), so it runs only where an OOM in forward is near. Any thread, also inside callbacks.
 void watch_outputs(bool on);
 
-/// Switches the callbacks at every op and autograd node on or off; user scopes are watched always. Any thread, also inside
-/// callbacks and in the allocator.
-void watch_ops(bool on);
+/// Switches the callbacks at every op and autograd node on, or in steady training off; user scopes are watched always. Any
+/// thread, also inside callbacks and in the allocator.
+void watch_ops_as_needed();
 
 /// The ContextFlags of the autocast region that this thread is in; 0 outside of any.
 uint32_t autocast_flags() noexcept;

@@ -1,13 +1,16 @@
 #include "extension/record/python.h"
 
+#include <atomic>
 #include <memory>
+#include <span>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 
 #include "extension/record/module_names.h"
 #include "extension/record/optimizer_names.h"
+#include "extension/record/program_code.h"
 #include "extension/record/python_api.h"
+#include "extension/record/python_frames.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
 
@@ -21,10 +24,6 @@ namespace {
 
 constexpr int kMaxFrames = 96;  // a deeper stack is a framework's; its outer frames tell nothing about the op
 
-/// Whose code it is. Torch's own and Python's standard library are nobody's line; a package's is the line where the user's
-/// own calls it from far away, as through a trainer.
-enum class Code { nobody, package, user, module_call, optimizer };
-
 /// A line of the user's program. The code object is held for ever: its address would be used again.
 struct Place {
   PythonObject code;
@@ -37,70 +36,36 @@ struct PlaceHash {
   }
 };
 
-/// The interpreter and what is known of its program. Guarded by the GIL.
+/// The interpreter and what is known of its program. Guarded by the GIL, but for what is measured once and what is atomic.
 struct Interpreter {
   PythonApi api;
+  PythonFrames frames;
+  ProgramCode code{api};
   ModuleNames modules{api};
   OptimizerNames optimizers{api};
-  std::unordered_map<PythonObject, Code> code;
-  struct {
-    PythonObject code = nullptr;
-    Code kind = Code::nobody;
-  } recent_code[512];  ///< a small cache before `code`: a dozen frames are looked at per op
   std::unordered_map<Place, uint32_t, PlaceHash> sources;
 };
 Interpreter* python = nullptr;
 
-/// Where the path inside of the installed packages begins; npos of what is not installed.
-size_t find_package(std::string_view file) {
-  const size_t folder = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
-  return folder == file.npos ? file.npos : folder + std::string_view("/site-packages/").size();
-}
+/// A line of a program, and the calls that led to it.
+struct Line {
+  PythonObject code;
+  int number;
+};
+std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool with_packages);
+void write_stack(const std::string& text, uint32_t source);
 
-/// "/usr/lib/python3.11/copy.py", "<frozen runpy>".
-bool is_standard_library(std::string_view file) {
-  constexpr std::string_view kFolder = "/lib/python3.";
-  const size_t folder = file.find(kFolder);
-  if (folder == file.npos) return file.starts_with("<frozen");
-  const size_t end = file.find_first_not_of("0123456789t", folder + kFolder.size());
-  return end != file.npos && end > folder + kFolder.size() && file[end] == '/';
-}
-
-Code find_kind(Interpreter& known, PythonObject code) {
-  const auto [entry, fresh] = known.code.try_emplace(code, Code::nobody);
-  if (!fresh) return entry->second;
-  known.api.incref(code);
-  const std::string file = known.api.text(code, "co_filename");
-  if (file.ends_with("/torch/nn/modules/module.py")) {
-    if (known.api.text(code, "co_name") == "_wrapped_call_impl") entry->second = Code::module_call;
-  } else if (file.ends_with("/torch/optim/optimizer.py")) {
-    entry->second = Code::optimizer;
-  } else if (const size_t package = find_package(file); package != file.npos) {
-    if (file.compare(package, 6, "torch/") != 0) entry->second = Code::package;
-  } else if (!is_standard_library(file)) {
-    entry->second = Code::user;
-  }
-  return entry->second;
-}
-
-Code kind_of(Interpreter& known, PythonObject code) {
-  auto& recent = known.recent_code[(reinterpret_cast<uintptr_t>(code) >> 4) % std::size(known.recent_code)];
-  if (recent.code != code) recent = {code, find_kind(known, code)};
-  return recent.kind;
-}
-
-void write_stack(Interpreter& known, uint32_t source);
-
-uint32_t source_of(Interpreter& known, PythonObject code, PythonObject frame) {
-  const Place place{code, known.api.frame_instruction(frame)};
+/// `read_calls()` gives the calls that run, the innermost first; it is asked where a line is met for the first time.
+template <class ReadCalls>
+uint32_t source_of(Interpreter& known, const Place& place, int line, ReadCalls read_calls) {
   const auto entry = known.sources.find(place);
   if (entry != known.sources.end()) return entry->second;
-  std::string source = known.api.text(code, "co_filename") + ":" + std::to_string(known.api.frame_line(frame));
-  const bool is_package = kind_of(known, code) == Code::package;
+  std::string source = known.api.text(place.code, "co_filename") + ":" + std::to_string(line);
+  const bool is_package = known.code.kind_of(place.code) == Code::package;
   if (is_package) source.erase(0, find_package(source));
   const uint32_t id = session().writer().intern(std::string_view(source));
-  known.sources.emplace(place, id);
-  if (!is_package) write_stack(known, id);
+  if (known.code.holds(place.code)) known.sources.emplace(place, id);
+  if (!is_package) write_stack(text_of(known, read_calls(), false), id);
   return id;
 }
 
@@ -120,27 +85,34 @@ void walk_frames(const PythonApi& api, Visit visit) {
   }
 }
 
-// From the user's innermost frame outwards, or from the innermost one outside of torch; those of packages in between are
-// shortened to "site-packages/torch/…".
-std::string stack_text(Interpreter& known, bool with_packages) {
-  std::string text;
-  bool begun = false;
-  walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
-    const Code kind = kind_of(known, code);
-    begun = begun || kind == Code::user || (with_packages && kind == Code::package);
-    if (!begun) return true;
-    const std::string file = known.api.text(code, "co_filename");
-    const size_t package = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
-    text += (text.empty() ? "" : "\n") + (package == file.npos ? file : file.substr(package + 1));
-    text += ":" + std::to_string(known.api.frame_line(frame)) + " in " + known.api.text(code, "co_name");
+std::vector<Line> running_calls(const PythonApi& api) {
+  std::vector<Line> calls;
+  walk_frames(api, [&](PythonObject frame, PythonObject code) {
+    calls.push_back({code, api.frame_line(frame)});
     return true;
   });
+  return calls;
+}
+
+// From the user's innermost frame outwards, or from the innermost one outside of torch; those of packages in between are
+// shortened to "site-packages/torch/…".
+std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool with_packages) {
+  std::string text;
+  bool begun = false;
+  for (const Line& line : calls) {
+    const Code kind = known.code.kind_of(line.code);
+    begun = begun || kind == Code::user || (with_packages && kind == Code::package);
+    if (!begun) continue;
+    const std::string file = known.api.text(line.code, "co_filename");
+    const size_t package = std::min(file.rfind("/site-packages/"), file.rfind("/dist-packages/"));
+    text += (text.empty() ? "" : "\n") + (package == file.npos ? file : file.substr(package + 1));
+    text += ":" + std::to_string(line.number) + " in " + known.api.text(line.code, "co_name");
+  }
   return text;
 }
 
 // What a line's stack was when it was first reached, or with no line that of the refusal before.
-void write_stack(Interpreter& known, uint32_t source) {
-  const std::string text = stack_text(known, source == 0);
+void write_stack(const std::string& text, uint32_t source) {
   if (text.empty()) return;
   Event event = thread_state().event(EventKind::stack);
   event.address = source;
@@ -156,7 +128,7 @@ void write_stack(Interpreter& known, uint32_t source) {
 uint32_t name_calls(Interpreter& known) {
   std::vector<PythonRef> calls;
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
-    if (kind_of(known, code) != Code::module_call) return true;
+    if (known.code.kind_of(code) != Code::module_call) return true;
     if (PythonObject self = known.api.self_of(frame); self != nullptr) calls.emplace_back(known.api, self);
     return true;
   });
@@ -165,11 +137,18 @@ uint32_t name_calls(Interpreter& known) {
 
 void locate(Interpreter& known, Context& context) {
   PythonObject module = nullptr;
+  const auto source = [&](PythonObject frame, PythonObject code) {
+    const Place place{code, known.api.frame_instruction(frame)};
+    return source_of(known, place, known.api.frame_line(frame), [&] {
+      known.code.meet_module(frame);
+      return running_calls(known.api);
+    });
+  };
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
-    const Code kind = kind_of(known, code);
-    if (kind == Code::user && context.source == 0) context.source = source_of(known, code, frame);
+    const Code kind = known.code.kind_of(code);
+    if (kind == Code::user && context.source == 0) context.source = source(frame, code);
     if (kind == Code::package && context.source == 0 && context.inner_source == 0) {
-      context.inner_source = source_of(known, code, frame);
+      context.inner_source = source(frame, code);
     }
     if (kind == Code::module_call && module == nullptr) module = known.api.self_of(frame);
     return context.source == 0 || module == nullptr;
@@ -182,11 +161,40 @@ void locate(Interpreter& known, Context& context) {
   if (path != 0) context.module = path;
 }
 
+// The same of calls that may have ended since. Code that was looked at before is held for ever, so it is still what it was;
+// of other code not even that is known: what lies outside of it is not the line.
+void locate_later(Interpreter& known, Context& context, std::span<const PythonCall> calls) {
+  walk_frames(known.api, [&](PythonObject, PythonObject code) {
+    known.code.kind_of(code);
+    return true;
+  });
+  std::vector<std::pair<Place, Code>> places;
+  std::vector<Line> lines;
+  for (const PythonCall& call : calls) {
+    const PythonObject code = const_cast<char*>(call.code);
+    if (!known.code.holds(code)) break;
+    places.push_back({{code, known.frames.offset_of(call)}, known.code.kind_of(code)});
+    lines.push_back({code, known.api.code_line(code, places.back().first.instruction)});
+  }
+  for (size_t i = 0; i < places.size() && context.source == 0; ++i) {
+    const auto& [place, kind] = places[i];
+    const auto source = [&] { return source_of(known, place, lines[i].number, [&] { return lines; }); };
+    if (kind == Code::user) context.source = source();
+    if (kind == Code::package && context.inner_source == 0) context.inner_source = source();
+  }
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (places[i].second != Code::module_call) continue;
+    if (const uint32_t path = known.modules.find(const_cast<void*>(calls[i].first_local)); path != 0)
+      context.module = path;
+    return;
+  }
+}
+
 // torch.optim's own code has the optimizer as `self`, whatever class it is of.
 void meet_running_optimizer(Interpreter& known) {
   PythonObject optimizer = nullptr;
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
-    const Code kind = kind_of(known, code);
+    const Code kind = known.code.kind_of(code);
     if (kind == Code::optimizer) optimizer = known.api.self_of(frame);
     return optimizer == nullptr && kind != Code::user;
   });
@@ -218,8 +226,11 @@ void attach_python() noexcept try {
   auto interpreter = std::make_unique<Interpreter>();
   if (!interpreter->api.load() || interpreter->api.this_thread() == nullptr) return;
   python = interpreter.release();  // never destroyed: used until the process ends
+  use_gil_of(python->api);
   const GilScope gil;
-  if (gil.held()) python->api.self_name = python->api.intern("self");
+  if (!gil.held()) return;
+  python->api.self_name = python->api.intern("self");
+  python->frames.measure(python->api);
 } catch (...) {
 }
 
@@ -230,21 +241,6 @@ bool python_raises() noexcept {
   return python->api.holds_gil() && python->api.error() != nullptr;
 }
 
-GilScope::GilScope() noexcept {
-  if (python == nullptr) return;
-  const PythonApi& api = python->api;
-  if (api.is_initialized() == 0 || (api.is_finalizing != nullptr && api.is_finalizing() != 0)) return;
-  if (api.this_thread() == nullptr || api.has_subinterpreters()) return;
-  held_ = true;
-  if (api.holds_gil()) return;
-  state_ = api.ensure();
-  release_ = true;
-}
-
-GilScope::~GilScope() {
-  if (release_) python->api.release(state_);
-}
-
 void locate_in_python(Context& context) noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
@@ -252,10 +248,61 @@ void locate_in_python(Context& context) noexcept try {
 } catch (...) {
 }
 
+bool python_calls_are_told_apart() noexcept {
+  if (python == nullptr || python->frames.known()) return true;
+  const GilScope gil;
+  if (gil.held()) python->frames.measure(python->api);
+  return python->frames.known();
+}
+
+uint64_t mark_of_python_calls() noexcept {
+  if (python == nullptr) return 0;
+  const void* module_call = python->code.module_call();
+  uint64_t mark = 0;
+  bool in_user_code = false;
+  bool in_module = false;
+  const auto add = [&](const void* pointer) {
+    mark = (mark ^ reinterpret_cast<uint64_t>(pointer)) * 0x9E3779B97F4A7C15u;
+    mark ^= mark >> 29;
+  };
+  python->frames.walk(python->api, [&](const PythonCall& call) {
+    if (!in_user_code) add(call.instruction);
+    if (!in_module && call.code == module_call) add(call.first_local);
+    in_module = in_module || call.code == module_call;
+    in_user_code = in_user_code || python->code.is_users(call.code);
+    return !in_user_code || !in_module;
+  });
+  return mark;
+}
+
+void leave_ending_python(const PythonEnd& end) noexcept {
+  if (python == nullptr) return;
+  python->frames.forget();
+  leave_ending_gil(end);
+}
+
+void PythonCalls::capture() noexcept {
+  depth = 0;
+  if (python == nullptr) return;
+  python->frames.walk(python->api, [&](const PythonCall& call) {
+    calls[depth++] = call;
+    return depth < kMost;
+  });
+}
+
+void locate_in_python(Context& context, const PythonCalls& then) noexcept try {
+  if (python == nullptr || then.depth == 0) return;
+  const GilScope gil;
+  if (!gil.held() || python->api.error() != nullptr) return;
+  locate_later(*python, context, std::span(then.calls, static_cast<size_t>(then.depth)));
+} catch (...) {
+}
+
 void write_python_stack() noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
-  if (gil.held() && python->api.error() == nullptr) write_stack(*python, 0);
+  if (!gil.held() || python->api.error() != nullptr) return;
+  write_stack(text_of(*python, running_calls(python->api), true), 0);
 } catch (...) {
 }
 

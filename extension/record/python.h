@@ -1,5 +1,8 @@
 #pragma once
 
+#include "extension/python_end.h"
+#include "extension/record/gil.h"
+#include "extension/record/python_frames.h"
 #include "profiler/event.h"
 
 namespace oomdiag {
@@ -17,6 +20,25 @@ bool python_raises() noexcept;
 /// path of the torch.nn.Module whose forward runs. Does nothing on threads that Python does not know.
 void locate_in_python(Context& context) noexcept;
 
+/// Whether one place of the program can be told from another without the GIL, or Python has no part in it.
+bool python_calls_are_told_apart() noexcept;
+/// A hash of what `locate_in_python` would look at: the calls from the innermost one to that of the user's line, and the module
+/// whose forward runs; 0 where no Python runs on this thread. Tens of nanoseconds, also inside the allocator.
+uint64_t mark_of_python_calls() noexcept;
+/// Python begins to end, on this thread: as in gil.h, and no call is looked at without the GIL.
+void leave_ending_python(const PythonEnd& end) noexcept;
+
+/// The Python calls of a moment in which the GIL could not be taken.
+struct PythonCalls {
+  static constexpr int kMost = 96;
+  PythonCall calls[kMost];
+  int depth = 0;
+
+  void capture() noexcept;
+};
+/// `locate_in_python` of such a moment. Says nothing of functions that were never looked at with the GIL.
+void locate_in_python(Context& context, const PythonCalls& then) noexcept;
+
 /// Writes the stack of this thread's Python calls to the trace, as that of the refusal before. Does nothing on threads that
 /// Python does not know.
 void write_python_stack() noexcept;
@@ -27,22 +49,5 @@ void meet_optimizer() noexcept;
 /// Writes which parameters, gradients and states belong to which parameter group, of all optimizers that were met; with
 /// `refused` also for which group a step that runs on this thread was refused something. Milliseconds.
 void write_parameter_groups(bool refused) noexcept;
-
-/// Holds the GIL where that is allowed: only on a thread that already has a Python thread state (else taking it may
-/// deadlock: a thread that holds it may be joining us) and never once the interpreter is finalising.
-class GilScope {
- public:
-  GilScope() noexcept;
-  ~GilScope();
-  GilScope(const GilScope&) = delete;
-  GilScope& operator=(const GilScope&) = delete;
-
-  bool held() const { return held_; }
-
- private:
-  bool held_ = false;
-  bool release_ = false;
-  int state_ = 0;
-};
 
 }  // namespace oomdiag

@@ -16,7 +16,10 @@ bool load_frames(PythonApi& api) {
   find(api.frame_variable, "PyFrame_GetVarString");
   return find(api.frame, "PyEval_GetFrame") && find(api.frame_code, "PyFrame_GetCode") &&
          find(api.frame_back, "PyFrame_GetBack") && find(api.frame_line, "PyFrame_GetLineNumber") &&
-         find(api.frame_instruction, "PyFrame_GetLasti") && find(api.frame_locals, "PyFrame_GetLocals");
+         find(api.frame_instruction, "PyFrame_GetLasti") && find(api.code_line, "PyCode_Addr2Line") &&
+         find(api.frame_locals, "PyFrame_GetLocals") && find(api.frame_globals, "PyFrame_GetGlobals") &&
+         find(api.function_code, "PyFunction_GetCode") && find(api.function_type, "PyFunction_Type") &&
+         find(api.type_type, "PyType_Type");
 }
 
 bool load_objects(PythonApi& api) {

@@ -32,8 +32,11 @@ struct PythonApi {
   PythonObject (*frame_back)(PythonObject) = nullptr;
   int (*frame_line)(PythonObject) = nullptr;
   int (*frame_instruction)(PythonObject) = nullptr;
+  int (*code_line)(PythonObject, int) = nullptr;                        ///< of an instruction
   PythonObject (*frame_variable)(PythonObject, const char*) = nullptr;  ///< from 3.12; may be null
   PythonObject (*frame_locals)(PythonObject) = nullptr;
+  PythonObject (*frame_globals)(PythonObject) = nullptr;
+  PythonObject (*function_code)(PythonObject) = nullptr;  ///< borrowed
 
   void (*incref)(PythonObject) = nullptr;
   void (*decref)(PythonObject) = nullptr;
@@ -63,6 +66,7 @@ struct PythonApi {
   void (*clear_error)() = nullptr;
 
   PythonObject none = nullptr, dict_type = nullptr, list_type = nullptr, tuple_type = nullptr, text_type = nullptr;
+  PythonObject function_type = nullptr, type_type = nullptr;
 
   /// Finds all of it. False if there is no (running) interpreter in the process.
   bool load();

@@ -58,14 +58,12 @@ bool allocator_is_ready() noexcept {
 }
 
 // The host looked at what a kernel should have written: which op, and where, tells whether a size or a branch hangs on it.
-// In steady training ops are not watched: the learned steps have told it.
 void write_read() {
   if (!recording()) return;
-  const ThreadState& state = thread_state();
-  if (steady() && state.context.op == 0) return;
+  ThreadState& state = thread_state();
   Event event = state.event(EventKind::note);
   event.flags = kNoteRead;
-  the_session->writer().write(event);
+  write_in_step(&state, event);
 }
 
 void wish_from_environment() {
@@ -142,7 +140,11 @@ Session& make_session(uint32_t steps_before) {
   return *session;
 }
 
-void note_python_end(const PythonEnd&) noexcept { the_session->writer().header().python_ended.store(1); }
+void note_python_end(const PythonEnd& end) noexcept {
+  if (in_child) return;
+  the_session->writer().header().python_ended.store(1);
+  leave_ending_python(end);
+}
 
 void watch_program() {
   const bool every_step = environment_number("OOMDIAG_EVERY_STEP", 0) != 0;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "extension/record/learned_step.h"
 #include "extension/record/numbered_names.h"
 #include "extension/record/step_counter.h"
 #include "profiler/trace/writer.h"
@@ -21,11 +22,11 @@ class Session {
   StepCounter& steps() { return steps_; }
   NumberedNames& scope_names() { return scope_names_; }
   const std::filesystem::path& trace() const { return trace_; }
+  StepLearner& learner() { return learner_; }
   /// A new number for a call of an outermost op. Any thread.
-  uint32_t next_serial() noexcept { return take_serials(1) + 1; }
-  /// So many of them: the numbers after the returned one.
-  uint32_t take_serials(uint32_t count) noexcept { return serial_.fetch_add(count, std::memory_order_relaxed); }
-  uint32_t last_serial() const noexcept { return serial_.load(std::memory_order_relaxed); }
+  uint32_t next_serial() noexcept { return serials_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  /// The last one that was taken.
+  std::atomic<uint32_t>& serials() noexcept { return serials_; }
 
   /// Requested bytes of the live blocks of each device. Written under that device's lock only, so a plain addition will do.
   std::atomic<int64_t> live_bytes_of[kMaxDevices] = {};
@@ -46,14 +47,17 @@ class Session {
   bool fades(const std::atomic<double>& told_at) const noexcept {
     return writer_->times_overwritten() > told_at.load(std::memory_order_relaxed) + 0.5;
   }
-  std::atomic<int64_t> highest_walked = 0;   ///< live_bytes at the largest graph walked so far
-  std::atomic<int64_t> highest_grouped = 0;  ///< PyTorch's peak when parameter groups were last described
-  std::atomic<double> walked_at = 0;         ///< times_overwritten() at the newest walk
-  std::atomic<double> grouped_at = 0;        ///< likewise, when parameter groups were last described
-  std::atomic<int> last_task = -1;           ///< newest graph task seen
-  std::atomic<int> walks = 0;                ///< graphs walked
-  std::atomic<int> described_refusals = 0;   ///< OOMs described in full
-  int64_t watch_outputs_above = 0;           ///< keep the newest outputs when more is live than this
+  std::atomic<int64_t> highest_walked = 0;       ///< live_bytes at the largest graph walked so far
+  std::atomic<int64_t> highest_when_judged = 0;  ///< highest_walked at the end of the step before
+  std::atomic<uint32_t> backward_of_step = 0;    ///< in steady training: the newest step that reached its backward pass
+  std::atomic<bool> walk_is_due = false;         ///< … and began it with clearly more alive than was ever walked
+  std::atomic<int64_t> highest_grouped = 0;      ///< PyTorch's peak when parameter groups were last described
+  std::atomic<double> walked_at = 0;             ///< times_overwritten() at the newest walk
+  std::atomic<double> grouped_at = 0;            ///< likewise, when parameter groups were last described
+  std::atomic<int> last_task = -1;               ///< newest graph task seen
+  std::atomic<int> walks = 0;                    ///< graphs walked
+  std::atomic<int> described_refusals = 0;       ///< OOMs described in full
+  int64_t watch_outputs_above = 0;               ///< keep the newest outputs when more is live than this
   bool several_devices = false;
 
  private:
@@ -61,7 +65,8 @@ class Session {
   StepCounter steps_;
   NumberedNames scope_names_;
   std::filesystem::path trace_;
-  std::atomic<uint32_t> serial_ = 0;
+  std::atomic<uint32_t> serials_ = 0;
+  StepLearner learner_;
 };
 
 /// The session of this process, null before there is one. Written once.

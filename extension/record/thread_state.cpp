@@ -12,22 +12,11 @@ namespace {
 // A bare pointer in the static block of thread-local memory: reading it costs no guard and no call.
 [[gnu::tls_model("initial-exec")]] thread_local ThreadState* state = nullptr;
 
-// Never destroyed: threads may end after everything static.
-struct Registry {
-  std::mutex mutex;
-  std::vector<ThreadState*> threads;
-};
-Registry& registry() {
-  static auto* instance = new Registry;
-  return *instance;
-}
-
 struct StateOwner {
   bool armed = false;
   ~StateOwner() {
     if (state == nullptr) return;
-    const std::lock_guard lock(registry().mutex);
-    std::erase(registry().threads, state);
+    the_session->learner().remove(state->training);
     delete state;
     state = nullptr;
   }
@@ -40,19 +29,13 @@ ThreadState* existing_thread_state() noexcept { return state; }
 
 ThreadState& thread_state() {
   if (state == nullptr) [[unlikely]] {
-    state = new ThreadState(the_session->writer());
+    state = new ThreadState(the_session->writer(), static_cast<uint16_t>(at::RecordFunction::currentThreadId()));
     owner.armed = true;
-    state->thread = static_cast<uint16_t>(at::RecordFunction::currentThreadId());
     state->claimed = at::sequence_number::peek();
-    const std::lock_guard lock(registry().mutex);
-    registry().threads.push_back(state);
+    the_session->learner().add(state->training);
   }
   return *state;
 }
-
-std::mutex& threads_mutex() { return registry().mutex; }
-
-const std::vector<ThreadState*>& all_threads() { return registry().threads; }
 
 size_t ThreadState::running_nodes() const noexcept {
   size_t count = node_adopted ? 1 : 0;

@@ -1,12 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "extension/record/intern_cache.h"
-#include "extension/record/native_stack.h"
 #include "extension/record/running_tasks.h"
 #include "extension/record/steady.h"
 #include "profiler/event.h"
@@ -32,28 +30,18 @@ struct Frame {
   bool is_plain() const { return !is_outermost && scope_name == 0; }
 };
 
-/// The request that ended steady training: ops were not watched, so which op made it is found out afterwards.
-struct Surprise {
-  Event* written = nullptr;  ///< its event in the trace, null = nothing to find out
-  uint64_t sequence = 0;
-  Context context;                  ///< as far as it was known
-  const char* node_type = nullptr;  ///< typeid of the autograd node in which it was made, null = in none
-  uint64_t node_sequence = kNoNode;
-  NativeStack stack;
-};
-
 /// What one thread is doing: read by the allocator's hook on the same thread, written by the op callbacks.
 struct ThreadState {
   static constexpr uint32_t kMaxDepth = 192;
 
-  explicit ThreadState(TraceWriter& writer) : names(writer) {}
+  ThreadState(TraceWriter& writer, uint16_t number) : thread(number), names(writer), training(number) {}
 
   Context context;
   uint32_t context_id = 0;
   uint32_t op_serial = 0;
   uint64_t node_sequence = kNoNode;
   uint16_t node_thread = 0;
-  uint16_t thread = 0;
+  const uint16_t thread;
   bool refused = false;  ///< the allocator gave up inside the op that runs
   Event refusal;
   uint32_t described_serial = 0;  ///< the op in which an OOM was last described in full
@@ -79,10 +67,5 @@ struct ThreadState {
 ThreadState& thread_state();
 /// The same, or null where there is none yet. Never allocates.
 ThreadState* existing_thread_state() noexcept;
-
-/// Held while threads come and go; needed for `all_threads`.
-std::mutex& threads_mutex();
-/// The states of all threads that have one.
-const std::vector<ThreadState*>& all_threads();
 
 }  // namespace oomdiag

@@ -215,8 +215,8 @@ std::vector<std::string> list_limits(const Trace& trace, const History& history,
     add_doubts(trace, device, history.devices.size() == 1, limits);
   }
   add_notes(history, limits);
-  // Reads of steady steps are not counted one by one, and those of the oldest steps may be overwritten.
-  add_reads(history.reads, trace.process.steady_steps == 0 && trace.overwritten_events == 0, limits);
+  // Those of the oldest steps may be overwritten.
+  add_reads(history.reads, trace.overwritten_events == 0, limits);
   limits.insert(limits.end(), inputs.limits.begin(), inputs.limits.end());
   return limits;
 }

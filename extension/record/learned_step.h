@@ -1,0 +1,151 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "profiler/event.h"
+
+// Steady training. Steps repeat: once a step's allocations are those of the steps before, in the same order and at the same
+// places, the op callbacks tell nothing new. They are switched off then, and an allocation gets its place in the program
+// from its place in the learned step. The first allocation that is not the expected one switches them on again.
+//
+//   learning ── two steps alike ──► recording ── once more ──► steady ── every 64th step ──► recording …
+//      ▲                                └───────── not alike ─────┴──────────────────────┐
+//      └─────────────────────────────────────────────────────────────────────────────────┘
+//
+// A step ends with the end of the optimizer's step that ended the first one. Frees are not compared: their places matter to
+// nobody, and the garbage collector moves them. User scopes are watched in steady training too; they are few.
+//
+// Who owns what. A script is written and read by the thread whose it is, and by no other, also not to clear it: scripts
+// have the number of the recording that they are of, and one of an older recording is as good as none. The thread that ends
+// a step reads of the others nothing but three atomic numbers. What is known of the steps so far is behind the lock.
+//
+// Nothing here knows PyTorch: what is needed of it comes as values.
+namespace oomdiag {
+
+enum class TrainingMode : uint8_t { learning, recording, steady };
+
+/// What is the same each time a thread comes by a place in the program, and can be read in nanoseconds.
+struct Moment {
+  uint64_t mark = 0;  ///< a hash of where the thread is: its Python frames, the type of the autograd node that runs
+  uint64_t next_node = 0;  ///< the number that the thread's next autograd node will have
+  uint64_t claimed = 0;    ///< nodes of the thread below this number have been told of
+};
+
+/// What one thread does in a step: its allocations and scopes, the autograd nodes that its ops made, the gradients that it
+/// accumulated and the reads of what no host had written; and what it did in the learned one.
+class StepOfThread {
+ public:
+  explicit StepOfThread(uint16_t thread) : thread_(thread) {}
+
+ private:
+  friend class StepLearner;
+  static constexpr uint64_t kElsewhere = ~uint64_t{0};
+
+  // Read by the thread that ends the step.
+  std::atomic<uint64_t> progress_ = 0;  ///< the step that the rest speaks about << 32 | events so far
+  std::atomic<uint64_t> hash_ = 0;      ///< of all of them
+  std::atomic<uint64_t> learned_ = 0;   ///< the recording that the script is of << 32 | its events
+
+  // Of this thread alone.
+  const uint16_t thread_;
+  uint64_t first_node_ = 0;  ///< the thread's nodes are counted from here in this step
+  uint64_t nodes_ = 0;       ///< in steady training: the thread's next node number at its last allocation
+  /// The learned step. Numbers of nodes and op calls are counted from its begin; the time is the mark of the moment. The
+  /// address of an alloc is the newest, that of a gradient the number of its alloc in the script or kElsewhere, that of a
+  /// scope_begin its number in `scopes_`.
+  std::vector<Event> script_;
+  std::vector<Context> scopes_;
+  std::unordered_map<uint64_t, size_t> newest_;  ///< allocs of the script that is recorded, by address
+  size_t looked_at_ = 0;                         ///< events of the script that are in `newest_`
+};
+
+/// All threads of the process, and the steps that they do together.
+class StepLearner {
+ public:
+  TrainingMode mode() const noexcept { return mode_.load(std::memory_order_relaxed); }
+  bool steady() const noexcept { return mode() == TrainingMode::steady; }
+  /// Forgets what was learned. `wanted` = false: never steady, and nothing need be learned.
+  void restart(bool wanted) noexcept;
+  bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed); }
+
+  /// A thread comes or goes.
+  void add(StepOfThread& thread);
+  void remove(StepOfThread& thread);
+
+  /// Makes room for what this thread will do in a step if it is to be recorded. Outside of the allocator.
+  void prepare(StepOfThread& mine, const Moment& now);
+  /// Takes note of an event of a step that this thread writes while ops are watched. `scope` is kept of a scope_begin, and a
+  /// gradient is looked up: those not inside the allocator.
+  void learn(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope) noexcept;
+
+  /// Gives an event of steady training its place, if it is the expected one. Never locks nor allocates.
+  bool repeat(StepOfThread& mine, Event& event, const Moment& now) noexcept;
+  /// The same for a scope that begins: the learned one, or null.
+  const Context* repeat_scope(StepOfThread& mine, uint32_t name, const Moment& now) noexcept;
+  /// The nodes_created or gradient that comes next in the learned step, if one does before the next allocation or scope.
+  std::optional<Event> next_note(StepOfThread& mine, const Moment& now) noexcept;
+  /// Steady training is over. True for the one who ended it. Never locks nor allocates.
+  bool leave() noexcept;
+  /// Which op made the nodes of this thread since its last allocation is not known any more: from which number on.
+  uint64_t first_unsure_node(const StepOfThread& mine, const Moment& now) const noexcept;
+
+  struct End {
+    uint32_t context = 0;            ///< the place
+    uint64_t next_node = 0;          ///< of the thread that steps
+    std::atomic<uint32_t>& serials;  ///< the number of the last op call; those of a steady step are taken ahead
+    bool grows = false;              ///< more is alive from step to step: each is to be watched
+  };
+  /// An optimizer's step ended on this thread. True if ops are to be watched from now on, or no more.
+  bool end_step(StepOfThread& mine, const End& end);
+  /// The step that runs; the first is 1.
+  uint32_t step() const noexcept { return step_.load(std::memory_order_relaxed); }
+  /// How many steps were steady.
+  uint32_t steady_steps() const noexcept { return steady_steps_.load(std::memory_order_relaxed); }
+
+ private:
+  /// What is known of the steps so far.
+  struct Learned {
+    uint32_t boundary = 0;  ///< context of the optimizer step that ends a step
+    int other_steps = 0;
+    uint64_t signature = 0;
+    uint32_t repeats = 0;
+    uint32_t steady_steps = 0;  ///< since the last recording
+    uint32_t serials = 0;       ///< op calls in a step
+    uint64_t nodes = 0;         ///< nodes that the stepping thread makes in a step
+  };
+
+  void follow_step(StepOfThread& mine, const Moment& now) noexcept;
+  bool is_of_step(const StepOfThread& thread) const noexcept;
+  uint32_t script_size(const StepOfThread& thread) const noexcept;
+  const Event* expected(const StepOfThread& mine) const noexcept;
+  Event counted_from_begin(const StepOfThread& mine, Event event) const noexcept;
+  void place(const StepOfThread& mine, Event& event, const Event& like) const noexcept;
+  uint64_t address_in_script(StepOfThread& mine, const Event& event, const Context& scope);
+  uint64_t signature_of_step(uint64_t nodes, uint32_t serials) const;
+  bool steps_equal_scripts() const;
+  bool is_boundary(uint32_t context);
+  void judge_watched_step(bool alike, bool grows);
+  void judge_steady_step(uint64_t nodes, bool grows);
+  void begin_recording();
+
+  std::atomic<bool> wanted_ = false;
+  std::atomic<TrainingMode> mode_ = TrainingMode::learning;
+  std::atomic<uint32_t> step_ = 1;          ///< the one that runs
+  std::atomic<uint32_t> recording_ = 0;     ///< the newest one
+  std::atomic<uint32_t> first_serial_ = 0;  ///< op calls are counted from here
+  std::atomic<uint64_t> first_node_ = 0;    ///< nodes of the stepping thread likewise
+  std::atomic<uint16_t> stepping_thread_ = 0;
+  std::atomic<uint32_t> repeats_needed_ = 2;
+  std::atomic<uint32_t> steady_steps_ = 0;
+
+  std::mutex mutex_;  ///< guards the rest
+  std::vector<StepOfThread*> threads_;
+  Learned learned_;
+};
+
+}  // namespace oomdiag
