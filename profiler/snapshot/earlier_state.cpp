@@ -6,8 +6,6 @@
 
 namespace oomdiag {
 
-using Action = SnapshotEntry::Action;
-
 EarlierState::EarlierState(const AllocatorSettings& settings, std::span<const SnapshotSegment> segments, int device)
     : settings_(settings), device_(static_cast<uint8_t>(device)) {
   for (const SnapshotSegment& segment : segments) {
@@ -20,32 +18,41 @@ EarlierState::EarlierState(const AllocatorSettings& settings, std::span<const Sn
   }
 }
 
-void EarlierState::undo(const SnapshotEntry& entry) {
+void EarlierState::undo(const Event& entry) {
   const int64_t bytes = std::clamp<int64_t>(entry.bytes, 0, kMaxSaneBytes);
-  switch (entry.action) {
-    case Action::alloc:
+  switch (entry.kind) {
+    case EventKind::alloc:
       blocks_.erase(entry.address);
       return;
-    case Action::free_requested:
-    case Action::free_completed: {
+    case EventKind::free_requested:
+    case EventKind::free_completed: {
       SnapshotBlock& block = blocks_[entry.address];
       if (block.bytes == 0) block = {entry.address, round_size(bytes, settings_), bytes};  // who made it is not known
       block.state =
-          entry.action == Action::free_requested ? SnapshotBlock::State::allocated : SnapshotBlock::State::pending_free;
+          entry.kind == EventKind::free_requested ? SnapshotBlock::State::allocated : SnapshotBlock::State::pending_free;
       return;
     }
-    case Action::segment_alloc:
+    case EventKind::segment_alloc:
       ranges_.erase(entry.address);
       return;
-    case Action::segment_free:
-      return add_range(entry.address, {bytes, entry.stream, bytes > kSmallSegmentBytes, false});
-    case Action::segment_map:
+    case EventKind::segment_free:
+      return add_range(entry.address, {bytes, entry.detail, bytes > kSmallSegmentBytes, false});
+    case EventKind::segment_map:
       return remove_range(entry.address, bytes);
-    case Action::segment_unmap:
-      return add_range(entry.address, {bytes, entry.stream, true, true});
-    case Action::oom:
-    case Action::other:
+    case EventKind::segment_unmap:
+      return add_range(entry.address, {bytes, entry.detail, true, true});
+    default:  // nothing that changes the state
       return;
+  }
+}
+
+void EarlierState::undo(const EventLog& entries) {
+  constexpr uint64_t kPiece = EventWindow::kEvents;
+  for (uint64_t end = entries.size(); end > 0;) {
+    const uint64_t begin = (end - 1) / kPiece * kPiece;
+    const std::vector<Event> piece = entries.slice(begin, end, kPiece);
+    std::for_each(piece.rbegin(), piece.rend(), [&](const Event& entry) { undo(entry); });
+    end = begin;
   }
 }
 

@@ -16,8 +16,9 @@ class EarlierState {
  public:
   EarlierState(const AllocatorSettings& settings, std::span<const SnapshotSegment> segments, int device);
 
-  /// Goes back to before `entry`.
-  void undo(const SnapshotEntry& entry);
+  /// Goes back to before `entry`, or all of them.
+  void undo(const Event& entry);
+  void undo(const EventLog& entries);
 
   /// The state as segment_state and block_state events.
   std::vector<Event> layout() const;

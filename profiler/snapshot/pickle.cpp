@@ -1,20 +1,40 @@
 #include "profiler/snapshot/pickle.h"
 
+#include <algorithm>
+
+// Of a snapshot's ten million containers a handful are open at a time; the rest are records. A container that becomes one
+// is known to two places only, the stack and one entry of the memo, unless the pickle asked the memo for it meanwhile.
+// Both are overwritten by the record, and the container's slot is used again. So what grows with the file is the memo.
+
 namespace oomdiag {
+namespace {
+
+constexpr uint32_t kMemoKind = 28, kMemoNumber = (uint32_t{1} << kMemoKind) - 1, kLargeMemo = 15;
+
+bool is_container(PickleValue value) {
+  return value.is(PickleValue::Kind::dict) || value.is(PickleValue::Kind::list);
+}
+
+}  // namespace
 
 std::string_view Pickle::text(PickleValue value) const {
   return value.is(Kind::text) ? std::string_view(texts_[value.index()]) : std::string_view();
 }
 
 std::span<const PickleValue> Pickle::elements(PickleValue value) const {
-  if (!value.is(Kind::list) && !value.is(Kind::tuple)) return {};
-  return lists_[value.index()];
+  if (value.is(Kind::tuple)) return tuples_[value.index()];
+  if (!value.is(Kind::list)) return {};
+  const PickleValue content = containers_[value.index()].content;
+  return content.is(Kind::list) ? std::span<const PickleValue>(lists_[content.index()]) : Items();
 }
 
-void Pickle::replace_list(PickleValue list, int64_t record) {
-  lists_[list.index()] = {};
-  list_records_[list.index()] = PickleValue(Kind::record, record);
+Pickle::Items Pickle::items(PickleValue value) const {
+  if (!value.is(Kind::dict)) return {};
+  const PickleValue content = containers_[value.index()].content;
+  return content.is(Kind::list) ? Items(lists_[content.index()]) : Items();
 }
+
+void Pickle::replace_list(PickleValue list, int64_t record) { replace(list, PickleValue(Kind::record, record)); }
 
 PickleValue Pickle::find(PickleValue dict, std::string_view key) const {
   const Items all = items(dict);
@@ -33,37 +53,143 @@ PickleValue Pickle::add_text(std::string_view text) {
   return {Kind::text, static_cast<int64_t>(texts_.size() - 1)};
 }
 
-PickleValue Pickle::add_list(Kind kind, std::vector<PickleValue> elements) {
+// Every entry of a history may name its pool by such a pair.
+PickleValue Pickle::add_tuple(Items elements) {
+  if (elements.empty()) return {Kind::tuple, 0};
+  uint64_t hash = elements.size();
+  bool plain = true;
+  for (const PickleValue value : elements) {
+    hash = (hash ^ value.bits()) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 29;
+    plain = plain && !is_container(value);
+  }
+  const auto [begin, end] = tuple_index_.equal_range(hash);
+  for (auto at = begin; plain && at != end; ++at) {
+    if (std::ranges::equal(tuples_[at->second], elements)) return {Kind::tuple, static_cast<int64_t>(at->second)};
+  }
+  for (const PickleValue value : elements) {
+    if (is_container(value)) containers_[value.index()].is_pinned = true;
+  }
   elements_ += elements.size();
-  lists_.push_back(std::move(elements));
-  list_records_.emplace_back();
-  return {kind, static_cast<int64_t>(lists_.size() - 1)};
+  tuples_.emplace_back(elements.begin(), elements.end());
+  if (plain) tuple_index_.emplace(hash, tuples_.size() - 1);
+  return {Kind::tuple, static_cast<int64_t>(tuples_.size() - 1)};
 }
 
-// False if the dictionary is a record already: writers give the items of a small one at once.
-bool Pickle::set_items(PickleValue dict, Items items) {
-  PickleValue& place = dicts_[dict.index()];
-  if (place.is(Kind::record)) return false;
-  if (place.is(Kind::list)) {
-    auto& list = lists_[place.index()];
-    elements_ += items.size();
-    list.insert(list.end(), items.begin(), items.end());
+PickleValue Pickle::add_container(Kind kind) {
+  if (!unused_containers_.empty()) {
+    const uint32_t index = unused_containers_.back();
+    unused_containers_.pop_back();
+    containers_[index] = {};
+    return {kind, index};
+  }
+  containers_.emplace_back();
+  return {kind, static_cast<int64_t>(containers_.size() - 1)};
+}
+
+size_t Pickle::add_elements(Items elements) {
+  elements_ += elements.size();
+  if (unused_lists_.empty()) {
+    lists_.emplace_back(elements.begin(), elements.end());
+    return lists_.size() - 1;
+  }
+  const uint32_t index = unused_lists_.back();
+  unused_lists_.pop_back();
+  lists_[index].assign(elements.begin(), elements.end());
+  return index;
+}
+
+void Pickle::drop_elements(size_t index) {
+  constexpr size_t kWorthKeeping = 1024;
+  elements_ -= lists_[index].size();
+  if (lists_[index].capacity() > kWorthKeeping) lists_[index] = {};
+  lists_[index].clear();
+  unused_lists_.push_back(static_cast<uint32_t>(index));
+}
+
+/// What shall stand where the container stood.
+PickleValue Pickle::replace(PickleValue container, PickleValue record) {
+  Container& one = containers_[container.index()];
+  if (one.content.is(Kind::list)) drop_elements(one.content.index());
+  one.content = record;
+  if (one.is_pinned) return container;
+  if (one.memo_place != kNone && memo_value(one.memo_place) == container) memo_[one.memo_place] = memo_entry(record);
+  unused_containers_.push_back(static_cast<uint32_t>(container.index()));
+  return record;
+}
+
+void Pickle::remember(PickleValue value, uint64_t place) {
+  if (is_container(value)) {
+    Container& one = containers_[value.index()];
+    if (one.memo_place != kNone) one.is_pinned = true;
+    one.memo_place = static_cast<uint32_t>(place);
+  }
+  if (place >= memo_.size()) memo_.resize(place + 1);
+  memo_[place] = memo_entry(value);
+}
+
+uint32_t Pickle::memo_entry(PickleValue value) {
+  const auto number = static_cast<uint64_t>(value.number());
+  if (number <= kMemoNumber) return static_cast<uint32_t>(value.kind()) << kMemoKind | static_cast<uint32_t>(number);
+  large_memo_.push_back(value);
+  return kLargeMemo << kMemoKind | static_cast<uint32_t>(large_memo_.size() - 1);
+}
+
+PickleValue Pickle::memo_value(uint64_t place) const {
+  const uint32_t entry = memo_[place], kind = entry >> kMemoKind, number = entry & kMemoNumber;
+  return kind == kLargeMemo ? large_memo_[number] : PickleValue(static_cast<Kind>(kind), number);
+}
+
+PickleValue Pickle::recall(uint64_t place) {
+  const PickleValue value = memo_value(place);
+  if (is_container(value)) containers_[value.index()].is_pinned = true;
+  return value;
+}
+
+// False for more elements of a list that stands as a record of something else.
+bool Pickle::append(PickleValue list, Items elements) {
+  if (elements.empty()) return true;
+  const PickleValue content = containers_[list.index()].content;
+  if (content.is(Kind::list)) {
+    auto& all = lists_[content.index()];
+    elements_ += elements.size();
+    all.insert(all.end(), elements.begin(), elements.end());
     return true;
+  }
+  std::optional<int64_t> record;
+  if (content.is(Kind::record)) record = content.number();
+  const auto absorbed = absorb_(*this, elements, record);
+  if (!absorbed && record) return false;
+  containers_[list.index()].content =
+      absorbed ? PickleValue(Kind::record, *absorbed)
+               : PickleValue(Kind::list, static_cast<int64_t>(add_elements(elements)));
+  return true;
+}
+
+// What shall stand for the dictionary; nothing if it is a record already: writers give the items of a small one at once.
+std::optional<PickleValue> Pickle::set_items(PickleValue dict, Items items) {
+  const PickleValue content = containers_[dict.index()].content;
+  if (content.is(Kind::record)) return std::nullopt;
+  if (content.is(Kind::list)) {
+    auto& all = lists_[content.index()];
+    elements_ += items.size();
+    all.insert(all.end(), items.begin(), items.end());
+    return dict;
   }
   if (const auto record = fold_(*this, items)) {
     ++records_;
-    dicts_[dict.index()] = PickleValue(Kind::record, *record);
-  } else {
-    dicts_[dict.index()] = add_list(Kind::list, {items.begin(), items.end()});
+    return replace(dict, PickleValue(Kind::record, *record));
   }
-  return true;
+  containers_[dict.index()].content = PickleValue(Kind::list, static_cast<int64_t>(add_elements(items)));
+  return dict;
 }
 
 uint64_t Pickle::kept_bytes() const {
   constexpr uint64_t kBytesOfText = 96, kBytesOfRecord = 64;  // a string and its entry in the index; the largest record
+  constexpr uint64_t kBytesOfTuple = 64;                      // likewise of an index
   return text_bytes_ + texts_.size() * kBytesOfText + elements_ * sizeof(PickleValue) +
-         lists_.size() * (sizeof(lists_[0]) + sizeof(PickleValue)) + dicts_.size() * sizeof(PickleValue) +
-         records_ * kBytesOfRecord;
+         lists_.size() * sizeof(lists_[0]) + tuples_.size() * kBytesOfTuple + containers_.size() * sizeof(Container) +
+         records_ * kBytesOfRecord + memo_.size() * sizeof(memo_[0]) + large_memo_.size() * sizeof(PickleValue);
 }
 
 }  // namespace oomdiag

@@ -30,6 +30,9 @@ class PickleValue {
   bool is(Kind kind) const { return this->kind() == kind; }
   int64_t number() const { return static_cast<int64_t>(bits_ << 4) >> 4; }
   size_t index() const { return static_cast<size_t>(number()); }
+  uint64_t bits() const { return bits_; }
+
+  bool operator==(const PickleValue&) const = default;
 
  private:
   static constexpr int64_t kMost = (int64_t{1} << 59) - 1;
@@ -41,16 +44,19 @@ class PickleValue {
 /// A pickle of plain data (protocols 2 to 5), read in one pass. No code in it is ever run: an opcode that would is refused.
 ///
 /// Dictionaries are given to `fold` when their items are complete; what it returns takes the dictionary's place as a
-/// record, so that millions of small dictionaries cost what the caller keeps of them. A pickle of which more would have to
-/// be kept than four times its file, as one made to take all memory, is refused on the way.
+/// record. Elements of a list are given to `absorb`, which may keep them elsewhere: then a record stands for the list. So
+/// millions of small dictionaries cost what the caller keeps of them, and four bytes in the memo. A pickle of which more would
+/// have to be kept than four times its file, as one made to take all memory, is refused on the way.
 class Pickle {
  public:
   using Kind = PickleValue::Kind;
   /// Items of a dictionary: key, value, key, value, …
   using Items = std::span<const PickleValue>;
   using Fold = std::function<std::optional<int64_t>(Pickle&, Items)>;
+  /// Given the first elements of a list, or more of one that stands as this record.
+  using Absorb = std::function<std::optional<int64_t>(Pickle&, Items, std::optional<int64_t>)>;
 
-  explicit Pickle(Fold fold) : fold_(std::move(fold)) {}
+  Pickle(Fold fold, Absorb absorb) : fold_(std::move(fold)), absorb_(std::move(absorb)) { tuples_.emplace_back(); }
 
   /// Reads `file` and gives its value. Throws Error(input), naming `name`, for anything but a pickle of plain data.
   PickleValue read(const InputFile& file, const std::string& name);
@@ -59,15 +65,15 @@ class Pickle {
   /// The elements of a list or tuple, none of anything else.
   std::span<const PickleValue> elements(PickleValue value) const;
   /// The items of a dictionary that was not folded; none of anything else.
-  Items items(PickleValue value) const { return elements(resolve(value)); }
+  Items items(PickleValue value) const;
   /// What a list or dictionary was turned into, else the value itself.
   PickleValue resolve(PickleValue value) const {
-    if (value.is(Kind::dict)) return dicts_[value.index()];
-    if (!value.is(Kind::list)) return value;
-    const PickleValue record = list_records_[value.index()];
-    return record.is(Kind::none) ? value : record;
+    if (!value.is(Kind::dict) && !value.is(Kind::list)) return value;
+    const PickleValue record = containers_[value.index()].content;
+    return record.is(Kind::record) ? record : value;
   }
-  /// Lets a record stand for a list, and forgets its elements.
+  /// Lets a record stand for a list that `fold` was given in an item, and forgets its elements. `fold` must then return a
+  /// record.
   void replace_list(PickleValue list, int64_t record);
   /// The value of `key` among the items of a dictionary; none if it has none.
   PickleValue find(PickleValue dict, std::string_view key) const;
@@ -75,23 +81,42 @@ class Pickle {
  private:
   friend class PickleMachine;
 
+  /// A list or dictionary that no record has replaced, or one that has, but to which several references lead.
+  struct Container {
+    PickleValue content;          ///< none = empty; list: index of its elements or items; record
+    uint32_t memo_place = kNone;  ///< where the memo has it
+    bool is_pinned = false;       ///< there are references besides that one and the one on the stack
+  };
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
   PickleValue add_text(std::string_view text);
-  PickleValue add_list(Kind kind, std::vector<PickleValue> elements);
-  PickleValue add_dict() {
-    dicts_.emplace_back();
-    return {Kind::dict, static_cast<int64_t>(dicts_.size() - 1)};
-  }
-  bool set_items(PickleValue dict, Items items);
-  /// About what is kept, and what the caller keeps of records; at least what a dictionary or list takes when it is empty.
+  PickleValue add_tuple(Items elements);
+  PickleValue add_container(Kind kind);
+  size_t add_elements(Items elements);
+  void drop_elements(size_t index);
+  PickleValue replace(PickleValue container, PickleValue record);
+  void remember(PickleValue value, uint64_t place);
+  uint32_t memo_entry(PickleValue value);
+  PickleValue memo_value(uint64_t place) const;
+  PickleValue recall(uint64_t place);
+  bool append(PickleValue list, Items elements);
+  std::optional<PickleValue> set_items(PickleValue dict, Items items);
+  /// About what is kept, and what the caller keeps of records.
   uint64_t kept_bytes() const;
 
   Fold fold_;
+  Absorb absorb_;
   std::deque<std::string> texts_;
   std::unordered_map<std::string_view, size_t> text_index_;
-  std::vector<std::vector<PickleValue>> lists_;
-  std::vector<PickleValue> list_records_;  ///< by list: the record in its place, or none
-  std::vector<PickleValue> dicts_;         ///< a record, or the list of its items
-  uint64_t elements_ = 0;                  ///< of all lists, ever
+  std::vector<Container> containers_;
+  std::vector<uint32_t> unused_containers_;
+  std::vector<std::vector<PickleValue>> lists_;  ///< what containers hold
+  std::vector<uint32_t> unused_lists_;
+  std::deque<std::vector<PickleValue>> tuples_;  ///< the first is empty; equal ones of plain values are one
+  std::unordered_multimap<uint64_t, size_t> tuple_index_;
+  std::vector<uint32_t> memo_;              ///< values that fit into 28 bits, else where they lie in `large_memo_`
+  std::vector<PickleValue> large_memo_;
+  uint64_t elements_ = 0;                   ///< of lists and tuples
   uint64_t records_ = 0;
   uint64_t text_bytes_ = 0;
 };

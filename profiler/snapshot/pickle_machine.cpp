@@ -93,7 +93,7 @@ class PickleMachine {
   // A byte of a pickle may stand for a list, or for a reference to all that was before.
   static uint64_t most_bytes(const InputFile& file) { return std::max(kMostBytesOfSmall, 4 * file.bytes()); }
   [[gnu::cold]] void check_size() const {
-    const uint64_t kept = pickle_.kept_bytes() + (stack_.size() + memo_.size()) * sizeof(PickleValue);
+    const uint64_t kept = pickle_.kept_bytes() + stack_.size() * sizeof(PickleValue);
     if (kept > most_) refuse("it unfolds to more than four times its size");
   }
 
@@ -124,7 +124,7 @@ class PickleMachine {
   }
   std::span<const PickleValue> above(size_t mark) const { return std::span(stack_).subspan(mark); }
   void drop_above(size_t mark) { stack_.resize(mark); }
-  PickleValue& container(size_t end, Kind kind) {
+  PickleValue container(size_t end, Kind kind) const {
     if (end <= bottom() || !stack_[end - 1].is(kind)) refuse_damage();
     return stack_[end - 1];
   }
@@ -145,8 +145,7 @@ class PickleMachine {
     push(Kind::real, static_cast<int64_t>(std::bit_cast<double>(bits) > 0 ? 1 : 0));  // only its sign is of use
   }
   void push_tuple(size_t mark) {
-    const PickleValue tuple =
-        pickle_.add_list(Kind::tuple, {stack_.begin() + static_cast<std::ptrdiff_t>(mark), stack_.end()});
+    const PickleValue tuple = pickle_.add_tuple(above(mark));
     drop_above(mark);
     push(tuple);
   }
@@ -155,27 +154,24 @@ class PickleMachine {
     push_tuple(stack_.size() - count);
   }
   void append(size_t mark) {
-    const PickleValue list = container(mark, Kind::list);
-    if (!pickle_.resolve(list).is(Kind::list)) refuse_damage();
-    auto& elements = pickle_.lists_[list.index()];
-    pickle_.elements_ += stack_.size() - mark;
-    elements.insert(elements.end(), stack_.begin() + static_cast<std::ptrdiff_t>(mark), stack_.end());
+    if (!pickle_.append(container(mark, Kind::list), above(mark))) refuse_damage();
     drop_above(mark);
   }
   void set_items(size_t mark) {
     const PickleValue dict = container(mark, Kind::dict);
-    if ((stack_.size() - mark) % 2 != 0 || !pickle_.set_items(dict, above(mark))) refuse_damage();
+    if ((stack_.size() - mark) % 2 != 0) refuse_damage();
+    const auto replaced = pickle_.set_items(dict, above(mark));
+    if (!replaced) refuse_damage();
     drop_above(mark);
+    stack_[mark - 1] = *replaced;
   }
   void remember(uint64_t place) {
-    if (stack_.empty() || place > memo_.size() + kMostMemoGap) refuse_damage();
-    if (place == memo_.size()) return memo_.push_back(stack_.back());
-    if (place > memo_.size()) memo_.resize(place + 1);
-    memo_[place] = stack_.back();
+    if (stack_.empty() || place > pickle_.memo_.size() + kMostMemoGap) refuse_damage();
+    pickle_.remember(stack_.back(), place);
   }
   void recall(uint64_t place) {
-    if (place >= memo_.size()) refuse_damage();
-    push(memo_[place]);
+    if (place >= pickle_.memo_.size()) refuse_damage();
+    push(pickle_.recall(place));
   }
 
   void step(uint8_t opcode) {
@@ -220,9 +216,9 @@ class PickleMachine {
       case 0x8d:
         return push_text(8);
       case '}':
-        return push(pickle_.add_dict());
+        return push(pickle_.add_container(Kind::dict));
       case ']':
-        return push(pickle_.add_list(Kind::list, {}));
+        return push(pickle_.add_container(Kind::list));
       case ')':
         return push_tuple(stack_.size());
       case 't':
@@ -244,7 +240,7 @@ class PickleMachine {
       case 'r':
         return remember(take_length(4));
       case 0x94:
-        return remember(memo_.size());
+        return remember(pickle_.memo_.size());
       case 'h':  // BINGET
         return recall(take_length(1));
       case 'j':
@@ -274,7 +270,6 @@ class PickleMachine {
   uint64_t most_;
   std::vector<PickleValue> stack_;
   std::vector<size_t> marks_;
-  std::vector<PickleValue> memo_;
 };
 
 PickleValue Pickle::read(const InputFile& file, const std::string& name) {

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <unordered_map>
 
 #include "profiler/error.h"
 #include "profiler/snapshot/fields.h"
 #include "profiler/snapshot/pickle.h"
 #include "profiler/snapshot/places.h"
 #include "profiler/snapshot/snapshot.h"
+#include "profiler/trace/packed_events.h"
 
 // From pickled dictionaries to a Snapshot. What each one is follows from its keys, in whatever order and with whatever
 // other keys the torch of the day writes; millions of them are turned into structs as soon as they are complete:
@@ -23,21 +25,21 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
-SnapshotEntry::Action action_of(std::string_view name) {
-  using Action = SnapshotEntry::Action;
-  constexpr std::array<std::pair<std::string_view, Action>, 9> kActions = {{{"alloc", Action::alloc},
-                                                                            {"free_requested", Action::free_requested},
-                                                                            {"free_completed", Action::free_completed},
-                                                                            {"free", Action::free_completed},
-                                                                            {"segment_alloc", Action::segment_alloc},
-                                                                            {"segment_free", Action::segment_free},
-                                                                            {"segment_map", Action::segment_map},
-                                                                            {"segment_unmap", Action::segment_unmap},
-                                                                            {"oom", Action::oom}}};
-  for (const auto& [text, action] : kActions) {
-    if (text == name) return action;
+EventKind kind_of(std::string_view action) {
+  constexpr std::array<std::pair<std::string_view, EventKind>, 9> kActions = {
+      {{"alloc", EventKind::alloc},
+       {"free_requested", EventKind::free_requested},
+       {"free_completed", EventKind::free_completed},
+       {"free", EventKind::free_completed},
+       {"segment_alloc", EventKind::segment_alloc},
+       {"segment_free", EventKind::segment_free},
+       {"segment_map", EventKind::segment_map},
+       {"segment_unmap", EventKind::segment_unmap},
+       {"oom", EventKind::out_of_memory}}};
+  for (const auto& [text, kind] : kActions) {
+    if (text == action) return kind;
   }
-  return Action::other;
+  return EventKind::none;
 }
 
 SnapshotBlock::State state_of(std::string_view name) {
@@ -50,9 +52,8 @@ class SnapshotReader {
   Snapshot read(const std::filesystem::path& path) {
     path_ = path.string();
     const InputFile file(path);
-    entries_.reserve(
-        std::min(file.bytes() / kBytesPerEntry, kMostReserved));  // to grow step by step would touch twice as much
-    Pickle pickle([this](Pickle& from, Pickle::Items items) { return fold(from, items); });
+    Pickle pickle([this](Pickle& from, Pickle::Items items) { return fold(from, items); },
+                  [this](Pickle&, Pickle::Items elements, std::optional<int64_t> list) { return absorb(elements, list); });
     const PickleValue top = pickle.read(file, path_);
     // Before 2.1 a snapshot was the bare list of segments.
     const PickleValue segments = pickle.find(top, "segments");
@@ -72,10 +73,25 @@ class SnapshotReader {
   }
 
  private:
-  enum class Record : uint8_t { frame, stack, entry, block, segment };
+  enum class Record : uint8_t { frame, stack, entry, block, segment, trace };
   struct Frame {
     PickleValue name, filename;
     int64_t line = 0;
+
+    bool operator==(const Frame&) const = default;
+  };
+  /// Of two stacks of one file that differ it differs too: 128 bits.
+  struct StackHash {
+    uint64_t low = 0, high = 0;
+    bool operator==(const StackHash&) const = default;
+  };
+  struct TakeLow {
+    size_t operator()(const StackHash& hash) const { return hash.low; }
+  };
+  /// Where the entries of a card's history lie among all.
+  struct TraceRuns {
+    std::vector<EventRun> runs;
+    uint64_t size = 0;
   };
 
   static int64_t record(Record kind, size_t index) {
@@ -90,12 +106,12 @@ class SnapshotReader {
     fields_.read(pickle, items);
     const Fields& fields = fields_;
     if (fields.has(Field::action) && fields.has(Field::size)) {
-      entries_.push_back(make_entry(pickle, fields));
+      entries_.add(make_entry(pickle, fields));
       return record(Record::entry, entries_.size() - 1);
     }
     if (fields.has(Field::filename) && fields.has(Field::line)) {
-      frames_.push_back({fields[Field::name], fields[Field::filename], fields.number(Field::line)});
-      return record(Record::frame, frames_.size() - 1);
+      return record(Record::frame,
+                    frame_of({fields[Field::name], fields[Field::filename], fields.number(Field::line)}));
     }
     if (fields.has(Field::total_size) && fields.has(Field::blocks)) {
       snapshot_.segments.push_back(make_segment(pickle, fields));
@@ -110,23 +126,65 @@ class SnapshotReader {
     return std::nullopt;
   }
 
-  SnapshotEntry make_entry(Pickle& pickle, const Fields& fields) {
+  Event make_entry(Pickle& pickle, const Fields& fields) {
     const bool has_free = fields.has(Field::device_free);
-    return {.address = fields.address(has_free ? Field::device_free : Field::addr),
+    return {.time = static_cast<uint64_t>(fields.number(Field::time_us)),
+            .address = fields.address(has_free ? Field::device_free : Field::addr),
             .bytes = fields.number(Field::size),
-            .stream = fields.address(Field::stream),
-            .time_us = fields.number(Field::time_us),
-            .place = find_place(pickle, fields[Field::frames]),
-            .action = find_action(pickle, fields[Field::action])};
+            .detail = fields.address(Field::stream),
+            .context = find_place(pickle, fields[Field::frames]),
+            .kind = find_kind(pickle, fields[Field::action])};
   }
 
   // There are ten words for millions of entries.
-  SnapshotEntry::Action find_action(const Pickle& pickle, PickleValue word) {
-    if (!word.is(Kind::text)) return SnapshotEntry::Action::other;
-    if (word.index() >= actions_.size()) actions_.resize(word.index() + 1);
-    std::optional<SnapshotEntry::Action>& known = actions_[word.index()];
-    if (!known) known = action_of(pickle.text(word));
+  EventKind find_kind(const Pickle& pickle, PickleValue word) {
+    if (!word.is(Kind::text)) return EventKind::none;
+    if (word.index() >= kinds_.size()) kinds_.resize(word.index() + 1);
+    std::optional<EventKind>& known = kinds_[word.index()];
+    if (!known) known = kind_of(pickle.text(word));
     return *known;
+  }
+
+  // Writers share frames; of a file that repeats them each is kept once.
+  size_t frame_of(const Frame& frame) {
+    uint64_t hash = mix(frame.name.bits(), frame.filename.bits());
+    hash = mix(hash, static_cast<uint64_t>(frame.line));
+    const auto [begin, end] = frame_index_.equal_range(hash);
+    for (auto at = begin; at != end; ++at) {
+      if (frames_[at->second] == frame) return at->second;
+    }
+    frames_.push_back(frame);
+    frame_index_.emplace(hash, frames_.size() - 1);
+    return frames_.size() - 1;
+  }
+
+  static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15;
+    return hash ^ hash >> 29;
+  }
+
+  static bool any_entry(Pickle::Items elements) {
+    if (is_record(elements.front(), Record::frame)) return false;  // by far the most lists are stacks
+    return std::ranges::any_of(elements, [](PickleValue value) { return is_record(value, Record::entry); });
+  }
+
+  // A list of entries is a card's history. Each of them stands in one, in the order in which they were read.
+  std::optional<int64_t> absorb(Pickle::Items elements, std::optional<int64_t> list) {
+    const PickleValue known(Kind::record, list.value_or(0));
+    if (list ? !is_record(known, Record::trace) : !any_entry(elements)) return std::nullopt;
+    const size_t index = list ? index_of(known) : traces_.size();
+    if (!list) traces_.emplace_back();
+    TraceRuns& trace = traces_[index];
+    for (const PickleValue element : elements) {
+      if (!is_record(element, Record::entry)) continue;
+      const size_t entry = index_of(element);
+      if (entry < listed_entries_) refuse_copies();
+      const bool follows = !trace.runs.empty() && trace.runs.back().slot + (trace.size - trace.runs.back().first) == entry;
+      if (!follows) trace.runs.push_back({static_cast<uint32_t>(trace.size), static_cast<uint32_t>(entry)});
+      listed_entries_ = entry + 1;
+      ++trace.size;
+    }
+    return record(Record::trace, index);
   }
 
   SnapshotBlock make_block(Pickle& pickle, const Fields& fields) {
@@ -162,13 +220,27 @@ class SnapshotReader {
     return segment;
   }
 
-  // Stacks are shared: each list of frames is looked at once.
+  // Every event has a stack of its own, of shared frames; there are few that differ.
   uint32_t find_place(Pickle& pickle, PickleValue frames) {
     const PickleValue stack = pickle.resolve(frames);
     if (is_record(stack, Record::stack)) return static_cast<uint32_t>(index_of(stack));
     if (!stack.is(Kind::list)) return 0;
+    uint64_t low = 0, high = 1;
+    for (const PickleValue element : pickle.elements(stack)) {
+      low = mix(low, element.bits());
+      high = mix(high, element.bits() + low);
+    }
+    if (known_stacks_.size() > kMostStacks) known_stacks_.clear();
+    const auto [known, fresh] = known_stacks_.try_emplace(StackHash{low, high}, 0);
+    if (fresh) known->second = read_stack(pickle, pickle.elements(stack));
+    const uint32_t place = known->second;
+    pickle.replace_list(stack, record(Record::stack, place));
+    return place;
+  }
+
+  uint32_t read_stack(const Pickle& pickle, Pickle::Items elements) {
     uint32_t of_history = 0;
-    for (const PickleValue value : pickle.elements(stack)) {
+    for (const PickleValue value : elements) {
       const PickleValue element = pickle.resolve(value);
       if (is_record(element, Record::stack)) of_history = static_cast<uint32_t>(index_of(element));
       if (!is_record(element, Record::frame)) continue;
@@ -176,9 +248,7 @@ class SnapshotReader {
       places_.see({pickle.text(frame.name), pickle.text(frame.filename), frame.line});
     }
     const uint32_t own = places_.finish();
-    const uint32_t place = of_history != 0 ? of_history : own;
-    if (!pickle.elements(stack).empty()) pickle.replace_list(stack, record(Record::stack, place));
-    return place;
+    return of_history != 0 ? of_history : own;
   }
 
   void collect_annotations(const Pickle& pickle, PickleValue list) {
@@ -212,36 +282,18 @@ class SnapshotReader {
     snapshot_.segments = std::move(segments);
   }
 
-  // The usual case: one card was used, and its entries are all there are, in order.
-  bool are_all_entries(const Pickle& pickle, PickleValue trace) const {
-    const auto elements = pickle.elements(trace);
-    if (elements.size() != entries_.size()) return false;
-    for (size_t i = 0; i < elements.size(); ++i) {
-      const PickleValue entry = pickle.resolve(elements[i]);
-      if (!is_record(entry, Record::entry) || index_of(entry) != i) return false;
-    }
-    return true;
-  }
-
   void collect_traces(const Pickle& pickle, PickleValue devices) {
-    size_t left = entries_.size();  // each entry stands in one trace
-    for (const PickleValue trace : pickle.elements(devices)) {
+    const auto packed = entries_.finish();
+    for (const PickleValue value : pickle.elements(devices)) {
       if (snapshot_.traces.size() == kMostTraces) break;
-      auto& entries = snapshot_.traces.emplace_back();
-      if (left > 0 && are_all_entries(pickle, trace)) {
-        entries = std::move(entries_);
-        entries_.clear();
-        left = 0;
-        continue;
-      }
-      for (const PickleValue value : pickle.elements(trace)) {
-        const PickleValue entry = pickle.resolve(value);
-        if (!is_record(entry, Record::entry)) continue;
-        if (left-- == 0) refuse_copies();
-        entries.push_back(entries_[index_of(entry)]);
-      }
+      EventLog& log = snapshot_.traces.emplace_back();
+      const PickleValue trace = pickle.resolve(value);
+      if (!is_record(trace, Record::trace)) continue;
+      TraceRuns& one = traces_[index_of(trace)];
+      if (one.runs.empty()) refuse_copies();
+      log = EventLog(EventFile(packed), std::move(one.runs), one.size);
+      one = {};
     }
-    entries_.clear();
   }
 
   [[noreturn]] void refuse_copies() const {
@@ -250,17 +302,20 @@ class SnapshotReader {
                 "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
   }
 
-  static constexpr uint64_t kBytesPerEntry = 50;  // as Python writes them, the keys from the memo
-  static constexpr uint64_t kMostReserved = 1 << 24;
+  static constexpr size_t kMostStacks = 1 << 18;
   static constexpr size_t kMostTraces = 256;  // one for each device
 
   std::string path_;
   Snapshot snapshot_;
   PlaceFinder places_;
-  std::vector<std::optional<SnapshotEntry::Action>> actions_;  ///< by text
+  std::vector<std::optional<EventKind>> kinds_;  ///< by text
   Fields fields_;
   std::vector<Frame> frames_;
-  std::vector<SnapshotEntry> entries_;
+  std::unordered_multimap<uint64_t, size_t> frame_index_;  ///< by hash
+  std::unordered_map<StackHash, uint32_t, TakeLow> known_stacks_;  ///< the place of each, but for those of long ago
+  EventPacker entries_;
+  uint64_t listed_entries_ = 0;        ///< those before are in a trace, or never will be
+  std::vector<TraceRuns> traces_;      ///< as they were read
   std::vector<SnapshotBlock> blocks_;  ///< of the segment that is being read
 };
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "profiler/trace/event_file.h"
+#include "profiler/trace/event_log.h"
 
 namespace oomdiag {
 
@@ -21,29 +21,6 @@ struct SnapshotPlace {
   bool in_module = false;     ///< inside of a call of an nn.Module
 
   bool operator==(const SnapshotPlace&) const = default;
-};
-
-/// A line of PyTorch's allocator history.
-struct SnapshotEntry {
-  enum class Action : uint8_t {
-    alloc,
-    free_requested,
-    free_completed,
-    segment_alloc,
-    segment_free,
-    segment_map,
-    segment_unmap,
-    oom,
-    other  ///< "snapshot", "annotate", and what later versions may add
-  };
-  uint64_t address = 0;  ///< of "oom": bytes free on the card
-  int64_t bytes = 0;     ///< as in TraceEntry: requested for blocks, rounded for "oom"
-  uint64_t stream = 0;
-  int64_t time_us = 0;
-  uint32_t place = 0;  ///< index into `places`
-  Action action = Action::other;
-
-  bool operator==(const SnapshotEntry&) const = default;
 };
 
 struct SnapshotBlock {
@@ -79,17 +56,19 @@ struct SnapshotAnnotation {
 };
 
 /// A memory snapshot of PyTorch (torch.cuda.memory._snapshot), of any version since 2.1. Index 0 of `names` is empty,
-/// index 0 of `places` says nothing.
+/// index 0 of `places` says nothing. The allocator's history is kept as events whose time is in microseconds and whose
+/// context is an index of `places`; "snapshot", "annotate" and what later versions may add is EventKind::none.
 struct Snapshot {
   std::vector<std::string> names;
   std::vector<SnapshotPlace> places;
-  std::vector<SnapshotSegment> segments;           ///< by device and address
-  std::vector<std::vector<SnapshotEntry>> traces;  ///< by device, oldest first; empty where no history was recorded
-  std::vector<SnapshotAnnotation> annotations{};   ///< by time; none before 2.6
-  std::string allocator_settings;                  ///< PYTORCH_CUDA_ALLOC_CONF
+  std::vector<SnapshotSegment> segments;          ///< by device and address
+  std::vector<EventLog> traces;                   ///< by device, oldest first; empty where no history was recorded
+  std::vector<SnapshotAnnotation> annotations{};  ///< by time; none before 2.6
+  std::string allocator_settings;                 ///< PYTORCH_CUDA_ALLOC_CONF
 };
 
-/// Reads a pickled snapshot; runs no code that may be in it. Memory is what the snapshot keeps of it, time is linear.
+/// Reads a pickled snapshot; runs no code that may be in it. Memory is what the snapshot keeps of it, of its history about
+/// 12 bytes an entry; time is linear.
 /// Throws Error(input) for anything else.
 Snapshot read_snapshot(const std::filesystem::path& file);
 

@@ -3,55 +3,99 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <span>
+#include <deque>
+#include <optional>
 
 #include "profiler/replay/rounding.h"
 #include "profiler/snapshot/earlier_state.h"
 #include "profiler/snapshot/steps.h"
+#include "profiler/trace/packed_events.h"
 
 namespace oomdiag {
 namespace {
 
-using Action = SnapshotEntry::Action;
-
-EventKind kind_of(Action action) {
-  switch (action) {
-    case Action::alloc:
-      return EventKind::alloc;
-    case Action::free_requested:
-      return EventKind::free_requested;
-    case Action::free_completed:
-      return EventKind::free_completed;
-    case Action::segment_alloc:
-      return EventKind::segment_alloc;
-    case Action::segment_free:
-      return EventKind::segment_free;
-    case Action::segment_map:
-      return EventKind::segment_map;
-    case Action::segment_unmap:
-      return EventKind::segment_unmap;
-    case Action::oom:
-      return EventKind::out_of_memory;
-    case Action::other:
-      return EventKind::none;
+/// What a snapshot tells of one card, in the order in which it happened: its history, after each OOM the calls that led to
+/// it, and at last the layout that the snapshot found.
+class CardStory {
+ public:
+  /// `layout` is that at the end; a card without a history has it at `late`.
+  CardStory(const Snapshot& snapshot, size_t card, int64_t start_us, std::vector<Event> layout, uint64_t late)
+      : snapshot_(snapshot),
+        device_(static_cast<uint8_t>(card)),
+        start_us_(start_us),
+        late_(late),
+        layout_(std::move(layout)) {
+    if (card < snapshot.traces.size()) entries_ = snapshot.traces[card];
   }
-  return EventKind::none;
-}
+  CardStory(const CardStory&) = delete;
+  CardStory& operator=(const CardStory&) = delete;
 
-uint64_t nanoseconds(int64_t time_us, int64_t start_us) {
-  return static_cast<uint64_t>(std::max<int64_t>(0, time_us - start_us)) * 1000;
-}
+  void restart() {
+    at_ = entries_.begin();
+    last_ = entries_.empty() ? late_ : 0;
+    extra_.clear();
+    next_extra_ = 0;
+    any_oom_ = oom_is_last_ = in_layout_ = false;
+    next();
+  }
+  bool is_over() const { return !now_; }
+  const Event& now() const { return *now_; }
+  uint64_t time() const { return last_; }
 
-Event event_of(const SnapshotEntry& entry, int64_t start_us, uint8_t device) {
-  return {.time = nanoseconds(entry.time_us, start_us),
-          .address = entry.address,
-          .bytes = entry.bytes,
-          .detail = entry.stream,
-          .context = entry.place,
-          .thread = device,
-          .kind = kind_of(entry.action),
-          .device = device};
-}
+  void next() {
+    if (next_extra_ < extra_.size()) {
+      now_ = extra_[next_extra_++];
+      now_->time = last_;
+      return;
+    }
+    extra_.clear();
+    next_extra_ = 0;
+    while (at_ != entries_.end() && at_->kind == EventKind::none) ++at_;
+    if (at_ != entries_.end()) return next_entry();
+    // What follows an OOM directly describes it: a snapshot taken right then has its segments. One that has none is
+    // checked by them. But after an OOM was unwound they say nothing about it.
+    now_.reset();
+    if (in_layout_ || (any_oom_ && !oom_is_last_)) return;
+    in_layout_ = true;
+    extra_ = layout_;
+    if (!extra_.empty()) next();
+  }
+
+ private:
+  void next_entry() {
+    now_ = *at_;
+    ++at_;
+    now_->time = nanoseconds_since(start_us_, static_cast<int64_t>(now_->time));
+    now_->thread = device_;
+    now_->device = device_;
+    last_ = std::max(last_, now_->time);
+    oom_is_last_ = now_->kind == EventKind::out_of_memory;
+    any_oom_ |= oom_is_last_;
+    if (oom_is_last_) add_stacks(snapshot_.places[now_->context]);
+  }
+
+  void add_stacks(const SnapshotPlace& place) {
+    Event stack{.thread = device_, .kind = EventKind::stack, .device = device_};
+    stack.detail = place.stack;
+    if (place.stack != 0) extra_.push_back(stack);
+    stack.detail = place.native_stack;
+    stack.flags = kNativeStack;
+    if (place.native_stack != 0) extra_.push_back(stack);
+  }
+
+  const Snapshot& snapshot_;
+  uint8_t device_;
+  int64_t start_us_;
+  uint64_t late_;
+  EventLog entries_;
+  EventLog::Iterator at_;
+  std::vector<Event> layout_;
+  std::vector<Event> extra_;  ///< what comes before the next entry
+  size_t next_extra_ = 0;
+  std::optional<Event> now_;
+  uint64_t last_ = 0;  ///< the latest time so far
+  bool any_oom_ = false, oom_is_last_ = false, in_layout_ = false;
+};
 
 class Converter {
  public:
@@ -73,20 +117,11 @@ class Converter {
                                  .scope = place.scope,
                                  .inner_source = place.inner_source});
     }
-    for (const auto& entries : snapshot_.traces) {
-      if (!entries.empty()) start_us_ = std::min(start_us_, entries.front().time_us);
+    for (const EventLog& entries : snapshot_.traces) {
+      if (!entries.empty()) start_us_ = std::min(start_us_, static_cast<int64_t>(entries.front().time));
     }
-    std::vector<Event> events;
-    events.reserve(count_events());
-    for (size_t card = 0; card < cards; ++card) add_card(card, events);
-    const auto earlier = [](const Event& a, const Event& b) { return a.time < b.time; };
-    if (cards > 1) std::stable_sort(events.begin(), events.end(), earlier);
-    add_steps(events);
-    if (const size_t odd = count_contradictions(); odd > 0) {
-      add_note(fmt::format("{} of its segments overlap or hold blocks that do not fit into them", odd), events);
-    }
-    for (size_t i = 0; i < events.size(); ++i) events[i].sequence = i + 1;
-    trace_.events = std::move(events);
+    for (size_t card = 0; card < cards; ++card) add_card(card);
+    pack(find_steps());
     return std::move(trace_);
   }
 
@@ -100,46 +135,78 @@ class Converter {
     return std::min<size_t>(cards, kMaxDevices);
   }
 
-  // At most: to grow step by step would take twice as much.
-  size_t count_events() const {
-    size_t count = 4 * snapshot_.annotations.size() + 64;
-    for (const auto& entries : snapshot_.traces) count += entries.size();
-    for (const SnapshotSegment& segment : snapshot_.segments) count += 2 * segment.blocks.size() + 2;
-    return count;
-  }
-
-  void add_card(size_t card, std::vector<Event>& events) {
-    std::span<const SnapshotEntry> entries;
-    if (card < snapshot_.traces.size()) entries = snapshot_.traces[card];
-    const auto device = static_cast<uint8_t>(card);
+  void add_card(size_t card) {
     EarlierState state(settings_, snapshot_.segments, static_cast<int>(card));
-    const std::vector<Event> at_the_end = state.layout();
-    for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) state.undo(*entry);
+    std::vector<Event> at_the_end = state.layout();
+    const bool has_history = card < snapshot_.traces.size() && !snapshot_.traces[card].empty();
+    if (has_history) {
+      state.undo(snapshot_.traces[card]);
+      const auto end_us = static_cast<int64_t>(snapshot_.traces[card].back().time);
+      any_history_ = true;
+      end_ = nanoseconds_since(start_us_, end_us);
+    }
     const auto layout = state.layout(), blocks = state.blocks();
     trace_.initial_layout.insert(trace_.initial_layout.end(), layout.begin(), layout.end());
     trace_.initial.insert(trace_.initial.end(), blocks.begin(), blocks.end());
-
-    int64_t reserved = 0;
+    int64_t& reserved = reserved_.emplace_back(0);
     for (const Event& event : layout) reserved += event.kind == EventKind::segment_state ? event.bytes : 0;
-    bool oom_is_last = false, any_oom = false;
-    for (const SnapshotEntry& entry : entries) {
-      if (entry.action == Action::other) continue;
-      events.push_back(event_of(entry, start_us_, device));
-      reserved += reserved_by(entry);
-      oom_is_last = entry.action == Action::oom;
-      any_oom |= oom_is_last;
-      if (oom_is_last) add_stacks(entry, device, events);
-      note_room(entry, reserved, trace_.devices[card]);
+    if (!any_history_) at_the_end.clear();  // the trace begins with it
+    stories_.emplace_back(snapshot_, card, start_us_, std::move(at_the_end), end_);
+  }
+
+  // All cards' events by time, and those of the same time by card.
+  template <class Take>
+  void tell(const Take& take) {
+    for (CardStory& story : stories_) story.restart();
+    while (true) {
+      CardStory* next = nullptr;
+      for (CardStory& story : stories_) {
+        if (!story.is_over() && (next == nullptr || story.time() < next->time())) next = &story;
+      }
+      if (next == nullptr) return;
+      take(next->now());
+      next->next();
     }
-    if (card < snapshot_.traces.size()) snapshot_.traces[card] = {};
-    // What follows an OOM directly describes it: a snapshot taken right then has its segments. One that has none is
-    // checked by them. But after an OOM was unwound they say nothing about it.
-    if (events.empty() || (any_oom && !oom_is_last)) return;
-    for (Event event : at_the_end) {
-      event.time = events.back().time;
-      event.thread = device;
-      events.push_back(event);
+  }
+
+  SnapshotSteps find_steps() {
+    StepFinder finder(snapshot_);
+    tell([&](const Event& event) {
+      finder.take(event, start_us_);
+      reserved_[event.device] += reserved_by(event);
+      note_room(event, reserved_[event.device], trace_.devices[event.device]);
+    });
+    return finder.find();
+  }
+
+  // With the steps as the recorder would have told them.
+  void pack(const SnapshotSteps& steps) {
+    if (!steps.begins.empty() || !steps.ends.empty()) trace_.names.emplace_back("Optimizer.step");
+    const uint64_t scope = trace_.names.size() - 1;
+    EventPacker packer;
+    auto begin = steps.begins.begin(), end = steps.ends.begin();
+    size_t index = 0;
+    uint64_t time = 0;
+    const auto add_steps = [&] {
+      for (; end != steps.ends.end() && *end == index; ++end) {
+        packer.add({.time = time, .detail = scope, .kind = EventKind::scope_begin});
+        packer.add({.time = time, .detail = scope, .kind = EventKind::scope_end});
+      }
+      for (; begin != steps.begins.end() && *begin == index; ++begin) {
+        packer.add({.time = time, .kind = EventKind::nodes_created});
+      }
+    };
+    tell([&](const Event& event) {
+      add_steps();
+      packer.add(event);
+      time = event.time;
+      ++index;
+    });
+    add_steps();
+    if (const size_t odd = count_contradictions(); odd > 0) {
+      packer.add(note(fmt::format("{} of its segments overlap or hold blocks that do not fit into them", odd), time));
     }
+    trace_.events = log_of(packer.finish());
   }
 
   // Segments are sorted by card and address.
@@ -162,68 +229,25 @@ class Converter {
   }
 
   // Where a recorder would have left its own notes.
-  void add_note(const std::string& text, std::vector<Event>& events) {
+  Event note(const std::string& text, uint64_t time) {
     trace_.names.emplace_back("snapshot");
     trace_.contexts.push_back({.op = static_cast<uint32_t>(trace_.names.size() - 1)});
     trace_.names.push_back(text);
-    events.push_back({.time = events.empty() ? 0 : events.back().time,
-                      .detail = trace_.names.size() - 1,
-                      .context = static_cast<uint32_t>(trace_.contexts.size() - 1),
-                      .kind = EventKind::note});
+    return {.time = time,
+            .detail = trace_.names.size() - 1,
+            .context = static_cast<uint32_t>(trace_.contexts.size() - 1),
+            .kind = EventKind::note};
   }
 
-  // As the recorder would have told them.
-  void add_steps(std::vector<Event>& events) {
-    std::vector<size_t> positions;
-    for (const SnapshotAnnotation& one : snapshot_.annotations) {
-      const uint64_t time = nanoseconds(one.time_us, start_us_);
-      const auto after = std::upper_bound(events.begin(), events.end(), time,
-                                          [](uint64_t t, const Event& event) { return t < event.time; });
-      positions.push_back(static_cast<size_t>(after - events.begin()));
-    }
-    const SnapshotSteps steps = find_steps(events, snapshot_, positions);
-    if (steps.begins.empty() && steps.ends.empty()) return;
-    trace_.names.emplace_back("Optimizer.step");
-    const uint64_t scope = trace_.names.size() - 1;
-    // From the back, in place: there may be millions of events.
-    size_t from = events.size(), to = from + steps.begins.size() + 2 * steps.ends.size();
-    size_t begin = steps.begins.size(), end = steps.ends.size();
-    events.resize(to);
-    while (to > from) {
-      const uint64_t time = from > 0 ? events[from - 1].time : 0;
-      if (begin > 0 && steps.begins[begin - 1] == from) {
-        events[--to] = {.time = time, .kind = EventKind::nodes_created};
-        --begin;
-      } else if (end > 0 && steps.ends[end - 1] == from) {
-        events[--to] = {.time = time, .detail = scope, .kind = EventKind::scope_end};
-        events[--to] = {.time = time, .detail = scope, .kind = EventKind::scope_begin};
-        --end;
-      } else {
-        events[--to] = events[--from];
-      }
-    }
-  }
-
-  // The calls that led to the refusal.
-  void add_stacks(const SnapshotEntry& oom, uint8_t device, std::vector<Event>& events) const {
-    const SnapshotPlace& place = snapshot_.places[oom.place];
-    Event stack{.time = events.back().time, .thread = device, .kind = EventKind::stack, .device = device};
-    stack.detail = place.stack;
-    if (place.stack != 0) events.push_back(stack);
-    stack.detail = place.native_stack;
-    stack.flags = kNativeStack;
-    if (place.native_stack != 0) events.push_back(stack);
-  }
-
-  static int64_t reserved_by(const SnapshotEntry& entry) {
+  static int64_t reserved_by(const Event& entry) {
     const int64_t bytes = std::clamp<int64_t>(entry.bytes, 0, kMaxSaneBytes);
-    if (entry.action == Action::segment_alloc || entry.action == Action::segment_map) return bytes;
-    return entry.action == Action::segment_free || entry.action == Action::segment_unmap ? -bytes : 0;
+    if (entry.kind == EventKind::segment_alloc || entry.kind == EventKind::segment_map) return bytes;
+    return entry.kind == EventKind::segment_free || entry.kind == EventKind::segment_unmap ? -bytes : 0;
   }
 
   // How large a card is no snapshot says; it has at least what was reserved, and at an OOM what was free besides.
-  static void note_room(const SnapshotEntry& entry, int64_t reserved, Device& card) {
-    const uint64_t free_bytes = entry.action == Action::oom ? entry.address : 0;
+  static void note_room(const Event& entry, int64_t reserved, Device& card) {
+    const uint64_t free_bytes = entry.kind == EventKind::out_of_memory ? entry.address : 0;
     const auto free = static_cast<int64_t>(std::min<uint64_t>(free_bytes, kMaxSaneBytes));
     card.total_bytes = std::max(card.total_bytes, std::clamp<int64_t>(reserved, 0, kMaxSaneBytes) + free);
   }
@@ -232,6 +256,10 @@ class Converter {
   AllocatorSettings settings_;
   Trace trace_;
   int64_t start_us_ = INT64_MAX;
+  std::deque<CardStory> stories_;  ///< their iterators point into them
+  std::vector<int64_t> reserved_;  ///< by card
+  bool any_history_ = false;       ///< on the cards so far
+  uint64_t end_ = 0;               ///< … of the newest of them
 };
 
 }  // namespace

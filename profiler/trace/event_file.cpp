@@ -10,6 +10,7 @@
 #include <string>
 
 #include "profiler/error.h"
+#include "profiler/trace/packed_events.h"
 
 namespace oomdiag {
 
@@ -47,6 +48,11 @@ std::shared_ptr<EventWindow> EventFile::unused_window() {
   return oldest.use_count() == 1 ? std::move(oldest) : std::make_shared<EventWindow>();
 }
 
+void EventFile::read(EventWindow& window) const {
+  if (packed_) return packed_->read(window);
+  file_->read(offset_ + window.number * sizeof window.events, window.events.data(), sizeof window.events);
+}
+
 std::shared_ptr<const EventWindow> EventFile::window(uint64_t slot) {
   const uint64_t number = slot / EventWindow::kEvents;
   const auto is_it = [&](const auto& window) { return window->number == number; };
@@ -54,7 +60,7 @@ std::shared_ptr<const EventWindow> EventFile::window(uint64_t slot) {
   if (found == windows_.end()) {
     std::shared_ptr<EventWindow> fresh = unused_window();
     fresh->number = number;
-    file_->read(offset_ + number * sizeof fresh->events, fresh->events.data(), sizeof fresh->events);
+    read(*fresh);
     found = windows_.insert(windows_.end(), std::move(fresh));
   }
   std::rotate(windows_.begin(), found, found + 1);

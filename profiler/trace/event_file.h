@@ -36,12 +36,16 @@ struct EventWindow {
   std::array<Event, kEvents> events;
 };
 
-/// Slots of 64 bytes from some offset of a file on, read window by window. Keeps the windows used last, so that threads
-/// whose events alternate do not read the same ones again and again. Copies share the file. One thread at a time.
+class PackedEvents;
+
+/// Slots of 64 bytes from some offset of a file on, or packed ones, read window by window. Keeps the windows used last, so
+/// that threads whose events alternate do not read the same ones again and again. Copies share the file. One thread at a
+/// time.
 class EventFile {
  public:
   EventFile() = default;
   EventFile(std::shared_ptr<const InputFile> file, uint64_t offset) : file_(std::move(file)), offset_(offset) {}
+  explicit EventFile(std::shared_ptr<const PackedEvents> packed) : packed_(std::move(packed)) {}
 
   /// The window that holds this slot.
   std::shared_ptr<const EventWindow> window(uint64_t slot);
@@ -52,7 +56,10 @@ class EventFile {
   static constexpr size_t kMostWindows = 48;  // 3 MiB
   std::shared_ptr<EventWindow> unused_window();
 
+  void read(EventWindow& window) const;
+
   std::shared_ptr<const InputFile> file_;
+  std::shared_ptr<const PackedEvents> packed_;  ///< in place of the file
   uint64_t offset_ = 0;
   std::vector<std::shared_ptr<EventWindow>> windows_;  ///< the one used last first
 };

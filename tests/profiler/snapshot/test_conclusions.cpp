@@ -177,7 +177,7 @@ TEST_CASE("paths of Windows are told apart like others", "[snapshot]") {
                    frame("_call_impl", packages + "torch\\nn\\modules\\module.py", 9),
                    frame("run", "C:\\Users\\me\\AppData\\Python\\Python311\\Lib\\threading.py", 2),
                    frame("main", "D:\\work\\train.py", 31)}))}));
-  const SnapshotPlace& place = found.places.at(found.traces.at(0).at(0).place);
+  const SnapshotPlace& place = found.places.at(found.traces.at(0)[0].context);
   CHECK(found.names[place.source] == "D:/work/train.py:31");
   CHECK(found.names[place.inner_source] == "trainer/loop.py:7");
   CHECK(found.names[place.scope] == "Optimizer.step");

@@ -54,10 +54,10 @@ TEST_CASE("a snapshot is read: segments, blocks, entries, and the user's line of
   CHECK(found.segments[0].blocks[1].address == kAddress + 8_MiB);
   REQUIRE(found.traces.size() == 1);
   REQUIRE(found.traces[0].size() == 7);
-  CHECK(found.traces[0][1].action == SnapshotEntry::Action::alloc);
-  CHECK(found.traces[0][5].action == SnapshotEntry::Action::oom);
+  CHECK(found.traces[0][1].kind == EventKind::alloc);
+  CHECK(found.traces[0][5].kind == EventKind::out_of_memory);
   CHECK(found.traces[0][5].address == 5_MiB);
-  CHECK(found.traces[0][6].action == SnapshotEntry::Action::other);
+  CHECK(found.traces[0][6].kind == EventKind::none);
   CHECK(found.allocator_settings == "max_split_size_mb:64");
 }
 
@@ -134,7 +134,7 @@ TEST_CASE("snapshots of every vintage are read alike", "[snapshot]") {
         read(snapshot({segment(kAddress, 2_MiB, {block(2_MiB, 1, "active_awaiting_free")})},
                       {dict({{"action", text("annotate")}, {"size", integer(1)}, {"novelty", list({integer(1)})}})}));
     CHECK(found.segments[0].blocks[0].state == SnapshotBlock::State::pending_free);
-    CHECK(found.traces[0][0].action == SnapshotEntry::Action::other);
+    CHECK(found.traces[0][0].kind == EventKind::none);
   }
   SECTION("frames of C++ name the operator and the node") {
     const std::string cpp = list({frame("c10::cuda::CUDACachingAllocator::malloc(unsigned long)", "??", 0),
@@ -142,7 +142,7 @@ TEST_CASE("snapshots of every vintage are read alike", "[snapshot]") {
                                   frame("torch::autograd::generated::ReluBackward0::apply(std::vector<>&&)", "??", 0),
                                   frame("torch::autograd::Engine::thread_main()", "??", 0)});
     const Snapshot found = read(snapshot({}, {entry("alloc", kAddress, 512, cpp)}));
-    const SnapshotPlace& place = found.places[found.traces[0][0].place];
+    const SnapshotPlace& place = found.places[found.traces[0][0].context];
     CHECK(found.names[place.op] == "aten::empty_like");
     CHECK(found.names[place.node] == "ReluBackward0");
     CHECK(place.source == 0);
@@ -157,8 +157,8 @@ TEST_CASE("what is shared by the memo is shared, whatever the opcode", "[snapsho
     const Snapshot found =
         read(snapshot({}, {entry("alloc", kAddress, 512, shared), entry("alloc", kAddress + 512, 512, get + zeros)}));
     REQUIRE(found.traces.at(0).size() == 2);
-    CHECK(found.traces[0][0].place == found.traces[0][1].place);
-    CHECK(found.traces[0][0].place != 0);
+    CHECK(found.traces[0][0].context == found.traces[0][1].context);
+    CHECK(found.traces[0][0].context != 0);
   }
 }
 

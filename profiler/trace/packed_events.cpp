@@ -1,0 +1,152 @@
+#include "profiler/trace/packed_events.h"
+
+#include <algorithm>
+#include <cstring>
+
+// The history of an allocator says the same things again and again: events lie close in time, a block's free is completed
+// as soon as it is asked for, and of an event's fourteen fields five differ from those of the one before. So each window of
+// events is a row of bytes, which begin with a head:
+//
+//   kind (5 bits)  kSame  kDetail  kOther
+//
+//   kSame    nothing follows: all but the kind is as in the event before
+//   kDetail  the detail (a stream) follows, for it is another one
+//   kOther   a byte follows: the device; or kRaw and the 64 bytes of the event, which has fields of the rarer kind
+//
+// then the time, the address and the context as differences to those before, and the size. Numbers take seven bits to a
+// byte, differences the sign in the lowest bit; addresses and sizes are told in units of 512 bytes where they are such.
+// A window needs none of the others to be read.
+
+namespace oomdiag {
+namespace {
+
+constexpr uint8_t kSame = 0x20, kDetail = 0x40, kOther = 0x80, kKind = 0x1f, kRaw = 0xff;
+constexpr size_t kMostBytes = 2 + 6 * 10 + sizeof(Event);  // of an event
+static_assert(static_cast<uint8_t>(kLastEventKind) <= kKind);
+
+constexpr uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (0 - (difference >> 63)); }
+constexpr uint64_t unzigzag(uint64_t number) { return number >> 1 ^ (0 - (number & 1)); }
+
+/// Multiples of 512 are what an allocator hands out. Of other numbers the highest bit would get lost.
+constexpr uint64_t in_units(uint64_t number) { return number % 512 == 0 ? number / 512 << 1 : number << 1 | 1; }
+constexpr uint64_t from_units(uint64_t number) { return (number & 1) != 0 ? number >> 1 : (number >> 1) * 512; }
+constexpr uint64_t way_in_units(uint64_t way) {
+  return way % 512 == 0 ? zigzag(static_cast<uint64_t>(static_cast<int64_t>(way) / 512)) << 1 : zigzag(way) << 1 | 1;
+}
+constexpr uint64_t way_from_units(uint64_t number) {
+  return unzigzag(number >> 1) * ((number & 1) != 0 ? 1 : 512);
+}
+constexpr bool fits(uint64_t number) { return number >> 62 == 0; }
+
+uint8_t* put(uint8_t* at, uint64_t number) {
+  for (; number >= 0x80; number >>= 7) *at++ = static_cast<uint8_t>(number | 0x80);
+  *at++ = static_cast<uint8_t>(number);
+  return at;
+}
+
+uint64_t take(const uint8_t*& at) {
+  uint64_t number = *at & 0x7f;
+  for (int shift = 7; (*at++ & 0x80) != 0; shift += 7) number |= static_cast<uint64_t>(*at & 0x7f) << shift;
+  return number;
+}
+
+bool is_plain(const Event& event) {
+  return event.node_sequence == kNoNode && event.op_serial == 0 && event.node_thread == 0 && event.flags == 0 &&
+         event.thread == event.device && event.device < kRaw && fits(static_cast<uint64_t>(event.bytes));
+}
+
+bool is_same(const Event& a, const Event& b) {
+  return a.time == b.time && a.address == b.address && a.bytes == b.bytes && a.detail == b.detail &&
+         a.context == b.context && a.device == b.device;
+}
+
+}  // namespace
+
+void PackedEvents::read(EventWindow& window) const {
+  const uint64_t first = window.number * EventWindow::kEvents;
+  if (first >= size_) return;
+  const uint8_t* at = windows_[window.number].get();
+  Event now;
+  const uint64_t count = std::min(EventWindow::kEvents, size_ - first);
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint8_t head = *at++;
+    now.kind = static_cast<EventKind>(head & kKind);
+    now.sequence = first + i + 1;
+    if ((head & kOther) != 0) {
+      const uint8_t device = *at++;
+      if (device == kRaw) {
+        std::memcpy(&window.events[i], at, sizeof(Event));
+        window.events[i].sequence = now.sequence;
+        at += sizeof(Event);
+        continue;
+      }
+      now.device = device;
+      now.thread = device;
+    }
+    if ((head & kSame) == 0) {
+      if ((head & kDetail) != 0) now.detail = take(at);
+      now.time += unzigzag(take(at));
+      now.address += way_from_units(take(at));
+      now.context += static_cast<uint32_t>(unzigzag(take(at)));
+      now.bytes = static_cast<int64_t>(from_units(take(at)));
+    }
+    window.events[i] = now;
+  }
+}
+
+EventPacker::EventPacker() : packed_(std::make_shared<PackedEvents>()), open_(EventWindow::kEvents * kMostBytes) {}
+
+void EventPacker::add(const Event& event) {
+  uint8_t* const begin = open_.data() + used_;
+  uint8_t* at = begin + 1;
+  *begin = static_cast<uint8_t>(event.kind);
+  const uint64_t way = event.address - before_.address;
+  if (!is_plain(event) || !fits(zigzag(way))) {
+    *begin |= kOther;
+    *at++ = kRaw;
+    std::memcpy(at, &event, sizeof event);
+    at += sizeof event;
+  } else {
+    if (event.device != before_.device) {
+      *begin |= kOther;
+      *at++ = event.device;
+    }
+    if (is_same(event, before_)) {
+      *begin |= kSame;
+    } else {
+      if (event.detail != before_.detail) {
+        *begin |= kDetail;
+        at = put(at, event.detail);
+      }
+      at = put(at, zigzag(event.time - before_.time));
+      at = put(at, way_in_units(way));
+      at = put(at, zigzag(event.context - static_cast<uint64_t>(before_.context)));
+      at = put(at, in_units(static_cast<uint64_t>(event.bytes)));
+      before_ = event;
+    }
+  }
+  used_ += static_cast<size_t>(at - begin);
+  if (++packed_->size_ % EventWindow::kEvents == 0) seal();
+}
+
+void EventPacker::seal() {
+  auto bytes = std::make_unique<uint8_t[]>(used_);
+  std::memcpy(bytes.get(), open_.data(), used_);
+  packed_->windows_.push_back(std::move(bytes));
+  packed_->bytes_ += used_;
+  used_ = 0;
+  before_ = {};
+}
+
+std::shared_ptr<const PackedEvents> EventPacker::finish() {
+  if (used_ > 0) seal();
+  open_ = {};
+  return std::move(packed_);
+}
+
+EventLog log_of(std::shared_ptr<const PackedEvents> packed) {
+  const uint64_t size = packed->size();
+  return {EventFile(std::move(packed)), {EventRun{}}, size};
+}
+
+}  // namespace oomdiag
