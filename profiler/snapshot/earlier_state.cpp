@@ -18,42 +18,27 @@ EarlierState::EarlierState(const AllocatorSettings& settings, std::span<const Sn
   }
 }
 
-void EarlierState::undo(const Event& entry) {
-  const int64_t bytes = std::clamp<int64_t>(entry.bytes, 0, kMaxSaneBytes);
-  switch (entry.kind) {
-    case EventKind::alloc:
-      blocks_.erase(entry.address);
-      return;
-    case EventKind::free_requested:
-    case EventKind::free_completed: {
-      SnapshotBlock& block = blocks_[entry.address];
-      if (block.bytes == 0) block = {entry.address, round_size(bytes, settings_), bytes};  // who made it is not known
-      block.state =
-          entry.kind == EventKind::free_requested ? SnapshotBlock::State::allocated : SnapshotBlock::State::pending_free;
-      return;
-    }
-    case EventKind::segment_alloc:
-      ranges_.erase(entry.address);
-      return;
-    case EventKind::segment_free:
-      return add_range(entry.address, {bytes, entry.detail, bytes > kSmallSegmentBytes, false});
-    case EventKind::segment_map:
-      return remove_range(entry.address, bytes);
-    case EventKind::segment_unmap:
-      return add_range(entry.address, {bytes, entry.detail, true, true});
-    default:  // nothing that changes the state
-      return;
+void EarlierState::rewind() {
+  std::for_each(segment_events_.rbegin(), segment_events_.rend(), [&](const Event& event) { undo_segment(event); });
+  for (const First& first : firsts_) {
+    const int64_t bytes = std::clamp<int64_t>(first.bytes, 0, kMaxSaneBytes);
+    if (first.kind == EventKind::alloc || first.made_later) blocks_.erase(first.address);
+    if (first.kind == EventKind::alloc) continue;
+    SnapshotBlock& block = blocks_[first.address];
+    if (block.bytes == 0) block = {first.address, round_size(bytes, settings_), bytes};  // who made it is not known
+    block.state =
+        first.kind == EventKind::free_requested ? SnapshotBlock::State::allocated : SnapshotBlock::State::pending_free;
   }
 }
 
-void EarlierState::undo(const EventLog& entries) {
-  constexpr uint64_t kPiece = EventWindow::kEvents;
-  for (uint64_t end = entries.size(); end > 0;) {
-    const uint64_t begin = (end - 1) / kPiece * kPiece;
-    const std::vector<Event> piece = entries.slice(begin, end, kPiece);
-    std::for_each(piece.rbegin(), piece.rend(), [&](const Event& entry) { undo(entry); });
-    end = begin;
+void EarlierState::undo_segment(const Event& event) {
+  const int64_t bytes = std::clamp<int64_t>(event.bytes, 0, kMaxSaneBytes);
+  if (event.kind == EventKind::segment_alloc) ranges_.erase(event.address);
+  if (event.kind == EventKind::segment_map) remove_range(event.address, bytes);
+  if (event.kind == EventKind::segment_free) {
+    add_range(event.address, {bytes, event.detail, bytes > kSmallSegmentBytes, false});
   }
+  if (event.kind == EventKind::segment_unmap) add_range(event.address, {bytes, event.detail, true, true});
 }
 
 // Mapped pieces that touch are one.

@@ -7,16 +7,6 @@
 // Both are overwritten by the record, and the container's slot is used again. So what grows with the file is the memo.
 
 namespace oomdiag {
-namespace {
-
-constexpr uint32_t kMemoKind = 28, kMemoNumber = (uint32_t{1} << kMemoKind) - 1, kLargeMemo = 15;
-
-bool is_container(PickleValue value) {
-  return value.is(PickleValue::Kind::dict) || value.is(PickleValue::Kind::list);
-}
-
-}  // namespace
-
 std::string_view Pickle::text(PickleValue value) const {
   return value.is(Kind::text) ? std::string_view(texts_[value.index()]) : std::string_view();
 }
@@ -76,17 +66,6 @@ PickleValue Pickle::add_tuple(Items elements) {
   return {Kind::tuple, static_cast<int64_t>(tuples_.size() - 1)};
 }
 
-PickleValue Pickle::add_container(Kind kind) {
-  if (!unused_containers_.empty()) {
-    const uint32_t index = unused_containers_.back();
-    unused_containers_.pop_back();
-    containers_[index] = {};
-    return {kind, index};
-  }
-  containers_.emplace_back();
-  return {kind, static_cast<int64_t>(containers_.size() - 1)};
-}
-
 size_t Pickle::add_elements(Items elements) {
   elements_ += elements.size();
   if (unused_lists_.empty()) {
@@ -118,34 +97,6 @@ PickleValue Pickle::replace(PickleValue container, PickleValue record) {
   return record;
 }
 
-void Pickle::remember(PickleValue value, uint64_t place) {
-  if (is_container(value)) {
-    Container& one = containers_[value.index()];
-    if (one.memo_place != kNone) one.is_pinned = true;
-    one.memo_place = static_cast<uint32_t>(place);
-  }
-  if (place >= memo_.size()) memo_.resize(place + 1);
-  memo_[place] = memo_entry(value);
-}
-
-uint32_t Pickle::memo_entry(PickleValue value) {
-  const auto number = static_cast<uint64_t>(value.number());
-  if (number <= kMemoNumber) return static_cast<uint32_t>(value.kind()) << kMemoKind | static_cast<uint32_t>(number);
-  large_memo_.push_back(value);
-  return kLargeMemo << kMemoKind | static_cast<uint32_t>(large_memo_.size() - 1);
-}
-
-PickleValue Pickle::memo_value(uint64_t place) const {
-  const uint32_t entry = memo_[place], kind = entry >> kMemoKind, number = entry & kMemoNumber;
-  return kind == kLargeMemo ? large_memo_[number] : PickleValue(static_cast<Kind>(kind), number);
-}
-
-PickleValue Pickle::recall(uint64_t place) {
-  const PickleValue value = memo_value(place);
-  if (is_container(value)) containers_[value.index()].is_pinned = true;
-  return value;
-}
-
 // False for more elements of a list that stands as a record of something else.
 bool Pickle::append(PickleValue list, Items elements) {
   if (elements.empty()) return true;
@@ -160,9 +111,8 @@ bool Pickle::append(PickleValue list, Items elements) {
   if (content.is(Kind::record)) record = content.number();
   const auto absorbed = absorb_(*this, elements, record);
   if (!absorbed && record) return false;
-  containers_[list.index()].content =
-      absorbed ? PickleValue(Kind::record, *absorbed)
-               : PickleValue(Kind::list, static_cast<int64_t>(add_elements(elements)));
+  containers_[list.index()].content = absorbed ? PickleValue(Kind::record, *absorbed)
+                                               : PickleValue(Kind::list, static_cast<int64_t>(add_elements(elements)));
   return true;
 }
 

@@ -21,6 +21,12 @@ class PickleValue {
   enum class Kind : uint8_t { none, boolean, integer, real, text, list, tuple, dict, record };
 
   PickleValue() = default;
+  /// Something that is kept elsewhere.
+  static PickleValue at(Kind kind, uint64_t index) {
+    PickleValue value;
+    value.bits_ = static_cast<uint64_t>(kind) << 60 | index;
+    return value;
+  }
   /// `number` is cut to 60 bits: no address, size or time of a snapshot needs more.
   PickleValue(Kind kind, int64_t number)
       : bits_(static_cast<uint64_t>(kind) << 60 |
@@ -88,17 +94,50 @@ class Pickle {
     bool is_pinned = false;       ///< there are references besides that one and the one on the stack
   };
   static constexpr uint32_t kNone = ~uint32_t{0};
+  static constexpr uint32_t kMemoKind = 28, kMemoNumber = (uint32_t{1} << kMemoKind) - 1, kLargeMemo = 15;
 
   PickleValue add_text(std::string_view text);
   PickleValue add_tuple(Items elements);
-  PickleValue add_container(Kind kind);
+  PickleValue add_container(Kind kind) {
+    if (unused_containers_.empty()) {
+      containers_.emplace_back();
+      return PickleValue::at(kind, containers_.size() - 1);
+    }
+    const uint32_t index = unused_containers_.back();
+    unused_containers_.pop_back();
+    containers_[index] = {};
+    return PickleValue::at(kind, index);
+  }
   size_t add_elements(Items elements);
   void drop_elements(size_t index);
   PickleValue replace(PickleValue container, PickleValue record);
-  void remember(PickleValue value, uint64_t place);
-  uint32_t memo_entry(PickleValue value);
-  PickleValue memo_value(uint64_t place) const;
-  PickleValue recall(uint64_t place);
+  static bool is_container(PickleValue value) { return value.is(Kind::dict) || value.is(Kind::list); }
+  void remember(PickleValue value, uint64_t place) {
+    if (is_container(value)) {
+      Container& one = containers_[value.index()];
+      if (one.memo_place != kNone) one.is_pinned = true;
+      one.memo_place = static_cast<uint32_t>(place);
+    }
+    if (place > memo_.size()) memo_.resize(place);
+    if (place == memo_.size()) return memo_.push_back(memo_entry(value));
+    memo_[place] = memo_entry(value);
+  }
+  PickleValue recall(uint64_t place) {
+    const PickleValue value = memo_value(place);
+    if (is_container(value)) containers_[value.index()].is_pinned = true;
+    return value;
+  }
+  uint32_t memo_entry(PickleValue value) {
+    if (const uint64_t number = value.bits() & ~(uint64_t{15} << 60); number <= kMemoNumber) {
+      return static_cast<uint32_t>(value.kind()) << kMemoKind | static_cast<uint32_t>(number);
+    }
+    large_memo_.push_back(value);
+    return kLargeMemo << kMemoKind | static_cast<uint32_t>(large_memo_.size() - 1);
+  }
+  PickleValue memo_value(uint64_t place) const {
+    const uint32_t entry = memo_[place], kind = entry >> kMemoKind, number = entry & kMemoNumber;
+    return kind == kLargeMemo ? large_memo_[number] : PickleValue::at(static_cast<Kind>(kind), number);
+  }
   bool append(PickleValue list, Items elements);
   std::optional<PickleValue> set_items(PickleValue dict, Items items);
   /// About what is kept, and what the caller keeps of records.
@@ -114,9 +153,9 @@ class Pickle {
   std::vector<uint32_t> unused_lists_;
   std::deque<std::vector<PickleValue>> tuples_;  ///< the first is empty; equal ones of plain values are one
   std::unordered_multimap<uint64_t, size_t> tuple_index_;
-  std::vector<uint32_t> memo_;              ///< values that fit into 28 bits, else where they lie in `large_memo_`
+  std::vector<uint32_t> memo_;  ///< values that fit into 28 bits, else where they lie in `large_memo_`
   std::vector<PickleValue> large_memo_;
-  uint64_t elements_ = 0;                   ///< of lists and tuples
+  uint64_t elements_ = 0;  ///< of lists and tuples
   uint64_t records_ = 0;
   uint64_t text_bytes_ = 0;
 };

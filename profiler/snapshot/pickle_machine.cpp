@@ -34,6 +34,27 @@ uint64_t unsigned_number(const uint8_t* bytes, size_t count) {
   return count == 0 ? 0 : bits & (~uint64_t{0} >> (64 - 8 * count));
 }
 
+/// What opcodes push and pop: millions of times, and once a million elements of a list.
+class PickleStack {
+ public:
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  PickleValue& operator[](size_t index) { return values_[index]; }
+  const PickleValue& operator[](size_t index) const { return values_[index]; }
+  PickleValue back() const { return values_[size_ - 1]; }
+  void push(PickleValue value) {
+    if (size_ == values_.size()) [[unlikely]]
+      values_.resize(2 * size_);
+    values_[size_++] = value;
+  }
+  void drop_to(size_t size) { size_ = size; }
+  std::span<const PickleValue> above(size_t mark) const { return std::span(values_).subspan(mark, size_ - mark); }
+
+ private:
+  std::vector<PickleValue> values_ = std::vector<PickleValue>(4096);
+  size_t size_ = 0;
+};
+
 /// Opcodes that run code or reach outside of the file.
 const char* name_of_code(uint8_t opcode) {
   switch (opcode) {
@@ -106,12 +127,12 @@ class PickleMachine {
   uint64_t take_length(size_t bytes) { return unsigned_number(take(bytes), bytes); }
   int64_t take_number(size_t bytes) { return static_cast<int64_t>(take_length(bytes)); }
 
-  void push(PickleValue value) { stack_.push_back(value); }
-  void push(Kind kind, int64_t number) { stack_.push_back(PickleValue(kind, number)); }
+  void push(PickleValue value) { stack_.push(value); }
+  void push(Kind kind, int64_t number) { stack_.push(PickleValue(kind, number)); }
   PickleValue pop() {
     if (stack_.size() <= bottom()) refuse_damage();
     const PickleValue value = stack_.back();
-    stack_.pop_back();
+    stack_.drop_to(stack_.size() - 1);
     return value;
   }
   /// What opcodes may take off the stack lies above the newest mark.
@@ -122,8 +143,8 @@ class PickleMachine {
     marks_.pop_back();
     return mark;
   }
-  std::span<const PickleValue> above(size_t mark) const { return std::span(stack_).subspan(mark); }
-  void drop_above(size_t mark) { stack_.resize(mark); }
+  std::span<const PickleValue> above(size_t mark) const { return stack_.above(mark); }
+  void drop_above(size_t mark) { stack_.drop_to(mark); }
   PickleValue container(size_t end, Kind kind) const {
     if (end <= bottom() || !stack_[end - 1].is(kind)) refuse_damage();
     return stack_[end - 1];
@@ -268,7 +289,7 @@ class PickleMachine {
   ByteStream stream_;
   const std::string& name_;
   uint64_t most_;
-  std::vector<PickleValue> stack_;
+  PickleStack stack_;
   std::vector<size_t> marks_;
 };
 

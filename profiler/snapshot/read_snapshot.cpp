@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <optional>
 #include <unordered_map>
 
@@ -52,8 +53,9 @@ class SnapshotReader {
   Snapshot read(const std::filesystem::path& path) {
     path_ = path.string();
     const InputFile file(path);
-    Pickle pickle([this](Pickle& from, Pickle::Items items) { return fold(from, items); },
-                  [this](Pickle&, Pickle::Items elements, std::optional<int64_t> list) { return absorb(elements, list); });
+    Pickle pickle(
+        [this](Pickle& from, Pickle::Items items) { return fold(from, items); },
+        [this](Pickle&, Pickle::Items elements, std::optional<int64_t> list) { return absorb(elements, list); });
     const PickleValue top = pickle.read(file, path_);
     // Before 2.1 a snapshot was the bare list of segments.
     const PickleValue segments = pickle.find(top, "segments");
@@ -179,7 +181,8 @@ class SnapshotReader {
       if (!is_record(element, Record::entry)) continue;
       const size_t entry = index_of(element);
       if (entry < listed_entries_) refuse_copies();
-      const bool follows = !trace.runs.empty() && trace.runs.back().slot + (trace.size - trace.runs.back().first) == entry;
+      const bool follows =
+          !trace.runs.empty() && trace.runs.back().slot + (trace.size - trace.runs.back().first) == entry;
       if (!follows) trace.runs.push_back({static_cast<uint32_t>(trace.size), static_cast<uint32_t>(entry)});
       listed_entries_ = entry + 1;
       ++trace.size;
@@ -225,11 +228,12 @@ class SnapshotReader {
     const PickleValue stack = pickle.resolve(frames);
     if (is_record(stack, Record::stack)) return static_cast<uint32_t>(index_of(stack));
     if (!stack.is(Kind::list)) return 0;
-    uint64_t low = 0, high = 1;
+    uint64_t low = 0, high = 0;  // two, as a stack that is taken for another one tells a wrong line
     for (const PickleValue element : pickle.elements(stack)) {
-      low = mix(low, element.bits());
-      high = mix(high, element.bits() + low);
+      low = (low ^ element.bits()) * 0x9e3779b97f4a7c15;
+      high = (std::rotl(high, 23) + element.bits()) * 0xc2b2ae3d27d4eb4f;
     }
+    low ^= high >> 32;
     if (known_stacks_.size() > kMostStacks) known_stacks_.clear();
     const auto [known, fresh] = known_stacks_.try_emplace(StackHash{low, high}, 0);
     if (fresh) known->second = read_stack(pickle, pickle.elements(stack));
@@ -311,7 +315,7 @@ class SnapshotReader {
   std::vector<std::optional<EventKind>> kinds_;  ///< by text
   Fields fields_;
   std::vector<Frame> frames_;
-  std::unordered_multimap<uint64_t, size_t> frame_index_;  ///< by hash
+  std::unordered_multimap<uint64_t, size_t> frame_index_;          ///< by hash
   std::unordered_map<StackHash, uint32_t, TakeLow> known_stacks_;  ///< the place of each, but for those of long ago
   EventPacker entries_;
   uint64_t listed_entries_ = 0;        ///< those before are in a trace, or never will be

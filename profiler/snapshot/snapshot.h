@@ -67,9 +67,8 @@ struct Snapshot {
   std::string allocator_settings;                 ///< PYTORCH_CUDA_ALLOC_CONF
 };
 
-/// Reads a pickled snapshot; runs no code that may be in it. Memory is what the snapshot keeps of it, of its history about
-/// 12 bytes an entry; time is linear.
-/// Throws Error(input) for anything else.
+/// Reads a pickled snapshot; runs no code that may be in it. Memory is what the snapshot keeps of it, of its history about 12
+/// bytes an entry; time is linear. Throws Error(input) for anything else.
 Snapshot read_snapshot(const std::filesystem::path& file);
 
 }  // namespace oomdiag

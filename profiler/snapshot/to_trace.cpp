@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <optional>
+#include <span>
 
 #include "profiler/replay/rounding.h"
 #include "profiler/snapshot/earlier_state.h"
@@ -35,17 +36,17 @@ class CardStory {
     last_ = entries_.empty() ? late_ : 0;
     extra_.clear();
     next_extra_ = 0;
-    any_oom_ = oom_is_last_ = in_layout_ = false;
+    any_oom_ = oom_is_last_ = in_layout_ = over_ = false;
     next();
   }
-  bool is_over() const { return !now_; }
-  const Event& now() const { return *now_; }
+  bool is_over() const { return over_; }
+  const Event& now() const { return now_; }
   uint64_t time() const { return last_; }
 
   void next() {
     if (next_extra_ < extra_.size()) {
       now_ = extra_[next_extra_++];
-      now_->time = last_;
+      now_.time = last_;
       return;
     }
     extra_.clear();
@@ -54,24 +55,24 @@ class CardStory {
     if (at_ != entries_.end()) return next_entry();
     // What follows an OOM directly describes it: a snapshot taken right then has its segments. One that has none is
     // checked by them. But after an OOM was unwound they say nothing about it.
-    now_.reset();
-    if (in_layout_ || (any_oom_ && !oom_is_last_)) return;
+    over_ = in_layout_ || (any_oom_ && !oom_is_last_) || layout_.empty();
+    if (over_) return;
     in_layout_ = true;
     extra_ = layout_;
-    if (!extra_.empty()) next();
+    next();
   }
 
  private:
   void next_entry() {
     now_ = *at_;
     ++at_;
-    now_->time = nanoseconds_since(start_us_, static_cast<int64_t>(now_->time));
-    now_->thread = device_;
-    now_->device = device_;
-    last_ = std::max(last_, now_->time);
-    oom_is_last_ = now_->kind == EventKind::out_of_memory;
+    now_.time = nanoseconds_since(start_us_, static_cast<int64_t>(now_.time));
+    now_.thread = device_;
+    now_.device = device_;
+    last_ = std::max(last_, now_.time);
+    oom_is_last_ = now_.kind == EventKind::out_of_memory;
     any_oom_ |= oom_is_last_;
-    if (oom_is_last_) add_stacks(snapshot_.places[now_->context]);
+    if (oom_is_last_) add_stacks(snapshot_.places[now_.context]);
   }
 
   void add_stacks(const SnapshotPlace& place) {
@@ -92,9 +93,32 @@ class CardStory {
   std::vector<Event> layout_;
   std::vector<Event> extra_;  ///< what comes before the next entry
   size_t next_extra_ = 0;
-  std::optional<Event> now_;
+  Event now_;
   uint64_t last_ = 0;  ///< the latest time so far
-  bool any_oom_ = false, oom_is_last_ = false, in_layout_ = false;
+  bool any_oom_ = false, oom_is_last_ = false, in_layout_ = false, over_ = false;
+};
+
+/// What is found out about a card on the way.
+struct CardState {
+  CardState(const AllocatorSettings& settings, std::span<const SnapshotSegment> segments, int card)
+      : earlier(settings, segments, card) {}
+
+  EarlierState earlier;
+  int64_t reserved = 0;           ///< more than at the beginning
+  std::optional<int64_t> room{};  ///< that the card has at least, besides what was reserved at the beginning
+
+  void see(const Event& event) {
+    if (event.kind == EventKind::segment_state || event.kind == EventKind::block_state) return;
+    earlier.see(event);
+    const int64_t bytes = std::clamp<int64_t>(event.bytes, 0, kMaxSaneBytes);
+    if (event.kind == EventKind::segment_alloc || event.kind == EventKind::segment_map) reserved += bytes;
+    if (event.kind == EventKind::segment_free || event.kind == EventKind::segment_unmap) reserved -= bytes;
+    reserved = std::clamp(reserved, -kMaxSaneBytes, kMaxSaneBytes);
+    // How large a card is no snapshot says; it has at least what was reserved, and at an OOM what was free besides.
+    const uint64_t free_bytes = event.kind == EventKind::out_of_memory ? event.address : 0;
+    const auto free = static_cast<int64_t>(std::min<uint64_t>(free_bytes, kMaxSaneBytes));
+    room = std::max(room.value_or(INT64_MIN), reserved + free);
+  }
 };
 
 class Converter {
@@ -121,7 +145,7 @@ class Converter {
       if (!entries.empty()) start_us_ = std::min(start_us_, static_cast<int64_t>(entries.front().time));
     }
     for (size_t card = 0; card < cards; ++card) add_card(card);
-    pack(find_steps());
+    pack(look_through());
     return std::move(trace_);
   }
 
@@ -136,22 +160,25 @@ class Converter {
   }
 
   void add_card(size_t card) {
-    EarlierState state(settings_, snapshot_.segments, static_cast<int>(card));
-    std::vector<Event> at_the_end = state.layout();
-    const bool has_history = card < snapshot_.traces.size() && !snapshot_.traces[card].empty();
-    if (has_history) {
-      state.undo(snapshot_.traces[card]);
+    CardState& state = states_.emplace_back(settings_, snapshot_.segments, static_cast<int>(card));
+    std::vector<Event> at_the_end = state.earlier.layout();
+    if (card < snapshot_.traces.size() && !snapshot_.traces[card].empty()) {
       const auto end_us = static_cast<int64_t>(snapshot_.traces[card].back().time);
       any_history_ = true;
       end_ = nanoseconds_since(start_us_, end_us);
     }
-    const auto layout = state.layout(), blocks = state.blocks();
-    trace_.initial_layout.insert(trace_.initial_layout.end(), layout.begin(), layout.end());
-    trace_.initial.insert(trace_.initial.end(), blocks.begin(), blocks.end());
-    int64_t& reserved = reserved_.emplace_back(0);
-    for (const Event& event : layout) reserved += event.kind == EventKind::segment_state ? event.bytes : 0;
     if (!any_history_) at_the_end.clear();  // the trace begins with it
     stories_.emplace_back(snapshot_, card, start_us_, std::move(at_the_end), end_);
+  }
+
+  void begin_card(CardState& state, Device& card) {
+    state.earlier.rewind();
+    const auto layout = state.earlier.layout(), blocks = state.earlier.blocks();
+    trace_.initial_layout.insert(trace_.initial_layout.end(), layout.begin(), layout.end());
+    trace_.initial.insert(trace_.initial.end(), blocks.begin(), blocks.end());
+    int64_t reserved = 0;
+    for (const Event& event : layout) reserved += event.kind == EventKind::segment_state ? event.bytes : 0;
+    if (state.room) card.total_bytes = std::clamp<int64_t>(reserved + *state.room, 0, 2 * kMaxSaneBytes);
   }
 
   // All cards' events by time, and those of the same time by card.
@@ -169,13 +196,14 @@ class Converter {
     }
   }
 
-  SnapshotSteps find_steps() {
+  // The first of two passes: what lay there before, how large the cards are at least, where the steps are.
+  SnapshotSteps look_through() {
     StepFinder finder(snapshot_);
     tell([&](const Event& event) {
       finder.take(event, start_us_);
-      reserved_[event.device] += reserved_by(event);
-      note_room(event, reserved_[event.device], trace_.devices[event.device]);
+      states_[event.device].see(event);
     });
+    for (size_t card = 0; card < states_.size(); ++card) begin_card(states_[card], trace_.devices[card]);
     return finder.find();
   }
 
@@ -239,25 +267,12 @@ class Converter {
             .kind = EventKind::note};
   }
 
-  static int64_t reserved_by(const Event& entry) {
-    const int64_t bytes = std::clamp<int64_t>(entry.bytes, 0, kMaxSaneBytes);
-    if (entry.kind == EventKind::segment_alloc || entry.kind == EventKind::segment_map) return bytes;
-    return entry.kind == EventKind::segment_free || entry.kind == EventKind::segment_unmap ? -bytes : 0;
-  }
-
-  // How large a card is no snapshot says; it has at least what was reserved, and at an OOM what was free besides.
-  static void note_room(const Event& entry, int64_t reserved, Device& card) {
-    const uint64_t free_bytes = entry.kind == EventKind::out_of_memory ? entry.address : 0;
-    const auto free = static_cast<int64_t>(std::min<uint64_t>(free_bytes, kMaxSaneBytes));
-    card.total_bytes = std::max(card.total_bytes, std::clamp<int64_t>(reserved, 0, kMaxSaneBytes) + free);
-  }
-
   Snapshot snapshot_;
   AllocatorSettings settings_;
   Trace trace_;
   int64_t start_us_ = INT64_MAX;
   std::deque<CardStory> stories_;  ///< their iterators point into them
-  std::vector<int64_t> reserved_;  ///< by card
+  std::deque<CardState> states_;   ///< by card
   bool any_history_ = false;       ///< on the cards so far
   uint64_t end_ = 0;               ///< … of the newest of them
 };

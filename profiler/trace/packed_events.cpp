@@ -1,6 +1,7 @@
 #include "profiler/trace/packed_events.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 // The history of an allocator says the same things again and again: events lie close in time, a block's free is completed
@@ -13,15 +14,15 @@
 //   kDetail  the detail (a stream) follows, for it is another one
 //   kOther   a byte follows: the device; or kRaw and the 64 bytes of the event, which has fields of the rarer kind
 //
-// then the time, the address and the context as differences to those before, and the size. Numbers take seven bits to a
-// byte, differences the sign in the lowest bit; addresses and sizes are told in units of 512 bytes where they are such.
-// A window needs none of the others to be read.
+// then a byte that says how long four numbers are, and these: the time, the address and the context as differences to those
+// before, and the size. Differences have the sign in the lowest bit; addresses and sizes are told in units of 512 bytes where
+// they are such. A window needs none of the others to be read.
 
 namespace oomdiag {
 namespace {
 
 constexpr uint8_t kSame = 0x20, kDetail = 0x40, kOther = 0x80, kKind = 0x1f, kRaw = 0xff;
-constexpr size_t kMostBytes = 2 + 6 * 10 + sizeof(Event);  // of an event
+constexpr size_t kMostBytes = 2 + sizeof(Event);  // of an event
 static_assert(static_cast<uint8_t>(kLastEventKind) <= kKind);
 
 constexpr uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (0 - (difference >> 63)); }
@@ -33,21 +34,29 @@ constexpr uint64_t from_units(uint64_t number) { return (number & 1) != 0 ? numb
 constexpr uint64_t way_in_units(uint64_t way) {
   return way % 512 == 0 ? zigzag(static_cast<uint64_t>(static_cast<int64_t>(way) / 512)) << 1 : zigzag(way) << 1 | 1;
 }
-constexpr uint64_t way_from_units(uint64_t number) {
-  return unzigzag(number >> 1) * ((number & 1) != 0 ? 1 : 512);
-}
+constexpr uint64_t way_from_units(uint64_t number) { return unzigzag(number >> 1) * ((number & 1) != 0 ? 1 : 512); }
 constexpr bool fits(uint64_t number) { return number >> 62 == 0; }
 
-uint8_t* put(uint8_t* at, uint64_t number) {
-  for (; number >= 0x80; number >>= 7) *at++ = static_cast<uint8_t>(number | 0x80);
-  *at++ = static_cast<uint8_t>(number);
-  return at;
+constexpr std::array<uint64_t, 4> kMasks = {0xff, 0xffff, 0xffffffff, ~uint64_t{0}};
+constexpr size_t kLongest = 8;  // what is read and written beyond the end
+
+/// Numbers of 1, 2, 4 or 8 bytes.
+constexpr unsigned length_code(uint64_t number) {
+  return (number > kMasks[0] ? 1u : 0u) + (number > kMasks[1] ? 1u : 0u) + (number > kMasks[2] ? 1u : 0u);
 }
 
-uint64_t take(const uint8_t*& at) {
-  uint64_t number = *at & 0x7f;
-  for (int shift = 7; (*at++ & 0x80) != 0; shift += 7) number |= static_cast<uint64_t>(*at & 0x7f) << shift;
-  return number;
+unsigned put(uint8_t*& at, uint64_t number) {
+  const unsigned code = length_code(number);
+  std::memcpy(at, &number, sizeof number);
+  at += size_t{1} << code;
+  return code;
+}
+
+uint64_t take(const uint8_t*& at, unsigned code) {
+  uint64_t number = 0;
+  std::memcpy(&number, at, sizeof number);
+  at += size_t{1} << code;
+  return number & kMasks[code];
 }
 
 bool is_plain(const Event& event) {
@@ -84,17 +93,19 @@ void PackedEvents::read(EventWindow& window) const {
       now.thread = device;
     }
     if ((head & kSame) == 0) {
-      if ((head & kDetail) != 0) now.detail = take(at);
-      now.time += unzigzag(take(at));
-      now.address += way_from_units(take(at));
-      now.context += static_cast<uint32_t>(unzigzag(take(at)));
-      now.bytes = static_cast<int64_t>(from_units(take(at)));
+      if ((head & kDetail) != 0) now.detail = take(at, 3);
+      const unsigned lengths = *at++;
+      now.time += unzigzag(take(at, lengths & 3));
+      now.address += way_from_units(take(at, lengths >> 2 & 3));
+      now.context += static_cast<uint32_t>(unzigzag(take(at, lengths >> 4 & 3)));
+      now.bytes = static_cast<int64_t>(from_units(take(at, lengths >> 6)));
     }
     window.events[i] = now;
   }
 }
 
-EventPacker::EventPacker() : packed_(std::make_shared<PackedEvents>()), open_(EventWindow::kEvents * kMostBytes) {}
+EventPacker::EventPacker()
+    : packed_(std::make_shared<PackedEvents>()), open_(EventWindow::kEvents * kMostBytes + kLongest) {}
 
 void EventPacker::add(const Event& event) {
   uint8_t* const begin = open_.data() + used_;
@@ -116,12 +127,15 @@ void EventPacker::add(const Event& event) {
     } else {
       if (event.detail != before_.detail) {
         *begin |= kDetail;
-        at = put(at, event.detail);
+        std::memcpy(at, &event.detail, sizeof event.detail);
+        at += sizeof event.detail;
       }
-      at = put(at, zigzag(event.time - before_.time));
-      at = put(at, way_in_units(way));
-      at = put(at, zigzag(event.context - static_cast<uint64_t>(before_.context)));
-      at = put(at, in_units(static_cast<uint64_t>(event.bytes)));
+      uint8_t* const lengths = at++;
+      unsigned codes = put(at, zigzag(event.time - before_.time));
+      codes |= put(at, way_in_units(way)) << 2;
+      codes |= put(at, zigzag(event.context - static_cast<uint64_t>(before_.context))) << 4;
+      codes |= put(at, in_units(static_cast<uint64_t>(event.bytes))) << 6;
+      *lengths = static_cast<uint8_t>(codes);
       before_ = event;
     }
   }
@@ -130,7 +144,7 @@ void EventPacker::add(const Event& event) {
 }
 
 void EventPacker::seal() {
-  auto bytes = std::make_unique<uint8_t[]>(used_);
+  auto bytes = std::make_unique<uint8_t[]>(used_ + kLongest);
   std::memcpy(bytes.get(), open_.data(), used_);
   packed_->windows_.push_back(std::move(bytes));
   packed_->bytes_ += used_;

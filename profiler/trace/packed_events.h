@@ -11,7 +11,7 @@
 
 namespace oomdiag {
 
-/// Events kept in memory at 5 to 12 bytes each, where those of a trace file would take 64. Made by EventPacker.
+/// Events kept in memory at about 8 bytes each, where those of a trace file would take 64. Made by EventPacker.
 class PackedEvents {
  public:
   /// Fills the window with this number. Slot i holds the event with sequence i + 1.
