@@ -146,18 +146,6 @@ std::vector<Group> group_curves(const StepCurves& curves) {
 
 }  // namespace
 
-std::string_view name_of(GrowthKind kind) {
-  switch (kind) {
-    case GrowthKind::retained_graph:
-      return "retained_graph";
-    case GrowthKind::kept_tensors:
-      return "kept_tensors";
-    case GrowthKind::growing_buffer:
-      return "growing_buffer";
-  }
-  return "kept_tensors";
-}
-
 std::vector<Growth> find_growth(const StepCurves& curves) {
   std::vector<Growth> growths;
   for (const Group& group : group_curves(curves)) growths.push_back(describe(group, curves));

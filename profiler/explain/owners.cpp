@@ -93,24 +93,6 @@ Owners list_owners(const Moment& moment) {
           .line = by_size(lines)};
 }
 
-std::string_view name_of(Keeper keeper) {
-  switch (keeper) {
-    case Keeper::autograd:
-      return "autograd";
-    case Keeper::module:
-      return "module";
-    case Keeper::optimizer:
-      return "optimizer";
-    case Keeper::operation:
-      return "operation";
-    case Keeper::library:
-      return "library";
-    case Keeper::program:
-      return "program";
-  }
-  return "program";
-}
-
 std::optional<Lifetime> follow_largest(const Moment& moment) {
   const LiveBlock* largest = nullptr;
   for (const LiveBlock& block : moment.blocks) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <random>
 
@@ -200,6 +201,57 @@ TEST_CASE("a pickle that lists one entry, block or segment many times is refused
       dict({{"address", integer(kAddress)}, {"total_size", integer(2_MiB)}, {"blocks", blocks}});
   CHECK(message_of(with(list({one_segment}), list({}))).find("several times") != std::string::npos);
   CHECK(message_of(with(many(segment(kAddress, 2_MiB, {})), list({}))).find("several times") != std::string::npos);
+}
+
+TEST_CASE("a pickle of 0.8 MB that asks for terabytes is refused within a second", "[snapshot][pickle]") {
+  // `outer` references to a list of `inner` references to one thing. The memo counts from 0, lists come before what is in them.
+  const auto square = [](const std::string& thing, int inner, int outer) {
+    std::string text = "]\x94(]\x94(" + thing + "r" + std::string("\xff\0\0\0", 4);
+    for (int i = 0; i < inner; ++i) text += std::string("j\xff\0\0\0", 5);
+    text += "e";
+    for (int i = 0; i < outer; ++i) text += std::string("j\1\0\0\0", 5);
+    return text + "e";
+  };
+  const auto gap = [] {  // so that place 255 of the memo can be taken
+    std::string text;
+    for (int i = 0; i < 256; ++i) text += std::string("Nr") + static_cast<char>(i) + std::string("\0\0\0", 3) + "0";
+    return text;
+  };
+  const int n = 80'000;
+  const std::string one_entry = entry("alloc", kAddress, 1_MiB, stack());
+  const std::string one_block = block(1_MiB, 1_MiB, "active_allocated");
+  const std::string one_frame = frame("f", "x.py", 1);
+  const auto with = [&](const std::string& segments, const std::string& traces) {
+    const std::string whole = PickleWriter().dict({{"segments", segments}, {"device_traces", traces}}).stop();
+    return whole.substr(0, 2) + gap() + whole.substr(2);
+  };
+  const std::vector<std::string> bombs = {
+      with(list({}), square(one_entry, n, n)),  // 6.4 ∙ 10⁹ entries of 48 bytes
+      with(list({dict({{"total_size", integer(1)}, {"blocks", square(one_block, n, n)}})}), list({})),
+      with(square(segment(kAddress, 2_MiB, {}), n, n), list({})),
+      with(list({}), list({list({entry("alloc", kAddress, 1_MiB, square(one_frame, n, n))})}))};
+  for (const std::string& bomb : bombs) {
+    CHECK(bomb.size() > 780'000);
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      const Trace trace = to_trace(read(bomb));
+      CHECK(trace.events.size() < 100);
+    } catch (const Error& error) {
+      CHECK(error.kind() == ErrorKind::input);
+    }
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(1));
+  }
+}
+
+TEST_CASE("segments that overlap and blocks that lie outside are said", "[snapshot]") {
+  const auto said = [](const std::vector<std::string>& segments) {
+    const Trace trace = to_trace(read(snapshot(segments, {entry("alloc", kAddress, 512)})));
+    return to_text(make_report(trace, {}), {}).find("overlap") != std::string::npos;
+  };
+  const std::string used = block(2_MiB, 2_MiB, "active_allocated");
+  CHECK_FALSE(said({segment(kAddress, 2_MiB, {used}), segment(kAddress + 2_MiB, 2_MiB, {used})}));
+  CHECK(said({segment(kAddress, 4_MiB, {used}), segment(kAddress + 2_MiB, 2_MiB, {used})}));
+  CHECK(said({segment(kAddress, 1_MiB, {used})}));
 }
 
 TEST_CASE("a pickle that unfolds to more than four times its size is refused before it has", "[snapshot][pickle]") {
