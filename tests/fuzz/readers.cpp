@@ -80,6 +80,7 @@ const Target& chosen() {
 
 /// A small trace as the recorder writes it, to begin with.
 void write_seed(const std::filesystem::path& file) {
+  std::filesystem::remove(file);  // of the run before
   TraceWriter writer(file, 2,
                      {.event_bytes = 2 << 12,
                       .chunk_bytes = 1 << 12,
