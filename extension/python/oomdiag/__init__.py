@@ -8,6 +8,8 @@
     %oomdiag mark NAME            names this place in the run
     %oomdiag stop | start         stops recording, or goes on
 
+    with oomdiag.budget("2GiB"):  fails a test that allocates more, and says who holds it; for pytest see _pytest_plugin.py
+
 Else: oomdiag.start(), stop(), mark(name), report() (a dict), explain() (text, as in an except block), peak(), saved_tensors(loss).
 What depends on the torch of this Python is built when it is first needed, once: about a minute.
 """
@@ -24,7 +26,9 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors"]
+from ._budget import BudgetExceeded, budget
+
+__all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors", "budget", "BudgetExceeded"]
 
 
 def _command() -> pathlib.Path:

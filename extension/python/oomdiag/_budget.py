@@ -1,0 +1,88 @@
+"""oomdiag.budget: what a piece of a program may allocate on the card, for tests."""
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import Any, Dict, Iterator, List, Union
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_CATEGORIES = {"activation": "saved for backward", "parameter": "parameters", "gradient": "gradients", "input": "inputs",
+               "optimizer_state": "optimizer state", "output": "outputs that are held", "buffer": "buffers",
+               "gradient_in_flight": "gradients on their way", "temporary": "temporaries", "workspace": "workspaces"}
+
+
+class BudgetExceeded(AssertionError):
+    """More was allocated than the budget allows; the message says by how much, where, and who held it."""
+
+
+def parse_size(size: Union[int, str]) -> int:
+    """Bytes of 2147483648, "2GiB", "1.5 GiB", "800 MB"."""
+    if isinstance(size, int):
+        return size
+    match = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", size)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError(f"oomdiag: '{size}' is no size; give bytes, or as in 2GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _with_unit(count: int) -> str:
+    for unit in "GiB", "MiB", "KiB":
+        if abs(count) >= _UNITS[unit.upper()]:
+            return f"{count / _UNITS[unit.upper()]:.2f} {unit}"
+    return f"{count} B"
+
+
+def _place(where: Dict[str, Any]) -> str:
+    op = where.get("node") or where.get("op")
+    parts = [op, where.get("module"), os.path.basename(where["source"]) if where.get("source") else None]
+    return " ← ".join(part for part in parts if part)
+
+
+def _describe(report: Dict[str, Any], peak: int) -> List[str]:
+    """Who holds the bytes at the peak, in three lines or one that says why not."""
+    at = report["peak"]
+    if at["allocated_bytes"] != peak:
+        return ["who held it is not told: another part of this process held more; run this test alone"]
+    largest = sorted(report["categories"].items(), key=lambda item: -item[1])
+    lines = [f"at the peak: in {at['phase']}, step {at['step']}, {_place(at)}",
+             "who holds it: " + ", ".join(f"{_CATEGORIES.get(name, name)} {_with_unit(count)}" for name, count in largest[:4] if count)]
+    for holder in sorted(report["holders"], key=lambda one: -one["bytes"])[:3]:
+        shape = f"  {holder['shape']}" if holder.get("shape") else ""
+        lines.append(f"  {_with_unit(holder['bytes']):>11}  {holder.get('name') or ''} {_place({**holder, 'module': None})}{shape}")
+    return lines
+
+
+@contextlib.contextmanager
+def budget(size: Union[int, str]) -> Iterator[None]:
+    """What runs inside may allocate so much at once on each card, what lived before included; else BudgetExceeded.
+
+        def test_a_step_fits():
+            with oomdiag.budget("2GiB"):
+                train_one_step()
+
+    On a machine without a GPU: `oomdiag run --device rtx4090 -- pytest`, or pytest's option --oomdiag-device.
+    PyTorch's own peaks (torch.cuda.max_memory_allocated) begin anew here.
+    """
+    import torch
+    from . import report, start, stop
+    most = parse_size(size)
+    if not torch.cuda.is_available():
+        raise RuntimeError("oomdiag.budget: there is no CUDA device; try pytest --oomdiag-device rtx4090, "
+                           "or oomdiag run --device rtx4090 -- pytest")
+    torch.cuda.init()  # the allocator keeps no peaks before
+    started = "OOMDIAG_OUTPUT" not in os.environ  # else `oomdiag run` records already, and goes on
+    start()
+    cards = range(torch.cuda.device_count())
+    for card in cards:
+        torch.cuda.reset_peak_memory_stats(card)
+    try:
+        yield
+        peak = max(torch.cuda.max_memory_allocated(card) for card in cards)
+        if peak > most:
+            first = f"peak of {_with_unit(peak)} is above the budget of {_with_unit(most)} by {_with_unit(peak - most)}"
+            raise BudgetExceeded("\n".join([first, *_describe(report(), peak)]))
+    finally:
+        if started:
+            stop()
