@@ -32,7 +32,7 @@ struct Options {
   int most_runs = FitRequest{}.most_runs;
   bool smallest_card = false;
   bool json = false;
-  int local_world_size = 0;
+  RankOptions host;  ///< of a job
   bool prints_jobs = false;
   std::string collect;
 };
@@ -75,7 +75,10 @@ std::vector<Values> combinations_of(const std::vector<Variable>& variables) {
 }
 
 FitRequest make_request(const Options& options, Install& install, bool by_batch) {
-  FitRequest request{.device = choose_device({.device = options.device, .memory = options.memory}, install),
+  const TopologyChoice topology =
+      options.host.topology.empty() ? TopologyChoice{} : read_topology(options.host.topology);
+  const DeviceOptions device{.device = options.device, .memory = options.memory};
+  FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
                      .steps = options.steps,
                      .most_runs = options.most_runs};
   if (options.model.model.empty()) {
@@ -125,15 +128,17 @@ int fit_plan(const Options& options, const std::vector<Variable>& variables, con
              const Install& install) {
   const std::vector<Values> plans = list_plans(variables);
   if (options.prints_jobs) {
-    std::string device = "--device " + options.device;
+    std::string device = options.device.empty() ? "" : "--device " + options.device;
     if (!options.memory.empty()) device += " --memory " + options.memory;
-    if (options.local_world_size > 0) device += fmt::format(" --local-world-size {}", options.local_world_size);
+    if (options.host.local_world_size > 0)
+      device += fmt::format(" --local-world-size {}", options.host.local_world_size);
+    if (!options.host.topology.empty()) device += fmt::format(" --topology {}", options.host.topology);
     fmt::print("{}", print_jobs(plans, request, device, "plans"));
     return 0;
   }
   Steps steps("fit");
-  const auto found = run_plans(plans, request, options.local_world_size, install,
-                               [&](std::size_t over) { steps.show(over, plans.size()); });
+  const auto found =
+      run_plans(plans, request, options.host, install, [&](std::size_t over) { steps.show(over, plans.size()); });
   steps.hide();
   return say_plans(found, options.json);
 }
@@ -223,11 +228,7 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->type_name("N")
       ->check(range(2, 1 << 12))
       ->capture_default_str();
-  command
-      .add_option("--local-world-size", options->local_world_size,
-                  "ranks of a host, where --vary world=8..64:pow2 makes a job of so many; default: 8")
-      ->type_name("N")
-      ->check(range(1, 16));
+  add_host_options(command, options->host);
   command.add_flag("--print-jobs", options->prints_jobs,
                    "of a job's plans: print their runs, one command a line, and run none");
   command

@@ -48,10 +48,11 @@ std::string quoted(const std::string& word) {
   return quoted_for_shell(word);
 }
 
-Plan run_plan(const Values& values, const FitRequest& request, int local_world_size, const Install& install) {
+Plan run_plan(const Values& values, const FitRequest& request, const RankOptions& host, const Install& install) {
   const TemporaryFolder folder;
-  const RankOptions ranks{
-      .world_size = static_cast<int>(values.at(kWorld)), .ranks = "distinct", .local_world_size = local_world_size};
+  RankOptions ranks = host;
+  ranks.world_size = static_cast<int>(values.at(kWorld));
+  ranks.ranks = "distinct";
   const Job job = choose_job(ranks, 1);
   const DiagnosisRequest diagnosis{.program = fill_in(request.program, values),
                                    .device = host_of(job, request.device),
@@ -111,11 +112,11 @@ Plan read_plan(const Values& values, const Report& report) {
   return plan;
 }
 
-std::vector<Plan> run_plans(const std::vector<Values>& plans, const FitRequest& request, int local_world_size,
+std::vector<Plan> run_plans(const std::vector<Values>& plans, const FitRequest& request, const RankOptions& host,
                             const Install& install, const std::function<void(std::size_t)>& tell) {
   std::vector<Plan> found;
   for (const Values& values : plans) {
-    found.push_back(run_plan(values, request, local_world_size, install));
+    found.push_back(run_plan(values, request, host, install));
     tell(found.size());
   }
   return found;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/fit.h"
+#include "cli/ranks.h"
 #include "profiler/report/report.h"
 
 // fit over the plan of a job: a variable called world is its number of ranks, others are what the program is told (tp, pp,
@@ -38,7 +39,7 @@ std::vector<Values> list_plans(const std::vector<Variable>& variables);
 Plan read_plan(const Values& values, const Report& report);
 
 /// Runs them. `tell` is called with the number of plans that are over.
-std::vector<Plan> run_plans(const std::vector<Values>& plans, const FitRequest& request, int local_world_size,
+std::vector<Plan> run_plans(const std::vector<Values>& plans, const FitRequest& request, const RankOptions& host,
                             const Install& install, const std::function<void(std::size_t)>& tell);
 
 /// The same runs as commands for other machines, one a line; each writes its report into the folder.

@@ -48,22 +48,35 @@ void add_rank_options(CLI::App& command, RankOptions& options) {
   command
       .add_option("--ranks", options.ranks, "several, each alone, in one report: 0,7,63, or distinct: one of each kind")
       ->type_name("LIST");
-  command.add_option("--local-world-size", options.local_world_size, "ranks, and so cards, of a host; default: 8")
+  add_host_options(command, options);
+}
+
+void add_host_options(CLI::App& command, RankOptions& options) {
+  command
+      .add_option("--local-world-size", options.local_world_size, "ranks of a job, and so cards, of a host; default: 8")
       ->type_name("N")
       ->check(range(1, kMostCardsOfHost));
+  command
+      .add_option("--topology", options.topology,
+                  "cards of a host, links between them and between hosts, for NCCL's buffers: 8xh100-nvlink,ib")
+      ->type_name("TEXT");
 }
 
 Job choose_job(const RankOptions& options, int device_count) {
-  if (!options.is_job() && (options.rank >= 0 || !options.ranks.empty() || options.local_world_size > 0)) {
+  const bool names_rank = options.rank >= 0 || !options.ranks.empty();
+  if (!options.is_job() && (names_rank || options.local_world_size > 0 || !options.topology.empty())) {
     throw Error(ErrorKind::usage, "a rank needs the size of its job", "as in: --world-size 64 --rank 5");
   }
   if (!options.is_job()) return {};
   if (options.rank >= 0 && !options.ranks.empty()) {
     throw Error(ErrorKind::usage, "--rank and --ranks exclude each other", "as in: --world-size 64 --ranks 0,5");
   }
-  const int cards = device_count > 1 ? device_count : kCardsOfHost;
+  const TopologyChoice topology = options.topology.empty() ? TopologyChoice{} : read_topology(options.topology);
+  int cards = device_count > 1 ? device_count : kCardsOfHost;
+  if (topology.cards > 0) cards = std::min(topology.cards, kMostCardsOfHost);
   Job job{.world_size = options.world_size,
-          .local_world_size = options.local_world_size > 0 ? options.local_world_size : cards};
+          .local_world_size = options.local_world_size > 0 ? options.local_world_size : cards,
+          .topology = topology};
   job.local_world_size = std::min(job.local_world_size, job.world_size);
   job.is_distinct = options.ranks == "distinct";
   if (job.is_distinct) return job;
@@ -71,6 +84,15 @@ Job choose_job(const RankOptions& options, int device_count) {
                   ? std::vector<int>{read_rank(std::to_string(std::max(0, options.rank)), options.world_size)}
                   : read_ranks(options.ranks, options.world_size);
   return job;
+}
+
+DeviceOptions device_of(const Job& job, DeviceOptions device) {
+  if (job.topology.card.empty()) return device;
+  if (!device.device.empty()) {
+    throw Error(ErrorKind::usage, "--device and --topology both name a card", "leave one of them out");
+  }
+  device.device = job.topology.card;
+  return device;
 }
 
 DeviceChoice host_of(const Job& job, DeviceChoice device) {
@@ -109,6 +131,7 @@ Environment environment_of_rank(const Job& job, int rank, const std::filesystem:
   set("TORCHELASTIC_MAX_RESTARTS", 0);
   set("TORCHELASTIC_RUN_ID", "oomdiag");
   set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  if (!job.topology.links.empty()) set("OOMDIAG_TOPOLOGY", job.topology.links);
   if (local > 1) set_default("OMP_NUM_THREADS", "1");
   // The monitor asks the store from a thread of its own, and ours needs Python's lock to answer.
   set_default("TORCH_NCCL_ENABLE_MONITORING", "0");

@@ -7,6 +7,7 @@
 #include "cli/device.h"
 #include "cli/install.h"
 #include "cli/launcher.h"
+#include "cli/topology.h"
 
 namespace CLI {
 class App;
@@ -22,11 +23,12 @@ struct RankOptions {
   int rank = -1;
   std::string ranks{};  ///< "0,7,63" or "distinct"
   int local_world_size = 0;
+  std::string topology{};  ///< see cli/topology.h
 
   bool is_job() const { return world_size > 0; }
 };
 
-/// Adds --world-size, --rank, --ranks and --local-world-size to a command.
+/// Adds --world-size, --rank, --ranks, --local-world-size and --topology to a command.
 void add_rank_options(CLI::App& command, RankOptions& options);
 
 /// A job, and those of its ranks that are run.
@@ -35,12 +37,19 @@ struct Job {
   int local_world_size = 1;  ///< cards of a host
   std::vector<int> ranks{};  ///< ascending
   bool is_distinct = false;  ///< `ranks` is all that may differ; one of each kind is run
+  TopologyChoice topology{};
 
   bool operator==(const Job&) const = default;
 };
 
 /// What the options mean. A host has as many cards as `device_count`, or 8 where that is one. Throws Error(usage).
 Job choose_job(const RankOptions& options, int device_count);
+
+/// What --topology says of the device. Throws Error(usage) where both name a card.
+DeviceOptions device_of(const Job& job, DeviceOptions device);
+
+/// Adds --local-world-size and --topology to a command.
+void add_host_options(CLI::App& command, RankOptions& options);
 
 /// The host of the job: each of its cards.
 DeviceChoice host_of(const Job& job, DeviceChoice device);

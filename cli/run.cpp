@@ -72,7 +72,7 @@ int run(const Options& options) {
   }
   Install install = find_install();
   const Job job = choose_job(options.ranks, options.device.count);
-  const DeviceChoice device = choose_device(options.device, install);
+  const DeviceChoice device = choose_device(device_of(job, options.device), install);
   check_writable(options.output);
   check_writable(options.html);
   say_default(device);

@@ -70,3 +70,20 @@ TEST_CASE("jobs are commands that a shell takes", "[ranks]") {
         "mkdir -p plans && oomdiag run --device h200 --world-size 16 --ranks distinct --no-progress --folder plans "
         "-o plans/tp=2,world=16.json -- python 'my train.py' --tp=2\n");
 }
+
+TEST_CASE("a topology names cards, links between them and between hosts", "[ranks]") {
+  CHECK(read_topology("8xh100-nvlink,ib") == TopologyChoice{.cards = 8, .card = "h100", .links = "nvlink,rdma"});
+  CHECK(read_topology("4x-pcie,tcp") == TopologyChoice{.cards = 4, .links = "pcie,tcp"});
+  CHECK(read_topology("rtx6000-ada-pcie") == TopologyChoice{.card = "rtx6000-ada", .links = "pcie"});
+  CHECK(read_topology(",efa") == TopologyChoice{.links = ",rdma"});
+  for (const char* text : {"", "8x", "h100", "nvlink,pigeon", "8xh100-nvlink,ib,ib"})
+    CHECK_THROWS_AS(read_topology(text), Error);
+}
+
+TEST_CASE("a job is on the hosts of its topology", "[ranks]") {
+  const Job job = choose_job({.world_size = 64, .rank = 5, .topology = "4xh200-nvlink,ib"}, 0);
+  CHECK(job.local_world_size == 4);
+  CHECK(device_of(job, {}).device == "h200");
+  CHECK_THROWS_AS(device_of(job, {.device = "a100"}), Error);
+  CHECK_THROWS_AS(choose_job({.topology = "nvlink"}, 1), Error);
+}

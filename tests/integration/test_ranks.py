@@ -113,6 +113,25 @@ class Quick(RankTest):
         self.assertIn("LoneRankError: oomdiag: rank 1 runs alone and cannot know what rank 0 sends", done.stderr)
         self.assertLess(time.monotonic() - begin, 60)
 
+    def test_buffers_of_nccl_follow_the_links_of_the_job(self):
+        program = textwrap.dedent("""
+            import os, torch, torch.distributed as dist
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            dist.init_process_group("nccl")
+            dist.all_reduce(torch.ones(4, device="cuda"))
+            peak = torch.empty(1 << 20, device="cuda")""")
+        for topology, mib, rule in (("8x-nvlink,ib", 236 + 118 + 256, "16 channels over NVLink and over RDMA"),
+                                    (",tcp", 196 + 98 + 256, "16 channels over NVLink and over TCP"),
+                                    ("4x-shm,tcp", 0, None)):
+            with self.subTest(topology=topology):
+                done = self.run_alone(64, 5, "-c", program, options=["--topology", topology])
+                self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+                report = json.loads((self.folder / "report.json").read_text())
+                held = sum(one["bytes"] for one in report["outside_pytorch"] if one["owner"] == "libnccl.so.2")
+                self.assertEqual(held, mib << 20)
+                if rule:
+                    self.assertIn(rule, " ".join(report["limits"]))
+
     def test_a_size_is_needed_for_a_rank(self):
         for options in (["--rank", "1"], ["--ranks", "0,1"], ["--world-size", "4", "--rank", "4"],
                         ["--world-size", "4", "--ranks", "0,x"], ["--world-size", "4", "--rank", "1", "--ranks", "0"]):

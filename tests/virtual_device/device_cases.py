@@ -868,9 +868,21 @@ def communicators_take_memory_of_their_cards():
         nccl.ncclCommCount(handle, ctypes.byref(count))
         nccl.ncclCommUserRank(handle, ctypes.byref(rank))
         expect_equal((count.value, rank.value), (2, ordinal), "count and rank")
-        expect_equal(used() - before[ordinal], 2 * 16 * 6 * MIB, "what the communicator takes")  # ring, 16 channels
+        expect_equal(used(), before[ordinal], "before its first collective")
+        buffer, stream = ctypes.c_void_p(), ctypes.c_void_p()
+        expect_equal(nccl.ncclAllReduce(buffer, buffer, 0, 7, 0, handle, stream), 0)
+        expect_equal(used() - before[ordinal], 24 * 14 * MIB, "a ring of 24 channels")
+        expect_equal(nccl.ncclSend(buffer, 0, 7, 1 - ordinal, handle, stream), 0)
+        expect_equal(used() - before[ordinal], (24 + 32) * 14 * MIB, "and a peer's 32")
         expect_equal(nccl.ncclCommDestroy(handle), 0)
         expect_equal(used(), before[ordinal], "what stays taken")
+    expect_equal(nccl.ncclCommInitAll(communicators, 2, None), 0)
+    runtime.cudaSetDevice(0)
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    rest = ctypes.c_void_p()
+    expect_equal(runtime.cudaMalloc(ctypes.byref(rest), ctypes.c_size_t(free.value - 100 * MIB)), 0)
+    expect_equal(nccl.ncclAllReduce(buffer, buffer, 0, 7, 0, ctypes.c_void_p(communicators[0]), stream), 1, "a full card")
 
 
 @case(card="t4,rtx3060")

@@ -31,6 +31,8 @@ def communicator_bytes():
     communicators = (ctypes.c_void_p * 2)()
     expect_equal(nccl.ncclCommInitAll(communicators, 2, None), 0)
     runtime.cudaSetDevice(0)
+    nothing = ctypes.c_void_p()
+    expect_equal(nccl.ncclAllGather(nothing, nothing, 0, 7, ctypes.c_void_p(communicators[0]), nothing), 0)
     runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
     return before - free.value
 
@@ -52,17 +54,22 @@ def cards_of_workstations_reach_each_other_without_nvlink():
 @case(card="h100-sxm,h100-sxm")
 def cards_of_data_centres_are_linked():
     expect_equal(reach(), [True, True, True])
-    expect_equal(communicator_bytes(), 192 * MIB, "a communicator")
+    expect_equal(communicator_bytes(), 336 * MIB, "a communicator")
 
 
 @case(card="b300,b300")
 def so_is_a_b300():
-    expect_equal((reach(), communicator_bytes()), ([True, True, True], 192 * MIB))
+    expect_equal((reach(), communicator_bytes()), ([True, True, True], 336 * MIB))
+
+
+@case(card="rtx6000-ada,rtx6000-ada")
+def a_communicator_between_cards_without_nvlink_is_small():
+    expect_equal(communicator_bytes(), 28 * MIB, "two channels")
 
 
 @case(card="rtx5090,rtx5090")
-def a_communicator_between_cards_without_links_is_small():
-    expect_equal(communicator_bytes(), 24 * MIB)
+def and_through_the_hosts_memory_where_cards_do_not_reach_each_other():
+    expect_equal(communicator_bytes(), 0)
 
 
 @case(card="t4,rtx4090")

@@ -223,6 +223,11 @@ bool oomdiag_device_is_linked(int ordinal) {
   return device && is_linked(device->card);
 }
 
+bool oomdiag_device_has_peers(int ordinal) {
+  const Device* device = find_device(ordinal);
+  return device && has_peers(device->card);
+}
+
 int oomdiag_device_architecture(int ordinal) {
   const Device* device = find_device(ordinal);
   return device ? device->architecture : 0;

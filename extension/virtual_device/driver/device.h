@@ -116,6 +116,9 @@ OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* 
 /// Whether machines with cards like `device` link them by NVLink.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_is_linked(int device);
 
+/// Whether cards like `device` reach each other's memory.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_has_peers(int device);
+
 /// The newest architecture built into the wheel that `device` runs, such as 86.
 OOMDIAG_ENTRY_POINT int oomdiag_device_architecture(int device);
 

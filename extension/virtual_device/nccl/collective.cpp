@@ -6,6 +6,7 @@
 #include "extension/virtual_device/nccl/lone.h"
 #include "extension/virtual_device/nccl/transfer.h"
 
+using oomdiag::Collective;
 using oomdiag::element_bytes;
 using oomdiag::submit;
 
@@ -19,7 +20,7 @@ const void* at(const void* buffer, int index, size_t bytes) {
   return static_cast<const char*>(buffer) + static_cast<size_t>(index) * bytes;
 }
 
-/// Takes part in a collective: sends what others need of this rank, if anything. Returns the number of the collective.
+/// Sends what others need of this rank, if anything. Returns the number of the collective.
 uint64_t take_part(const ncclComm& comm, const void* from = nullptr, size_t bytes = 0) {
   if (!comm.mailbox) return 0;
   const uint64_t number = comm.mailbox->next(0);
@@ -48,18 +49,21 @@ ncclResult_t take(void* to, const void* from, size_t bytes, cudaStream_t stream)
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
                                                ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->join(Collective::all_reduce)) return error;
   take_part(*comm);
   return take(to, from, count * element_bytes(type), stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t,
                                             int root, ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
   take_part(*comm);
   return comm->rank == root ? take(to, from, count * element_bytes(type), stream) : submit(stream);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
                                                    ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->join(Collective::reduction_or_gathering)) return error;
   take_part(*comm);
   const size_t bytes = count * element_bytes(type);
   return take(to, at(from, comm->rank, bytes), bytes, stream);
@@ -67,6 +71,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclReduceScatter(const void* from, void* to, s
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                                ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
   const size_t bytes = count * element_bytes(type);
   if (comm->rank == root) {
     take_part(*comm, from, bytes);
@@ -89,6 +94,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataT
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                                                ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->join(Collective::reduction_or_gathering)) return error;
   const size_t bytes = count * element_bytes(type);
   gather(*comm, from, to, bytes, take_part(*comm, from, bytes));
   return submit(stream);
@@ -96,6 +102,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclAllGather(const void* from, void* to, size_
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGather(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                             ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
   const size_t bytes = count * element_bytes(type);
   const uint64_t number = take_part(*comm, from, bytes);
   if (comm->rank == root) gather(*comm, from, to, bytes, number);
@@ -104,6 +111,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclGather(const void* from, void* to, size_t c
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclScatter(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                                              ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->join(Collective::other)) return error;
   const size_t bytes = count * element_bytes(type);
   if (comm->rank == root) {
     take_part(*comm, from, bytes * static_cast<size_t>(comm->count));
@@ -120,6 +128,10 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclScatter(const void* from, void* to, size_t 
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type,
                                               ncclComm_t comm, cudaStream_t stream) {
+  for (int rank = 0; rank < comm->count; ++rank) {
+    if (rank == comm->rank) continue;
+    if (const ncclResult_t error = comm->connections->reach(rank)) return error;
+  }
   const size_t bytes = count * element_bytes(type);
   const uint64_t number = take_part(*comm, from, bytes * static_cast<size_t>(comm->count));
   for (int rank = 0; rank < comm->count; ++rank) {

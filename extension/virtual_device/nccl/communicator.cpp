@@ -14,31 +14,6 @@
 
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
-
-uint64_t environment_number(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  const long long value = text ? std::atoll(text) : 0;
-  return value > 0 ? static_cast<uint64_t>(value) : otherwise;
-}
-
-/// Channels that a communicator opens: NCCL measures the links of the machine, which a virtual card has not. We take 16
-/// on cards that are linked by NVLink, and 2 on others, within the bounds that the user gives (NCCL user guide, environment variables: NCCL_MIN_CTAS, NCCL_MAX_CTAS, and their older names).
-uint64_t count_channels(int device, const ncclConfig_t* config) {
-  uint64_t least = environment_number("NCCL_MIN_CTAS", environment_number("NCCL_MIN_NCHANNELS", 1));
-  uint64_t most = environment_number("NCCL_MAX_CTAS", environment_number("NCCL_MAX_NCHANNELS", 32));
-  if (config && config->minCTAs > 0) least = static_cast<uint64_t>(config->minCTAs);
-  if (config && config->maxCTAs > 0) most = static_cast<uint64_t>(config->maxCTAs);
-  return std::clamp<uint64_t>(oomdiag_device_is_linked(device) ? 16 : 2, least, std::max(least, most));
-}
-
-/// A buffer of NCCL_BUFFSIZE (4 MiB by default: NCCL user guide) for each channel and direction of a ring, and as much
-/// again for the protocols of short messages.
-uint64_t estimate_buffers(const ncclComm& comm, const ncclConfig_t* config) {
-  if (comm.count < 2) return 0;
-  return 2 * count_channels(comm.device, config) * environment_number("NCCL_BUFFSIZE", 4 * kMiB) * 3 / 2;
-}
-
 ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id, const ncclConfig_t* config) {
   *handle = nullptr;
   if (count < 1 || rank < 0 || rank >= count) return ncclInvalidArgument;
@@ -46,14 +21,8 @@ ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& i
   cudaFree(nullptr);  // makes the context
   cuCtxGetDevice(&comm->device);
   if (oomdiag_device_use_library()) return ncclUnhandledCudaError;
-  comm->buffer_bytes = estimate_buffers(*comm, config);
-  if (comm->buffer_bytes) {
-    oomdiag_device_note("estimate", "buffers of NCCL communicators");
+  if (count > 1) {
     oomdiag_device_note("estimate", "NCCL collectives: what other ranks computed is taken to be what this rank has");
-    if (const CUresult error = cuMemAlloc(&comm->buffers, comm->buffer_bytes)) {
-      if (error == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_refusal(static_cast<int64_t>(comm->buffer_bytes));
-      return ncclUnhandledCudaError;
-    }
   }
   if (oomdiag::is_lone()) {
     oomdiag_device_note("estimate", "the ranks that were not there: they are taken to be like this one");
@@ -63,13 +32,13 @@ ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& i
   }
   if (count > 1) comm->mailbox = std::make_unique<oomdiag::Mailbox>(comm->id, count, rank, comm->ranks);
   comm->received.resize(static_cast<size_t>(count));
+  comm->connections = std::make_unique<oomdiag::Connections>(count, rank, comm->device, comm->ranks, config);
   *handle = comm.release();
   return ncclSuccess;
 }
 
 ncclResult_t end(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
-  if (comm->buffers) cuMemFree(comm->buffers);
   delete comm;
   return ncclSuccess;
 }
@@ -207,6 +176,6 @@ OOMDIAG_ENTRY_POINT const char* ncclGetLastError(ncclComm_t) { return ""; }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) { return give(id, comm->id); }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
   const bool is_bytes = stat == ncclStatGpuMemPersist || stat == ncclStatGpuMemTotal;
-  return give(value, is_bytes ? comm->buffer_bytes : 0);
+  return give(value, is_bytes ? comm->connections->bytes() : 0);
 }
 #endif

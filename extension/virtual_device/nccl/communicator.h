@@ -6,12 +6,13 @@
 #include <memory>
 #include <vector>
 
+#include "extension/virtual_device/nccl/connections.h"
 #include "extension/virtual_device/nccl/mailbox.h"
 
 // NCCL whose collectives return at once. What the host wrote (driver/contents.h) really goes from rank to rank, as far as
 // the ranks run on one machine: the receiver gets a promise, and waits for the sender when its host looks (mailbox.h).
 // Where a kernel should have written, and of reductions, this rank's own values are taken for all: ranks are alike. A
-// communicator takes buffers of its card, outside of PyTorch's count, by an estimate.
+// communicator takes buffers of its card, outside of PyTorch's count, by an estimate (connections.h).
 
 /// What the handle points at.
 struct ncclComm {
@@ -20,8 +21,7 @@ struct ncclComm {
   int device = 0;  ///< ordinal
   ncclUniqueId id{};
   int splits = 0;  ///< of this communicator so far, as every rank of it counts them
-  CUdeviceptr buffers = 0;
-  uint64_t buffer_bytes = 0;
+  std::unique_ptr<oomdiag::Connections> connections{};
   std::unique_ptr<oomdiag::Mailbox> mailbox{};  ///< of several ranks
   std::vector<uint64_t> received{};             ///< messages so far, by the rank that sent them
   std::vector<int> ranks{};                     ///< members in the whole job, where its ranks are lone (lone.h)

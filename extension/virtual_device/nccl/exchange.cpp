@@ -70,6 +70,7 @@ bool waits_for_group() { return group_depth > 0 && oomdiag::is_lone(); }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
                                           ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->reach(peer)) return error;
   const size_t bytes = count * oomdiag::element_bytes(type);
   if (comm->mailbox) comm->mailbox->send(1 + peer, oomdiag::known_bytes(from, bytes));
   if (waits_for_group())
@@ -80,6 +81,7 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclSend(const void* from, size_t count, ncclDa
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                                           cudaStream_t stream) {
+  if (const ncclResult_t error = comm->connections->reach(peer)) return error;
   const uint64_t number = comm->received[static_cast<size_t>(peer)]++;
   const Incoming incoming{.id = {.sender = peer, .channel = 1 + comm->rank, .number = number},
                           .bytes = count * oomdiag::element_bytes(type),

@@ -1,0 +1,110 @@
+#include "extension/virtual_device/nccl/connections.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "extension/virtual_device/driver/device.h"
+
+namespace oomdiag {
+namespace {
+
+uint64_t number_of(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  if (!text || text[0] < '0' || text[0] > '9') return otherwise;
+  return std::strtoull(text, nullptr, 10);
+}
+
+NcclSettings read_settings(const ncclConfig_t* config) {
+  NcclSettings now;
+  now.simple_bytes = number_of("NCCL_BUFFSIZE", now.simple_bytes);
+  now.ll_bytes = number_of("NCCL_LL_BUFFSIZE", now.ll_bytes);
+  now.ll128_bytes = number_of("NCCL_LL128_BUFFSIZE", now.ll128_bytes);
+  now.nvls_chunk_bytes = number_of("NCCL_NVLS_CHUNKSIZE", now.nvls_chunk_bytes);
+  now.net_chunk_bytes = number_of("NCCL_P2P_NET_CHUNKSIZE", now.net_chunk_bytes);
+  now.least_channels = number_of("NCCL_MIN_CTAS", number_of("NCCL_MIN_NCHANNELS", now.least_channels));
+  now.most_channels = number_of("NCCL_MAX_CTAS", number_of("NCCL_MAX_NCHANNELS", now.most_channels));
+  now.most_peer_channels = number_of("NCCL_MAX_P2P_NCHANNELS", now.most_peer_channels);
+  now.nvls_channels = number_of("NCCL_NVLS_NCHANNELS", now.nvls_channels);
+  now.nvls = number_of("NCCL_NVLS_ENABLE", 1) != 0;
+  now.maps_memory = number_of("NCCL_CUMEM_ENABLE", 1) != 0;
+  now.connects_when_used = number_of("NCCL_RUNTIME_CONNECT", 1) != 0;
+  if (config && config->minCTAs > 0) now.least_channels = static_cast<uint64_t>(config->minCTAs);
+  if (config && config->maxCTAs > 0) now.most_channels = static_cast<uint64_t>(config->maxCTAs);
+  return now;
+}
+
+/// As machines with such cards are built, unless the user says otherwise (oomdiag run --topology).
+Topology read_machine(int device) {
+  Topology topology;
+  const bool reaches = oomdiag_device_has_peers(device);
+  topology.host = reaches ? Topology::Host::pcie : Topology::Host::shared_memory;
+  if (oomdiag_device_is_linked(device)) topology.host = Topology::Host::nvlink;
+  topology.network = reaches ? Topology::Network::rdma : Topology::Network::tcp;
+  const char* text = std::getenv("OOMDIAG_TOPOLOGY");
+  if (text && !read_topology(text, topology)) oomdiag_device_note("settings", "OOMDIAG_TOPOLOGY is not understood");
+  return topology;
+}
+
+std::vector<bool> find_those_here(int count, int rank, const std::vector<int>& ranks) {
+  std::vector<bool> here(static_cast<size_t>(count), true);
+  const auto local = static_cast<int>(number_of("LOCAL_WORLD_SIZE", 1));
+  if (ranks.size() != here.size() || local < 1) return here;
+  for (size_t i = 0; i < here.size(); ++i) here[i] = ranks[i] / local == ranks[static_cast<size_t>(rank)] / local;
+  return here;
+}
+
+}  // namespace
+
+Connections::Connections(int count, int rank, int device, const std::vector<int>& ranks, const ncclConfig_t* config)
+    : here_(find_those_here(count, rank, ranks)), known_(here_.size(), false), device_(device) {
+  const Group group{.ranks = count,
+                    .ranks_here = static_cast<int>(std::count(here_.begin(), here_.end(), true)),
+                    .architecture = oomdiag_device_architecture(device)};
+  const NcclSettings settings = read_settings(config);
+  const Topology topology = read_machine(device);
+  sizes_ = estimate_buffers(group, topology, settings);
+  rule_ = "NCCL's buffers (" + describe_rule(group, topology, settings) + ")";
+  if (!settings.connects_when_used) join(Collective::all_reduce);
+}
+
+Connections::~Connections() {
+  for (const CUdeviceptr block : blocks_) cuMemFree(block);
+}
+
+ncclResult_t Connections::take(uint64_t& wanted) {
+  if (wanted == 0) return ncclSuccess;
+  if (!rule_.empty())
+    oomdiag_device_note("estimate", strdup(std::exchange(rule_, {}).c_str()));  // notes keep the pointer
+  int before = 0;
+  cudaGetDevice(&before);
+  if (before != device_) cudaSetDevice(device_);
+  CUdeviceptr block = 0;
+  const CUresult error = cuMemAlloc(&block, wanted);
+  if (before != device_) cudaSetDevice(before);
+  if (error == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_refusal(static_cast<int64_t>(wanted));
+  if (error) return ncclUnhandledCudaError;
+  blocks_.push_back(block);
+  bytes_ += std::exchange(wanted, 0);
+  return ncclSuccess;
+}
+
+ncclResult_t Connections::join(Collective collective) {
+  if (const ncclResult_t error = take(sizes_.ring)) return error;
+  if (collective == Collective::other) return ncclSuccess;
+  if (const ncclResult_t error = take(sizes_.multicast)) return error;
+  return collective == Collective::all_reduce ? take(sizes_.tree) : ncclSuccess;
+}
+
+ncclResult_t Connections::reach(int rank) {
+  const auto index = static_cast<size_t>(rank);
+  if (index >= known_.size() || known_[index]) return ncclSuccess;
+  uint64_t of_peer = sizes_.peer_here;
+  const ncclResult_t error = take(here_[index] ? of_peer : sizes_.elsewhere);
+  if (!error) known_[index] = true;
+  return error;
+}
+
+}  // namespace oomdiag

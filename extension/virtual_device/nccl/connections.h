@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cuda.h>
+#include <nccl.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "extension/virtual_device/nccl/buffer_sizes.h"
+
+namespace oomdiag {
+
+enum class Collective : uint8_t { all_reduce, reduction_or_gathering, other };
+
+/// The connections of a communicator: buffers on its card, taken when they are first used, as NCCL does (NCCL_RUNTIME_CONNECT;
+/// with 0 there, all at once), and given back with it.
+class Connections {
+ public:
+  /// `ranks`: of the whole job, where its ranks are lone (lone.h); else all are on this host. `config` may be null.
+  Connections(int count, int rank, int device, const std::vector<int>& ranks, const ncclConfig_t* config);
+  ~Connections();
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  /// Before a collective; ncclUnhandledCudaError where the card has no room.
+  ncclResult_t join(Collective collective);
+  /// Before a message to or from that rank of the communicator.
+  ncclResult_t reach(int rank);
+  /// What they take.
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  ncclResult_t take(uint64_t& wanted);
+
+  BufferSizes sizes_;        ///< what is not taken yet
+  std::vector<bool> here_;   ///< by rank: on this host
+  std::vector<bool> known_;  ///< by rank: reached before
+  int device_;
+  std::string rule_;  ///< empty once it was told
+  std::vector<CUdeviceptr> blocks_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace oomdiag
