@@ -12,6 +12,7 @@
 #include "cli/recipe.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
+#include "cli/temporary_folder.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
 #include "profiler/trace/trace.h"
@@ -155,7 +156,13 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
 Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
   if (request.device.is_virtual()) check_virtual_device(install);
   const PreloadFolder libraries(install.libraries);
-  const Program program = prepare(request, install, libraries.path());
+  Program program = prepare(request, install, libraries.path());
+  std::optional<TemporaryFolder> job_folder;
+  if (request.rank) {
+    job_folder.emplace();
+    const Environment variables = environment_of_rank(*request.rank, job_folder->path(), install);
+    program.environment.insert(program.environment.end(), variables.begin(), variables.end());
+  }
   Diagnosis diagnosis;
   LiveLine line;
   std::optional<Tick> tick;
@@ -173,6 +180,7 @@ Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
     if (!diagnosis.folder.empty()) remove_empty_run(diagnosis.folder);
     throw;
   }
+  if (job_folder) diagnosis.stages = read_stages(job_folder->path());
   if (watch.is_over()) {
     diagnosis.stopped_at_step = watch.step();
     diagnosis.ending = {};  // it was we who ended it: what was seen counts as a run that passed

@@ -9,6 +9,7 @@
 #include "cli/device.h"
 #include "cli/install.h"
 #include "cli/launcher.h"
+#include "cli/ranks.h"
 #include "cli/steady.h"
 #include "profiler/report/report.h"
 
@@ -25,6 +26,7 @@ struct DiagnosisRequest {
   bool native_stacks = false;          ///< C++ calls of refused requests as well
   bool keeps_output = false;           ///< the program's output goes to output.txt in the run folder
   Environment environment{};           ///< variables of the program over our own
+  std::optional<LoneRank> rank{};      ///< of a job whose others are not there
   std::optional<SteadyRule> steady{};  ///< end it when its peak does not rise any more
   int64_t judged_bytes = 0;            ///< remedies are judged as on a card of this size; 0 = the one that it runs on
 };
@@ -36,6 +38,7 @@ struct Diagnosis {
   std::filesystem::path folder;
   std::optional<Report> report;  ///< also in folder/report.json
   std::string why_no_report;     ///< one line, where there is none
+  std::vector<int> stages{};     ///< the ranks of the first pipeline that a lone rank was in
 };
 
 /// Runs the program with the recorder and, on a virtual device, its libraries preloaded, then reads the trace. Throws

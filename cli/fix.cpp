@@ -29,6 +29,7 @@ struct Options {
   std::string folder;
   ModelOptions model;
   DeviceOptions device;
+  RankOptions ranks;
   std::string target;
   std::string output;
   int64_t batch = 0;
@@ -83,7 +84,7 @@ Patient read_patient(const Options& options, const Install& install) {
     if (device.memory.empty() && recipe.memory_bytes > 0) device.memory = std::to_string(recipe.memory_bytes);
     device.clocked |= recipe.clocked;
   }
-  Patient patient{.program = recipe.program, .device = choose_device(device, install)};
+  Patient patient{.program = recipe.program, .device = choose_device(device, install), .rank = recipe.rank};
   recognise_model(patient, recipe.batch, install);
   for (const auto& [name, value] : recipe.environment) patient.environment.emplace_back(name, value);
   std::error_code error;
@@ -95,13 +96,24 @@ Patient read_patient(const Options& options, const Install& install) {
   return patient;
 }
 
+/// The rank that is to fit, and its host.
+void add_rank(Patient& patient, const Job& job, const Options& options) {
+  if (!options.ranks.is_job()) return;
+  if (job.is_distinct || job.ranks.size() != 1) {
+    throw Error(ErrorKind::usage, "fix helps one rank", "name it: --world-size 64 --rank 5");
+  }
+  patient.device = host_of(job, patient.device);
+  patient.rank = LoneRank{.job = job, .number = job.ranks.front()};
+}
+
 Patient make_patient(const Options& options, Install& install) {
   if (!options.folder.empty()) {
     Patient patient = read_patient(options, install);
     patient.program = resolve_program(std::move(patient.program), install);
     return patient;
   }
-  Patient patient{.device = choose_device(options.device, install)};
+  const Job job = choose_job(options.ranks, options.device.count);
+  Patient patient{.device = choose_device(device_of(job, options.device), install)};
   if (!options.model.model.empty()) {
     const Model model = find_model(read_models(install.models), options.model.model);
     patient.program = program_of_model(options.model, model, install);
@@ -115,6 +127,7 @@ Patient make_patient(const Options& options, Install& install) {
   }
   patient.program = resolve_program(options.program, install);
   if (options.batch > 0) patient.batch = options.batch;
+  add_rank(patient, job, options);
   return patient;
 }
 
@@ -172,6 +185,7 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->type_name("N")
       ->check(range(1, 1 << 30));
   add_device_options(command, options->device);
+  add_rank_options(command, options->ranks);
   command.add_option("--target", options->target, "make it fit into a card of this size, as in 8GiB")
       ->type_name("SIZE");
   command.add_flag("--json", options->json, "print what was found as JSON");

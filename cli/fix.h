@@ -17,6 +17,7 @@ struct Patient {
   DeviceChoice device{};               ///< on which it is to fit
   bool proves_on_real = false;         ///< what runs on the card runs on the real one, of which `device` is the twin
   Environment environment{};
+  std::optional<LoneRank> rank{};  ///< of a job whose others are not there
   std::optional<int64_t> batch{};  ///< of {batch}
   bool takes_amp = false;          ///< one of the samples, with --amp
   bool accumulates = false;        ///< one of the samples, with --accumulate

@@ -53,7 +53,10 @@ std::string replace_batch(std::string word, int64_t batch) {
 }
 
 TrialRequest Search::request(const std::vector<Change>& changes, Where where) const {
-  TrialRequest request{.program = patient_.program, .device = patient_.device, .environment = patient_.environment};
+  TrialRequest request{.program = patient_.program,
+                       .device = patient_.device,
+                       .environment = patient_.environment,
+                       .rank = patient_.rank};
   request.batch = patient_.batch;
   request.remedies = nlohmann::json::array();
   for (const Change& change : changes) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <sstream>
 
 #include "cli/environment.h"
@@ -108,7 +109,18 @@ DeviceChoice host_of(const Job& job, DeviceChoice device) {
               "name one card, which all have, or one for each rank");
 }
 
-Environment environment_of_rank(const Job& job, int rank, const std::filesystem::path& folder, const Install& install) {
+std::vector<int> read_stages(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "stages");
+  std::string line;
+  std::getline(file, line);
+  std::istringstream numbers(line);
+  std::vector<int> ranks;
+  for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
+  return ranks;
+}
+
+Environment environment_of_rank(const LoneRank& lone, const std::filesystem::path& folder, const Install& install) {
+  const auto& [job, rank] = lone;
   const int local = job.local_world_size;
   Environment variables;
   const auto set = [&](const char* name, const auto& value) { variables.emplace_back(name, fmt::format("{}", value)); };

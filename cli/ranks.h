@@ -42,6 +42,14 @@ struct Job {
   bool operator==(const Job&) const = default;
 };
 
+/// The rank of it that a program is run as.
+struct LoneRank {
+  Job job{};
+  int number = 0;
+
+  bool operator==(const LoneRank&) const = default;
+};
+
 /// What the options mean. A host has as many cards as `device_count`, or 8 where that is one. Throws Error(usage).
 Job choose_job(const RankOptions& options, int device_count);
 
@@ -54,8 +62,11 @@ void add_host_options(CLI::App& command, RankOptions& options);
 /// The host of the job: each of its cards.
 DeviceChoice host_of(const Job& job, DeviceChoice device);
 
-/// The variables of a rank as torchrun sets them, and those of ours. `folder` is that of its job: an own one for each rank
-/// that is diagnosed, which must be there as long as the program runs.
-Environment environment_of_rank(const Job& job, int rank, const std::filesystem::path& folder, const Install& install);
+/// The variables of a rank as torchrun sets them, and those of ours. `folder` is that of its job: an own one for each run,
+/// which must be there as long as the program runs.
+Environment environment_of_rank(const LoneRank& rank, const std::filesystem::path& folder, const Install& install);
+
+/// The ranks of the first pipeline that the rank was in, as it told in the folder of its job; empty where there is none.
+std::vector<int> read_stages(const std::filesystem::path& folder);
 
 }  // namespace oomdiag

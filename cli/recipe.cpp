@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr const char* kFile = "run.json";
 constexpr const char* kSchema = "oomdiag-run/1";
+constexpr std::string_view kRankFolder = "rank-";
 
 /// What changes how a program of torch takes memory, by the beginning of its name.
 constexpr std::array<std::string_view, 6> kSettings{"PYTORCH_", "TORCH", "CUDA_", "CUBLAS", "CUDNN_", "NCCL_"};
@@ -34,6 +36,27 @@ std::vector<std::pair<std::string, std::string>> settings_of_torch() {
   return found;
 }
 
+nlohmann::ordered_json to_json(const std::optional<LoneRank>& rank) {
+  if (!rank) return nullptr;
+  return {{"number", rank->number},
+          {"world_size", rank->job.world_size},
+          {"local_world_size", rank->job.local_world_size},
+          {"links", rank->job.topology.links}};
+}
+
+/// Of several ranks that were run each folder is named after its own.
+std::optional<LoneRank> read_rank(const nlohmann::json& json, const std::filesystem::path& folder) {
+  if (!json.is_object()) return std::nullopt;
+  LoneRank rank{.number = json.at("number")};
+  const std::string name = folder.filename().string();
+  if (name.starts_with(kRankFolder)) rank.number = std::atoi(name.c_str() + kRankFolder.size());
+  rank.job = {.world_size = json.at("world_size"),
+              .local_world_size = json.at("local_world_size"),
+              .ranks = {rank.number},
+              .topology = {.links = json.at("links")}};
+  return rank;
+}
+
 }  // namespace
 
 Recipe recipe_of(const DiagnosisRequest& request) {
@@ -44,6 +67,7 @@ Recipe recipe_of(const DiagnosisRequest& request) {
                 .memory_bytes = request.device.memory_bytes,
                 .clocked = request.device.clocked,
                 .batch = request.batch,
+                .rank = request.rank,
                 .environment = settings_of_torch()};
   for (const CardEntry& card : request.device.cards) {
     recipe.device += (recipe.device.empty() ? "" : ",") + card.file.string();
@@ -56,6 +80,7 @@ void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noe
       {"schema", kSchema},       {"program", recipe.program},           {"directory", recipe.directory},
       {"device", recipe.device}, {"memory_bytes", recipe.memory_bytes}, {"clocked", recipe.clocked}};
   json["batch"] = recipe.batch ? nlohmann::ordered_json(*recipe.batch) : nlohmann::ordered_json(nullptr);
+  json["rank"] = to_json(recipe.rank);
   json["environment"] = nlohmann::ordered_json::object();
   for (const auto& [name, value] : recipe.environment) json["environment"][name] = value;
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
@@ -64,7 +89,11 @@ void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noe
 }
 
 Recipe read_recipe(const std::filesystem::path& folder) {
-  const std::filesystem::path file = folder / kFile;
+  std::filesystem::path file = folder / kFile;
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored) && folder.filename().string().starts_with(kRankFolder)) {
+    file = folder.parent_path() / kFile;
+  }
   std::ifstream stream(file);
   const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
   try {
@@ -75,6 +104,7 @@ Recipe read_recipe(const std::filesystem::path& folder) {
                     .memory_bytes = json.at("memory_bytes"),
                     .clocked = json.at("clocked")};
       if (!json.at("batch").is_null()) recipe.batch = json.at("batch").get<int64_t>();
+      recipe.rank = read_rank(json.value("rank", nlohmann::json()), folder);
       for (const auto& [name, value] : json.at("environment").items()) recipe.environment.emplace_back(name, value);
       if (!recipe.program.empty()) return recipe;
     }

@@ -17,6 +17,7 @@ struct Recipe {
   int64_t memory_bytes = 0;
   bool clocked = false;
   std::optional<int64_t> batch{};
+  std::optional<LoneRank> rank{};  ///< without the card of its topology, which is in `device`
   std::vector<std::pair<std::string, std::string>> environment{};  ///< the settings of torch and CUDA that were set
 
   bool operator==(const Recipe&) const = default;
@@ -27,7 +28,7 @@ Recipe recipe_of(const DiagnosisRequest& request);
 
 void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noexcept;
 
-/// Throws Error(input) if the folder has none.
+/// That of a folder rank-N lies beside it. Throws Error(input) if there is none.
 Recipe read_recipe(const std::filesystem::path& folder);
 
 }  // namespace oomdiag

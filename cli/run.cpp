@@ -13,7 +13,6 @@
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/run_ranks.h"
-#include "cli/temporary_folder.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
 
@@ -55,9 +54,18 @@ void show(const Diagnosis& diagnosis, const Options& options) {
 int run_ranks(const Options& options, const Job& job, const DiagnosisRequest& request, const Install& install) {
   Steps steps("ranks");
   const std::size_t expected = std::max<std::size_t>(job.ranks.size(), 2);
-  const RanksDiagnosis ranks =
+  RanksDiagnosis ranks =
       diagnose_ranks(job, request, install, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
   steps.hide();
+  if (options.completes && ranks.report) {
+    Diagnosis worst;
+    worst.folder = ranks.folder;
+    worst.report = std::move(ranks.report);
+    DiagnosisRequest again = request;
+    again.rank = LoneRank{.job = job, .number = worst.report->rank};
+    complete(worst, again, install);
+    ranks.report = std::move(worst.report);
+  }
   if (ranks.report) print_text(*ranks.report, stderr);
   fmt::print(stderr, "{}", kinds_text(ranks));
   if (ranks.report && !options.output.empty()) write_json(*ranks.report, options.output);
@@ -83,19 +91,13 @@ int run(const Options& options) {
                            .shows_progress = !options.no_progress,
                            .native_stacks = options.native_stacks,
                            .keeps_output = false};
-  std::optional<TemporaryFolder> job_folder;
   if (options.ranks.is_job()) {
     request.device = host_of(job, device);
     if (job.is_distinct || job.ranks.size() > 1) return run_ranks(options, job, request, install);
-    job_folder.emplace();
-    request.environment = environment_of_rank(job, job.ranks.front(), job_folder->path(), install);
+    request.rank = LoneRank{.job = job, .number = job.ranks.front()};
   }
   Diagnosis diagnosis = diagnose(request, install);
   try {
-    if (options.completes && job_folder) {  // what ranks told each other in the first run is not for the second
-      job_folder.emplace();
-      request.environment = environment_of_rank(job, job.ranks.front(), job_folder->path(), install);
-    }
     if (options.completes) complete(diagnosis, request, install);
     show(diagnosis, options);
   } catch (const std::exception& error) {

@@ -4,13 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/reports.h"
 #include "cli/run_folder.h"
-#include "cli/temporary_folder.h"
 #include "cli/workers.h"
 #include "profiler/error.h"
 
@@ -21,30 +18,17 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-/// The ranks of the first pipeline that a rank was in.
-std::vector<int> read_stages(const fs::path& job_folder) {
-  std::ifstream file(job_folder / "stages");
-  std::string line;
-  std::getline(file, line);
-  std::istringstream numbers(line);
-  std::vector<int> ranks;
-  for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
-  return ranks;
-}
-
 /// In the process of the rank.
 std::string diagnose_rank(const Job& job, int rank, DiagnosisRequest request, const Install& install) {
   nlohmann::json answer;
   try {
-    const TemporaryFolder job_folder;
-    const Environment own = environment_of_rank(job, rank, job_folder.path(), install);
-    request.environment.insert(request.environment.end(), own.begin(), own.end());
+    request.rank = LoneRank{.job = job, .number = rank};
     request.keeps_output = true;
     request.shows_progress = false;
     const Diagnosis diagnosis = diagnose(request, install);
     answer = {{"folder", diagnosis.folder.string()},
               {"exit_code", diagnosis.ending.code()},
-              {"stages", read_stages(job_folder.path())},
+              {"stages", diagnosis.stages},
               {"why", diagnosis.why_no_report}};
   } catch (const Error& error) {
     answer = {{"error", error.what()}, {"hint", error.hint()}, {"kind", static_cast<int>(error.kind())}};

@@ -25,6 +25,7 @@ DiagnosisRequest to_diagnosis(const TrialRequest& trial, const Install& install,
                            .batch = trial.batch,
                            .keeps_output = true,
                            .environment = trial.environment,
+                           .rank = trial.rank,
                            .steady = trial.steady,
                            .judged_bytes = trial.judged_bytes};
   if (!trial.remedies.is_null()) {

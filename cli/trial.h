@@ -18,6 +18,7 @@ struct TrialRequest {
   std::vector<std::string> program;
   DeviceChoice device;
   Environment environment{};
+  std::optional<LoneRank> rank{};
   nlohmann::json remedies{};  ///< [id, settings] each; null = the program as it is
   SteadyRule steady{};
   std::optional<int64_t> batch{};

@@ -1,3 +1,4 @@
+#include "cli/recipe.h"
 #include "cli/run_folder.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
@@ -43,4 +44,19 @@ TEST_CASE("a wanted folder is made", "[cli]") {
   const TestFolder base;
   CHECK(std::filesystem::is_directory(choose_base((base.path() / "runs" / "today").string())));
   CHECK_THROWS_AS(choose_base((base.write("file") / "runs").string()), Error);
+}
+
+TEST_CASE("how a run was started is read again, of each of its ranks", "[cli]") {
+  const TestFolder run;
+  Recipe recipe{.program = {"python", "train.py"}, .directory = "/home", .device = "h100.json", .batch = 8};
+  write_recipe(recipe, run.path());
+  CHECK(read_recipe(run.path()) == recipe);
+  recipe.rank =
+      LoneRank{.job = {.world_size = 64, .local_world_size = 8, .ranks = {5}, .topology = {.links = "nvlink,rdma"}},
+               .number = 5};
+  write_recipe(recipe, run.path());
+  CHECK(read_recipe(run.path()) == recipe);
+  std::filesystem::create_directory(run.path() / "rank-9");
+  CHECK(read_recipe(run.path() / "rank-9").rank->number == 9);
+  CHECK_THROWS_AS(read_recipe(run.path() / "other"), Error);
 }

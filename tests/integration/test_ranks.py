@@ -142,6 +142,34 @@ class Quick(RankTest):
 
 
 class Slow(RankTest):
+    def test_a_rank_is_helped_as_a_program_is(self):
+        program = self.folder / "train.py"
+        program.write_text(textwrap.dedent("""
+            import os, torch, torch.distributed as dist
+            from torch import nn
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            dist.init_process_group("nccl")
+            block = lambda: nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
+            model = nn.parallel.DistributedDataParallel(nn.Sequential(*[block() for _ in range(6)]).cuda())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(131072, 512, device="cuda")).square().mean().backward()
+                optimizer.step()"""))
+        done = self.run_alone(4, 2, program, options=["--topology", ",tcp"])
+        self.assertEqual(done.returncode, 1, done.stderr[-3000:])
+        run = next(self.folder.glob("oomdiag-*"))
+        outcomes = []
+        for what in (["--world-size", "4", "--rank", "2", "--topology", ",tcp", "--device", "h100-sxm", "--memory", "8GiB", "--json",
+                      "--", sys.executable, program], ["--json", run / "rank-2"]):
+            done = base.oomdiag("fix", *what, env=self.environment(), timeout=300)
+            self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+            found = json.loads(done.stdout)
+            outcomes.append({tuple(one["ids"]): one["measured_peak_bytes"] for one in found["remedies"] if one["fits"]})
+        self.assertIn(("checkpoint",), outcomes[0])
+        self.assertEqual(outcomes[0], outcomes[1])
+        self.check_nobody_is_left()
+
     def test_collectives_of_both_backends(self):
         for backend in ("nccl", "gloo", "cpu:gloo,cuda:nccl"):
             for eager in ({}, {"EAGER": "1"}):
