@@ -21,10 +21,12 @@ namespace {
 constexpr int kOutOfMemory = 3;
 constexpr int64_t kMostCombinations = 256;
 
+constexpr const char* kDevice = "h200";
+
 struct Options {
   std::vector<std::string> program;
   ModelOptions model;
-  std::string device = "h200";
+  std::string device;  ///< empty: kDevice, unless the topology names one
   std::string devices;
   std::string memory;
   std::vector<std::string> vary;
@@ -74,10 +76,14 @@ std::vector<Values> combinations_of(const std::vector<Variable>& variables) {
   return all;
 }
 
+TopologyChoice read_topology_of(const Options& options) {
+  return options.host.topology.empty() ? TopologyChoice{} : read_topology(options.host.topology);
+}
+
 FitRequest make_request(const Options& options, Install& install, bool by_batch) {
-  const TopologyChoice topology =
-      options.host.topology.empty() ? TopologyChoice{} : read_topology(options.host.topology);
-  const DeviceOptions device{.device = options.device, .memory = options.memory};
+  const TopologyChoice topology = read_topology_of(options);
+  const bool is_named = !options.device.empty() || !topology.card.empty();
+  const DeviceOptions device{.device = is_named ? options.device : kDevice, .memory = options.memory};
   FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
                      .steps = options.steps,
                      .most_runs = options.most_runs};
@@ -119,28 +125,33 @@ std::vector<CardEntry> cards_of(const Options& options, const FitRequest& reques
   return choose_device({.device = options.devices}, install).cards;
 }
 
-int say_plans(const std::vector<Plan>& plans, bool json) {
-  fmt::print("{}", json ? plans_json(plans) : plans_text(plans));
+int say_plans(const std::vector<Plan>& plans, bool json, const std::string& searched = "") {
+  fmt::print("{}", json ? plans_json(plans, searched) : plans_text(plans, searched));
   return best_plan(plans) != nullptr ? 0 : kOutOfMemory;
 }
 
 int fit_plan(const Options& options, const std::vector<Variable>& variables, const FitRequest& request,
              const Install& install) {
-  const std::vector<Values> plans = list_plans(variables);
+  const Planning planning = list_plans(variables);
   if (options.prints_jobs) {
-    std::string device = options.device.empty() ? "" : "--device " + options.device;
+    if (planning.searched) {
+      throw Error(ErrorKind::usage, fmt::format("a search of {} is no list of jobs", planning.searched->name),
+                  fmt::format("list its values, as in: --vary {}=1,2,4,8", planning.searched->name));
+    }
+    const bool by_topology = options.device.empty() && !read_topology_of(options).card.empty();
+    std::string device = by_topology ? "" : "--device " + (options.device.empty() ? kDevice : options.device);
     if (!options.memory.empty()) device += " --memory " + options.memory;
     if (options.host.local_world_size > 0)
       device += fmt::format(" --local-world-size {}", options.host.local_world_size);
     if (!options.host.topology.empty()) device += fmt::format(" --topology {}", options.host.topology);
-    fmt::print("{}", print_jobs(plans, request, device, "plans"));
+    fmt::print("{}", print_jobs(planning.plans, request, device, "plans"));
     return 0;
   }
   Steps steps("fit");
-  const auto found =
-      run_plans(plans, request, options.host, install, [&](std::size_t over) { steps.show(over, plans.size()); });
+  const auto found = run_plans(planning, request, options.host, install,
+                               [&](std::size_t over) { steps.show(over, planning.plans.size()); });
   steps.hide();
-  return say_plans(found, options.json);
+  return say_plans(found, options.json, planning.searched ? planning.searched->name : "");
 }
 
 int fit_value(const Options& options, FitRequest request, const Install& install, Trials& trials) {
@@ -209,12 +220,13 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       .add_option(
           "--vary", options->vary,
           "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several\n"
-          "the first is searched, for all values of the others")
+          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the\n"
+          "smallest that fits, or the largest value of a range that goes before")
       ->type_name("NAME=VALUES")
       ->allow_extra_args(false);
   command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
       ->type_name("NAME")
-      ->capture_default_str();
+      ->default_str(kDevice);
   command.add_option("--devices", options->devices, "a list of them, or all: a table of what fits on each")
       ->type_name("NAMES");
   command.add_option("--memory", options->memory, "memory of the card in place of its own, as in 8GiB")

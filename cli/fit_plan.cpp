@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t kMostPlans = 256;
+constexpr int kRunsOfSearch = 6;  // in one plan: each is of several ranks
 
 /// "world=64,tp=2": the name of a plan's report.
 std::string name_of(const Values& values) {
@@ -70,15 +71,44 @@ Plan run_plan(const Values& values, const FitRequest& request, const RankOptions
   return plan;
 }
 
+Plan search_plan(const Values& others, const Variable& variable, const FitRequest& request, const RankOptions& host,
+                 const Install& install) {
+  BorderSearch search(
+      variable.count(), [&](int64_t i) { return variable.value(i); }, std::min(request.most_runs, kRunsOfSearch));
+  std::map<int64_t, Plan> plans;
+  for (auto positions = search.next(1); !positions.empty(); positions = search.next(1)) {
+    Values values = others;
+    values[variable.name] = variable.value(positions.front());
+    const Plan& plan = plans[positions.front()] = run_plan(values, request, host, install);
+    if (!plan.fits() && plan.outcome != "out_of_memory") return plan;
+    search.take(positions.front(), {.passes = plan.fits(),
+                                    .allocated_bytes = plan.allocated_bytes,
+                                    .needed_bytes = plan.needed_bytes,
+                                    .room_bytes = plan.room_bytes});
+  }
+  return plans.at(search.found().value_or(0));
+}
+
+/// A batch can be searched; how a model is split is tried.
+bool is_searched(const Variable& variable) {
+  return variable.name != kWorld && variable.list.empty() && variable.step > 0;
+}
+
 }  // namespace
 
 bool is_plan(const std::vector<Variable>& variables) {
   return std::any_of(variables.begin(), variables.end(), [](const Variable& one) { return one.name == kWorld; });
 }
 
-std::vector<Values> list_plans(const std::vector<Variable>& variables) {
+Planning list_plans(std::vector<Variable> variables) {
+  Planning planning;
+  if (is_searched(variables.front())) {
+    planning.searched = variables.front();
+    variables.erase(variables.begin());
+  }
   std::vector<Values> all{{}};
-  for (const Variable& variable : variables) {
+  for (Variable& variable : variables) {
+    if (variable.name == kWorld && variable.step == 1) variable.step = 0;
     if (variable.count() > static_cast<int64_t>(kMostPlans / all.size())) {
       throw Error(ErrorKind::usage, fmt::format("more than {} plans are too many: all of them are tried", kMostPlans),
                   "as in: --vary world=8..1024:pow2 --vary tp=1,2,4,8");
@@ -92,7 +122,8 @@ std::vector<Values> list_plans(const std::vector<Variable>& variables) {
     }
     all = std::move(longer);
   }
-  return all;
+  planning.plans = std::move(all);
+  return planning;
 }
 
 Plan read_plan(const Values& values, const Report& report) {
@@ -100,23 +131,28 @@ Plan read_plan(const Values& values, const Report& report) {
   if (report.main_device < report.devices.size()) {
     const ReportOfDevice& device = report.devices[report.main_device];
     plan.allocated_bytes = device.peak.allocated_bytes;
-    plan.reserved_bytes = device.peak.reserved_bytes;
-    if (device.failure) plan.place = fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
+    plan.reserved_bytes = plan.needed_bytes = device.peak.reserved_bytes;
+    plan.room_bytes = device.device.total_bytes - device.card.outside_pytorch_bytes;
+    if (device.failure) {
+      plan.place = fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
+      plan.needed_bytes = device.failure->reserved_bytes + device.failure->requested_bytes;
+    }
   }
   for (const ReportRank& rank : report.ranks) {
     if (plan.outcome == "out_of_memory" || rank.peak.allocated_bytes <= plan.allocated_bytes) continue;
     plan.allocated_bytes = rank.peak.allocated_bytes;
-    plan.reserved_bytes = rank.peak.reserved_bytes;
+    plan.reserved_bytes = plan.needed_bytes = rank.peak.reserved_bytes;
     plan.worst_rank = rank.rank.value_or(plan.worst_rank);
   }
   return plan;
 }
 
-std::vector<Plan> run_plans(const std::vector<Values>& plans, const FitRequest& request, const RankOptions& host,
+std::vector<Plan> run_plans(const Planning& planning, const FitRequest& request, const RankOptions& host,
                             const Install& install, const std::function<void(std::size_t)>& tell) {
   std::vector<Plan> found;
-  for (const Values& values : plans) {
-    found.push_back(run_plan(values, request, host, install));
+  for (const Values& values : planning.plans) {
+    found.push_back(planning.searched ? search_plan(values, *planning.searched, request, host, install)
+                                      : run_plan(values, request, host, install));
     tell(found.size());
   }
   return found;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "cli/fit_plan.h"
 #include "cli/sizes.h"
@@ -25,20 +26,23 @@ std::string outcome_of(const Plan& plan) {
 
 }  // namespace
 
-const Plan* best_plan(const std::vector<Plan>& plans) {
+const Plan* best_plan(const std::vector<Plan>& plans, const std::string& searched) {
   const Plan* best = nullptr;
-  const auto cost = [](const Plan& plan) { return std::pair(plan.values.at(kWorld), plan.allocated_bytes); };
+  const auto cost = [&](const Plan& plan) {
+    const int64_t value = searched.empty() ? 0 : plan.values.at(searched);
+    return std::tuple(-value, plan.values.at(kWorld), plan.allocated_bytes);
+  };
   for (const Plan& plan : plans) {
     if (plan.fits() && (best == nullptr || cost(plan) < cost(*best))) best = &plan;
   }
   return best;
 }
 
-std::string plans_text(const std::vector<Plan>& plans) {
-  const Plan* best = best_plan(plans);
-  std::string text = best == nullptr
-                         ? "oomdiag: no plan fits\n\n"
-                         : fmt::format("oomdiag: the smallest world that fits: {}\n\n", text_of(best->values));
+std::string plans_text(const std::vector<Plan>& plans, const std::string& searched) {
+  const Plan* best = best_plan(plans, searched);
+  const std::string what = searched.empty() ? "smallest world" : "largest " + searched;
+  std::string text = best == nullptr ? "oomdiag: no plan fits\n\n"
+                                     : fmt::format("oomdiag: the {} that fits: {}\n\n", what, text_of(best->values));
   std::string head;
   for (const auto& [name, value] : plans.front().values) head += fmt::format("{:>8}", name);
   text += fmt::format("  {}   worst rank    peak, GiB   reserved\n", head);
@@ -50,14 +54,20 @@ std::string plans_text(const std::vector<Plan>& plans) {
                         has_peak ? to_gib(plan.allocated_bytes) : "", has_peak ? to_gib(plan.reserved_bytes) : "",
                         outcome_of(plan));
   }
-  return text + fmt::format("\n  {} plans, of each one rank of every kind; all measured\n", plans.size());
+  const std::string of_each = searched.empty() ? "" : fmt::format(" with the largest {} that was found", searched);
+  return text + fmt::format("\n  {} plan{}{}, of each one rank of every kind; all measured\n", plans.size(),
+                            plans.size() == 1 ? "" : "s", of_each);
 }
 
-std::string plans_json(const std::vector<Plan>& plans) {
+std::string plans_json(const std::vector<Plan>& plans, const std::string& searched) {
   using Json = nlohmann::ordered_json;
   Json json = {{"schema", "oomdiag-fit/1"}};
   const Plan* best = best_plan(plans);
   json["smallest_world"] = best == nullptr ? Json(nullptr) : Json(best->values);
+  if (!searched.empty()) {
+    const Plan* largest = best_plan(plans, searched);
+    json["largest"] = largest == nullptr ? Json(nullptr) : Json(largest->values);
+  }
   json["plans"] = Json::array();
   for (const Plan& plan : plans) {
     Json one = Json(plan.values);

@@ -45,12 +45,26 @@ TEST_CASE("of a pipeline each stage is a kind, wherever its ranks lie", "[ranks]
 }
 
 TEST_CASE("plans are every combination, as far as that can be run", "[ranks]") {
-  const auto plans = list_plans({parse_variable("world=8..16:pow2"), parse_variable("tp=1,2")});
-  CHECK(plans == std::vector<Values>{{{"tp", 1}, {"world", 8}},
-                                     {{"tp", 2}, {"world", 8}},
-                                     {{"tp", 1}, {"world", 16}},
-                                     {{"tp", 2}, {"world", 16}}});
-  CHECK_THROWS_AS(list_plans({parse_variable("world=1..1024")}), Error);
+  const auto plans = list_plans({parse_variable("world=8..16"), parse_variable("tp=1,2")});
+  CHECK(plans.plans == std::vector<Values>{{{"tp", 1}, {"world", 8}},
+                                           {{"tp", 2}, {"world", 8}},
+                                           {{"tp", 1}, {"world", 16}},
+                                           {{"tp", 2}, {"world", 16}}});
+  CHECK_FALSE(plans.searched);
+  CHECK_THROWS_AS(list_plans({parse_variable("world=8..16"), parse_variable("tp=1..1024")}), Error);
+}
+
+TEST_CASE("a range before the world is searched in each plan", "[ranks]") {
+  const auto planning =
+      list_plans({parse_variable("batch=1..64"), parse_variable("world=8"), parse_variable("tp=1,2")});
+  CHECK(planning.searched == parse_variable("batch=1..64"));
+  CHECK(planning.plans == std::vector<Values>{{{"tp", 1}, {"world", 8}}, {{"tp", 2}, {"world", 8}}});
+  const Plan small{.values = {{"batch", 3}, {"world", 8}}, .outcome = "ok", .allocated_bytes = 1};
+  const Plan large{.values = {{"batch", 5}, {"world", 16}}, .outcome = "ok", .allocated_bytes = 2};
+  CHECK(best_plan({small, large}, "batch")->values == large.values);
+  CHECK(best_plan({small, large})->values == small.values);
+  CHECK(
+      plans_text({small, large}, "batch").starts_with("oomdiag: the largest batch that fits: world = 16, batch = 5\n"));
 }
 
 TEST_CASE("the best plan has the smallest world, and of these the lowest peak", "[ranks]") {
