@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <array>
+#include <typeinfo>
 
 namespace oomdiag {
 
@@ -18,8 +18,16 @@ struct Newest {
 };
 thread_local Newest newest;
 
+// A weak reference lets the bytes of a tensor go, but of a wrapper (torch.func) not the tensor inside, which is a member of its
+// own class: that would live as long as we remember.
+bool is_wrapper(const at::Tensor& tensor) {
+  const at::TensorImpl& implementation = *tensor.unsafeGetTensorImpl();
+  return typeid(implementation) != typeid(at::TensorImpl);
+}
+
 void remember(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_cuda() || !tensor.requires_grad() || !tensor.grad_fn()) return;
+  if (!tensor.defined() || !tensor.is_cuda() || is_wrapper(tensor)) return;
+  if (!tensor.requires_grad() || !tensor.grad_fn()) return;
   WeakTensor weak(tensor.getIntrusivePtr());
   if (newest.ring.size() < Newest::kCount) {
     newest.ring.push_back(std::move(weak));

@@ -70,7 +70,8 @@ def plain_environment(build, folder):
     link.symlink_to(build / "lib/virtual_device")
     libraries = [link / pathlib.Path(library).name for library in re.split("[: ]", found["LD_PRELOAD"])]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OOMDIAG_")}
-    environment["OOMDIAG_CARD"] = found["OOMDIAG_CARD"]
+    for name in ("OOMDIAG_CARD", "TRITON_LIBCUDA_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        environment[name] = found[name]
     environment["LD_PRELOAD"] = ":".join(str(library) for library in libraries if library.exists())
     return environment, short
 
