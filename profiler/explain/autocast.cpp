@@ -15,6 +15,9 @@
 //
 // A float32 tensor that goes into a matrix product is cast, and the copy is what autograd keeps. The weights are cast too;
 // their copies live until the backward of their layer.
+//
+// Of a step that was cut short a lower bound is wanted. Which types its ops have follows from ops that may not have been
+// seen, so there all that autocast may halve is halved, and no copy is added.
 
 namespace oomdiag {
 namespace {
@@ -77,14 +80,16 @@ Place place_of(const Where& where) { return {where.op, where.module, where.sourc
 /// Goes through the step and halves what would be bfloat16.
 class Caster {
  public:
-  explicit Caster(Lives blocks) : blocks_(std::move(blocks)), last_backward_(find_last_backward(blocks_)) {}
+  Caster(Lives blocks, bool whole)
+      : blocks_(std::move(blocks)), last_backward_(find_last_backward(blocks_)), whole_(whole) {}
 
   Lives cast() {
     const size_t count = blocks_.size();
     for (size_t b = 0; b < count; ++b) {
       if (blocks_[b].phase == Phase::forward && blocks_[b].born != BlockLife::kBefore) cast_forward(b);
       if (blocks_[b].phase == Phase::backward) cast_backward(blocks_[b]);
-      if (blocks_[b].born == BlockLife::kBefore || blocks_[b].category == Category::input) copy_argument(b);
+      const bool is_argument = blocks_[b].born == BlockLife::kBefore || blocks_[b].category == Category::input;
+      if (whole_ && is_argument) copy_argument(b);
     }
     std::stable_sort(blocks_.begin(), blocks_.end(), [](auto& a, auto& b) { return a.born < b.born; });
     return std::move(blocks_);
@@ -108,14 +113,15 @@ class Caster {
     low_[place_of(block.made)] = stream_is_low_;
     const bool only_cast =
         !block.saved_by.empty() && std::all_of(block.saved_by.begin(), block.saved_by.end(), is_low_saver);
-    if (is_float32(block) && (stream_is_low_ || only_cast)) block.bytes /= 2;
+    if (is_float32(block) && (stream_is_low_ || only_cast || !whole_)) block.bytes /= 2;
   }
 
   void cast_backward(BlockLife& block) {
     if (block.category == Category::gradient || block.category == Category::parameter) return;
     const auto low = low_.find(place_of(block.made));
     const bool in_float32 = block.freed_by_accumulate || block.category == Category::workspace || is_partial_sum(block);
-    if (low != low_.end() && low->second && !in_float32) block.bytes /= 2;
+    const bool is_low = !whole_ ? is_float32(block) : low != low_.end() && low->second;
+    if (is_low && !in_float32) block.bytes /= 2;
   }
 
   // What enters the step as float32 and goes into a matrix product: a copy of half its bytes, up to its last backward.
@@ -132,6 +138,7 @@ class Caster {
 
   Lives blocks_;
   const uint32_t last_backward_;
+  const bool whole_;
   std::map<Place, bool> low_;  ///< by place of the forward op
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };
@@ -146,7 +153,7 @@ bool is_under_autocast(const Lives& blocks) {
 std::optional<Changed> use_autocast(const Situation& situation) {
   const Lives& as_it_is = situation.lives.blocks;
   if (is_under_autocast(as_it_is) || !is_mostly_float32(as_it_is)) return {};
-  Caster caster(as_it_is);
+  Caster caster(as_it_is, situation.whole);
   Lives blocks = caster.cast();
   if (!caster.any()) return {};
   const bool bfloat16 = situation.compute_major == 0 || situation.compute_major >= 8;

@@ -162,6 +162,14 @@ TEST_CASE("autocast halves convolutions and what follows, but not softmax and no
 
   REQUIRE(find(remedies, "autocast_bf16"));
   CHECK(find(remedies, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
+
+  // What comes after a cut could make any of it bfloat16: of such a step that is the lower bound.
+  Situation cut = situation_of(lives);
+  cut.whole = false;
+  const auto bounds = predict_remedies(cut);
+  REQUIRE(find(bounds, "autocast_bf16"));
+  CHECK(find(bounds, "autocast_bf16")->at_least);
+  CHECK(find(bounds, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 8_MiB);
 }
 
 TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain][remedies]") {
