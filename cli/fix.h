@@ -122,9 +122,9 @@ void weigh_blocks(Look& look, const Report& whole);
 /// Checkpoints of `count` blocks: of those that keep most for each module that runs again.
 Change checkpoint_blocks(const Look& look, std::size_t count);
 
-/// As few blocks as should do, where checkpoints of all lower the peak from `before` to `peak`, which is below `room`. Each is
+/// As few blocks as should do, where checkpoints of all lower what is reserved from `before` to `reserved`, below `room`. Each is
 /// taken to save by the share of what it keeps.
-std::size_t fewest_checkpoints(const Look& look, int64_t before, int64_t peak, int64_t room);
+std::size_t fewest_checkpoints(const Look& look, int64_t before, int64_t reserved, int64_t room);
 Change expandable_segments();
 
 /// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by

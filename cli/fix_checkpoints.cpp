@@ -70,15 +70,15 @@ Change checkpoint_blocks(const Look& look, std::size_t count) {
   return change;
 }
 
-std::size_t fewest_checkpoints(const Look& look, int64_t before, int64_t peak, int64_t room) {
+std::size_t fewest_checkpoints(const Look& look, int64_t before, int64_t reserved, int64_t room) {
   const std::vector<std::size_t> order = by_worth(look);
-  if (peak >= before || before <= room) return order.size();
+  if (reserved >= before || before <= room) return order.size();
   const auto kept = [&](std::size_t i) {
     return static_cast<double>(std::max<int64_t>(1, look.blocks[i].saved_bytes));
   };
   double all = 0, saved = 0;
   for (const std::size_t i : order) all += kept(i);
-  const double needed = all * static_cast<double>(before - room) / static_cast<double>(before - peak);
+  const double needed = all * static_cast<double>(before - room) / static_cast<double>(before - reserved);
   std::size_t count = 0;
   while (count < order.size() && saved <= needed) saved += kept(order[count++]);
   return count;

@@ -200,20 +200,21 @@ std::vector<Remedied> Search::measure(const std::vector<std::vector<Change>>& ca
   return remedies;
 }
 
-// Checkpoints of all blocks were measured; most programs need fewer. The fewest that should do are tried along with one half
-// way to all, then two between what did not fit and what did.
+// Checkpoints of all blocks were measured; most programs need fewer. The fewest that should do, by what was reserved, are tried
+// along with one less; if both fail, two between them and all.
 void Search::use_fewer_checkpoints() {
   const auto all = std::find_if(remedies_.begin(), remedies_.end(), [](const Remedied& one) {
     return one.changes.size() == 1 && one.changes.front().id == "checkpoint";
   });
   if (all == remedies_.end() || !all->helps()) return;
-  const int64_t peak = *all->measured_peak_bytes;
+  const int64_t reserved = *all->measured_reserved_bytes;
   std::size_t enough = look_.blocks.size(), too_few = 0;
-  std::size_t guess = fewest_checkpoints(look_, before_.allocated_bytes, peak, before_.room_bytes);
+  std::size_t guess = fewest_checkpoints(look_, before_.reserved_bytes, reserved, before_.room_bytes);
   std::optional<Remedied> best;
   for (int rounds = 0; rounds < 2 && too_few + 1 < enough; ++rounds) {
-    std::vector<std::size_t> counts = {std::clamp(guess, too_few + 1, enough - 1)};
-    if (counts.front() + 1 < enough) counts.push_back((counts.front() + enough) / 2);
+    guess = std::clamp(guess, too_few + 1, enough - 1);
+    std::vector<std::size_t> counts = {guess};
+    if (guess - 1 > too_few) counts.insert(counts.begin(), guess - 1);
     std::vector<TrialRequest> requests;
     for (const std::size_t count : counts) requests.push_back(request({checkpoint_blocks(look_, count)}, Where::card));
     const std::vector<Trial> trials = make(requests);
@@ -227,8 +228,7 @@ void Search::use_fewer_checkpoints() {
         too_few = counts[i];
       }
     }
-    if (enough == counts.front()) break;  // fewer were not expected to do
-    guess = too_few + (enough - too_few) / 3;
+    guess = best ? enough - 1 : (too_few + enough + 1) / 2;
   }
   if (best) remedies_.push_back(std::move(*best));
 }
