@@ -44,7 +44,7 @@ def cross_entropy(plain, logits, labels, weight=None, size_average=None, ignore_
     return CrossEntropyInChunks.apply(logits, labels, ignore_index, reduction == "mean")
 
 
-_LINES = [*inspect.getsource(CrossEntropyInChunks).splitlines(), "",
+_LINES = ["import functools", "", *inspect.getsource(CrossEntropyInChunks).splitlines(), "",
           *inspect.getsource(cross_entropy).splitlines(), "",
           "torch.nn.functional.cross_entropy = functools.partial(cross_entropy, torch.nn.functional.cross_entropy)"]
 
