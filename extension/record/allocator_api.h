@@ -13,10 +13,13 @@ namespace oomdiag {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
+/// A pair of numbers, whose name moved to c10 in 2.9.
+using PoolId = decltype(allocator::SegmentInfo::owner_private_pool_id);
+
 /// All segments with their blocks; without the history of the allocator where that can be left out.
 template <class Allocator>
 allocator::SnapshotInfo take_snapshot(Allocator& of) {
-  constexpr c10::MempoolId_t kAllPools{0, 0};
+  constexpr PoolId kAllPools{0, 0};
   if constexpr (requires { of.snapshot(kAllPools, false); }) {
     return of.snapshot(kAllPools, false);
   } else if constexpr (requires { of.snapshot(kAllPools); }) {
@@ -43,7 +46,7 @@ std::pair<size_t, size_t> read_card_memory(Allocator& of, c10::DeviceIndex devic
 
 /// The private pool that an entry belongs to; none where torch does not say, to 2.6.
 template <class Entry>
-c10::MempoolId_t pool_of(const Entry& entry) {
+PoolId pool_of(const Entry& entry) {
   if constexpr (requires { entry.mempool_; }) {
     return entry.mempool_;
   } else {

@@ -4,7 +4,6 @@
 
 #include <atomic>
 
-#include "extension/record/allocator_api.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
 
@@ -41,7 +40,7 @@ void remember_blocks(const ThreadState& state, const allocator::SegmentInfo& seg
 
 }  // namespace
 
-uint8_t number_pool(c10::MempoolId_t pool) noexcept {
+uint8_t number_pool(PoolId pool) noexcept {
   static std::atomic<uint64_t> known[kMostPools - 1] = {};
   const uint64_t key = pool.first != 0 ? pool.first << 1 | 1 : pool.second << 1;  // one of the two is always 0
   if (key == 0) [[likely]]

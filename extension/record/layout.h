@@ -1,20 +1,19 @@
 #pragma once
 
-#include <c10/cuda/CUDACachingAllocator.h>
-
 #include <cstdint>
+
+#include "extension/record/allocator_api.h"
 
 namespace oomdiag {
 
 struct ThreadState;
 
 /// The number of a pool in events: 0 for the one that everything shares. Neither locks nor allocates.
-uint8_t number_pool(c10::MempoolId_t pool) noexcept;
+uint8_t number_pool(PoolId pool) noexcept;
 
 /// Writes a segment of the allocator's own snapshot and its blocks: a segment_state, then a block_state for each. `flags`
 /// (EventFlag) are added to theirs.
-void write_segment(const ThreadState& state, const c10::cuda::CUDACachingAllocator::SegmentInfo& segment,
-                   uint16_t flags);
+void write_segment(const ThreadState& state, const allocator::SegmentInfo& segment, uint16_t flags);
 
 /// For recordings that begin in the middle of a program: writes what every card holds at this moment, from the allocator's
 /// snapshot, and puts its blocks into the tables of live blocks. Writes nothing where nothing is reserved.
