@@ -23,7 +23,8 @@
 #include "extension/record/thread_state.h"
 
 // What does autograd keep for backward? Every built-in node can list its saved variables to a visitor that PyTorch made for
-// compiled autograd (Node::compiled_args); the visitor needs no Python and unpacks nothing that user hooks packed.
+// compiled autograd (Node::compiled_args); the visitor needs no Python and unpacks nothing that user hooks packed (that of 2.6
+// does: there nodes are not visited once a program has such hooks).
 //
 // Rules, each of which was broken once: a node written in Python is visited only with the GIL; no strong reference outlives
 // the visit, else release_variables() frees nothing and we cause the OOM; a node may throw (modified in place, already
@@ -68,6 +69,10 @@ class Walk {
     if (auto* leaf = dynamic_cast<autograd::AccumulateGrad*>(node.get())) {
       write_tensor(EventKind::parameter, *node, leaf->variable);
       if (leaf->variable.grad().defined()) write_tensor(EventKind::gradient, *node, leaf->variable.grad());
+      return;
+    }
+    if (visitor_unpacks<autograd::SavedVariable> && hooks_were_seen.load(std::memory_order_relaxed)) {
+      write_packed(*node, 1);  // or nothing at all: it cannot be asked
       return;
     }
     compiled::AutogradCompilerCall call(compiled::SizeInput::STATIC);

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <atomic>
 #include <cstddef>
 
 #include "profiler/event.h"
@@ -11,6 +15,26 @@ class Tensor;
 namespace oomdiag {
 
 struct ThreadState;
+
+/// Whether PyTorch's visitor calls the hooks that saved tensors were packed with, as in 2.6. A program would notice: PyTorch's
+/// own checkpoints unpack a tensor once.
+template <class Saved>
+constexpr bool visitor_unpacks = !requires(const Saved& saved) {
+  saved.retrieve_unpack_hook_data();
+};
+
+/// Whether any tensor was saved under such hooks.
+inline std::atomic<bool> hooks_were_seen = false;
+
+/// Called when an op starts: notes whether what it saves is packed, where that matters.
+template <class Saved = torch::autograd::SavedVariable>
+void look_for_saved_tensor_hooks() {
+  if constexpr (visitor_unpacks<Saved>) {
+    if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
+      hooks_were_seen.store(true, std::memory_order_relaxed);
+    }
+  }
+}
 
 /// Called when `node` (a torch::autograd::Node) of a graph task starts on this thread, inside of `level` others. If it is
 /// the first one of its task, walks the graph where this backward pass may set the peak, or where several devices' threads

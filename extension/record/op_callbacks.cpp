@@ -195,6 +195,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   if (state.surprise.written != nullptr) [[unlikely]]
     settle_surprise(state);
   if (!steady()) claim_nodes(state);
+  look_for_saved_tensor_hooks();
   if (state.depth == ThreadState::kMaxDepth) {
     session().writer().header().deep_calls.fetch_add(1, std::memory_order_relaxed);
     return nullptr;

@@ -12,10 +12,10 @@ void Descriptors::remove(cudnnBackendDescriptor_t descriptor) {
   entries_.erase(descriptor);
 }
 
-bool Descriptors::is(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type) const {
+cudnnBackendDescriptorType_t Descriptors::type(cudnnBackendDescriptor_t descriptor) const {
   std::lock_guard guard(lock_);
   const auto entry = entries_.find(descriptor);
-  return entry != entries_.end() && entry->second.type == type;
+  return entry == entries_.end() ? CUDNN_BACKEND_TENSOR_DESCRIPTOR : entry->second.type;
 }
 
 void Descriptors::set(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t attribute,

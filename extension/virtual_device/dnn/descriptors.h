@@ -16,7 +16,8 @@ class Descriptors {
  public:
   void add(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type);
   void remove(cudnnBackendDescriptor_t descriptor);
-  bool is(cudnnBackendDescriptor_t descriptor, cudnnBackendDescriptorType_t type) const;
+  /// That it was made with; CUDNN_BACKEND_TENSOR_DESCRIPTOR where that is not known, of which nothing is special.
+  cudnnBackendDescriptorType_t type(cudnnBackendDescriptor_t descriptor) const;
 
   /// cudnnBackendSetAttribute, of any attribute.
   void set(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t attribute, cudnnBackendAttributeType_t type,

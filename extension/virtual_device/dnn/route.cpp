@@ -13,6 +13,8 @@
 //   cudnnBackendExecute             ──►     the time of the plan (one node of a capture)
 //   all other backend functions     ───────────────────────────────────────────►   unchanged
 //
+// An older one, as torch 2.6 and 2.7 bring it, is not asked from the graph on: before_9_8.cpp.
+//
 // This library is preloaded and has cuDNN's version node, libcudnn.so.9, but a SONAME of its own: programs bind to the
 // functions that it defines, and find all others in the real library, which must be there. What takes a handle and has
 // no such route is in legacy.cpp and rnn.cpp, or a generated stub: a handle of ours must never reach the real
@@ -28,6 +30,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "extension/virtual_device/dnn/before_9_8.h"
 #include "extension/virtual_device/dnn/descriptors.h"
 #include "extension/virtual_device/dnn/handle.h"
 #include "extension/virtual_device/dnn/real.h"
@@ -74,6 +77,11 @@ cudnnStatus_t attach_description(cudnnBackendDescriptor_t descriptor, cudnnBacke
   return OOMDIAG_REAL(cudnnBackendSetAttribute)(descriptor, attribute, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &description);
 }
 
+/// Whether cuDNN cannot be asked about `descriptor` without a card.
+bool is_answered_here(cudnnBackendDescriptor_t descriptor) {
+  return chooses_on_cards_only() && is_step_of_choice(descriptors.type(descriptor));
+}
+
 }  // namespace
 
 void* find_real(const char* name) {
@@ -112,7 +120,9 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   int ordinal = 0;
   cudaGetDevice(&ordinal);
   cudnnBackendDescriptor_t description = nullptr;
-  if (const auto error = oomdiag::find_description(ordinal, &description)) return error;
+  if (!oomdiag::chooses_on_cards_only()) {
+    if (const auto error = oomdiag::find_description(ordinal, &description)) return error;
+  }
   *handle = reinterpret_cast<cudnnHandle_t>(new oomdiag::DnnHandle);
   return CUDNN_STATUS_SUCCESS;
 }
@@ -149,10 +159,12 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescripto
                                                            cudnnBackendAttributeType_t type, int64_t count,
                                                            const void* elements) {
   if (attribute == CUDNN_ATTR_OPERATIONGRAPH_HANDLE) return CUDNN_STATUS_SUCCESS;
-  if (attribute == CUDNN_ATTR_EXECUTION_PLAN_HANDLE) {
+  const bool is_ours = oomdiag::is_answered_here(descriptor);
+  if (attribute == CUDNN_ATTR_EXECUTION_PLAN_HANDLE && !is_ours) {
     return oomdiag::attach_description(descriptor, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
   }
   oomdiag::descriptors.set(descriptor, attribute, type, count, elements);
+  if (is_ours) return CUDNN_STATUS_SUCCESS;
   return OOMDIAG_REAL(cudnnBackendSetAttribute)(descriptor, attribute, type, count, elements);
 }
 
@@ -160,7 +172,9 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescripto
                                                            cudnnBackendAttributeName_t attribute,
                                                            cudnnBackendAttributeType_t type, int64_t wanted,
                                                            int64_t* count, void* elements) {
-  const auto result = OOMDIAG_REAL(cudnnBackendGetAttribute)(descriptor, attribute, type, wanted, count, elements);
+  const auto result = oomdiag::is_answered_here(descriptor) ? oomdiag::answer_choice(attribute, wanted, count, elements)
+                                                            : OOMDIAG_REAL(cudnnBackendGetAttribute)(
+                                                                  descriptor, attribute, type, wanted, count, elements);
   if (attribute == CUDNN_ATTR_ENGINEHEUR_RESULTS && result == CUDNN_STATUS_SUCCESS && elements && count) {
     oomdiag::descriptors.pass_on(
         descriptor, {static_cast<cudnnBackendDescriptor_t*>(elements), static_cast<size_t>(std::min(wanted, *count))});
@@ -169,9 +183,11 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescripto
 }
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
-  if (oomdiag::descriptors.is(descriptor, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)) {
+  if (oomdiag::is_answered_here(descriptor)) return CUDNN_STATUS_SUCCESS;
+  const auto type = oomdiag::descriptors.type(descriptor);
+  if (type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR) {
     oomdiag::attach_description(descriptor, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP);
-  } else if (oomdiag::descriptors.is(descriptor, CUDNN_BACKEND_ENGINE_DESCRIPTOR)) {
+  } else if (type == CUDNN_BACKEND_ENGINE_DESCRIPTOR) {
     oomdiag::attach_description(descriptor, CUDNN_ATTR_ENGINE_DEVICEPROP);
   }
   return OOMDIAG_REAL(cudnnBackendFinalize)(descriptor);
