@@ -37,6 +37,9 @@ namespace fs = std::filesystem;
 
 constexpr long kBytesOfCompiler = 1L << 30;  ///< that one unit takes
 
+// NDEBUG is torch's own: without it some of its classes have members more (RecordFunction).
+constexpr const char* kFlags[] = {"-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w"};
+
 constexpr const char* kStillWorks =
     "without a recorder the virtual device still works, with PyTorch's own totals and errors, and so does oomdiag "
     "explain with "
@@ -47,7 +50,7 @@ std::string read_text(const fs::path& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-/// FNV-1a of all sources and headers: other sources are another recorder.
+/// FNV-1a of flags, sources and headers: others are another recorder.
 uint64_t hash_sources(const Install& install) {
   std::vector<fs::path> files{install.units};
   for (const char* folder : {"extension", "profiler/trace"}) {
@@ -60,9 +63,11 @@ uint64_t hash_sources(const Install& install) {
   }
   std::ranges::sort(files);
   uint64_t hash = 14695981039346656037u;
-  for (const fs::path& file : files) {
-    for (const char letter : read_text(file)) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
-  }
+  const auto add = [&hash](std::string_view text) {
+    for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
+  };
+  for (const char* flag : kFlags) add(flag);
+  for (const fs::path& file : files) add(read_text(file));
   return hash;
 }
 
@@ -147,7 +152,8 @@ class Build {
 
  private:
   std::vector<std::string> flags(const std::string& compiler) const {
-    std::vector<std::string> all{compiler, "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w"};
+    std::vector<std::string> all{compiler};
+    all.insert(all.end(), std::begin(kFlags), std::end(kFlags));
     all.push_back(fmt::format("-D_GLIBCXX_USE_CXX11_ABI={}", old_strings_ ? 0 : 1));
     all.push_back(fmt::format("-DOOMDIAG_TORCH_MINOR=\"{}\"", minor_of(torch_.version)));
     all.push_back("-I" + install_.sources.string());
