@@ -146,8 +146,8 @@ class VirtualDevice(TorchTest):
             for _ in range(2): model(torch.randn(8, 512, device="cuda")).sum().backward()
             dist.destroy_process_group()
         """))
-        report = self.run_program("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617",
-                                  self.folder / "ddp.py", device="rtx4090,rtx4090")
+        report = self.run_program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", self.folder / "ddp.py",
+                                  device="rtx4090,rtx4090")
         self.assertEqual(self.done.returncode, 0, self.done.stderr[-3000:])
         self.assertEqual(report["world_size"], 2)
 
