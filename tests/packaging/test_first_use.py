@@ -19,7 +19,8 @@ SLOW_COMPILER = """#!/bin/sh
 case "$*" in
   *-dumpversion*) echo 12; exit ;;
   "-shared "*) what=link ;;
-  *) what=unit; sleep 1 ;;
+  *-DNDEBUG*) what=unit; sleep 1 ;;  # as torch was compiled: its classes have other members without
+  *) what=unit_for_another_torch ;;
 esac
 echo $what >>"$COMPILER_LOG"
 [ "$COMPILER" != broken ] || { echo "unit.cpp:1: error: broken" >&2; exit 1; }
