@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -9,6 +10,9 @@
 #include "cli/help.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
+#include "cli/timeline_text.h"
+#include "profiler/error.h"
+#include "profiler/snapshot/format.h"
 
 namespace oomdiag {
 namespace {
@@ -33,7 +37,18 @@ int show_page(const Explained& from, const std::filesystem::path& path) {
   return 0;
 }
 
+/// Totals make no report.
+int explain_timeline(const Options& options) {
+  if (options.json || options.redact || options.opens || !options.output.empty() || options.card.is_told()) {
+    throw Error(ErrorKind::usage, fmt::format("'{}' is a memory timeline: it takes no options", options.path),
+                "what it tells makes no report; oomdiag explain FILE prints it");
+  }
+  write_out(to_text(read_timeline(options.path), manners_of(STDOUT_FILENO).unicode));
+  return 0;
+}
+
 int explain(const Options& options) {
+  if (std::filesystem::is_regular_file(options.path) && is_timeline(options.path)) return explain_timeline(options);
   check_writable(options.output);
   Explained from = load_explained(options.path, options.card);
   if (options.redact) redact(from);
@@ -50,7 +65,8 @@ void add_explain(CLI::App& app, Command& chosen) {
   CLI::App& command = *app.add_subcommand("explain", "explain a trace, a report or a PyTorch memory snapshot");
   set_help(command, {.example = "oomdiag explain oomdiag-4711",
                      .about = "Prints the report on a run, given its folder, its trace, its report.json, or a memory "
-                              "snapshot that PyTorch wrote (torch.cuda.memory._dump_snapshot).",
+                              "snapshot that PyTorch wrote (torch.cuda.memory._dump_snapshot).\n"
+                              "Of a memory timeline or a Chrome trace of torch.profiler it prints the totals.",
                      .usage = "oomdiag explain [OPTIONS] FILE"});
   add_source(command, options->path);
   add_card_options(command, options->card);

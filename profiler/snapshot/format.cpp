@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "profiler/error.h"
+#include "profiler/snapshot/unpacked.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {
@@ -22,6 +23,14 @@ std::string read_head(const std::filesystem::path& file) {
   stream.read(head.data(), static_cast<std::streamsize>(head.size()));
   if (stream.bad()) throw Error(ErrorKind::input, fmt::format("cannot read '{}'", file.string()));
   head.resize(static_cast<size_t>(stream.gcount()));
+  return head;
+}
+
+/// Empty where it cannot be unpacked.
+std::string read_packed_head(const std::filesystem::path& file) {
+  UnpackedStream stream(file);
+  std::string head(kHead, '\0');
+  head.resize(static_cast<size_t>(stream.sgetn(head.data(), kHead)));
   return head;
 }
 
@@ -58,17 +67,27 @@ constexpr std::array<Magic, 13> kMagics = {{{"PK\x03\x04", "a zip archive, as to
                                             {"NSYS", "a report of Nsight Systems"},
                                             {"\x93NUMPY", "an array of NumPy"}}};
 
-}  // namespace
-
-FileFormat find_format(const std::filesystem::path& file) {
-  const std::string head = read_head(file);
+FileFormat format_of(std::string_view head) {
   const std::string_view text = without_space(head);
   if (text.empty()) return FileFormat::empty;
   if (head.starts_with(std::string_view(kTraceMagic, sizeof kTraceMagic))) return FileFormat::trace;
   if (head.starts_with('\x80')) return FileFormat::pickle;
   if (head.starts_with("\x1f\x8b")) return FileFormat::gzip;
-  const bool is_chrome = text.find("\"traceEvents\"") != text.npos;
-  return text.starts_with('{') && !is_chrome ? FileFormat::report : FileFormat::other;
+  if (text.starts_with('[')) return FileFormat::timeline;
+  if (!text.starts_with('{')) return FileFormat::other;
+  // Of a host with many cards the events come late.
+  const auto has = [&](std::string_view word) { return text.find(word) != text.npos; };
+  return has("\"traceEvents\"") || has("\"deviceProperties\"") ? FileFormat::timeline : FileFormat::report;
+}
+
+}  // namespace
+
+FileFormat find_format(const std::filesystem::path& file) { return format_of(read_head(file)); }
+
+bool is_timeline(const std::filesystem::path& file) {
+  const FileFormat format = find_format(file);
+  return format == FileFormat::timeline ||
+         (format == FileFormat::gzip && format_of(read_packed_head(file)) == FileFormat::timeline);
 }
 
 std::string describe_format(const std::filesystem::path& file) {
@@ -77,8 +96,11 @@ std::string describe_format(const std::filesystem::path& file) {
   for (const Magic& magic : kMagics) {
     if (head.starts_with(magic.begin) || text.starts_with(magic.begin)) return magic.what;
   }
-  if (text.starts_with('{')) return "a Chrome trace, as torch.profiler writes; its blocks have no stacks";
-  if (text.starts_with('[')) return "a JSON list, as torch.profiler's export_memory_timeline writes";
+  if (text.starts_with('{'))
+    return "a Chrome trace, as torch.profiler writes; all it tells is printed by oomdiag explain";
+  if (text.starts_with('[')) {
+    return "a JSON list, as torch.profiler's export_memory_timeline writes; all it tells is printed by oomdiag explain";
+  }
   return is_text(head) ? "a text" : "nothing that is known here";
 }
 

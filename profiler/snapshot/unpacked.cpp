@@ -74,4 +74,21 @@ UnpackedFile::~UnpackedFile() { close(file_); }
 
 fs::path UnpackedFile::path() const { return fmt::format("/proc/self/fd/{}", file_); }
 
+UnpackedStream::UnpackedStream(const fs::path& file) : file_(gzopen(file.c_str(), "rb"), gzclose), buffer_(1 << 18) {
+  if (!file_) throw Error(ErrorKind::input, fmt::format("cannot read '{}'", file.string()));
+}
+
+bool UnpackedStream::is_damaged() const {
+  int error = Z_OK;
+  gzerror(file_.get(), &error);
+  return error != Z_OK && error != Z_STREAM_END;
+}
+
+UnpackedStream::int_type UnpackedStream::underflow() {
+  const int count = gzread(file_.get(), buffer_.data(), static_cast<unsigned>(buffer_.size()));
+  if (count <= 0) return traits_type::eof();
+  setg(buffer_.data(), buffer_.data(), buffer_.data() + count);
+  return traits_type::to_int_type(buffer_.front());
+}
+
 }  // namespace oomdiag

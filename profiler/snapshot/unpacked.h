@@ -1,6 +1,11 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
+#include <streambuf>
+#include <vector>
+
+struct gzFile_s;
 
 namespace oomdiag {
 
@@ -19,6 +24,23 @@ class UnpackedFile {
 
  private:
   int file_ = -1;
+};
+
+/// The bytes of a file from front to back; of one packed by gzip those that were packed.
+class UnpackedStream : public std::streambuf {
+ public:
+  /// Throws Error(input) if it cannot be opened.
+  explicit UnpackedStream(const std::filesystem::path& file);
+
+  /// Whether it could not be unpacked to its end.
+  bool is_damaged() const;
+
+ protected:
+  int_type underflow() override;
+
+ private:
+  std::unique_ptr<gzFile_s, int (*)(gzFile_s*)> file_;
+  std::vector<char> buffer_;
 };
 
 }  // namespace oomdiag

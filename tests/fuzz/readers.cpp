@@ -1,4 +1,4 @@
-// Fuzzing of everything that reads what comes from elsewhere: traces, memory snapshots, reports, card files, gzip. A reader
+// Fuzzing of everything that reads what comes from elsewhere: traces, memory snapshots, timelines, reports, card files, gzip. A reader
 // may refuse by Error(input); whatever else it throws, and whatever a sanitizer says, is a fault. Which one is told by
 // OOMDIAG_FUZZ; scripts/fuzz builds and runs this.
 
@@ -16,6 +16,7 @@
 #include "profiler/error.h"
 #include "profiler/report/json.h"
 #include "profiler/snapshot/snapshot.h"
+#include "profiler/snapshot/timeline.h"
 #include "profiler/snapshot/to_trace.h"
 #include "profiler/snapshot/unpacked.h"
 #include "profiler/trace/trace.h"
@@ -50,6 +51,7 @@ uint64_t walk(const Trace& trace) {
 void read_a_trace(std::string_view bytes) { walk(read_trace(file_of(bytes))); }
 void read_a_snapshot(std::string_view bytes) { walk(to_trace(read_snapshot(file_of(bytes)))); }
 void make_and_read_a_snapshot(std::string_view bytes) { read_a_snapshot(make_snapshot(bytes)); }
+void read_a_timeline(std::string_view bytes) { read_timeline(file_of(bytes)); }
 void read_a_report(std::string_view bytes) { from_json(std::string(bytes)); }
 void read_a_card(std::string_view bytes) {
   try {
@@ -63,9 +65,10 @@ struct Target {
   std::string_view name;
   void (*run)(std::string_view);
 };
-constexpr std::array<Target, 6> kTargets = {{{"trace", read_a_trace},
+constexpr std::array<Target, 7> kTargets = {{{"trace", read_a_trace},
                                              {"snapshot", read_a_snapshot},
                                              {"made_snapshot", make_and_read_a_snapshot},
+                                             {"timeline", read_a_timeline},
                                              {"report", read_a_report},
                                              {"card", read_a_card},
                                              {"gzip", unpack}}};

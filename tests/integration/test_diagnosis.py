@@ -828,7 +828,7 @@ class Snapshots(DiagnosisTest):
             self.assertEqual(refused.returncode, 2)
             self.assertIn(said, refused.stderr)
         for content, said in ((b"PK\x03\x04rest", "a zip archive, as torch.save writes"),
-                              (b'{"schemaVersion": 1, "traceEvents": []}', "a Chrome trace, as torch.profiler writes"),
+                              (b'{"schemaVersion": 1, "traceEvents": []}', 'a Chrome trace without "[memory]" events'),
                               (b"<!DOCTYPE html>", "an HTML page"), (b"loss 0.25\n", "a text"), (b"  \n", "is empty"),
                               (packed.read_bytes()[:200], "damaged or cut off")):
             other = self.folder / "other"

@@ -5,6 +5,7 @@
 import argparse
 import collections
 import csv
+import gzip
 import io
 import json
 import pathlib
@@ -230,6 +231,50 @@ sys.stdin.readline()"""
             program.communicate("\n", timeout=60)
         self.assertIn("oomdiag: has ended", oomdiag("watch", run, folder=self.base).stdout)
         oomdiag("watch", "1", folder=self.base, code=1)
+
+
+PROFILED = """
+import json, sys, warnings, torch
+warnings.simplefilter("ignore")  # export_memory_timeline is deprecated
+folder, cards = sys.argv[1], range(2)
+models = [torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).to(card) for card in cards]
+optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as profile:
+    for step in range(2):
+        for card in cards:
+            models[card](torch.randn(512 * (card + 1), 1024, device=card)).sum().backward()
+            optimizers[card].step()
+            optimizers[card].zero_grad()
+profile.export_chrome_trace(f"{folder}/chrome.json")
+for name in ("sizes.json", "sizes.json.gz", "raw.json.gz"):
+    profile.export_memory_timeline(f"{folder}/{name}", device="cuda:0")
+print(json.dumps([[f(card) / 2**20 for f in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)] for card in cards]))
+"""
+
+
+class Timelines(unittest.TestCase):
+    """What the real torch.profiler writes: totals over time."""
+
+    def test_the_peaks_of_its_files_are_those_of_pytorch_and_none_makes_a_report(self):
+        with tempfile.TemporaryDirectory(prefix="oomdiag-timelines-") as folder:
+            done = oomdiag("run", "--device", "t4", "--count", "2", "--folder", folder, "--", sys.executable, "-c", PROFILED, folder, folder=folder)
+            peaks = json.loads(done.stdout)
+            with open(f"{folder}/chrome.json", "rb") as plain:
+                pathlib.Path(folder, "chrome.json.gz").write_bytes(gzip.compress(plain.read()))
+            for name in ("chrome.json", "chrome.json.gz"):
+                words = oomdiag("explain", name, folder=folder).stdout
+                self.assertIn(f"oomdiag: peak {peaks[1][0]:.2f} MiB on card 1, ", words)
+                for card, (allocated, reserved) in enumerate(peaks):
+                    self.assertRegex(words, rf"\n    {card} +{allocated:.2f} +{reserved:.2f} ")
+            for name in ("sizes.json", "sizes.json.gz", "raw.json.gz"):
+                words = oomdiag("explain", name, folder=folder).stdout
+                self.assertIn(f"oomdiag: peak {peaks[0][0]:.2f} MiB, ", words)
+                held = dict(re.findall(r"\n    ([a-z ]+?)  +([0-9.]+)  █*", words[words.index("at the peak, MiB"):]))
+                self.assertEqual((held["parameters"], held["optimizer state"]), ("32.02", "64.04"))
+                self.assertAlmostEqual(sum(map(float, held.values())), peaks[0][0], delta=0.05)
+            for command in (("export", "sizes.json", "--to", "html"), ("diff", "chrome.json", "chrome.json")):
+                self.assertIn("as torch.profiler", oomdiag(*command, folder=folder, code=1).stderr)
+            self.assertIn("takes no options", oomdiag("explain", "raw.json.gz", "--json", folder=folder, code=2).stderr)
 
 
 class Gates(Runs):
