@@ -1,6 +1,7 @@
 #include "cli/fit.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,6 +13,8 @@
 #include "cli/help.h"
 #include "cli/programs.h"
 #include "cli/real_gpu.h"
+#include "cli/reports.h"
+#include "cli/search_rows.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
 
@@ -37,7 +40,27 @@ struct Options {
   RankOptions host;  ///< of a job
   bool prints_jobs = false;
   std::string collect;
+  std::string html;
 };
+
+/// What was found, as asked for.
+struct Answer {
+  std::string text, json;
+  std::vector<SearchRow> rows;
+  bool found = false;
+};
+
+int say(const Answer& answer, const Options& options, const std::vector<std::string>& program) {
+  fmt::print("{}", options.json ? answer.json : answer.text);
+  if (!options.html.empty()) {
+    const SearchPage page{.text = answer.text,
+                          .program = fmt::format("{}", fmt::join(program, " ")),
+                          .found = answer.found,
+                          .rows = answer.rows};
+    write_whole(to_html(page), options.html);
+  }
+  return answer.found ? 0 : kOutOfMemory;
+}
 
 void check_variables(const std::vector<Variable>& variables, const std::vector<std::string>& program) {
   for (const Variable& variable : variables) {
@@ -107,8 +130,11 @@ int fit_card(const Options& options, const FitRequest& request, Trials& trials) 
   Fitter fitter(request, trials, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
   const SmallestCard card = find_smallest_card(fitter, {});
   steps.hide();
-  fmt::print("{}", options.json ? card_json(card, fitter.runs()) : card_text(card, fitter.runs()));
-  return card.bytes > 0 ? 0 : kOutOfMemory;
+  const Answer answer{.text = card_text(card, fitter.runs()),
+                      .json = card_json(card, fitter.runs()),
+                      .rows = rows_of(std::vector<FitOfCard>{{.card = {}, .largest = {}, .runs = fitter.runs()}}),
+                      .found = card.bytes > 0};
+  return say(answer, options, request.program);
 }
 
 CardEntry real_card() {
@@ -125,9 +151,13 @@ std::vector<CardEntry> cards_of(const Options& options, const FitRequest& reques
   return choose_device({.device = options.devices}, install).cards;
 }
 
-int say_plans(const std::vector<Plan>& plans, bool json, const std::string& searched = "") {
-  fmt::print("{}", json ? plans_json(plans, searched) : plans_text(plans, searched));
-  return best_plan(plans) != nullptr ? 0 : kOutOfMemory;
+int say_plans(const std::vector<Plan>& plans, const Options& options, const std::vector<std::string>& program = {},
+              const std::string& searched = "") {
+  const Answer answer{.text = plans_text(plans, searched),
+                      .json = plans_json(plans, searched),
+                      .rows = rows_of(plans),
+                      .found = best_plan(plans) != nullptr};
+  return say(answer, options, program);
 }
 
 int fit_plan(const Options& options, const std::vector<Variable>& variables, const FitRequest& request,
@@ -151,7 +181,7 @@ int fit_plan(const Options& options, const std::vector<Variable>& variables, con
   const auto found = run_plans(planning, request, options.host, install,
                                [&](std::size_t over) { steps.show(over, planning.plans.size()); });
   steps.hide();
-  return say_plans(found, options.json, planning.searched ? planning.searched->name : "");
+  return say_plans(found, options, request.program, planning.searched ? planning.searched->name : "");
 }
 
 int fit_value(const Options& options, FitRequest request, const Install& install, Trials& trials) {
@@ -177,13 +207,17 @@ int fit_value(const Options& options, FitRequest request, const Install& install
     found.push_back(std::move(of_card));
   }
   steps.hide();
-  fmt::print("{}", options.json ? values_json(variables.front().name, found) : values_text(variables.front(), found));
   const bool any = std::any_of(found.begin(), found.end(), [](const FitOfCard& one) { return one.best() != nullptr; });
-  return any ? 0 : kOutOfMemory;
+  const Answer answer{.text = values_text(variables.front(), found),
+                      .json = values_json(variables.front().name, found),
+                      .rows = rows_of(found),
+                      .found = any};
+  return say(answer, options, request.program);
 }
 
 int fit(Options options) {
-  if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options.json);
+  check_writable(options.html);
+  if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options);
   const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
   if (has_model && options.vary.empty() && !options.smallest_card) options.vary = {"batch=1..65536"};
   if (has_program == has_model || options.smallest_card == !options.vary.empty()) {
@@ -248,6 +282,8 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "of a job's plans: the table of the reports that such commands wrote into this folder")
       ->type_name("DIR");
   command.add_flag("--json", options->json, "print what was found, and every run, as JSON");
+  command.add_option("--html", options->html, "write what was found, and every run, as a page to this file")
+      ->type_name("FILE");
   command.callback([options, &chosen, &from_separator] {
     if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
     chosen = [options] { return fit(*options); };

@@ -16,6 +16,7 @@
 #include "cli/real_gpu.h"
 #include "cli/recipe.h"
 #include "cli/reports.h"
+#include "cli/search_rows.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
 
@@ -32,6 +33,7 @@ struct Options {
   RankOptions ranks;
   std::string target;
   std::string output;
+  std::string html;
   int64_t batch = 0;
   bool json = false;
 };
@@ -148,9 +150,13 @@ int fix(Options options) {
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
   check_writable(options.output);
+  check_writable(options.html);
   Install install = find_install();
   const std::filesystem::path folder =
       options.folder.empty() ? std::filesystem::path() : std::filesystem::absolute(options.folder);
+  // A folder's program runs where it ran.
+  const std::filesystem::path html =
+      options.html.empty() ? std::filesystem::path() : std::filesystem::absolute(options.html);
   const bool is_real = names_real_gpu(options.device.device);
   if (is_real) options.device.device = twin_of(require_real_gpu(), install);  // room and figures; proofs from itself
   Patient patient = make_patient(options, install);
@@ -164,7 +170,10 @@ int fix(Options options) {
   const std::string json = to_json(fixed, patient, command);
   if (!options.output.empty()) write(json, options.output);
   if (!folder.empty()) remember(fixed, json, folder);
-  fmt::print("{}", options.json ? json + "\n" : to_text(fixed, patient, command));
+  const std::string text = to_text(fixed, patient, command);
+  fmt::print("{}", options.json ? json + "\n" : text);
+  const SearchPage page{.text = text, .program = command, .found = fixed.helped(), .rows = rows_of(fixed)};
+  if (!html.empty()) write_whole(to_html(page), html);
   return fixed.helped() ? 0 : kNothingHelps;
 }
 
@@ -190,6 +199,7 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->type_name("SIZE");
   command.add_flag("--json", options->json, "print what was found as JSON");
   command.add_option("-o,--output", options->output, "write it as JSON to this file")->type_name("FILE");
+  command.add_option("--html", options->html, "write it as a page to this file")->type_name("FILE");
   command.callback([options, &chosen, &from_separator] {
     if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
     chosen = [options] { return fix(*options); };

@@ -3,16 +3,11 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "profiler/export/embed.h"
 #include "profiler/report/json.h"
 #include "profiler/report/text.h"
 
-// The page's own files and the chart library lie in the program, put there by the assembler when it is built.
-#define OOMDIAG_EMBED(name, file)                                                                  \
-  asm(".section .rodata\n.global oomdiag_" #name "\n.global oomdiag_" #name "_end\noomdiag_" #name \
-      ":\n.incbin \"" file "\"\noomdiag_" #name "_end:\n.byte 0\n.text\n");                        \
-  extern "C" const char oomdiag_##name[];                                                          \
-  extern "C" const char oomdiag_##name##_end[]
-
+// The page's own files and the chart library lie in the program.
 OOMDIAG_EMBED(page, OOMDIAG_PAGE_FOLDER "/page.html");
 OOMDIAG_EMBED(style, OOMDIAG_PAGE_FOLDER "/style.css");
 OOMDIAG_EMBED(script, OOMDIAG_PAGE_FOLDER "/script.js");

@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +45,19 @@ class Fix(unittest.TestCase):
                 return tuple(int(word) for word in line.split()[1:])
         self.assertIn("out of memory", result.stderr)
         return None
+
+    def check_page(self, labels):
+        """The page asks for nothing, runs nothing, and has these rows in the eyes of a browser."""
+        page = self.folder / "page.html"
+        text = page.read_text()
+        self.assertIn("default-src 'none'", text)
+        self.assertNotRegex(text, "<script|src=|href=")
+        if shutil.which("chromium"):
+            done = subprocess.run(["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom", "--enable-logging=stderr",
+                                   f"--user-data-dir={self.folder}/chromium", f"file://{page}"], capture_output=True, text=True, timeout=120)
+            self.assertNotIn("CONSOLE", done.stderr)
+            text = done.stdout
+        self.assertEqual(re.findall(r"<tr><td>([^<]*)", text), labels)
 
     def fix(self, text, memory, code=0):
         result = self.oomdiag("fix", *CARD, "--memory", memory, "--json", "--", "python", self.write(text))
@@ -92,8 +107,9 @@ class Quick(Fix):
     def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
         self.oomdiag("train", "--model", "deepcnn", *CARD, "--batch", 6800)
         folder, = self.folder.glob("oomdiag-*")
-        result = self.oomdiag("fix", folder, "--json")
+        result = self.oomdiag("fix", folder, "--json", "--html", "page.html")
         self.assertEqual(result.returncode, 0, result.stderr)
+        self.check_page(["as it is"] + [one["label"] for one in json.loads(result.stdout)["remedies"]])
         measured = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(result.stdout)["remedies"] if one["fits"]}
         self.assertIn("expandable_segments", measured)
         for text in (folder / "report.json").read_text(), self.oomdiag("explain", folder, "--json").stdout:
@@ -148,8 +164,9 @@ class Quick(Fix):
         self.assertEqual((result.returncode, result.stdout), (0, ""), result.stderr)
 
     def test_fit_finds_the_border_in_few_runs(self):
-        result = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json")
+        result = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json", "--html", "page.html")
         found = json.loads(result.stdout)
+        self.check_page([f"batch = {batch}" for batch in sorted(one["batch"] for one in found["tried"])])
         border = found["largest"]["batch"]
         tried = {one["batch"]: one["fits"] for one in found["tried"]}
         self.assertTrue(tried[border])

@@ -1,0 +1,28 @@
+#include "profiler/export/search_page.h"
+#include "tests/catch.h"
+#include "tests/event_builder.h"
+
+using namespace oomdiag;
+
+TEST_CASE("the page of a search: bars against the room, figures, and nothing that a program's text could start",
+          "[export]") {
+  const SearchPage page{
+      .text = "oomdiag: fits up to <b>\n\n  text & more\n",
+      .program = "python '<script>alert(1)</script>.py'",
+      .found = true,
+      .rows = {
+          {.label = "batch = 1", .measured_bytes = 2_GiB, .room_bytes = 8_GiB, .fits = true, .lines = {"a < b", "c"}},
+          {.label = "batch = 2", .fits = false, .note = "<!--ROWS-->"}}};
+  const std::string html = to_html(page);
+  const auto has = [&](const std::string& part) { return html.find(part) != html.npos; };
+  CHECK(has("<h1>Fits up to &lt;b></h1>"));
+  CHECK(has("text &amp; more"));
+  CHECK(!has("<script"));
+  CHECK(has("<pre>a &lt; b\nc</pre>"));
+  CHECK(has(R"(<i class="fits" style="width:25.00%"></i><b style="left:100.00%">)"));
+  CHECK(has(R"(<td class="number">2.00 GiB</td>)"));
+  CHECK(has("&lt;!--ROWS-->"));
+  CHECK(!has("predicted"));
+  CHECK(!has("failed\">"));
+  CHECK(!has("<!--"));
+}
