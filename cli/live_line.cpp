@@ -4,6 +4,12 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <string_view>
+
 #include "cli/run_folder.h"
 #include "cli/terminal.h"
 #include "profiler/report/table.h"
@@ -39,7 +45,31 @@ std::string describe_live(const LiveFigures& figures) {
                      figures.refusals == 0 ? "" : fmt::format("   OOMs {}", figures.refusals));
 }
 
-LiveLine::LiveLine() : shown_(manners_of(STDERR_FILENO).is_terminal && manners_of(STDERR_FILENO).moves_cursor) {}
+std::string describe_step_peaks(const std::vector<int64_t>& peaks, size_t columns) {
+  constexpr std::array<std::string_view, 8> kEighths = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  constexpr size_t kFewest = 4;
+  if (peaks.size() < kFewest) return {};
+  const auto draw = [&](std::span<const int64_t> last) {
+    const auto [least, most] = std::ranges::minmax(last);
+    const Unit unit = unit_for(most);
+    std::string bars;
+    for (const int64_t peak : last) {
+      const double share = most > least ? static_cast<double>(peak - least) / static_cast<double>(most - least) : 0;
+      bars += kEighths[static_cast<size_t>(std::lround(share * 7))];
+    }
+    const std::string range = least == most ? in_unit(most, unit) : in_unit(least, unit) + " to " + in_unit(most, unit);
+    return fmt::format("   steps {} {} {}", bars, range, unit.name);
+  };
+  for (size_t count = peaks.size(); count >= kFewest; --count) {  // the newest that there is room for
+    const std::string text = draw(std::span(peaks).last(count));
+    if (count_columns(text) <= columns) return text;
+  }
+  return {};
+}
+
+LiveLine::LiveLine()
+    : shown_(manners_of(STDERR_FILENO).is_terminal && manners_of(STDERR_FILENO).moves_cursor),
+      unicode_(manners_of(STDERR_FILENO).unicode) {}
 
 LiveLine::~LiveLine() {
   if (rows_ == 0) return;
@@ -57,7 +87,11 @@ void LiveLine::update(const std::filesystem::path& run_folder) noexcept try {
   const winsize size = size_of_terminal();
   if (size.ws_row < kFewestRows || size.ws_col == 0) return;
   if (size.ws_row != rows_) reserve_last_row(size.ws_row);
-  show(printable(describe_live(tail_->read_on()), size.ws_col - 1));
+  const LiveFigures& figures = tail_->read_on();
+  const size_t columns = size.ws_col - 1U;
+  std::string text = printable(describe_live(figures), columns);
+  if (unicode_) text += describe_step_peaks(figures.step_peaks, columns - count_columns(text));
+  show(text);
 } catch (const std::exception&) {  // a line less; the program runs on
 }
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "profiler/trace/tail.h"
 
@@ -10,6 +11,10 @@ namespace oomdiag {
 
 /// "oomdiag: step 12   allocated 8.12 GiB   reserved 8.90 GiB   peak 9.01 GiB   free 2.70 of 11.75 GiB".
 std::string describe_live(const LiveFigures& figures);
+
+/// The peaks of the last steps as bars of at most `columns`, newest last: between the lowest and the highest of them, so that one sees
+/// what grows. "   steps ▁▂▃▅█ 8.12 to 9.01 GiB". Empty where nothing is to be seen, or there is no room for it.
+std::string describe_step_peaks(const std::vector<int64_t>& peaks, size_t columns);
 
 /// While a program runs: one line about its memory at the bottom of the terminal, kept apart from what the program writes
 /// there. The program does nothing for it: the figures are read from its trace. Silent where stderr is no terminal.
@@ -28,7 +33,7 @@ class LiveLine {
   void reserve_last_row(int rows);
   void show(const std::string& text) const;
 
-  bool shown_ = false;
+  bool shown_ = false, unicode_ = false;
   int rows_ = 0;  ///< of the terminal when the last one was taken; 0 = it was not taken
   std::unique_ptr<TraceTail> tail_;
 };

@@ -70,7 +70,7 @@ void TraceTail::read_chunk(uint64_t chunk, std::vector<Event>& events) {
 }
 
 void TraceTail::take(const Event& event) {
-  if (event.kind == EventKind::scope_end && is_optimizer_step(event.detail)) ++figures_.step;
+  if (event.kind == EventKind::scope_end && is_optimizer_step(event.detail)) end_step();
   if (!is_of_first_card(event)) return;
   const bool is_beginning = (event.flags & kBeforeRecording) != 0;
   switch (event.kind) {
@@ -108,6 +108,15 @@ void TraceTail::take(const Event& event) {
       break;
   }
   figures_.peak_allocated_bytes = std::max(figures_.peak_allocated_bytes, figures_.allocated_bytes);
+  step_peak_ = std::max(step_peak_, figures_.allocated_bytes);
+}
+
+void TraceTail::end_step() {
+  ++figures_.step;
+  auto& peaks = figures_.step_peaks;
+  if (peaks.size() == LiveFigures::kMostStepPeaks) peaks.erase(peaks.begin());
+  peaks.push_back(step_peak_);
+  step_peak_ = figures_.allocated_bytes;
 }
 
 // Names lie behind each other, and more are put behind them: each is read once.

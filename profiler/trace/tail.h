@@ -18,6 +18,10 @@ struct LiveFigures {
   int64_t total_bytes = 0;
   int64_t outside_bytes = 0;  ///< taken by others, as far as the trace says
   uint64_t refusals = 0;      ///< OOMs so far
+  std::vector<int64_t>
+      step_peaks{};  ///< of the last steps that are over, oldest first; bytes allocated, at most kMostStepPeaks
+
+  static constexpr size_t kMostStepPeaks = 32;
 
   int64_t free_bytes() const;
   bool operator==(const LiveFigures&) const = default;
@@ -44,6 +48,7 @@ class TraceTail {
   };
   void read_chunk(uint64_t chunk, std::vector<Event>& events);
   void take(const Event& event);
+  void end_step();
   bool is_optimizer_step(uint64_t name);
 
   const TraceHeader& header() const { return *reinterpret_cast<const TraceHeader*>(map_); }
@@ -54,6 +59,7 @@ class TraceTail {
   std::vector<bool> optimizer_names_;  ///< of each name: whether it is that of an optimizer's step
   uint64_t names_read_ = 0;            ///< bytes
   LiveFigures figures_;
+  int64_t step_peak_ = 0;  ///< of the step that runs
 };
 
 }  // namespace oomdiag

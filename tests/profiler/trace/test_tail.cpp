@@ -53,6 +53,23 @@ TEST_CASE("a tail follows a trace while it is written", "[trace]") {
   CHECK(figures.free_bytes() == 1_GiB - 20_MiB);
 }
 
+TEST_CASE("a tail tells the peaks of the last steps", "[trace]") {
+  Recording recording;
+  recording.publish();
+  const auto tail = TraceTail::open(recording.file());
+  REQUIRE(tail != nullptr);
+  recording.write(EventKind::alloc, 1_MiB);
+  for (int step = 1; step <= 3; ++step) {  // each keeps a MiB
+    recording.write(EventKind::alloc, 4_MiB);
+    recording.write(EventKind::free_requested, 4_MiB);
+    recording.write(EventKind::alloc, 1_MiB);
+    recording.write(EventKind::scope_end);
+  }
+  CHECK(tail->read_on().step_peaks == std::vector<int64_t>{5_MiB, 6_MiB, 7_MiB});
+  for (int step = 0; step < 40; ++step) recording.write(EventKind::scope_end);
+  CHECK(tail->read_on().step_peaks == std::vector<int64_t>(LiveFigures::kMostStepPeaks, 4_MiB));
+}
+
 TEST_CASE("a tail reads every event once, also where chunks are used again", "[trace]") {
   Recording recording;
   recording.publish();
