@@ -103,7 +103,7 @@ Trial read_trial(const nlohmann::json& answer) {
   return trial;
 }
 
-/// 128 + SIGABRT: so a Python program ends now and then that is done (README, limits). It is run once more.
+/// 128 + SIGABRT: so a Python program ends now and then that is done (docs/trust.md). It is run once more.
 constexpr int kAborted = 134;
 
 /// Of the largest program that has run so far.
