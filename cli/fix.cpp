@@ -55,6 +55,23 @@ std::string virtual_name(const std::filesystem::path& folder, const Install& ins
   return twin_of(report.devices[report.main_device].device.name, install);
 }
 
+/// Card and settings of a report or a snapshot, which have no program that could be run.
+Patient read_patient_of_file(const Options& options, const Install& install) {
+  const Explained from = load_explained(options.folder);
+  const Report& report = from.report;
+  DeviceOptions device = options.device;
+  if (device.device.empty()) {
+    if (report.snapshot)
+      throw Error(ErrorKind::usage, "a snapshot does not tell its card", "name it: --device rtx4090");
+    device.device = virtual_name(options.folder, install);
+    if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
+  }
+  Patient patient{.program = options.program, .device = choose_device(device, install)};
+  const std::string settings = from.trace ? from.trace->process.allocator_settings : "";
+  if (!settings.empty()) patient.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", settings);
+  return patient;
+}
+
 /// A reference loop that was recorded can be asked for another batch size and precision.
 void recognise_model(Patient& patient, const std::optional<int64_t>& recorded_batch, const Install& install) {
   std::vector<std::string>& words = patient.program;
@@ -110,7 +127,7 @@ void add_rank(Patient& patient, const Job& job, const Options& options) {
 
 Patient make_patient(const Options& options, Install& install) {
   if (!options.folder.empty()) {
-    Patient patient = read_patient(options, install);
+    Patient patient = options.program.empty() ? read_patient(options, install) : read_patient_of_file(options, install);
     patient.program = resolve_program(std::move(patient.program), install);
     return patient;
   }
@@ -135,7 +152,13 @@ Patient make_patient(const Options& options, Install& install) {
 
 void check(const Options& options) {
   const int sources = int{!options.program.empty()} + int{!options.folder.empty()} + int{!options.model.model.empty()};
-  if (sources == 1) return;
+  std::error_code ignored;
+  const bool is_file = std::filesystem::is_regular_file(options.folder, ignored);
+  if (is_file && options.program.empty()) {
+    throw Error(ErrorKind::usage, fmt::format("'{}' does not tell how its program was started", options.folder),
+                fmt::format("name the program: oomdiag fix {} -- python train.py", options.folder));
+  }
+  if (is_file ? sources == 2 && options.model.model.empty() : sources == 1) return;
   throw Error(ErrorKind::usage, "fix needs a program, a run folder or --model",
               "as in: oomdiag fix --device rtx4090 -- python train.py");
 }
@@ -169,7 +192,7 @@ int fix(Options options) {
   const std::string command = fmt::format("{}", fmt::join(patient.program, " "));
   const std::string json = to_json(fixed, patient, command);
   if (!options.output.empty()) write(json, options.output);
-  if (!folder.empty()) remember(fixed, json, folder);
+  if (options.program.empty() && !folder.empty()) remember(fixed, json, folder);
   const std::string text = to_text(fixed, patient, command);
   fmt::print("{}", options.json ? json + "\n" : text);
   const SearchPage page{.text = text, .program = command, .found = fixed.helped(), .rows = rows_of(fixed)};
@@ -185,10 +208,12 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   set_help(command,
            {.example = "oomdiag fix --device rtx4090 -- python train.py",
             .about = "Applies each remedy to the unchanged program, runs it on a virtual card and measures it.\n"
-                     "FOLDER is that of a run: its command, card and settings are taken.\n"
+                     "FOLDER is that of a run: its command, card and settings are taken. Of a report.json or a\n"
+                     "snapshot.pickle card and settings are, and the program is named.\n"
                      "Exit code: 0 a remedy makes it fit, 3 none does, 1 failed.",
-            .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | FOLDER | --model NAME)"});
-  command.add_option("folder", options->folder, "a run folder oomdiag-<pid>")->type_name("FOLDER");
+            .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | FOLDER | FILE -- PROGRAM [...] | --model NAME)"});
+  command.add_option("folder", options->folder, "a run folder oomdiag-<pid>, or a report or snapshot")
+      ->type_name("FOLDER");
   add_model_options(command, options->model);
   command.add_option("--batch", options->batch, "batch size: of the model, or what {batch} in PROGRAM stands for")
       ->type_name("N")

@@ -116,6 +116,19 @@ class Quick(Fix):
             kept = {one["id"]: one["measured_peak_bytes"] for one in json.loads(text)["remedies"]}
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
 
+        # A report that came alone tells the card; the program is named.
+        program = [BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "6800"]
+        alone = self.oomdiag("fix", folder / "report.json", "--json", "--", *program)
+        self.assertEqual(alone.returncode, 0, alone.stderr)
+        found = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(alone.stdout)["remedies"] if one["fits"]}
+        self.assertEqual(found["expandable_segments"], measured["expandable_segments"])
+        snapshot = ROOT / "tests" / "fuzz" / "corpus" / "snapshot" / "protocol4"
+        for arguments, said in (((snapshot, "--", "true"), "a snapshot does not tell its card"),
+                                ((snapshot,), "does not tell how its program was started")):
+            refused = self.oomdiag("fix", *arguments)
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn(said, refused.stderr)
+
     def test_a_real_card_proves_what_fits_and_its_virtual_twin_shows_the_rest(self):
         # A script that loads the virtual card into what it runs plays a machine that has one.
         libraries = BUILD / "lib" / "virtual_device"
