@@ -48,7 +48,9 @@ int explain_timeline(const Options& options) {
 }
 
 int explain(const Options& options) {
-  if (std::filesystem::is_regular_file(options.path) && is_timeline(options.path)) return explain_timeline(options);
+  std::error_code ignored;  // what cannot be looked at is said below
+  const bool is_file = std::filesystem::is_regular_file(options.path, ignored);
+  if (is_file && is_timeline(options.path)) return explain_timeline(options);
   check_writable(options.output);
   Explained from = load_explained(options.path, options.card);
   if (options.redact) redact(from);
