@@ -57,7 +57,9 @@ bool has_name_of_run(std::string_view name) {
   return is_number(name.substr(0, dash)) && (dash == name.npos || is_number(name.substr(dash + 1)));
 }
 
-bool is_of_process(std::string_view name) { return is_number(name.starts_with("rank-") ? name.substr(5) : name); }
+bool is_of_process(std::string_view name) {
+  return is_number(name.starts_with(kRankFolder) ? name.substr(kRankFolder.size()) : name);
+}
 
 bool is_alive(const fs::path& trace) {
   try {

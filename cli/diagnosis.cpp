@@ -111,9 +111,9 @@ std::string explain_absence(const Leftovers& left, const DiagnosisRequest& reque
 void name_ranks(const std::filesystem::path& folder) {
   for (const std::filesystem::path& file : find_traces(folder)) {
     const std::filesystem::path place = file.parent_path();
-    if (place.filename().string().starts_with("rank-")) continue;
+    if (place.filename().string().starts_with(kRankFolder)) continue;
     const ProcessInfo process = read_process(file);
-    const std::filesystem::path named = folder / fmt::format("rank-{}", process.rank);
+    const std::filesystem::path named = folder / fmt::format("{}{}", kRankFolder, process.rank);
     std::error_code ignored;
     if (process.world_size < 2 || is_there(named)) continue;
     if (place != folder) {

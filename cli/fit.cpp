@@ -83,30 +83,14 @@ void check_variables(const std::vector<Variable>& variables, const std::vector<s
   }
 }
 
-/// Every combination of the values of all variables but the first.
-std::vector<Values> combinations_of(const std::vector<Variable>& variables) {
-  std::vector<Values> all{{}};
-  for (std::size_t i = 1; i < variables.size(); ++i) {
-    std::vector<Values> longer;
-    for (const Values& values : all) {
-      for (int64_t k = 0; k < variables[i].count(); ++k) {
-        longer.push_back(values);
-        longer.back()[variables[i].name] = variables[i].value(k);
-      }
-    }
-    all = std::move(longer);
-  }
-  return all;
-}
-
-TopologyChoice read_topology_of(const Options& options) {
-  return options.host.topology.empty() ? TopologyChoice{} : read_topology(options.host.topology);
+/// As after --device; empty where the topology names the card.
+std::string device_name(const Options& options, const TopologyChoice& topology) {
+  return options.device.empty() && topology.card.empty() ? kDevice : options.device;
 }
 
 FitRequest make_request(const Options& options, Install& install, bool by_batch) {
-  const TopologyChoice topology = read_topology_of(options);
-  const bool is_named = !options.device.empty() || !topology.card.empty();
-  const DeviceOptions device{.device = is_named ? options.device : kDevice, .memory = options.memory};
+  const TopologyChoice topology = options.host.hosts();
+  const DeviceOptions device{.device = device_name(options, topology), .memory = options.memory};
   FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
                      .steps = options.steps,
                      .most_runs = options.most_runs};
@@ -168,8 +152,8 @@ int fit_plan(const Options& options, const std::vector<Variable>& variables, con
       throw Error(ErrorKind::usage, fmt::format("a search of {} is no list of jobs", planning.searched->name),
                   fmt::format("list its values, as in: --vary {}=1,2,4,8", planning.searched->name));
     }
-    const bool by_topology = options.device.empty() && !read_topology_of(options).card.empty();
-    std::string device = by_topology ? "" : "--device " + (options.device.empty() ? kDevice : options.device);
+    const std::string name = device_name(options, options.host.hosts());
+    std::string device = name.empty() ? "" : "--device " + name;
     if (!options.memory.empty()) device += " --memory " + options.memory;
     if (options.host.local_world_size > 0)
       device += fmt::format(" --local-world-size {}", options.host.local_world_size);
@@ -189,7 +173,7 @@ int fit_value(const Options& options, FitRequest request, const Install& install
   for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
   check_variables(variables, request.program);
   if (is_plan(variables)) return fit_plan(options, variables, request, install);
-  const std::vector<Values> combinations = combinations_of(variables);
+  const std::vector<Values> combinations = combine(std::span(variables).subspan(1));
   const std::vector<CardEntry> cards = cards_of(options, request, install);
   const std::size_t expected = combinations.size() * cards.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");

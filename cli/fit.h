@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,12 @@ struct Variable {
 Variable parse_variable(const std::string& text);
 
 using Values = std::map<std::string, int64_t>;
+
+/// "batch = 8, seq = 128".
+std::string describe(const Values& values);
+
+/// Every combination of the values of these variables.
+std::vector<Values> combine(std::span<const Variable> variables);
 
 /// `program` with each {name} replaced by its value.
 std::vector<std::string> fill_in(std::vector<std::string> program, const Values& values);

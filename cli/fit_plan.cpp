@@ -16,7 +16,7 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::size_t kMostPlans = 256;
+constexpr int64_t kMostPlans = 256;
 constexpr int kRunsOfSearch = 6;  // in one plan: each is of several ranks
 
 /// "world=64,tp=2": the name of a plan's report.
@@ -106,23 +106,16 @@ Planning list_plans(std::vector<Variable> variables) {
     planning.searched = variables.front();
     variables.erase(variables.begin());
   }
-  std::vector<Values> all{{}};
+  int64_t plans = 1;
   for (Variable& variable : variables) {
     if (variable.name == kWorld && variable.step == 1) variable.step = 0;
-    if (variable.count() > static_cast<int64_t>(kMostPlans / all.size())) {
+    if (variable.count() > kMostPlans / plans) {
       throw Error(ErrorKind::usage, fmt::format("more than {} plans are too many: all of them are tried", kMostPlans),
                   "as in: --vary world=8..1024:pow2 --vary tp=1,2,4,8");
     }
-    std::vector<Values> longer;
-    for (const Values& values : all) {
-      for (int64_t k = 0; k < variable.count(); ++k) {
-        longer.push_back(values);
-        longer.back()[variable.name] = variable.value(k);
-      }
-    }
-    all = std::move(longer);
+    plans *= variable.count();
   }
-  planning.plans = std::move(all);
+  planning.plans = combine(variables);
   return planning;
 }
 
@@ -131,12 +124,10 @@ Plan read_plan(const Values& values, const Report& report) {
   if (report.main_device < report.devices.size()) {
     const ReportOfDevice& device = report.devices[report.main_device];
     plan.allocated_bytes = device.peak.allocated_bytes;
-    plan.reserved_bytes = plan.needed_bytes = device.peak.reserved_bytes;
+    plan.reserved_bytes = device.peak.reserved_bytes;
     plan.room_bytes = device.device.total_bytes - device.card.outside_pytorch_bytes;
-    if (device.failure) {
-      plan.place = fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
-      plan.needed_bytes = device.failure->reserved_bytes + device.failure->requested_bytes;
-    }
+    plan.needed_bytes = needed_bytes(device);
+    plan.place = place_of_failure(device);
   }
   for (const ReportRank& rank : report.ranks) {
     if (plan.outcome == "out_of_memory" || rank.peak.allocated_bytes <= plan.allocated_bytes) continue;

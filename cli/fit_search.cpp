@@ -17,12 +17,6 @@ constexpr int64_t kPageBytes = kRoundLargeBytes;
 constexpr int64_t kLeastCard = 256 * kMiB, kLargestCard = int64_t{16} << 40;
 constexpr int64_t kPagesBelow = 4;  ///< that are tried below the smallest card
 
-std::string names_of(const Values& values) {
-  std::string text;
-  for (const auto& [name, value] : values) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", name, value);
-  return text.empty() ? "a run" : text;
-}
-
 }  // namespace
 
 std::vector<std::string> fill_in(std::vector<std::string> program, const Values& values) {
@@ -47,8 +41,8 @@ std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& c
   for (std::size_t i = 0; i < trials.size(); ++i) {
     if (!trials[i].passed() && !trials[i].ran_out()) {
       throw Error(ErrorKind::environment,
-                  fmt::format("with {} the program fails, and not for want of memory: {}", names_of(cases[i].first),
-                              trials[i].why),
+                  fmt::format("with {} the program fails, and not for want of memory: {}",
+                              cases[i].first.empty() ? "a run" : describe(cases[i].first), trials[i].why),
                   "oomdiag run shows all that it says");
     }
     runs.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .trial = std::move(trials[i])});

@@ -59,6 +59,27 @@ int64_t Variable::value(int64_t position) const {
   return step > 0 ? least + position * step : least << position;
 }
 
+std::string describe(const Values& values) {
+  std::string text;
+  for (const auto& [name, value] : values) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", name, value);
+  return text;
+}
+
+std::vector<Values> combine(std::span<const Variable> variables) {
+  std::vector<Values> all{{}};
+  for (const Variable& variable : variables) {
+    std::vector<Values> longer;
+    for (const Values& values : all) {
+      for (int64_t k = 0; k < variable.count(); ++k) {
+        longer.push_back(values);
+        longer.back()[variable.name] = variable.value(k);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
 Variable parse_variable(const std::string& text) {
   Variable variable;
   const size_t equals = text.find('=');

@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "cli/commands.h"
@@ -47,10 +46,9 @@ std::string twin_of(const std::string& name, const Install& install) {
 }
 
 /// A run that failed on a real card is tried on the virtual one of that name.
-std::string virtual_name(const std::filesystem::path& folder, const Install& install) {
-  const Report report = load_report(folder);
+std::string virtual_name(const Report& report, const Options& options, const Install& install) {
   if (report.main_device >= report.devices.size()) {
-    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder.string()));
+    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", options.folder));
   }
   return twin_of(report.devices[report.main_device].device.name, install);
 }
@@ -61,9 +59,10 @@ Patient read_patient_of_file(const Options& options, const Install& install) {
   const Report& report = from.report;
   DeviceOptions device = options.device;
   if (device.device.empty()) {
-    if (report.snapshot)
+    if (report.snapshot) {
       throw Error(ErrorKind::usage, "a snapshot does not tell its card", "name it: --device rtx4090");
-    device.device = virtual_name(options.folder, install);
+    }
+    device.device = virtual_name(report, options, install);
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
   }
   Patient patient{.program = options.program, .device = choose_device(device, install)};
@@ -99,7 +98,8 @@ Patient read_patient(const Options& options, const Install& install) {
   const Recipe recipe = read_recipe(options.folder);
   DeviceOptions device = options.device;
   if (device.device.empty()) {
-    device.device = recipe.device == "real" ? virtual_name(options.folder, install) : recipe.device;
+    device.device =
+        recipe.device == "real" ? virtual_name(load_report(options.folder), options, install) : recipe.device;
     if (device.memory.empty() && recipe.memory_bytes > 0) device.memory = std::to_string(recipe.memory_bytes);
     device.clocked |= recipe.clocked;
   }
@@ -163,23 +163,18 @@ void check(const Options& options) {
               "as in: oomdiag fix --device rtx4090 -- python train.py");
 }
 
-void write(const std::string& json, const std::filesystem::path& file) {
-  if (!(std::ofstream(file) << json << '\n')) {
-    throw Error(ErrorKind::environment, fmt::format("cannot write '{}'", file.string()));
-  }
-}
-
 int fix(Options options) {
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
   check_writable(options.output);
   check_writable(options.html);
   Install install = find_install();
-  const std::filesystem::path folder =
-      options.folder.empty() ? std::filesystem::path() : std::filesystem::absolute(options.folder);
   // A folder's program runs where it ran.
-  const std::filesystem::path html =
-      options.html.empty() ? std::filesystem::path() : std::filesystem::absolute(options.html);
+  const auto from_here = [](const std::string& path) {
+    return path.empty() ? std::filesystem::path() : std::filesystem::absolute(path);
+  };
+  const std::filesystem::path folder = from_here(options.folder), html = from_here(options.html),
+                              output = from_here(options.output);
   const bool is_real = names_real_gpu(options.device.device);
   if (is_real) options.device.device = twin_of(require_real_gpu(), install);  // room and figures; proofs from itself
   Patient patient = make_patient(options, install);
@@ -191,7 +186,7 @@ int fix(Options options) {
   steps.hide();
   const std::string command = fmt::format("{}", fmt::join(patient.program, " "));
   const std::string json = to_json(fixed, patient, command);
-  if (!options.output.empty()) write(json, options.output);
+  if (!output.empty()) write_whole(json + "\n", output);
   if (options.program.empty() && !folder.empty()) remember(fixed, json, folder);
   const std::string text = to_text(fixed, patient, command);
   fmt::print("{}", options.json ? json + "\n" : text);

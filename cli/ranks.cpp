@@ -72,7 +72,7 @@ Job choose_job(const RankOptions& options, int device_count) {
   if (options.rank >= 0 && !options.ranks.empty()) {
     throw Error(ErrorKind::usage, "--rank and --ranks exclude each other", "as in: --world-size 64 --ranks 0,5");
   }
-  const TopologyChoice topology = options.topology.empty() ? TopologyChoice{} : read_topology(options.topology);
+  const TopologyChoice topology = options.hosts();
   int cards = device_count > 1 ? device_count : kCardsOfHost;
   if (topology.cards > 0) cards = std::min(topology.cards, kMostCardsOfHost);
   Job job{.world_size = options.world_size,

@@ -26,6 +26,7 @@ struct RankOptions {
   std::string topology{};  ///< see cli/topology.h
 
   bool is_job() const { return world_size > 0; }
+  TopologyChoice hosts() const { return topology.empty() ? TopologyChoice{} : read_topology(topology); }
 };
 
 /// Adds --world-size, --rank, --ranks, --local-world-size and --topology to a command.

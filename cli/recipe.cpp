@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "cli/run_folder.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -16,7 +17,6 @@ namespace {
 
 constexpr const char* kFile = "run.json";
 constexpr const char* kSchema = "oomdiag-run/1";
-constexpr std::string_view kRankFolder = "rank-";
 
 /// What changes how a program of torch takes memory, by the beginning of its name.
 constexpr std::array<std::string_view, 6> kSettings{"PYTORCH_", "TORCH", "CUDA_", "CUBLAS", "CUDNN_", "NCCL_"};

@@ -58,7 +58,8 @@ struct Explained {
 /// The same with what it was made from.
 Explained load_explained(const std::filesystem::path& path, const ToldCard& card = {});
 
-/// Writes `text` to `file`: whole or not at all. Throws Error(environment).
+/// Writes `text` to `file`: whole or not at all; what is no regular file (/dev/stdout, a pipe) is written and stays what it is.
+/// Throws Error(environment).
 void write_whole(const std::string& text, const std::filesystem::path& file, mode_t mode = 0666);
 /// Writes the JSON to `file` likewise.
 void write_json(const Report& report, const std::filesystem::path& file, mode_t mode = 0666);

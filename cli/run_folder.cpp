@@ -20,8 +20,8 @@ namespace {
 
 /// rank-2 before rank-10 before 4711.
 std::tuple<bool, long, std::string> order_of(const std::string& name) {
-  const bool is_rank = name.starts_with("rank-");
-  return {!is_rank, std::strtol(name.c_str() + (is_rank ? 5 : 0), nullptr, 10), name};
+  const bool is_rank = name.starts_with(kRankFolder);
+  return {!is_rank, std::strtol(name.c_str() + (is_rank ? kRankFolder.size() : 0), nullptr, 10), name};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace oomdiag {
@@ -16,6 +17,9 @@ std::filesystem::path choose_base(const std::string& wanted);
 /// only, as traces hold command lines and paths. Throws
 /// Error(environment) if it cannot.
 std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t pid);
+
+/// In a run folder each rank has its own: this, its number, and perhaps a dash and a process id.
+inline constexpr std::string_view kRankFolder = "rank-";
 
 /// What a run left in its folder.
 struct Leftovers {

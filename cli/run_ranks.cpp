@@ -39,7 +39,7 @@ std::string diagnose_rank(const Job& job, int rank, DiagnosisRequest request, co
 /// Moves what is left of a rank to its place and gives its last words, if it did not end well.
 std::string take_over(const nlohmann::json& answer, const fs::path& folder, int rank) {
   const fs::path from = answer["folder"].get<std::string>();
-  const fs::path to = folder / fmt::format("rank-{}", rank);
+  const fs::path to = folder / fmt::format("{}{}", kRankFolder, rank);
   std::error_code ignored;
   const std::vector<fs::path> traces = find_traces(from);
   if (!traces.empty() && traces.front().parent_path() != from) fs::rename(traces.front().parent_path(), to, ignored);

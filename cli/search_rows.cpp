@@ -10,12 +10,6 @@
 namespace oomdiag {
 namespace {
 
-std::string label_of(const Values& values) {
-  std::string text;
-  for (const auto& [name, value] : values) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", name, value);
-  return text;
-}
-
 void append(std::string& text, const std::string& part) {
   if (!part.empty()) text += (text.empty() ? "" : "; ") + part;
 }
@@ -24,7 +18,7 @@ SearchRow row_of(const FitRun& run, const std::string& card) {
   const Trial& trial = run.trial;
   SearchRow row{.label = card, .fits = trial.passed(), .note = trial.passed() ? "" : trial.why};
   append(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of card" : "");
-  append(row.label, label_of(run.values));
+  append(row.label, describe(run.values));
   if (trial.ran_out()) row.note = "out of memory in " + trial.place;
   if (trial.allocated_bytes > 0) row.measured_bytes = trial.allocated_bytes;
   if (trial.reserved_bytes > 0) row.reserved_bytes = trial.reserved_bytes;
@@ -33,7 +27,7 @@ SearchRow row_of(const FitRun& run, const std::string& card) {
 }
 
 SearchRow row_of(const Plan& plan) {
-  SearchRow row{.label = label_of(plan.values), .room_bytes = plan.room_bytes, .fits = plan.fits()};
+  SearchRow row{.label = describe(plan.values), .room_bytes = plan.room_bytes, .fits = plan.fits()};
   if (plan.allocated_bytes > 0) {
     row.measured_bytes = plan.allocated_bytes;
     row.reserved_bytes = plan.reserved_bytes;

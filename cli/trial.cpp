@@ -72,9 +72,8 @@ void take_figures(Trial& trial) {
   trial.reserved_bytes = device.peak.reserved_bytes;
   trial.outside_bytes = device.card.outside_pytorch_bytes;
   trial.total_bytes = device.device.total_bytes;
-  trial.needed_bytes =
-      device.failure ? device.failure->reserved_bytes + device.failure->requested_bytes : device.peak.reserved_bytes;
-  if (device.failure) trial.place = fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
+  trial.needed_bytes = needed_bytes(device);
+  trial.place = place_of_failure(device);
 }
 
 Trial read_trial(const nlohmann::json& answer) {
@@ -113,6 +112,15 @@ long bytes_of_a_program() {
 }
 
 }  // namespace
+
+int64_t needed_bytes(const ReportOfDevice& device) {
+  return device.failure ? device.failure->reserved_bytes + device.failure->requested_bytes : device.peak.reserved_bytes;
+}
+
+std::string place_of_failure(const ReportOfDevice& device) {
+  if (!device.failure) return {};
+  return fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
+}
 
 std::vector<Trial> Trials::run(const std::vector<TrialRequest>& requests,
                                const std::function<void(std::size_t)>& tell) {

@@ -32,7 +32,7 @@ struct Trial {
   std::string why{};    ///< it neither passed nor ran out of memory: what it said last, or what stood in the way
   std::string place{};  ///< where it ran out of memory: "backward, step 2"
   int64_t allocated_bytes = 0, reserved_bytes = 0, outside_bytes = 0, total_bytes = 0;
-  int64_t needed_bytes = 0;            ///< what was reserved at most; where it ran out what was, with the request
+  int64_t needed_bytes = 0;            ///< as the function of that name says
   uint32_t stopped_at_step = 0;        ///< 0 = it ended by itself
   double seconds = 0;                  ///< of wall time, that of reading its trace included
   std::vector<nlohmann::json> told{};  ///< what the remedies said, see extension/python/remedies
@@ -41,6 +41,11 @@ struct Trial {
   bool passed() const { return outcome == "ok"; }
   bool ran_out() const { return outcome == "out_of_memory"; }
 };
+
+/// What a run on this card reserved at most; where it ran out what was reserved, with the request.
+int64_t needed_bytes(const ReportOfDevice& device);
+/// Where it ran out of memory: "backward, step 2"; empty where it did not.
+std::string place_of_failure(const ReportOfDevice& device);
 
 /// Makes trials, beside each other as far as cores and memory allow; one at a time on a real card. Nothing is left of them.
 class Trials {

@@ -17,8 +17,8 @@ namespace fs = std::filesystem;
 namespace {
 
 /// False with errno if not all of it was written.
-bool write_file(const fs::path& file, const std::string& text, mode_t mode) {
-  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+bool write_file(const fs::path& file, const std::string& text, mode_t mode, int follows) {
+  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | follows, mode);
   if (descriptor < 0) return false;
   size_t written = 0;
   while (written < text.size()) {
@@ -42,13 +42,15 @@ void write_json(const Report& report, const fs::path& file, mode_t mode) {
 }
 
 void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
-  const fs::path part = file.string() + ".part";
   std::error_code error;
-  if (!write_file(part, text, mode)) error.assign(errno, std::generic_category());
-  if (!error) fs::rename(part, file, error);
+  const bool is_device = fs::exists(file, error) && !fs::is_regular_file(file, error);  // /dev/stdout: to be kept
+  const fs::path part = is_device ? file : fs::path(file.string() + ".part");
+  error.clear();
+  if (!write_file(part, text, mode, is_device ? 0 : O_NOFOLLOW)) error.assign(errno, std::generic_category());
+  if (!error && !is_device) fs::rename(part, file, error);
   if (!error) return;
   std::error_code ignored;
-  fs::remove(part, ignored);
+  if (!is_device) fs::remove(part, ignored);
   throw Error(ErrorKind::environment, fmt::format("cannot write '{}': {}", file.string(), error.message()));
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "profiler/trace/mix.h"
+
 namespace oomdiag {
 
 namespace {
@@ -11,11 +13,6 @@ constexpr uint32_t kMostEventsOfStep = 1 << 18;  // of a step: 16 MiB of script
 constexpr uint32_t kStepsBetweenChecks = 64;     // one step in so many is watched in full again
 constexpr uint32_t kMostRepeatsNeeded = 1024;    // after many surprises
 constexpr int kMostOtherSteps = 16;  // other optimizers' steps before one of them takes over as the end of a step
-
-uint64_t mix(uint64_t hash, uint64_t value) noexcept {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
-  return hash ^ hash >> 29;
-}
 
 constexpr uint32_t high(uint64_t both) noexcept { return static_cast<uint32_t>(both >> 32); }
 constexpr uint32_t low(uint64_t both) noexcept { return static_cast<uint32_t>(both); }

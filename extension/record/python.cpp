@@ -13,6 +13,7 @@
 #include "extension/record/python_frames.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
+#include "profiler/trace/mix.h"
 
 // Where in the user's program does an op run? The recorder looks at Python's frames when an outermost op starts: the
 // innermost frame of the user's own code gives the line, the innermost call of a torch.nn.Module gives the module. Reading
@@ -21,8 +22,6 @@
 namespace oomdiag {
 
 namespace {
-
-constexpr int kMaxFrames = 96;  // a deeper stack is a framework's; its outer frames tell nothing about the op
 
 /// A line of the user's program. The code object is held for ever: its address would be used again.
 struct Place {
@@ -77,7 +76,7 @@ void walk_frames(const PythonApi& api, Visit visit) {
   bool more = true;
   for (int depth = 0; frame != nullptr; ++depth) {
     PythonObject code = api.frame_code(frame);
-    more = more && depth < kMaxFrames && visit(frame, code);
+    more = more && depth < PythonFrames::kMost && visit(frame, code);
     api.decref(code);
     PythonObject back = more ? api.frame_back(frame) : nullptr;
     api.decref(frame);
@@ -261,10 +260,7 @@ uint64_t mark_of_python_calls() noexcept {
   uint64_t mark = 0;
   bool in_user_code = false;
   bool in_module = false;
-  const auto add = [&](const void* pointer) {
-    mark = (mark ^ reinterpret_cast<uint64_t>(pointer)) * 0x9E3779B97F4A7C15u;
-    mark ^= mark >> 29;
-  };
+  const auto add = [&](const void* pointer) { mark = mix(mark, reinterpret_cast<uint64_t>(pointer)); };
   python->frames.walk(python->api, [&](const PythonCall& call) {
     if (!in_user_code) add(call.instruction);
     if (!in_module && call.code == module_call) add(call.first_local);
@@ -286,7 +282,7 @@ void PythonCalls::capture() noexcept {
   if (python == nullptr) return;
   python->frames.walk(python->api, [&](const PythonCall& call) {
     calls[depth++] = call;
-    return depth < kMost;
+    return true;
   });
 }
 

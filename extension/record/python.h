@@ -30,8 +30,7 @@ void leave_ending_python(const PythonEnd& end) noexcept;
 
 /// The Python calls of a moment in which the GIL could not be taken.
 struct PythonCalls {
-  static constexpr int kMost = 96;
-  PythonCall calls[kMost];
+  PythonCall calls[PythonFrames::kMost];
   int depth = 0;
 
   void capture() noexcept;

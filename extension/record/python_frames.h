@@ -21,6 +21,9 @@ struct PythonCall {
 /// only where what `measure` reads there is what the C API says.
 class PythonFrames {
  public:
+  /// A deeper stack is a framework's: its outer calls tell nothing about an op.
+  static constexpr int kMost = 96;
+
   /// Compares the frames that run with what the C API says of them. With the GIL. From then on they can be read.
   void measure(const PythonApi& api) noexcept;
   /// Whether they can.
@@ -34,7 +37,7 @@ class PythonFrames {
   void walk(const PythonApi& api, Visit visit) const noexcept {
     if (!known()) return;
     const Word* frame = current(static_cast<const Word*>(api.this_thread()));
-    for (int depth = 0; frame != nullptr && depth < kMostFrames; ++depth) {
+    for (int depth = 0; frame != nullptr && depth < kMost; ++depth) {
       if (!visit(PythonCall{plain(frame[layout_.code]), frame[layout_.instruction], plain(frame[layout_.local])}))
         return;
       frame = reinterpret_cast<const Word*>(frame[layout_.previous]);
@@ -47,7 +50,6 @@ class PythonFrames {
 
  private:
   using Word = const char*;
-  static constexpr int kMostFrames = 96;
 
   struct Layout {  // in words of a frame
     size_t code, previous, instruction, local;

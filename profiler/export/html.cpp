@@ -70,10 +70,6 @@ std::string inside_script(std::string_view json) {
   return safe;
 }
 
-void replace(std::string& text, std::string_view mark, std::string_view with) {
-  if (const size_t at = text.find(mark); at != text.npos) text.replace(at, mark.size(), with);
-}
-
 }  // namespace
 
 std::string page_data(const Report& report, const std::vector<CardPicture>& cards) {
@@ -87,11 +83,11 @@ std::string page_data(const Report& report, const std::vector<CardPicture>& card
 
 std::string to_html(const Report& report, const std::vector<CardPicture>& cards) {
   std::string page(oomdiag_page, oomdiag_page_end);
-  replace(page, "/*STYLE*/", {oomdiag_style, oomdiag_style_end});
-  replace(page, "/*D3*/", {oomdiag_d3, oomdiag_d3_end});
-  replace(page, "/*LICENSE*/", "/*\n" + std::string(oomdiag_d3_license, oomdiag_d3_license_end) + "*/");
-  replace(page, "/*DATA*/", inside_script(page_data(report, cards)));
-  replace(page, "/*SCRIPT*/", {oomdiag_script, oomdiag_script_end});
+  fill_in(page, "/*STYLE*/", {oomdiag_style, oomdiag_style_end});
+  fill_in(page, "/*D3*/", {oomdiag_d3, oomdiag_d3_end});
+  fill_in(page, "/*LICENSE*/", "/*\n" + std::string(oomdiag_d3_license, oomdiag_d3_license_end) + "*/");
+  fill_in(page, "/*DATA*/", inside_script(page_data(report, cards)));
+  fill_in(page, "/*SCRIPT*/", {oomdiag_script, oomdiag_script_end});
   return page;
 }
 

@@ -70,10 +70,6 @@ std::string headline_of(const std::string& text) {
   return headline;
 }
 
-void replace(std::string& text, std::string_view mark, std::string_view with) {
-  if (const size_t at = text.find(mark); at != text.npos) text.replace(at, mark.size(), with);
-}
-
 }  // namespace
 
 std::string to_html(const SearchPage& page) {
@@ -84,12 +80,12 @@ std::string to_html(const SearchPage& page) {
   for (const SearchRow& row : page.rows) rows += row_of(row, widest, has_predicted);
   const std::string headline = headline_of(page.text);
   std::string html(oomdiag_search_page, oomdiag_search_page_end);
-  replace(html, "/*STYLE*/", {oomdiag_style, oomdiag_style_end});
-  replace(html, "<!--PREDICTED-->", has_predicted ? R"(<th class="number">predicted</th>)" : "");
-  replace(html, "<!--TITLE-->", escaped("oomdiag: " + headline));
-  replace(html, "<!--TEXT-->", escaped(page.text));
-  replace(html, "<!--ROWS-->", rows);
-  replace(html, "<!--HEADER-->", header_of(page, headline));
+  fill_in(html, "/*STYLE*/", {oomdiag_style, oomdiag_style_end});
+  fill_in(html, "<!--PREDICTED-->", has_predicted ? R"(<th class="number">predicted</th>)" : "");
+  fill_in(html, "<!--TITLE-->", escaped("oomdiag: " + headline));
+  fill_in(html, "<!--TEXT-->", escaped(page.text));
+  fill_in(html, "<!--ROWS-->", rows);
+  fill_in(html, "<!--HEADER-->", header_of(page, headline));
   return html;
 }
 

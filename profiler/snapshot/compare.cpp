@@ -21,7 +21,6 @@ const char* word_for(EventKind kind) {
   return "segment_unmap";
 }
 
-bool is_of_block(EventKind kind) { return kind == EventKind::alloc || kind == EventKind::free_requested; }
 bool is_of_segment(EventKind kind) {
   return kind == EventKind::segment_alloc || kind == EventKind::segment_free || kind == EventKind::segment_map ||
          kind == EventKind::segment_unmap;

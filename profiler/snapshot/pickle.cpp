@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "profiler/trace/mix.h"
+
 // Of a snapshot's ten million containers a handful are open at a time; the rest are records. A container that becomes one
 // is known to two places only, the stack and one entry of the memo, unless the pickle asked the memo for it meanwhile.
 // Both are overwritten by the record, and the container's slot is used again. So what grows with the file is the memo.
@@ -49,8 +51,7 @@ PickleValue Pickle::add_tuple(Items elements) {
   uint64_t hash = elements.size();
   bool plain = true;
   for (const PickleValue value : elements) {
-    hash = (hash ^ value.bits()) * 0x9e3779b97f4a7c15;
-    hash ^= hash >> 29;
+    hash = mix(hash, value.bits());
     plain = plain && !is_container(value);
   }
   const auto [begin, end] = tuple_index_.equal_range(hash);

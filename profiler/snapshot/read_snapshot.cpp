@@ -11,6 +11,7 @@
 #include "profiler/snapshot/pickle.h"
 #include "profiler/snapshot/places.h"
 #include "profiler/snapshot/snapshot.h"
+#include "profiler/trace/mix.h"
 #include "profiler/trace/packed_events.h"
 
 // From pickled dictionaries to a Snapshot. What each one is follows from its keys, in whatever order and with whatever
@@ -158,11 +159,6 @@ class SnapshotReader {
     frames_.push_back(frame);
     frame_index_.emplace(hash, frames_.size() - 1);
     return frames_.size() - 1;
-  }
-
-  static uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15;
-    return hash ^ hash >> 29;
   }
 
   static bool any_entry(Pickle::Items elements) {

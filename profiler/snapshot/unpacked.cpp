@@ -38,22 +38,16 @@ void write_all(int file, const std::vector<char>& buffer, size_t bytes, const fs
 }
 
 void unpack(const fs::path& packed, int file, const fs::path& folder) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> stream(gzopen(packed.c_str(), "rb"), gzclose);
-  if (!stream) refuse(packed, "it cannot be read");
+  UnpackedStream stream(packed);
   std::vector<char> buffer(1 << 18);
   uint64_t written = 0;
   const uint64_t most = kMostRatio * fs::file_size(packed);
-  while (true) {
-    const int count = gzread(stream.get(), buffer.data(), static_cast<unsigned>(buffer.size()));
-    if (count < 0) refuse(packed, "it is damaged or cut off");
-    if (count == 0) break;
+  while (const std::streamsize count = stream.sgetn(buffer.data(), static_cast<std::streamsize>(buffer.size()))) {
     written += static_cast<uint64_t>(count);
     if (written > most) refuse(packed, "it unfolds to more than a thousand times its size");
     write_all(file, buffer, static_cast<size_t>(count), folder);
   }
-  int error = Z_OK;
-  gzerror(stream.get(), &error);
-  if (error != Z_OK) refuse(packed, "it is damaged or cut off");
+  if (stream.is_damaged()) refuse(packed, "it is damaged or cut off");
 }
 
 }  // namespace

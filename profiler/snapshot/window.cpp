@@ -25,8 +25,7 @@ struct Element {
 std::vector<Element> read_blocks(const Trace& trace, uint8_t device) {
   std::vector<Element> elements;
   for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
-    const bool is_block = at->kind == EventKind::alloc || at->kind == EventKind::free_requested;
-    if (is_block && at->device == device) elements.push_back({at->bytes, at->kind, at.index()});
+    if (is_of_block(at->kind) && at->device == device) elements.push_back({at->bytes, at->kind, at.index()});
   }
   return elements;
 }
@@ -62,7 +61,7 @@ class InUse {
       if (at->device != device) continue;
       const bool completes = at->kind == EventKind::free_completed;
       if (completes && !seen.contains(at->address)) freed.insert(at->address);
-      if (completes || at->kind == EventKind::alloc || at->kind == EventKind::free_requested) seen.insert(at->address);
+      if (completes || is_of_block(at->kind)) seen.insert(at->address);
     }
     return freed;
   }

@@ -7,6 +7,9 @@
 
 namespace oomdiag {
 
+/// Whether it is one of those by which recordings are laid beside each other.
+constexpr bool is_of_block(EventKind kind) { return kind == EventKind::alloc || kind == EventKind::free_requested; }
+
 /// Where a recording that begins in the middle of a program, as a snapshot does whose history was switched on late or whose
 /// ring was small, begins in a recording of the whole.
 struct Window {

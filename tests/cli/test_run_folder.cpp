@@ -1,4 +1,12 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+
 #include "cli/recipe.h"
+#include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
@@ -59,4 +67,23 @@ TEST_CASE("how a run was started is read again, of each of its ranks", "[cli]") 
   std::filesystem::create_directory(run.path() / "rank-9");
   CHECK(read_recipe(run.path() / "rank-9").rank->number == 9);
   CHECK_THROWS_AS(read_recipe(run.path() / "other"), Error);
+}
+
+TEST_CASE("what is written takes the place of a file, and goes into a pipe", "[cli]") {
+  const TestFolder folder;
+  const auto file = folder.write("report.json", "old and longer");
+  write_whole("new", file);
+  std::string text;
+  std::getline(std::ifstream(file), text);
+  CHECK(text == "new");
+
+  const std::filesystem::path pipe = folder.path() / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  write_whole("new", pipe);
+  std::array<char, 8> read_from{};
+  CHECK(read(reader, read_from.data(), read_from.size()) == 3);
+  close(reader);
+  CHECK(std::filesystem::is_fifo(pipe));
+  CHECK_FALSE(std::filesystem::exists(folder.path() / "pipe.part"));
 }

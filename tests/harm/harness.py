@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 DEVICE = "rtx3060"
@@ -74,6 +75,14 @@ def plain_environment(build, folder):
         environment[name] = found[name]
     environment["LD_PRELOAD"] = ":".join(str(library) for library in libraries if library.exists())
     return environment, short
+
+
+def find_programs(file, **defaults):
+    """Those of a file by their decorator `@program(…)`, with its options or these: importing them would import torch."""
+    found = {}
+    for options, name in re.findall(r"^@program(?:\((.*)\))?\ndef (\w+)\(", file.read_text(), re.MULTILINE):
+        found[name] = types.SimpleNamespace(**defaults | (eval(f"dict({options})") if options else {}))
+    return found
 
 
 def report_of(oomdiag, folder):

@@ -15,6 +15,7 @@ import harness
 
 build = pathlib.Path("build").resolve()
 both = None
+PROGRAMS = harness.find_programs(harness.HERE / "programs.py", report=True, recorded=None)
 
 
 class Harm(unittest.TestCase):
@@ -40,7 +41,7 @@ class Harm(unittest.TestCase):
         report, done = both.report(folder)
         if report is None:
             self.assertRegex(done.stderr, r"\Aoomdiag: error: .*\n(hint: .*\n)?\Z")
-            return self.assertIsNone(harm_programs()[name].report, done.stderr)
+            return self.assertIsNone(PROGRAMS[name].report, done.stderr)
         peaks = re.findall(r"^peaks (\d+) (\d+)$", output, re.MULTILINE)
         if peaks:
             peak = report["peak"]
@@ -48,16 +49,7 @@ class Harm(unittest.TestCase):
         self.assertEqual(report["replay_error_bytes"], 0)
 
 
-def harm_programs():
-    """Found by their decorator: importing them would import torch."""
-    found = {}
-    source = (harness.HERE / "programs.py").read_text()
-    for options, name in re.findall(r"^@program(?:\((.*)\))?\ndef (\w+)\(", source, re.MULTILINE):
-        found[name] = type("Program", (), {"report": True, "recorded": None} | (eval(f"dict({options})") if options else {}))
-    return found
-
-
-for name, program in harm_programs().items():
+for name, program in PROGRAMS.items():
     setattr(Harm, f"test_{name}", lambda self, name=name, program=program: self.check(name, program))
 
 

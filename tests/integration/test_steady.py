@@ -5,7 +5,6 @@
 import argparse
 import os
 import pathlib
-import re
 import shutil
 import sys
 import tempfile
@@ -73,10 +72,9 @@ class Quick(Base, unittest.TestCase):
     """Those that tell most in half a minute."""
 
 
-for options, name in re.findall(r"^@program(?:\((.*)\))?\ndef (\w+)\(", (HERE / "steady_programs.py").read_text(), re.MULTILINE):
-    steady = "steady=False" not in options
-    for group in (Quick, All) if "quick=True" in options else (All,):
-        setattr(group, f"test_{name}", lambda self, name=name, steady=steady: self.check(name, steady))
+for name, program in harness.find_programs(HERE / "steady_programs.py", steady=True, quick=False).items():
+    for group in (Quick, All) if program.quick else (All,):
+        setattr(group, f"test_{name}", lambda self, name=name, steady=program.steady: self.check(name, steady))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,10 @@
 #include <utility>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/nccl/environment.h"
 
 namespace oomdiag {
 namespace {
-
-uint64_t number_of(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  if (!text || text[0] < '0' || text[0] > '9') return otherwise;
-  return std::strtoull(text, nullptr, 10);
-}
 
 NcclSettings read_settings(const ncclConfig_t* config) {
   NcclSettings now;

@@ -12,6 +12,8 @@
 #include <iterator>
 #include <vector>
 
+#include "extension/virtual_device/nccl/environment.h"
+
 namespace oomdiag {
 namespace {
 
@@ -23,11 +25,6 @@ std::vector<std::string> read_strings(const char* file) {
   return strings;
 }
 
-int number_of(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text ? std::atoi(text) : otherwise;
-}
-
 void set(std::vector<std::string>& environment, const std::string& name, const std::string& value) {
   std::erase_if(environment, [&](const std::string& entry) { return entry.starts_with(name + "="); });
   if (!value.empty()) environment.push_back(name + "=" + value);
@@ -36,7 +33,7 @@ void set(std::vector<std::string>& environment, const std::string& name, const s
 /// That of the beginning: what the program changed since, the other rank changes itself. It is not recorded.
 std::vector<std::string> environment_of(int rank) {
   std::vector<std::string> environment = read_strings("/proc/self/environ");
-  const int local = std::max(1, number_of("LOCAL_WORLD_SIZE", 1));
+  const int local = std::max(1, static_cast<int>(number_of("LOCAL_WORLD_SIZE", 1)));
   const std::string whole = std::to_string(rank);
   set(environment, "RANK", whole);
   set(environment, "ROLE_RANK", whole);
@@ -86,7 +83,7 @@ bool start_rank(int rank, const std::string& rank_file, const std::string& outpu
   close(file);
   if (child > 0) {
     std::fprintf(stderr, "oomdiag: rank %d needs what only rank %d makes: rank %d runs as well, unrecorded\n",
-                 number_of("RANK", 0), rank, rank);
+                 static_cast<int>(number_of("RANK", 0)), rank, rank);
   }
   return is_written;
 }
