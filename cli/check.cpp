@@ -17,7 +17,7 @@
 namespace oomdiag {
 namespace {
 
-struct Options {
+struct CheckOptions {
   std::string path, max_allocated, max_reserved, max_growth, baseline, tolerance, junit;
   bool github = false;
 };
@@ -42,7 +42,7 @@ double parse_percent(std::string_view text) {
   return percent / 100;
 }
 
-Budgets read_budgets(const Options& options) {
+Budgets read_budgets(const CheckOptions& options) {
   Budgets budgets;
   if (!options.max_allocated.empty()) budgets.max_allocated_bytes = parse_bytes(options.max_allocated);
   if (!options.max_reserved.empty()) budgets.max_reserved_bytes = parse_bytes(options.max_reserved);
@@ -55,7 +55,7 @@ Budgets read_budgets(const Options& options) {
   return budgets;
 }
 
-int check_file(const Options& options) {
+int check_file(const CheckOptions& options) {
   const Budgets budgets = read_budgets(options);
   check_writable(options.junit);
   const std::vector<Verdict> verdicts = check(load_report(options.path), budgets);
@@ -75,7 +75,7 @@ int check_file(const Options& options) {
 }  // namespace
 
 void add_check(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CheckOptions>();
   CLI::App& command = *app.add_subcommand("check", "hold a run against budgets, for CI");
   set_help(command,
            {.example = "oomdiag check oomdiag-4711 --max-allocated 20GiB --max-growth 1MiB/step",

@@ -25,7 +25,7 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-struct Options {
+struct CleanOptions {
   std::string folder = ".";
   double older_than_days = -1;
   bool yes = false;
@@ -136,7 +136,7 @@ int clean_cache() {
   return 0;
 }
 
-int clean(const Options& options) {
+int clean(const CleanOptions& options) {
   if (options.cache) return clean_cache();
   const std::vector<Found> runs = find_runs(options.folder);
   const bool removes = options.yes || options.older_than_days >= 0;
@@ -166,7 +166,7 @@ int clean(const Options& options) {
 }  // namespace
 
 void add_clean(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CleanOptions>();
   CLI::App& command = *app.add_subcommand("clean", "remove old run folders");
   set_help(command,
            {.example = "oomdiag clean --older-than 7",

@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct CompareOptions {
   std::string left, right;
   int device = 0;
   bool json = false;
@@ -135,7 +135,7 @@ void print(const Comparison& comparison) {
   if (rest > 0) fmt::print("\n  not compared: {} allocs and frees after the snapshot was taken\n", rest);
 }
 
-int compare_files(const Options& options) {
+int compare_files(const CompareOptions& options) {
   const Trace left = load_trace(options.left), right = load_trace(options.right);
   const Comparison comparison = compare(left, right, static_cast<uint8_t>(options.device));
   if (options.json) {
@@ -149,7 +149,7 @@ int compare_files(const Options& options) {
 }  // namespace
 
 void add_compare(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<CompareOptions>();
   CLI::App& command = *app.add_subcommand("compare", "compare two recordings, event by event");
   set_help(command,
            {.example = "oomdiag compare real.pickle oomdiag-4711",

@@ -18,7 +18,7 @@
 namespace oomdiag {
 namespace {
 
-struct Options {
+struct DevicesOptions {
   bool as_json = false;
   bool all = false;      ///< the cards too that this wheel does not run on
   bool measure = false;  ///< no list: the GPU of this machine
@@ -36,14 +36,14 @@ std::string_view explain_mark(std::string_view mark) {
 }
 
 nlohmann::json to_json(const CardEntry& entry) {
-  nlohmann::json json = {{"id", entry.id},
+  nlohmann::json told = {{"id", entry.id},
                          {"name", entry.name},
                          {"compute_capability", entry.compute_capability},
                          {"supported", entry.why_not.empty()}};
-  if (!entry.why_not.empty()) json["why_not"] = entry.why_not;
-  if (entry.file.empty()) return json;
+  if (!entry.why_not.empty()) told["why_not"] = entry.why_not;
+  if (entry.file.empty()) return told;
   const Card& card = entry.card;
-  json.update({{"aliases", entry.aliases},
+  told.update({{"aliases", entry.aliases},
                {"total_bytes", entry.total_bytes},
                {"mark", entry.mark},
                {"context_bytes", entry.context_bytes},
@@ -56,7 +56,7 @@ nlohmann::json to_json(const CardEntry& entry) {
                {"shared_bytes_per_block_optin", card.shared_bytes_per_block_optin},
                {"l2_bytes", card.l2_bytes},
                {"file", entry.file.string()}});
-  return json;
+  return told;
 }
 
 int print_json(const std::vector<CardEntry>& catalogue, const std::vector<CardEntry>& others) {
@@ -92,7 +92,7 @@ int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardE
   return 0;
 }
 
-int list(const Options& options) {
+int list(const DevicesOptions& options) {
   const std::filesystem::path folder = find_install().cards;
   const std::vector<CardEntry> catalogue = read_catalogue(folder);
   const std::vector<CardEntry> others = read_unsupported(folder);
@@ -114,7 +114,7 @@ std::string measure_card() {
   return *text;
 }
 
-int measure(const Options& options) {
+int measure(const DevicesOptions& options) {
   const std::string text = measure_card();
   if (options.output.empty()) {
     fmt::print("{}", text);
@@ -134,7 +134,7 @@ int measure(const Options& options) {
 }  // namespace
 
 void add_devices(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DevicesOptions>();
   CLI::App& command = *app.add_subcommand("devices", "list the virtual devices");
   set_help(command,
            {.example = "oomdiag devices",

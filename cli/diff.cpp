@@ -14,12 +14,12 @@
 namespace oomdiag {
 namespace {
 
-struct Options {
+struct DiffCommand {
   std::string before, after, least;
   bool json = false;
 };
 
-int diff_files(const Options& options) {
+int diff_files(const DiffCommand& options) {
   DiffOptions noise;
   if (!options.least.empty()) noise.least_bytes = parse_bytes(options.least);
   const ReportDiff found = diff(load_report(options.before), load_report(options.after), noise);
@@ -30,7 +30,7 @@ int diff_files(const Options& options) {
 }  // namespace
 
 void add_diff(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DiffCommand>();
   CLI::App& command = *app.add_subcommand("diff", "what grew between two runs");
   set_help(command, {.example = "oomdiag diff before.json oomdiag-4711",
                      .about = "Says what the second run holds more or less than the first, by category, module, op and "

@@ -16,7 +16,7 @@
 namespace oomdiag {
 namespace {
 
-struct Options {
+struct DoctorOptions {
   std::vector<std::string> program;
   DeviceOptions device;
   bool as_json = false;
@@ -83,7 +83,7 @@ void print_text(const Checkup& checkup, const std::vector<Trouble>& troubles) {
   fmt::print("\n  next: oomdiag run -- python train.py\n");
 }
 
-int run(const Options& options) {
+int run(const DoctorOptions& options) {
   if (options.program.size() > 1) {
     throw Error(ErrorKind::usage, "doctor takes a python and nothing else", "as in: oomdiag doctor -- python");
   }
@@ -103,7 +103,7 @@ int run(const Options& options) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<DoctorOptions>();
   CLI::App& command = *app.add_subcommand("doctor", "say what a diagnosis here can see, and what limits it");
   set_help(command,
            {.example = "oomdiag doctor -- python",

@@ -17,7 +17,7 @@
 namespace oomdiag {
 namespace {
 
-struct Options {
+struct ExplainOptions {
   std::string path;
   std::string output;
   ToldCard card;
@@ -38,7 +38,7 @@ int show_page(const Explained& from, const std::filesystem::path& path) {
 }
 
 /// Totals make no report.
-int explain_timeline(const Options& options) {
+int explain_timeline(const ExplainOptions& options) {
   if (options.json || options.redact || options.opens || !options.output.empty() || options.card.is_told()) {
     throw Error(ErrorKind::usage, fmt::format("'{}' is a memory timeline: it takes no options", options.path),
                 "what it tells makes no report; oomdiag explain FILE prints it");
@@ -47,7 +47,7 @@ int explain_timeline(const Options& options) {
   return 0;
 }
 
-int explain(const Options& options) {
+int explain(const ExplainOptions& options) {
   std::error_code ignored;  // what cannot be looked at is said below
   const bool is_file = std::filesystem::is_regular_file(options.path, ignored);
   if (is_file && is_timeline(options.path)) return explain_timeline(options);
@@ -63,7 +63,7 @@ int explain(const Options& options) {
 }  // namespace
 
 void add_explain(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExplainOptions>();
   CLI::App& command = *app.add_subcommand("explain", "explain a trace, a report or a PyTorch memory snapshot");
   set_help(command, {.example = "oomdiag explain oomdiag-4711",
                      .about = "Prints the report on a run, given its folder, its trace, its report.json, or a memory "

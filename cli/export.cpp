@@ -26,7 +26,7 @@
 namespace oomdiag {
 namespace {
 
-struct Options {
+struct ExportOptions {
   std::string path, to, output;
   ToldCard card;
   bool redact = false;
@@ -111,7 +111,7 @@ void redact_for(const Format& format, Explained& from) {
   redact(from);
 }
 
-int export_file(const Options& options) {
+int export_file(const ExportOptions& options) {
   const Format& format = find_format_of(options.to);
   check_writable(options.output == "-" ? "" : options.output);
   Explained from = load_explained(options.path, options.card);
@@ -153,7 +153,7 @@ bool open_on_desktop(const std::filesystem::path& file) {
 }
 
 void add_export(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExportOptions>();
   CLI::App& command = *app.add_subcommand("export", "write a report as a page or for other tools");
   set_help(command,
            {.example = "oomdiag export oomdiag-4711 --to html",

@@ -164,9 +164,9 @@ class Build {
     return all;
   }
 
-  void compile(const std::string& compiler, const std::vector<Unit>& units) const {
+  void compile(const std::string& compiler, const std::vector<CompiledUnit>& units) const {
     std::vector<LoggedCommand> commands;
-    for (const Unit& unit : units) {
+    for (const CompiledUnit& unit : units) {
       std::ofstream file(folder_ / (unit.name + ".cpp"));
       for (const std::string& source : unit.sources) file << "#include \"" << source << "\"\n";
       std::vector<std::string> command = flags(compiler);
@@ -269,8 +269,8 @@ void keep_product(const fs::path& from, const fs::path& to) {
 
 }  // namespace
 
-std::vector<Unit> read_units(const std::string& text) {
-  std::vector<Unit> units;
+std::vector<CompiledUnit> read_units(const std::string& text) {
+  std::vector<CompiledUnit> units;
   std::istringstream lines(text);
   for (std::string name, source; lines >> name >> source;) {
     if (units.empty() || units.back().name != name) units.push_back({.name = name, .sources = {}});

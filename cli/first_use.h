@@ -25,15 +25,15 @@ struct FirstUse {
 FirstUse provide_recorder(const TorchOfPython& torch, const Install& install);
 
 /// One file to compile, with the sources that it includes.
-struct Unit {
+struct CompiledUnit {
   std::string name;
   std::vector<std::string> sources;
 
-  bool operator==(const Unit&) const = default;
+  bool operator==(const CompiledUnit&) const = default;
 };
 
 /// The units of recorder_units.txt: lines of a unit's name and a source.
-std::vector<Unit> read_units(const std::string& text);
+std::vector<CompiledUnit> read_units(const std::string& text);
 
 /// The folder in the cache: the torch, the interface of its strings, the interpreter, and the sources that it is built from.
 std::string name_of_build(const TorchOfPython& torch, bool old_strings, uint64_t sources);

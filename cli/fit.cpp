@@ -26,7 +26,7 @@ constexpr int64_t kMostCombinations = 256;
 
 constexpr const char* kDevice = "h200";
 
-struct Options {
+struct FitOptions {
   std::vector<std::string> program;
   ModelOptions model;
   std::string device;  ///< empty: kDevice, unless the topology names one
@@ -50,7 +50,7 @@ struct Answer {
   bool found = false;
 };
 
-int say(const Answer& answer, const Options& options, const std::vector<std::string>& program) {
+int say(const Answer& answer, const FitOptions& options, const std::vector<std::string>& program) {
   fmt::print("{}", options.json ? answer.json : answer.text);
   if (!options.html.empty()) {
     const SearchPage page{.text = answer.text,
@@ -84,11 +84,11 @@ void check_variables(const std::vector<Variable>& variables, const std::vector<s
 }
 
 /// As after --device; empty where the topology names the card.
-std::string device_name(const Options& options, const TopologyChoice& topology) {
+std::string device_name(const FitOptions& options, const TopologyChoice& topology) {
   return options.device.empty() && topology.card.empty() ? kDevice : options.device;
 }
 
-FitRequest make_request(const Options& options, Install& install, bool by_batch) {
+FitRequest make_request(const FitOptions& options, Install& install, bool by_batch) {
   const TopologyChoice topology = options.host.hosts();
   const DeviceOptions device{.device = device_name(options, topology), .memory = options.memory};
   FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
@@ -109,7 +109,7 @@ FitRequest make_request(const Options& options, Install& install, bool by_batch)
   return request;
 }
 
-int fit_card(const Options& options, const FitRequest& request, Trials& trials) {
+int fit_card(const FitOptions& options, const FitRequest& request, Trials& trials) {
   Steps steps("fit");
   Fitter fitter(request, trials, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
   const SmallestCard card = find_smallest_card(fitter, {});
@@ -128,14 +128,14 @@ CardEntry real_card() {
 }
 
 /// The cards of --devices, or the one of --device. The real one has no entry but its name.
-std::vector<CardEntry> cards_of(const Options& options, const FitRequest& request, const Install& install) {
+std::vector<CardEntry> cards_of(const FitOptions& options, const FitRequest& request, const Install& install) {
   if (options.devices.empty() && !request.device.is_virtual()) return {real_card()};
   if (options.devices.empty()) return {request.device.cards.front()};
   if (options.devices == "all") return read_catalogue(install.cards);
   return choose_device({.device = options.devices}, install).cards;
 }
 
-int say_plans(const std::vector<Plan>& plans, const Options& options, const std::vector<std::string>& program = {},
+int say_plans(const std::vector<Plan>& plans, const FitOptions& options, const std::vector<std::string>& program = {},
               const std::string& searched = "") {
   const Answer answer{.text = plans_text(plans, searched),
                       .json = plans_json(plans, searched),
@@ -144,7 +144,7 @@ int say_plans(const std::vector<Plan>& plans, const Options& options, const std:
   return say(answer, options, program);
 }
 
-int fit_plan(const Options& options, const std::vector<Variable>& variables, const FitRequest& request,
+int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, const FitRequest& request,
              const Install& install) {
   const Planning planning = list_plans(variables);
   if (options.prints_jobs) {
@@ -168,7 +168,7 @@ int fit_plan(const Options& options, const std::vector<Variable>& variables, con
   return say_plans(found, options, request.program, planning.searched ? planning.searched->name : "");
 }
 
-int fit_value(const Options& options, FitRequest request, const Install& install, Trials& trials) {
+int fit_value(const FitOptions& options, FitRequest request, const Install& install, Trials& trials) {
   std::vector<Variable> variables;
   for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
   check_variables(variables, request.program);
@@ -199,7 +199,7 @@ int fit_value(const Options& options, FitRequest request, const Install& install
   return say(answer, options, request.program);
 }
 
-int fit(Options options) {
+int fit(FitOptions options) {
   check_writable(options.html);
   if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options);
   const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
@@ -223,7 +223,7 @@ int fit(Options options) {
 }  // namespace
 
 void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<FitOptions>();
   CLI::App& command = *app.add_subcommand("fit", "find the smallest card or the largest batch that fits, by running");
   set_help(command,
            {.example = "oomdiag fit --smallest-card -- python train.py\n"

@@ -15,12 +15,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string text_of(const Values& values) {
-  std::string text;
-  for (const auto& [name, value] : values) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", name, value);
-  return text;
-}
-
 const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values) {
   const auto run = std::find_if(runs.begin(), runs.end(), [&](const FitRun& one) { return one.values == values; });
   return run == runs.end() ? nullptr : &*run;
@@ -37,11 +31,11 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   if (!largest.value) {
     values[variable.name] = variable.value(0);
     const FitRun* run = find_run(runs, values);
-    return fmt::format("oomdiag: {} already runs out of memory in {}\n", text_of(values),
+    return fmt::format("oomdiag: {} already runs out of memory in {}\n", describe(values),
                        run == nullptr ? "" : run->trial.place);
   }
   values[variable.name] = *largest.value;
-  std::string text = fmt::format("oomdiag: fits up to {}\n\n", text_of(values));
+  std::string text = fmt::format("oomdiag: fits up to {}\n\n", describe(values));
   if (const FitRun* run = find_run(runs, values)) {
     text += fmt::format("  its peak is {} GiB allocated, {} GiB reserved\n", to_gib(run->trial.allocated_bytes),
                         to_gib(run->trial.reserved_bytes));
@@ -86,7 +80,7 @@ std::string table(const Variable& variable, const std::vector<FitOfCard>& found)
       values[variable.name] = largest.value.value_or(0);
       const FitRun* run = largest.value ? find_run(one.runs, values) : nullptr;
       text += fmt::format("  {} {} {:>8}   {}\n", padded(one.card, 18),
-                          padded(text_of(largest.others), largest.others.empty() ? 0 : 20),
+                          padded(describe(largest.others), largest.others.empty() ? 0 : 20),
                           largest.value ? std::to_string(*largest.value) : "none",
                           run == nullptr ? "" : fmt::format("{:>7} GiB allocated", to_gib(run->trial.allocated_bytes)));
     }

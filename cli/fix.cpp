@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kNothingHelps = 3;
 
-struct Options {
+struct FixOptions {
   std::vector<std::string> program;
   std::string folder;
   ModelOptions model;
@@ -46,7 +46,7 @@ std::string twin_of(const std::string& name, const Install& install) {
 }
 
 /// A run that failed on a real card is tried on the virtual one of that name.
-std::string virtual_name(const Report& report, const Options& options, const Install& install) {
+std::string virtual_name(const Report& report, const FixOptions& options, const Install& install) {
   if (report.main_device >= report.devices.size()) {
     throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", options.folder));
   }
@@ -54,7 +54,7 @@ std::string virtual_name(const Report& report, const Options& options, const Ins
 }
 
 /// Card and settings of a report or a snapshot, which have no program that could be run.
-Patient read_patient_of_file(const Options& options, const Install& install) {
+Patient read_patient_of_file(const FixOptions& options, const Install& install) {
   const Explained from = load_explained(options.folder);
   const Report& report = from.report;
   DeviceOptions device = options.device;
@@ -94,7 +94,7 @@ void recognise_model(Patient& patient, const std::optional<int64_t>& recorded_ba
 }
 
 /// Command, card and settings of the recorded run; what the command line says goes before.
-Patient read_patient(const Options& options, const Install& install) {
+Patient read_patient(const FixOptions& options, const Install& install) {
   const Recipe recipe = read_recipe(options.folder);
   DeviceOptions device = options.device;
   if (device.device.empty()) {
@@ -116,7 +116,7 @@ Patient read_patient(const Options& options, const Install& install) {
 }
 
 /// The rank that is to fit, and its host.
-void add_rank(Patient& patient, const Job& job, const Options& options) {
+void add_rank(Patient& patient, const Job& job, const FixOptions& options) {
   if (!options.ranks.is_job()) return;
   if (job.is_distinct || job.ranks.size() != 1) {
     throw Error(ErrorKind::usage, "fix helps one rank", "name it: --world-size 64 --rank 5");
@@ -125,7 +125,7 @@ void add_rank(Patient& patient, const Job& job, const Options& options) {
   patient.rank = LoneRank{.job = job, .number = job.ranks.front()};
 }
 
-Patient make_patient(const Options& options, Install& install) {
+Patient make_patient(const FixOptions& options, Install& install) {
   if (!options.folder.empty()) {
     Patient patient = options.program.empty() ? read_patient(options, install) : read_patient_of_file(options, install);
     patient.program = resolve_program(std::move(patient.program), install);
@@ -150,7 +150,7 @@ Patient make_patient(const Options& options, Install& install) {
   return patient;
 }
 
-void check(const Options& options) {
+void check(const FixOptions& options) {
   const int sources = int{!options.program.empty()} + int{!options.folder.empty()} + int{!options.model.model.empty()};
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(options.folder, ignored);
@@ -163,7 +163,7 @@ void check(const Options& options) {
               "as in: oomdiag fix --device rtx4090 -- python train.py");
 }
 
-int fix(Options options) {
+int fix(FixOptions options) {
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
   check_writable(options.output);
@@ -198,7 +198,7 @@ int fix(Options options) {
 }  // namespace
 
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<FixOptions>();
   CLI::App& command = *app.add_subcommand("fix", "find remedies for an out of memory, each one proved by a run");
   set_help(command,
            {.example = "oomdiag fix --device rtx4090 -- python train.py",

@@ -19,7 +19,7 @@
 namespace oomdiag {
 namespace {
 
-struct Options {
+struct RunOptions {
   std::vector<std::string> program;
   DeviceOptions device;
   RankOptions ranks;
@@ -40,7 +40,7 @@ std::vector<std::string> join_program(std::vector<std::string> before, const std
   return before;
 }
 
-void show(const Diagnosis& diagnosis, const Options& options) {
+void show(const Diagnosis& diagnosis, const RunOptions& options) {
   if (!diagnosis.report) {
     say(diagnosis.why_no_report);
     remove_empty_run(diagnosis.folder);
@@ -51,7 +51,7 @@ void show(const Diagnosis& diagnosis, const Options& options) {
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
 }
 
-int run_ranks(const Options& options, const Job& job, const DiagnosisRequest& request, const Install& install) {
+int run_ranks(const RunOptions& options, const Job& job, const DiagnosisRequest& request, const Install& install) {
   Steps steps("ranks");
   const std::size_t expected = std::max<std::size_t>(job.ranks.size(), 2);
   RanksDiagnosis ranks =
@@ -74,7 +74,7 @@ int run_ranks(const Options& options, const Job& job, const DiagnosisRequest& re
   return out_of_memory && options.oom_exit_code >= 0 ? options.oom_exit_code : ranks.exit_code();
 }
 
-int run(const Options& options) {
+int run(const RunOptions& options) {
   if (options.program.empty()) {
     throw Error(ErrorKind::usage, "run needs a program", "as in: oomdiag run --device rtx4090 -- python train.py");
   }
@@ -110,7 +110,7 @@ int run(const Options& options) {
 }  // namespace
 
 void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RunOptions>();
   CLI::App& command = *app.add_subcommand("run", "run any program unchanged and explain its memory");
   set_help(command,
            {.example = "oomdiag run --device rtx4090 -- python train.py --batch-size 64",

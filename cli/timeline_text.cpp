@@ -11,8 +11,6 @@
 namespace oomdiag {
 namespace {
 
-using Card = std::pair<const int, TimelineOfCard>;
-
 bool is_chrome(const MemoryTimeline& timeline) { return timeline.kind == MemoryTimeline::Kind::chrome; }
 
 const char* describe(MemoryTimeline::Kind kind) {
@@ -66,7 +64,7 @@ std::string categories_table(const TimelineOfCard& card, bool unicode) {
 
 std::string to_text(const MemoryTimeline& timeline, bool unicode) {
   const auto& [index, fullest] =
-      *std::ranges::max_element(timeline.cards, {}, [](const Card& card) { return card.second.peak_bytes; });
+      *std::ranges::max_element(timeline.cards, {}, [](const auto& card) { return card.second.peak_bytes; });
   const std::string of_card = is_chrome(timeline) ? fmt::format(" on card {}", index) : "";
   std::string text =
       fmt::format("oomdiag: peak {}{}, {} ms into the profile        {}\n\n", with_unit(fullest.peak_bytes), of_card,

@@ -24,7 +24,7 @@ namespace {
 constexpr int kOutOfMemory = 3;
 constexpr int kInterrupted = 130;
 
-struct Options {
+struct TrainOptions {
   std::string model = "deepcnn";
   std::string variant;  ///< empty = the model's first; likewise below
   int64_t batch = 0;    ///< 0 = the model's own; likewise below
@@ -40,7 +40,7 @@ struct Options {
 };
 
 /// The samples program for one variant; what is not asked for is left to it.
-std::vector<std::string> compose_program(const Options& options, const Install& install, const std::string& variant,
+std::vector<std::string> compose_program(const TrainOptions& options, const Install& install, const std::string& variant,
                                          const std::string& device) {
   std::vector<std::string> program{install.samples.string(), "--model", options.model, "--device", device};
   const auto add = [&](const char* name, const std::string& value) {
@@ -56,7 +56,7 @@ std::vector<std::string> compose_program(const Options& options, const Install& 
 }
 
 /// Throws Error(usage) for what the model has no use for: to pass over it in silence would mislead.
-void check_options(const Options& options, const Model& model) {
+void check_options(const TrainOptions& options, const Model& model) {
   check_variant(model, options.variant);
   const auto refuse = [&](const char* option, const char* why) {
     throw Error(ErrorKind::usage, fmt::format("{} takes no {}: {}", model.name, option, why),
@@ -78,7 +78,7 @@ int give_up(const Diagnosis& diagnosis) {
 }
 
 /// What is written and printed, and the exit code.
-int finish(const Options& options, const Diagnosis& diagnosis) {
+int finish(const TrainOptions& options, const Diagnosis& diagnosis) {
   const Report& report = *diagnosis.report;
   if (!options.output.empty()) write_json(report, options.output);
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
@@ -90,7 +90,7 @@ int finish(const Options& options, const Diagnosis& diagnosis) {
 }
 
 /// Runs the loop on the host, where nothing is recorded: the report has no card, and a case with the host's figures.
-int train_on_host(const Options& options, const Model& model, const std::vector<std::string>& program) {
+int train_on_host(const TrainOptions& options, const Model& model, const std::vector<std::string>& program) {
   const HostRun host = [&] {
     const Progress progress(fmt::format("training {} on the host ...", options.model));
     return run_on_host(program);
@@ -110,7 +110,7 @@ int train_on_host(const Options& options, const Model& model, const std::vector<
   return 0;
 }
 
-int train(Options options) {
+int train(TrainOptions options) {
   const Install install = find_install();
   const Model model = find_model(read_models(install.models), options.model);
   check_options(options, model);
@@ -146,7 +146,7 @@ int train(Options options) {
 }  // namespace
 
 void add_train(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TrainOptions>();
   CLI::App& command = *app.add_subcommand("train", "run a reference training loop and explain its memory");
   set_help(command, {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6800",
                      .about = "Runs a reference training loop and explains its memory.\n"

@@ -29,7 +29,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Options {
+struct WatchOptions {
   std::string target;
   double every_seconds = 2;
   bool once = false;
@@ -104,7 +104,7 @@ std::string look(const std::vector<fs::path>& traces, bool running) {
          rows + categories;
 }
 
-int watch(const Options& options) {
+int watch(const WatchOptions& options) {
   const std::vector<fs::path> traces = traces_of(options.target);
   const bool redraws = manners_of(STDOUT_FILENO).moves_cursor;
   std::ptrdiff_t lines = 0;
@@ -125,7 +125,7 @@ int watch(const Options& options) {
 }  // namespace
 
 void add_watch(CLI::App& app, Command& chosen) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<WatchOptions>();
   CLI::App& command = *app.add_subcommand("watch", "the memory of a program that runs");
   set_help(command,
            {.example = "oomdiag watch 4711",

@@ -128,11 +128,11 @@ std::vector<Change> order(const Lives& blocks) {
 Lives first_step_of(Lives blocks) {
   uint32_t optimizer = 0, end = 0;
   for (const BlockLife& block : blocks) {
-    if (block.phase == Phase::optimizer && block.born != BlockLife::kBefore && optimizer == 0) optimizer = block.born;
+    if (block.phase == Phase::optimizer && block.is_of_step() && optimizer == 0) optimizer = block.born;
     end = std::max(end, block.died == BlockLife::kNever ? block.born : block.died);
   }
   for (BlockLife& block : blocks) {
-    if (block.born != BlockLife::kBefore) continue;
+    if (block.is_of_step()) continue;
     if (block.category == Category::gradient) block.bytes = 0;
     if (block.category == Category::optimizer_state) block.born = optimizer == 0 ? end : optimizer;
   }
@@ -165,7 +165,7 @@ bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettin
   if (!run(arena, first_step_of(blocks), at)) return false;
   // What the step itself made and kept goes, as the next one makes it anew.
   for (size_t b = 0; b < blocks.size(); ++b) {
-    if (blocks[b].born == BlockLife::kBefore || !at[b]) continue;
+    if (!blocks[b].is_of_step() || !at[b]) continue;
     arena.free(*at[b]);
     at[b].reset();
   }

@@ -80,7 +80,7 @@ bool is_whole_model(const BlockLife& block) {
          block.made.source.find(".py:") != std::string_view::npos;
 }
 
-bool is_of_forward(const BlockLife& block) { return block.phase == Phase::forward && block.born != BlockLife::kBefore; }
+bool is_of_forward(const BlockLife& block) { return block.phase == Phase::forward && block.is_of_step(); }
 
 bool is_saved_in_forward(const BlockLife& block) {
   return block.category == Category::activation && is_of_forward(block);
@@ -94,7 +94,7 @@ Segments find_segments(const Lives& blocks, size_t components) {
     const std::string_view path = cut_path(block.made.module, components);
     if (path.empty() || is_whole_model(block)) continue;
     Segment& segment = segments[path];
-    if (block.phase == Phase::backward && block.born != BlockLife::kBefore)
+    if (block.phase == Phase::backward && block.is_of_step())
       segment.backward = std::min(segment.backward, block.born);
     if (!is_saved_in_forward(block)) continue;
     segment.first = std::min(segment.first, block.born);

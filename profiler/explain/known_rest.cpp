@@ -45,13 +45,13 @@ void add_parameter(std::map<std::string_view, Stack>& stacks, const LiveBlock& b
 }
 
 bool is_kept(const BlockLife& block) {
-  return block.born != BlockLife::kBefore && block.died == BlockLife::kNever && block.phase == Phase::forward &&
+  return block.is_of_step() && block.died == BlockLife::kNever && block.phase == Phase::forward &&
          block.category != Category::workspace && block.category != Category::temporary;
 }
 
 void fill(Stack& stack, const Lives& blocks) {
   for (const BlockLife& block : blocks) {
-    if (block.born == BlockLife::kBefore || block.phase != Phase::forward) continue;
+    if (!block.is_of_step() || block.phase != Phase::forward) continue;
     for (auto& [number, layer] : stack) {
       if (!is_inside(block.made.module, layer.path)) continue;
       layer.reached = true;
@@ -93,7 +93,7 @@ void add_layers(const Stack& stack, uint32_t& position, Lives& blocks) {
 int64_t count_modules_to_come(const Moment& moment, const Lives& blocks) {
   std::set<std::string_view> called;
   for (const BlockLife& block : blocks) {
-    if (block.born != BlockLife::kBefore) called.insert(block.made.module);
+    if (block.is_of_step()) called.insert(block.made.module);
   }
   std::set<std::string_view> to_come;
   for (const LiveBlock& block : moment.blocks) {

@@ -15,8 +15,6 @@ bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list)
   return std::find(list.begin(), list.end(), op) != list.end();
 }
 
-bool is_of_step(const BlockLife& block) { return block.born != BlockLife::kBefore; }
-
 /// "[8, 4, 256, 256] float32"
 std::vector<int64_t> sizes_of(std::string_view shape) {
   std::vector<int64_t> sizes;
@@ -46,7 +44,7 @@ struct Scores {
 std::set<Scores> find_scores(const Lives& blocks) {
   std::set<Scores> found;
   for (const BlockLife& block : blocks) {
-    if (!is_of_step(block) || (block.made.op != "aten::softmax" && block.made.op != "aten::_softmax")) continue;
+    if (!block.is_of_step() || (block.made.op != "aten::softmax" && block.made.op != "aten::_softmax")) continue;
     const std::vector<int64_t> sizes = sizes_of(block.shape);
     const bool square = sizes.size() >= 3 && sizes.back() == sizes[sizes.size() - 2] && sizes.back() >= 64;
     if (square && block.phase == Phase::forward) found.insert({block.made.module, block.bytes});
@@ -63,7 +61,7 @@ bool makes_scores(std::string_view op) {
 }
 
 bool is_score(const BlockLife& block, const std::set<Scores>& scores) {
-  return is_of_step(block) && makes_scores(block.made.op) && block.category != Category::input &&
+  return block.is_of_step() && makes_scores(block.made.op) && block.category != Category::input &&
          std::any_of(scores.begin(), scores.end(), [&](const Scores& one) {
            return one.module == block.made.module && is_same_in_some_type(one.bytes, block.bytes);
          });
@@ -86,7 +84,7 @@ bool makes_loss(std::string_view op) {
 const BlockLife* find_probabilities(const Lives& blocks) {
   const BlockLife* largest = nullptr;
   for (const BlockLife& block : blocks) {
-    const bool loss = is_of_step(block) && block.phase == Phase::forward && makes_loss(block.made.op);
+    const bool loss = block.is_of_step() && block.phase == Phase::forward && makes_loss(block.made.op);
     if (loss && (largest == nullptr || block.bytes > largest->bytes)) largest = &block;
   }
   return largest;
@@ -120,7 +118,7 @@ std::optional<Changed> use_chunked_loss(const Situation& situation) {
   const int64_t bytes = probabilities->bytes;
   const uint32_t made = probabilities->born;
   for (BlockLife& block : blocks) {
-    const bool near = is_of_step(block) && block.born + 64 > made && is_same_in_some_type(block.bytes, bytes);
+    const bool near = block.is_of_step() && block.born + 64 > made && is_same_in_some_type(block.bytes, bytes);
     const bool forward = block.phase == Phase::forward && block.category != Category::input;
     if (near && (forward || block.phase == Phase::backward)) block.bytes /= kChunks;
   }
@@ -158,7 +156,7 @@ std::optional<Changed> offload_activations(const Situation& situation) {
   Lives blocks = situation.lives.blocks;
   int64_t moved = 0;
   for (BlockLife& block : blocks) {
-    if (block.category != Category::activation || block.phase != Phase::forward || !is_of_step(block)) continue;
+    if (block.category != Category::activation || block.phase != Phase::forward || !block.is_of_step()) continue;
     moved += block.bytes;
     block.died = std::min(block.died, block.born + 1);
   }

@@ -83,7 +83,7 @@ std::optional<Changed> accumulate(const Situation& situation) {
   Lives blocks = scale_batch(situation.lives.blocks, 1, 2);
   Lives added;
   for (BlockLife& block : blocks) {
-    if (block.category != Category::gradient || block.born == BlockLife::kBefore) continue;
+    if (block.category != Category::gradient || !block.is_of_step()) continue;
     added.push_back(block);
     added.back().died = block.born + 1;
     block.born = BlockLife::kBefore;
@@ -108,7 +108,7 @@ std::optional<Changed> use_relu_in_place(const Situation& situation) {
     for (size_t i = r; i-- > 0 && blocks[i].born + 16 > result.born;) {
       BlockLife& input = blocks[i];
       const bool fits = input.bytes == result.bytes && input.phase == Phase::forward && input.saved_by.empty() &&
-                        input.category != Category::activation && input.born != BlockLife::kBefore &&
+                        input.category != Category::activation && input.is_of_step() &&
                         input.died > result.born;
       if (!fits) continue;
       input.died = result.died;
@@ -135,7 +135,7 @@ std::optional<Changed> use_no_grad(const Situation& situation) {
   Lives blocks = situation.lives.blocks;
   std::vector<BlockLife*> made;  // by the forward ops that autograd recorded, in order
   for (BlockLife& block : blocks) {
-    if (block.in_graph && block.born != BlockLife::kBefore) made.push_back(&block);
+    if (block.in_graph && block.is_of_step()) made.push_back(&block);
   }
   for (size_t m = 0; m + 1 < made.size(); ++m) {
     size_t last = m + 1;
@@ -162,7 +162,7 @@ std::optional<Changed> drop_outputs(const Situation& situation) {
   std::string made_at;
   for (BlockLife& block : blocks) {
     const bool held = block.category == Category::output && block.phase == Phase::forward && !block.freed_in_backward &&
-                      block.born != BlockLife::kBefore && block.born < backward && block.died > backward;
+                      block.is_of_step() && block.born < backward && block.died > backward;
     const bool leaks = situation.grown_bytes > 0 && block.died > last;  // stop_growth is about these
     if (!held || leaks) continue;
     block.died = backward;

@@ -9,7 +9,7 @@ namespace oomdiag {
 namespace {
 
 bool is_optimizer_temporary(const BlockLife& block) {
-  return block.phase == Phase::optimizer && block.category == Category::temporary && block.born != BlockLife::kBefore;
+  return block.phase == Phase::optimizer && block.category == Category::temporary && block.is_of_step();
 }
 
 int64_t sum_of(const Lives& blocks, bool (*counts)(const BlockLife&)) {
@@ -30,7 +30,7 @@ bool is_parameter(const BlockLife& block) { return block.category == Category::p
 int64_t sum_once(const Lives& blocks, bool (*counts)(const BlockLife&)) {
   int64_t before = 0, made = 0;
   for (const BlockLife& block : blocks) {
-    if (counts(block)) (block.born == BlockLife::kBefore ? before : made) += block.bytes;
+    if (counts(block)) (!block.is_of_step() ? before : made) += block.bytes;
   }
   return std::max(before, made);
 }
@@ -55,7 +55,7 @@ std::optional<Changed> set_gradients_to_none(const Situation& situation) {
   }
   bool any = false;
   for (BlockLife& block : blocks) {
-    if (block.category != Category::gradient || block.born != BlockLife::kBefore) continue;
+    if (block.category != Category::gradient || block.is_of_step()) continue;
     const auto twin = made.find(block.bytes);
     if (twin == made.end()) continue;
     block.born = twin->second->born;

@@ -92,7 +92,7 @@ int64_t find_peak(const Lives& blocks) {
 
 uint32_t find_backward(const Lives& blocks) {
   const auto found = std::find_if(blocks.begin(), blocks.end(), [](const BlockLife& block) {
-    return block.phase == Phase::backward && block.born != BlockLife::kBefore;
+    return block.phase == Phase::backward && block.is_of_step();
   });
   return found == blocks.end() ? BlockLife::kNever : found->born;
 }
@@ -100,7 +100,7 @@ uint32_t find_backward(const Lives& blocks) {
 uint32_t find_last_backward(const Lives& blocks) {
   uint32_t last = 0;
   for (const BlockLife& block : blocks) {
-    if (block.phase == Phase::backward && block.born != BlockLife::kBefore) last = std::max(last, block.born);
+    if (block.phase == Phase::backward && block.is_of_step()) last = std::max(last, block.born);
   }
   return last;
 }

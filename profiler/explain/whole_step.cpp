@@ -18,10 +18,8 @@ Place place_of(const BlockLife& block) {
   return {block.phase, made.node, made.op, made.module, made.source};
 }
 
-bool is_of_step(const BlockLife& block) { return block.born != BlockLife::kBefore; }
-
 // Where memory is short, cuDNN may go on with another workspace.
-bool is_compared(const BlockLife& block) { return is_of_step(block) && block.category != Category::workspace; }
+bool is_compared(const BlockLife& block) { return block.is_of_step() && block.category != Category::workspace; }
 
 // A block may hold up to 1 MiB more than was asked for, if the allocator did not split it.
 constexpr int64_t kSlackBytes = kMiB;
@@ -52,7 +50,7 @@ class Fates {
  public:
   explicit Fates(const StepLives& lives) {
     for (const BlockLife& block : lives.blocks) {
-      if (!is_of_step(block)) fates_[{place_of(block), block.bytes}].push_back(block.died);
+      if (!block.is_of_step()) fates_[{place_of(block), block.bytes}].push_back(block.died);
     }
   }
   /// Of the next block like this one; kNever where it lives, or is not known.
@@ -82,7 +80,7 @@ class Positions {
   static std::vector<uint32_t> births(const StepLives& lives) {
     std::vector<uint32_t> births;
     for (const BlockLife& block : lives.blocks) {
-      if (is_of_step(block)) births.push_back(block.born);
+      if (block.is_of_step()) births.push_back(block.born);
     }
     return births;
   }
@@ -91,12 +89,12 @@ class Positions {
 
 bool records_graph(const StepLives& lives) {
   return std::any_of(lives.blocks.begin(), lives.blocks.end(),
-                     [](const BlockLife& block) { return is_of_step(block) && block.in_graph; });
+                     [](const BlockLife& block) { return block.is_of_step() && block.in_graph; });
 }
 
 bool is_made_again(const BlockLife& block, const StepLives& step) {
   return std::any_of(step.blocks.begin(), step.blocks.end(), [&](const BlockLife& other) {
-    return is_of_step(other) && other.bytes == block.bytes && other.made.op == block.made.op &&
+    return other.is_of_step() && other.bytes == block.bytes && other.made.op == block.made.op &&
            other.made.source == block.made.source && other.made.module == block.made.module;
   });
 }
@@ -148,7 +146,7 @@ StepLives run_on(const StepLives& cut, const StepLives& whole) {
     if (block.died != BlockLife::kNever) continue;
     const uint32_t freed = in_cut.take(block);
     const bool lives_on = freed == BlockLife::kNever;
-    if (!is_of_step(block)) {
+    if (!block.is_of_step()) {
       // The first batch is made before the first step begins, the second one inside of its own.
       if (!lives_on && !is_made_again(block, cut)) block.died = positions.of(freed);
       continue;

@@ -8,7 +8,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr int64_t kLeastShare = 500;
+constexpr int64_t kLeastShareOfTree = 500;
 
 // A node with one child of the same size says what the child says, but for the root.
 void prune(OwnerNode& node, int64_t least) {
@@ -43,7 +43,7 @@ void OwnerTree::add(std::span<const std::string> path, int64_t bytes, int64_t bl
 }
 
 OwnerNode OwnerTree::finish() && {
-  prune(root_, std::max<int64_t>(1, root_.bytes / kLeastShare));
+  prune(root_, std::max<int64_t>(1, root_.bytes / kLeastShareOfTree));
   return std::move(root_);
 }
 

@@ -34,7 +34,7 @@ std::vector<BandPoint> thin(const std::vector<BandPoint>& points) {
 std::vector<PhaseSpan> find_phases(const std::vector<BlockLife>& blocks) {
   std::vector<PhaseSpan> spans;
   for (const BlockLife& block : blocks) {
-    if (block.born == BlockLife::kBefore) continue;
+    if (!block.is_of_step()) continue;
     const std::string phase(name_of(block.phase));
     if (spans.empty() || spans.back().phase != phase) spans.push_back({phase, block.born, block.born});
     spans.back().last = block.born;

@@ -26,7 +26,7 @@ void fold(const OwnerNode& node, const std::string& above, std::string& text) {
   if (own > 0) text += fmt::format("{} {}\n", path, own);
 }
 
-std::string quoted(std::string_view text) {
+std::string csv_cell(std::string_view text) {
   if (text.find_first_of(",\"\r\n") == text.npos) return std::string(text);
   std::string safe = "\"";
   for (const char c : text) safe += c == '"' ? std::string("\"\"") : std::string(1, c);
@@ -34,8 +34,8 @@ std::string quoted(std::string_view text) {
 }
 
 std::string csv_row(int card, const ReportHolder& holder) {
-  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", card, name_of(holder.category), quoted(holder.name),
-                     quoted(holder.op), quoted(holder.source), quoted(holder.shape), quoted(holder.used_by),
+  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", card, name_of(holder.category), csv_cell(holder.name),
+                     csv_cell(holder.op), csv_cell(holder.source), csv_cell(holder.shape), csv_cell(holder.used_by),
                      holder.bytes, holder.blocks, holder.copies);
 }
 

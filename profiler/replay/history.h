@@ -247,6 +247,7 @@ struct BlockLife {
   std::string_view shape{};
   std::vector<Where> saved_by{};  ///< in forward's order
 
+  bool is_of_step() const { return born != kBefore; }
   bool operator==(const BlockLife&) const = default;
 };
 

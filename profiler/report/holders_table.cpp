@@ -11,7 +11,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kLabelColumns = 62;
+constexpr size_t kHolderColumns = 62;
 
 /// A table whose rows are written one by one.
 class Holders {
@@ -21,20 +21,20 @@ class Holders {
     largest_ = std::max(device.card.cached_bytes, device.card.outside_pytorch_bytes);
     for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
     unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
-    text_ = "  " + padded("who holds the card", kLabelColumns) + fmt::format("{:>9}\n", unit_.name);
+    text_ = "  " + padded("who holds the card", kHolderColumns) + fmt::format("{:>9}\n", unit_.name);
   }
 
   bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00
 
   void row(std::string_view label, int64_t bytes) {
     if (!shows(bytes)) return;
-    text_ += "    " + padded(label, kLabelColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
+    text_ += "    " + padded(label, kHolderColumns - 2) + fmt::format("{:>9}", in_unit(bytes, unit_));
     const std::string bars = bytes <= largest_ ? bar(bytes, largest_, options_.unicode) : std::string();
     text_ += bars.empty() ? "\n" : "  " + bars + "\n";
   }
 
   void detail(const std::string& label, int64_t bytes) {
-    text_ += "      " + padded(printable(label, kLabelColumns - 5), kLabelColumns - 4) +
+    text_ += "      " + padded(printable(label, kHolderColumns - 5), kHolderColumns - 4) +
              fmt::format("{:>9}\n", in_unit(bytes, unit_));
   }
 
@@ -84,7 +84,7 @@ std::string label_of(const ReportHolder& holder, const TextOptions& options) {
   std::string label = name_of(holder, options);
   const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
   for (const std::string& more : {wants_line ? short_line(holder.source) : std::string(), shape_of(holder)}) {
-    const bool fits = count_columns(label) + 2 + count_columns(more) <= kLabelColumns - 5;
+    const bool fits = count_columns(label) + 2 + count_columns(more) <= kHolderColumns - 5;
     if (!more.empty() && fits) label += "  " + more;
   }
   return label;
@@ -161,10 +161,10 @@ std::string lines_table(const ReportOfDevice& device) {
   }
   if (lines.size() < 2) return {};
   const Unit unit = unit_for(device.card.allocated_bytes);
-  std::string text = "  " + padded("by line", kLabelColumns) + fmt::format("{:>9}\n", unit.name);
+  std::string text = "  " + padded("by line", kHolderColumns) + fmt::format("{:>9}\n", unit.name);
   for (const OwnedBytes* line : lines) {
     const std::string name = line->name.starts_with('/') ? short_line(line->name) : line->name;
-    text += "    " + padded(printable_end(name, kLabelColumns - 3), kLabelColumns - 2) +
+    text += "    " + padded(printable_end(name, kHolderColumns - 3), kHolderColumns - 2) +
             fmt::format("{:>9}\n", in_unit(line->bytes, unit));
   }
   return text;

@@ -9,7 +9,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kLabelColumns = 50;
+constexpr size_t kRemedyColumns = 50;
 constexpr size_t kMostRemedies = 7;
 
 /// Measured where it was run.
@@ -69,14 +69,14 @@ std::string remedies_table(const ReportOfDevice& device, const TextOptions& opti
       std::ranges::any_of(device.remedies, [](const Remedy& one) { return one.measured_peak_bytes.has_value(); });
   const bool failed = device.failure.has_value();
   const std::string title = failed ? "what helps" : "what would lower the peak";
-  std::string text = "  " + padded(fmt::format("{}, {}", title, unit.name), kLabelColumns);
+  std::string text = "  " + padded(fmt::format("{}, {}", title, unit.name), kRemedyColumns);
   if (measured) text += right("peak, measured", 15);
   text += right(measured ? "predicted" : "peak, predicted", measured ? 12 : 17);
   text += failed ? (measured ? "   fits\n" : "   should fit\n") : "\n";
   const size_t shown = std::min(device.remedies.size(), kMostRemedies);
   for (size_t i = 0; i < shown; ++i) {
     const Remedy& remedy = device.remedies[i];
-    text += "    " + padded(printable(remedy.label, kLabelColumns - 4), kLabelColumns - 2);
+    text += "    " + padded(printable(remedy.label, kRemedyColumns - 4), kRemedyColumns - 2);
     if (measured) text += right(remedy.measured_peak_bytes ? in_unit(*remedy.measured_peak_bytes, unit) : "-", 15);
     text += right(predicted_of(remedy, unit, options), measured ? 12 : 17);
     text += failed ? fmt::format("   {}\n", verdict_on(remedy)) : "\n";

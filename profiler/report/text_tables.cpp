@@ -9,7 +9,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kLabelColumns = 54;
+constexpr size_t kGrowthColumns = 54;
 
 // "relu1  [6800, 32, 64, 64]": who made it, what it is.
 std::string label_of(const ReportOwner& owner) {
@@ -64,7 +64,7 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
   int64_t largest = 0;
   for (const ReportGrowth& growth : device.growth) largest = std::max(largest, growth.grown_bytes);
   const Unit unit = unit_for(largest);
-  std::string text = "  " + padded(fmt::format("growing from step to step, {}", unit.name), kLabelColumns - 9) +
+  std::string text = "  " + padded(fmt::format("growing from step to step, {}", unit.name), kGrowthColumns - 9) +
                      fmt::format("{:>9}{:>9}\n", "per step", "so far");
   for (size_t i = 0; i < device.growth.size() && i < kMostRows; ++i) {
     const ReportGrowth& growth = device.growth[i];
@@ -72,7 +72,7 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
     for (const std::string& part : {growth.op, growth.module, growth.source.substr(growth.source.rfind('/') + 1)}) {
       if (!part.empty()) label += (options.unicode ? " ← " : " <- ") + part;
     }
-    text += "    " + padded(printable(label, kLabelColumns - 12), kLabelColumns - 11) +
+    text += "    " + padded(printable(label, kGrowthColumns - 12), kGrowthColumns - 11) +
             fmt::format("{:>9}{:>9}\n", in_unit(growth.bytes_per_step, unit), in_unit(growth.grown_bytes, unit));
   }
   return text;

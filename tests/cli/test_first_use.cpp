@@ -6,7 +6,7 @@ using namespace oomdiag;
 
 TEST_CASE("units are compiled in the order in which they are listed", "[cli]") {
   CHECK(read_units("hooks a.cpp\nhooks b.cpp\ncore c.cpp\n") ==
-        std::vector<Unit>{{"hooks", {"a.cpp", "b.cpp"}}, {"core", {"c.cpp"}}});
+        std::vector<CompiledUnit>{{"hooks", {"a.cpp", "b.cpp"}}, {"core", {"c.cpp"}}});
   CHECK(read_units("").empty());
 }
 

@@ -93,6 +93,8 @@ class Random:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
+            # its engine would wait ten seconds for threads that no fork copies
+            os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
             if self.choose.random() < 0.5:
                 sys.exit(3)
             os._exit(4)
