@@ -40,8 +40,8 @@ struct TrainOptions {
 };
 
 /// The samples program for one variant; what is not asked for is left to it.
-std::vector<std::string> compose_program(const TrainOptions& options, const Install& install, const std::string& variant,
-                                         const std::string& device) {
+std::vector<std::string> compose_program(const TrainOptions& options, const Install& install,
+                                         const std::string& variant, const std::string& device) {
   std::vector<std::string> program{install.samples.string(), "--model", options.model, "--device", device};
   const auto add = [&](const char* name, const std::string& value) {
     if (!value.empty()) program.insert(program.end(), {name, value});

@@ -94,8 +94,7 @@ Segments find_segments(const Lives& blocks, size_t components) {
     const std::string_view path = cut_path(block.made.module, components);
     if (path.empty() || is_whole_model(block)) continue;
     Segment& segment = segments[path];
-    if (block.phase == Phase::backward && block.is_of_step())
-      segment.backward = std::min(segment.backward, block.born);
+    if (block.phase == Phase::backward && block.is_of_step()) segment.backward = std::min(segment.backward, block.born);
     if (!is_saved_in_forward(block)) continue;
     segment.first = std::min(segment.first, block.born);
     if (!is_saved_outside(block, path)) ++segment.interior;

@@ -108,8 +108,7 @@ std::optional<Changed> use_relu_in_place(const Situation& situation) {
     for (size_t i = r; i-- > 0 && blocks[i].born + 16 > result.born;) {
       BlockLife& input = blocks[i];
       const bool fits = input.bytes == result.bytes && input.phase == Phase::forward && input.saved_by.empty() &&
-                        input.category != Category::activation && input.is_of_step() &&
-                        input.died > result.born;
+                        input.category != Category::activation && input.is_of_step() && input.died > result.born;
       if (!fits) continue;
       input.died = result.died;
       result.bytes = 0;
