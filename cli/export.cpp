@@ -74,7 +74,8 @@ constexpr std::array kFormats = {
     Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
     Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
     Format{"perfetto", ".perfetto.json",
-           [](const Explained& from) { return to_perfetto(from.report, from.trace.get()); }, /*tells_trace=*/true},
+           [](const Explained& from) { return to_perfetto(from.report, from.trace.get(), from.history); },
+           /*tells_trace=*/true},
     Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
 };
 

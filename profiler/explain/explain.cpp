@@ -21,7 +21,8 @@
 //   workspace          it was no tensor: a library's scratch space, which a slower algorithm does without
 //   fragmentation      free and cached bytes together are enough, but no hole is; and the rest of the step would run as
 //                      well if all were packed. In forward that must be known: from a whole step like this one, or because
-//                      every module of the model was called and as much is left as was asked for
+//                      every module of the model was called and as much is left as was asked for; and where the
+//                      optimizer's state was not made yet, it must be left as well, for the next step holds it here
 //   pending_frees      … are enough with blocks that are freed but still in use on another stream
 //   capacity           even then bytes are missing: `short_by_bytes` of them
 //
@@ -41,7 +42,7 @@ struct Facts {
   int64_t allowed = 0;         ///< the limit that the program set, or total
   bool capped = false;         ///< a limit was set, though where it lies is not known: not above `allowed`
   int64_t grown = 0;           ///< from step to step
-  int64_t lacking_later = 0;   ///< what the rest of the step lacks even if all is packed
+  int64_t lacking_later = 0;   ///< what the rest of the step, or the next one, lacks even if all is packed
   int64_t in_other_pools = 0;  ///< cached, but in pools that do not serve this request
 };
 
@@ -182,7 +183,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                  const Device& card, const std::vector<Growth>& growths, const StepNeed& need) {
   Facts f = read_figures(failure, moment, settings, card.total_bytes);
   f.grown = sum_grown(growths) + grown_in_request(failure, growths);
-  f.lacking_later = std::max<int64_t>(0, need.bytes - (f.total - f.outside));
+  f.lacking_later = std::max<int64_t>(0, std::max(need.bytes, need.next_bytes) - (f.total - f.outside));
   Cause cause{.kind = decide(f, failure, moment, usual_outside_of(moment, card.context_bytes), card, need)};
   cause.short_by_bytes = short_by(f, cause.kind);
   cause.evidence = {{"requested_bytes", f.requested},
@@ -195,6 +196,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                     {f.capped ? "allowed_at_most_bytes" : "allowed_bytes", f.allowed},
                     {"largest_hole_bytes", largest_hole(moment, failure.pool)}};
   if (need.bytes > 0) cause.evidence.emplace_back(need.whole ? "step_bytes" : "step_at_least_bytes", need.bytes);
+  if (need.next_bytes > 0) cause.evidence.emplace_back("next_step_at_least_bytes", need.next_bytes);
   if (f.in_other_pools > 0) cause.evidence.push_back({"cached_in_other_pools_bytes", f.in_other_pools});
   if (cause.kind == CauseKind::leak) {
     cause.evidence.push_back({"grown_bytes", f.grown});
@@ -225,10 +227,14 @@ Described describe_step(const DeviceHistory& device) {
   if (device.lives.step == 0) return {.whole = false};
   KnownRest rest = add_known_rest(device.lives, device.moment);
   const int64_t peak = find_peak(rest.lives.blocks);
+  const int64_t now = device.moment.allocated_bytes + device.failure->requested_bytes;
+  const bool has_state_to_come = rest.state_bytes > 0 && device.failure->phase != Phase::optimizer;
   return {.lives = std::move(rest.lives),
           .whole = false,
           .forward_end = rest.forward_end,
-          .need = {.bytes = peak, .more_comes = rest.modules_to_come > 0}};
+          .need = {.bytes = peak,
+                   .more_comes = rest.modules_to_come > 0,
+                   .next_bytes = has_state_to_come ? now + rest.state_bytes : 0}};
 }
 
 // Libraries ask the driver for what their handles, code and communicators take. The allocator does not know of it and gives
@@ -280,7 +286,8 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
   findings.packing = measure_packing(moment, card.total_bytes);
   findings.needs_bytes = moment.outside_bytes + findings.packing.pack_bytes;
   if (device.failure) findings.needs_bytes += segment_size(refused, settings);
-  findings.needs_bytes = std::max(findings.needs_bytes, moment.outside_bytes + step.need.bytes);
+  findings.needs_bytes =
+      std::max(findings.needs_bytes, moment.outside_bytes + std::max(step.need.bytes, step.need.next_bytes));
   findings.owners = list_owners(moment);
   findings.largest = follow_largest(moment);
   findings.headroom_bytes = std::max<int64_t>(0, room - moment.allocated_bytes - moment.pending_free_bytes);

@@ -20,6 +20,8 @@ struct StepNeed {
   int64_t bytes = 0;        ///< allocated at once; 0: not known
   bool whole = false;       ///< a whole step tells; else it is a lower bound
   bool more_comes = false;  ///< … and modules of the model were not called yet
+  int64_t next_bytes =
+      0;  ///< … of the next step at the same moment, which holds the optimizer's state as well; 0: no more
 
   bool operator==(const StepNeed&) const = default;
 };

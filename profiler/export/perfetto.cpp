@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "profiler/export/picture.h"
 #include "profiler/replay/join.h"
 
 namespace oomdiag {
@@ -106,6 +107,19 @@ void add_counters(const Report& report, Writer& writer) {
   }
 }
 
+/// Who held each card during the step that the report describes.
+void add_categories(const Trace& trace, const History& history, Writer& writer) {
+  for (const DeviceHistory& device : history.devices) {
+    const std::string name = fmt::format("card {}, step {} by category", device.index, device.lives.step);
+    for (const BandPoint& point : draw_card(device).step.points) {
+      Json held;
+      for (size_t c = 0; c < kCategoryCount; ++c) held[std::string(name_of(static_cast<Category>(c)))] = point.bytes[c];
+      const int64_t time = trace.time_ns(trace.events[point.event]);
+      writer.add({{"name", name}, {"ph", "C"}, {"ts", microseconds(time)}, {"args", held}});
+    }
+  }
+}
+
 void add_slices(const Trace& trace, Writer& writer) {
   Slices modules(writer, "module"), ops(writer, "op");
   NodeTable nodes;
@@ -134,12 +148,15 @@ void add_slices(const Trace& trace, Writer& writer) {
 
 }  // namespace
 
-std::string to_perfetto(const Report& report, const Trace* trace) {
+std::string to_perfetto(const Report& report, const Trace* trace, const History& history) {
   Writer writer(report.rank);
   const std::string process = report.world_size > 1 ? fmt::format("rank {}", report.rank) : "program";
   writer.add({{"name", "process_name"}, {"ph", "M"}, {"args", {{"name", process}}}});
   add_counters(report, writer);
-  if (trace != nullptr) add_slices(*trace, writer);
+  if (trace != nullptr) {
+    add_categories(*trace, history, writer);
+    add_slices(*trace, writer);
+  }
   return writer.finish();
 }
 

@@ -58,6 +58,7 @@ StepBands draw_step(const StepLives& lives) {
   }
   for (uint32_t i = 0; i <= last; ++i) {
     points[i].position = i;
+    if (!lives.events.empty()) points[i].event = lives.events[std::clamp<size_t>(i, 1, lives.events.size()) - 1];
     for (size_t c = 0; i > 0 && c < kCategoryCount; ++c) points[i].bytes[c] += points[i - 1].bytes[c];
   }
   bands.points = thin(points);

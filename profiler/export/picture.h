@@ -23,6 +23,7 @@ struct OwnerNode {
 /// A moment of a step: what each category held.
 struct BandPoint {
   uint32_t position = 0;  ///< the n-th allocation or free of the step
+  uint64_t event = 0;     ///< its index in the trace
   std::array<int64_t, kCategoryCount> bytes{};
 
   bool operator==(const BandPoint&) const = default;

@@ -255,6 +255,7 @@ struct BlockLife {
 struct StepLives {
   uint32_t step = 0;                ///< 0: there is no step, and nothing else is set
   std::vector<BlockLife> blocks{};  ///< by ascending birth
+  std::vector<uint64_t> events{};   ///< index of the event at each position, which are counted from 1
 
   bool operator==(const StepLives&) const = default;
 };

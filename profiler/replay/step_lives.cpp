@@ -1,6 +1,7 @@
 #include "profiler/replay/step_lives.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace oomdiag {
 namespace {
@@ -20,6 +21,7 @@ class Positions {
   uint32_t born(const Row& row) const { return was_born(row) ? position_of(row.born) : BlockLife::kBefore; }
   uint32_t died(const Row& row) const { return has_died(row) ? position_of(row.died) : BlockLife::kNever; }
   uint32_t last() const { return static_cast<uint32_t>(indices_.size()); }
+  std::vector<uint64_t> finish() { return std::move(indices_); }
 
  private:
   uint32_t position_of(uint64_t index) const {
@@ -70,7 +72,7 @@ StepLives read_step(const Trace& trace, const NodeTable& nodes, const Views& vie
                     const OutOfMemory* refusal) {
   if (slice.step() == 0 || slice.begins() == kNoEvent) return {};
   const RowReader reader(trace, nodes, views.table, slice.rows(), slice.horizon());
-  const Positions positions(views.table, slice);
+  Positions positions(views.table, slice);
   StepLives step{.step = slice.step()};
   for (const uint32_t id : slice.rows()) {
     const Row& row = views.table[id];
@@ -94,6 +96,7 @@ StepLives read_step(const Trace& trace, const NodeTable& nodes, const Views& vie
   if (refusal != nullptr) step.blocks.push_back(wanted_block(*refusal, positions.last() + 1));
   std::stable_sort(step.blocks.begin(), step.blocks.end(),
                    [](const BlockLife& a, const BlockLife& b) { return a.born < b.born; });
+  step.events = positions.finish();
   return step;
 }
 

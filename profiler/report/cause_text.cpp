@@ -63,6 +63,10 @@ std::string capacity_text(const ReportCause& cause, const Evidence& figure, int6
     return fmt::format("capacity: the step needs at least {}, and there are {}", figure("step_at_least_bytes"),
                        with_unit(room));
   }
+  if (figure.bytes("next_step_at_least_bytes") > room) {
+    return fmt::format("capacity: the next step, with the optimizer's state, needs at least {} here, and there are {}",
+                       figure("next_step_at_least_bytes"), with_unit(room));
+  }
   return fmt::format("capacity: short by {} even if every cached byte could be used", short_by);
 }
 

@@ -152,8 +152,14 @@ class Exports(Runs):
 
     def test_a_timeline_for_perfetto_has_counters_and_slices_that_nest(self):
         trace = json.loads(self.export(self.fails, "perfetto").read_text())["traceEvents"]
-        counters = [event["args"]["allocated"] for event in trace if event["ph"] == "C"]
-        self.assertEqual(max(counters), self.failed["peak"]["allocated_bytes"])
+        counters = [event for event in trace if event["ph"] == "C"]
+        self.assertEqual({event["name"] for event in counters}, {"card 0", "card 0, step 1 by category"})
+        levels = [event["args"]["allocated"] for event in counters if event["name"] == "card 0"]
+        self.assertEqual(max(levels), self.failed["peak"]["allocated_bytes"])
+        held = [event for event in counters if event["name"] != "card 0"]
+        self.assertEqual([event["ts"] for event in held], sorted(event["ts"] for event in held))
+        failure = self.failed["failure"]  # the step's end is the refused request, as if it had been granted
+        self.assertEqual(sum(held[-1]["args"].values()), failure["allocated_bytes"] + failure["requested_bytes"])
         slices = [event for event in trace if event["ph"] == "X"]
         self.assertTrue({"relu1", "pool3"} <= {event["name"] for event in slices if event["cat"] == "module"})
         self.assertIn("aten::relu", {event["name"] for event in slices if event["cat"] == "op"})

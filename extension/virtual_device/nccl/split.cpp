@@ -15,7 +15,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPatienceOfSplit = std::chrono::seconds(60);
 
 struct Row {
   int is_there;
@@ -39,7 +39,7 @@ std::vector<Row> read_rows(int file, int count, Predicate is_ready) {
 }
 
 std::vector<Row> wait_for_rows(int file, int count) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kPatienceOfSplit;
   while (std::chrono::steady_clock::now() < deadline) {
     const auto rows = read_rows(file, count, [](const Row& row) { return row.is_there != 0; });
     if (!rows.empty()) return rows;

@@ -68,6 +68,8 @@ TEST_CASE("it is capacity where forward saves, and what else it will ask for is 
   CHECK(kind(600_MiB, Phase::forward, enough) == CauseKind::fragmentation);  // a whole step of this size tells
   CHECK(kind(600_MiB, Phase::forward, too_much) == CauseKind::capacity);
   CHECK(kind(600_MiB, Phase::backward, {.bytes = 12_GiB}) == CauseKind::capacity);  // the optimizer's state is to come
+  CHECK(kind(600_MiB, Phase::backward, {.bytes = 9_GiB, .next_bytes = 12_GiB}) == CauseKind::capacity);  // … and stays
+  CHECK(kind(600_MiB, Phase::backward, {.bytes = 9_GiB, .next_bytes = 9_GiB}) == CauseKind::fragmentation);
 }
 
 TEST_CASE("what the rest of the step lacks is what a request that would fit is short by", "[explain]") {
