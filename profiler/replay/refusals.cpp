@@ -110,7 +110,9 @@ void RefusalReader::note_work(const Event& alloc, bool in_module) {
     return;
   std::erase_if(unwound_, [&](Unwound& one) {
     if (alloc.thread != one.thread || (alloc.op_serial == serials_[one.refusal] && alloc.op_serial != 0)) return false;
-    if (++one.allocs < kManyAllocs && !in_module) return false;
+    // What handles the exception may ask a tensor for its largest element first, inside of the module that it left.
+    const bool works = in_module && alloc.bytes >= refusals_[one.refusal].requested_bytes / kTrifle;
+    if (++one.allocs < kManyAllocs && !works) return false;
     refusals_[one.refusal].outcome = Outcome::caught;
     return true;
   });

@@ -13,7 +13,8 @@ namespace oomdiag {
 ///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal
 ///   the thread allocates again, and no op_failed  absorbed by a library inside the op
 ///   forward ops or optimizer steps follow later   the program caught it and went on; without gradients, where its thread
-///                                                 runs ops in modules again, or kManyAllocs others
+///                                                 runs ops in modules again that make more than a kTrifle-th of what
+///                                                 was refused, or kManyAllocs others
 /// What the op went on with is its next block, if that is scratch: freed before the op allocates again, or ends.
 class RefusalReader {
  public:
@@ -37,6 +38,7 @@ class RefusalReader {
   };
   /// What died unwinds and tidies up; what makes as much again went on.
   static constexpr uint32_t kManyAllocs = 64;
+  static constexpr int64_t kTrifle = 1024;
   struct Unwound {
     size_t refusal = 0;
     uint16_t thread = 0;

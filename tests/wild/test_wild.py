@@ -66,10 +66,12 @@ PROGRAMS = {
     "detection_fits": Wild("detection.py 1"),
     "detection_fails": Wild("detection.py 16", fails="capacity"),
     "lightning_fits": Wild("lightning_resnet.py 16"),
-    "lightning_fails": Wild("lightning_resnet.py 512", fails="capacity", module=r"net", line=r"lightning_resnet\.py:"),
+    "lightning_fails": Wild("lightning_resnet.py 512", fails="capacity", module=r"layer", line=r"lightning_resnet\.py:"),
     # 20 million edges and a loop for each node: messages of 64 floats
     "gcn_fits": Wild("geometric_gcn.py gcn 2000000", least=1.4),
-    "gcn_fails": Wild("geometric_gcn.py gcn 40000000", fails="capacity|oversized"),
+    # It asks the indices for their bounds before it raises again. Not yet as it should be: its own edges, made by a module
+    # before any graph, are called unknown.
+    "gcn_fails": Wild("geometric_gcn.py gcn 40000000", unknown=1, module=r"convs", line=r"message_passing\.py|geometric_gcn", fails="capacity|oversized"),
     "gat_fails": Wild("geometric_gcn.py gat 20000000", card="rtx3060", fails="capacity|oversized"),
     "yolo_fits": Wild("yolo.py 4 320"),
     "monai_fits": Wild("monai_unet.py 2"),

@@ -82,6 +82,11 @@ TEST_CASE("without gradients an OOM was caught if modules run again, or many oth
   modules.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 4_MiB);
   CHECK(outcomes(modules, false) == std::vector{Outcome::caught});
 
+  EventBuilder handler({.card_bytes = 400_MiB});  // except RuntimeError: if index.min() < 0: …; raise
+  handler.op({.op = "aten::index_select", .module = "conv", .grad = false}).refuse(500_MiB).op_failed();
+  handler.op({.op = "aten::min", .module = "conv", .grad = false}).alloc("least", 512).free("least");
+  CHECK(outcomes(handler, false) == std::vector{Outcome::fatal});
+
   EventBuilder plain({.card_bytes = 400_MiB});
   plain.no_op().refuse(500_MiB);
   for (int i = 0; i < 60; ++i) plain.no_op().alloc("x", 1_MiB).free("x");
