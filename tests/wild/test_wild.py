@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,13 +21,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 VENV = ROOT / ".venv-wild"
 GIB = 1 << 30
+LONGEST = 500  # seconds
 MOST_UNKNOWN = 0.02  # of what is allocated where the report looks
 
 
 @dataclasses.dataclass
 class Wild:
     """A program and what is true of it. `fails`: the cause, where it runs out of memory; `place`: the phases in which it may;
-    `line`: of the program, or of the package, where the report says that it happened; `least` and `most`: GiB of the peak."""
+    `line`: of the program, or of the package, where the report says that it happened; `least`: GiB of the peak."""
 
     arguments: str
     card: str = "rtx3060"
@@ -35,10 +37,8 @@ class Wild:
     module: str = ""
     line: str = ""
     least: float = 0
-    most: float = 1000
     unknown: float = MOST_UNKNOWN
     ranks: int = 0
-    exact: bool = False  # no size that the program took from the card was unknown
 
 
 PROGRAMS = {
@@ -110,8 +110,6 @@ PROGRAMS = {
 class WildTest(unittest.TestCase):
     """`build` is set by main()."""
 
-    longest = 0.0
-
     def run_program(self, wild):
         folder = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag wild "))
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
@@ -122,14 +120,20 @@ class WildTest(unittest.TestCase):
         count = ["--count", str(wild.ranks)] if wild.ranks else []
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "1", "PYTHONSAFEPATH": "1",
                                     "PATH": f"{VENV}/bin:{os.environ['PATH']}"}
-        done = subprocess.run([self.build / "bin/oomdiag", "run", "--device", wild.card, *count, "--folder", folder / "runs",
-                               "-o", folder / "report.json", "--no-progress", "--", VENV / "bin/python", *program],
-                              cwd=folder, capture_output=True, text=True, env=environment, timeout=500)
-        self.assertTrue((folder / "report.json").exists(), done.stderr[-3000:])
-        return done, json.loads((folder / "report.json").read_text())
+        command = [self.build / "bin/oomdiag", "run", "--device", wild.card, *count, "--folder", folder / "runs",
+                   "-o", folder / "report.json", "--no-progress", "--", VENV / "bin/python", *program]
+        run = subprocess.Popen(command, cwd=folder, env=environment, text=True, start_new_session=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            _, said = run.communicate(timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)  # with all that it started
+            self.fail(f"not ended after {LONGEST} s")
+        self.assertTrue((folder / "report.json").exists(), said[-3000:])
+        return run.returncode, said, json.loads((folder / "report.json").read_text())
 
     def check(self, wild):
-        done, report = self.run_program(wild)
+        code, said, report = self.run_program(wild)
         card = report["devices"][report["main_device"]]
         wrong = []
 
@@ -142,15 +146,14 @@ class WildTest(unittest.TestCase):
             if card["failure"]:
                 check_failure(wild, card, expect)
         else:
-            last = "\n".join(done.stderr.split("\noomdiag: ")[0].splitlines()[-12:])
-            expect((done.returncode, report["outcome"]) == (0, "ok"), f"{done.returncode}, {report['outcome']}: {last}")
+            last = "\n".join(said.split("\noomdiag: ")[0].splitlines()[-12:])
+            expect((code, report["outcome"]) == (0, "ok"), f"{code}, {report['outcome']}: {last}")
         expect(card["replay_error_bytes"] == 0, f"the replay errs by {card['replay_error_bytes']}")
-        expect(not (wild.exact and report["lower_bound"]), f"a lower bound: {report['limits']}")
         allocated = sum(card["categories"].values())
         expect(card["categories"]["unknown"] <= wild.unknown * allocated + (1 << 20),
                f"unknown: {card['categories']['unknown'] / allocated:.1%} of {allocated / GIB:.2f} GiB")
         peak = card["peak"]["allocated_bytes"] / GIB
-        expect(wild.least <= peak <= wild.most, f"a peak of {peak:.2f} GiB")
+        expect(wild.least <= peak, f"a peak of {peak:.2f} GiB")
         self.assertFalse(wrong, "; ".join(wrong))
 
 
@@ -168,7 +171,7 @@ def add_programs():
         setattr(WildTest, f"test_{name}", lambda self, wild=wild: self.check(wild))
 
 
-def make_venv(build):
+def make_venv():
     """The packages, in an environment that finds the torch of the build's."""
     requirements = HERE / "requirements.txt"
     mark = VENV / "requirements.txt"
@@ -176,7 +179,7 @@ def make_venv(build):
         return
     base = ROOT / ".venv"
     subprocess.run([base / "bin/python", "-m", "venv", VENV], check=True)
-    folder = next(pathlib.Path("lib").glob("x"), None) or f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    folder = next(base.glob("lib/python3.*/site-packages")).relative_to(base)
     (VENV / folder / "torch.pth").write_text(f"{base / folder}\n")
     subprocess.run([VENV / "bin/python", "-m", "pip", "install", "--quiet", "-r", requirements], check=True)
     shutil.copy(requirements, mark)
@@ -187,7 +190,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     options, rest = parser.parse_known_args()
     WildTest.build = options.build.resolve()
-    make_venv(WildTest.build)
+    make_venv()
     add_programs()
     unittest.main(argv=[sys.argv[0], *rest])
 
