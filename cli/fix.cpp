@@ -46,9 +46,9 @@ std::string twin_of(const std::string& name, const Install& install) {
 }
 
 /// A run that failed on a real card is tried on the virtual one of that name.
-std::string virtual_name(const Report& report, const FixOptions& options, const Install& install) {
+std::string virtual_name(const Report& report, const std::string& folder, const Install& install) {
   if (report.main_device >= report.devices.size()) {
-    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", options.folder));
+    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder));
   }
   return twin_of(report.devices[report.main_device].device.name, install);
 }
@@ -62,7 +62,7 @@ Patient read_patient_of_file(const FixOptions& options, const Install& install) 
     if (report.snapshot) {
       throw Error(ErrorKind::usage, "a snapshot does not tell its card", "name it: --device rtx4090");
     }
-    device.device = virtual_name(report, options, install);
+    device.device = virtual_name(report, options.folder, install);
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
   }
   Patient patient{.program = options.program, .device = choose_device(device, install)};
@@ -99,7 +99,7 @@ Patient read_patient(const FixOptions& options, const Install& install) {
   DeviceOptions device = options.device;
   if (device.device.empty()) {
     device.device =
-        recipe.device == "real" ? virtual_name(load_report(options.folder), options, install) : recipe.device;
+        recipe.device == "real" ? virtual_name(load_report(options.folder), options.folder, install) : recipe.device;
     if (device.memory.empty() && recipe.memory_bytes > 0) device.memory = std::to_string(recipe.memory_bytes);
     device.clocked |= recipe.clocked;
   }

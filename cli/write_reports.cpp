@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <system_error>
 
 #include "cli/reports.h"
 #include "cli/terminal.h"
@@ -16,21 +17,30 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-/// False with errno if not all of it was written.
-bool write_file(const fs::path& file, const std::string& text, mode_t mode, int follows) {
-  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | follows, mode);
-  if (descriptor < 0) return false;
-  size_t written = 0;
-  while (written < text.size()) {
+std::error_code last_error() { return {errno, std::generic_category()}; }
+
+/// Writes into what is there, or a new file; `flags` are further ones of open(2).
+std::error_code write_into(const fs::path& file, const std::string& text, mode_t mode, int flags) {
+  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | flags, mode);
+  if (descriptor < 0) return last_error();
+  std::error_code error;
+  for (size_t written = 0; written < text.size() && !error;) {
     const ssize_t count = write(descriptor, text.data() + written, text.size() - written);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    written += static_cast<size_t>(count);
+    if (count > 0) written += static_cast<size_t>(count);
+    if (count == 0) error = std::make_error_code(std::errc::io_error);
+    if (count < 0 && errno != EINTR) error = last_error();
   }
-  const int error = errno;
-  const bool closed = close(descriptor) == 0;
-  if (closed) errno = error;
-  return closed && written == text.size();
+  if (close(descriptor) != 0 && !error) error = last_error();
+  return error;
+}
+
+/// Puts a new file in the place of the one that is there, once all of it is written.
+std::error_code replace(const fs::path& file, const std::string& text, mode_t mode) {
+  const fs::path part = file.string() + ".part";
+  std::error_code error = write_into(part, text, mode, O_NOFOLLOW), ignored;
+  if (!error) fs::rename(part, file, error);
+  if (error) fs::remove(part, ignored);
+  return error;
 }
 
 }  // namespace
@@ -42,15 +52,10 @@ void write_json(const Report& report, const fs::path& file, mode_t mode) {
 }
 
 void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
-  std::error_code error;
-  const bool is_device = fs::exists(file, error) && !fs::is_regular_file(file, error);  // /dev/stdout: to be kept
-  const fs::path part = is_device ? file : fs::path(file.string() + ".part");
-  error.clear();
-  if (!write_file(part, text, mode, is_device ? 0 : O_NOFOLLOW)) error.assign(errno, std::generic_category());
-  if (!error && !is_device) fs::rename(part, file, error);
-  if (!error) return;
   std::error_code ignored;
-  if (!is_device) fs::remove(part, ignored);
+  const bool is_special = fs::exists(file, ignored) && !fs::is_regular_file(file, ignored);
+  const std::error_code error = is_special ? write_into(file, text, mode, 0) : replace(file, text, mode);
+  if (!error) return;
   throw Error(ErrorKind::environment, fmt::format("cannot write '{}': {}", file.string(), error.message()));
 }
 

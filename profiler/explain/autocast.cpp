@@ -86,7 +86,7 @@ class Caster {
   Lives cast() {
     const size_t count = blocks_.size();
     for (size_t b = 0; b < count; ++b) {
-      if (blocks_[b].phase == Phase::forward && blocks_[b].born != BlockLife::kBefore) cast_forward(b);
+      if (blocks_[b].phase == Phase::forward && blocks_[b].is_of_step()) cast_forward(b);
       if (blocks_[b].phase == Phase::backward) cast_backward(blocks_[b]);
       const bool is_argument = !blocks_[b].is_of_step() || blocks_[b].category == Category::input;
       if (whole_ && is_argument) copy_argument(b);

@@ -183,7 +183,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
                  const Device& card, const std::vector<Growth>& growths, const StepNeed& need) {
   Facts f = read_figures(failure, moment, settings, card.total_bytes);
   f.grown = sum_grown(growths) + grown_in_request(failure, growths);
-  f.lacking_later = std::max<int64_t>(0, std::max(need.bytes, need.next_bytes) - (f.total - f.outside));
+  f.lacking_later = std::max<int64_t>(0, need.most() - (f.total - f.outside));
   Cause cause{.kind = decide(f, failure, moment, usual_outside_of(moment, card.context_bytes), card, need)};
   cause.short_by_bytes = short_by(f, cause.kind);
   cause.evidence = {{"requested_bytes", f.requested},
@@ -286,8 +286,7 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
   findings.packing = measure_packing(moment, card.total_bytes);
   findings.needs_bytes = moment.outside_bytes + findings.packing.pack_bytes;
   if (device.failure) findings.needs_bytes += segment_size(refused, settings);
-  findings.needs_bytes =
-      std::max(findings.needs_bytes, moment.outside_bytes + std::max(step.need.bytes, step.need.next_bytes));
+  findings.needs_bytes = std::max(findings.needs_bytes, moment.outside_bytes + step.need.most());
   findings.owners = list_owners(moment);
   findings.largest = follow_largest(moment);
   findings.headroom_bytes = std::max<int64_t>(0, room - moment.allocated_bytes - moment.pending_free_bytes);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -23,6 +24,7 @@ struct StepNeed {
   int64_t next_bytes =
       0;  ///< … of the next step at the same moment, which holds the optimizer's state as well; 0: no more
 
+  int64_t most() const { return std::max(bytes, next_bytes); }
   bool operator==(const StepNeed&) const = default;
 };
 

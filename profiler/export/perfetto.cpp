@@ -111,7 +111,7 @@ void add_counters(const Report& report, Writer& writer) {
 void add_categories(const Trace& trace, const History& history, Writer& writer) {
   for (const DeviceHistory& device : history.devices) {
     const std::string name = fmt::format("card {}, step {} by category", device.index, device.lives.step);
-    for (const BandPoint& point : draw_card(device).step.points) {
+    for (const BandPoint& point : draw_step(device.lives).points) {
       Json held;
       for (size_t c = 0; c < kCategoryCount; ++c) held[std::string(name_of(static_cast<Category>(c)))] = point.bytes[c];
       const int64_t time = trace.time_ns(trace.events[point.event]);

@@ -42,30 +42,6 @@ std::vector<PhaseSpan> find_phases(const std::vector<BlockLife>& blocks) {
   return spans;
 }
 
-StepBands draw_step(const StepLives& lives) {
-  StepBands bands{.step = lives.step};
-  if (lives.step == 0 || lives.blocks.empty()) return {};
-  uint32_t last = 0;
-  for (const BlockLife& block : lives.blocks) {
-    last = std::max(last, block.born);
-    if (block.died != BlockLife::kNever) last = std::max(last, block.died);
-  }
-  std::vector<BandPoint> points(last + 1);
-  for (const BlockLife& block : lives.blocks) {
-    const auto category = static_cast<size_t>(block.category);
-    points[block.born].bytes[category] += block.bytes;
-    if (block.died != BlockLife::kNever) points[block.died].bytes[category] -= block.bytes;
-  }
-  for (uint32_t i = 0; i <= last; ++i) {
-    points[i].position = i;
-    if (!lives.events.empty()) points[i].event = lives.events[std::clamp<size_t>(i, 1, lives.events.size()) - 1];
-    for (size_t c = 0; i > 0 && c < kCategoryCount; ++c) points[i].bytes[c] += points[i - 1].bytes[c];
-  }
-  bands.points = thin(points);
-  bands.phases = find_phases(lives.blocks);
-  return bands;
-}
-
 std::string label_of(const LiveBlock& block) {
   std::string label(!block.name.empty()          ? block.name
                     : !block.made.module.empty() ? block.made.module
@@ -116,6 +92,30 @@ std::vector<DrawnSegment> draw_segments(const Moment& moment) {
 }
 
 }  // namespace
+
+StepBands draw_step(const StepLives& lives) {
+  StepBands bands{.step = lives.step};
+  if (lives.step == 0 || lives.blocks.empty()) return {};
+  uint32_t last = 0;
+  for (const BlockLife& block : lives.blocks) {
+    last = std::max(last, block.born);
+    if (block.died != BlockLife::kNever) last = std::max(last, block.died);
+  }
+  std::vector<BandPoint> points(last + 1);
+  for (const BlockLife& block : lives.blocks) {
+    const auto category = static_cast<size_t>(block.category);
+    points[block.born].bytes[category] += block.bytes;
+    if (block.died != BlockLife::kNever) points[block.died].bytes[category] -= block.bytes;
+  }
+  for (uint32_t i = 0; i <= last; ++i) {
+    points[i].position = i;
+    if (!lives.events.empty()) points[i].event = lives.events[std::clamp<size_t>(i, 1, lives.events.size()) - 1];
+    for (size_t c = 0; i > 0 && c < kCategoryCount; ++c) points[i].bytes[c] += points[i - 1].bytes[c];
+  }
+  bands.points = thin(points);
+  bands.phases = find_phases(lives.blocks);
+  return bands;
+}
 
 CardPicture draw_card(const DeviceHistory& device) {
   OwnerTree tree;

@@ -76,6 +76,9 @@ struct CardPicture {
 /// Draws a card from all that its trace tells.
 CardPicture draw_card(const DeviceHistory& device);
 
+/// Draws a step; of a step that is not there, nothing.
+StepBands draw_step(const StepLives& lives);
+
 /// Draws what a report alone tells: owners.
 CardPicture draw_card(const ReportOfDevice& device);
 
