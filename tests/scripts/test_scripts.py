@@ -23,11 +23,19 @@ case "$1 $2" in
     echo "$@" >>"$PIP_LOG"
     [[ $PIP != fail ]] || exit 1
     [[ $PIP != hang ]] || sleep 60
+    if [[ $PIP == fail-late ]]; then until [[ -s $CMAKE_LOG ]]; do sleep 0.02; done; exit 1; fi
     echo "#!$(dirname "$0")/python" >"$(dirname "$0")/pip"
     ;;
   "-c "*) ;;
   *) exit 1 ;;
 esac
+"""
+
+# A compilation that never ends.
+FAKE_CMAKE = """#!/usr/bin/env bash
+[[ $1 != --version ]] || exec echo "cmake version 3.30.0"
+sleep 60 & echo $$ $! >"$CMAKE_LOG"
+wait
 """
 
 
@@ -151,6 +159,33 @@ class Launcher(Scripts):
         self.assertIn("building", self.run_script("oomdiag", OOMDIAG_TORCH="/elsewhere").stderr)
         (self.root / "build/.built").write_text("/moved\n\n")
         self.assertIn("building", self.run_script("oomdiag").stderr)
+
+
+class Build(Scripts):
+    def setUp(self):
+        super().setUp()
+        self.cmake_log = self.folder / "cmake.log"
+        self.environment["CMAKE_LOG"] = str(self.cmake_log)
+        self.write_program(self.folder / "bin" / "cmake", FAKE_CMAKE)
+
+    def test_what_is_compiled_while_torch_is_installed_ends_with_a_failed_installation(self):
+        result = self.run_script("build", PIP="fail-late")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("while that is installed", result.stderr)
+        for process in self.cmake_log.read_text().split():
+            self.assertTrue(ends_soon(int(process)), result.stderr)
+
+
+def ends_soon(process):
+    """True if the process is gone, or waits for nothing but to be asked how it ended."""
+    for _ in range(100):
+        try:
+            if pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 class Options(Scripts):
