@@ -88,8 +88,9 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
   return largest;
 }
 
-// Where the run passes with room to spare, it needs at least what it allocated and at most what it reserved, beside what
-// others hold. In between the allocator gives cached segments back and tries again: only runs can tell.
+// Where the run passes with room to spare, it mostly needs at least what it allocated and at most what it reserved, beside
+// what others hold. In between the allocator gives cached segments back and tries again: only runs can tell. Where little is
+// free, libraries choose other algorithms, which may take more or less than that.
 SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
   const Trial large = fitter.run({{values, kLargestCard}}).front().trial;
@@ -102,9 +103,14 @@ SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
     for (const FitRun& run : fitter.run(cases)) passed.push_back(run.trial.passed());
     return passed;
   };
-  const int64_t fails = std::max(kLeastCard, large.outside_bytes + large.allocated_bytes) - kPageBytes;
+  int64_t fails = std::max(kLeastCard, large.outside_bytes + large.allocated_bytes) - kPageBytes;
   int64_t passes = std::max(kLeastCard, large.outside_bytes + large.reserved_bytes + kPageBytes);
-  while (!trials({passes}).front()) passes += passes / 8;  // libraries choose other algorithms where little is free
+  const std::vector<bool> ends = trials({fails, passes});
+  for (bool done = ends[1]; !done; done = trials({passes}).front()) passes += passes / 8;
+  for (bool done = !ends[0]; !done && fails >= kLeastCard; done = !trials({fails}).front()) {
+    passes = fails;
+    fails -= std::max(kPageBytes, fails / 16);
+  }
   card.bytes = find_smallest(fails, passes, kPageBytes, at_once, trials);
   for (int64_t below = 1; below <= kPagesBelow && card.bytes - below * kPageBytes >= kLeastCard;) {
     const int64_t bytes = card.bytes - below * kPageBytes;

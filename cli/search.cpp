@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 
 namespace oomdiag {
 namespace {
@@ -18,8 +19,8 @@ BorderSearch::BorderSearch(int64_t count, std::function<int64_t(int64_t)> value_
     : count_(count), value_of_(std::move(value_of)), most_runs_(most_runs), prior_(prior) {}
 
 std::optional<int64_t> BorderSearch::found() const {
-  for (auto point = points_.rbegin(); point != points_.rend(); ++point) {
-    if (point->second.passes) return point->first;
+  for (const auto& [position, point] : std::views::reverse(points_)) {
+    if (point.passes) return position;
   }
   return std::nullopt;
 }

@@ -160,11 +160,11 @@ std::optional<Changed> use_autocast(const Situation& situation) {
   std::vector<std::string> lines{bfloat16 ? "with torch.autocast(\"cuda\", torch.bfloat16):"
                                           : "with torch.autocast(\"cuda\", torch.float16):"};
   if (may_train(situation)) {
-    lines.push_back("    loss = …  # forward only");
-    lines.push_back(bfloat16 ? "loss.backward()"
-                             : "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
+    lines.emplace_back("    loss = …  # forward only");
+    lines.emplace_back(bfloat16 ? "loss.backward()"
+                                : "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
   } else {
-    lines.push_back("    output = model(x)");
+    lines.emplace_back("    output = model(x)");
   }
   return Changed{.id = bfloat16 ? "autocast_bf16" : "autocast_fp16",
                  .label = bfloat16               ? "bf16 autocast"

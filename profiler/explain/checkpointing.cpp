@@ -196,7 +196,7 @@ std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
   const bool has_trainer = std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
     return block.made.inner_source.find("transformers/") != std::string_view::npos;
   });
-  if (has_trainer) lines.push_back("# or, of transformers: model.gradient_checkpointing_enable()");
+  if (has_trainer) lines.emplace_back("# or, of transformers: model.gradient_checkpointing_enable()");
   return lines;
 }
 

@@ -9,8 +9,7 @@
 #include "profiler/report/table.h"
 
 OOMDIAG_EMBED(search_page, OOMDIAG_PAGE_FOLDER "/search.html");
-extern "C" const char oomdiag_style[];
-extern "C" const char oomdiag_style_end[];
+OOMDIAG_EMBEDDED(style);
 
 namespace oomdiag {
 namespace {

@@ -30,9 +30,9 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 // "layer3" is the third of its kind: "layer*".
 std::string fold_stages(std::string_view path) {
   std::string folded;
-  for (size_t i = 0; i < path.size(); ++i) {
-    if (!is_digit(path[i])) {
-      folded += path[i];
+  for (const char c : path) {
+    if (!is_digit(c)) {
+      folded += c;
     } else if (folded.empty() || folded.back() != '*') {
       folded += '*';
     }

@@ -88,7 +88,7 @@ std::string printable(std::string_view text, size_t columns) {
 }
 
 std::string printable_end(std::string_view text, size_t columns) {
-  const std::string safe = replace_controls(text, false, true);
+  std::string safe = replace_controls(text, false, true);
   const size_t total = count_columns(safe);
   if (total <= columns || columns < 8) return safe;
   return "..." + safe.substr(index_of(safe, total - columns + 3));

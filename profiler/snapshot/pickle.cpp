@@ -139,8 +139,9 @@ uint64_t Pickle::kept_bytes() const {
   constexpr uint64_t kBytesOfText = 96, kBytesOfRecord = 64;  // a string and its entry in the index; the largest record
   constexpr uint64_t kBytesOfTuple = 64;                      // likewise of an index
   return text_bytes_ + texts_.size() * kBytesOfText + elements_ * sizeof(PickleValue) +
-         lists_.size() * sizeof(lists_[0]) + tuples_.size() * kBytesOfTuple + containers_.size() * sizeof(Container) +
-         records_ * kBytesOfRecord + memo_.size() * sizeof(memo_[0]) + large_memo_.size() * sizeof(PickleValue);
+         lists_.size() * sizeof(decltype(lists_)::value_type) + tuples_.size() * kBytesOfTuple +
+         containers_.size() * sizeof(Container) + records_ * kBytesOfRecord +
+         memo_.size() * sizeof(decltype(memo_)::value_type) + large_memo_.size() * sizeof(PickleValue);
 }
 
 }  // namespace oomdiag

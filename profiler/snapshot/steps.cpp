@@ -63,8 +63,8 @@ SnapshotSteps StepFinder::find() {
   if (steps.ends.empty()) steps.ends = by_own_annotation();
   if (steps.ends.empty()) {
     auto optimizer = after(Work::optimizer, false), backward = after(Work::backward, true);
-    steps.ends = backward.size() > optimizer.size() + 1 ? std::move(backward) : std::move(optimizer);
-    if (steps.ends.empty()) steps.ends = std::move(backward);
+    const bool by_backward = optimizer.empty() || backward.size() > optimizer.size() + 1;
+    steps.ends = by_backward ? std::move(backward) : std::move(optimizer);
   }
   if (steps.ends.empty() && !trains()) steps.ends = by_repetition();
   steps.begins = find_begins(steps.ends);

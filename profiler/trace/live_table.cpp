@@ -9,7 +9,7 @@
 
 namespace oomdiag {
 
-PrivatePages::PrivatePages(size_t bytes) noexcept : data_(nullptr), bytes_(bytes) {
+PrivatePages::PrivatePages(size_t bytes) noexcept : bytes_(bytes) {
   void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages != MAP_FAILED) data_ = pages;
 }

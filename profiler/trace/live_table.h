@@ -19,7 +19,7 @@ class PrivatePages {
   void* data() const { return data_; }
 
  private:
-  void* data_;
+  void* data_ = nullptr;
   size_t bytes_;
 };
 

@@ -68,7 +68,8 @@ MappedFile::~MappedFile() {
 }
 
 void MappedFile::become_private() noexcept {
-  mmap(map_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_, 0);
+  // Where it fails, the parent's is what it was: the writer is off by now.
+  (void)mmap(map_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file_, 0);
 }
 
 bool MappedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {

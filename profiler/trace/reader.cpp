@@ -172,7 +172,7 @@ EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHe
   EventFile events(file, header.chunks_offset);
   EventOrder order = merge_chunks(events, find_chunks(*file, events, header), header.device_count);
   const bool overwritten = header.chunk_count.load() > header.chunk_capacity;
-  if (overwritten) order = drop_front(std::move(order), order.after_last_hole);
+  if (const uint64_t first = order.after_last_hole; overwritten) order = drop_front(std::move(order), first);
   return {std::move(events), std::move(order.runs), order.size};
 }
 

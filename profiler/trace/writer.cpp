@@ -1,7 +1,6 @@
 #include "profiler/trace/writer.h"
 
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 #ifdef __x86_64__
 #include <x86intrin.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <span>
 
 #include "profiler/trace/evenly_spaced.h"
@@ -76,7 +76,7 @@ TraceHeader& lay_out(TraceHeader& header, uint32_t device_count, const TraceBudg
   header.kept_capacity = std::max(budget.kept_events, 1u);
   header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kPage);
   header.slots_per_device = budget.slots_per_device;
-  const uint64_t slots = header.device_count * header.slots_per_device;
+  const uint64_t slots = uint64_t{header.device_count} * header.slots_per_device;
   header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kPage);
   header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kPage);
   header.chunk_capacity = std::max<uint64_t>(static_cast<uint64_t>(budget.event_bytes) / header.chunk_bytes, 2);
