@@ -2,9 +2,11 @@
 requests that fail and are caught. Single-threaded where the order would be chance; what it prints is the same each time."""
 import gc
 import os
+import pathlib
 import random
 import sys
 import threading
+import time
 
 import torch
 from torch import nn
@@ -30,6 +32,23 @@ class Inner(torch.autograd.Function):
         if context.fails and context.depth == 0:
             torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
         return gradient * inner, None, None
+
+
+def wait_until_others_sleep():
+    """backward() returns while the engine's threads still let go of the pass. A fork just then copies the allocator's lock as
+    they hold it, and the child waits for it for ever: with the recorder and without."""
+    quiet, end = 0, time.monotonic() + 10
+    while quiet < 3 and time.monotonic() < end:
+        others = [task for task in pathlib.Path("/proc/self/task").iterdir() if int(task.name) != threading.get_native_id()]
+        quiet = quiet + 1 if all(is_asleep(task) for task in others) else 0
+        time.sleep(0.002)
+
+
+def is_asleep(task):
+    try:
+        return (task / "stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return True
 
 
 class Random:
@@ -91,6 +110,7 @@ class Random:
 
     def fork(self):
         sys.stdout.flush()
+        wait_until_others_sleep()
         child = os.fork()
         if child == 0:
             # its engine would wait ten seconds for threads that no fork copies
