@@ -57,6 +57,18 @@ def cards_of_data_centres_are_linked():
     expect_equal(communicator_bytes(), 336 * MIB, "a communicator")
 
 
+@case(card="h100-sxm")
+def a_card_is_in_no_fabric_of_hosts_and_the_question_succeeds():
+    nvml, card, info = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (ctypes.c_ubyte * 48)(*[255] * 48)
+    nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card))
+    for version, size in ((2, 36), (3, 40)):
+        ctypes.cast(info, ctypes.POINTER(ctypes.c_uint))[0] = size | version << 24
+        expect_equal(nvml.nvmlDeviceGetGpuFabricInfoV(card, info), 0)
+        expect_equal((bytes(info[4:size]), info[size]), (bytes(size - 4), 255), "the answer and the byte behind it")
+    ctypes.cast(info, ctypes.POINTER(ctypes.c_uint))[0] = 400
+    expect_equal(nvml.nvmlDeviceGetGpuFabricInfoV(card, info), 25, "NVML_ERROR_ARGUMENT_VERSION_MISMATCH")
+
+
 @case(card="b300,b300")
 def so_is_a_b300():
     expect_equal((reach(), communicator_bytes()), ([True, True, True], 336 * MIB))

@@ -4,6 +4,7 @@
 
 #include "extension/virtual_device/nvml/nvml.h"
 
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
@@ -206,8 +207,19 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t, unsigned, int, unsigned*) {
   return NVML_ERROR_NOT_SUPPORTED;
 }
-OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, void*) { return NVML_ERROR_NOT_SUPPORTED; }
-OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, void*) { return NVML_ERROR_NOT_SUPPORTED; }
+// The cards of one host: in no fabric. PyTorch 2.13 asserts that the question itself succeeds.
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t* info) {
+  return give(info, {});
+}
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, nvmlGpuFabricInfoV_t* info) {
+  const size_t size = info->version & 0xFFFFFFu;
+  if (size < offsetof(nvmlGpuFabricInfoV_t, healthSummary) || size > sizeof *info) {
+    return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  }
+  constexpr size_t head = sizeof info->version;
+  std::memset(reinterpret_cast<char*>(info) + head, 0, size - head);
+  return NVML_SUCCESS;
+}
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, int what,
                                                         int* status) {
   constexpr int kOk = 0, kNotSupported = 5, kNvLink = 2;  // nvmlGpuP2PStatus_t, nvmlGpuP2PCapsIndex_t

@@ -12,6 +12,7 @@ enum nvmlReturn_t {
   NVML_ERROR_NOT_SUPPORTED = 3,
   NVML_ERROR_NOT_FOUND = 6,
   NVML_ERROR_INSUFFICIENT_SIZE = 7,
+  NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 };
 
 struct nvmlMemory_t {
@@ -47,6 +48,24 @@ struct nvmlPciInfo_t {
   char busIdLegacy[16];
   unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
   char busId[32];
+};
+/// Whether the card belongs to a fabric of many hosts (NVLink across hosts); a state of 0 is NVML_GPU_FABRIC_STATE_NOT_SUPPORTED.
+struct nvmlGpuFabricInfo_t {
+  unsigned char clusterUuid[16];
+  nvmlReturn_t status;
+  unsigned cliqueId;
+  unsigned char state;
+};
+/// The versioned form: its caller writes the version, whose lower 24 bits are the struct's size. Version 2 ends with
+/// healthMask, version 3 with healthSummary.
+struct nvmlGpuFabricInfoV_t {
+  unsigned version;
+  unsigned char clusterUuid[16];
+  nvmlReturn_t status;
+  unsigned cliqueId;
+  unsigned char state;
+  unsigned healthMask;
+  unsigned char healthSummary;
 };
 struct nvmlFieldValue_t {
   unsigned fieldId, scopeId;
