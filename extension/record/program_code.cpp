@@ -83,7 +83,7 @@ void ProgramCode::meet_functions(PythonObject dict, bool with_classes) {
 }
 
 void ProgramCode::meet_module(PythonObject frame) {
-  const PythonRef names(api_, api_.frame_globals(frame));
+  const PythonRef names(api_, api_.globals_of(frame));
   if (names && searched_.insert(names.get()).second) meet_functions(names.get(), true);
 }
 

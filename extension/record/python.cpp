@@ -137,7 +137,7 @@ uint32_t name_calls(Interpreter& known) {
 void locate(Interpreter& known, Context& context) {
   PythonObject module = nullptr;
   const auto source = [&](PythonObject frame, PythonObject code) {
-    const Place place{code, known.api.frame_instruction(frame)};
+    const Place place{code, known.api.place_in(frame)};
     return source_of(known, place, known.api.frame_line(frame), [&] {
       known.code.meet_module(frame);
       return running_calls(known.api);

@@ -14,12 +14,13 @@ bool find(F& function, const char* name) {
 
 bool load_frames(PythonApi& api) {
   find(api.frame_variable, "PyFrame_GetVarString");
+  find(api.frame_instruction, "PyFrame_GetLasti");
+  find(api.frame_locals, "PyFrame_GetLocals");
+  find(api.frame_globals, "PyFrame_GetGlobals");
   return find(api.frame, "PyEval_GetFrame") && find(api.frame_code, "PyFrame_GetCode") &&
          find(api.frame_back, "PyFrame_GetBack") && find(api.frame_line, "PyFrame_GetLineNumber") &&
-         find(api.frame_instruction, "PyFrame_GetLasti") && find(api.code_line, "PyCode_Addr2Line") &&
-         find(api.frame_locals, "PyFrame_GetLocals") && find(api.frame_globals, "PyFrame_GetGlobals") &&
-         find(api.function_code, "PyFunction_GetCode") && find(api.function_type, "PyFunction_Type") &&
-         find(api.type_type, "PyType_Type");
+         find(api.code_line, "PyCode_Addr2Line") && find(api.function_code, "PyFunction_GetCode") &&
+         find(api.function_type, "PyFunction_Type") && find(api.type_type, "PyType_Type");
 }
 
 bool load_objects(PythonApi& api) {
@@ -46,7 +47,6 @@ bool PythonApi::load() {
   if (!find(current_thread, "PyThreadState_GetUnchecked")) find(current_thread, "_PyThreadState_UncheckedGet");
   find(first_interpreter, "PyInterpreterState_Head");
   find(next_interpreter, "PyInterpreterState_Next");
-  find(frame_variable, "PyFrame_GetVarString");
   return find(is_initialized, "Py_IsInitialized") && find(this_thread, "PyGILState_GetThisThreadState") &&
          find(ensure, "PyGILState_Ensure") && find(release, "PyGILState_Release") && find(check, "PyGILState_Check") &&
          find(error, "PyErr_Occurred") && find(clear_error, "PyErr_Clear") && load_frames(*this) &&
@@ -68,7 +68,7 @@ PythonObject PythonApi::variable_of(PythonObject in_frame, const char* name, Pyt
   PythonObject value = nullptr;
   if (frame_variable != nullptr) {
     value = frame_variable(in_frame, name);
-  } else if (PythonObject locals = name_object == nullptr ? nullptr : frame_locals(in_frame); locals != nullptr) {
+  } else if (PythonObject locals = name_object == nullptr ? nullptr : locals_of(in_frame); locals != nullptr) {
     value = item(locals, name_object);
     decref(locals);
   }

@@ -31,16 +31,16 @@ struct PythonApi {
   PythonObject (*frame_code)(PythonObject) = nullptr;
   PythonObject (*frame_back)(PythonObject) = nullptr;
   int (*frame_line)(PythonObject) = nullptr;
-  int (*frame_instruction)(PythonObject) = nullptr;
+  int (*frame_instruction)(PythonObject) = nullptr;                     ///< from 3.11; may be null
   int (*code_line)(PythonObject, int) = nullptr;                        ///< of an instruction
   PythonObject (*frame_variable)(PythonObject, const char*) = nullptr;  ///< from 3.12; may be null
-  PythonObject (*frame_locals)(PythonObject) = nullptr;
+  PythonObject (*frame_locals)(PythonObject) = nullptr;                 ///< from 3.11; may be null, as the next
   PythonObject (*frame_globals)(PythonObject) = nullptr;
   PythonObject (*function_code)(PythonObject) = nullptr;  ///< borrowed
 
   void (*incref)(PythonObject) = nullptr;
   void (*decref)(PythonObject) = nullptr;
-  PythonObject (*attribute)(PythonObject, const char*) = nullptr;         ///< only of classes, code and C functions
+  PythonObject (*attribute)(PythonObject, const char*) = nullptr;  ///< only of classes, code, frames, C functions
   PythonObject (*plain_attribute)(PythonObject, PythonObject) = nullptr;  ///< of any object: PyObject_GenericGetAttr
   PythonObject (*plain_dict)(PythonObject, void*) = nullptr;              ///< its __dict__: PyObject_GenericGetDict
   PythonObject (*type)(PythonObject) = nullptr;
@@ -79,6 +79,17 @@ struct PythonApi {
   }
   /// A text attribute of a class or of code, empty if there is none.
   std::string text(PythonObject object, const char* name) const;
+  /// What tells two places of a function from each other: the instruction that runs, before Python 3.11 its line.
+  int place_in(PythonObject in_frame) const {
+    return frame_instruction != nullptr ? frame_instruction(in_frame) : frame_line(in_frame);
+  }
+  /// The variables of a frame's module and of the frame itself, new references; null with an error where there are none.
+  PythonObject globals_of(PythonObject in_frame) const {
+    return frame_globals != nullptr ? frame_globals(in_frame) : attribute(in_frame, "f_globals");
+  }
+  PythonObject locals_of(PythonObject in_frame) const {
+    return frame_locals != nullptr ? frame_locals(in_frame) : attribute(in_frame, "f_locals");
+  }
   /// The local variable `name` of a frame, a new reference, or null. `name_object` is the same text.
   PythonObject variable_of(PythonObject in_frame, const char* name, PythonObject name_object) const;
   /// The local variable `self` of a frame, a new reference, or null.
