@@ -162,6 +162,8 @@ bool StepLearner::repeat(StepOfThread& mine, Event& event, const Moment& now) no
   place(mine, event, *like);
   const uint64_t progress = mine.progress_.load(std::memory_order_relaxed);
   mine.script_[low(progress)].address = event.address;
+  __builtin_prefetch(like + 1, 1);  // it is long out of the cache when the next event comes
+  __builtin_prefetch(like + 2, 1);
   mine.progress_.store(progress + 1, std::memory_order_relaxed);
   mine.nodes_ = now.next_node;
   return true;

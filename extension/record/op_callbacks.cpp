@@ -282,39 +282,37 @@ void on_outputs(const at::RecordFunction& call, at::ObserverContext*) {
 std::unique_ptr<at::ObserverContext> empty_start(const at::RecordFunction&) { return nullptr; }
 void empty_end(const at::RecordFunction&, at::ObserverContext*) {}
 
+/// Handles are 0 where a callback is not there. One that is not wanted is taken away and not only disabled: PyTorch copies the
+/// list of all of them at each node of a backward pass (ThreadLocalState).
 struct Installed {
   std::mutex mutex;
-  std::vector<at::CallbackHandle> handles;
-  at::CallbackHandle ops = 0, outputs = 0;
-  bool ops_watched = true;
-
-  at::CallbackHandle add(at::RecordFunctionCallback callback) {
-    handles.push_back(at::addGlobalCallback(std::move(callback)));
-    return handles.back();
-  }
+  bool records = false;
+  at::CallbackHandle scopes = 0, ops = 0, outputs = 0;
 };
 Installed& installed() {
   static auto* instance = new Installed;
   return *instance;
 }
 
-void enable(at::CallbackHandle callback, bool on) {
+void set(at::CallbackHandle& handle, bool on, at::RecordFunctionCallback callback) {
+  if ((handle != 0) == on) return;
   if (on) {
-    at::reenableCallback(callback);
+    handle = at::addGlobalCallback(std::move(callback));
   } else {
-    at::disableCallback(callback);
+    at::removeCallback(std::exchange(handle, 0));
   }
 }
 
-void install_recording(Installed& now) {
-  using Scope = at::RecordScope;
-  const auto on = [](auto start, auto end, Scope scope) {
-    return std::move(at::RecordFunctionCallback(start, end).scopes({scope}));
-  };
-  now.add(on(on_start, on_end, Scope::USER_SCOPE));
-  now.ops = now.add(on(on_start, on_end, Scope::FUNCTION));
-  now.outputs = now.add(std::move(on(empty_start, on_outputs, Scope::FUNCTION).needsOutputs(true)));
-  now.ops_watched = outputs_watched = true;
+void set_scopes(Installed& now, bool on) {
+  set(now.scopes, on, at::RecordFunctionCallback(on_start, on_end).scopes({at::RecordScope::USER_SCOPE}));
+}
+void set_ops(Installed& now, bool on) {
+  set(now.ops, on, at::RecordFunctionCallback(on_start, on_end).scopes({at::RecordScope::FUNCTION}));
+}
+void set_outputs(Installed& now, bool on) {
+  auto callback = at::RecordFunctionCallback(empty_start, on_outputs);
+  set(now.outputs, on, callback.scopes({at::RecordScope::FUNCTION}).needsOutputs(true));
+  outputs_watched = on;
 }
 
 }  // namespace
@@ -323,15 +321,18 @@ void install_op_callbacks(OpCallbacks which) {
   restart_learning(which == OpCallbacks::recording);
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
-  for (const auto handle : now.handles) at::removeCallback(handle);
-  now.handles.clear();
-  now.ops = now.outputs = 0;
+  set_scopes(now, false);
+  set_ops(now, false);
+  set_outputs(now, false);
+  now.records = which == OpCallbacks::recording || which == OpCallbacks::every_step;
   if (which == OpCallbacks::empty) {
+    using Scope = at::RecordScope;
     auto ops = at::RecordFunctionCallback(empty_start, empty_end);
-    ops.scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE});
-    now.add(ops);
-  } else if (which != OpCallbacks::none) {
-    install_recording(now);
+    set(now.ops, true, ops.scopes({Scope::FUNCTION, Scope::BACKWARD_FUNCTION, Scope::USER_SCOPE}));
+  } else if (now.records) {
+    set_scopes(now, true);
+    set_ops(now, true);
+    set_outputs(now, true);
   }
 }
 
@@ -368,18 +369,18 @@ uint32_t autocast_flags() noexcept {
 }
 
 void watch_outputs(bool on) {
+  if (outputs_watched.load(std::memory_order_relaxed) == on) return;
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
-  if (now.outputs != 0 && outputs_watched.exchange(on) != on) enable(now.outputs, on);
+  if (now.records) set_outputs(now, on);
 }
 
 void watch_ops_as_needed() {
   if (steady()) watch_outputs(false);
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
-  const bool on = !steady();  // asked under the lock: another thread may have left steady training meanwhile
-  if (now.ops == 0 || std::exchange(now.ops_watched, on) == on) return;
-  enable(now.ops, on);
+  if (now.records)
+    set_ops(now, !steady());  // asked under the lock: another thread may have left steady training meanwhile
 }
 
 }  // namespace oomdiag

@@ -19,11 +19,11 @@ namespace {
 
 // Two places that differ in nothing of this are one to us: the Python calls that run, with the modules that they are of, the
 // kind of autograd node, and how many nodes the step has made.
-Moment look(const ThreadState& state) noexcept {
-  const auto node = torch::autograd::get_current_node();
-  const uint64_t type = node ? reinterpret_cast<uint64_t>(typeid(*node).name()) : 0;
+Moment look(const ThreadState& state, const torch::autograd::Node* node) noexcept {
+  const uint64_t type = node != nullptr ? reinterpret_cast<uint64_t>(typeid(*node).name()) : 0;
   return {.mark = mark_of_python_calls() ^ type, .next_node = at::sequence_number::peek(), .claimed = state.claimed};
 }
+Moment look(const ThreadState& state) noexcept { return look(state, torch::autograd::get_current_node().get()); }
 
 /// For what needs no mark.
 Moment count(const ThreadState& state) noexcept {
@@ -31,9 +31,8 @@ Moment count(const ThreadState& state) noexcept {
 }
 
 /// Which autograd node an event belongs to, if the op callbacks have not told.
-void place_in_backward(Event& event) noexcept {
-  const auto node = torch::autograd::get_current_node();
-  if (!node) return;
+void place_in_backward(Event& event, const torch::autograd::Node* node) noexcept {
+  if (node == nullptr) return;
   event.node_sequence = node->sequence_nr();
   event.node_thread = static_cast<uint16_t>(node->thread_id());
 }
@@ -64,11 +63,11 @@ void claim_nodes_of(ThreadState& state, const Surprise& surprise, uint32_t conte
 }
 
 /// Writes the nodes_created and gradients that follow in the learned step, up to the next allocation, read or scope.
-void repeat_notes(ThreadState& state) noexcept {
-  while (std::optional<Event> event = session().learner().next_note(state.training, count(state))) {
+void repeat_notes(ThreadState& state, Moment& now) noexcept {
+  while (std::optional<Event> event = session().learner().next_note(state.training, now)) {
     event->time = read_ticks();
     if (event->kind == EventKind::nodes_created) {
-      state.claimed = event->node_sequence + static_cast<uint64_t>(event->bytes);
+      now.claimed = state.claimed = event->node_sequence + static_cast<uint64_t>(event->bytes);
     }
     session().writer().write(*event);
   }
@@ -158,13 +157,15 @@ bool write_in_step(ThreadState* state, Event& event) noexcept {
     now.writer().write(event);
     return true;
   }
-  place_in_backward(event);
+  const auto node = torch::autograd::get_current_node();
+  place_in_backward(event, node.get());
   note_backward_of_steady_step(now, event);
   if (state != nullptr) {
-    repeat_notes(*state);
-    if (now.learner().repeat(state->training, event, look(*state))) {
+    Moment moment = look(*state, node.get());
+    repeat_notes(*state, moment);
+    if (now.learner().repeat(state->training, event, moment)) {
       now.writer().write(event);
-      repeat_notes(*state);
+      repeat_notes(*state, moment);
       return true;
     }
   }
@@ -184,8 +185,9 @@ bool write_in_step(ThreadState* state, Event& event) noexcept {
 }
 
 bool repeat_scope(ThreadState& state, uint32_t name) {
-  repeat_notes(state);
-  if (const Context* scope = session().learner().repeat_scope(state.training, name, look(state))) {
+  Moment moment = look(state);
+  repeat_notes(state, moment);
+  if (const Context* scope = session().learner().repeat_scope(state.training, name, moment)) {
     state.context.source = scope->source;
     state.context.inner_source = scope->inner_source;
     return true;

@@ -2,8 +2,10 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
+#include <span>
 
 #include "profiler/trace/store.h"
 
@@ -20,8 +22,10 @@ PrivatePages::~PrivatePages() {
 
 namespace {
 
+constexpr uint64_t kFirstIndexSize = 512;
+
 // At most half full, so that linear probing stays short.
-uint64_t index_size(uint32_t capacity) { return std::bit_ceil(uint64_t{capacity} * 2); }
+uint64_t largest_index(uint32_t capacity) { return std::max(std::bit_ceil(uint64_t{capacity} * 2), kFirstIndexSize); }
 
 }  // namespace
 
@@ -29,9 +33,10 @@ LiveTable::LiveTable(Event* slots, uint32_t capacity, uint32_t reserved) noexcep
     : slots_(slots),
       capacity_(capacity),
       reserved_(reserved),
-      mask_(index_size(capacity) - 1),
-      index_pages_(index_size(capacity) * sizeof(Entry)),
-      free_pages_(capacity * sizeof(uint32_t)) {
+      mask_(kFirstIndexSize - 1),
+      index_pages_(largest_index(capacity) * 2 * sizeof(Entry)),
+      free_pages_(capacity * sizeof(uint32_t)),
+      index_(static_cast<Entry*>(index_pages_.data())) {
   if (index_pages_.data() == nullptr || free_pages_.data() == nullptr) capacity_ = reserved_ = 0;
 }
 
@@ -41,68 +46,84 @@ uint64_t LiveTable::home(uint64_t address) const noexcept {
 }
 
 uint64_t LiveTable::find(uint64_t address) const noexcept {
-  const auto* index = static_cast<const Entry*>(index_pages_.data());
   uint64_t place = home(address);
-  while (index[place].address != 0 && index[place].address != address) place = (place + 1) & mask_;
+  while (index_[place].address != 0 && index_[place].address != address) place = (place + 1) & mask_;
   return place;
+}
+
+// The next one lies right behind and is twice as large. One that is no larger than it need be stays in the cache.
+void LiveTable::grow_index() noexcept {
+  const std::span<const Entry> before(index_, mask_ + 1);
+  index_ += before.size();
+  mask_ = before.size() * 2 - 1;
+  for (const Entry& entry : before) {
+    if (entry.address != 0) index_[find(entry.address)] = entry;
+  }
+}
+
+// The index and the slots are long out of the cache when they are asked for: a step of a training comes between.
+void LiveTable::prefetch(uint64_t address) const noexcept {
+  if (capacity_ == 0) return;
+  const Entry& entry = index_[home(address)];
+  __builtin_prefetch(&slots_[entry.slot], 1);
 }
 
 bool LiveTable::insert(const Event& alloc) noexcept {
   if (capacity_ == 0) return false;
-  auto* index = static_cast<Entry*>(index_pages_.data());
   auto* free_slots = static_cast<uint32_t*>(free_pages_.data());
+  if (used_ > mask_ / 2 && used_ < capacity_) grow_index();
   const uint64_t place = find(alloc.address);
-  if (index[place].address == 0) {  // else: a free that we did not see; the slot is taken over
+  if (index_[place].address == 0) {  // else: a free that we did not see; the slot is taken over
     if (free_count_ == 0 && fresh_ >= reserved_) return false;
-    index[place] = {alloc.address, free_count_ != 0 ? free_slots[--free_count_] : fresh_++};
+    index_[place] = {
+        .address = alloc.address, .slot = free_count_ != 0 ? free_slots[--free_count_] : fresh_++, .context = 0};
     ++used_;
   }
-  store_event(slots_[index[place].slot], alloc);
+  index_[place].context = alloc.context;
+  store_event(slots_[index_[place].slot], alloc);
   return true;
 }
 
 uint32_t LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
   if (capacity_ == 0) return 0;
-  auto* index = static_cast<Entry*>(index_pages_.data());
   const uint64_t place = find(address);
-  if (index[place].address == 0) return 0;
-  const auto slot = static_cast<uint32_t>(index[place].slot);
+  const auto [known, slot, context] = index_[place];
+  if (known == 0) return 0;
   std::atomic_ref(slots_[slot].detail).store(free_sequence, std::memory_order_relaxed);
   std::atomic_ref(slots_[slot].flags).store(kSlotFreed, std::memory_order_release);
   static_cast<uint32_t*>(free_pages_.data())[free_count_++] = slot;
   --used_;
   close_gap(place);
-  return slots_[slot].context;
+  return context;
 }
 
 void LiveTable::clear() noexcept {
-  const auto* index = static_cast<const Entry*>(index_pages_.data());
   for (uint64_t place = 0; used_ > 0 && place <= mask_;) {
-    if (index[place].address == 0) {
+    if (index_[place].address == 0) {
       ++place;  // else: what was pushed past this place may have moved into it
     } else {
-      erase(index[place].address, 0);
+      erase(index_[place].address, 0);
     }
   }
 }
 
 void LiveTable::place(uint64_t address, uint64_t sequence, uint32_t context) noexcept {
   if (capacity_ == 0) return;
-  const Entry& entry = static_cast<const Entry*>(index_pages_.data())[find(address)];
+  Entry& entry = index_[find(address)];
   if (entry.address == 0 || slots_[entry.slot].sequence != sequence) return;
   std::atomic_ref(slots_[entry.slot].context).store(context, std::memory_order_relaxed);
+  entry.context = context;
 }
 
 // Moves later entries of the same run forward, so that probing never meets a hole: no tombstones, constant time for ever.
 void LiveTable::close_gap(uint64_t gap) noexcept {
-  auto* index = static_cast<Entry*>(index_pages_.data());
-  for (uint64_t next = (gap + 1) & mask_; index[next].address != 0; next = (next + 1) & mask_) {
-    const uint64_t distance_home = (next - home(index[next].address)) & mask_;
+  for (uint64_t next = (gap + 1) & mask_; index_[next].address != 0; next = (next + 1) & mask_) {
+    const uint64_t distance_home = (next - home(index_[next].address)) & mask_;
     if (distance_home < ((next - gap) & mask_)) continue;
-    index[gap] = index[next];
+    index_[gap] = index_[next];
     gap = next;
   }
-  index[gap].address = 0;
+  index_[gap].address = 0;
 }
 
 }  // namespace oomdiag

@@ -25,12 +25,14 @@ class PrivatePages {
 
 /// The live blocks of one device: a copy of each one's alloc event in a slot of the trace file, found by address through
 /// an index in private memory. Calls must not overlap: the allocator's lock of the device serialises them. They neither
-/// allocate nor lock, and take constant time.
+/// allocate nor lock, and take constant time, but that the index doubles from time to time.
 class LiveTable {
  public:
   /// `slots` are `capacity` zeroed events in the mapped file, of which the first `reserved` may be written.
   LiveTable(Event* slots, uint32_t capacity, uint32_t reserved) noexcept;
 
+  /// The block at this address is about to be added or taken out.
+  void prefetch(uint64_t address) const noexcept;
   /// Adds the block of an alloc event. False if there is no free slot: the block is then unknown to the table.
   bool insert(const Event& alloc) noexcept;
   /// Takes the block at this address out and gives the context of its alloc event, 0 if it is not known. Its slot still
@@ -51,11 +53,13 @@ class LiveTable {
  private:
   struct Entry {
     uint64_t address;  ///< 0 = free
-    uint64_t slot;
+    uint32_t slot;
+    uint32_t context;  ///< of the alloc event
   };
   uint64_t find(uint64_t address) const noexcept;  ///< its place in the index, or the free place where it would go
   void close_gap(uint64_t place) noexcept;
   uint64_t home(uint64_t address) const noexcept;
+  void grow_index() noexcept;
 
   Event* slots_;
   uint32_t capacity_;
@@ -66,6 +70,7 @@ class LiveTable {
   uint64_t mask_;
   PrivatePages index_pages_;
   PrivatePages free_pages_;
+  Entry* index_;  ///< of mask_ + 1 entries, in index_pages_
 };
 
 }  // namespace oomdiag

@@ -258,24 +258,28 @@ TEST_CASE("after SIGKILL the trace ends with a whole event", "[trace]") {
 }
 
 TEST_CASE("the table of live blocks survives any order of allocations and frees", "[trace]") {
-  constexpr uint32_t kCapacity = 256;
-  std::vector<Event> slots(kCapacity);
-  LiveTable table(slots.data(), kCapacity, kCapacity);
+  const uint32_t capacity = GENERATE(256, 2048);  // the index grows at 256
+  std::vector<Event> slots(capacity);
+  LiveTable table(slots.data(), capacity, capacity);
   std::mt19937_64 random(7);
   std::vector<uint64_t> alive;
-  for (int step = 0; step < 100000; ++step) {
-    if (alive.size() < kCapacity && (alive.empty() || random() % 2 == 0)) {
+  const auto context_of = [](uint64_t address) { return static_cast<uint32_t>(address >> 9); };
+  for (uint64_t step = 1; step < 40000; ++step) {
+    if (alive.size() < capacity && (alive.empty() || random() % 3 != 0)) {
       Event event = alloc((random() % 1000000 + 1) * 512, 1);
       if (std::find(alive.begin(), alive.end(), event.address) != alive.end()) continue;
-      event.sequence = static_cast<uint64_t>(step) + 1;
+      event.sequence = step;
+      event.context = context_of(event.address);
       REQUIRE(table.insert(event));
       alive.push_back(event.address);
     } else {
       const size_t victim = random() % alive.size();
-      table.erase(alive[victim], 1);
-      alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(victim));
+      REQUIRE(table.erase(alive[victim], 1) == context_of(alive[victim]));
+      alive[victim] = alive.back();
+      alive.pop_back();
     }
   }
+  CHECK(table.used() > capacity / 2);
   std::vector<uint64_t> in_file;
   for (const Event& slot : slots) {
     if (slot.sequence != 0 && (slot.flags & kSlotFreed) == 0) in_file.push_back(slot.address);
