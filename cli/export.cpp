@@ -68,14 +68,23 @@ std::string make_snapshot(const Explained& from) {
               "give the trace, or the folder of one rank");
 }
 
+/// Of a job each process has its tracks, on the clock of the host.
+std::string make_perfetto(const Explained& from) {
+  PerfettoTimeline timeline;
+  if (from.processes.empty()) timeline.add(from.report, from.trace.get(), from.history);
+  for (const std::filesystem::path& trace : from.processes) {
+    const Explained process = load_explained(trace);
+    timeline.add(process.report, process.trace.get(), process.history);
+  }
+  return std::move(timeline).finish();
+}
+
 constexpr std::array kFormats = {
     Format{"html", ".html", make_html},
     Format{"folded", ".folded", make_folded},
     Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
     Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
-    Format{"perfetto", ".perfetto.json",
-           [](const Explained& from) { return to_perfetto(from.report, from.trace.get(), from.history); },
-           /*tells_trace=*/true},
+    Format{"perfetto", ".perfetto.json", make_perfetto, /*tells_trace=*/true},
     Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
 };
 

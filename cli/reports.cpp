@@ -191,13 +191,26 @@ Explained only(Report report) {
   return kept;
 }
 
+std::vector<fs::path> by_start(const std::vector<fs::path>& traces) {
+  std::vector<std::pair<uint64_t, fs::path>> started;
+  for (const fs::path& file : traces) started.emplace_back(read_process(file).start_time_ns, file);
+  std::sort(started.begin(), started.end());
+  std::vector<fs::path> sorted;
+  for (auto& [start, file] : started) sorted.push_back(std::move(file));
+  return sorted;
+}
+
 Explained load_folder(const fs::path& path) {
   std::error_code ignored;
   const fs::path earlier = path / "report.json";
   const std::vector<fs::path> traces = find_traces(path);
   if (traces.empty() && fs::exists(earlier, ignored)) return only(read_report(earlier));
   const RunFacts facts = remembered_facts(earlier);
-  if (traces.size() != 1) return only(with_measured(explain_run(path, facts), earlier));
+  if (traces.size() != 1) {
+    Explained job = only(with_measured(explain_run(path, facts), earlier));
+    job.processes = by_start(traces);
+    return job;
+  }
   Explained kept = explain_kept(traces.front(), facts);
   kept.report = with_measured(std::move(kept.report), earlier);
   return kept;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/launcher.h"
 #include "cli/told_card.h"
@@ -47,12 +48,13 @@ Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, b
 /// anything else, Error(usage) if a card is told of what knows its own.
 Report load_report(const std::filesystem::path& path, const ToldCard& card = {});
 
-/// A report and, where it was made here and of one process, what it was made from.
+/// A report and, where it was made here, what it was made from.
 struct Explained {
   Report report{};
-  std::unique_ptr<Trace> trace{};  ///< null where there was a report only
-  History history{};               ///< its names are views into `trace`
-  bool is_redacted = false;        ///< only the report may be shown
+  std::unique_ptr<Trace> trace{};                  ///< null where there was a report only, or several processes
+  History history{};                               ///< its names are views into `trace`
+  std::vector<std::filesystem::path> processes{};  ///< their traces, where there are several, the first to record first
+  bool is_redacted = false;                        ///< only the report may be shown
 };
 
 /// The same with what it was made from.

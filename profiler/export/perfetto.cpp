@@ -18,34 +18,37 @@ constexpr uint64_t kMostEvents = 1 << 20;  // of the trace: more make a file tha
 
 double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
 
-/// Writes events one after the other, as all of them together would take much memory.
+/// Writes the events of a process as text one after the other: all of them as JSON would take much memory.
 class Writer {
  public:
-  explicit Writer(int process) : process_(process) {}
+  /// `begin_ns`: when the process began, on the timeline.
+  Writer(int process, int64_t begin_ns, std::string& text) : process_(process), begin_ns_(begin_ns), text_(text) {}
 
+  /// `event` as in the format, without its process.
   void add(Json event) {
     event["pid"] = process_;
-    text_ += text_.empty() ? "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" : ",\n";
+    if (!text_.empty()) text_ += ",\n";
     text_ += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+  /// Such an event at a time of the process.
+  void add_at(int64_t time_ns, Json event) {
+    event["ts"] = microseconds(begin_ns_ + time_ns);
+    add(std::move(event));
   }
   void slice(std::string_view name, const char* kind, uint16_t thread, int64_t begin_ns, int64_t end_ns,
              int64_t bytes) {
-    add({{"name", name},
-         {"cat", kind},
-         {"ph", "X"},
-         {"ts", microseconds(begin_ns)},
-         {"dur", microseconds(std::max<int64_t>(end_ns - begin_ns, 1))},
-         {"tid", thread},
-         {"args", {{"allocated_bytes", bytes}}}});
-  }
-  std::string finish() {
-    if (text_.empty()) text_ = "{\"traceEvents\":[";
-    return std::move(text_) + "\n]}\n";
+    add_at(begin_ns, {{"name", name},
+                      {"cat", kind},
+                      {"ph", "X"},
+                      {"dur", microseconds(std::max<int64_t>(end_ns - begin_ns, 1))},
+                      {"tid", thread},
+                      {"args", {{"allocated_bytes", bytes}}}});
   }
 
  private:
   int process_;
-  std::string text_;
+  int64_t begin_ns_;
+  std::string& text_;
 };
 
 /// What follows each other on a thread under one name is one slice.
@@ -87,23 +90,22 @@ void add_counters(const Report& report, Writer& writer) {
   for (const ReportOfDevice& device : report.devices) {
     const std::string name = fmt::format("card {}", device.device.index);
     for (const ReportPoint& point : device.timeline) {
-      writer.add({{"name", name},
-                  {"ph", "C"},
-                  {"ts", microseconds(point.time_ns)},
-                  {"args",
-                   {{"allocated", point.allocated_bytes},
-                    {"cached", std::max<int64_t>(0, point.reserved_bytes - point.allocated_bytes)}}}});
+      writer.add_at(point.time_ns,
+                    {{"name", name},
+                     {"ph", "C"},
+                     {"args",
+                      {{"allocated", point.allocated_bytes},
+                       {"cached", std::max<int64_t>(0, point.reserved_bytes - point.allocated_bytes)}}}});
     }
     for (const ReportMark& mark : device.marks) {
-      writer.add({{"name", mark.name}, {"ph", "i"}, {"s", "p"}, {"ts", microseconds(mark.time_ns)}, {"tid", 0}});
+      writer.add_at(mark.time_ns, {{"name", mark.name}, {"ph", "i"}, {"s", "p"}, {"tid", 0}});
     }
     if (!device.failure) continue;
-    writer.add({{"name", "out of memory"},
-                {"ph", "i"},
-                {"s", "p"},
-                {"ts", microseconds(device.failure->time_ns)},
-                {"tid", 0},
-                {"args", {{"requested_bytes", device.failure->requested_bytes}}}});
+    writer.add_at(device.failure->time_ns, {{"name", "out of memory"},
+                                            {"ph", "i"},
+                                            {"s", "p"},
+                                            {"tid", 0},
+                                            {"args", {{"requested_bytes", device.failure->requested_bytes}}}});
   }
 }
 
@@ -115,7 +117,7 @@ void add_categories(const Trace& trace, const History& history, Writer& writer) 
       Json held;
       for (size_t c = 0; c < kCategoryCount; ++c) held[std::string(name_of(static_cast<Category>(c)))] = point.bytes[c];
       const int64_t time = trace.time_ns(trace.events[point.event]);
-      writer.add({{"name", name}, {"ph", "C"}, {"ts", microseconds(time)}, {"args", held}});
+      writer.add_at(time, {{"name", name}, {"ph", "C"}, {"args", held}});
     }
   }
 }
@@ -148,16 +150,28 @@ void add_slices(const Trace& trace, Writer& writer) {
 
 }  // namespace
 
-std::string to_perfetto(const Report& report, const Trace* trace, const History& history) {
-  Writer writer(report.rank);
-  const std::string process = report.world_size > 1 ? fmt::format("rank {}", report.rank) : "program";
-  writer.add({{"name", "process_name"}, {"ph", "M"}, {"args", {{"name", process}}}});
+void PerfettoTimeline::add(const Report& report, const Trace* trace, const History& history) {
+  int process = 0;
+  int64_t begin_ns = 0;
+  if (trace != nullptr) {
+    if (events_.empty()) begin_ns_ = trace->process.start_time_ns;
+    process = trace->process.pid;
+    begin_ns = static_cast<int64_t>(trace->process.start_time_ns - begin_ns_);
+  }
+  if (process == 0) process = report.rank + 1;  // of a snapshot; readers of the format take 0 for the system's own
+  Writer writer(process, begin_ns, events_);
+  const std::string name = report.world_size > 1 ? fmt::format("rank {}", report.rank) : "program";
+  writer.add({{"name", "process_name"}, {"ph", "M"}, {"args", {{"name", name}}}});
+  writer.add({{"name", "process_sort_index"}, {"ph", "M"}, {"args", {{"sort_index", report.rank}}}});
   add_counters(report, writer);
   if (trace != nullptr) {
     add_categories(*trace, history, writer);
     add_slices(*trace, writer);
   }
-  return writer.finish();
+}
+
+std::string PerfettoTimeline::finish() && {
+  return "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n" + std::move(events_) + "\n]}\n";
 }
 
 }  // namespace oomdiag

@@ -81,6 +81,7 @@ class Random:
         try:
             (Inner.apply(w @ w, depth, fails) @ w).sum().backward()
         except torch.OutOfMemoryError:
+            wait_until_others_sleep()  # the engine's thread still holds what the failed node was given: when it goes is chance
             print("refused in backward", depth)
 
     def recompute(self):

@@ -166,6 +166,21 @@ class Exports(Runs):
         self.assertTrue(all(event["dur"] > 0 for event in slices))
         self.assertEqual([event["name"] for event in trace if event["ph"] == "i"], ["out of memory"])
 
+    def test_a_timeline_of_a_job_has_each_rank_on_the_clock_of_the_host(self):
+        rank = "import torch; x = torch.ones(1 << 20, device='cuda'); y = x * 2"
+        code = f"""import os, subprocess, sys
+for rank in "01": subprocess.run([sys.executable, "-c", {rank!r}], check=True, env={{**os.environ, "RANK": rank, "WORLD_SIZE": "2"}})"""
+        job = self.base / "job"
+        job.mkdir()
+        oomdiag("run", "--device", "t4", "--folder", job, "--", sys.executable, "-c", code, folder=self.base)
+        trace = json.loads(self.export(next(job.glob("oomdiag-*")), "perfetto").read_text())["traceEvents"]
+        names = {event["pid"]: event["args"]["name"] for event in trace if event["name"] == "process_name"}
+        self.assertEqual(sorted(names.values()), ["rank 0", "rank 1"])
+        times = {name: [event["ts"] for event in trace if names[event["pid"]] == name and "ts" in event] for name in names.values()}
+        self.assertEqual({event["name"] for event in trace if event["ph"] == "X" and names[event["pid"]] == "rank 1"}, {"aten::ones", "aten::mul"})
+        self.assertGreaterEqual(min(times["rank 0"]), 0)
+        self.assertGreater(min(times["rank 1"]), max(times["rank 0"]))  # it began when the other had ended
+
     def test_a_snapshot_is_read_by_pytorch_and_leads_back_to_the_same_figures(self):
         snapshot = self.export(self.fails, "snapshot")
         code = """import pickle, sys; from torch.cuda import _memory_viz as viz; data = pickle.load(open(sys.argv[1], "rb"))
