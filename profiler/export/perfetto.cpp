@@ -112,10 +112,18 @@ void add_counters(const Report& report, Writer& writer) {
 /// Who held each card during the step that the report describes.
 void add_categories(const Trace& trace, const History& history, Writer& writer) {
   for (const DeviceHistory& device : history.devices) {
-    const std::string name = fmt::format("card {}, step {} by category", device.index, device.lives.step);
-    for (const BandPoint& point : draw_step(device.lives).points) {
+    const std::string name = fmt::format("card {} step {}", device.index, device.lives.step);
+    const std::vector<BandPoint> points = draw_step(device.lives).points;
+    const auto is_held = [&](size_t c) {
+      return std::any_of(points.begin(), points.end(), [&](const BandPoint& point) { return point.bytes[c] != 0; });
+    };
+    std::vector<size_t> categories;
+    for (size_t c = 0; c < kCategoryCount; ++c) {
+      if (is_held(c)) categories.push_back(c);
+    }
+    for (const BandPoint& point : points) {
       Json held;
-      for (size_t c = 0; c < kCategoryCount; ++c) held[std::string(name_of(static_cast<Category>(c)))] = point.bytes[c];
+      for (const size_t c : categories) held[std::string(name_of(static_cast<Category>(c)))] = point.bytes[c];
       const int64_t time = trace.time_ns(trace.events[point.event]);
       writer.add_at(time, {{"name", name}, {"ph", "C"}, {"args", held}});
     }
