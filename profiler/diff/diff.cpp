@@ -5,7 +5,7 @@
 #include <functional>
 #include <map>
 
-#include "profiler/report/holders.h"
+#include "profiler/replay/fold.h"
 
 namespace oomdiag {
 namespace {

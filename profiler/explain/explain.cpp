@@ -90,13 +90,19 @@ bool wants_workspace(const OutOfMemory& failure, const Device& card) {
   return is_cublas_workspace(failure.requested_bytes, card.cublas_workspace_bytes);
 }
 
-// A buffer that grows is made anew while the old one lives: the request itself has grown, too.
+// A buffer that grows is made anew while the old one lives: the request itself has grown, too, as much as one of them.
 int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& growths) {
-  int64_t sum = 0;
   for (const Growth& growth : growths) {
     const bool itself = growth.held.op == failure.where.op && growth.held.source == failure.where.source;
-    if (growth.kind == GrowthKind::growing_buffer && itself) sum += growth.grown_bytes;
+    if (growth.kind != GrowthKind::growing_buffer || !itself) continue;
+    return std::min(failure.requested_bytes, growth.grown_bytes / static_cast<int64_t>(growth.place_count));
   }
+  return 0;
+}
+
+int64_t sum_per_step(const std::vector<Growth>& growths) {
+  int64_t sum = 0;
+  for (const Growth& growth : growths) sum += growth.bytes_per_step;
   return sum;
 }
 
@@ -200,7 +206,7 @@ Cause find_cause(const OutOfMemory& failure, const Moment& moment, const Allocat
   if (f.in_other_pools > 0) cause.evidence.push_back({"cached_in_other_pools_bytes", f.in_other_pools});
   if (cause.kind == CauseKind::leak) {
     cause.evidence.push_back({"grown_bytes", f.grown});
-    cause.evidence.push_back({"bytes_per_step", growths.front().bytes_per_step});
+    cause.evidence.push_back({"bytes_per_step", sum_per_step(growths)});
   }
   if (cause.kind == CauseKind::outside_pytorch) cause.holders = find_holders(moment);
   if (cause.kind == CauseKind::fragmentation) cause.pinned = find_pinned_holes(moment, 5);

@@ -5,6 +5,8 @@
 #include <span>
 #include <tuple>
 
+#include "profiler/replay/fold.h"
+
 namespace oomdiag {
 namespace {
 
@@ -120,9 +122,10 @@ Growth describe(const Group& group, const StepCurves& curves) {
   return growth;
 }
 
-using Owner = std::tuple<GrowthKind, std::string_view, std::string_view, std::string_view>;
+using Owner = std::tuple<GrowthKind, std::string_view, std::string, std::string_view>;
 
-// One graph is one reason, however many ops made it; tensors are told apart by op, module and line.
+// One graph is one reason, however many ops made it; tensors are told apart by op, module and line, where layers that are
+// alike are one.
 std::vector<Group> group_curves(const StepCurves& curves) {
   Group in_graph;
   std::map<Owner, Group> groups;
@@ -134,7 +137,8 @@ std::vector<Group> group_curves(const StepCurves& curves) {
     if (shape == Shape::steady) continue;
     const GrowthKind kind = shape == Shape::more_blocks ? GrowthKind::kept_tensors : GrowthKind::growing_buffer;
     const bool kept_by_graph = shape == Shape::more_blocks && curve.in_graph;
-    Group& group = kept_by_graph ? in_graph : groups[{kind, curve.where.op, curve.where.module, curve.where.source}];
+    Group& group =
+        kept_by_graph ? in_graph : groups[{kind, curve.where.op, fold_indices(curve.where.module), curve.where.source}];
     add_curve(group, kind, curve, beginning);
   }
   std::vector<Group> result;

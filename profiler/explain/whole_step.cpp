@@ -1,6 +1,7 @@
 #include "profiler/explain/whole_step.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <string_view>
@@ -17,6 +18,9 @@ Place place_of(const BlockLife& block) {
   const Where& made = block.made;
   return {block.phase, made.node, made.op, made.module, made.source};
 }
+
+/// Differences of a twentieth are none.
+bool is_about(int64_t a, int64_t b) { return std::abs(a - b) * 20 <= std::max(a, b); }
 
 // Where memory is short, cuDNN may go on with another workspace.
 bool is_compared(const BlockLife& block) { return block.is_of_step() && block.category != Category::workspace; }
@@ -45,25 +49,31 @@ class Sizes {
   std::map<Place, std::multiset<int64_t>> sizes_;
 };
 
-/// What became of the blocks that a step began with, by what they are.
+/// What became of the blocks that a step began with, by what they are. What is made anew a little larger each time (a cache
+/// of keys and values) is the same.
 class Fates {
  public:
   explicit Fates(const StepLives& lives) {
     for (const BlockLife& block : lives.blocks) {
-      if (!block.is_of_step()) fates_[{place_of(block), block.bytes}].push_back(block.died);
+      if (!block.is_of_step()) fates_[place_of(block)].emplace(block.bytes, block.died);
     }
   }
   /// Of the next block like this one; kNever where it lives, or is not known.
   uint32_t take(const BlockLife& block) {
-    const auto found = fates_.find({place_of(block), block.bytes});
-    if (found == fates_.end() || found->second.empty()) return BlockLife::kNever;
-    const uint32_t died = found->second.front();
-    found->second.erase(found->second.begin());
+    const auto place = fates_.find(place_of(block));
+    if (place == fates_.end()) return BlockLife::kNever;
+    auto& sizes = place->second;
+    auto found = sizes.lower_bound(block.bytes);
+    const bool fits = found != sizes.end() && is_about(found->first, block.bytes);
+    if (!fits && found != sizes.begin()) --found;
+    if (found == sizes.end() || !is_about(found->first, block.bytes)) return BlockLife::kNever;
+    const uint32_t died = found->second;
+    sizes.erase(found);
     return died;
   }
 
  private:
-  std::map<std::pair<Place, int64_t>, std::vector<uint32_t>> fates_;
+  std::map<Place, std::multimap<int64_t, uint32_t>> fates_;
 };
 
 /// Where in one step that was reached which happens at a position of another step like it: after as many allocations.
@@ -94,7 +104,7 @@ bool records_graph(const StepLives& lives) {
 
 bool is_made_again(const BlockLife& block, const StepLives& step) {
   return std::any_of(step.blocks.begin(), step.blocks.end(), [&](const BlockLife& other) {
-    return other.is_of_step() && other.bytes == block.bytes && other.made.op == block.made.op &&
+    return other.is_of_step() && is_about(other.bytes, block.bytes) && other.made.op == block.made.op &&
            other.made.source == block.made.source && other.made.module == block.made.module;
   });
 }

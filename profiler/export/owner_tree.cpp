@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "profiler/report/holders.h"
+#include "profiler/replay/fold.h"
 
 namespace oomdiag {
 namespace {

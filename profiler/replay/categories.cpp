@@ -23,8 +23,8 @@
 //                  outside of modules by ops that copy or create (the batch of this step) are inputs.
 //   8 the rest     unknown, and never spread over the others. Only where the modules named all that is theirs does what ops
 //                  outside of them made in setup count as inputs: the data set on the card, the first batch, however it
-//                  was normalised and put together. Of what is made between the steps copied or created tensors do: a
-//                  batch that autograd keeps a cast copy of.
+//                  was normalised and put together. Of what is made between the steps copied or created tensors do (a batch
+//                  that autograd keeps a cast copy of), and what other ops made is an output that somebody holds.
 
 namespace oomdiag {
 namespace {
@@ -67,7 +67,8 @@ Category living_category(const Evidence& e) {
     case Phase::setup:
       return !e.op.empty() && !e.in_module && e.modules_known ? Category::input : Category::unknown;
     case Phase::other:
-      return brings_data(e.op) && !e.in_module && e.modules_known ? Category::input : Category::unknown;
+      if (e.op.empty() || !e.modules_known) return Category::unknown;
+      return brings_data(e.op) && !e.in_module ? Category::input : Category::output;
     case Phase::optimizer:
       return Category::unknown;
   }

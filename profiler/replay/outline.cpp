@@ -72,6 +72,7 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
   const std::vector<bool> optimizer_names = find_optimizer_names(trace);
   bool backward_ran = false;
   bool trains = false;
+  uint64_t module_runs_from = Outline::kNever;  // its first allocation, while nothing outside of modules allocates
   for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
     const Event& event = *at;
     const uint64_t i = at.index();
@@ -89,13 +90,17 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
       if (in_backward(trace, event)) {
         backward_ran = trains = true;
       } else {
-        refusals.note_work(event, event.op_serial != 0 && trace.context(event.context).module != 0);
+        const bool in_module = trace.context(event.context).module != 0;
+        refusals.note_work(event, event.op_serial != 0 && in_module);
+        if (!in_module || module_runs_from == Outline::kNever) module_runs_from = in_module ? i : Outline::kNever;
       }
     }
     if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
     refusals.note_progress(event.op_serial);
     if (outline.first_forward == Outline::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
-      outline.first_forward = first_event_of_op(trace.events, i);
+      // A module may compute for long before what it computes needs a graph: the edges of a graph network.
+      const bool in_module = trace.context(event.context).module != 0 && module_runs_from != Outline::kNever;
+      outline.first_forward = first_event_of_op(trace.events, in_module ? std::min(i, module_runs_from) : i);
     }
     if (backward_ran) outline.step_begins.push_back(first_event_of_op(trace.events, i));
     backward_ran = false;

@@ -10,7 +10,8 @@ namespace oomdiag {
 /// Follows a trace and knows the step and the phase of its events. The phase of an allocation is, first rule that holds:
 ///   backward   an autograd node runs (also what checkpointing computes again there)
 ///   optimizer  inside a scope "Optimizer.step…"
-///   setup      before the first forward op (the first op that made autograd nodes and does not merely move tensors)
+///   setup      before the first forward op (the first op that made autograd nodes and does not merely move tensors, or the
+///              first of the module that it is in)
 ///   forward    gradients are enabled, or it sits in a module, or the forward pass has begun and no backward yet
 ///   other      the rest: logging, zero_grad, loading data between steps
 /// Steps are optimizer steps, counted from 1 (0 in setup); without optimizer scopes a step ends with its backward pass, and

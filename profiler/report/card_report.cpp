@@ -10,6 +10,7 @@
 
 #include "profiler/explain/explain.h"
 #include "profiler/replay/autocast_cache.h"
+#include "profiler/replay/fold.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/saved.h"
 
@@ -229,6 +230,9 @@ ReportGrowth report_growth(const Growth& growth) {
                       .module = std::string(growth.held.module),
                       .source = std::string(growth.held.source),
                       .place_count = static_cast<int64_t>(growth.place_count)};
+  const bool in_layers = std::ranges::any_of(
+      growth.places, [&](const GrowingPlace& place) { return place.where.module != growth.held.module; });
+  if (in_layers && growth.kind != GrowthKind::retained_graph) report.module = fold_indices(report.module);
   for (const GrowingPlace& place : growth.places) {
     report.places.push_back({std::string(place.where.op), std::string(place.where.module),
                              std::string(place.where.source), place.bytes_per_step, place.live_bytes, place.blocks});

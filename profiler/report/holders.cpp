@@ -6,6 +6,7 @@
 #include <set>
 
 #include "profiler/explain/explain.h"
+#include "profiler/replay/fold.h"
 
 // A model of forty layers has forty blocks of each kind, and a list of the largest five names an eighth of one kind. So blocks
 // are folded over the indices in their modules' paths. How coarsely depends on what it takes to name most of the bytes:
@@ -193,18 +194,6 @@ class Folder {
 };
 
 }  // namespace
-
-std::string fold_indices(std::string_view path) {
-  std::string folded;
-  while (true) {
-    const size_t dot = std::min(path.find('.'), path.size());
-    const std::string_view part = path.substr(0, dot);
-    folded += !part.empty() && std::ranges::all_of(part, is_digit) ? "*" : part;
-    if (dot == path.size()) return folded;
-    folded += '.';
-    path.remove_prefix(dot + 1);
-  }
-}
 
 std::vector<ReportHolder> fold_holders(const Moment& moment) {
   std::array<std::vector<const LiveBlock*>, kCategoryCount> blocks;

@@ -9,9 +9,6 @@
 
 namespace oomdiag {
 
-/// "transformer.h.*.mlp" of "transformer.h.11.mlp": bare numbers are indices of layers that are alike.
-std::string fold_indices(std::string_view path);
-
 /// Who holds the bytes of each category, in at most kMostHolders rows of a category: blocks of layers that are alike are one
 /// row, and so are, where that is not enough to name four fifths of the bytes, blocks of the same part of each layer, then of
 /// each layer, then of the same op. By category, largest first; what has no room in the rows is left out.

@@ -9,7 +9,8 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kGrowthColumns = 54;
+constexpr size_t kGrowthColumns = 48;  // before its figures
+constexpr size_t kMostColumns = 90;    // of a line of its own
 
 // "relu1  [6800, 32, 64, 64]": who made it, what it is.
 std::string label_of(const ReportOwner& owner) {
@@ -61,19 +62,20 @@ std::string groups_table(const ReportOfDevice& device) {
 std::string growth_table(const ReportOfDevice& device, const TextOptions& options) {
   if (device.growth.empty()) return {};
   constexpr size_t kMostRows = 3;
-  int64_t largest = 0;
-  for (const ReportGrowth& growth : device.growth) largest = std::max(largest, growth.grown_bytes);
-  const Unit unit = unit_for(largest);
-  std::string text = "  " + padded(fmt::format("growing from step to step, {}", unit.name), kGrowthColumns - 9) +
-                     fmt::format("{:>9}{:>9}\n", "per step", "so far");
+  std::string text = "  " + padded("growing from step to step", kGrowthColumns - 2) +
+                     fmt::format("{:>12}{:>12}\n", "per step", "so far");
   for (size_t i = 0; i < device.growth.size() && i < kMostRows; ++i) {
     const ReportGrowth& growth = device.growth[i];
-    std::string label = in_words(std::string(name_of(growth.kind)));
+    const std::string arrow = options.unicode ? " ← " : " <- ";
+    std::string label = in_words(std::string(name_of(growth.kind))), place;
     for (const std::string& part : {growth.op, growth.module, growth.source.substr(growth.source.rfind('/') + 1)}) {
-      if (!part.empty()) label += (options.unicode ? " ← " : " <- ") + part;
+      if (!part.empty()) place += (place.empty() ? "" : arrow) + part;
     }
-    text += "    " + padded(printable(label, kGrowthColumns - 12), kGrowthColumns - 11) +
-            fmt::format("{:>9}{:>9}\n", in_unit(growth.bytes_per_step, unit), in_unit(growth.grown_bytes, unit));
+    const std::string both = place.empty() ? label : label + arrow + place;
+    const bool in_one_line = count_columns(printable(both, kMostColumns)) <= kGrowthColumns - 5;
+    text += "    " + padded(printable(in_one_line ? both : label, kGrowthColumns - 5), kGrowthColumns - 4) +
+            fmt::format("{:>12}{:>12}\n", with_unit(growth.bytes_per_step), with_unit(growth.grown_bytes));
+    if (!in_one_line) text += "      " + printable(place, kMostColumns) + "\n";
   }
   return text;
 }

@@ -68,6 +68,20 @@ TEST_CASE("a tensor that is made larger each time is a growing buffer", "[explai
   CHECK(growths[0].bytes_per_step == 1_MiB);
 }
 
+TEST_CASE("caches of layers that are alike grow for one reason", "[explain][growth]") {
+  StepCurves curves = one_place({1_MiB, 2_MiB, 3_MiB, 4_MiB, 5_MiB});
+  curves.places[0].where.module = "h.0.attn";
+  curves.places.push_back(curves.places[0]);
+  curves.places[1].where.module = "h.1.attn";
+  curves.places.push_back(curves.places[0]);
+  curves.places[2].where.module = "head";
+  const auto growths = find_growth(curves);
+
+  REQUIRE(growths.size() == 2);
+  CHECK(growths[0].place_count == 2);
+  CHECK(growths[0].grown_bytes == 8_MiB);
+}
+
 TEST_CASE("a tensor that becomes larger because the batch does is no growth", "[explain][growth]") {
   CHECK(find_growth(one_place({1_MiB, 2_MiB, 3_MiB, 4_MiB}, {}, {1, 2, 3, 4})).empty());
   CHECK(find_growth(one_place({1_MiB, 5_MiB, 2_MiB, 4_MiB, 3_MiB, 6_MiB}, {}, {1, 5, 2, 4, 3, 6})).empty());

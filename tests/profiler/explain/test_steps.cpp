@@ -84,6 +84,22 @@ TEST_CASE("a variable holds the last step's tensor until it is made again", "[ex
   CHECK(step.step == 2);
 }
 
+TEST_CASE(
+    "a cache that is made anew, a little larger in each step, is there twice while it is made, and not three times",
+    "[explain][steps]") {
+  const auto cache = [](int64_t bytes, uint32_t born, uint32_t died) {
+    BlockLife life = named(block(Category::output, Phase::forward, bytes, born, died), "attn");
+    life.made.op = "aten::cat";
+    return life;
+  };
+  const StepLives whole{.step = 8,
+                        .blocks = {cache(64_MiB, BlockLife::kBefore, 2), cache(65_MiB, 1, BlockLife::kNever)}};
+  const StepLives cut{
+      .step = 9, .blocks = {cache(65_MiB, BlockLife::kBefore, BlockLife::kNever), cache(66_MiB, 1, BlockLife::kNever)}};
+  REQUIRE(is_like(cut, whole));
+  CHECK(find_peak(run_on(cut, whole).blocks) == 64_MiB + 65_MiB);
+}
+
 TEST_CASE("the first batch, which is older than the first step, is there in the next one as well", "[explain][steps]") {
   BlockLife batch = block(Category::input, Phase::setup, 32_MiB, BlockLife::kBefore);
   batch.made = {.op = "aten::randn", .source = "train.py:9"};

@@ -163,6 +163,21 @@ TEST_CASE("what a forward op made and nobody saved is an output; a fresh batch i
   CHECK(category_of(trace, "hidden") == Category::output);
 }
 
+TEST_CASE("between the steps of a program whose modules are known, a copy is an input and a result an output",
+          "[replay]") {
+  EventBuilder trace;
+  trace.trace().process.python = true;
+  trace.op({.op = "aten::to"}).alloc("weight", 4_MiB).names(EventKind::parameter, "weight", "head.weight");
+  trace.op({.op = "aten::linear", .module = "head"}).alloc("logits", 4_MiB).nodes(0);
+  trace.begin_scope("Optimizer.step#SGD.step").end_scope("Optimizer.step#SGD.step");
+  trace.op({.op = "aten::to", .grad = false}).alloc("next batch", 4_MiB);
+  trace.op({.op = "aten::softmax", .grad = false}).alloc("probabilities", 4_MiB);
+  peak(trace.op({.op = "aten::relu", .grad = false}));
+
+  CHECK(category_of(trace, "next batch") == Category::input);
+  CHECK(category_of(trace, "probabilities") == Category::output);
+}
+
 TEST_CASE("what dies inside its op is a temporary, in a convolution its workspace", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::gelu"}).alloc("y", 1_MiB).nodes(0).op({.op = "aten::softmax"});

@@ -44,6 +44,19 @@ TEST_CASE("the first forward op begins step 1 with its first allocation, though 
   CHECK(last_alloc(trace) == At{1, Phase::forward});
 }
 
+TEST_CASE("what the module computed before its first op with a graph is forward, what ran before it is setup",
+          "[replay]") {
+  for (const auto& [module, peak_of_setup] : {std::pair{"convs.0", 4_MiB}, std::pair{"", 12_MiB}}) {
+    EventBuilder trace;
+    trace.op({.op = "aten::to"}).alloc("weight", 4_MiB);
+    trace.op({.op = "aten::cat", .module = module}).alloc("edges", 8_MiB);
+    trace.op({.op = "aten::linear", .module = "convs.0"}).alloc("y", 4_MiB).nodes(0);
+    const std::vector<PhasePeak> phases = replay(trace).devices.at(0).phases;
+    CHECK(phases.at(0) == PhasePeak{0, Phase::setup, peak_of_setup});
+    CHECK(phases.at(1) == PhasePeak{1, Phase::forward, 16_MiB});
+  }
+}
+
 TEST_CASE("an autograd node is backward, also when it computes forward again", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0).node("ReluBackward0", 0);

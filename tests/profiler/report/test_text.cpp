@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -43,6 +45,27 @@ TEST_CASE("an OOM in the optimizer reads well", "[report][golden]") {
 
 TEST_CASE("a run that fits reads well", "[report][golden]") {
   check_golden("fits.txt", text_of(training_that_fits(), {.exit_code = 0, .batch = 64, .folder = "oomdiag-4711"}));
+}
+
+TEST_CASE("a leak reads well", "[report][golden]") {
+  EventBuilder trace({.card_bytes = 1_GiB});
+  const SmallTraining training;
+  training.setup(trace);
+  for (uint64_t step = 0; step < 8; ++step) {
+    training.forward(trace, step * 3);
+    const std::string now = std::to_string(step);
+    for (const char* layer : {"0", "1"}) {  // a cache of keys, made anew and larger
+      trace.op({.op = "aten::cat", .module = fmt::format("h.{}.attention", layer), .source = "cache_utils.py:136"});
+      trace.alloc(fmt::format("keys {} {}", layer, step), static_cast<int64_t>(step + 1) * 10_MiB).no_op();
+      if (step > 0) trace.free(fmt::format("keys {} {}", layer, step - 1));
+    }
+    trace.op({.op = "aten::clone", .source = "train.py:20"}).alloc("kept " + now, 16_MiB).no_op();
+    training.backward(trace, step * 3);
+    training.optimizer(trace, step == 0);
+    training.zero_grad(trace);
+  }
+  trace.op({.op = "aten::relu", .source = "train.py:11"}).nodes(24).alloc("x", 384_MiB).refuse(400_MiB).op_failed();
+  check_golden("leak.txt", text_of(trace, {.exit_code = 1, .folder = "oomdiag-4711"}));
 }
 
 TEST_CASE("a killed run reads well", "[report][golden]") {
