@@ -5,7 +5,7 @@
 #include <functional>
 #include <map>
 
-#include "profiler/replay/fold.h"
+#include "profiler/fold_indices.h"
 
 namespace oomdiag {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "profiler/replay/fold.h"
+#include "profiler/fold_indices.h"
 
 namespace oomdiag {
 namespace {

@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "profiler/explain/explain.h"
+#include "profiler/fold_indices.h"
 #include "profiler/replay/autocast_cache.h"
-#include "profiler/replay/fold.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/saved.h"
 

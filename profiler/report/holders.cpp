@@ -6,7 +6,7 @@
 #include <set>
 
 #include "profiler/explain/explain.h"
-#include "profiler/replay/fold.h"
+#include "profiler/fold_indices.h"
 
 // A model of forty layers has forty blocks of each kind, and a list of the largest five names an eighth of one kind. So blocks
 // are folded over the indices in their modules' paths. How coarsely depends on what it takes to name most of the bytes:

@@ -1,7 +1,7 @@
 #include <memory>
 #include <numeric>
 
-#include "profiler/replay/fold.h"
+#include "profiler/fold_indices.h"
 #include "profiler/report/batch.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/make_report.h"

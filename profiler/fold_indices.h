@@ -1,0 +1,23 @@
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+namespace oomdiag {
+
+/// "transformer.h.*.mlp" of "transformer.h.11.mlp": bare numbers are indices of layers that are alike.
+inline std::string fold_indices(std::string_view path) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  std::string folded;
+  while (true) {
+    const size_t dot = std::min(path.find('.'), path.size());
+    const std::string_view part = path.substr(0, dot);
+    folded += !part.empty() && std::ranges::all_of(part, is_digit) ? "*" : part;
+    if (dot == path.size()) return folded;
+    folded += '.';
+    path.remove_prefix(dot + 1);
+  }
+}
+
+}  // namespace oomdiag
