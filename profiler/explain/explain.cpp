@@ -156,7 +156,7 @@ CauseKind decide(const Facts& f, const OutOfMemory& failure, const Moment& momen
   }
   if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
   if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
-  if (wants_workspace(failure, card) && f.lacking_later == 0) return CauseKind::workspace;
+  if (wants_workspace(failure, card) && f.lacking_later <= f.requested) return CauseKind::workspace;  // nothing but itself
   return CauseKind::capacity;
 }
 

@@ -182,6 +182,22 @@ def plan():
         optimizer.zero_grad()
 
 
+def symmetric():
+    """Buffers that all ranks map, of the world and of pairs; a matrix product whose parts are gathered through one."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+    pairs = init_device_mesh("cuda", (WORLD // 2, 2), mesh_dim_names=("dp", "tp"))["tp"].get_group()
+    for group in (dist.group.WORLD, pairs):
+        part = symmetric_memory.empty(1 << 20, device="cuda")
+        mapped = symmetric_memory.rendezvous(part, group)
+        assert len(set(mapped.buffer_ptrs)) == group.size(), mapped.buffer_ptrs
+        for _ in range(100):
+            torch.ops.symm_mem.one_shot_all_reduce(part, "sum", group.group_name)
+    weight = torch.randn(256, WIDTH, device="cuda").t()
+    rows = symmetric_memory.empty(128, 256, device="cuda")
+    for _ in range(20):
+        torch.ops.symm_mem.fused_all_gather_matmul(rows, [weight.t()], 0, group_name=dist.group.WORLD.group_name)
+
+
 def write_events(path):
     events = [(event["action"], event["size"]) for event in torch.cuda.memory._snapshot()["device_traces"][LOCAL]]
     with open(f"{path}-{RANK}.json", "w") as file:

@@ -12,6 +12,8 @@ NCCL are in extension/virtual_device/nccl/lone.h; what PyTorch does beside NCCL 
                           no communicator by splitting another, which would have to ask all ranks for their colour
   split_group             tells the virtual NCCL who is in the part that the coming ncclCommSplit makes
   *_object_list           what cannot be known is told as an error at the call
+
+Symmetric memory of a group is mapped by each of its ranks, so all of them are summoned for it.
 """
 import ctypes
 import functools
@@ -138,6 +140,15 @@ def _tells_arrival(key, count):
 
 
 def _make_stores(dist):
+    def symmetric_peer(key):
+        """Which rank sets `key`, if it is of symmetric memory: …/<group>//CUDASymmetricMemory/<which time>/<rank in it>.
+        Ranks hand each other their handles there, and none is like another."""
+        found = re.search(r"([^/]+)//\w*SymmetricMemory\w*/\d+/(\d+)$", key)
+        if found is None:
+            return None
+        group = dist.distributed_c10d._resolve_process_group(found[1])  # nothing public leads from a name to its group
+        return dist.get_process_group_ranks(group)[int(found[2])]
+
     class LoneStore(dist.Store):
         """Keys lie in the job's folder. What a rank sets under its own number, others are taken to have set alike; a count
         that a rank adds to counts everybody, so who waits for all to arrive goes on."""
@@ -173,8 +184,10 @@ def _make_stores(dist):
         def get(self, key):
             if key in self._counts:
                 return str(self._counts[key]).encode()
-            value = self._own.get(key) or _find(self._file(key)) or self._alike(key)
-            maker = 0 if _own_rank() else None
+            maker = symmetric_peer(key)
+            value = self._own.get(key) or _find(self._file(key)) or (self._alike(key) if maker is None else None)
+            if maker is None and _own_rank():
+                maker = 0
             if value is None and maker is not None:
                 value = _fetch(self._file(key), maker)
             if value is None:
