@@ -94,7 +94,7 @@ ReportDiff diff(const Report& before, const Report& after, const DiffOptions& op
   if (a.cause) result.cause_before = a.cause->kind;
   if (b.cause) result.cause_after = b.cause->kind;
   const int64_t allocated = std::max(a.peak.allocated_bytes, b.peak.allocated_bytes);
-  const int64_t least = std::max<int64_t>({1, options.least_bytes, allocated / 1000});
+  const auto least = std::max<int64_t>({1, options.least_bytes, allocated / 1000});
   const auto figure = [&](const char* name, int64_t was, int64_t is, int64_t noise) {
     if (std::abs(is - was) >= noise) result.figures.push_back({name, was, is});
   };

@@ -71,7 +71,7 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
     for (const std::string& part : {growth.op, growth.module, growth.source.substr(growth.source.rfind('/') + 1)}) {
       if (!part.empty()) place += (place.empty() ? "" : arrow) + part;
     }
-    const std::string both = place.empty() ? label : label + arrow + place;
+    const std::string both = place.empty() ? label : fmt::format("{}{}{}", label, arrow, place);
     const bool in_one_line = count_columns(printable(both, kMostColumns)) <= kGrowthColumns - 5;
     text += "    " + padded(printable(in_one_line ? both : label, kGrowthColumns - 5), kGrowthColumns - 4) +
             fmt::format("{:>12}{:>12}\n", with_unit(growth.bytes_per_step), with_unit(growth.grown_bytes));
