@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cctype>
 #include <cstring>
@@ -78,15 +79,45 @@ void go_back_to(ThreadState& state, const Frame& frame) {
   state.node_thread = frame.outside_node_thread;
 }
 
-// Scopes may end out of order: what is still open inside of the frame keeps the state. False for a call that began before
-// recording did: it has no frame.
+// Calls may end out of order: what is open inside of the frame stays open, and is no longer inside of it when it ends. An op that
+// opened scopes ends before them where ops are dispatched in Python (record_function() under a TorchDispatchMode).
+void take_out(ThreadState& state, uint32_t index, const Frame& ended) {
+  Frame* const inside = state.frames + index;
+  Frame* const end = state.frames + state.depth;
+  std::move(inside + 1, end, inside);
+  inside->outside = ended.outside;
+  inside->outside_id = ended.outside_id;
+  inside->outside_serial = ended.outside_serial;
+  inside->outside_node = ended.outside_node;
+  inside->outside_node_thread = ended.outside_node_thread;
+  const bool opened_scopes = ended.is_outermost && ended.scope_name == 0 && !ended.runs_node &&
+                             std::all_of(inside, end - 1, [](const Frame& frame) { return frame.scope_name != 0; });
+  if (!opened_scopes) return;
+  const auto leave_op = [&](Context& context, uint32_t& id, uint32_t& serial) {
+    context.op = ended.outside.op;
+    context.inner = ended.outside.inner;
+    context.flags = ended.outside.flags;
+    id = state.names.context(context);
+    serial = ended.outside_serial;
+  };
+  for (Frame* frame = inside + 1; frame != end - 1; ++frame) {
+    leave_op(frame->outside, frame->outside_id, frame->outside_serial);
+  }
+  leave_op(state.context, state.context_id, state.op_serial);
+}
+
+// False for a call that began before recording did: it has no frame.
 bool remove_frame(ThreadState& state, const void* call, Frame& frame) {
   uint32_t at = state.depth;
   while (at > 0 && state.frames[at - 1].call != call) --at;
   if (at == 0) return false;
   frame = state.frames[at - 1];
-  for (uint32_t i = at; i < state.depth; ++i) state.frames[i - 1] = state.frames[i];
-  if (at == state.depth--) go_back_to(state, frame);
+  if (at == state.depth) {
+    go_back_to(state, frame);
+  } else {
+    take_out(state, at - 1, frame);
+  }
+  --state.depth;
   return true;
 }
 

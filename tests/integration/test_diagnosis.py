@@ -408,6 +408,24 @@ class Places(DiagnosisTest):
         comprehension = ["<listcomp>"] if sys.version_info < (3, 12) else []  # since then it has no frame of its own
         self.assertEqual(calls, ["encode", *comprehension, "main", "<module>"])
 
+    def test_scopes_that_a_dispatch_mode_opens_and_closes_inside_of_ops_end(self):
+        for inside, after, module in (("", "[torch.relu(x) for _ in range(99)]", None),
+                                      ("kept = [torch.relu(x) for _ in range(99)]", "", "outer.inner")):
+            _, report = self.run_code(f"""
+                import torch
+                from torch.utils._python_dispatch import TorchDispatchMode
+                class Through(TorchDispatchMode):
+                    def __torch_dispatch__(self, op, types, arguments=(), named=None):
+                        return op(*arguments, **(named or {{}}))
+                x = torch.zeros(1 << 28, device="cuda")
+                with Through():
+                    with torch.profiler.record_function("outer"), torch.profiler.record_function("inner"):
+                        y = torch.relu(x)
+                        {inside}
+                kept = {after or None}
+                """)
+            self.assertEqual((report["failure"]["op"], report["failure"]["module"]), ("aten::relu", module))
+
     def test_a_backward_failure_has_the_stack_of_its_forward_line(self):
         _, report = self.run_code("""
             import torch
