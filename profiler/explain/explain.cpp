@@ -156,7 +156,8 @@ CauseKind decide(const Facts& f, const OutOfMemory& failure, const Moment& momen
   }
   if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
   if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
-  if (wants_workspace(failure, card) && f.lacking_later <= f.requested) return CauseKind::workspace;  // nothing but itself
+  if (wants_workspace(failure, card) && f.lacking_later <= f.requested)
+    return CauseKind::workspace;  // nothing but itself
   return CauseKind::capacity;
 }
 
@@ -309,7 +310,8 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
                             .forward_end = step.forward_end,
                             .settings = settings,
                             .compute_major = card.compute_major,
-                            .optimizer = find_optimizer(moment)};
+                            .optimizer = find_optimizer(moment),
+                            .sharded = device.sharded};
   findings.remedies = predict_remedies(situation);
   if (findings.cause && findings.cause->kind == CauseKind::fragmentation && !settings.expandable_segments) {
     findings.remedies.insert(findings.remedies.begin(), predict_expandable_segments(situation));

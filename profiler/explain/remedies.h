@@ -26,11 +26,12 @@ struct Situation {
   AllocatorSettings settings{};
   int compute_major = 0;         ///< of the card, 0 = not known
   std::string_view optimizer{};  ///< class of the one that has most parameters, "AdamW", or empty
+  bool sharded = false;          ///< parameters are shared with other ranks already
 
   /// The same with another step.
   Situation with(const StepLives& other) const {
     return {other, peak_bytes,  room_bytes, batch,         grown_bytes, has_backward,
-            whole, forward_end, settings,   compute_major, optimizer};
+            whole, forward_end, settings,   compute_major, optimizer,   sharded};
   }
 };
 

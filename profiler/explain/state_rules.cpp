@@ -174,6 +174,7 @@ std::optional<Changed> offload_optimizer(const Situation& situation) {
 /// share. What a layer gathers while it runs is left out.
 std::optional<Changed> shard_over_cards(const Situation& situation) {
   constexpr int64_t kMostCards = 64;
+  if (situation.sharded) return {};
   const Lives& whole = situation.lives.blocks;
   const int64_t trained = sum_once(whole, is_gradient) + sum_once(whole, is_state);
   if (!is_much(situation, trained + sum_once(whole, is_parameter))) return {};

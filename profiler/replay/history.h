@@ -284,6 +284,7 @@ struct DeviceHistory {
   bool outside_measured = false;   ///< false: nothing said how much of the card others use
   std::vector<CardStep> card_steps{};           ///< in order
   std::vector<OutsideOwner> driver_refusals{};  ///< what libraries asked of the driver in vain: the most by each
+  bool sharded = false;        ///< its process shares parameters with other ranks already: FSDP, ZeRO-3
   int64_t packed_tensors = 0;  ///< at most in one graph, saved through user hooks: their size is unknown
 
   bool operator==(const DeviceHistory&) const = default;

@@ -1,5 +1,7 @@
 #include "profiler/replay/replay.h"
 
+#include <algorithm>
+
 #include "profiler/replay/measure.h"
 #include "profiler/replay/moment.h"
 #include "profiler/replay/outline.h"
@@ -46,6 +48,13 @@ bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
   return true;
 }
 
+// FSDP2 has ops of its own; FSDP1 and ZeRO-3 scatter what they reduced.
+bool shards_parameters(const Trace& trace) {
+  return std::any_of(trace.names.begin(), trace.names.end(), [](const std::string& name) {
+    return name.starts_with("fsdp::") || name == "c10d::_reduce_scatter_base_";
+  });
+}
+
 }  // namespace
 
 History replay(const Trace& trace, std::optional<bool> survived) {
@@ -71,6 +80,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
                       {typical_step(device.history), complete_step(trace, outline, device.history)}});
   }
   Views views = follow_lives(trace, outline, measured.nodes, settings, wanted);
+  const bool sharded = shards_parameters(trace);
   for (size_t d = 0; d < measured.devices.size(); ++d) {
     Measured& device = measured.devices[d];
     CardViews& card = views.cards[d];
@@ -83,6 +93,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     device.history.card_steps = std::move(outside.steps);
     device.history.driver_refusals = std::move(outside.refusals);
     device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();
+    device.history.sharded = sharded;
     history.devices.push_back(std::move(device.history));
   }
   return history;

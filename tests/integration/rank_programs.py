@@ -182,6 +182,39 @@ def plan():
         optimizer.zero_grad()
 
 
+def tracked():
+    """Tells, too, what PyTorch's own FSDP2 tracker makes of the same training of tensors that are not there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cuda", (WORLD,))
+    batch = lambda: torch.randn(8, 512, 1024, device="cuda")
+
+    def make():
+        layers = nn.Sequential(*[nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0, batch_first=True, device="cuda")
+                                 for _ in range(6)])
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(layers, mesh=mesh)
+        return layers, torch.optim.Adam(layers.parameters(), foreach=True)
+
+    def steps(model, optimizer):
+        for _ in range(2):
+            model(batch()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with FakeTensorMode():
+        model, optimizer = make()
+        tracker = FSDPMemTracker(model, optimizer)
+        tracker.track_inputs((batch(),))
+        with tracker:
+            steps(model, optimizer)
+    of_cards = [sizes["Total"] for device, sizes in tracker.get_tracker_snapshot("peak").items() if device.type == "cuda"]
+    steps(*make())
+    print(json.dumps({"tracker": of_cards[0], "allocator": torch.cuda.max_memory_allocated()}), flush=True)
+
+
 def symmetric():
     """Buffers that all ranks map, of the world and of pairs; a matrix product whose parts are gathered through one."""
     import torch.distributed._symmetric_memory as symmetric_memory

@@ -202,6 +202,17 @@ class Slow(RankTest):
                 child.stdout.close()
                 self.check_nobody_is_left()
 
+    def test_pytorchs_tracker_of_fsdp_tells_a_little_less_than_the_allocator(self):
+        done = self.run_alone(4, 1, PROGRAMS, "tracked")
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        told = next(json.loads(line) for line in done.stdout.splitlines() if "tracker" in line)
+        print(told, end=" ")
+        self.assertGreaterEqual(told["allocator"], told["tracker"])  # it knows neither rounding nor workspaces
+        self.assertLess(told["allocator"], 1.1 * told["tracker"])
+        report = json.loads((self.folder / "report.json").read_text())
+        self.assertEqual(report["peak"]["allocated_bytes"], told["allocator"])
+        self.assertNotIn("fsdp", " ".join(remedy["id"] for remedy in report["remedies"]))
+
     def test_ranks_beside_each_other(self):
         report = self.folder / "report.json"
         done = base.oomdiag("run", *self.DEVICE, "--world-size", 64, "--ranks", "0,7,63", "-o", report, "--", sys.executable,

@@ -228,6 +228,15 @@ TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain]
   CHECK_FALSE(find(predict_remedies(situation), "no_grad"));
 }
 
+TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][remedies]") {
+  StepLives lives = small_step();
+  lives.blocks.push_back({.bytes = 128_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer});
+  Situation situation = situation_of(lives);
+  CHECK(find(predict_remedies(situation), "fsdp_2"));
+  situation.sharded = true;
+  CHECK_FALSE(find(predict_remedies(situation), "fsdp_2"));
+}
+
 TEST_CASE("of a step that was cut short only too much is known", "[explain][remedies]") {
   const StepLives lives = small_step();
   Situation situation = situation_of(lives);
