@@ -194,7 +194,8 @@ class Slow(RankTest):
                 child = subprocess.Popen(
                     [str(base.build / "bin/oomdiag"), "run", "--folder", str(self.folder), *self.DEVICE, "--world-size", "4",
                      "--rank", "3", "--", sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                    text=True, env=self.environment(), start_new_session=True)
+                    text=True, env=self.environment(), start_new_session=True,
+                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # which shells ignore for who runs behind
                 self.assertEqual(child.stdout.readline(), "told\n")
                 self.assertEqual(len([one for one in processes_of(self.folder / "tmp") if b"time.sleep" in one[1]]), 3)
                 os.killpg(child.pid, number)
