@@ -118,6 +118,41 @@ def interleaved():
     pipeline(ScheduleInterleaved1F1B, stages_of_rank=2)
 
 
+def zero_bubble():
+    from torch.distributed.pipelining import ScheduleInterleavedZeroBubble
+    pipeline(ScheduleInterleavedZeroBubble, stages_of_rank=2)
+
+
+def context_parallel():
+    """Attention over a sequence that the ranks share, keys and values going round."""
+    from torch.distributed.tensor.experimental import context_parallel as share
+    mesh = init_device_mesh("cuda", (WORLD,), mesh_dim_names=("cp",))
+    made = nn.Linear(WIDTH, 3 * WIDTH).cuda().bfloat16()
+    optimizer = torch.optim.Adam(made.parameters())
+    for _ in range(10):
+        x = torch.randn(2, 1024, WIDTH, device="cuda", dtype=torch.bfloat16)
+        with share(mesh, buffers=[x], buffer_seq_dims=[1]):
+            heads = [one.unflatten(-1, (8, -1)).transpose(1, 2) for one in made(x).chunk(3, dim=-1)]
+            nn.functional.scaled_dot_product_attention(*heads, is_causal=True).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def experts():
+    """Tokens go to the ranks of their experts and come back; as many to each, as routers balance them."""
+    from torch.distributed.nn.functional import all_to_all_single
+    expert, router = blocks(1).cuda(), nn.Linear(WIDTH, WIDTH).cuda()
+    optimizer = torch.optim.Adam([*expert.parameters(), *router.parameters()])
+    for _ in range(10):
+        tokens = router(torch.randn(128 * WORLD, WIDTH, device="cuda"))
+        sent = all_to_all_single(torch.empty_like(tokens), tokens)
+        all_to_all_single(torch.empty_like(tokens), expert(sent)).square().mean().backward()
+        for one in (*expert.parameters(), *router.parameters()):
+            dist.all_reduce(one.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def objects():
     """What a rank can be told of others that are like it, and what only rank 0 knows."""
     gathered = [None] * WORLD

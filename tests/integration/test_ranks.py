@@ -16,7 +16,7 @@ import unittest
 
 import test_diagnosis as base
 
-PIPELINES = ("gpipe", "one_f_one_b", "interleaved")
+PIPELINES = ("gpipe", "one_f_one_b", "interleaved", "zero_bubble")
 PROGRAMS = base.ROOT / "tests/integration/rank_programs.py"
 
 
@@ -256,7 +256,7 @@ def add_comparison(program, world, **more):
 
 for program, worlds in {"ddp": (2, 4, 8), "ddp_buckets": (2,), "fsdp1": (2, 4, 8), "fsdp2": (2, 4, 8), "fsdp2_kept": (2, 4, 8),
                         "fsdp2_mixed": (2, 4, 8), "hsdp": (4, 8), "tp": (2, 4, 8), "fsdp_tp": (4, 8), "gpipe": (2, 4),
-                        "one_f_one_b": (2, 4), "interleaved": (2,), "symmetric": (2, 4)}.items():
+                        "one_f_one_b": (2, 4), "interleaved": (2,), "zero_bubble": (2,), "symmetric": (2, 4), "context_parallel": (2, 4), "experts": (2, 4)}.items():
     for world in worlds:
         add_comparison(program, world)
 add_comparison("fsdp_tp", 4, EAGER="1")
