@@ -61,23 +61,13 @@ void claim_nodes(ThreadState& state) {
 Frame& push_frame(ThreadState& state, const void* call) {
   Frame& frame = state.frames[state.depth++];
   frame.call = call;
-  frame.outside = state.context;
-  frame.outside_id = state.context_id;
-  frame.outside_serial = state.op_serial;
-  frame.outside_node = state.node_sequence;
-  frame.outside_node_thread = state.node_thread;
+  frame.outside = state;
   frame.is_outermost = frame.is_builtin = frame.is_accumulate = frame.is_optimizer_step = frame.runs_node = false;
   frame.scope_name = 0;
   return frame;
 }
 
-void go_back_to(ThreadState& state, const Frame& frame) {
-  state.context = frame.outside;
-  state.context_id = frame.outside_id;
-  state.op_serial = frame.outside_serial;
-  state.node_sequence = frame.outside_node;
-  state.node_thread = frame.outside_node_thread;
-}
+void go_back_to(ThreadState& state, const Frame& frame) { static_cast<WorkPlace&>(state) = frame.outside; }
 
 // Calls may end out of order: what is open inside of the frame stays open, and is no longer inside of it when it ends. An op that
 // opened scopes ends before them where ops are dispatched in Python (record_function() under a TorchDispatchMode).
@@ -86,24 +76,18 @@ void take_out(ThreadState& state, uint32_t index, const Frame& ended) {
   Frame* const end = state.frames + state.depth;
   std::move(inside + 1, end, inside);
   inside->outside = ended.outside;
-  inside->outside_id = ended.outside_id;
-  inside->outside_serial = ended.outside_serial;
-  inside->outside_node = ended.outside_node;
-  inside->outside_node_thread = ended.outside_node_thread;
   const bool opened_scopes = ended.is_outermost && ended.scope_name == 0 && !ended.runs_node &&
                              std::all_of(inside, end - 1, [](const Frame& frame) { return frame.scope_name != 0; });
   if (!opened_scopes) return;
-  const auto leave_op = [&](Context& context, uint32_t& id, uint32_t& serial) {
-    context.op = ended.outside.op;
-    context.inner = ended.outside.inner;
-    context.flags = ended.outside.flags;
-    id = state.names.context(context);
-    serial = ended.outside_serial;
+  const auto leave_op = [&](WorkPlace& place) {
+    place.context.op = ended.outside.context.op;
+    place.context.inner = ended.outside.context.inner;
+    place.context.flags = ended.outside.context.flags;
+    place.context_id = state.names.context(place.context);
+    place.op_serial = ended.outside.op_serial;
   };
-  for (Frame* frame = inside + 1; frame != end - 1; ++frame) {
-    leave_op(frame->outside, frame->outside_id, frame->outside_serial);
-  }
-  leave_op(state.context, state.context_id, state.op_serial);
+  std::for_each(inside + 1, end - 1, [&](Frame& frame) { leave_op(frame.outside); });
+  leave_op(state);
 }
 
 // False for a call that began before recording did: it has no frame.

@@ -11,14 +11,19 @@
 
 namespace oomdiag {
 
+/// Where in the program a thread is: the op, module and line, and the autograd node.
+struct WorkPlace {
+  Context context;
+  uint32_t context_id = 0;
+  uint32_t op_serial = 0;
+  uint64_t node_sequence = kNoNode;
+  uint16_t node_thread = 0;
+};
+
 /// What is undone when an op, node or scope ends.
 struct Frame {
   const void* call = nullptr;  ///< the RecordFunction that opened it
-  Context outside;
-  uint32_t outside_id = 0;
-  uint32_t outside_serial = 0;
-  uint64_t outside_node = kNoNode;
-  uint16_t outside_node_thread = 0;
+  WorkPlace outside;           ///< where the thread was, and is again afterwards
   bool is_outermost = false;   ///< the outermost op, or a node
   bool is_builtin = false;     ///< an op of PyTorch's own
   bool is_accumulate = false;  ///< an AccumulateGrad node
@@ -31,16 +36,11 @@ struct Frame {
 };
 
 /// What one thread is doing: read by the allocator's hook on the same thread, written by the op callbacks.
-struct ThreadState {
+struct ThreadState : WorkPlace {
   static constexpr uint32_t kMaxDepth = 192;
 
   ThreadState(TraceWriter& writer, uint16_t number) : thread(number), names(writer), training(number) {}
 
-  Context context;
-  uint32_t context_id = 0;
-  uint32_t op_serial = 0;
-  uint64_t node_sequence = kNoNode;
-  uint16_t node_thread = 0;
   const uint16_t thread;
   bool refused = false;  ///< the allocator gave up inside the op that runs
   Event refusal;
