@@ -100,12 +100,6 @@ int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& 
   return 0;
 }
 
-int64_t sum_per_step(const std::vector<Growth>& growths) {
-  int64_t sum = 0;
-  for (const Growth& growth : growths) sum += growth.bytes_per_step;
-  return sum;
-}
-
 // Where bytes are missing, the growth must be worth them. Where only a hole is missing, growth that is a small part of what
 // lives is not what to mend first.
 bool is_leak(const Facts& f) {
@@ -156,8 +150,8 @@ CauseKind decide(const Facts& f, const OutOfMemory& failure, const Moment& momen
   }
   if (f.free + f.cached + f.pending >= f.segment) return CauseKind::pending_frees;
   if (f.free + f.cached + foreign >= f.segment) return CauseKind::outside_pytorch;
-  if (wants_workspace(failure, card) && f.lacking_later <= f.requested)
-    return CauseKind::workspace;  // nothing but itself
+  const bool lacks_more = f.lacking_later > f.requested;  // than the workspace itself
+  if (wants_workspace(failure, card) && !lacks_more) return CauseKind::workspace;
   return CauseKind::capacity;
 }
 

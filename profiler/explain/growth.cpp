@@ -158,10 +158,17 @@ std::vector<Growth> find_growth(const StepCurves& curves) {
   return growths;
 }
 
-int64_t sum_grown(const std::vector<Growth>& growths) {
+namespace {
+
+int64_t sum_of(const std::vector<Growth>& growths, int64_t Growth::*bytes) {
   int64_t sum = 0;
-  for (const Growth& growth : growths) sum += growth.grown_bytes;
+  for (const Growth& growth : growths) sum += growth.*bytes;
   return sum;
 }
+
+}  // namespace
+
+int64_t sum_grown(const std::vector<Growth>& growths) { return sum_of(growths, &Growth::grown_bytes); }
+int64_t sum_per_step(const std::vector<Growth>& growths) { return sum_of(growths, &Growth::bytes_per_step); }
 
 }  // namespace oomdiag

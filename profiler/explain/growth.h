@@ -52,5 +52,7 @@ std::vector<Growth> find_growth(const StepCurves& curves);
 
 /// Bytes that all of `growths` added since their first steps.
 int64_t sum_grown(const std::vector<Growth>& growths);
+/// Bytes that a step adds to all of them.
+int64_t sum_per_step(const std::vector<Growth>& growths);
 
 }  // namespace oomdiag

@@ -25,6 +25,7 @@ import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 build = ROOT / "build"
+CHROMIUM = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu"]
 
 # Tries what a reader does with mouse and keyboard, and notes what went wrong.
 TRY_ALL = """<script>
@@ -121,8 +122,8 @@ class Exports(Runs):
         for folder, report in ((self.fails, self.failed), (self.fits, self.fitted)):
             page = self.export(folder, "html")
             page.write_text(page.read_text().replace("</body>", TRY_ALL + "</body>"))
-            done = subprocess.run(["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom",
-                                   "--enable-logging=stderr", f"--user-data-dir={self.base}/chromium", f"file://{page}"],
+            done = subprocess.run([*CHROMIUM, "--dump-dom", "--enable-logging=stderr", f"--user-data-dir={self.base}/chromium",
+                                   f"file://{page}"],
                                   capture_output=True, text=True, timeout=120)
             tried = json.loads(re.findall(r'<p id="tried">(.*?)</p>', done.stdout)[-1])
             gib = report["card"]["allocated_bytes"] / 2**30
@@ -327,7 +328,7 @@ class Perfetto(Runs):
 
         server = http.server.ThreadingHTTPServer(("localhost", 0), functools.partial(Handler, directory=pages))
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = subprocess.Popen(["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.base}/perfetto",
+        browser = subprocess.Popen([*CHROMIUM, f"--user-data-dir={self.base}/perfetto",
                                     "--remote-debugging-port=0",  # else it ends when the page is loaded
                                     f"http://localhost:{server.server_port}/ask.html"], stderr=subprocess.DEVNULL)
         try:
