@@ -1061,8 +1061,8 @@ def unsupported_names_are_noted_once():
     driver.oomdiag_device_set_observer(observer)
     expect_equal(heard, [(b"unsupported", b"cuCoredumpGetAttribute")], "what was replayed")
     for _ in range(3):
-        expect_equal(ctypes.CDLL("libcudart.so.13").cudaArrayGetInfo(None), 801, "the stub's answer")
-    expect_equal(heard[1:], [(b"unsupported", b"cudaArrayGetInfo")], "what was noted then")
+        expect_equal(ctypes.CDLL("libcudart.so.13").cudaArrayGetPlane(None), 801, "the stub's answer")
+    expect_equal(heard[1:], [(b"unsupported", b"cudaArrayGetPlane")], "what was noted then")
     driver.oomdiag_device_set_observer(None)
 
 

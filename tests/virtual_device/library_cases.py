@@ -355,8 +355,9 @@ STUBS = {
     "libcublas.so.13": ("cublasGetLoggerCallback", 15),
     "libcublasLt.so.13": ("cublasLtLoggerSetMask", 15),
     "liboomdiag_cudnn.so": ("cudnnGetNormalizationTrainingReserveSpaceSize", 3000),
-    "libcudart.so.13": ("cudaArrayGetInfo", 801),
+    "libcudart.so.13": ("cudaArrayGetPlane", 801),
     "libcuda.so.1": ("cuCoredumpGetAttribute", 801),
+    "libnvidia-ml.so.1": ("nvmlDeviceGetBrand", 3),
 }
 
 

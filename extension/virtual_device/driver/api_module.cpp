@@ -88,6 +88,9 @@ OOMDIAG_ENTRY_POINT CUresult cuLibraryGetModule(CUmodule* module, CUlibrary) { r
 OOMDIAG_ENTRY_POINT CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary, const char*) {
   return give_global(address, bytes);
 }
+OOMDIAG_ENTRY_POINT CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary, const char*) {
+  return give_global(address, bytes);
+}
 
 OOMDIAG_ENTRY_POINT CUresult cuKernelGetFunction(CUfunction* function, CUkernel) { return give_token(function); }
 OOMDIAG_ENTRY_POINT CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
@@ -106,6 +109,10 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute
 OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuFuncGetModule(CUmodule* module, CUfunction) { return give_token(module); }
+OOMDIAG_ENTRY_POINT CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction) {
+  *state = CU_FUNCTION_LOADING_STATE_LOADED;
+  return CUDA_SUCCESS;
+}
 OOMDIAG_ENTRY_POINT CUresult cuFuncLoad(CUfunction) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction) {
   *name = "unknown";

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 
 #include "extension/virtual_device/driver/callbacks.h"
@@ -29,18 +30,51 @@ CUresult give_default_pool(CUmemoryPool* handle, CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
+/// Those that cuDeviceSetMemPool set, by ordinal.
+std::array<std::atomic<CUmemoryPool>, oomdiag::kMostDevices> chosen_pools{};
+
+CUresult give_pool(CUmemoryPool* handle, CUdevice ordinal) {
+  const CUresult error = give_default_pool(handle, ordinal);
+  if (error) return error;
+  if (const CUmemoryPool chosen = chosen_pools[static_cast<size_t>(ordinal)]) *handle = chosen;
+  return CUDA_SUCCESS;
+}
+
+/// Pools are of a device's memory: `use` gets its ordinal.
+template <typename Use>
+CUresult at(const CUmemLocation& location, Use use) {
+  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) return use(location.id);
+  oomdiag_device_note("unsupported", "memory pools of the host");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 }  // namespace
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
   return give_default_pool(pool, device);
 }
-OOMDIAG_ENTRY_POINT CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
-  return give_default_pool(pool, device);
+OOMDIAG_ENTRY_POINT CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) { return give_pool(pool, device); }
+OOMDIAG_ENTRY_POINT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+  if (!oomdiag::find_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+  if (&find_pool(pool)->device() != oomdiag::find_device(device)) return CUDA_ERROR_INVALID_VALUE;
+  chosen_pools[static_cast<size_t>(device)] = pool;
+  return CUDA_SUCCESS;
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType) {
+  return at(*location, [pool](CUdevice device) { return give_default_pool(pool, device); });
+}
+OOMDIAG_ENTRY_POINT CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType) {
+  return at(*location, [pool](CUdevice device) { return give_pool(pool, device); });
+}
+OOMDIAG_ENTRY_POINT CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType, CUmemoryPool pool) {
+  return at(*location, [pool](CUdevice device) { return cuDeviceSetMemPool(device, pool); });
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* wanted) {
   Device* device = oomdiag::find_device(wanted->location.id);
-  if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    return at(wanted->location, [](CUdevice) { return CUDA_SUCCESS; });
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   *handle = reinterpret_cast<CUmemoryPool>(new Pool(*device));
   return CUDA_SUCCESS;
@@ -52,8 +86,12 @@ OOMDIAG_ENTRY_POINT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t least) 
   return CUDA_SUCCESS;
 }
 
-/// The pool itself stays: blocks of it may still be alive, and cuda.h lets them be.
+/// The pool itself stays: blocks of it may still be alive, and cuda.h lets them be. Where it was chosen, the default is again.
 OOMDIAG_ENTRY_POINT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+  for (auto& chosen : chosen_pools) {
+    CUmemoryPool expected = handle;
+    chosen.compare_exchange_strong(expected, nullptr);
+  }
   std::lock_guard guard(oomdiag::memory_lock());
   find_pool(handle)->set_release_threshold(0);
   find_pool(handle)->trim(0);
@@ -110,7 +148,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAllocAsync(CUdeviceptr* block, size_t bytes, C
   const oomdiag::Stream* stream = oomdiag::find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
   CUmemoryPool pool;
-  if (const CUresult error = give_default_pool(&pool, stream->device->ordinal)) return error;
+  if (const CUresult error = give_pool(&pool, stream->device->ordinal)) return error;
   return cuMemAllocFromPoolAsync(block, bytes, pool, handle);
 }
 

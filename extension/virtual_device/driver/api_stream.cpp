@@ -141,8 +141,18 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx(CUstream handle, CUcontext* context)
   return CUDA_SUCCESS;
 }
 
+// What attributes change (the second-level cache, scheduling) is nothing here: they stay at their defaults.
+
 OOMDIAG_ENTRY_POINT CUresult cuStreamSetAttribute(CUstream, CUstreamAttrID, const CUstreamAttrValue*) {
   return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue* value) {
+  *value = {};
+  return attribute == CU_STREAM_ATTRIBUTE_PRIORITY ? cuStreamGetPriority(stream, &value->priority) : CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuStreamCopyAttributes(CUstream, CUstream) { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr, size_t, unsigned) {
+  return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_EMPTY);
 }
 
 /// Captured, it becomes a node and is not called; otherwise all work before it is done already.
@@ -159,16 +169,6 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamAddCallback(CUstream stream, CUstreamCallba
   if (const CUresult error = check_not_capturing(stream)) return error;
   function(stream, CUDA_SUCCESS, argument);
   return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr to, cuuint32_t value, unsigned) {
-  if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP)) return error;
-  oomdiag_device_copy(reinterpret_cast<void*>(to), &value, sizeof value);
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr, cuuint32_t, unsigned) {
-  return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventCreate(CUevent* handle, unsigned flags) {

@@ -3,43 +3,15 @@
 
 #include <cuda.h>
 
-#include <array>
-#include <vector>
-
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 
 namespace {
 
-void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
-
 /// A device has its primary context and no other (api_context.cpp).
 CUresult create_context(CUcontext* context, CUdevice ordinal) {
   if (const CUresult error = cuDevicePrimaryCtxRetain(context, ordinal)) return error;
   return cuCtxPushCurrent(*context);
-}
-
-/// The side of a 2-D copy, in linear memory: arrays are not served.
-struct Side {
-  CUmemorytype type;
-  const void* host;
-  CUdeviceptr device;
-  size_t pitch, x, y;
-
-  char* row(size_t number) const {
-    const void* begin = type == CU_MEMORYTYPE_HOST ? host : pointer(device);
-    return static_cast<char*>(const_cast<void*>(begin)) + (y + number) * pitch + x;
-  }
-};
-
-CUresult copy_rows(const CUDA_MEMCPY2D& copy, CUstream stream) {
-  if (copy.srcMemoryType == CU_MEMORYTYPE_ARRAY || copy.dstMemoryType == CU_MEMORYTYPE_ARRAY)
-    return CUDA_ERROR_NOT_SUPPORTED;
-  const Side from{copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcPitch, copy.srcXInBytes, copy.srcY};
-  const Side to{copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY};
-  if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEMCPY)) return error;
-  for (size_t row = 0; row < copy.Height; ++row) oomdiag_device_copy(to.row(row), from.row(row), copy.WidthInBytes);
-  return CUDA_SUCCESS;
 }
 
 CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUstream stream) {
@@ -148,11 +120,6 @@ OOMDIAG_ENTRY_POINT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdevi
                                                CUstream stream) {
   return cuMemcpyAsync(to, from, bytes, stream);
 }
-OOMDIAG_ENTRY_POINT CUresult cuMemcpy2D(const CUDA_MEMCPY2D* copy) { return copy_rows(*copy, nullptr); }
-OOMDIAG_ENTRY_POINT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* copy) { return copy_rows(*copy, nullptr); }
-OOMDIAG_ENTRY_POINT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
-  return copy_rows(*copy, stream);
-}
 OOMDIAG_ENTRY_POINT CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
                                                 CUmemcpyAttributes*, size_t*, size_t, CUstream stream) {
   return copy_batch(to, from, bytes, count, stream);
@@ -180,3 +147,21 @@ OOMDIAG_ENTRY_POINT CUresult cuLinkComplete(CUlinkState, void** code, size_t* by
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuLinkDestroy(CUlinkState) { return CUDA_SUCCESS; }
+
+// What kernels prefer of caches, and where managed memory should be: nothing here.
+
+OOMDIAG_ENTRY_POINT CUresult cuCtxResetPersistingL2Cache() { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuCtxSetCacheConfig(CUfunc_cache) { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuCtxGetCacheConfig(CUfunc_cache* config) {
+  *config = CU_FUNC_CACHE_PREFER_NONE;
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuCtxSetFlags(unsigned) { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuMemPrefetchBatchAsync(CUdeviceptr*, size_t*, size_t, CUmemLocation*, size_t*, size_t,
+                                                     unsigned long long, CUstream) {
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes,
+                                                         CUmemcpyAttributes*, CUstream stream) {
+  return cuMemcpyAsync(to, from, bytes, stream);
+}

@@ -74,6 +74,12 @@ nvmlReturn_t give_text(char* place, unsigned length, const char* text) {
 
 }  // namespace
 
+/// What every generated stub of this library does.
+extern "C" int oomdiag_unsupported(const char* name) {
+  oomdiag_device_note("unsupported", name);
+  return NVML_ERROR_NOT_SUPPORTED;
+}
+
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlInit_v2() { return NVML_SUCCESS; }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlInit() { return NVML_SUCCESS; }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlInitWithFlags(unsigned) { return NVML_SUCCESS; }

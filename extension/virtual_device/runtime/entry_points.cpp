@@ -16,18 +16,57 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetDriverEntryPoint(const char* name, void**
   return cudaGetDriverEntryPointByVersion(name, function, CUDART_VERSION, flags, result);
 }
 
-#if CUDART_VERSION >= 13000  // another form before, which PyTorch does not call
+namespace {
+
+CUresult copy_batch(void* const* to, const void* const* from, const size_t* bytes, size_t count, cudaStream_t stream) {
+  CUresult error = CUDA_SUCCESS;
+  for (size_t i = 0; i < count && !error; ++i) {
+    error =
+        cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(to[i]), reinterpret_cast<CUdeviceptr>(from[i]), bytes[i], stream);
+  }
+  return error;
+}
+
+}  // namespace
+
+#if CUDART_VERSION >= 13000
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes,
                                                      size_t count, cudaMemcpyAttributes*, size_t*, size_t,
                                                      cudaStream_t stream) {
+  return in_context([&] { return copy_batch(to, from, bytes, count, stream); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyWithAttributesAsync(void* to, const void* from, size_t bytes,
+                                                              cudaMemcpyAttributes*, cudaStream_t stream) {
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+}
+
+// The driver's enumerations have the same numbers, and its location the same two fields.
+
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemGetDefaultMemPool(cudaMemPool_t* pool, cudaMemLocation* location,
+                                                         cudaMemAllocationType type) {
   return in_context([&] {
-    CUresult error = CUDA_SUCCESS;
-    for (size_t i = 0; i < count && !error; ++i) {
-      error =
-          cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(to[i]), reinterpret_cast<CUdeviceptr>(from[i]), bytes[i], stream);
-    }
-    return error;
+    return cuMemGetDefaultMemPool(pool, reinterpret_cast<CUmemLocation*>(location),
+                                  static_cast<CUmemAllocationType>(type));
   });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemGetMemPool(cudaMemPool_t* pool, cudaMemLocation* location,
+                                                  cudaMemAllocationType type) {
+  return in_context([&] {
+    return cuMemGetMemPool(pool, reinterpret_cast<CUmemLocation*>(location), static_cast<CUmemAllocationType>(type));
+  });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemSetMemPool(cudaMemLocation* location, cudaMemAllocationType type,
+                                                  cudaMemPool_t pool) {
+  return in_context([&] {
+    return cuMemSetMemPool(reinterpret_cast<CUmemLocation*>(location), static_cast<CUmemAllocationType>(type), pool);
+  });
+}
+#else
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyBatchAsync(void** to, void** from, size_t* bytes, size_t count,
+                                                     cudaMemcpyAttributes*, size_t*, size_t, size_t* failed,
+                                                     cudaStream_t stream) {
+  if (failed) *failed = SIZE_MAX;  // none of them: "not specific to any one copy" (cuda_runtime_api.h)
+  return in_context([&] { return copy_batch(to, from, bytes, count, stream); });
 }
 #endif
 
@@ -55,6 +94,11 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetKernel(cudaKernel_t* kernel, cudaL
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetGlobal(void** address, size_t* bytes, cudaLibrary_t, const char* name) {
   return report(cuLibraryGetGlobal(reinterpret_cast<CUdeviceptr*>(address), bytes, nullptr, name));
+}
+
+OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetManaged(void** address, size_t* bytes, cudaLibrary_t library,
+                                                      const char* name) {
+  return cudaLibraryGetGlobal(address, bytes, library, name);
 }
 
 #undef cudaLaunchHostFunc_v2

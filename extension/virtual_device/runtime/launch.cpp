@@ -220,3 +220,9 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbo
   if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
   return cudaMemcpy(to, static_cast<char*>(address) + offset, bytes, kind);
 }
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
+                                                          cudaMemcpyKind kind, cudaStream_t stream) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpyAsync(to, static_cast<char*>(address) + offset, bytes, kind, stream);
+}

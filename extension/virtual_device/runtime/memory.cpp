@@ -119,6 +119,9 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { return 
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t bytes) {
   return report(cuMemPoolTrimTo(pool, bytes));
 }
+OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceSetMemPool(int ordinal, cudaMemPool_t pool) {
+  return in_context([&] { return cuDeviceSetMemPool(ordinal, pool); });
+}
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc*, size_t) {
   return report(cuMemPoolSetAccess(pool, nullptr, 0));
 }

@@ -42,6 +42,16 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaStreamSetAttribute(cudaStream_t, cudaLaunchA
                                                        const cudaLaunchAttributeValue*) {
   return cudaSuccess;
 }
+OOMDIAG_ENTRY_POINT cudaError_t cudaStreamGetAttribute(cudaStream_t stream, cudaLaunchAttributeID attribute,
+                                                       cudaLaunchAttributeValue* value) {
+  *value = {};
+  return attribute == cudaLaunchAttributePriority ? cudaStreamGetPriority(stream, &value->priority) : cudaSuccess;
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaStreamCopyAttributes(cudaStream_t, cudaStream_t) { return cudaSuccess; }
+OOMDIAG_ENTRY_POINT cudaError_t cudaStreamAttachMemAsync(cudaStream_t stream, void* block, size_t bytes,
+                                                         unsigned flags) {
+  return in_context([&] { return cuStreamAttachMemAsync(stream, reinterpret_cast<CUdeviceptr>(block), bytes, flags); });
+}
 OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   return in_context([&] { return cuLaunchHostFunc(stream, function, argument); });
 }

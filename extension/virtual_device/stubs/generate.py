@@ -58,6 +58,21 @@ def names_in_driver_header(header):
     return functions | versions | suffixed
 
 
+def types_of(parameters):
+    """ "CUstream hStream, size_t N" as ("CUstream", "size_t"). """
+    return tuple(re.sub(r"\s*\b\w+$", "", " ".join(one.replace("*", " * ").split())) for one in parameters.split(","))
+
+
+def same_older_forms(header):
+    """{older name: name of today's form} where cuda.h declares both with the same types: only its number has changed."""
+    text = pathlib.Path(header).read_text()
+    today, _, older = text.rpartition("#if defined(__CUDA_API_VERSION_INTERNAL)")
+    declaration = re.compile(r"CUDAAPI\s+(cu\w+)\s*\(([^;]*?)\)\s*;", re.S)
+    numbered = dict(re.findall(r"#\s*define\s+(cu\w+)\s+(?:__CUDA_API_\w+\()?(cu\w+_v\d)\)?", today))
+    types = {name: types_of(parameters) for name, parameters in declaration.findall(today)}
+    return {name: numbered[name] for name, parameters in declaration.findall(older) if name in numbered and types_of(parameters) == types.get(name)}
+
+
 def declarations_taking(handle, headers):
     """The functions that take a `handle` by value, each with whether it comes first."""
     declaration = re.compile(r"WINAPI\s+(\w+)\s*\(([^;]*?)\)\s*;", re.S)
@@ -94,8 +109,11 @@ def main():
         takes_handle_first = declarations_taking(args.taking, args.headers)
         names &= takes_handle_first.keys()
     compute = re.compile(args.compute or "$^")
-    lines = []
     own = names_in_objects(args.nm, args.objects)
+    older = same_older_forms(args.driver_header) if args.driver_header else {}
+    served = {name: form for name, form in older.items() if name not in own and form in own}
+    lines = [f"FORWARD({name}, {form})" for name, form in sorted(served.items())]
+    own |= served.keys()
     for name in sorted(names - own):
         plain = re.sub(r"_pt[ds][sz]$", "", name)  # the variants for per-thread default streams, which are no others here
         if plain != name and plain in own:

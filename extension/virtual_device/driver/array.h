@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cuda.h>
+
+namespace oomdiag {
+
+/// Bytes of an element: its channels are numbers of 8, 16 or 32 bits.
+inline size_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR& shape) {
+  switch (static_cast<int>(shape.Format)) {
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF:
+      return shape.NumChannels * 2;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT:
+      return shape.NumChannels * 4;
+    default:
+      return shape.NumChannels;
+  }
+}
+
+/// What a CUarray points at: a block of the card, with rows and planes one after the other. How a card lays an array out is
+/// in no document, so what it takes is an estimate.
+struct Array {
+  CUDA_ARRAY3D_DESCRIPTOR shape{};  ///< Height and Depth are 0 where the array has no such dimension
+  CUdeviceptr block = 0;
+
+  size_t row_bytes() const { return shape.Width * element_bytes(shape); }
+  size_t rows() const { return shape.Height ? shape.Height : 1; }
+  size_t planes() const { return shape.Depth ? shape.Depth : 1; }
+};
+
+inline Array* find_array(CUarray handle) { return reinterpret_cast<Array*>(handle); }
+
+}  // namespace oomdiag

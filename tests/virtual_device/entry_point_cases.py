@@ -1,0 +1,187 @@
+"""Entry points that PyTorch does not call and other programs do: cases of test_device.py."""
+
+import ctypes
+import pathlib
+
+from device_cases import MIB, case, expect, expect_equal, load_optional, main
+
+DRIVER = "libcuda.so.1"
+RUNTIME = "libcudart.so.13"
+
+
+def start():
+    """Both libraries, with a context."""
+    runtime = ctypes.CDLL(RUNTIME)
+    expect_equal(runtime.cudaFree(None), 0, "cudaFree(0)")
+    return runtime, ctypes.CDLL(DRIVER)
+
+
+def allocate(runtime, bytes):
+    block = ctypes.c_void_p()
+    expect_equal(runtime.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(bytes)), 0, "cudaMalloc")
+    return block
+
+
+def read(runtime, block, bytes, offset=0):
+    back = ctypes.create_string_buffer(bytes)
+    expect_equal(runtime.cudaMemcpy(back, ctypes.c_void_p(block.value + offset), ctypes.c_size_t(bytes), 4), 0, "cudaMemcpy")
+    return back.raw
+
+
+def free_bytes(runtime):
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
+    return free.value
+
+
+def structure(*fields):
+    return type("Structure", (ctypes.Structure,), {"_fields_": [(name, kind) for names, kind in fields for name in names.split()]})
+
+
+Extent = structure(("width height depth", ctypes.c_size_t))
+PitchedPointer = structure(("ptr", ctypes.c_void_p), ("pitch xsize ysize", ctypes.c_size_t))
+Box = structure(("from_array", ctypes.c_void_p), ("from_at", Extent), ("source", PitchedPointer), ("to_array", ctypes.c_void_p),
+                ("to_at", Extent), ("target", PitchedPointer), ("extent", Extent), ("kind", ctypes.c_int))
+Channels = structure(("x y z w kind", ctypes.c_int))
+
+
+@case()
+def batches_of_copies_and_libraries_of_code_are_served():
+    runtime, _ = start()
+    block, host = allocate(runtime, 64), ctypes.create_string_buffer(b"abcdefgh", 8)
+    targets = (ctypes.c_void_p * 2)(block.value, block.value + 32)
+    sources = (ctypes.c_void_p * 2)(ctypes.addressof(host), ctypes.addressof(host) + 4)
+    expect_equal(runtime.cudaMemcpyBatchAsync(targets, sources, (ctypes.c_size_t * 2)(4, 4), ctypes.c_size_t(2), None, None, 0, None), 0)
+    expect_equal((read(runtime, block, 4), read(runtime, block, 4, 32)), (b"abcd", b"efgh"), "what the batch copied")
+    library, kernel, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    expect_equal(runtime.cudaLibraryLoadData(ctypes.byref(library), b"code", None, None, 0, None, None, 0), 0)
+    expect_equal(runtime.cudaLibraryGetKernel(ctypes.byref(kernel), library, b"kernel"), 0)
+    expect_equal(runtime.cudaGetDriverEntryPoint(b"cuMemAlloc", ctypes.byref(function), ctypes.c_ulonglong(0), None), 0)
+    expect(kernel.value and function.value, "no kernel, or no function of the driver")
+
+
+@case()
+def rectangles_boxes_and_half_words_are_copied_and_set():
+    runtime, driver = start()
+    block, host = allocate(runtime, 4096), ctypes.create_string_buffer(bytes(range(24)), 24)
+    box = Box(source=PitchedPointer(ctypes.addressof(host), 4, 4, 3), target=PitchedPointer(block.value, 16, 16, 8), extent=Extent(2, 3, 2),
+              from_at=Extent(1, 0, 0), kind=4)  # two planes of three rows of four bytes, of which the middle two go
+    expect_equal(runtime.cudaMemcpy3D(ctypes.byref(box)), 0)
+    rows = [read(runtime, block, 2, z * 128 + y * 16) for z in range(2) for y in range(3)]
+    expect_equal(rows, [bytes([first, first + 1]) for first in (1, 5, 9, 13, 17, 21)], "the rows")
+    expect_equal(driver.cuMemsetD16_v2(block, 0x0102, ctypes.c_size_t(3)), 0)
+    expect_equal(read(runtime, block, 6), b"\2\1" * 3, "the half words")
+    expect_equal(driver.cuMemsetD2D32_v2(block, ctypes.c_size_t(64), 7, ctypes.c_size_t(2), ctypes.c_size_t(2)), 0)
+    expect_equal(read(runtime, block, 8, 64), b"\7\0\0\0" * 2, "the words of the second row")
+
+
+@case()
+def an_array_takes_its_bytes_and_textures_look_at_it():
+    runtime, _ = start()
+    array, channels, before = ctypes.c_void_p(), Channels(32, 0, 0, 0, 2), free_bytes(runtime)
+    expect_equal(runtime.cudaMallocArray(ctypes.byref(array), ctypes.byref(channels), ctypes.c_size_t(4096), ctypes.c_size_t(4096), 0), 0)
+    expect_equal(before - free_bytes(runtime), 64 * MIB, "what 4096 x 4096 floats take")
+    host, back = (ctypes.c_float * 4)(1, 2, 3, 4), (ctypes.c_float * 4)()
+    for place, to in ((host, "cudaMemcpy2DToArray"), (back, "cudaMemcpy2DFromArray")):
+        size = ctypes.c_size_t
+        arguments = (array, size(8), size(5), place, size(8)) if place is host else (place, size(8), array, size(8), size(5))
+        expect_equal(getattr(runtime, to)(*arguments, size(8), size(2), 4), 0, to)
+    expect_equal(list(back), [1, 2, 3, 4], "what came back")
+    found, extent = Channels(), Extent()
+    runtime.cudaArrayGetInfo(ctypes.byref(found), ctypes.byref(extent), None, array)
+    expect_equal((found.x, found.y, found.kind, extent.width, extent.height), (32, 0, 2, 4096, 4096), "the array's shape")
+    texture, resource, asked = ctypes.c_ulonglong(), (ctypes.c_ulonglong * 8)(0, array.value), (ctypes.c_ulonglong * 8)()
+    expect_equal(runtime.cudaCreateTextureObject(ctypes.byref(texture), resource, None, None), 0)
+    expect_equal(runtime.cudaGetTextureObjectResourceDesc(asked, texture), 0)
+    expect_equal(asked[1], array.value, "the texture's array")
+    expect_equal((runtime.cudaDestroyTextureObject(texture), runtime.cudaFreeArray(array)), (0, 0))
+    expect_equal(free_bytes(runtime), before, "what is free afterwards")
+
+
+@case(card="h100-sxm")
+def a_green_context_has_some_of_the_multiprocessors():
+    load_optional("cuda.bindings")
+    import torch
+
+    torch.zeros(1, device="cuda")
+    with_twelve = torch.cuda.GreenContext.create(num_sms=12, device_id=0)
+    stream = with_twelve.Stream()
+    with torch.cuda.stream(stream):
+        total = torch.zeros(8, device="cuda").sum()
+    stream.synchronize()
+    expect_equal(total.item(), 0.0)
+    from cuda.bindings import driver
+
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = driver.cuDeviceGetDevResource(0, kind)[1]
+    _, parts, count, rest = driver.cuDevSmResourceSplitByCount(3, whole, 0, 40)
+    expect_equal((count, [part.sm.smCount for part in parts], rest.sm.smCount), (3, [40] * 3, 12), "three parts of 132 multiprocessors")
+    _, parts, count, rest = driver.cuDevSmResourceSplitByCount(1, whole, 0, 12)
+    expect_equal((count, parts[0].sm.smCount), (1, 16), "a part of at least 12, in eights")
+
+
+@case()
+def streams_write_numbers_and_wait_for_them():
+    runtime, driver = start()
+    block = allocate(runtime, 64)
+    expect_equal(driver.cuStreamWriteValue32_v2(None, block, 7, 0), 0)
+    expect_equal(driver.cuStreamWriteValue64_v2(None, ctypes.c_void_p(block.value + 8), ctypes.c_ulonglong(9), 0), 0)
+    expect_equal(driver.cuStreamWaitValue64_v2(None, ctypes.c_void_p(block.value + 8), ctypes.c_ulonglong(9), 0), 0)
+    operation = (ctypes.c_ulonglong * 6)(2, block.value + 16, 11)  # CU_STREAM_MEM_OP_WRITE_VALUE_32
+    expect_equal(driver.cuStreamBatchMemOp_v2(None, 1, operation, 0), 0)
+    expect_equal(read(runtime, block, 24), bytes([7] + [0] * 7 + [9] + [0] * 7 + [11] + [0] * 7), "what was written")
+
+
+@case()
+def allocations_come_from_the_pool_that_was_chosen():
+    runtime, _ = start()
+    properties, pool, found, block, used = (ctypes.c_int * 22)(1, 0, 1, 0), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_ulonglong()
+    expect_equal(runtime.cudaMemPoolCreate(ctypes.byref(pool), properties), 0)
+    location = (ctypes.c_int * 2)(1, 0)
+    expect_equal(runtime.cudaMemSetMemPool(location, 1, pool), 0)
+    runtime.cudaDeviceGetMemPool(ctypes.byref(found), 0)
+    expect_equal(found.value, pool.value, "the device's pool")
+    runtime.cudaMallocAsync(ctypes.byref(block), ctypes.c_size_t(MIB), None)
+    runtime.cudaMemPoolGetAttribute(pool, 7, ctypes.byref(used))  # cudaMemPoolAttrUsedMemCurrent
+    expect_equal(used.value, MIB, "what the pool has in use")
+    runtime.cudaFreeAsync(block, None)
+    runtime.cudaMemPoolDestroy(pool)
+    runtime.cudaMemGetMemPool(ctypes.byref(found), location, 1)
+    default = ctypes.c_void_p()
+    runtime.cudaMemGetDefaultMemPool(ctypes.byref(default), location, 1)
+    expect(found.value == default.value != pool.value, "a pool that is destroyed is not the device's")
+
+
+@case()
+def an_older_name_of_the_same_function_is_that_function():
+    runtime, driver = start()
+    context, event, active, flags = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint()
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    expect_equal(driver.cuCtxPushCurrent(context), 0)
+    expect_equal(driver.cuEventCreate(ctypes.byref(event), 0), 0)
+    expect_equal((driver.cuEventDestroy(event), driver.cuCtxPopCurrent(ctypes.byref(context)), driver.cuDevicePrimaryCtxRelease(0)), (0, 0, 0))
+    state = ctypes.c_void_p()
+    expect_equal((driver.cuLinkCreate(0, None, None, ctypes.byref(state)), driver.cuLinkAddData(state, 1, b"", ctypes.c_size_t(1), b"", 0, None, None)), (0, 0))
+    # One with other types, of 32 bits, must not be taken for today's.
+    expect_equal(driver.cuMemAlloc(ctypes.byref(context), 64), 801, "cuMemAlloc of CUDA 3.1")
+    expect_equal(driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active)), 0)
+
+
+@case()
+def what_nvml_does_not_answer_is_not_supported_and_named():
+    driver, nvml = ctypes.CDLL(DRIVER), ctypes.CDLL("libnvidia-ml.so.1")
+    heard = []
+    observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: heard.append((kind, name)))
+    driver.oomdiag_device_set_observer(observer)
+    del heard[:]
+    for _ in range(2):
+        expect_equal(nvml.nvmlDeviceGetBAR1MemoryInfo(ctypes.c_void_p(1), None), 3, "NVML_ERROR_NOT_SUPPORTED")
+    driver.oomdiag_device_set_observer(None)
+    expect_equal(heard, [(b"unsupported", b"nvmlDeviceGetBAR1MemoryInfo")], "what was noted")
+    names = pathlib.Path(__file__).resolve().parents[2] / "extension/virtual_device/names/libnvidia-ml.so.1.txt"
+    missing = [name for name in names.read_text().split() if not hasattr(nvml, name)]
+    expect_equal(missing, [], "names that are missing")
+
+
+if __name__ == "__main__":
+    main()
