@@ -22,6 +22,7 @@ import ledger_cases  # noqa: F401
 import library_cases  # noqa: F401
 import lookup_cases  # noqa: F401
 import machine_cases  # noqa: F401
+import nccl_cases  # noqa: F401
 import program_cases  # noqa: F401
 
 LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",

@@ -30,6 +30,7 @@ uint64_t take_part(const ncclComm& comm, const void* from = nullptr, size_t byte
 
 /// Collective number `number`, in which every rank sent `bytes` and this one takes them all, in the order of their ranks.
 void gather(const ncclComm& comm, const void* from, void* to, size_t bytes, uint64_t number) {
+  if (comm.is_count_guessed) return oomdiag_device_forget_whole(to);  // how much of it is not known
   for (int rank = 0; rank < comm.count; ++rank) {
     void* place = at(to, rank, bytes);
     if (rank != comm.rank) {
@@ -134,7 +135,8 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t
   }
   const size_t bytes = count * element_bytes(type);
   const uint64_t number = take_part(*comm, from, bytes * static_cast<size_t>(comm->count));
-  for (int rank = 0; rank < comm->count; ++rank) {
+  if (comm->is_count_guessed) oomdiag_device_forget_whole(to);
+  for (int rank = 0; rank < comm->count && !comm->is_count_guessed; ++rank) {
     if (rank == comm->rank) {
       oomdiag_device_copy(at(to, rank, bytes), at(from, rank, bytes), bytes);
     } else {

@@ -1,11 +1,7 @@
-// Communicators: made, asked, split, ended.
+// Communicators: made, asked, ended.
 
 #include "extension/virtual_device/nccl/communicator.h"
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <random>
 
@@ -14,7 +10,22 @@
 
 namespace {
 
-ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id, const ncclConfig_t* config) {
+ncclResult_t end(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  delete comm;
+  return ncclSuccess;
+}
+
+template <typename Value>
+ncclResult_t give(Value* place, Value value) {
+  *place = value;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+ncclResult_t oomdiag::make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
+                                        const ncclConfig_t* config) {
   *handle = nullptr;
   if (count < 1 || rank < 0 || rank >= count) return ncclInvalidArgument;
   auto comm = std::make_unique<ncclComm>(ncclComm{.count = count, .rank = rank, .id = id});
@@ -37,50 +48,6 @@ ncclResult_t make(ncclComm_t* handle, int count, int rank, const ncclUniqueId& i
   return ncclSuccess;
 }
 
-ncclResult_t end(ncclComm_t comm) {
-  if (!comm) return ncclSuccess;
-  delete comm;
-  return ncclSuccess;
-}
-
-/// Adds to the number that lies at `place` of the id.
-void add_to(ncclUniqueId& id, size_t place, uint32_t more) {
-  uint32_t number = 0;
-  std::memcpy(&number, id.internal + place, sizeof number);
-  number += more;
-  std::memcpy(id.internal + place, &number, sizeof number);
-}
-
-/// The id of a part: every rank of it derives the same one. PyTorch's colors are hashes of 31 bits.
-ncclUniqueId derive_id(const ncclComm& parent, int color) {
-  ncclUniqueId id = parent.id;
-  add_to(id, sizeof id - sizeof(uint32_t), static_cast<uint32_t>(parent.splits));
-  add_to(id, sizeof id - 2 * sizeof(uint32_t), static_cast<uint32_t>(color) + 1);
-  return id;
-}
-
-/// The part that a lone rank is told it belongs to. Others are not asked.
-ncclResult_t split_alone(const ncclComm& parent, int color, ncclComm_t* comm, const ncclConfig_t* config) {
-  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
-  std::vector<int> part = oomdiag::take_expected_part();
-  if (part.empty()) part = parent.ranks;
-  const int own = parent.ranks[static_cast<size_t>(parent.rank)];
-  const auto place = std::find(part.begin(), part.end(), own);
-  if (place == part.end()) return ncclInvalidUsage;
-  const int rank = static_cast<int>(place - part.begin()), count = static_cast<int>(part.size());
-  const ncclUniqueId id = derive_id(parent, color);
-  oomdiag::tell_lone_group(id, {.id = id, .ranks = std::move(part)});
-  return make(comm, count, rank, id, config);
-}
-
-template <typename Value>
-ncclResult_t give(Value* place, Value value) {
-  *place = value;
-  return ncclSuccess;
-}
-
-}  // namespace
-
 /// What every generated stub of this library does.
 extern "C" int oomdiag_unsupported(const char* name) {
   oomdiag_device_note("unsupported", name);
@@ -97,14 +64,14 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int count, ncclUniqueId id, int rank,
                                                         ncclConfig_t* config) {
-  return make(comm, count, rank, id, config);
+  return oomdiag::make_communicator(comm, count, rank, id, config);
 }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int count, ncclUniqueId id, int rank) {
-  return make(comm, count, rank, id, nullptr);
+  return oomdiag::make_communicator(comm, count, rank, id, nullptr);
 }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int count, int rank, int, ncclUniqueId* ids,
                                                           ncclConfig_t* config) {
-  return make(comm, count, rank, ids[0], config);
+  return oomdiag::make_communicator(comm, count, rank, ids[0], config);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
@@ -115,31 +82,10 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, c
   ncclResult_t result = ncclSuccess;
   for (int rank = 0; rank < count && result == ncclSuccess; ++rank) {
     const bool has_device = cudaSetDevice(devices ? devices[rank] : rank) == cudaSuccess;
-    result = has_device ? make(&comms[rank], count, rank, id, nullptr) : ncclUnhandledCudaError;
+    result = has_device ? oomdiag::make_communicator(&comms[rank], count, rank, id, nullptr) : ncclUnhandledCudaError;
   }
   cudaSetDevice(before);
   return result;
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* comm,
-                                               ncclConfig_t* config) {
-  *comm = nullptr;
-  ++parent->splits;
-  if (oomdiag::is_lone()) return split_alone(*parent, color, comm, config);
-  oomdiag::SplitAnswer answer{.count = parent->count, .rank = parent->rank};
-  if (oomdiag::is_in_group() || !oomdiag::agree_on_split(*parent, color, key, answer)) {
-    oomdiag_device_note("estimate", "ncclCommSplit: the part is taken to be as large as the whole");
-  }
-  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
-  return make(comm, answer.count, answer.rank, derive_id(*parent, color), config);
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int excluded_count, ncclComm_t* comm,
-                                                ncclConfig_t* config, int) {
-  ++parent->splits;
-  const auto before = std::count_if(excluded, excluded + excluded_count, [&](int rank) { return rank < parent->rank; });
-  return make(comm, parent->count - excluded_count, parent->rank - static_cast<int>(before), derive_id(*parent, 0),
-              config);
 }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }

@@ -26,6 +26,7 @@ struct ncclComm {
   std::vector<uint64_t> received{};             ///< messages so far, by the rank that sent them
   std::vector<int> ranks{};                     ///< members in the whole job, where its ranks are lone (lone.h)
   bool has_stages = false;                      ///< and that was told
+  bool is_count_guessed = false;                ///< nobody said how many chose this rank's color (split.cpp)
 };
 
 namespace oomdiag {
@@ -33,14 +34,11 @@ namespace oomdiag {
 /// Whether a group is open on this thread (ncclGroupStart).
 bool is_in_group() noexcept;
 
-/// How a communicator was split: `count` ranks chose this rank's color, and this rank is `rank` among them.
-struct SplitAnswer {
-  int count = 0;
-  int rank = 0;
-};
+/// A communicator of so many ranks, on the current device.
+ncclResult_t make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
+                               const ncclConfig_t* config);
 
-/// Tells the other ranks of `parent` what this one chose and waits for what they did, by a file in the temporary folder.
-/// False if they do not answer.
-bool agree_on_split(const ncclComm& parent, int color, int key, SplitAnswer& answer);
+/// Makes the parts that this thread's splits wait for since its group began: all its ranks have said what they chose.
+ncclResult_t settle_splits();
 
 }  // namespace oomdiag

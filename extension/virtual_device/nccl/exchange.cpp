@@ -109,8 +109,9 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupStart() {
 }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) return ncclInvalidUsage;
-  if (--group_depth == 0) settle_calls();
-  return ncclSuccess;
+  if (--group_depth > 0) return ncclSuccess;
+  settle_calls();
+  return oomdiag::settle_splits();
 }
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* info) {
   info->estimatedTime = 0;

@@ -1,16 +1,23 @@
 // ncclCommSplit is the one call whose answer depends on what the other ranks said: how many chose the same color. Each
 // rank writes its row into a file that is named after the communicator, and reads the others' when all are there. The
-// last to read takes the file away.
+// last to read takes the file away. In a group one thread may speak for several ranks, so that rows are read when it ends, as
+// nccl.h has new communicators ready then.
 
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/nccl/communicator.h"
+#include "extension/virtual_device/nccl/lone.h"
 
 namespace oomdiag {
 namespace {
@@ -48,6 +55,12 @@ std::vector<Row> wait_for_rows(int file, int count) {
   return {};
 }
 
+/// How a communicator was split: `count` ranks chose this rank's color, and this rank is `rank` among them.
+struct SplitAnswer {
+  int count = 0;
+  int rank = 0;
+};
+
 /// Parts are ordered by key, then by rank in the whole (nccl.h).
 SplitAnswer find_place(const std::vector<Row>& rows, int own) {
   SplitAnswer answer;
@@ -61,22 +74,129 @@ SplitAnswer find_place(const std::vector<Row>& rows, int own) {
   return answer;
 }
 
-}  // namespace
+/// What a rank chose, and where its part is to go.
+struct Split {
+  ncclComm_t parent = nullptr;
+  int number = 0;  ///< among the parent's splits
+  int color = 0;
+  int key = 0;
+  ncclComm_t* comm = nullptr;
+  std::optional<ncclConfig_t> config{};
 
-bool agree_on_split(const ncclComm& parent, int color, int key, SplitAnswer& answer) {
-  const std::string name = shared_file(parent.id, std::to_string(parent.splits));
-  const int file = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) return false;
-  Row own{.is_there = 1, .color = color, .key = key, .has_read = 0};
-  const bool is_written = pwrite(file, &own, sizeof own, place_of(parent.rank)) == sizeof own;
-  const auto rows = is_written ? wait_for_rows(file, parent.count) : std::vector<Row>{};
-  if (!rows.empty()) answer = find_place(rows, parent.rank);
-  own.has_read = 1;
-  const bool is_told = pwrite(file, &own, sizeof own, place_of(parent.rank)) == sizeof own;
-  const auto all_read = read_rows(file, parent.count, [](const Row& row) { return row.has_read != 0; });
+  std::string file() const { return shared_file(parent->id, std::to_string(number)); }
+  const ncclConfig_t* settings() const { return config ? &*config : nullptr; }
+};
+thread_local std::vector<Split> waiting;
+
+bool write_row(const Split& split, int file, bool has_read) {
+  const Row own{.is_there = 1, .color = split.color, .key = split.key, .has_read = has_read};
+  return pwrite(file, &own, sizeof own, place_of(split.parent->rank)) == sizeof own;
+}
+
+/// Tells the other ranks of the parent what this one chose, by a file in the temporary folder.
+void tell_others(const Split& split) {
+  const int file = open(split.file().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  write_row(split, file, false);
+  close(file);
+}
+
+/// Waits for what the others chose. Nothing if they do not answer.
+std::optional<SplitAnswer> ask_others(const Split& split) {
+  const std::string name = split.file();
+  const int file = open(name.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return std::nullopt;
+  const auto rows = wait_for_rows(file, split.parent->count);
+  const bool is_told = write_row(split, file, true);
+  const auto all_read = read_rows(file, split.parent->count, [](const Row& row) { return row.has_read != 0; });
   if (!all_read.empty() || !is_told || rows.empty()) unlink(name.c_str());
   close(file);
-  return !rows.empty();
+  if (rows.empty()) return std::nullopt;
+  return find_place(rows, split.parent->rank);
+}
+
+uint64_t mix(uint64_t number) {  // the finisher of SplitMix64 (Steele, Lea, Flood, 2014): no two numbers become one
+  number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9u;
+  number = (number ^ (number >> 27)) * 0x94d049bb133111ebu;
+  return number ^ (number >> 31);
+}
+
+/// The id of a part: every rank of it derives the same one, of all bits of the parent's, of the split and of the color
+/// (PyTorch's are hashes of 31 bits). Two parts share a mailbox only if 128 bits of two hashes are the same.
+ncclUniqueId derive_id(const ncclUniqueId& parent, int split, int color) {
+  ncclUniqueId id = parent;
+  uint64_t state = mix(static_cast<uint64_t>(static_cast<uint32_t>(split)) << 32 | static_cast<uint32_t>(color));
+  for (int round = 0; round < 2; ++round) {  // after the second each word depends on all of the first
+    for (size_t at = 0; at < sizeof id; at += sizeof state) {
+      uint64_t word = 0;
+      std::memcpy(&word, id.internal + at, sizeof word);
+      state = mix(state + word + 0x9e3779b97f4a7c15u);
+      std::memcpy(id.internal + at, &state, sizeof state);
+    }
+  }
+  return id;
+}
+
+/// The part that a lone rank is told it belongs to. Others are not asked.
+ncclResult_t split_alone(const Split& split) {
+  const ncclComm& parent = *split.parent;
+  std::vector<int> part = take_expected_part();
+  if (part.empty()) part = parent.ranks;
+  const int own = parent.ranks[static_cast<size_t>(parent.rank)];
+  const auto place = std::find(part.begin(), part.end(), own);
+  if (place == part.end()) return ncclInvalidUsage;
+  const int rank = static_cast<int>(place - part.begin()), count = static_cast<int>(part.size());
+  const ncclUniqueId id = derive_id(parent.id, split.number, split.color);
+  tell_lone_group(id, {.id = id, .ranks = std::move(part)});
+  return make_communicator(split.comm, count, rank, id, split.settings());
+}
+
+/// A part is on its parent's device.
+ncclResult_t settle(const Split& split) {
+  const ncclComm& parent = *split.parent;
+  const auto answer = ask_others(split);
+  if (!answer) oomdiag_device_note("estimate", "ncclCommSplit: the part is taken to be as large as the whole");
+  if (split.color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
+  int before = 0;
+  cudaGetDevice(&before);
+  cudaSetDevice(parent.device);
+  const auto [count, rank] = answer.value_or(SplitAnswer{.count = parent.count, .rank = parent.rank});
+  const ncclUniqueId id = derive_id(parent.id, split.number, split.color);
+  const ncclResult_t result = make_communicator(split.comm, count, rank, id, split.settings());
+  if (result == ncclSuccess) (*split.comm)->is_count_guessed = !answer;
+  cudaSetDevice(before);
+  return result;
+}
+
+}  // namespace
+
+ncclResult_t settle_splits() {
+  const std::vector<Split> all = std::exchange(waiting, {});
+  ncclResult_t result = ncclSuccess;
+  for (const Split& split : all) {
+    if (const ncclResult_t error = settle(split)) result = error;
+  }
+  return result;
 }
 
 }  // namespace oomdiag
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* comm,
+                                               ncclConfig_t* config) {
+  *comm = nullptr;
+  oomdiag::Split split{.parent = parent, .number = ++parent->splits, .color = color, .key = key, .comm = comm};
+  if (config) split.config = *config;
+  if (oomdiag::is_lone()) return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess : oomdiag::split_alone(split);
+  oomdiag::tell_others(split);
+  if (!oomdiag::is_in_group()) return oomdiag::settle(split);
+  oomdiag::waiting.push_back(std::move(split));
+  return ncclSuccess;
+}
+
+OOMDIAG_ENTRY_POINT ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int excluded_count, ncclComm_t* comm,
+                                                ncclConfig_t* config, int) {
+  const auto before = std::count_if(excluded, excluded + excluded_count, [&](int rank) { return rank < parent->rank; });
+  const ncclUniqueId id = oomdiag::derive_id(parent->id, ++parent->splits, 0);
+  return oomdiag::make_communicator(comm, parent->count - excluded_count, parent->rank - static_cast<int>(before), id,
+                                    config);
+}

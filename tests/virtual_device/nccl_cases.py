@@ -1,0 +1,89 @@
+"""How communicators are split, by ranks of one process: cases of test_device.py."""
+
+import ctypes
+
+from device_cases import case, expect, expect_equal, main
+
+CARDS = "a100-80,a100-80,a100-80,a100-80"
+NO_COLOR = -1
+
+
+def communicators():
+    """One for each of the machine's four cards."""
+    nccl, handles = ctypes.CDLL("libnccl.so.2"), (ctypes.c_void_p * 4)()
+    expect_equal(nccl.ncclCommInitAll(handles, 4, None), 0, "ncclCommInitAll")
+    return nccl, [ctypes.c_void_p(handle) for handle in handles]
+
+
+def split(nccl, whole, colors):
+    """All ranks in one group, as one thread must: what each has got."""
+    parts = [ctypes.c_void_p() for _ in whole]
+    expect_equal(nccl.ncclGroupStart(), 0)
+    for comm, part, color in zip(whole, parts, colors):
+        expect_equal(nccl.ncclCommSplit(comm, color, 0, ctypes.byref(part), None), 0, "ncclCommSplit")
+    expect_equal(nccl.ncclGroupEnd(), 0, "ncclGroupEnd")
+    return parts
+
+
+def ask(nccl, part):
+    count, rank = ctypes.c_int(), ctypes.c_int()
+    nccl.ncclCommCount(part, ctypes.byref(count))
+    nccl.ncclCommUserRank(part, ctypes.byref(rank))
+    return count.value, rank.value
+
+
+def read_id(nccl, part):
+    text = ctypes.create_string_buffer(128)
+    expect_equal(nccl.ncclCommGetUniqueId(part, text), 0)
+    return text.raw
+
+
+def gather_into_four(nccl, part):
+    """Each rank's 7 gathered into four floats that the host wrote: what they are afterwards."""
+    runtime = ctypes.CDLL("libcudart.so.13")
+    blocks = [ctypes.c_void_p(), ctypes.c_void_p()]
+    for block, numbers in zip(blocks, ((7.0,), (1.0, 2.0, 3.0, 4.0))):
+        runtime.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(16))
+        for i, number in enumerate(numbers):
+            runtime.cudaMemcpy(ctypes.c_void_p(block.value + 4 * i), (ctypes.c_float * 1)(number), ctypes.c_size_t(4), 1)
+    expect_equal(nccl.ncclAllGather(blocks[0], blocks[1], ctypes.c_size_t(1), 7, part, None), 0)
+    back = (ctypes.c_float * 4)()
+    runtime.cudaMemcpy(back, blocks[1], ctypes.c_size_t(16), 2)
+    return list(back)
+
+
+@case(card=CARDS)
+def a_split_in_a_group_has_the_size_of_its_part():
+    nccl, whole = communicators()
+    parts = split(nccl, whole, [5, 6, 5, NO_COLOR])
+    expect_equal([ask(nccl, part) for part in parts[:3]], [(2, 0), (1, 0), (2, 1)], "counts and ranks")
+    expect_equal(parts[3].value, None, "the part of who chose none")
+    device = ctypes.c_int()
+    nccl.ncclCommCuDevice(parts[2], ctypes.byref(device))
+    expect_equal(device.value, 2, "the device of the third rank's part")
+    expect_equal(gather_into_four(nccl, parts[1]), [7.0, 2.0, 3.0, 4.0], "what a gathering of one wrote")
+
+
+@case(card=CARDS)
+def parts_never_share_a_mailbox():
+    nccl, whole = communicators()
+    all_in_one = split(nccl, whole, [0] * 4)
+    grandchildren = split(nccl, all_in_one, [0] * 4)
+    again = split(nccl, whole, [1] * 4)
+    by_color = split(nccl, whole, [1, 1 + (1 << 8), 1 + (1 << 16), 1 + (1 << 30)])
+    ids = [read_id(nccl, part) for part in (whole[0], all_in_one[0], grandchildren[0], again[0], *by_color)]
+    expect_equal(len(set(ids)), 8, "ids")
+    expect_equal(len({bytes(a ^ b for a, b in zip(text[:16], text[112:])) for text in ids}), 8, "names of their files")
+    expect_equal(len({read_id(nccl, part) for part in again}), 1, "ids of one part")
+
+
+@case(card=CARDS, group="slow")
+def who_is_not_answered_does_not_know_what_others_gather():
+    nccl, whole = communicators()
+    part = ctypes.c_void_p()
+    expect_equal(nccl.ncclCommSplit(whole[0], 0, 0, ctypes.byref(part), None), 0, "a split that no other rank makes")
+    expect(gather_into_four(nccl, part)[1:] == [2.0, 3.0, 4.0], "what lies behind was written")
+
+
+if __name__ == "__main__":
+    main()
