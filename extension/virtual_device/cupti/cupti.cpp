@@ -17,6 +17,7 @@
 
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/locks.h"
 
 namespace {
 
@@ -30,7 +31,7 @@ struct Subscriber {
   char name[CUPTI_OLD_SUBSCRIBER_NAME_MIN_LEN] = {};
 };
 
-auto& lock = *new std::mutex;  // never destroyed: programs unsubscribe in their own destructors
+auto& lock = *new oomdiag::LibraryLock;  // never destroyed: programs unsubscribe in their own destructors
 auto& subscriber = *new Subscriber;
 std::atomic<uint32_t> calls = 0;
 thread_local uint64_t correlation_data = 0;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "extension/virtual_device/dnn/amount.h"
+#include "extension/virtual_device/driver/locks.h"
 
 namespace oomdiag {
 
@@ -40,7 +41,7 @@ class Descriptors {
   static void add_part(Entry& whole, cudnnBackendAttributeName_t attribute, const Entry& part);
   static Amount total(const Entry& entry);
 
-  mutable std::mutex lock_;
+  mutable LibraryLock lock_;
   std::unordered_map<cudnnBackendDescriptor_t, Entry> entries_;
 };
 

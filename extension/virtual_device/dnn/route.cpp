@@ -35,6 +35,7 @@
 #include "extension/virtual_device/dnn/handle.h"
 #include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/locks.h"
 
 namespace oomdiag {
 namespace {
@@ -54,7 +55,7 @@ cudnnStatus_t describe(const char* json, cudnnBackendDescriptor_t* description) 
 
 /// The description of the card of `ordinal`; one descriptor for each, for the life of the process.
 cudnnStatus_t find_description(int ordinal, cudnnBackendDescriptor_t* description) {
-  static auto& lock = *new std::mutex;
+  static auto& lock = *new oomdiag::LibraryLock;
   static auto& made = *new std::unordered_map<int, cudnnBackendDescriptor_t>;
   std::lock_guard guard(lock);
   if (const auto entry = made.find(ordinal); entry != made.end()) {

@@ -152,7 +152,7 @@ std::shared_ptr<Promise> Contents::find_promise(uintptr_t from, size_t bytes) {
 
 /// Puts what was promised in its place, and gives the lock under which nothing there is promised. Waits without it: the
 /// sender may be another thread of this process.
-std::unique_lock<std::mutex> Contents::settle(uintptr_t from, size_t bytes) {
+std::unique_lock<ContentsLock> Contents::settle(uintptr_t from, size_t bytes) {
   std::unique_lock guard(lock_);
   while (const auto promise = find_promise(from, bytes)) {
     guard.unlock();

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "extension/virtual_device/driver/locks.h"
+
 // What is known of the contents of the cards. Kernels do nothing, so all that can be known is what the host wrote: index
 // tensors, constants, the counts that DDP compares. It must read back, or programs that look at their own numbers go
 // astray. Everything else reads as zeros, and who reads it is told that it came from a kernel (notes.cpp).
@@ -119,11 +121,11 @@ class Contents {
   void add(uintptr_t at, Piece piece);
   void drop(Piece& piece);
   void keep_within_bounds();
-  std::unique_lock<std::mutex> settle(uintptr_t from, size_t bytes);
+  std::unique_lock<ContentsLock> settle(uintptr_t from, size_t bytes);
   Origin find_origin(uintptr_t from, size_t bytes);
   std::shared_ptr<Promise> find_promise(uintptr_t from, size_t bytes);
 
-  std::mutex lock_;
+  ContentsLock lock_;
   Pieces pieces_;
   size_t kept_bytes_ = 0;
 };

@@ -30,14 +30,20 @@ bool is_on_card(const void* address) {
   return range && range->kind == oomdiag::MemoryKind::device;
 }
 
-/// Zeros. The whole pages of a page-locked block are given back: they read as zeros too, and activations that are offloaded
-/// to the host, of which nobody knows the contents, take none of its memory.
-void clear(void* to, size_t bytes) {
-  constexpr size_t kPage = 4096, kWorthACall = size_t{1} << 20;
-  const auto range = bytes < kWorthACall ? std::nullopt : oomdiag::find_range(to);
+/// Page-locked memory of ours, and enough of it that giving its pages back is worth a call.
+bool is_pinned_bulk(const void* to, size_t bytes) {
+  constexpr size_t kWorthACall = size_t{1} << 20;
+  if (bytes < kWorthACall) return false;
+  const auto range = oomdiag::find_range(to);
+  return range && range->kind == oomdiag::MemoryKind::host && !range->is_registered;
+}
+
+/// Zeros. The whole pages are given back: they read as zeros too, and activations that are offloaded to the host, of which
+/// nobody knows the contents, take none of its memory.
+void clear_by_giving_back(void* to, size_t bytes) {
+  constexpr size_t kPage = 4096;
   const uintptr_t begin = (address_of(to) + kPage - 1) / kPage * kPage, end = (address_of(to) + bytes) / kPage * kPage;
-  if (!range || range->kind != oomdiag::MemoryKind::host || range->is_registered ||
-      madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED) != 0) {
+  if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED) != 0) {
     return oomdiag::Contents::clear_by_writing(to, bytes);
   }
   oomdiag::Contents::clear_by_writing(to, begin - address_of(to));
@@ -61,6 +67,7 @@ bool answer_expected(void* to, size_t bytes) {
 
 /// The host looks at what a card holds.
 void read(void* to, const void* from, size_t bytes) {
+  const auto clear = is_pinned_bulk(to, bytes) ? clear_by_giving_back : oomdiag::Contents::clear_by_writing;
   switch (contents.read(address_of(from), to, bytes, clear)) {
     case oomdiag::Origin::host:
       return;

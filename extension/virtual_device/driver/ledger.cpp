@@ -19,8 +19,8 @@ int64_t Ledger::held() const noexcept {
   return sum;
 }
 
-std::mutex& memory_lock() noexcept {
-  static auto& lock = *new std::mutex;
+MemoryLock& memory_lock() noexcept {
+  static auto& lock = *new MemoryLock;
   return lock;
 }
 

@@ -4,7 +4,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
+
+#include "extension/virtual_device/driver/locks.h"
 
 // The ledger: who holds what of a card. Everything that a card gives is taken here, in its holder's name, and every taking
 // can fail; nothing else keeps a count of the card. What is free (cudaMemGetInfo, NVML), what a process has and what is not
@@ -18,13 +19,6 @@
 //   blocks     cudaMalloc: whole pages, or small blocks that share   libraries' workspaces and communicators' buffers are such
 //   pools      stream-ordered pools, what they keep included         blocks, and told from others by the library that asks
 //   mappings   cuMemCreate, while anybody holds the pages
-//
-// The locks, in the order in which they are taken; whoever holds one may take those below it only:
-//
-//   stream_lock()    streams, events, captures, graphs
-//   memory_lock()    the ledger, ranges, heaps, pools, mappings
-//   SharedCardsLock  the file of the processes that share the cards
-//   contents, notes  leaves: nothing is taken under them. Notes call the recorder, so they are made under no other lock
 
 namespace oomdiag {
 
@@ -46,7 +40,7 @@ class Ledger {
 };
 
 /// Guards the ledgers and the tables of memory.
-std::mutex& memory_lock() noexcept;
+MemoryLock& memory_lock() noexcept;
 
 /// Takes `bytes` of the card; false when it has not so many left, by this process and the others. Under memory_lock().
 bool take(Device& device, Holder holder, int64_t bytes) noexcept;

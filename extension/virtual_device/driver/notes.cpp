@@ -2,11 +2,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/locks.h"
 
 namespace {
 
@@ -16,7 +16,7 @@ struct Note {
 };
 
 // Never destroyed: a note may come from another library's destructor.
-auto& lock = *new std::recursive_mutex;  // recursive: an observer may itself call something that is noted
+auto& lock = *new oomdiag::NotesLock;  // recursive: an observer may itself call something that is noted
 auto& notes = *new std::vector<Note>;
 void (*observer)(const char*, const char*) = nullptr;
 std::atomic<void (*)(int, int64_t)> refusal_observer = nullptr;

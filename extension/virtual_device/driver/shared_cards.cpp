@@ -11,6 +11,7 @@
 #include <string>
 
 #include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/locks.h"
 
 namespace oomdiag {
 namespace {
@@ -83,6 +84,7 @@ void join_shared_cards() noexcept {
 
 /// Of the open file, not of the process: it goes with a process that dies (fcntl(2), open file description locks).
 SharedCardsLock::SharedCardsLock() noexcept {
+  if constexpr (kChecksLocks) oomdiag_device_check_lock(LockRank::shared_cards, false);
   if (!rows) return;
   file_ = open_file(0);
   struct flock whole {};
@@ -93,6 +95,7 @@ SharedCardsLock::SharedCardsLock() noexcept {
 }
 
 SharedCardsLock::~SharedCardsLock() {
+  if constexpr (kChecksLocks) oomdiag_device_leave_lock(LockRank::shared_cards);
   if (file_ >= 0) close(file_);
 }
 

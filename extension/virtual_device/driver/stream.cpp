@@ -4,8 +4,8 @@
 
 namespace oomdiag {
 
-std::recursive_mutex& stream_lock() noexcept {
-  static auto& lock = *new std::recursive_mutex;
+StreamsLock& stream_lock() noexcept {
+  static auto& lock = *new StreamsLock;
   return lock;
 }
 

@@ -3,11 +3,11 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/graph.h"
+#include "extension/virtual_device/driver/locks.h"
 
 // Streams and events. Work does nothing; what remains of them is identity, which PyTorch keys its blocks and workspaces
 // by, the times at which work would be done (clock.h), and capture (capture.h).
@@ -35,7 +35,7 @@ struct Event {
 };
 
 /// Guards streams, events, captures and graphs. Recursive: a captured host function's destructor may call back.
-std::recursive_mutex& stream_lock() noexcept;
+StreamsLock& stream_lock() noexcept;
 
 /// The stream behind a handle; 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are the current device's default stream.
 /// Null when the thread has no current device.

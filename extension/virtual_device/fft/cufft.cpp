@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/locks.h"
 
 namespace {
 
@@ -21,7 +22,7 @@ struct Plan {
 };
 
 // Never destroyed: plans are destroyed by static destructors too.
-auto& lock = *new std::mutex;
+auto& lock = *new oomdiag::LibraryLock;
 auto& plans = *new std::unordered_map<cufftHandle, Plan>;
 
 /// The plan of `handle`, or null. References stay valid while other plans come and go.

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/nccl/start_rank.h"
 
 namespace oomdiag {
@@ -30,7 +31,7 @@ const char* job_folder() noexcept {
 }
 
 // Never destroyed: communicators end in static destructors.
-auto& lock = *new std::mutex;
+auto& lock = *new LibraryLock;
 auto& groups = *new std::map<Key, LoneGroup>;
 auto& expected_parts = *new std::deque<std::vector<int>>;
 

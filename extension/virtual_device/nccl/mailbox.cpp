@@ -15,6 +15,7 @@
 #include <set>
 #include <thread>
 
+#include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/nccl/lone.h"
 
 namespace oomdiag {
@@ -112,7 +113,7 @@ bool wait_for(const File& file, const MessageId& id, const Mailbox::Reader& read
 }
 
 // Never destroyed: what follows runs in a static destructor.
-auto& open_lock = *new std::mutex;
+auto& open_lock = *new LibraryLock;
 auto& open_boxes = *new std::set<Mailbox*>;
 
 /// Programs end without ncclCommDestroy.

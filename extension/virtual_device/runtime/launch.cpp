@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/runtime/status.h"
 
 using oomdiag::in_context;
@@ -26,7 +27,7 @@ struct Variable {
 };
 
 // A wheel registers some 20 000 kernels while it loads, so that this only appends. Never destroyed.
-auto& lock = *new std::mutex;
+auto& lock = *new oomdiag::LibraryLock;
 auto& kernels = *new std::vector<Kernel>;
 auto& variables = *new std::unordered_map<const void*, Variable>;
 
