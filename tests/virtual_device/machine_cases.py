@@ -2,7 +2,7 @@
 
 import ctypes
 
-from device_cases import MIB, case, expect_equal, main
+from device_cases import MIB, case, expect, expect_equal, main
 
 DRIVER = "libcuda.so.1"
 RUNTIME = "libcudart.so.13"
@@ -126,6 +126,62 @@ def launches_keep_to_the_cards_bounds():
         driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(blocks), None, threads, ctypes.c_size_t(shared))
         found.append(blocks.value)
     expect_equal(found, [6, 1, 3, 1, 0], "blocks on a multiprocessor")
+
+
+def launches(launch):
+    """What a launch answers for a grid, a block and so many KiB of dynamic shared memory."""
+    shapes = {"fits": ((1, 65535, 65535), (1024, 1, 1), 0), "grid.y": ((1, 65536, 1), (1, 1, 1), 0), "grid.z": ((1, 1, 65536), (1, 1, 1), 0),
+              "no grid": ((0, 1, 1), (1, 1, 1), 0), "threads": ((1, 1, 1), (33, 32, 1), 0), "block.z": ((1, 1, 1), (1, 1, 65), 0),
+              "most shared": ((1, 1, 1), (1, 1, 1), 99), "shared": ((1, 1, 1), (1, 1, 1), 100)}
+    return {name: launch(grid, block, shared << 10) for name, (grid, block, shared) in shapes.items()}
+
+
+@case(card="rtx3060")
+def the_driver_refuses_what_a_card_would():
+    runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
+    runtime.cudaFree(None)
+    answers = launches(lambda grid, block, shared: driver.cuLaunchKernel(None, *grid, *block, shared, None, None, None))
+    expect_equal(answers, {name: 0 if name in ("fits", "most shared") else 1 for name in answers}, "the driver's answers")
+
+    class Config(ctypes.Structure):
+        _fields_ = [("shape", ctypes.c_uint * 6), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)]
+
+    answers = launches(lambda grid, block, shared: driver.cuLaunchKernelEx(ctypes.byref(Config((ctypes.c_uint * 6)(*grid, *block), shared)), None, None, None))
+    expect_equal(answers, {name: 0 if name in ("fits", "most shared") else 1 for name in answers}, "those of cuLaunchKernelEx")
+
+    class Dim3(ctypes.Structure):
+        _fields_ = [(axis, ctypes.c_uint) for axis in "xyz"]
+
+    runtime.cudaLaunchKernel.argtypes = [ctypes.c_void_p, Dim3, Dim3, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    answers = launches(lambda grid, block, shared: runtime.cudaLaunchKernel(1, Dim3(*grid), Dim3(*block), None, shared, None))
+    expect_equal(answers, {name: 0 if name in ("fits", "most shared") else 1 if name == "shared" else 9 for name in answers}, "the runtime's")
+    opting_in = [function(1, 8, kib << 10) for function in (runtime.cudaFuncSetAttribute, driver.cuFuncSetAttribute) for kib in (99, 100)]
+    expect_equal(opting_in, [0, 1, 0, 1], "who opts in to 99 and 100 KiB")
+    runtime.cudaGetLastError()
+
+
+@case(card="rtx3060")
+def occupancy_follows_threads_and_shared_memory_and_says_what_it_leaves_out():
+    runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
+    runtime.cudaFree(None)
+    heard = []
+    observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: heard.append((kind, name)))
+    driver.oomdiag_device_set_observer(observer)
+    grid, block, bytes = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+
+    def find_block(shared, most):
+        driver.cuOccupancyMaxPotentialBlockSize(ctypes.byref(grid), ctypes.byref(block), None, None, ctypes.c_size_t(shared), most)
+        return grid.value, block.value
+
+    # 28 multiprocessors take 1536 threads and 100 KiB each: two blocks of 768, six of 256, or one whose block has 60 KiB (and 1 of the card's).
+    expect_equal((find_block(0, 0), find_block(0, 256), find_block(60 << 10, 0)), ((56, 768), (168, 256), (28, 1024)), "grids and blocks")
+    of_thread = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(lambda threads: threads * 80)
+    driver.cuOccupancyMaxPotentialBlockSize(ctypes.byref(grid), ctypes.byref(block), None, of_thread, ctypes.c_size_t(0), 0)
+    expect(grid.value // 28 * (block.value * 80 + 1024) <= 100 << 10, f"{grid.value} blocks of {block.value} threads do not fit the shared memory")
+    driver.cuOccupancyAvailableDynamicSMemPerBlock(ctypes.byref(bytes), None, 4, 128)
+    expect_equal(bytes.value, 24 << 10, "what each of four blocks may have")
+    driver.oomdiag_device_set_observer(None)
+    expect_equal(sum(kind == b"estimate" and b"registers" in name for kind, name in heard), 1, f"how often it was said: {heard}")
 
 
 if __name__ == "__main__":

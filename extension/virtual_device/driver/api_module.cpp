@@ -1,12 +1,8 @@
-// Modules, libraries, kernels and their launch. Code is never looked at, so every load succeeds and every name exists:
+// Modules, libraries and kernels (their launch: api_launch.cpp). Code is never looked at, so every load succeeds and every name exists:
 // cuDNN's engines that are compiled at run time and Triton need that, and give up otherwise.
 
 #include <cuda.h>
 
-#include <algorithm>
-#include <cstdio>
-
-#include "extension/virtual_device/driver/arguments.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -51,8 +47,13 @@ int function_attribute(CUfunction_attribute attribute) {
   }
 }
 
-/// Sizes of a grid of blocks, or of a block of threads.
-double count(unsigned x, unsigned y, unsigned z) { return double{1} * x * y * z; }
+/// A kernel may ask for no more shared memory than the card lets a block opt in to (cuda.h, cuFuncSetAttribute).
+CUresult check_attribute(const Device* device, CUfunction_attribute attribute, int value) {
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  const bool is_too_much =
+      attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > device->card.shared_bytes_per_block_optin;
+  return is_too_much ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
 
 }  // namespace
 
@@ -97,8 +98,9 @@ OOMDIAG_ENTRY_POINT CUresult cuKernelGetAttribute(int* value, CUfunction_attribu
   *value = function_attribute(attribute);
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) {
-  return CUDA_SUCCESS;
+OOMDIAG_ENTRY_POINT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel,
+                                                  CUdevice device) {
+  return check_attribute(oomdiag::find_device(device), attribute, value);
 }
 OOMDIAG_ENTRY_POINT CUresult cuKernelSetCacheConfig(CUkernel, CUfunc_cache, CUdevice) { return CUDA_SUCCESS; }
 
@@ -106,7 +108,9 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute
   *value = function_attribute(attribute);
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
+OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, int value) {
+  return check_attribute(current_device(), attribute, value);
+}
 OOMDIAG_ENTRY_POINT CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuFuncGetModule(CUmodule* module, CUfunction) { return give_token(module); }
 OOMDIAG_ENTRY_POINT CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction) {
@@ -116,65 +120,6 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfun
 OOMDIAG_ENTRY_POINT CUresult cuFuncLoad(CUfunction) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction) {
   *name = "unknown";
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned,
-                                            CUstream stream, void** arguments, void**) {
-  oomdiag::forget_arguments(arguments);
-  return oomdiag_device_launch(stream, count(grid_x, grid_y, grid_z) * count(block_x, block_y, block_z));
-}
-OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
-                                              void** extra) {
-  return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
-                        config->blockDimY, config->blockDimZ, 0, config->hStream, arguments, extra);
-}
-OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
-                                                       unsigned grid_z, unsigned block_x, unsigned block_y,
-                                                       unsigned block_z, unsigned bytes, CUstream stream,
-                                                       void** arguments) {
-  return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, bytes, stream, arguments, nullptr);
-}
-
-/// By threads and the shared memory that the launch asks for; what registers and a kernel's own shared memory allow is in
-/// its code, which is not looked at.
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads,
-                                                                         size_t bytes) {
-  const Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
-  const oomdiag::Card& card = device->card;
-  const auto shared = static_cast<int64_t>(bytes) + card.reserved_shared_bytes_per_block;
-  int64_t fitting = threads > 0 ? card.threads_per_multiprocessor / threads : 1;
-  if (bytes > 0) fitting = std::min(fitting, card.shared_bytes_per_multiprocessor / shared);
-  if (bytes > static_cast<size_t>(card.shared_bytes_per_block_optin)) fitting = 0;
-  *blocks = static_cast<int>(std::clamp<int64_t>(fitting, bytes > 0 ? 0 : 1, card.blocks_per_multiprocessor));
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction function,
-                                                                                  int threads, size_t bytes, unsigned) {
-  return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, bytes);
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, CUfunction, CUoccupancyB2DSize,
-                                                              size_t, int) {
-  const Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
-  *grid = device->card.multiprocessors;
-  *block = 1024;
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
-  *clusters = 1;
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfunction, const CUlaunchConfig*) {
-  *size = 8;
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction, int, int) {
-  const Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
-  *bytes = static_cast<size_t>(device->card.shared_bytes_per_block);
   return CUDA_SUCCESS;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/launch_bounds.h"
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/runtime/status.h"
 
@@ -39,24 +40,26 @@ struct CallConfiguration {
 };
 thread_local CallConfiguration configuration;
 
-/// The bounds of every compute capability (CUDA programming guide, technical specifications).
-bool is_launchable(dim3 grid, dim3 block) {
-  const bool has_all = grid.x && grid.y && grid.z && block.x && block.y && block.z;
-  return has_all && grid.x <= INT32_MAX && grid.y <= 65535 && grid.z <= 65535 && block.z <= 64 &&
-         uint64_t{block.x} * block.y * block.z <= 1024;
-}
-
-cudaError_t launch(dim3 grid, dim3 block, void** arguments, cudaStream_t stream) {
-  if (!is_launchable(grid, block)) return report(cudaErrorInvalidConfiguration);
-  const double threads = double{1} * grid.x * grid.y * grid.z * block.x * block.y * block.z;
-  oomdiag_device_note_arguments(arguments);
-  return in_context([&] { return oomdiag_device_launch(stream, threads); });
-}
-
 int ask_device(CUdevice_attribute attribute) {
   int value = 0;
   cuDeviceGetAttribute(&value, attribute, oomdiag::current_ordinal());
   return value;
+}
+
+oomdiag::Shape shape(dim3 size) { return {size.x, size.y, size.z}; }
+
+/// As the driver does, whose error for a shape is another.
+cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, void** arguments, cudaStream_t stream) {
+  if (!oomdiag::is_launchable(shape(grid), shape(block))) return report(cudaErrorInvalidConfiguration);
+  return in_context([&] {
+    constexpr size_t kEveryCardHas = 48 << 10;
+    if (shared_bytes > kEveryCardHas &&
+        shared_bytes > static_cast<size_t>(ask_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    oomdiag_device_note_arguments(arguments);
+    return oomdiag_device_launch(stream, shape(grid).count() * shape(block).count());
+  });
 }
 
 /// Host-readable zeros: a variable of the device that no kernel ever wrote.
@@ -132,24 +135,24 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, co
   return cudaSuccess;
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void** arguments, size_t,
-                                                   cudaStream_t stream) {
-  return launch(grid, block, arguments, stream);
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void** arguments,
+                                                   size_t shared_bytes, cudaStream_t stream) {
+  return launch(grid, block, shared_bytes, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void** arguments, size_t,
-                                                        cudaStream_t stream) {
-  return launch(grid, block, arguments, stream);
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void** arguments,
+                                                        size_t shared_bytes, cudaStream_t stream) {
+  return launch(grid, block, shared_bytes, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void** arguments, size_t,
-                                                 cudaStream_t stream) {
-  return launch(grid, block, arguments, stream);
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void** arguments,
+                                                 size_t shared_bytes, cudaStream_t stream) {
+  return launch(grid, block, shared_bytes, arguments, stream);
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 grid, dim3 block, void** arguments,
-                                                            size_t, cudaStream_t stream) {
-  return launch(grid, block, arguments, stream);
+                                                            size_t shared_bytes, cudaStream_t stream) {
+  return launch(grid, block, shared_bytes, arguments, stream);
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void** arguments) {
-  return launch(config->gridDim, config->blockDim, arguments, config->stream);
+  return launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments, config->stream);
 }
 
 /// The architecture decides which tuning CUB takes, hence its scratch: it must be one that the wheel has code for.
@@ -162,9 +165,14 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attrib
   attributes->maxDynamicSharedSizeBytes = ask_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
   return cudaSuccess;
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
-OOMDIAG_ENTRY_POINT cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute, int, int) {
-  return cudaSuccess;
+/// The driver's enumeration has the same numbers.
+OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
+  return in_context([&] { return cuFuncSetAttribute(nullptr, static_cast<CUfunction_attribute>(attribute), value); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute attribute, int value,
+                                                                int device) {
+  return in_context(
+      [&] { return cuKernelSetAttribute(static_cast<CUfunction_attribute>(attribute), value, nullptr, device); });
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSuccess; }
 

@@ -1,0 +1,118 @@
+// Launches of kernels, and how many blocks of one a multiprocessor takes.
+//
+// A launch is refused as a card does: for its shape, and for more dynamic shared memory than a block may opt in to. Which
+// kernels have opted in is not followed. What registers and a kernel's own shared memory allow is in its code, which is not
+// looked at: occupancy is by threads, blocks and the shared memory that is asked for. CUB's sizes, which follow from it, were
+// those of real cards in all recordings that were run again; who has a block size chosen by it is told so in the report.
+
+#include <cuda.h>
+
+#include <algorithm>
+
+#include "extension/virtual_device/driver/arguments.h"
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/launch_bounds.h"
+
+using oomdiag::current_device;
+using oomdiag::Device;
+using oomdiag::Shape;
+
+namespace {
+
+constexpr int kWarp = 32;
+
+CUresult launch(Shape grid, Shape block, unsigned shared_bytes, CUstream stream, void** arguments) {
+  const Device* device = current_device();
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  const bool has_room = shared_bytes <= static_cast<unsigned>(device->card.shared_bytes_per_block_optin);
+  if (!has_room || !oomdiag::is_launchable(grid, block)) return CUDA_ERROR_INVALID_VALUE;
+  oomdiag::forget_arguments(arguments);
+  return oomdiag_device_launch(stream, grid.count() * block.count());
+}
+
+/// Blocks of so many threads, each with so much dynamic shared memory, that one multiprocessor takes at once.
+int count_blocks(const oomdiag::Card& card, int threads, size_t bytes) {
+  if (bytes > static_cast<size_t>(card.shared_bytes_per_block_optin)) return 0;
+  const auto shared = static_cast<int64_t>(bytes) + card.reserved_shared_bytes_per_block;
+  int64_t fitting = threads > 0 ? card.threads_per_multiprocessor / threads : 1;
+  if (bytes > 0) fitting = std::min(fitting, card.shared_bytes_per_multiprocessor / shared);
+  return static_cast<int>(std::clamp<int64_t>(fitting, bytes > 0 ? 0 : 1, card.blocks_per_multiprocessor));
+}
+
+/// The largest block of those with which the most threads are resident, and the grid that fills the card with it.
+CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t shared_bytes, int most_threads) {
+  const Device* device = current_device();
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  oomdiag_device_note("estimate", "block sizes by occupancy: the registers of kernels are not known");
+  int most_resident = 0;
+  for (int threads = most_threads > 0 ? std::min(most_threads, 1024) : 1024; threads > 0;
+       threads = (threads - 1) / kWarp * kWarp) {
+    const int blocks = count_blocks(device->card, threads, shared_of ? shared_of(threads) : shared_bytes);
+    if (blocks * threads <= most_resident) continue;
+    most_resident = blocks * threads;
+    *block = threads;
+    *grid = blocks * device->card.multiprocessors;
+  }
+  return most_resident > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+}  // namespace
+
+OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                            CUstream stream, void** arguments, void**) {
+  return launch({grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
+}
+OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void** arguments, void**) {
+  return launch({config->gridDimX, config->gridDimY, config->gridDimZ},
+                {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes, config->hStream,
+                arguments);
+}
+OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                                       unsigned block_x, unsigned block_y, unsigned block_z,
+                                                       unsigned shared_bytes, CUstream stream, void** arguments) {
+  return launch({grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads,
+                                                                         size_t bytes) {
+  const Device* device = current_device();
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  *blocks = count_blocks(device->card, threads, bytes);
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction function,
+                                                                                  int threads, size_t bytes, unsigned) {
+  return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, bytes);
+}
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, CUfunction,
+                                                              CUoccupancyB2DSize shared_of, size_t shared_bytes,
+                                                              int most_threads) {
+  return find_block(grid, block, shared_of, shared_bytes, most_threads);
+}
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* block, CUfunction,
+                                                                       CUoccupancyB2DSize shared_of,
+                                                                       size_t shared_bytes, int most_threads,
+                                                                       unsigned) {
+  return find_block(grid, block, shared_of, shared_bytes, most_threads);
+}
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
+  *clusters = 1;
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfunction, const CUlaunchConfig*) {
+  *size = 8;
+  return CUDA_SUCCESS;
+}
+
+/// What each of so many blocks on a multiprocessor may have, of what a kernel has that did not opt in to more.
+OOMDIAG_ENTRY_POINT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction, int blocks, int) {
+  const Device* device = current_device();
+  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (blocks < 1) return CUDA_ERROR_INVALID_VALUE;
+  const oomdiag::Card& card = device->card;
+  const int each = card.shared_bytes_per_multiprocessor / blocks - card.reserved_shared_bytes_per_block;
+  *bytes = static_cast<size_t>(std::clamp(each, 0, card.shared_bytes_per_block));
+  return CUDA_SUCCESS;
+}
