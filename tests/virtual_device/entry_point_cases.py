@@ -90,7 +90,7 @@ def an_array_takes_its_bytes_and_textures_look_at_it():
     found, extent = Channels(), Extent()
     runtime.cudaArrayGetInfo(ctypes.byref(found), ctypes.byref(extent), None, array)
     expect_equal((found.x, found.y, found.kind, extent.width, extent.height), (32, 0, 2, 4096, 4096), "the array's shape")
-    texture, resource, asked = ctypes.c_ulonglong(), (ctypes.c_ulonglong * 8)(0, array.value), (ctypes.c_ulonglong * 8)()
+    texture, resource, asked = ctypes.c_ulonglong(), (ctypes.c_ulonglong * 32)(0, array.value), (ctypes.c_ulonglong * 32)()
     expect_equal(runtime.cudaCreateTextureObject(ctypes.byref(texture), resource, None, None), 0)
     expect_equal(runtime.cudaGetTextureObjectResourceDesc(asked, texture), 0)
     expect_equal(asked[1], array.value, "the texture's array")
