@@ -338,6 +338,30 @@ def convolutions_of_the_old_interface_take_the_workspace_of_the_new():
     expect(peak > 50 * MIB, f"the peak of {peak} bytes has no workspace in it")
 
 
+@case()
+def who_opens_cudnn_by_its_name_reaches_the_device():
+    import torch
+
+    own, driver = ctypes.CDLL("liboomdiag_cudnn.so"), ctypes.CDLL("libcuda.so.1")
+    version = torch.backends.cudnn.version()
+    real = next(line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if line.endswith("/libcudnn.so.9"))
+    for name in ("libcudnn.so.9", real):
+        cudnn, handle, descriptor = ctypes.CDLL(name), ctypes.c_void_p(), ctypes.c_void_p()
+        address = ctypes.cast(cudnn.cudnnCreate, ctypes.c_void_p).value
+        expect_equal(address, ctypes.cast(own.cudnnCreate, ctypes.c_void_p).value, f"cudnnCreate of {name}")
+        expect_equal((cudnn.cudnnCreate(ctypes.byref(handle)), cudnn.cudnnDestroy(handle)), (0, 0), f"a handle of {name}")
+        expect_equal(cudnn.cudnnGetVersion(), version, f"the real one's version by {name}")
+        expect_equal(cudnn.cudnnCreateTensorDescriptor(ctypes.byref(descriptor)), 0, f"a function that only the real one has, by {name}")
+    torch.nn.functional.conv2d(torch.zeros(1, 3, 8, 8, device="cuda"), torch.zeros(4, 3, 3, 3, device="cuda"))
+    lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    folders = {pathlib.Path(line.split()[-1]).parent for line in lines if "/libcudnn" in line}
+    expect_equal(folders, {pathlib.Path(real).parent}, "where the parts were found that cuDNN opens itself, beside it")
+    library, dlopen = ctypes.CDLL(None), ctypes.CDLL(None).dlopen
+    dlopen.restype, library.dlerror.restype = ctypes.c_void_p, ctypes.c_char_p
+    expect_equal(dlopen(b"libcuda.so.1", 2), driver._handle, "another library's handle")
+    expect(dlopen(b"libno_such_thing.so", 2) is None and b"libno_such_thing" in library.dlerror(), "a library that is not there was opened")
+
+
 # What is not there.
 
 

@@ -18,7 +18,7 @@
 // This library is preloaded and has cuDNN's version node, libcudnn.so.9, but a SONAME of its own: programs bind to the
 // functions that it defines, and find all others in the real library, which must be there. What takes a handle and has
 // no such route is in legacy.cpp and rnn.cpp, or a generated stub: a handle of ours must never reach the real
-// library.
+// library. Who looks functions up by cuDNN's name gets them by way of open.cpp.
 
 #include <cudnn.h>
 #include <dlfcn.h>
@@ -33,6 +33,7 @@
 #include "extension/virtual_device/dnn/before_9_8.h"
 #include "extension/virtual_device/dnn/descriptors.h"
 #include "extension/virtual_device/dnn/handle.h"
+#include "extension/virtual_device/dnn/open.h"
 #include "extension/virtual_device/dnn/real.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
@@ -86,7 +87,7 @@ bool is_answered_here(cudnnBackendDescriptor_t descriptor) {
 }  // namespace
 
 void* find_real(const char* name) {
-  static void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
+  static void* library = find_real_library();
   if (void* function = library ? dlsym(library, name) : nullptr) return function;
   std::fprintf(stderr, "oomdiag: virtual device: the loaded cuDNN has no %s\n", name);
   std::abort();
