@@ -76,6 +76,50 @@ def rectangles_boxes_and_half_words_are_copied_and_set():
 
 
 @case()
+def a_program_of_the_driver_alone_links_and_runs_a_kernel():
+    """The calls of numba and PyCUDA, in their order."""
+    driver = ctypes.CDLL(DRIVER)
+    context, linker, code, size, module, kernel, block = (ctypes.c_void_p() for _ in range(7))
+    registers, back = ctypes.c_int(), ctypes.create_string_buffer(64)
+    results = [
+        driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), driver.cuCtxPushCurrent_v2(context),
+        driver.cuLinkCreate_v2(0, None, None, ctypes.byref(linker)), driver.cuLinkAddData_v2(linker, 1, b"code", ctypes.c_size_t(4), b"name", 0, None, None),
+        driver.cuLinkComplete(linker, ctypes.byref(code), ctypes.byref(size)), driver.cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None),
+        driver.cuLinkDestroy(linker), driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"kernel"), driver.cuFuncGetAttribute(ctypes.byref(registers), 4, kernel),
+        driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(64)), driver.cuMemsetD8_v2(block, 3, ctypes.c_size_t(64)),
+        driver.cuMemcpyDtoH_v2(back, block, ctypes.c_size_t(64)),
+        driver.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, None, (ctypes.c_void_p * 1)(ctypes.addressof(block)), None),
+        driver.cuCtxSynchronize(), driver.cuMemFree_v2(block), driver.cuModuleUnload(module), driver.cuCtxPopCurrent_v2(ctypes.byref(context))]
+    expect_equal(results, [0] * len(results), "the answers")
+    expect(code.value and size.value and module.value and kernel.value, "a handle is null")
+    expect_equal(back.raw, b"\3" * 64, "what was set")
+
+
+@case()
+def a_managed_variable_is_the_hosts_before_cuda_is_used():
+    runtime, host, address = ctypes.CDLL(RUNTIME), ctypes.c_void_p(), ctypes.c_void_p()
+    runtime.__getattr__("__cudaRegisterManagedVar")(None, ctypes.byref(host), b"name", b"name", 0, ctypes.c_size_t(8), 0, 0)
+    expect(host.value, "the host's pointer is null")
+    expect_equal(ctypes.c_int64.from_address(host.value).value, 0, "what it has at first")
+    ctypes.c_int64.from_address(host.value).value = 7
+    expect_equal(runtime.cudaGetSymbolAddress(ctypes.byref(address), ctypes.byref(host)), 0)
+    expect_equal(address.value, host.value, "the card's address of it")
+
+
+@case()
+def vectors_and_matrices_are_copied_by_cublas():
+    runtime, _ = start()
+    cublas, block = ctypes.CDLL("libcublas.so.13"), allocate(runtime, 256)
+    host, back = ctypes.create_string_buffer(bytes(range(12)), 12), ctypes.create_string_buffer(6)
+    # Two columns of three rows each, of matrices that have four and eight; then every second element of a vector.
+    expect_equal((cublas.cublasSetMatrix(3, 2, 1, host, 4, block, 8), cublas.cublasGetMatrixAsync(3, 2, 1, block, 8, back, 3, None)), (0, 0))
+    expect_equal(back.raw, bytes([0, 1, 2, 4, 5, 6]), "the matrix")
+    expect_equal((cublas.cublasSetVectorAsync(3, 2, host, 2, block, 1, None), cublas.cublasGetVector(3, 2, block, 1, back, 1)), (0, 0))
+    expect_equal(back.raw, bytes([0, 1, 4, 5, 8, 9]), "the vector")
+    expect_equal(cublas.cublasSetMatrix(5, 2, 1, host, 4, block, 8), 7, "more rows than the matrix has")  # CUBLAS_STATUS_INVALID_VALUE
+
+
+@case()
 def an_array_takes_its_bytes_and_textures_look_at_it():
     runtime, _ = start()
     array, channels, before = ctypes.c_void_p(), Channels(32, 0, 0, 0, 2), free_bytes(runtime)
