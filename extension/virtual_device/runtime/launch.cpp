@@ -2,9 +2,7 @@
 // underscores are declared in crt/host_runtime.h and crt/device_functions.h, which such code includes.
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
@@ -22,15 +20,9 @@ struct Kernel {
   const char* name;
 };
 
-struct Variable {
-  size_t bytes = 0;
-  void* block = nullptr;  // made at the first question for its address
-};
-
 // A wheel registers some 20 000 kernels while it loads, so that this only appends. Never destroyed.
 auto& lock = *new oomdiag::LibraryLock;
 auto& kernels = *new std::vector<Kernel>;
-auto& variables = *new std::unordered_map<const void*, Variable>;
 
 struct CallConfiguration {
   dim3 grid;
@@ -62,23 +54,6 @@ cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, void** arguments,
   });
 }
 
-/// Host-readable zeros: a variable of the device that no kernel ever wrote.
-CUresult place_variable(const void* symbol, void** address, size_t* bytes) {
-  std::lock_guard guard(lock);
-  const auto entry = variables.find(symbol);
-  if (entry == variables.end()) return CUDA_ERROR_NOT_FOUND;
-  Variable& variable = entry->second;
-  if (bytes) *bytes = variable.bytes;
-  if (!address) return CUDA_SUCCESS;
-  CUresult error = CUDA_SUCCESS;
-  if (!variable.block) {
-    error = cuMemAllocManaged(reinterpret_cast<CUdeviceptr*>(&variable.block), std::max<size_t>(variable.bytes, 1),
-                              CU_MEM_ATTACH_GLOBAL);
-  }
-  *address = variable.block;
-  return error;
-}
-
 }  // namespace
 
 OOMDIAG_ENTRY_POINT void** __cudaRegisterFatBinary(void*) {
@@ -93,19 +68,6 @@ OOMDIAG_ENTRY_POINT void __cudaRegisterFunction(void**, const char* stub, char*,
                                                 dim3*, dim3*, int*) {
   std::lock_guard guard(lock);
   kernels.push_back({stub, name});
-}
-
-OOMDIAG_ENTRY_POINT void __cudaRegisterVar(void**, char* symbol, char*, const char*, int, size_t bytes, int, int) {
-  std::lock_guard guard(lock);
-  variables[symbol].bytes = bytes;
-}
-
-OOMDIAG_ENTRY_POINT void __cudaRegisterManagedVar(void**, void** symbol, char*, const char*, int, size_t bytes, int,
-                                                  int) {
-  std::lock_guard guard(lock);
-  auto& variable = variables[symbol];
-  variable = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1))};
-  *symbol = variable.block;  // through which the program reads and writes it, before CUDA is initialised, too
 }
 
 OOMDIAG_ENTRY_POINT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,
@@ -203,35 +165,4 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, 
 OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, const void*, int blocks,
                                                                           int threads) {
   return in_context([&] { return cuOccupancyAvailableDynamicSMemPerBlock(bytes, nullptr, blocks, threads); });
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
-  return in_context([&] { return place_variable(symbol, address, nullptr); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolSize(size_t* bytes, const void* symbol) {
-  return report(place_variable(symbol, nullptr, bytes));
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
-                                                   cudaMemcpyKind kind) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpy(static_cast<char*>(address) + offset, from, bytes, kind);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes,
-                                                        size_t offset, cudaMemcpyKind kind, cudaStream_t stream) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpyAsync(static_cast<char*>(address) + offset, from, bytes, kind, stream);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
-                                                     cudaMemcpyKind kind) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpy(to, static_cast<char*>(address) + offset, bytes, kind);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
-                                                          cudaMemcpyKind kind, cudaStream_t stream) {
-  void* address = nullptr;
-  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
-  return cudaMemcpyAsync(to, static_cast<char*>(address) + offset, bytes, kind, stream);
 }

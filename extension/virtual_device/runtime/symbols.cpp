@@ -1,0 +1,86 @@
+// Variables of the device: registered by code that nvcc made, placed when somebody asks, copied to and from.
+
+#include <algorithm>
+#include <cstdlib>
+#include <unordered_map>
+
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/locks.h"
+#include "extension/virtual_device/runtime/status.h"
+
+using oomdiag::in_context;
+using oomdiag::report;
+
+namespace {
+
+struct Variable {
+  size_t bytes = 0;
+  void* block = nullptr;  // made at the first question for its address
+};
+
+// Never destroyed.
+auto& lock = *new oomdiag::LibraryLock;
+auto& variables = *new std::unordered_map<const void*, Variable>;
+
+/// Host-readable zeros: a variable of the device that no kernel ever wrote.
+CUresult place_variable(const void* symbol, void** address, size_t* bytes) {
+  std::lock_guard guard(lock);
+  const auto entry = variables.find(symbol);
+  if (entry == variables.end()) return CUDA_ERROR_NOT_FOUND;
+  Variable& variable = entry->second;
+  if (bytes) *bytes = variable.bytes;
+  if (!address) return CUDA_SUCCESS;
+  CUresult error = CUDA_SUCCESS;
+  if (!variable.block) {
+    error = cuMemAllocManaged(reinterpret_cast<CUdeviceptr*>(&variable.block), std::max<size_t>(variable.bytes, 1),
+                              CU_MEM_ATTACH_GLOBAL);
+  }
+  *address = variable.block;
+  return error;
+}
+
+}  // namespace
+
+OOMDIAG_ENTRY_POINT void __cudaRegisterVar(void**, char* symbol, char*, const char*, int, size_t bytes, int, int) {
+  std::lock_guard guard(lock);
+  variables[symbol].bytes = bytes;
+}
+
+OOMDIAG_ENTRY_POINT void __cudaRegisterManagedVar(void**, void** symbol, char*, const char*, int, size_t bytes, int,
+                                                  int) {
+  std::lock_guard guard(lock);
+  auto& variable = variables[symbol];
+  variable = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1))};
+  *symbol = variable.block;  // through which the program reads and writes it, before CUDA is initialised, too
+}
+
+OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
+  return in_context([&] { return place_variable(symbol, address, nullptr); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaGetSymbolSize(size_t* bytes, const void* symbol) {
+  return report(place_variable(symbol, nullptr, bytes));
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
+                                                   cudaMemcpyKind kind) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpy(static_cast<char*>(address) + offset, from, bytes, kind);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* from, size_t bytes,
+                                                        size_t offset, cudaMemcpyKind kind, cudaStream_t stream) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpyAsync(static_cast<char*>(address) + offset, from, bytes, kind, stream);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t bytes, size_t offset,
+                                                     cudaMemcpyKind kind) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpy(to, static_cast<char*>(address) + offset, bytes, kind);
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyFromSymbolAsync(void* to, const void* symbol, size_t bytes, size_t offset,
+                                                          cudaMemcpyKind kind, cudaStream_t stream) {
+  void* address = nullptr;
+  if (const cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
+  return cudaMemcpyAsync(to, static_cast<char*>(address) + offset, bytes, kind, stream);
+}
