@@ -93,6 +93,17 @@ struct OutsideOwner {
   bool operator==(const OutsideOwner&) const = default;
 };
 
+/// Page-locked memory of the host that was asked for at one place. PyTorch's own cache of it keeps a block for good once it
+/// is there, for whoever asks next: the place is that of the first.
+struct PageLocked {
+  std::string owner;                     ///< the library that asked the driver
+  std::string op{}, module{}, source{};  ///< empty where none is known
+  std::string inner_source{};            ///< line of a package inside of `source`, or empty
+  int64_t bytes = 0, blocks = 0;
+
+  bool operator==(const PageLocked&) const = default;
+};
+
 /// Free memory that went when something was initialised: "cuInit", "context", "modules of libcublas.so.13".
 struct CardStep {
   std::string name{};
@@ -114,6 +125,7 @@ struct Moment {
   int64_t free_bytes = 0;
   std::vector<OutsideOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
   std::vector<OutsideOwner> host_memory{};  ///< page-locked and managed, by whom
+  std::vector<PageLocked> page_locked{};    ///< the former by place, largest first
   bool saved_by_likeness = false;           ///< what autograd keeps is taken from an earlier step like this one
   std::vector<LiveBlock> blocks{};
   std::vector<SegmentLayout> segments{};

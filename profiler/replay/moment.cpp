@@ -44,6 +44,7 @@ void describe_outside(const Trace& trace, const Measured& measured, const Instan
   const OutsideState state = read_outside(trace, measured.outside_events, instant.description_end);
   moment.outside = known_before(state);
   moment.host_memory = list_host_owners(state);
+  moment.page_locked = list_page_locked(trace, state);
   const int64_t known = sum_of(moment.outside);
   int64_t outside = known;
   if (const auto reading = find_reading(trace, measured, instant, total_bytes, moment.reserved_bytes)) {

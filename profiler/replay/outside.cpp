@@ -1,6 +1,7 @@
 #include "profiler/replay/outside.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <set>
 
@@ -44,6 +45,7 @@ DriverAllocation read_allocation(const Trace& trace, const Event& event) {
   DriverAllocation allocation{.bytes = sane(event.bytes),
                               .memory = memory_of(event),
                               .owner = trace.name(event.detail),
+                              .context = event.context,
                               .announced = (event.flags & kDriverAnnounced) != 0};
   if (trace.process.virtual_device && is_on_card(allocation.memory)) {
     allocation.bytes = charged_bytes(allocation.bytes, kPageBytes);
@@ -218,6 +220,28 @@ std::vector<OutsideOwner> list_host_owners(const OutsideState& state) {
   }
   sort_by_size(owners);
   return owners;
+}
+
+std::vector<PageLocked> list_page_locked(const Trace& trace, const OutsideState& state) {
+  std::vector<PageLocked> places;
+  std::map<std::pair<std::string_view, uint32_t>, size_t> place_of;  // by library and context
+  for (const auto& [address, allocation] : state.live) {
+    if (allocation.memory != DriverMemory::pinned) continue;
+    const auto [found, is_new] = place_of.try_emplace({allocation.owner, allocation.context}, places.size());
+    if (is_new) {
+      const Context& context = trace.context(allocation.context);
+      places.push_back({.owner = std::string(or_unknown(allocation.owner)),
+                        .op = std::string(trace.name(context.op)),
+                        .module = std::string(trace.name(context.module)),
+                        .source = std::string(trace.name(context.source)),
+                        .inner_source = std::string(trace.name(context.inner_source))});
+    }
+    PageLocked& place = places[found->second];
+    place.bytes = std::min(place.bytes + allocation.bytes, kMaxSaneBytes);
+    ++place.blocks;
+  }
+  std::ranges::stable_sort(places, std::ranges::greater{}, &PageLocked::bytes);
+  return places;
 }
 
 int64_t sum_of(std::span<const OutsideOwner> owners) {

@@ -17,6 +17,7 @@ struct DriverAllocation {
   int64_t bytes = 0;  ///< of the card: on a virtual one charged_bytes(), on a real one what was asked for
   DriverMemory memory = DriverMemory::device;
   std::string_view owner{};
+  uint32_t context = 0;    ///< what the thread that asked was doing
   uint64_t mapped = 0;     ///< where the pages of a handle were first mapped; 0 = nowhere, or not known
   bool announced = false;  ///< older than the trace: what PyTorch made of it was not seen
   bool pytorchs = false;   ///< a segment of PyTorch's lies in it, whoever asked for it
@@ -55,6 +56,9 @@ std::vector<OutsideOwner> list_owners(const OutsideState& state, std::span<const
 
 /// Who holds page-locked and managed memory: the former is the host's, the latter may be on either side.
 std::vector<OutsideOwner> list_host_owners(const OutsideState& state);
+
+/// The page-locked blocks by the places where they were asked for, largest first.
+std::vector<PageLocked> list_page_locked(const Trace& trace, const OutsideState& state);
 
 int64_t sum_of(std::span<const OutsideOwner> owners);
 

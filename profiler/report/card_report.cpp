@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kMostSavedTensors = 200;
 constexpr size_t kMostOwners = 50;
 constexpr size_t kMostCaught = 50;
+constexpr size_t kMostPageLocked = 8;
 
 ReportPeak report_peak(const DeviceHistory& device) {
   ReportPeak peak{.allocated_bytes = std::max(device.peak.allocated_bytes, device.counted_peak_bytes),
@@ -305,6 +306,8 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.private_pools = report_private_pools(moment);
   report.outside = moment.outside;
   report.host_memory = moment.host_memory;
+  const auto page_locked = std::span(moment.page_locked).first(std::min(moment.page_locked.size(), kMostPageLocked));
+  report.page_locked.assign(page_locked.begin(), page_locked.end());
   report.driver_refusals = device.driver_refusals;
   report.card_steps = device.card_steps;
   const Packing& packing = findings.packing;

@@ -110,6 +110,17 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("bytes", value.bytes);
 }
 
+template <class Visitor, Either<PageLocked> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("owner", value.owner);
+  visit.or_null("op", value.op);
+  visit.or_null("module", value.module);
+  visit.or_null("source", value.source);
+  visit.or_null("inner_source", value.inner_source);
+  visit("bytes", value.bytes);
+  visit("blocks", value.blocks);
+}
+
 template <class Visitor, Either<CardStep> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("step", value.name);
@@ -296,6 +307,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("private_pools", value.private_pools);
   visit("outside_pytorch", value.outside);
   visit("host_memory", value.host_memory);
+  visit("page_locked", value.page_locked);
   visit("card_steps", value.card_steps);
   visit("driver_refusals", value.driver_refusals);
   visit("packing", value.packing);

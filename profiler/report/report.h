@@ -201,6 +201,7 @@ struct ReportOfDevice {
   Figures private_pools{};                  ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
   std::vector<OutsideOwner> outside{};      ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
   std::vector<OutsideOwner> host_memory{};  ///< page-locked and managed
+  std::vector<PageLocked> page_locked{};    ///< of host_memory: at most 8 places
   std::vector<CardStep> card_steps{};
   std::vector<OutsideOwner> driver_refusals{};  ///< the most that each library asked of the driver in vain
   Figures packing{};                            ///< load ≤ pack ≤ reserved ≤ total

@@ -209,6 +209,7 @@ std::string compose(const Report& report, const TextOptions& options) {
   if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
   text += "\n" + holders_table(*device, options);
   if (const std::string lines = lines_table(*device); !lines.empty()) text += "\n" + lines;
+  if (const std::string host = page_locked_table(*device); !host.empty()) text += "\n" + host;
   if (const std::string groups = groups_table(*device); !groups.empty()) text += "\n" + groups;
   if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
   if (const std::string cards = cards_table(report); !cards.empty()) text += "\n" + cards;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "profiler/report/place_text.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -11,11 +12,19 @@ namespace {
 
 constexpr size_t kGrowthColumns = 48;  // before its figures
 constexpr size_t kMostColumns = 90;    // of a line of its own
+constexpr int64_t kLeastShare = 20;    // less than this part of page-locked memory is not worth a row
 
 // "relu1  [6800, 32, 64, 64]": who made it, what it is.
 std::string label_of(const ReportOwner& owner) {
   return printable(owner.name.empty() ? "?" : owner.name, 40) +
          (owner.shape.empty() ? "" : "  " + printable(owner.shape, 40));
+}
+
+// "aten::_pin_memory  train.py:31": what asked for it, and where.
+std::string place_of(const PageLocked& place) {
+  const std::string& by = place.op.empty() ? place.owner : place.op;
+  const std::string& line = place.source.empty() ? place.inner_source : place.source;
+  return printable(by, 30) + (line.empty() ? "" : "  " + printable(short_source(line), 24));
 }
 
 }  // namespace
@@ -32,6 +41,20 @@ std::string holes_table(const ReportOfDevice& device) {
     const std::string by = segment.pinned_by.empty() ? "" : label_of(segment.pinned_by.front());
     text += fmt::format("    {:22}{:>9}{:>9}   {}\n", "", in_unit(segment.largest_hole_bytes, unit),
                         in_unit(segment.bytes, unit), by);
+  }
+  return text;
+}
+
+std::string page_locked_table(const ReportOfDevice& device) {
+  constexpr int64_t kLeast = int64_t{1} << 30;
+  int64_t all = 0;
+  for (const PageLocked& place : device.page_locked) all += place.bytes;
+  if (all < kLeast) return {};
+  const Unit unit = unit_for(all);
+  std::string text = "  " + padded("page-locked memory of the host", 58) + fmt::format("{:>13}\n", unit.name);
+  for (const PageLocked& place : device.page_locked) {
+    if (place.bytes * kLeastShare < all) break;
+    text += "    " + padded(place_of(place), 56) + fmt::format("{:>13}\n", in_unit(place.bytes, unit));
   }
   return text;
 }

@@ -80,6 +80,7 @@ class OutsideTest(unittest.TestCase):
         host = self.held(report, "host_memory")
         self.assertEqual(host[EXTENSION, "pinned"], 16 * MIB)
         self.assertEqual(host[EXTENSION, "managed"], 4 * MIB)
+        self.assertIn((EXTENSION, 16 * MIB, 1), [(one["owner"], one["bytes"], one["blocks"]) for one in report["page_locked"]])
         self.assertEqual([step["step"].split(" of ")[0] for step in report["card_steps"]], ["cuInit", "context", "modules"])
         self.assertFalse(any("other programs" in limit for limit in report["limits"]), report["limits"])
 

@@ -24,9 +24,10 @@ struct Told {
     return *this;
   }
   Told& take(uint64_t address, int64_t bytes, std::string_view owner, DriverMemory memory = DriverMemory::device,
-             unsigned flags = 0) {
+             unsigned flags = 0, uint32_t context = 0) {
     return add({.address = address,
                 .bytes = bytes,
+                .context = context,
                 .kind = EventKind::driver_alloc,
                 .flags = static_cast<uint16_t>(static_cast<unsigned>(memory) | flags)},
                owner);
@@ -47,6 +48,27 @@ struct Told {
 };
 
 }  // namespace
+
+TEST_CASE("page-locked memory is told by the place that asked for it, largest first", "[outside]") {
+  Told told;
+  told.trace.names = {"", "aten::_pin_memory", "train.py:31", "loader.py:7"};
+  told.trace.contexts = {{}, {.op = 1, .source = 2}, {.op = 1, .source = 3}};
+  const auto pin = [&](uint64_t address, int64_t bytes, uint32_t context) {
+    told.take(address, bytes, "libtorch_cuda.so", DriverMemory::pinned, 0, context);
+  };
+  pin(0x1000, 100, 1);
+  pin(0x2000, 70, 2);
+  pin(0x3000, 60, 2);
+  pin(0x4000, 500, 1);
+  told.give(0x4000).take(0x5000, 5, "libnccl.so.2", DriverMemory::pinned).take(0x6000, 9, "libnccl.so.2");
+
+  CHECK(
+      list_page_locked(told.trace, told.state()) ==
+      std::vector<PageLocked>{
+          {.owner = "libtorch_cuda.so", .op = "aten::_pin_memory", .source = "loader.py:7", .bytes = 130, .blocks = 2},
+          {.owner = "libtorch_cuda.so", .op = "aten::_pin_memory", .source = "train.py:31", .bytes = 100, .blocks = 1},
+          {.owner = "libnccl.so.2", .bytes = 5, .blocks = 1}});
+}
 
 TEST_CASE("libraries are added up by name and kind, largest first", "[outside]") {
   Told told;
