@@ -451,6 +451,21 @@ def convolutions_take_time_as_their_batch_does():
     expect_convolutions_to_take_time()
 
 
+@case(OOMDIAG_CLOCKED="1")
+def a_sleeping_kernel_takes_the_cycles_that_it_is_told():
+    import torch
+
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    torch.cuda._sleep(50_000_000)
+    after.record()
+    expect(not after.query(), "the card should be busy")
+    after.synchronize()
+    wanted = 50_000_000 / read_card()["clock_khz"]
+    took = before.elapsed_time(after)
+    expect(wanted <= took < wanted + 2, f"it took {took} ms, not {wanted}")
+
+
 @case(OOMDIAG_CLOCKED="1", TORCH_CUDNN_V8_API_DISABLED="1")
 def convolutions_of_the_old_interface_take_as_long():
     expect_convolutions_to_take_time()

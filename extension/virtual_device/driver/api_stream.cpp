@@ -72,6 +72,13 @@ CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flo
   return submit(stream, CU_GRAPH_NODE_TYPE_KERNEL, {.memory_bytes = memory_bytes, .flops = flops});
 }
 
+CUresult oomdiag_device_spin(CUstream handle, int64_t cycles) {
+  if (const CUresult error = oomdiag_device_launch(handle, 1)) return error;
+  Stream& stream = *find_stream(handle);
+  oomdiag::add_time(stream, oomdiag::time_of_cycles(stream.device->card, cycles));
+  return CUDA_SUCCESS;
+}
+
 OOMDIAG_ENTRY_POINT CUresult cuStreamCreate(CUstream* handle, unsigned flags) {
   return create_stream(handle, flags, 0);
 }

@@ -68,6 +68,10 @@ void wait_until(int64_t time_ns) noexcept {
   }
 }
 
+int64_t time_of_cycles(const Card& card, int64_t cycles) {
+  return static_cast<int64_t>(seconds(static_cast<double>(cycles), card.clock_khz * 1e3) * 1e9);
+}
+
 void add_work(Stream& stream, const Work& work) {
   if (is_clocked()) add_time(stream, time_of(stream.device->card, work));
 }

@@ -39,6 +39,9 @@ void add_work(Stream& stream, const Work& work);
 /// The same for work whose time is known.
 void add_time(Stream& stream, int64_t time_ns);
 
+/// What so many cycles of the card's clock take; nothing where the clock is not known.
+int64_t time_of_cycles(const Card& card, int64_t cycles);
+
 /// When the stream will be done; the legacy stream waits for those that wait for it.
 int64_t end_of(const Stream& stream) noexcept;
 

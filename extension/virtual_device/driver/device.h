@@ -34,6 +34,9 @@ OOMDIAG_ENTRY_POINT CUresult oomdiag_device_submit(CUstream stream, CUgraphNodeT
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_launch(CUstream stream, double threads);
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flops);
 
+/// The same for a kernel that takes `cycles` of the card's clock, whatever it does.
+OOMDIAG_ENTRY_POINT CUresult oomdiag_device_spin(CUstream stream, int64_t cycles);
+
 /// A library handle (cuBLAS, cuDNN) is made on the current device: it takes what a first kernel takes.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_use_library();
 

@@ -19,6 +19,7 @@ struct Note {
 auto& lock = *new oomdiag::NotesLock;  // recursive: an observer may itself call something that is noted
 auto& notes = *new std::vector<Note>;
 void (*observer)(const char*, const char*) = nullptr;
+bool is_recorded = false;  // there was an observer
 std::atomic<void (*)(int, int64_t)> refusal_observer = nullptr;
 
 bool is_known(const char* kind, const char* name) {
@@ -31,6 +32,16 @@ bool is_known(const char* kind, const char* name) {
 bool wants_log() {
   const char* text = std::getenv("OOMDIAG_DEVICE_LOG");
   return text && *text && *text != '0';
+}
+
+/// A program without a recorder, as one that uses no torch is, hears here what was not served.
+__attribute__((destructor)) void tell_unserved() {
+  std::lock_guard guard(lock);
+  if (is_recorded || wants_log()) return;
+  for (const Note& note : notes) {
+    if (std::strcmp(note.kind, "unsupported")) continue;
+    std::fprintf(stderr, "oomdiag: the virtual device does not serve %s\n", note.name);
+  }
 }
 
 }  // namespace
@@ -60,5 +71,6 @@ void oomdiag_device_note_refusal(int64_t bytes) {
 void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name)) {
   std::lock_guard guard(lock);
   observer = on_note;
+  is_recorded = is_recorded || on_note;
   for (size_t i = 0; on_note && i < notes.size(); ++i) on_note(notes[i].kind, notes[i].name);
 }

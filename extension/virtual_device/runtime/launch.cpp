@@ -2,6 +2,7 @@
 // underscores are declared in crt/host_runtime.h and crt/device_functions.h, which such code includes.
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct Kernel {
 // A wheel registers some 20 000 kernels while it loads, so that this only appends. Never destroyed.
 auto& lock = *new oomdiag::LibraryLock;
 auto& kernels = *new std::vector<Kernel>;
+const void* spin = nullptr;  // PyTorch's kernel behind torch.cuda._sleep, which takes the cycles that it is told
 
 struct CallConfiguration {
   dim3 grid;
@@ -41,7 +43,8 @@ int ask_device(CUdevice_attribute attribute) {
 oomdiag::Shape shape(dim3 size) { return {size.x, size.y, size.z}; }
 
 /// As the driver does, whose error for a shape is another.
-cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, void** arguments, cudaStream_t stream) {
+cudaError_t launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, void** arguments,
+                   cudaStream_t stream) {
   if (!oomdiag::is_launchable(shape(grid), shape(block))) return report(cudaErrorInvalidConfiguration);
   return in_context([&] {
     constexpr size_t kEveryCardHas = 48 << 10;
@@ -49,6 +52,7 @@ cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, void** arguments,
         shared_bytes > static_cast<size_t>(ask_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))) {
       return CUDA_ERROR_INVALID_VALUE;
     }
+    if (spin && kernel == spin) return oomdiag_device_spin(stream, *static_cast<const int64_t*>(arguments[0]));
     oomdiag_device_note_arguments(arguments);
     return oomdiag_device_launch(stream, shape(grid).count() * shape(block).count());
   });
@@ -68,6 +72,7 @@ OOMDIAG_ENTRY_POINT void __cudaRegisterFunction(void**, const char* stub, char*,
                                                 dim3*, dim3*, int*) {
   std::lock_guard guard(lock);
   kernels.push_back({stub, name});
+  if (std::strstr(name, "spin_kernelEl")) spin = stub;
 }
 
 OOMDIAG_ENTRY_POINT unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes,
@@ -97,24 +102,25 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, co
   return cudaSuccess;
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3 block, void** arguments,
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
                                                    size_t shared_bytes, cudaStream_t stream) {
-  return launch(grid, block, shared_bytes, arguments, stream);
+  return launch(kernel, grid, block, shared_bytes, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t, dim3 grid, dim3 block, void** arguments,
+OOMDIAG_ENTRY_POINT cudaError_t __cudaLaunchKernel_ptsz(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
                                                         size_t shared_bytes, cudaStream_t stream) {
-  return launch(grid, block, shared_bytes, arguments, stream);
+  return launch(kernel, grid, block, shared_bytes, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void*, dim3 grid, dim3 block, void** arguments,
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                                                  size_t shared_bytes, cudaStream_t stream) {
-  return launch(grid, block, shared_bytes, arguments, stream);
+  return launch(kernel, grid, block, shared_bytes, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 grid, dim3 block, void** arguments,
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                                                             size_t shared_bytes, cudaStream_t stream) {
-  return launch(grid, block, shared_bytes, arguments, stream);
+  return launch(kernel, grid, block, shared_bytes, arguments, stream);
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void** arguments) {
-  return launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments, config->stream);
+OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
+                                                    void** arguments) {
+  return launch(kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes, arguments, config->stream);
 }
 
 /// The architecture decides which tuning CUB takes, hence its scratch: it must be one that the wheel has code for.
