@@ -86,15 +86,17 @@ PROGRAMS = {
     "inductor": Wild("compiled.py inductor 16"),
     "reduce_overhead": Wild("compiled.py reduce-overhead 16"),
     "max_autotune": Wild("compiled.py max-autotune 16"),
-    "flex_attention": Wild("compiled.py flex 4", unknown=1),
+    "flex_attention": Wild("compiled.py flex 4"),
     "adam8bit": Wild("eight_bit.py adam8bit 512"),
     "paged_adam8bit": Wild("eight_bit.py paged 512"),
     "linear4bit": Wild("eight_bit.py linear4bit 512"),
     "torchao_adam8bit": Wild("eight_bit.py ao_adam8bit 512"),
     "torchao_int8": Wild("eight_bit.py int8 512"),
     "liger": Wild("own_kernels.py liger 4"),
-    "triton_fits": Wild("own_kernels.py triton 8", unknown=1),
-    "triton_fails": Wild("own_kernels.py triton 100", fails="leak|growth|capacity", place=("forward", "other", "setup"), unknown=1),
+    "triton_fits": Wild("own_kernels.py triton 8"),
+    "triton_fails": Wild("own_kernels.py triton 100", fails="leak|growth|capacity", place=("forward", "other", "setup")),
+    "numba_fits": Wild("numba_kernels.py 8"),
+    "numba_fails": Wild("numba_kernels.py 100", fails="leak|growth|capacity", place=("setup",), line=r"numba_kernels\.py:"),
     "lstm_fits": Wild("lstm.py 32"),
     "lstm_fails": Wild("lstm.py 256", fails="capacity|oversized", line=r"lstm\.py:"),
     "ppo": Wild("ppo.py 1024"),
@@ -129,6 +131,21 @@ class WildTest(unittest.TestCase):
             self.fail(f"not ended after {LONGEST} s")
         self.assertTrue((folder / "report.json").exists(), said[-3000:])
         return run.returncode, said, json.loads((folder / "report.json").read_text())
+
+    def run_alone(self, name):
+        """A program without PyTorch, of which there is no report."""
+        with tempfile.TemporaryDirectory(prefix="oomdiag wild ") as folder:
+            command = [self.build / "bin/oomdiag", "run", "--device", "rtx3060", "--folder", folder, "--", VENV / "bin/python", HERE / "programs" / name]
+            return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+
+    def test_numba_alone_runs_out_of_memory_as_on_a_card(self):
+        run = self.run_alone("numba_alone.py")
+        self.assertEqual((run.returncode, run.stdout), (0, "full after 11 GiB\n"), run.stderr[-3000:])
+
+    def test_cupy_fails_with_a_line_that_says_why(self):
+        run = self.run_alone("cupy_alone.py")
+        self.assertEqual(run.returncode, 1, run.stderr[-3000:])
+        self.assertRegex(run.stderr, r"the virtual device does not serve cupy_backends/\S+, which brings a CUDA runtime of its own")
 
     def check(self, wild):
         code, said, report = self.run_program(wild)
