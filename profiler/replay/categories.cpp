@@ -25,6 +25,9 @@
 //                  outside of them made in setup count as inputs: the data set on the card, the first batch, however it
 //                  was normalised and put together. Of what is made between the steps copied or created tensors do (a batch
 //                  that autograd keeps a cast copy of), and what other ops made is an output that somebody holds.
+//                  Before a module was called, and where none ever is (kernels of Triton on tensors of one's own), any
+//                  tensor may be a weight but those that are drawn at random, which are inputs, and those that ops
+//                  computed or made empty in the shape of another, for a kernel to fill: outputs that somebody holds.
 
 namespace oomdiag {
 namespace {
@@ -42,6 +45,23 @@ bool brings_data(std::string_view op) {
       "aten::randperm",     "aten::arange",        "aten::lift_fresh", "aten::empty_like",
       "aten::scalar_tensor"};
   return is_one_of(op, kBringers);
+}
+
+bool is_drawn(std::string_view op) { return op.starts_with("aten::rand"); }
+
+/// A module that is made, moved or loaded makes its tensors by these; `empty_like` in none of them.
+bool may_make_weights(std::string_view op) {
+  constexpr std::array<std::string_view, 9> kMakers = {"aten::clone",     "aten::contiguous",     "aten::zeros_like",
+                                                       "aten::ones_like", "aten::full_like",      "aten::detach",
+                                                       "aten::eye",       "aten::empty_permuted", "aten::set_"};
+  return op != "aten::empty_like" && (brings_data(op) || is_one_of(op, kMakers));
+}
+
+/// What ops made outside of modules, in a program of which no module is known.
+Category category_without_modules(const Evidence& e) {
+  if (e.op.find("::") == e.op.npos || e.in_module) return Category::unknown;
+  if (is_drawn(e.op)) return Category::input;
+  return may_make_weights(e.op) ? Category::unknown : Category::output;
 }
 
 // A function written in Python appears as an op named after its class; the ops inside of it record nothing.
@@ -65,9 +85,11 @@ Category living_category(const Evidence& e) {
     case Phase::forward:
       return brings_data(e.op) && !e.in_module && !e.op_made_nodes ? Category::input : Category::output;
     case Phase::setup:
-      return !e.op.empty() && !e.in_module && e.modules_known ? Category::input : Category::unknown;
+      if (!e.modules_known) return category_without_modules(e);
+      return !e.op.empty() && !e.in_module ? Category::input : Category::unknown;
     case Phase::other:
-      if (e.op.empty() || !e.modules_known) return Category::unknown;
+      if (!e.modules_known) return category_without_modules(e);
+      if (e.op.empty()) return Category::unknown;
       return brings_data(e.op) && !e.in_module ? Category::input : Category::output;
     case Phase::optimizer:
       return Category::unknown;

@@ -216,6 +216,26 @@ TEST_CASE("the workspace that cuBLAS keeps is known by its size; a thread and st
   CHECK(category_of(trace, "b") == Category::output);
 }
 
+TEST_CASE("without modules what is drawn is input, what is computed or left for a kernel to fill is output",
+          "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::randn"}).alloc("x", 4_MiB);
+  trace.op({.op = "aten::empty_like"}).alloc("out", 4_MiB);
+  trace.op({.op = "aten::cat"}).alloc("cache", 4_MiB);
+  for (const std::string op : {"aten::to", "aten::empty", "aten::zeros", "aten::clone"}) {
+    trace.op({.op = op}).alloc(op, 4_MiB);  // as modules that are made, moved or loaded do
+  }
+  trace.op({.op = ""}).alloc("raw", 4_MiB);
+  peak(trace);
+
+  CHECK(category_of(trace, "x") == Category::input);
+  CHECK(category_of(trace, "out") == Category::output);
+  CHECK(category_of(trace, "cache") == Category::output);
+  for (const std::string block : {"aten::to", "aten::empty", "aten::zeros", "aten::clone", "raw"}) {
+    CHECK(category_of(trace, block) == Category::unknown);
+  }
+}
+
 TEST_CASE("the rest is unknown, unless modules named all that is theirs", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::select"}).nodes(0);  // a view of a weight: training has not begun yet
@@ -226,7 +246,7 @@ TEST_CASE("the rest is unknown, unless modules named all that is theirs", "[repl
       .alloc("normalised", 4_MiB);
   peak(trace.op({.op = "aten::relu"})).nodes(1).names(EventKind::parameter, "w", "fc.weight");
   CHECK(category_of(trace, "data set") == Category::unknown);
-  CHECK(category_of(trace, "normalised") == Category::unknown);
+  CHECK(category_of(trace, "normalised") == Category::output);
 
   trace.trace().process.python = true;
   CHECK(category_of(trace, "data set") == Category::input);
