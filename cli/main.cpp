@@ -76,7 +76,7 @@ int parse_and_run(int argc, char** argv) {
   Command chosen;
   CLI::App app("", "oomdiag");
   set_help(app,
-           {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6800",
+           {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6720",
             .about = "Explains CUDA out-of-memory errors of PyTorch: where, who holds the memory, why, and what helps.",
             .usage = "oomdiag COMMAND [OPTIONS]"});
   app.require_subcommand(1);

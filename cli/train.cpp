@@ -148,7 +148,7 @@ int train(TrainOptions options) {
 void add_train(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App& command = *app.add_subcommand("train", "run a reference training loop and explain its memory");
-  set_help(command, {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6800",
+  set_help(command, {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6720",
                      .about = "Runs a reference training loop and explains its memory.\n"
                               "Exit code: 0 it fits, 3 out of memory, 1 failed.",
                      .usage = "oomdiag train [OPTIONS]"});

@@ -44,7 +44,7 @@ struct ReportFailure {
   std::string inner_op{};      ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
   int64_t time_ns = 0;                      ///< since recording began
-  std::string wanted{};                     ///< "gradient of relu3, [6800, 128, 16, 16] float32", or empty
+  std::string wanted{};                     ///< "gradient of relu3, [6720, 128, 16, 16] float32", or empty
   std::vector<std::string> stack{};         ///< calls that led to `source`, "train.py:31 in forward", innermost first
   std::vector<std::string> native_stack{};  ///< C++ calls, "train+0x4f1a in step(long)", where they were asked for
   std::string autocast{};                   ///< the dtype of the autocast region around the op, or empty

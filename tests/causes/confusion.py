@@ -135,7 +135,7 @@ def cases():
 
         Case("deepcnn, twice the batch that fits", "capacity", train=("--model", "deepcnn", "--batch", "12000"), memory=0,
              cure={"memory": 40960}, quick=True),
-        Case("deepcnn, a batch that would just fit", "fragmentation", train=("--model", "deepcnn", "--batch", "6800"), memory=0,
+        Case("deepcnn, a batch that would just fit", "fragmentation", train=("--model", "deepcnn", "--batch", "6720"), memory=0,
              cure={"environment": EXPANDABLE}),
         Case("resnet50, a batch too large", "capacity", train=("--model", "resnet50", "--batch", "256"), memory=0,
              cure={"memory": 40960}),

@@ -702,7 +702,7 @@ class Explain(DiagnosisTest):
         self.assertRegex(oomdiag("explain", run).stdout, "^oomdiag: killed by signal 15")
 
     def test_text_reports_end_with_the_next_command(self):
-        done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6800", folder=self.folder)
+        done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6720", folder=self.folder)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertRegex(done.stdout.splitlines()[0], r"out of memory in backward, step \d.*RTX 3060 .*virtual")
         self.assertRegex(done.stdout.strip().splitlines()[-1], "next: oomdiag ")

@@ -57,7 +57,7 @@ class Runs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-export-"))
-        cls.fails, cls.failed = cls.train("--model", "deepcnn", "--device", "rtx3060", "--batch", "6800", code=3)
+        cls.fails, cls.failed = cls.train("--model", "deepcnn", "--device", "rtx3060", "--batch", "6720", code=3)
         cls.fits, cls.fitted = cls.train("--model", "resnet50", "--device", "rtx4090")
 
     @classmethod
@@ -231,7 +231,7 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
                          "card,category,name,op,source,shape,used_by,bytes,blocks,copies")
 
     def test_run_and_train_write_the_page_at_once_and_explain_opens_it(self):
-        oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6800", "--html", "page.html", folder=self.base, code=3)
+        oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6720", "--html", "page.html", folder=self.base, code=3)
         self.assertIn("out of memory in backward", self.page_data((self.base / "page.html").read_text())["text"])
         opened = oomdiag("explain", self.fits, "--open", folder=self.base)
         self.assertEqual(opened.stdout.strip(), str(self.fits / "report.html"))

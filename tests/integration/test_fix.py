@@ -105,7 +105,7 @@ class Quick(Fix):
 
 
     def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
-        self.oomdiag("train", "--model", "deepcnn", *CARD, "--batch", 6800)
+        self.oomdiag("train", "--model", "deepcnn", *CARD, "--batch", 6720)
         folder, = self.folder.glob("oomdiag-*")
         result = self.oomdiag("fix", folder, "--json", "--html", "page.html")
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -117,7 +117,7 @@ class Quick(Fix):
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
 
         # A report that came alone tells the card; the program is named.
-        program = [BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "6800"]
+        program = [BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "6720"]
         alone = self.oomdiag("fix", folder / "report.json", "--json", "--", *program)
         self.assertEqual(alone.returncode, 0, alone.stderr)
         found = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(alone.stdout)["remedies"] if one["fits"]}
