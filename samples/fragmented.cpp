@@ -1,8 +1,8 @@
 // Holes that nobody can use: large temporaries come and go, and what is kept lies in the middle of where they were. Then a
 // request that all the free bytes together could serve, and no single hole can.
 
-#include <c10/core/AllocatorConfig.h>
-#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstdlib>
 
@@ -18,7 +18,8 @@ constexpr int64_t kPieces = 32;
 int64_t floats_of_a_piece(const Options& options) {
   if (options.device.is_cpu()) return 1 << 18;
   torch::empty({1}, options.floats());  // the context takes its own
-  const auto free_bytes = c10::getDeviceAllocator(torch::kCUDA)->getMemoryInfo(0).first;
+  size_t free_bytes = 0;
+  c10::cuda::CUDACachingAllocator::cacheInfo(0, &free_bytes);  // the largest block that can be had
   const auto bytes = static_cast<int64_t>(static_cast<double>(free_bytes) * 0.85) / kPieces;
   return (bytes >> 21 << 21) / 4;
 }
@@ -33,7 +34,7 @@ torch::Tensor take(const char* name, int64_t floats, const Options& options) {
 void prepare_fragmented(const Options& options) {
   if (options.variant != "expandable_segments") return;
   setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True", 1);
-  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+  c10::cuda::CUDACachingAllocator::setAllocatorSettings("expandable_segments:True");
 }
 
 void run_fragmented(const Options& options) {

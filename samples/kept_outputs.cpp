@@ -1,7 +1,7 @@
 // Outputs that a name still holds when backward() runs, and when the next forward pass does. The net gives one map per pixel,
 // so that its outputs are worth keeping.
 
-#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 
 #include "samples/training.h"
 
@@ -28,7 +28,7 @@ struct Segmenter : torch::nn::Module {
 void delete_outputs(torch::Tensor& outputs, const Options& options) {
   const Mark mark("delete_outputs");
   outputs.reset();
-  if (options.device.is_cuda()) c10::getDeviceAllocator(torch::kCUDA)->emptyCache();
+  if (options.device.is_cuda()) c10::cuda::CUDACachingAllocator::emptyCache();
 }
 
 void try_backward(const torch::Tensor& loss) try { backward(loss); } catch (const c10::Error& error) {

@@ -1,6 +1,7 @@
 # Imported targets from NVIDIA's PyPI packages, which PyTorch's wheel brings along: headers, and libraries whose names are looked at. No CUDA toolkit.
 #
-# Input:  OOMDIAG_NVIDIA, the .../site-packages/nvidia folder (default: beside OOMDIAG_TORCH, else that of the Python that CMake finds).
+# Input:  OOMDIAG_NVIDIA, the .../site-packages/nvidia folder with CUDA 13's (default: beside OOMDIAG_TORCH, else that of the Python that
+#         CMake finds; scripts/build gives that of .venv where the torch is one for CUDA 12).
 # Output: wheel::cuda_headers   cuda.h, cuda_runtime_api.h, cupti.h, cublas, ... of CUDA 13 (cuda-toolkit[crt,cccl] brings what torch does not)
 #         wheel::cudnn_headers  cudnn.h
 #         wheel::nccl_headers   nccl.h

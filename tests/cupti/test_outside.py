@@ -13,6 +13,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/virtual_device"))
+from stand_ins import CUBLAS, LIBRARIES  # noqa: E402
+
 PROGRAMS = ROOT / "tests/cupti/programs.py"
 SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
 MIB = 1 << 20
@@ -71,7 +74,7 @@ class OutsideTest(unittest.TestCase):
             (EXTENSION, "device"): 100 * MIB,
             (EXTENSION, "pool"): 32 * MIB,
             (NCCL, "handle"): 64 * MIB,
-            ("libcublas.so.13", "device"): in_pages(8519680),  # of the backward thread's handle
+            (CUBLAS, "device"): in_pages(8519680),  # of the backward thread's handle
             (WORKSPACE, "device"): in_pages(3 * MIB + 1),
             ("process 999999999 trainer", "process"): 1073741824,
             ("process 999999998 xorg", "process"): 7340033,
@@ -85,7 +88,7 @@ class OutsideTest(unittest.TestCase):
         self.assertFalse(any("other programs" in limit for limit in report["limits"]), report["limits"])
 
     def test_expandable_segments_are_pytorchs(self):
-        said, report, _ = self.run_program("expandable", PYTORCH_ALLOC_CONF="expandable_segments:True")
+        said, report, _ = self.run_program("expandable", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
         self.check_all_explained(said, report)
         self.assertEqual({owner for owner, _ in self.held(report)}, {"context", NCCL, "unexplained"})
 
@@ -108,7 +111,7 @@ class OutsideTest(unittest.TestCase):
         self.assertIn("CUBLAS_STATUS_ALLOC_FAILED", said["error"])
         self.assertEqual((report["outcome"], report["failure"]["node"], report["failure"]["requested_bytes"]), ("out_of_memory", "MmBackward0", 8519680))
         self.assertEqual(report["cause"]["kind"], "workspace")
-        self.assertEqual([one["owner"] for one in report["cause"]["holders"]], ["libcublas.so.13"])
+        self.assertEqual([one["owner"] for one in report["cause"]["holders"]], [CUBLAS])
         self.assertRegex(done.stderr, r"cuBLAS wanted 8.12 MiB of the card itself, and 0 B were free; PyTorch caches 1.\d+ GiB: empty_cache\(\)")
 
     def test_another_process_that_holds_what_is_missing_is_the_cause_by_pid_and_name(self):
@@ -142,11 +145,9 @@ class OutsideTest(unittest.TestCase):
         """On the virtual device, with no recorder."""
         libraries = self.folder / "virtual_device"  # LD_PRELOAD is split at the spaces of a path
         libraries.symlink_to(build / "lib/virtual_device")
-        order = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so",
-                 "libnvidia-ml.so.1", "libcupti.so.13"]
         return subprocess.run(
             [sys.executable, PROGRAMS, name], capture_output=True, text=True, timeout=300, check=True,
-            env=os.environ | {"LD_PRELOAD": ":".join(str(libraries / one) for one in order),
+            env=os.environ | {"LD_PRELOAD": ":".join(str(libraries / one) for one in LIBRARIES),
                               "OOMDIAG_CARD": str(ROOT / "extension/virtual_device/cards/rtx3060.json"),
                               "OOMDIAG_TEST_LIBRARIES": str(build / "lib/test")})
 
@@ -190,7 +191,7 @@ class Doctor(unittest.TestCase):
         self.assertTrue(all(trouble["remedy"] for trouble in told["troubles"]))
 
     def test_another_allocator_is_named_with_its_remedy(self):
-        text = self.doctor("--device", "rtx3060", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync")
+        text = self.doctor("--device", "rtx3060", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
         self.assertIn("only PyTorch's own one can be recorded", text)
 
 

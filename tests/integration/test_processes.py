@@ -236,7 +236,7 @@ class Terminal(ProcessTest):
         self.assertEqual(code, 4, output)
         shown = [part for part in self.APART.findall(output) if "oomdiag: step" in part]
         self.assertGreaterEqual(len(shown), 1, repr(output))
-        self.assertRegex(shown[-1], r"\033\[24;1H.*step 2 +allocated .* reserved .* peak .* free .* of 11\.75 GiB")
+        self.assertRegex(shown[-1], r"\033\[24;1H.*step 2 +allocated .* reserved .* peak .* free .* of 11\.63 GiB")
         self.assertRegex(self.APART.sub("", output), r"begin\r\nend\r\n")
         self.assertIn("\0337\033[r", output)  # the terminal is as it was
 

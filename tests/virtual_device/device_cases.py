@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 
+from stand_ins import CUBLAS, RUNTIME
+
 CASES = []
 MIB = 1 << 20
 
@@ -583,7 +585,7 @@ def compiled_models_run_as_cuda_graphs():
 
 def capture(stream, work):
     """A captured graph's nodes by type, and the status that ended the capture, asked of the runtime itself."""
-    runtime = ctypes.CDLL("libcudart.so.13")
+    runtime = ctypes.CDLL(RUNTIME)
     runtime.cudaStreamBeginCapture(stream, 0)
     work(runtime)
     graph, count = ctypes.c_void_p(), ctypes.c_size_t()
@@ -604,7 +606,7 @@ def capture(stream, work):
 
 @case()
 def a_capture_is_a_graph_of_its_work():
-    runtime = ctypes.CDLL("libcudart.so.13")
+    runtime = ctypes.CDLL(RUNTIME)
     first, second, event, joined, block = (ctypes.c_void_p() for _ in range(5))
     for stream in (first, second):
         runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1)
@@ -657,7 +659,7 @@ def pools_of_graphs_are_the_allocators():
 
 @case()
 def managed_memory_is_the_hosts_too():
-    runtime = ctypes.CDLL("libcudart.so.13")
+    runtime = ctypes.CDLL(RUNTIME)
     free, total, block = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
     runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
     before = free.value
@@ -679,7 +681,7 @@ def managed_memory_is_the_hosts_too():
     runtime.cudaGetLastError()
 
 
-@case()
+@case(ALONE="1")  # torch 2.8's generators stay in a capture that failed
 def a_capture_refuses_what_a_card_refuses():
     import torch
 
@@ -713,7 +715,7 @@ def data_loader_with_forked_workers():
 
 @case()
 def a_forked_child_cannot_use_the_device():
-    driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
+    driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(RUNTIME)
     expect_equal(driver.cuInit(0), 0, "cuInit")
     child = os.fork()
     if child == 0:
@@ -724,7 +726,7 @@ def a_forked_child_cannot_use_the_device():
 
 # Cards and settings.
 
-COUNT_DEVICES = "import ctypes; n = ctypes.c_int(7); print(ctypes.CDLL('libcudart.so.13').cudaGetDeviceCount(ctypes.byref(n)), n.value)"
+COUNT_DEVICES = f"import ctypes; n = ctypes.c_int(7); print(ctypes.CDLL('{RUNTIME}').cudaGetDeviceCount(ctypes.byref(n)), n.value)"
 
 
 @case(OOMDIAG_MEMORY=str(8 << 30))
@@ -760,7 +762,7 @@ def several_cards_are_told_apart():
     expect_equal(len({str(p.uuid) for p in properties}), 3, "the number of uuids")
     bus = [ctypes.create_string_buffer(16) for _ in properties]
     for i, text in enumerate(bus):
-        ctypes.CDLL("libcudart.so.13").cudaDeviceGetPCIBusId(text, 16, i)
+        ctypes.CDLL(RUNTIME).cudaDeviceGetPCIBusId(text, 16, i)
     expect_equal(len({text.value for text in bus}), 3, "the number of bus ids")
     expect(torch.cuda.can_device_access_peer(1, 2) and not torch.cuda.can_device_access_peer(0, 1), "who reaches whom")
 
@@ -867,12 +869,12 @@ def communicators_take_memory_of_their_cards():
         driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         return total.value - free.value
 
-    runtime = ctypes.CDLL("libcudart.so.13")
+    runtime = ctypes.CDLL(RUNTIME)
     before = []
     for ordinal in (0, 1):
         runtime.cudaSetDevice(ordinal)
         library = ctypes.c_void_p()
-        ctypes.CDLL("libcublas.so.13").cublasCreate_v2(ctypes.byref(library))  # kernels are loaded
+        ctypes.CDLL(CUBLAS).cublasCreate_v2(ctypes.byref(library))  # kernels are loaded
         before.append(used())
     communicators = (ctypes.c_void_p * 2)()
     expect_equal(nccl.ncclCommInitAll(communicators, 2, None), 0, "ncclCommInitAll")
@@ -1076,7 +1078,7 @@ def unsupported_names_are_noted_once():
     driver.oomdiag_device_set_observer(observer)
     expect_equal(heard, [(b"unsupported", b"cuCoredumpGetAttribute")], "what was replayed")
     for _ in range(3):
-        expect_equal(ctypes.CDLL("libcudart.so.13").cudaArrayGetPlane(None), 801, "the stub's answer")
+        expect_equal(ctypes.CDLL(RUNTIME).cudaArrayGetPlane(None), 801, "the stub's answer")
     expect_equal(heard[1:], [(b"unsupported", b"cudaArrayGetPlane")], "what was noted then")
     driver.oomdiag_device_set_observer(None)
 

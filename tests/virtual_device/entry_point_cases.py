@@ -4,9 +4,9 @@ import ctypes
 import pathlib
 
 from device_cases import MIB, case, expect, expect_equal, load_optional, main
+from stand_ins import CUBLAS, RUNTIME
 
 DRIVER = "libcuda.so.1"
-RUNTIME = "libcudart.so.13"
 
 
 def start():
@@ -109,7 +109,7 @@ def a_managed_variable_is_the_hosts_before_cuda_is_used():
 @case()
 def vectors_and_matrices_are_copied_by_cublas():
     runtime, _ = start()
-    cublas, block = ctypes.CDLL("libcublas.so.13"), allocate(runtime, 256)
+    cublas, block = ctypes.CDLL(CUBLAS), allocate(runtime, 256)
     host, back = ctypes.create_string_buffer(bytes(range(12)), 12), ctypes.create_string_buffer(6)
     # Two columns of three rows each, of matrices that have four and eight; then every second element of a vector.
     expect_equal((cublas.cublasSetMatrix(3, 2, 1, host, 4, block, 8), cublas.cublasGetMatrixAsync(3, 2, 1, block, 8, back, 3, None)), (0, 0))

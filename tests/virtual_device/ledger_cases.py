@@ -3,9 +3,9 @@
 import ctypes
 
 from device_cases import MIB, case, expect, expect_equal, main, read_card, run_python, with_out_of_memory
+from stand_ins import CUBLAS, CUBLASLT, CUFFT, CUSOLVER, RUNTIME
 
 DRIVER = "libcuda.so.1"
-RUNTIME = "libcudart.so.13"
 
 
 def runtime():
@@ -132,7 +132,7 @@ def executables_of_graphs_take_memory():
 
 @case(card="rtx3060")
 def each_further_handle_of_cublas_has_a_workspace():
-    blas, cuda = ctypes.CDLL("libcublas.so.13"), runtime()
+    blas, cuda = ctypes.CDLL(CUBLAS), runtime()
     first, second = ctypes.c_void_p(), ctypes.c_void_p()
     cuda.cudaFree(None)
     expect_equal(blas.cublasCreate_v2(ctypes.byref(first)), 0)
@@ -149,9 +149,9 @@ def each_further_handle_of_cublas_has_a_workspace():
 
 # A full card. Whoever comes too late hears it in his own words.
 
-FULL = """
+FULL = f"""
 import ctypes
-cuda = ctypes.CDLL("libcudart.so.13")
+cuda = ctypes.CDLL({RUNTIME!r})
 free, total, block = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
 cuda.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
 cuda.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(free.value // (2 << 20) * (2 << 20)))
@@ -163,11 +163,11 @@ def create(library, name): return getattr(ctypes.CDLL(library), name)(ctypes.byr
 @case()
 def a_full_card_makes_no_handles():
     wanted = {
-        'create("libcublas.so.13", "cublasCreate_v2")': 1,  # CUBLAS_STATUS_NOT_INITIALIZED
-        'create("libcublasLt.so.13", "cublasLtCreate")': 1,
+        f'create("{CUBLAS}", "cublasCreate_v2")': 1,  # CUBLAS_STATUS_NOT_INITIALIZED
+        f'create("{CUBLASLT}", "cublasLtCreate")': 1,
         'create("libcusparse.so.12", "cusparseCreate")': 2,  # …_ALLOC_FAILED
-        'create("libcusolver.so.12", "cusolverDnCreate")': 2,
-        'create("libcufft.so.12", "cufftCreate")': 2,
+        f'create("{CUSOLVER}", "cusolverDnCreate")': 2,
+        f'create("{CUFFT}", "cufftCreate")': 2,
         'create("liboomdiag_cudnn.so", "cudnnCreate")': 4004,  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     }
     code = FULL + "print(" + ", ".join(wanted) + ", ctypes.CDLL('libcuda.so.1').cuMemsetD8_v2(block, 0, 16))"
@@ -224,9 +224,9 @@ except RuntimeError as error:
 
 @case()
 def the_hosts_bounds_have_their_own_words():
-    code = """
+    code = f"""
 import ctypes, resource
-cuda = ctypes.CDLL("libcudart.so.13")
+cuda = ctypes.CDLL({RUNTIME!r})
 cuda.cudaFree(None)
 block = ctypes.c_void_p()
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))

@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 from device_cases import MIB, Skip, case, expect, expect_equal, main
+from stand_ins import CUBLAS, CUBLASLT, CUFFT, CUSOLVER, RUNTIME
 
 
 def run_all(operations):
@@ -290,7 +291,7 @@ def a_transform_of_prime_length_takes_a_work_area():
 
 @case()
 def a_plan_that_allocates_itself_takes_from_the_card():
-    runtime, fft = ctypes.CDLL("libcudart.so.13"), ctypes.CDLL("libcufft.so.12")
+    runtime, fft = ctypes.CDLL(RUNTIME), ctypes.CDLL(CUFFT)
 
     def free_bytes():
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -372,14 +373,14 @@ def none_of_these_operations_met_what_is_not_supported():
 
 
 STUBS = {
-    "libcufft.so.12": ("cufftXtSetGPUs", 16),
-    "libcusolver.so.12": ("cusolverSpCreate", 9),
+    CUFFT: ("cufftXtSetGPUs", 16),
+    CUSOLVER: ("cusolverSpCreate", 9),
     "libcusparse.so.12": ("cusparseBlockedEllGet", 10),
     "libcusparseLt.so.0": ("cusparseLtSpMMAPruneCheck", 10),
-    "libcublas.so.13": ("cublasGetLoggerCallback", 15),
-    "libcublasLt.so.13": ("cublasLtLoggerSetMask", 15),
+    CUBLAS: ("cublasGetLoggerCallback", 15),
+    CUBLASLT: ("cublasLtLoggerSetMask", 15),
     "liboomdiag_cudnn.so": ("cudnnGetNormalizationTrainingReserveSpaceSize", 3000),
-    "libcudart.so.13": ("cudaArrayGetPlane", 801),
+    RUNTIME: ("cudaArrayGetPlane", 801),
     "libcuda.so.1": ("cuCoredumpGetAttribute", 801),
     "libnvidia-ml.so.1": ("nvmlDeviceGetBrand", 3),
 }

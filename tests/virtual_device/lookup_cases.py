@@ -3,9 +3,9 @@
 import ctypes
 
 from device_cases import case, expect, expect_equal, main, run_python
+from stand_ins import RUNTIME
 
 DRIVER = "libcuda.so.1"
-RUNTIME = "libcudart.so.13"
 
 
 def find(name, version, flags=0):
@@ -45,10 +45,12 @@ def the_version_asked_for_is_the_one_that_is_given():
 
 @case()
 def every_form_of_every_name_is_there():
-    include = __import__("pathlib").Path(__import__("torch").__file__).parents[1] / "nvidia/cu13/include/cudaTypedefs.h"
+    import pathlib
     import re
+    import torch
 
-    names = set(re.findall(r"PFN_(cu\w+?)_v\d+\)", include.read_text()))
+    [header] = pathlib.Path(torch.__file__).parents[1].glob("nvidia/*/include/cudaTypedefs.h")
+    names = set(re.findall(r"PFN_(cu\w+?)_v\d+\)", header.read_text()))
     missing = [name for name in names if find(name, 13020)[0] is None and find(name, 2000)[0] is None and not find(name, 20000)[0]]
     expect_equal(missing, [], "what is missing")
     expect(len(names) > 400, f"only {len(names)} names")
@@ -99,9 +101,9 @@ def who_brings_a_runtime_of_its_own_is_named_at_the_end():
 
 @case()
 def who_asked_nvml_only_may_fork():
-    code = """
+    code = f"""
 import ctypes, os
-nvml, runtime, driver = (ctypes.CDLL(name) for name in ("libnvidia-ml.so.1", "libcudart.so.13", "libcuda.so.1"))
+nvml, runtime, driver = (ctypes.CDLL(name) for name in ("libnvidia-ml.so.1", {RUNTIME!r}, "libcuda.so.1"))
 count = ctypes.c_uint()
 nvml.nvmlInit_v2(); nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
 os.environ["CUDA_VISIBLE_DEVICES"] = "0"; os.putenv("CUDA_VISIBLE_DEVICES", "0")

@@ -3,9 +3,9 @@
 import ctypes
 
 from device_cases import MIB, case, expect, expect_equal, main
+from stand_ins import CUBLAS, RUNTIME
 
 DRIVER = "libcuda.so.1"
-RUNTIME = "libcudart.so.13"
 NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 
 
@@ -25,7 +25,7 @@ def reach():
 
 def communicator_bytes():
     nccl, runtime, free, total = ctypes.CDLL("libnccl.so.2"), ctypes.CDLL(RUNTIME), ctypes.c_size_t(), ctypes.c_size_t()
-    ctypes.CDLL("libcublas.so.13").cublasCreate_v2(ctypes.byref(ctypes.c_void_p()))  # kernels are loaded
+    ctypes.CDLL(CUBLAS).cublasCreate_v2(ctypes.byref(ctypes.c_void_p()))  # kernels are loaded
     runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
     before = free.value
     communicators = (ctypes.c_void_p * 2)()

@@ -3,6 +3,7 @@
 import ctypes
 
 from device_cases import case, expect, expect_equal, main
+from stand_ins import RUNTIME
 
 CARDS = "a100-80,a100-80,a100-80,a100-80"
 NO_COLOR = -1
@@ -40,7 +41,7 @@ def read_id(nccl, part):
 
 def gather_into_four(nccl, part):
     """Each rank's 7 gathered into four floats that the host wrote: what they are afterwards."""
-    runtime = ctypes.CDLL("libcudart.so.13")
+    runtime = ctypes.CDLL(RUNTIME)
     blocks = [ctypes.c_void_p(), ctypes.c_void_p()]
     for block, numbers in zip(blocks, ((7.0,), (1.0, 2.0, 3.0, 4.0))):
         runtime.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(16))

@@ -24,9 +24,8 @@ import lookup_cases  # noqa: F401
 import machine_cases  # noqa: F401
 import nccl_cases  # noqa: F401
 import program_cases  # noqa: F401
+from stand_ins import LIBRARIES
 
-LIBRARIES = ["libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "liboomdiag_cudnn.so", "libnvidia-ml.so.1",
-             "libcufft.so.12", "libcusolver.so.12", "libcusparse.so.12", "libcusparseLt.so.0", "libnccl.so.2", "libcupti.so.13"]
 # What a developer's shell may hold and no test must see.
 FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBLAS")
 

@@ -42,11 +42,15 @@ CUresult give_whole(const Device* device, CUdevResource* resource, CUdevResource
     *resource = part_of(*device, static_cast<unsigned>(device->card.multiprocessors));
     return CUDA_SUCCESS;
   }
-  if (type != CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  *resource = {};
-  resource->type = type;
-  resource->wqConfig.device = device->ordinal;
-  return CUDA_SUCCESS;
+#if CUDA_VERSION >= 13010
+  if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
+    *resource = {};
+    resource->type = type;
+    resource->wqConfig.device = device->ordinal;
+    return CUDA_SUCCESS;
+  }
+#endif
+  return CUDA_ERROR_INVALID_RESOURCE_TYPE;
 }
 
 }  // namespace
