@@ -3,7 +3,7 @@
 import ctypes
 
 from device_cases import case, expect, expect_equal, main, run_python
-from stand_ins import RUNTIME
+from stand_ins import CUDA_MAJOR, RUNTIME
 
 DRIVER = "libcuda.so.1"
 
@@ -49,7 +49,8 @@ def every_form_of_every_name_is_there():
     import re
     import torch
 
-    [header] = pathlib.Path(torch.__file__).parents[1].glob("nvidia/*/include/cudaTypedefs.h")
+    packages = pathlib.Path(torch.__file__).parents[1] / "nvidia"
+    header = packages / ("cu13" if CUDA_MAJOR == 13 else "cuda_runtime") / "include/cudaTypedefs.h"
     names = set(re.findall(r"PFN_(cu\w+?)_v\d+\)", header.read_text()))
     missing = [name for name in names if find(name, 13020)[0] is None and find(name, 2000)[0] is None and not find(name, 20000)[0]]
     expect_equal(missing, [], "what is missing")
