@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from stand_ins import CUBLAS, RUNTIME
+from stand_ins import CUBLAS, CUDA_MAJOR, RUNTIME
 
 CASES = []
 MIB = 1 << 20
@@ -599,7 +599,8 @@ def capture(stream, work):
     for node in nodes[: count.value]:
         kind, before = ctypes.c_int(), ctypes.c_size_t()
         runtime.cudaGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
-        runtime.cudaGraphNodeGetDependencies(ctypes.c_void_p(node), None, None, ctypes.byref(before))
+        edge_data = [None] if CUDA_MAJOR >= 13 else []
+        runtime.cudaGraphNodeGetDependencies(ctypes.c_void_p(node), None, *edge_data, ctypes.byref(before))
         types.append((kind.value, before.value))
     return types, status
 
