@@ -145,7 +145,7 @@ def products_of_every_kind_run():
     operations = {
         "float8": lambda: torch._scaled_mm(matrix(32, 64, dtype=small), matrix(16, 64, dtype=small).t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16),
         "int8": lambda: torch._int_mm(torch.ones(32, 32, device="cuda", dtype=torch.int8), torch.ones(32, 32, device="cuda", dtype=torch.int8)),
-        "grouped": lambda: torch._grouped_mm(matrix(4, 32, 64, dtype=torch.bfloat16), matrix(4, 64, 32, dtype=torch.bfloat16)),
+        "grouped": lambda: hasattr(torch, "_grouped_mm") and torch._grouped_mm(matrix(4, 32, 64, dtype=torch.bfloat16), matrix(4, 64, 32, dtype=torch.bfloat16)),
         "gelu epilogue": lambda: torch.ops.aten._addmm_activation(one.expand(8), matrix(8, 8, dtype=torch.float32), matrix(8, 8, dtype=torch.float32), use_gelu=True),
     }
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):

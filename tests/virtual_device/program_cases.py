@@ -222,7 +222,7 @@ def memory_pools_keep_their_memory_apart():
     with torch.cuda.use_mem_pool(pool):
         inside = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
     outside = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
-    in_pool = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot(pool.id))
+    in_pool = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == tuple(pool.id))
     expect_equal(in_pool, 32 * MIB, "the pool's segments")
     del inside, outside
 
