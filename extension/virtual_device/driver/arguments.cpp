@@ -51,8 +51,6 @@ void forget_arguments(void* const* arguments) noexcept try {
 
 }  // namespace oomdiag
 
-void oomdiag_device_note_arguments(void* const* arguments) { oomdiag::forget_arguments(arguments); }
-
 int oomdiag_device_set_known_kernels(int depth) {
   const int before = known_kernels;
   known_kernels = depth;

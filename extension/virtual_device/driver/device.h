@@ -63,9 +63,6 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_expect(int64_t number, bool is_known);
 /// wherever they are given a pointer to. Gives what was set before.
 OOMDIAG_ENTRY_POINT int oomdiag_device_set_known_kernels(int depth);
 
-/// What a kernel was given may have been written, unless that is known: as cuLaunchKernel has its arguments.
-OOMDIAG_ENTRY_POINT void oomdiag_device_note_arguments(void* const* arguments);
-
 /// Whether work is being captured into a graph, which nothing does now.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_is_capturing();
 

@@ -1,16 +1,16 @@
-// Arrays, textures and surfaces. A cudaArray_t is a CUarray; textures and surfaces keep what they were made of.
+// Arrays, textures and surfaces. Textures and surfaces keep what they were made of.
+
+#include "extension/virtual_device/runtime/array.h"
 
 #include "extension/virtual_device/driver/array.h"
-
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/runtime/status.h"
 
+using oomdiag::driver_array;
 using oomdiag::in_context;
 using oomdiag::report;
 
 namespace {
-
-CUarray driver_array(cudaArray_const_t array) { return reinterpret_cast<CUarray>(const_cast<cudaArray_t>(array)); }
 
 CUarray_format format_of(const cudaChannelFormatDesc& channels) {
   if (channels.f == cudaChannelFormatKindFloat) return channels.x == 16 ? CU_AD_FORMAT_HALF : CU_AD_FORMAT_FLOAT;

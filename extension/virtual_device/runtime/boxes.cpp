@@ -2,13 +2,13 @@
 
 #include "extension/virtual_device/driver/array.h"
 #include "extension/virtual_device/entry_point.h"
+#include "extension/virtual_device/runtime/array.h"
 #include "extension/virtual_device/runtime/status.h"
 
+using oomdiag::driver_array;
 using oomdiag::in_context;
 
 namespace {
-
-CUarray driver_array(cudaArray_const_t array) { return reinterpret_cast<CUarray>(const_cast<cudaArray_t>(array)); }
 
 /// One side of a copy: an array, whose elements positions are counted in, or memory, in bytes (cuda_runtime_api.h).
 struct Side {

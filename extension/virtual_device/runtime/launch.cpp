@@ -2,6 +2,7 @@
 // underscores are declared in crt/host_runtime.h and crt/device_functions.h, which such code includes.
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -42,19 +43,15 @@ int ask_device(CUdevice_attribute attribute) {
 
 oomdiag::Shape shape(dim3 size) { return {size.x, size.y, size.z}; }
 
-/// As the driver does, whose error for a shape is another.
+/// The driver's launch, whose error for a shape is another.
 cudaError_t launch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, void** arguments,
                    cudaStream_t stream) {
   if (!oomdiag::is_launchable(shape(grid), shape(block))) return report(cudaErrorInvalidConfiguration);
   return in_context([&] {
-    constexpr size_t kEveryCardHas = 48 << 10;
-    if (shared_bytes > kEveryCardHas &&
-        shared_bytes > static_cast<size_t>(ask_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN))) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
     if (spin && kernel == spin) return oomdiag_device_spin(stream, *static_cast<const int64_t*>(arguments[0]));
-    oomdiag_device_note_arguments(arguments);
-    return oomdiag_device_launch(stream, shape(grid).count() * shape(block).count());
+    const auto shared = static_cast<unsigned>(std::min<size_t>(shared_bytes, UINT_MAX));
+    return cuLaunchKernel(nullptr, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream, arguments,
+                          nullptr);
   });
 }
 
