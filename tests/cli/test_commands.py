@@ -272,7 +272,8 @@ class Devices(CommandLine):
     def test_cards_that_this_torch_has_no_code_for_are_known_by_name(self):
         table = self.oomdiag("devices", "--all").stdout
         self.assertIn(" gtx1080, ", table)
-        for name in ("gtx1080", "GTX-1080", "orin-nx-16"):
+        supported = {card["id"] for card in json.loads(self.oomdiag("devices", "--json").stdout)}
+        for name in ("gtx1080", "GTX-1080", "orin-nx-16", *({"v100-32"} - supported)):  # torches for CUDA 12 have code for a V100
             self.check_error(["train", "--model", "deepcnn", "--device", name], 2, "no virtual ", "oomdiag devices")
 
     def test_a_machine_without_a_gpu_has_no_card_to_measure(self):

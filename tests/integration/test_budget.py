@@ -12,6 +12,8 @@ import tempfile
 import textwrap
 import unittest
 
+import torch_in_use
+
 PROJECT = """
     import oomdiag, pytest, torch
     from torch import nn
@@ -65,7 +67,8 @@ class Budget(unittest.TestCase):
         self.assertRegex(done.stdout, r"at the peak: in backward, step \d, .*Backward0")
         self.assertRegex(done.stdout, r"who holds it: .*saved for backward \d+\.\d\d MiB")
         self.assertRegex(done.stdout, r"256\.00 MiB .* test_memory\.py:\d+ +\[16384, 4096\] float32")
-        self.assertRegex(done.stdout, r"peak of [\d.]+ MiB is above the budget of 1\.00 MiB by [\d.]+ MiB\nwho held it is not told")
+        peak, above = (r"4\.00", r"3\.00") if torch_in_use.MINOR == torch_in_use.DEFAULT else (r"20\.25", r"19\.25")  # older ones keep a workspace
+        self.assertRegex(done.stdout, rf"peak of {peak} MiB is above the budget of 1\.00 MiB by {above} MiB\nwho held it is not told")
         self.assertIn("assert 1 == 2", done.stdout)
         self.assertEqual(self.left, ["test_memory.py"])
 

@@ -15,10 +15,12 @@ import subprocess
 import tempfile
 import unittest
 
+import torch_in_use
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests/golden/cases"
 SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
-GOLDEN_TORCH = "2.15"
+GOLDEN_TORCH = "{}.{}".format(*torch_in_use.DEFAULT)
 OUT_OF_MEMORY = 3
 build = ROOT / "build"
 

@@ -3,7 +3,6 @@
     python tests/integration/test_ranks.py --build BUILD_FOLDER [Quick|Slow] [unittest arguments, as in -k ddp]
 """
 import argparse
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -16,6 +15,7 @@ import time
 import unittest
 
 import test_diagnosis as base
+import torch_in_use
 
 PIPELINES = ("gpipe", "one_f_one_b", "interleaved", "zero_bubble")
 PROGRAMS = base.ROOT / "tests/integration/rank_programs.py"
@@ -33,10 +33,7 @@ def processes_of(job):
     return found
 
 
-TORCH = tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
-
-
-@unittest.skipIf(TORCH < (2, 15), "--rank needs a torch whose NCCL can be registered anew: 2.15 or newer")
+@unittest.skipIf(torch_in_use.MINOR < (2, 15), "--rank needs a torch whose NCCL can be registered anew: 2.15 or newer")
 class RankTest(base.DiagnosisTest):
     DEVICE = ["--device", "h100-sxm", "--memory", "8GiB", "--no-progress"]
 

@@ -3,7 +3,6 @@
     python tests/integration/test_readme.py --build BUILD_FOLDER [Readme|Ranks]
 """
 import argparse
-import importlib.metadata
 import os
 import pathlib
 import re
@@ -12,6 +11,8 @@ import sys
 import tempfile
 import textwrap
 import unittest
+
+import torch_in_use
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -119,10 +120,7 @@ class Pages(unittest.TestCase):
                         self.succeed(command)
 
 
-TORCH = importlib.metadata.version("torch").split("+")[0]
-
-
-@unittest.skipUnless(TORCH.startswith("2.15."), f"its figures are those of torch 2.15, and this is {TORCH}")
+@unittest.skipUnless(torch_in_use.MINOR == torch_in_use.DEFAULT, f"its figures are those of the default torch, and this is {torch_in_use.VERSION}")
 class Readme(Pages):
     def test_what_it_says_to_type_works_and_prints_what_it_says(self):
         self.succeed("oomdiag run --device rtx4090 -o before.json -- python train.py --snapshot snapshot.pickle")
