@@ -138,16 +138,43 @@ const CardEntry& find_card(const std::vector<CardEntry>& catalogue, std::string_
               did_you_mean(wanted, ids, "oomdiag devices lists them all; ./card.json takes one of your own"));
 }
 
-CardEntry choose_card(const std::filesystem::path& folder, const std::string& device) {
+int take_driver(std::string& device) {
+  const std::size_t at = device.rfind('@');
+  if (at == std::string::npos || device.find('/', at) != std::string::npos) return 0;
+  const std::string text = device.substr(at + 1);
+  const bool is_number =
+      text.size() == 3 && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
+  if (!is_number || std::stoi(text) < kLeastDriver) {
+    throw Error(ErrorKind::usage,
+                fmt::format("--device {}: '{}' is no branch of a driver for CUDA 12 or newer", device, text),
+                fmt::format("valid: {} to {}, as nvidia-smi has it before the first point", kLeastDriver, kMostDriver));
+  }
+  device.resize(at);
+  return std::stoi(text);
+}
+
+CardEntry with_driver(CardEntry card, int driver) {
+  if (driver == 0) return card;
+  card.driver = driver;
+  card.card = with_driver(std::move(card.card), driver);
+  card.total_bytes = card.card.total_bytes;
+  card.mark = card.card.total_mark;
+  card.id += fmt::format("@{}", driver);
+  return card;
+}
+
+CardEntry choose_card(const std::filesystem::path& folder, const std::string& wanted) {
+  std::string device = wanted;
+  const int driver = take_driver(device);
   if (device.find('/') != std::string::npos || device.ends_with(".json")) {
     const CardEntry own = read_card_entry(device);
     if (!own.why_not.empty()) throw refuse(own);
-    return own;
+    return with_driver(own, driver);
   }
   for (const CardEntry& card : read_unsupported(folder)) {
     if (goes_by(card, plain(device))) throw refuse(card);
   }
-  return find_card(read_catalogue(folder), device);
+  return with_driver(find_card(read_catalogue(folder), device), driver);
 }
 
 }  // namespace oomdiag

@@ -19,11 +19,14 @@ struct CardEntry {
   std::string mark;                ///< how total_bytes is known: the mark of its source
   std::string compute_capability;  ///< "8.6"
   int64_t context_bytes = 0;       ///< estimate of what a process takes before PyTorch does, first kernel included
+  int driver = 0;                  ///< the branch of the driver that was asked for, as in 550; 0 = the newest
   std::string why_not;             ///< why this wheel cannot run on it; empty if it can
   std::filesystem::path file;      ///< empty for a card of which too little is known
   Card card;                       ///< all of the file; empty with it
 
   bool operator==(const CardEntry& other) const { return id == other.id && file == other.file; }
+  /// Whether it is told what an older driver leaves of its memory, if it is such that was asked for.
+  bool knows_driver() const { return driver == 0 || driver > kOlderDrivers || card.older_total_bytes != 0; }
 };
 
 /// Reads one card. Throws Error(input) that names the field if it is no card file.
@@ -39,8 +42,15 @@ std::vector<CardEntry> read_unsupported(const std::filesystem::path& folder);
 /// The card that goes by `wanted`: id or alias, in any case. Throws Error(usage) that names the nearest.
 const CardEntry& find_card(const std::vector<CardEntry>& catalogue, std::string_view wanted);
 
-/// What --device names: a card of the catalogue in `folder`, or a file. Throws Error(usage or input) if there is none, or
-/// none that this wheel runs on.
+/// "rtx3090@550" is the card with a driver of branch 550: takes that from the end of `device`, 0 if it names none. Throws
+/// Error(usage) if it is no branch that runs CUDA 12.
+int take_driver(std::string& device);
+
+/// The card with a driver of this branch, by which it goes then: "rtx3090@550".
+CardEntry with_driver(CardEntry card, int driver);
+
+/// What --device names: a card of the catalogue in `folder`, or a file, and a driver. Throws Error(usage or input) if there is
+/// none, or none that this wheel runs on.
 CardEntry choose_card(const std::filesystem::path& folder, const std::string& device);
 
 }  // namespace oomdiag

@@ -17,7 +17,8 @@ namespace oomdiag {
 namespace {
 
 constexpr const char* kDefaultCard = "h200";
-constexpr int kMostCards = 16;  // what the virtual device has room for: driver/devices.h
+constexpr int kMostCards = 16;             // what the virtual device has room for: driver/devices.h
+constexpr int kLeastDriverOfCuda13 = 580;  // CUDA Toolkit release notes
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
 constexpr int64_t kMostMemory = int64_t{16} << 40;
 
@@ -32,6 +33,28 @@ std::vector<CardEntry> find_all(const std::string& list, const Install& install)
   if (cards.empty())
     throw Error(ErrorKind::usage, fmt::format("--device '{}' names no device", list), "as in: --device rtx4090");
   return cards;
+}
+
+/// A machine has one driver, which must be new enough for the CUDA that torch was built for: "2.15.0+cu132".
+void check_driver(const std::vector<CardEntry>& cards, const std::string& torch_version) {
+  const int driver = cards.front().driver;
+  for (const CardEntry& card : cards) {
+    if (card.driver == driver) continue;
+    throw Error(ErrorKind::usage,
+                fmt::format("{} and {} in one machine: it has one driver", cards.front().id, card.id));
+  }
+  const std::size_t cuda = torch_version.find("+cu");
+  const bool is_cuda_13 = cuda != std::string::npos && torch_version.compare(cuda, 5, "+cu13") == 0;
+  if (driver != 0 && is_cuda_13 && driver < kLeastDriverOfCuda13) {
+    throw Error(ErrorKind::usage, fmt::format("torch {} needs a driver of branch {} or newer: no --device {}",
+                                              torch_version, kLeastDriverOfCuda13, cards.front().id));
+  }
+  const auto unknown = std::ranges::find_if_not(cards, &CardEntry::knows_driver);
+  if (unknown != cards.end()) {
+    say(fmt::format(
+        "what a driver of branch {} leaves of the memory of {} is not known: taken is what newer ones leave", driver,
+        unknown->card.id));
+  }
 }
 
 /// `count` of one card, or each card of a list once.
@@ -60,9 +83,10 @@ int64_t read_memory(const std::string& memory) {
 
 void add_device_options(CLI::App& command, DeviceOptions& options) {
   command
-      .add_option(
-          "--device", options.device,
-          "real, a name of oomdiag devices, ./card.json, or a list as in a100-80,t4; default: a real GPU, else h200")
+      .add_option("--device", options.device,
+                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, ./card.json, or a list as "
+                  "in a100-80,t4; "
+                  "default: a real GPU, else h200")
       ->type_name("NAME");
   command
       .add_option("--memory", options.memory, "memory of each virtual device in place of the card's own, as in 8GiB")
@@ -104,7 +128,9 @@ DeviceChoice choose_device(const DeviceOptions& options, const Install& install)
                 "name one: --device rtx4090");
   }
   if (is_real) return {.by_default = by_default};
-  return {.cards = repeat(find_all(by_default ? kDefaultCard : options.device, install), options.count),
+  const std::vector<CardEntry> cards = find_all(by_default ? kDefaultCard : options.device, install);
+  check_driver(cards, install.torch_version);
+  return {.cards = repeat(cards, options.count),
           .memory_bytes = memory_bytes,
           .clocked = options.clocked,
           .by_default = by_default && !wants_virtual};

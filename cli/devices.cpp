@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -43,19 +44,21 @@ nlohmann::json to_json(const CardEntry& entry) {
   if (!entry.why_not.empty()) told["why_not"] = entry.why_not;
   if (entry.file.empty()) return told;
   const Card& card = entry.card;
-  told.update({{"aliases", entry.aliases},
-               {"total_bytes", entry.total_bytes},
-               {"mark", entry.mark},
-               {"context_bytes", entry.context_bytes},
-               {"multiprocessors", card.multiprocessors},
-               {"threads_per_multiprocessor", card.threads_per_multiprocessor},
-               {"blocks_per_multiprocessor", card.blocks_per_multiprocessor},
-               {"registers_per_multiprocessor", card.registers_per_multiprocessor},
-               {"shared_bytes_per_multiprocessor", card.shared_bytes_per_multiprocessor},
-               {"shared_bytes_per_block", card.shared_bytes_per_block},
-               {"shared_bytes_per_block_optin", card.shared_bytes_per_block_optin},
-               {"l2_bytes", card.l2_bytes},
-               {"file", entry.file.string()}});
+  told.update(
+      {{"aliases", entry.aliases},
+       {"total_bytes", entry.total_bytes},
+       {"mark", entry.mark},
+       {"older_total_bytes", card.older_total_bytes == 0 ? nlohmann::json() : nlohmann::json(card.older_total_bytes)},
+       {"context_bytes", entry.context_bytes},
+       {"multiprocessors", card.multiprocessors},
+       {"threads_per_multiprocessor", card.threads_per_multiprocessor},
+       {"blocks_per_multiprocessor", card.blocks_per_multiprocessor},
+       {"registers_per_multiprocessor", card.registers_per_multiprocessor},
+       {"shared_bytes_per_multiprocessor", card.shared_bytes_per_multiprocessor},
+       {"shared_bytes_per_block", card.shared_bytes_per_block},
+       {"shared_bytes_per_block_optin", card.shared_bytes_per_block_optin},
+       {"l2_bytes", card.l2_bytes},
+       {"file", entry.file.string()}});
   return told;
 }
 
@@ -75,6 +78,17 @@ void print_unsupported(const std::vector<CardEntry>& others) {
   for (const auto& [reason, ids] : by_reason) fmt::print("  {}\n    {}\n", fmt::join(ids, ", "), reason);
 }
 
+/// Of how many it is known what older drivers leave of their memory.
+auto count_older(const std::vector<CardEntry>& catalogue) {
+  return std::ranges::count_if(catalogue, [](const CardEntry& entry) { return entry.card.older_total_bytes != 0; });
+}
+
+int64_t most_lost_mib(const std::vector<CardEntry>& catalogue) {
+  int64_t most = 0;
+  for (const CardEntry& entry : catalogue) most = std::max(most, entry.card.older_total_bytes - entry.total_bytes);
+  return most >> 20;
+}
+
 int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardEntry>& others, bool all) {
   constexpr const char* kRow = "{:<17} {:<49} {:>11} {:>12} {:>5} {:>8}  {}\n";
   fmt::print(kRow, "device", "name", "memory, GiB", "context, GiB", "SMs", "compute", "memory is");
@@ -87,6 +101,9 @@ int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardE
       "\n{} cards. memory: as the CUDA runtime reports it; context: what a process takes of it before PyTorch does, "
       "estimated\n",
       catalogue.size());
+  fmt::print(
+      "drivers up to {} leave up to {} MiB more of {} of them: --device rtx3090@{} is the card with such a driver\n",
+      kOlderDrivers, most_lost_mib(catalogue), count_older(catalogue), kOlderDrivers);
   if (!all) fmt::print("{} more are known, but not supported by this torch: oomdiag devices --all\n", others.size());
   fmt::print("next: oomdiag train --model deepcnn --device rtx3060\n");
   return 0;

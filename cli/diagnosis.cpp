@@ -59,6 +59,8 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set("OOMDIAG_ATTACH_AT_STEP", request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
   set("OOMDIAG_NATIVE_STACKS", request.native_stacks ? "1" : environment("OOMDIAG_NATIVE_STACKS"));
   set("OOMDIAG_CARD", list_files(request.device.cards));
+  const int driver = is_virtual ? request.device.cards.front().driver : 0;
+  set("OOMDIAG_DRIVER", driver == 0 ? "" : std::to_string(driver));
   set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
   set("OOMDIAG_CLOCKED", request.device.clocked ? "1" : "");
   if (is_virtual) {

@@ -14,14 +14,15 @@ namespace oomdiag {
 namespace {
 
 // Cards that this torch has no code for are as good: nothing is run.
-CardEntry find_told(const std::string& device) {
+CardEntry find_told(std::string device) {
+  const int driver = take_driver(device);
   const std::filesystem::path folder = find_install().cards;
-  if (device.ends_with(".json")) return read_card_entry(device);
+  if (device.ends_with(".json")) return with_driver(read_card_entry(device), driver);
   std::vector<CardEntry> all = read_catalogue(folder);
   for (CardEntry& card : read_unsupported(folder)) {
     if (card.total_bytes > 0) all.push_back(std::move(card));
   }
-  return find_card(all, device);
+  return with_driver(find_card(all, device), driver);
 }
 
 }  // namespace

@@ -39,6 +39,33 @@ TEST_CASE("a card is found by its id, its aliases and CUDA's name for it", "[cli
     CHECK(find_card(cards, name) == cards[0]);
 }
 
+TEST_CASE("a card with an older driver has the memory that such a driver leaves", "[cli]") {
+  const TestFolder folder;
+  const std::string card = kCard;
+  folder.write("h100-sxm.json", R"({"older_total_bytes": {"value": 85100000000, "mark": "C"},)" + card.substr(1));
+  CHECK(choose_card(folder.path(), "h100@580").total_bytes == 85029158912);
+  const CardEntry older = choose_card(folder.path(), "h100@550");
+  CHECK(older.total_bytes == 85100000000);
+  CHECK(older.mark == "C");
+  CHECK(older.id == "h100-sxm@550");
+  CHECK(older.driver == 550);
+  CHECK(older.knows_driver());
+
+  folder.write("h100-sxm.json", kCard);
+  CHECK_FALSE(choose_card(folder.path(), "h100@550").knows_driver());
+  CHECK(choose_card(folder.path(), "h100@555").knows_driver());
+  for (const char* wrong : {"h100@", "h100@470", "h100@new", "h100@5500", "@"})
+    CHECK_THROWS_AS(choose_card(folder.path(), wrong), Error);
+}
+
+TEST_CASE("a driver has the version of CUDA that its branch has", "[cli]") {
+  CHECK(cuda_version_of(470) == 0);
+  CHECK(cuda_version_of(525) == 12000);
+  CHECK(cuda_version_of(550) == 12040);
+  CHECK(cuda_version_of(580) == 13000);
+  CHECK(cuda_version_of(640) == 0);  // newer than what is known here
+}
+
 TEST_CASE("an unknown card is answered with the nearest", "[cli]") {
   const TestFolder folder;
   folder.write("h100-sxm.json", kCard);

@@ -37,6 +37,17 @@ TEST_CASE("several devices are a list, or a number of one", "[cli]") {
   CHECK(describe(catalogue.choose({.device = "real"})) == "the real GPU");
 }
 
+TEST_CASE("a machine has one driver, which runs the CUDA that torch is for", "[cli]") {
+  Catalogue catalogue;
+  CHECK_THROWS_AS(catalogue.choose({.device = "h200@580,t4"}), Error);
+  CHECK(catalogue.choose({.device = "h200@580,t4@580"}).cards.size() == 2);
+  catalogue.install.torch_version = "2.8.0+cu128";
+  CHECK(catalogue.choose({.device = "t4@550", .count = 2}).cards[1].driver == 550);
+  catalogue.install.torch_version = "2.15.0+cu132";
+  CHECK_THROWS_AS(catalogue.choose({.device = "t4@550"}), Error);
+  CHECK(catalogue.choose({.device = "t4@580"}).cards[0].driver == 580);
+}
+
 TEST_CASE("options that contradict each other are refused with the remedy", "[cli]") {
   const Catalogue catalogue;
   CHECK_THROWS_AS(catalogue.choose({.device = "h200,t4", .count = 2}), Error);

@@ -160,7 +160,7 @@ def products_of_every_kind_run():
     run_all(operations)
     torch.backends.cuda.preferred_blas_library("cublaslt")
     run_all(operations)
-    torch.backends.cuda.preferred_blas_library("default")
+    torch.backends.cuda.preferred_blas_library("cublas")
     missing = [name for kind, name in noted() if kind == "unsupported"]
     expect_equal(missing, [], "what was not supported")
 

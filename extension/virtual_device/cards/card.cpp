@@ -113,6 +113,7 @@ void check_keys(const json& file) {
                                            "measurements",  // what else scripts/calibrate saw, for people
                                            "compute_capability",
                                            "total_bytes",
+                                           "older_total_bytes",
                                            "multiprocessors",
                                            "l2_bytes",
                                            "clock_khz",
@@ -142,6 +143,10 @@ Card parse_card(const json& file, const std::string& path) {
   const Architecture& architecture = read_capability(file, card);
   card.total_bytes = read_number(file, "total_bytes", kLeastBytes, kMostBytes);
   card.total_mark = file["total_bytes"].value("mark", "");
+  if (file.contains("older_total_bytes")) {
+    card.older_total_bytes = read_number(file, "older_total_bytes", kLeastBytes, kMostBytes);
+    card.older_total_mark = file["older_total_bytes"].value("mark", "");
+  }
   card.multiprocessors = read_int(file, "multiprocessors", 1);
   card.l2_bytes = read_int(file, "l2_bytes", 0, 0);
   card.clock_khz = read_int(file, "clock_khz", 0, 0);
@@ -178,6 +183,26 @@ Card read_card(const std::string& path) {
   } catch (const json::exception&) {
     throw std::runtime_error("a field has the wrong type");
   }
+}
+
+int cuda_version_of(int driver) {
+  struct Branch {
+    int driver, cuda;
+  };
+  constexpr Branch kBranches[] = {{590, 13010}, {580, 13000}, {575, 12090}, {570, 12080}, {565, 12070}, {560, 12060},
+                                  {555, 12050}, {550, 12040}, {545, 12030}, {535, 12020}, {530, 12010}, {525, 12000}};
+  if (driver > kBranches[0].driver) return 0;
+  for (const Branch& branch : kBranches) {
+    if (driver >= branch.driver) return branch.cuda;
+  }
+  return 0;
+}
+
+Card with_driver(Card card, int driver) {
+  if (driver == 0 || driver > kOlderDrivers || card.older_total_bytes == 0) return card;
+  card.total_bytes = card.older_total_bytes;
+  card.total_mark = card.older_total_mark;
+  return card;
 }
 
 bool is_linked(const Card& card) {

@@ -13,6 +13,9 @@ struct Card {
   std::string name;         ///< as CUDA gives it
   int64_t total_bytes = 0;  ///< as cudaDeviceProp::totalGlobalMem has it, less than is printed on the box
   std::string total_mark;   ///< how that is known: "S", "C", "P", "U" or "M" (see the CLI's explain_mark)
+  /// The same with older drivers (kOlderDrivers), which keep less for themselves; 0 = not known, or no other.
+  int64_t older_total_bytes = 0;
+  std::string older_total_mark;
   int compute_major = 0;
   int compute_minor = 0;
   int multiprocessors = 0;
@@ -36,6 +39,19 @@ struct Card {
 /// The card in the JSON file `path`. Throws std::runtime_error with a line for the user, which names the field:
 /// unreadable, no JSON, a missing, unknown or absurd field.
 Card read_card(const std::string& path);
+
+/// A branch of the driver: 550 of 550.54.14. Those of which cards were seen with more memory end with this one: the
+/// RTX 4080 SUPER has 16 072 MiB with 550, the RTX 4090, RTX 4070 Ti SUPER and T4 have the newer totals from 555 and 560 on.
+inline constexpr int kOlderDrivers = 550;
+inline constexpr int kLeastDriver = 525;  ///< the first of CUDA 12
+inline constexpr int kMostDriver = 999;
+
+/// What CUDA version the driver of this branch has, as in 12040 (CUDA Toolkit release notes, "CUDA Driver"); 0 for those
+/// newer than the table and older than kLeastDriver.
+int cuda_version_of(int driver);
+
+/// The card as it is with a driver of this branch; 0 = the newest.
+Card with_driver(Card card, int driver);
 
 /// Whether machines with several of this card link them by NVLink: those of data centres that are no PCIe boards.
 bool is_linked(const Card& card);

@@ -146,7 +146,7 @@ CUresult parse_bus_id(CUdevice* device, const char* text) {
 OOMDIAG_ENTRY_POINT CUresult cuInit(unsigned) { return oomdiag::initialize_devices(); }
 
 OOMDIAG_ENTRY_POINT CUresult cuDriverGetVersion(int* version) {
-  *version = CUDA_VERSION;
+  *version = oomdiag::driver_version();
   return CUDA_SUCCESS;
 }
 
@@ -227,6 +227,8 @@ bool oomdiag_device_has_peers(int ordinal) {
   const Device* device = find_device(ordinal);
   return device && has_peers(device->card);
 }
+
+int oomdiag_device_driver_branch() { return oomdiag::driver_branch(); }
 
 int oomdiag_device_architecture(int ordinal) {
   const Device* device = find_device(ordinal);

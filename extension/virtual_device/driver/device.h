@@ -110,6 +110,9 @@ struct oomdiag_card {
 /// Fills `card`; false when there is none at that place. Makes no context.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_describe(int index, struct oomdiag_card* card);
 
+/// The branch of the driver, as in 550; 0 = the newest.
+OOMDIAG_ENTRY_POINT int oomdiag_device_driver_branch();
+
 /// The processes that have a part of the card, this one first: fills at most `room` entries, returns how many there are.
 OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room);
 

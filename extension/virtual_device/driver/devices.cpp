@@ -38,9 +38,14 @@ void override_memory(Card& card) {
   card.total_bytes = bytes;
 }
 
+int read_driver() {
+  const char* text = std::getenv("OOMDIAG_DRIVER");
+  return text ? std::atoi(text) : 0;
+}
+
 void read_device(Device& device, int index, const std::string& path) {
   device.index = index;
-  device.card = read_card(path);
+  device.card = with_driver(read_card(path), driver_branch());
   override_memory(device.card);
   device.cudnn_description = describe_for_cudnn(device.card);
   const char* architectures = std::getenv("OOMDIAG_ARCHITECTURES");
@@ -115,6 +120,16 @@ void read_cards() {
 }
 
 }  // namespace
+
+int driver_branch() {
+  static const int branch = read_driver();
+  return branch;
+}
+
+int driver_version() {
+  const int known = cuda_version_of(driver_branch());
+  return known != 0 ? known : CUDA_VERSION;
+}
 
 void read_machine() {
   static std::once_flag once;

@@ -33,9 +33,15 @@ struct Device {
   std::atomic<int64_t> blocking_end_ns = 0;  ///< and that on the streams which wait for the legacy stream
 };
 
+/// The branch of the machine's driver: OOMDIAG_DRIVER, or 0 for the newest.
+int driver_branch();
+
 /// Reads OOMDIAG_CARD (card files, one per line) and OOMDIAG_MEMORY, once: the machine as NVML sees it. A failure is one line
 /// on stderr, and a machine without cards.
 void read_machine();
+
+/// The version of CUDA that the driver has, as in 13020.
+int driver_version();
 
 /// cuInit: picks the cards that CUDA_VISIBLE_DEVICES shows, once. Success, or no device, or not initialised in a child forked
 /// from a process that used CUDA, as on a real card; who only asked NVML may fork.

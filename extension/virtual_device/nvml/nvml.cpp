@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/neighbours.h"
@@ -34,6 +35,18 @@ nvmlReturn_t give_device(int index, nvmlDevice_t* device) {
   if (!describe(index).name) return NVML_ERROR_NOT_FOUND;
   *device = reinterpret_cast<nvmlDevice_t>(static_cast<intptr_t>(index) + 1);
   return NVML_SUCCESS;
+}
+
+int branch() {
+  constexpr int kOfCuda13 = 580;
+  const int named = oomdiag_device_driver_branch();
+  return named != 0 ? named : kOfCuda13;
+}
+
+int cuda_version() {
+  int version = 0;
+  cuDriverGetVersion(&version);
+  return version;
 }
 
 unsigned long long bytes(int64_t count) { return static_cast<unsigned long long>(count); }
@@ -192,13 +205,16 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigne
 }
 
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetDriverVersion(char* text, unsigned length) {
-  return give_text(text, length, "580.00.00");
+  return give_text(text, length, (std::to_string(branch()) + ".00.00").c_str());
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetNVMLVersion(char* text, unsigned length) {
-  return give_text(text, length, "13.580.00");
+  return give_text(text, length,
+                   (std::to_string(cuda_version() / 1000) + "." + std::to_string(branch()) + ".00").c_str());
 }
-OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version) { return give(version, CUDA_VERSION); }
-OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) { return give(version, CUDA_VERSION); }
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  return give(version, cuda_version());
+}
+OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) { return give(version, cuda_version()); }
 
 // Cards that are not partitioned. Which links they have is not told, and whom they reach is what CUDA says, too.
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned, int*) {
