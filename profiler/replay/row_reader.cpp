@@ -10,10 +10,8 @@ namespace oomdiag {
 namespace {
 
 bool has_workspace_size(const Row& row, const Trace& trace) {
-  constexpr int64_t kCublasLtBytes = kMiB;  // CUBLASLT_WORKSPACE_SIZE by default
-  if (row.maker.bytes == kCublasLtBytes) return true;
-  const int64_t bytes = row.device < trace.devices.size() ? trace.devices[row.device].cublas_workspace_bytes : 0;
-  return bytes > 0 && row.maker.bytes == bytes;
+  return is_cublas_workspace(row.maker.bytes,
+                             row.device < trace.devices.size() ? trace.devices[row.device].cublas_workspace_bytes : 0);
 }
 
 }  // namespace

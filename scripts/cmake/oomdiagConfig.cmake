@@ -20,3 +20,8 @@ set_target_properties(oomdiag::oomdiag PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${prefix}/include"
   INTERFACE_COMPILE_FEATURES cxx_std_11
   INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined")  # what it needs of torch the program brings
+# Wheels of torch up to 2.6 have the strings of before C++11 in their interface, and so has the recorder for them.
+file(STRINGS "${library}" old_strings REGEX "^_ZN7oomdiag5startERKSs$" LIMIT_COUNT 1)
+if(old_strings)
+  set_target_properties(oomdiag::oomdiag PROPERTIES INTERFACE_COMPILE_DEFINITIONS _GLIBCXX_USE_CXX11_ABI=0)
+endif()

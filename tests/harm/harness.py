@@ -28,13 +28,13 @@ class Outcome:
         return [line for line in self.stderr.splitlines() if line.startswith("oomdiag")]
 
     def comparable(self):
-        """Addresses, process numbers and our own lines are nobody's result."""
+        """Addresses, process numbers, names of temporary folders and our own lines are nobody's result."""
         errors = [line for line in self.stderr.splitlines() if not line.startswith(("oomdiag", "USDT:"))]
         return self.code, mask(self.stdout), mask(errors[-1] if errors else "")
 
 
 def mask(text):
-    return re.sub(r"0x[0-9a-f]+|Process \d+|\bpid \d+", "…", text)
+    return re.sub(r"0x[0-9a-f]+|Process \d+|\bpid \d+|/tmp/tmp\w{8}", "…", text)
 
 
 class Server:

@@ -1031,6 +1031,23 @@ def truth_of_what_is_not_known_is_that_of_zeros():
 
 
 @case()
+def operators_that_ask_the_card_are_told():
+    import torch
+
+    known = lambda *numbers: torch.tensor(numbers).cuda()
+    x, large = torch.randn(20, device="cuda"), torch.ones(1 << 22, device="cuda")
+    equal = [torch.equal(*pair) for pair in ((known(1, 2), known(1, 2)), (known(1, 2), known(1, 3)), (large, large.clone()),
+                                             (large, torch.zeros_like(large)), (x, x.clone()))]
+    expect_equal(equal, [True, False, True, False, True], "what is equal")
+    expect(torch.isin(x[:5], x).shape == (5,), "isin")  # it takes the last of the distinct ones: there is one
+    lengths = [len(torch.unique(numbers)) for numbers in (known(3, 1, 3), known(True, False, True), known(False, False), x > 0, x, x[:0])]
+    expect_equal(lengths, [2, 2, 1, 1, 1, 0], "how many are distinct")
+    expect_equal(len(torch.unique(x.view(4, 5), dim=0)), 1, "distinct rows")
+    scalar, value = (torch.zeros((), device="cuda", requires_grad=True) for _ in range(2))
+    scalar.index_fill(0, known(0), value).backward()
+
+
+@case()
 def large_copies_are_not_kept():
     import resource
 

@@ -56,9 +56,10 @@ struct Expectation {
 };
 thread_local Expectation expected;
 
-/// An operator's own look at a size that it has the card work out (oomdiag_device_expect).
+/// An operator's own look at what it has the card work out (oomdiag_device_expect).
 bool answer_expected(void* to, size_t bytes) {
-  if (expected.number < 0 || (bytes != sizeof(int32_t) && bytes != sizeof(int64_t))) return false;
+  const bool is_number = bytes == sizeof(bool) || bytes == sizeof(int32_t) || bytes == sizeof(int64_t);
+  if (expected.number < 0 || !is_number) return false;
   std::memcpy(to, &expected.number, bytes);  // the low bytes come first on every host of such a card
   expected.number = -1;
   if (!expected.is_known) oomdiag_device_note_read();

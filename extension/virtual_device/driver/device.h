@@ -55,8 +55,8 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_fill_numbers(void* to, size_t bytes, con
 /// which was not kept, 4 not known. Waits for what is promised.
 OOMDIAG_ENTRY_POINT int oomdiag_device_look(const void* from, size_t bytes, void* number, size_t number_bytes);
 
-/// The next number of 4 or 8 bytes that this thread reads from what no host wrote is `number`: a size that an operator works
-/// out on the card and asks for. `is_known`: nobody is told. Negative: no more.
+/// The next number of 1, 4 or 8 bytes that this thread reads from what no host wrote is `number`: a size or a truth that an
+/// operator works out on the card and asks for. `is_known`: nobody is told. Negative: no more.
 OOMDIAG_ENTRY_POINT void oomdiag_device_expect(int64_t number, bool is_known);
 
 /// Above 0, what the kernels that this thread launches write is known by the operator that launches them; at 0 they may write

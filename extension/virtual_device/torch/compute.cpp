@@ -41,7 +41,7 @@ using Argument = OperatorRules::Argument;
 struct Call : at::ObserverContext {
   std::unique_ptr<Twin> twin;
   int known_before = 0;  ///< oomdiag_device_set_known_kernels
-  bool has_run = false;  ///< the twin, for the size that the operator asked for
+  bool has_run = false;  ///< the twin, for what the operator asked for
 };
 
 template <typename Use>
@@ -54,16 +54,22 @@ void for_written(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> in
   }
 }
 
-/// Tells the size that the operator will ask the card for; true if the twin has run for it.
-bool expect_size(Twin& twin) {
-  if (twin.is_collapsed) {
-    const bool is_zero = !twin.arguments[0].toTensor().is_nonzero();
-    const bool counts = twin.rules->sizes == OperatorRules::Size::nonzero;
-    oomdiag_device_expect(!counts ? 1 : is_zero ? 0 : twin.read_numbers, twin.is_known);
+/// Tells what the operator will ask the card for; true if the twin has run for it.
+bool expect_answer(Twin& twin) {
+  using Asks = OperatorRules::Asks;
+  const Asks asks = twin.rules->asks;
+  const at::Tensor read = twin.arguments[0].toTensor();
+  const bool counts = asks == Asks::nonzero || (asks == Asks::distinct_or_trues && read.scalar_type() == at::kBool);
+  if (twin.is_collapsed && asks != Asks::truth) {
+    oomdiag_device_expect(!counts ? 1 : read.is_nonzero() ? twin.read_numbers : 0, twin.is_known);
     return false;
   }
   if (!run(twin)) return false;
-  oomdiag_device_expect(twin.arguments[0].toTensor().size(0), twin.is_known);
+  const c10::IValue& answer = twin.arguments[0];
+  const int64_t number = asks == Asks::truth ? int64_t{answer.toBool()}
+                         : counts            ? read.count_nonzero().item<int64_t>()
+                                             : answer.toTensor().size(0);
+  oomdiag_device_expect(number, twin.is_known);
   return true;
 }
 
@@ -92,7 +98,7 @@ std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
     auto running = std::make_unique<Call>();
     running->known_before = known_before;
     if (rules.is_foreign) oomdiag_device_set_known_kernels(0);
-    if (twin && rules.sizes != OperatorRules::Size::given) running->has_run = expect_size(*twin);
+    if (twin && rules.asks != OperatorRules::Asks::nothing) running->has_run = expect_answer(*twin);
     running->twin = std::move(twin);
     return running;
   } catch (const std::exception&) {
@@ -152,7 +158,7 @@ bool is_worth_computing(const Twin& twin, const std::vector<c10::IValue>& result
 
 void finish(Call& running, const std::vector<c10::IValue>& results) try {
   Twin& twin = *running.twin;
-  if (twin.rules->sizes != OperatorRules::Size::given) oomdiag_device_expect(-1, false);
+  if (twin.rules->asks != OperatorRules::Asks::nothing) oomdiag_device_expect(-1, false);
   if (is_worth_computing(twin, results)) {
     if (running.has_run || run(twin)) put_all(results, twin);
     return;

@@ -18,21 +18,22 @@ bool is_one_of(const std::array<std::string_view, count>& names, std::string_vie
 constexpr std::array<std::string_view, 4> kCopies = {"aten::copy_", "aten::cat", "aten::clone", "aten::_to_copy"};
 constexpr std::array<std::string_view, 3> kOverwriting = {"aten::copy_", "aten::fill_", "aten::zero_"};
 
-constexpr std::array<std::string_view, 21> kAnswering = {
-    "aten::all",         "aten::any",        "aten::argmax",      "aten::argmin", "aten::eq",
-    "aten::ge",          "aten::gt",         "aten::isfinite",    "aten::isin",   "aten::isinf",
-    "aten::isnan",       "aten::isneginf",   "aten::isposinf",    "aten::le",     "aten::logical_and",
-    "aten::logical_not", "aten::logical_or", "aten::logical_xor", "aten::lt",     "aten::ne",
-    "aten::signbit"};
+constexpr std::array<std::string_view, 22> kAnswering = {
+    "aten::all",         "aten::any",         "aten::argmax",     "aten::argmin",      "aten::eq",
+    "aten::equal",       "aten::ge",          "aten::gt",         "aten::isfinite",    "aten::isin",
+    "aten::isinf",       "aten::isnan",       "aten::isneginf",   "aten::isposinf",    "aten::le",
+    "aten::logical_and", "aten::logical_not", "aten::logical_or", "aten::logical_xor", "aten::lt",
+    "aten::ne",          "aten::signbit"};
 
 /// Of native_functions.yaml, beside those that it tags as pointwise.
-constexpr std::array<std::string_view, 70> kComputable = {"aten::__iand__",
+constexpr std::array<std::string_view, 72> kComputable = {"aten::__iand__",
                                                           "aten::__ilshift__",
                                                           "aten::__ior__",
                                                           "aten::__irshift__",
                                                           "aten::__ixor__",
                                                           "aten::_log_softmax",
                                                           "aten::_softmax",
+                                                          "aten::_unique",
                                                           "aten::_unique2",
                                                           "aten::all",
                                                           "aten::amax",
@@ -53,6 +54,7 @@ constexpr std::array<std::string_view, 70> kComputable = {"aten::__iand__",
                                                           "aten::cummin",
                                                           "aten::cumprod",
                                                           "aten::cumsum",
+                                                          "aten::equal",
                                                           "aten::eye",
                                                           "aten::fill_",
                                                           "aten::flip",
@@ -98,17 +100,18 @@ constexpr std::array<std::string_view, 70> kComputable = {"aten::__iand__",
                                                           "aten::_to_copy"};
 
 /// Beside those that are pointwise.
-constexpr std::array<std::string_view, 19> kCollapsing = {
-    "aten::__iand__",      "aten::__ior__", "aten::__ixor__",    "aten::_to_copy",     "aten::all",
-    "aten::amax",          "aten::amin",    "aten::any",         "aten::clone",        "aten::copy_",
-    "aten::count_nonzero", "aten::fill_",   "aten::masked_fill", "aten::masked_fill_", "aten::max",
-    "aten::mean",          "aten::min",     "aten::sum",         "aten::zero_"};
+constexpr std::array<std::string_view, 20> kCollapsing = {
+    "aten::__iand__",      "aten::__ior__", "aten::__ixor__", "aten::_to_copy",    "aten::all",
+    "aten::amax",          "aten::amin",    "aten::any",      "aten::clone",       "aten::copy_",
+    "aten::count_nonzero", "aten::equal",   "aten::fill_",    "aten::masked_fill", "aten::masked_fill_",
+    "aten::max",           "aten::mean",    "aten::min",      "aten::sum",         "aten::zero_"};
 constexpr std::array<std::string_view, 2> kSumming = {"aten::sum", "aten::count_nonzero"};
-constexpr std::array<std::string_view, 2> kComparing = {"aten::eq", "aten::ne"};
+constexpr std::array<std::string_view, 3> kComparing = {"aten::eq", "aten::equal", "aten::ne"};
 
-/// Like aten::nonzero they ask the card for one number, how long their first result is.
-constexpr std::array<std::string_view, 3> kDistinct = {"aten::_unique2", "aten::unique_consecutive",
-                                                       "aten::unique_dim"};
+/// Like aten::nonzero they ask the card for one number, how long their first result is. Of what is not known it is 1: where
+/// there are numbers, some are distinct.
+constexpr std::array<std::string_view, 2> kDistinct = {"aten::unique_consecutive", "aten::unique_dim"};
+constexpr std::array<std::string_view, 2> kDistinctOrTrues = {"aten::_unique", "aten::_unique2"};
 
 /// They write sizes, names or streams, which the schema does not tell from contents.
 constexpr std::array<std::string_view, 19> kMetadata = {
@@ -143,15 +146,17 @@ OperatorRules make_rules(const at::RecordFunction& call) {
     rules.changes_contents |= rules.arguments.back() != Argument::read;
   }
   if (rules.is_foreign) return rules;
-  rules.answers = is_one_of(kAnswering, name);
+  rules.answers = is_one_of(kAnswering, name) || is_one_of(kDistinct, name) || is_one_of(kDistinctOrTrues, name);
   rules.copies = is_one_of(kCopies, name);
   rules.is_computable = (handle->hasTag(at::Tag::pointwise) || is_one_of(kComputable, name)) &&
                         !handle->hasTag(at::Tag::nondeterministic_seeded);
   rules.collapses = rules.is_computable && (handle->hasTag(at::Tag::pointwise) || is_one_of(kCollapsing, name));
   rules.sums = is_one_of(kSumming, name);
   rules.compares = is_one_of(kComparing, name);
-  if (name == "aten::nonzero") rules.sizes = OperatorRules::Size::nonzero;
-  if (is_one_of(kDistinct, name)) rules.sizes = OperatorRules::Size::distinct;
+  if (name == "aten::nonzero") rules.asks = OperatorRules::Asks::nonzero;
+  if (name == "aten::equal") rules.asks = OperatorRules::Asks::truth;
+  if (is_one_of(kDistinct, name)) rules.asks = OperatorRules::Asks::distinct;
+  if (is_one_of(kDistinctOrTrues, name)) rules.asks = OperatorRules::Asks::distinct_or_trues;
   return rules;
 }
 

@@ -24,9 +24,11 @@ struct OperatorRules {
   bool collapses = false;      ///< where all it reads is one number, so is each of its results
   bool sums = false;           ///< … multiplied by how many numbers went into each
   bool compares = false;       ///< for (in)equality
-  enum class Size : uint8_t { given, nonzero, distinct };
-  Size sizes = Size::given;  ///< it works out on the card how many there are, and asks for that
-  bool is_foreign = false;   ///< not PyTorch's own: what its kernels write is not known
+  /// What it works out on the card and then asks for: how many there are (of truth values how many are true, where it sorts
+  /// none: Unique.cu), or whether it is so.
+  enum class Asks : uint8_t { nothing, nonzero, distinct, distinct_or_trues, truth };
+  Asks asks = Asks::nothing;
+  bool is_foreign = false;  ///< not PyTorch's own: what its kernels write is not known
   bool changes_contents = false;
 };
 

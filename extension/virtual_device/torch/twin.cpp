@@ -15,7 +15,7 @@ constexpr size_t kMostBytes = 256 << 10;
 constexpr size_t kMostCopiedBytes = 4 << 20;  // as much as is kept of one copy (driver/contents.h)
 
 size_t most_bytes(const OperatorRules& rules) {
-  return rules.copies || rules.sizes != OperatorRules::Size::given ? kMostCopiedBytes : kMostBytes;
+  return rules.copies || rules.asks != OperatorRules::Asks::nothing ? kMostCopiedBytes : kMostBytes;
 }
 
 class TwinMaker {
@@ -102,7 +102,7 @@ bool may_have_twin(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> 
     if (at::isTensorSubclassLike(tensor)) return false;
     const bool is_larger = span_of(tensor).bytes > most_bytes(rules);
     is_large = is_large || is_larger;
-    if (is_larger && !rules.collapses && rules.sizes == OperatorRules::Size::given) return false;
+    if (is_larger && !rules.collapses && rules.asks == OperatorRules::Asks::nothing) return false;
     if (rules.arguments[i] == Argument::overwritten || is_larger) continue;
     if (!rules.answers && !is_whole_number(tensor) && !is_known(tensor)) return false;
   }

@@ -216,6 +216,19 @@ TEST_CASE("the workspace that cuBLAS keeps is known by its size; a thread and st
   CHECK(category_of(trace, "b") == Category::output);
 }
 
+TEST_CASE("where torch does not tell the size of cuBLAS's workspace it is one of the defaults", "[replay]") {
+  EventBuilder trace;
+  trace.op({.op = "aten::linear", .inner = "aten::addmm"})
+      .alloc("y", 4_MiB)
+      .alloc("workspace", 8_MiB + (128 << 10))
+      .nodes(0);
+  trace.op({.op = "aten::matmul", .inner = "aten::mm"}).alloc("a", 4_MiB).alloc("b", 8_MiB).nodes(1);
+  peak(trace.op({.op = "aten::relu"})).nodes(2);
+
+  CHECK(category_of(trace, "workspace") == Category::workspace);
+  CHECK(category_of(trace, "b") == Category::output);
+}
+
 TEST_CASE("without modules what is drawn is input, what is computed or left for a kernel to fill is output",
           "[replay]") {
   EventBuilder trace;
