@@ -161,12 +161,24 @@ def checkpointing_lowers_the_peak():
     expect(checkpointed < 0.8 * plain, f"{checkpointed} bytes with checkpoints, {plain} without")
 
 
+def meets_foreign_nvrtc():
+    """cuDNN compiles its attention with the first libnvrtc.so that there is: that of a toolkit of another CUDA refuses its sources."""
+    try:
+        nvrtc = ctypes.CDLL("libnvrtc.so")
+    except OSError:
+        return False
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return major.value != CUDA_MAJOR
+
+
 @case(card="h100-sxm")
 def attention_runs_on_every_backend():
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH):
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    for backend in backends + ([] if meets_foreign_nvrtc() else [SDPBackend.CUDNN_ATTENTION]):
         query = torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         with sdpa_kernel(backend):
             torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
@@ -494,6 +506,8 @@ def a_convolution_on_a_side_stream_defers_a_free():
 
 @case(card="h100-sxm", OOMDIAG_CLOCKED="1")
 def attention_of_cudnn_takes_time():
+    if meets_foreign_nvrtc():
+        raise Skip("the toolkit of this machine is of another CUDA than torch, and cuDNN takes its libnvrtc")
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -1043,6 +1057,11 @@ def operators_that_ask_the_card_are_told():
     lengths = [len(torch.unique(numbers)) for numbers in (known(3, 1, 3), known(True, False, True), known(False, False), x > 0, x, x[:0])]
     expect_equal(lengths, [2, 2, 1, 1, 1, 0], "how many are distinct")
     expect_equal(len(torch.unique(x.view(4, 5), dim=0)), 1, "distinct rows")
+    window, second = torch.hann_window(400, device="cuda"), 16_000
+    spectrum = torch.stft(torch.randn(30 * second, device="cuda"), 400, window=window, return_complex=True)
+    expect_equal(len(torch.istft(spectrum, 400, window=window)), 30 * second, "istft")  # it looks at the sum of the windows
+    expect(torch.cov(x.view(4, 5), aweights=torch.rand(5, device="cuda")).shape == (4, 4), "cov")  # and at that of the weights
+    expect(not torch.ops.aten.embedding_dense_backward(x.view(4, 5), known(1, 2, 3, 0), 9, -1, False).isnan().any(), "no number")
     scalar, value = (torch.zeros((), device="cuda", requires_grad=True) for _ in range(2))
     scalar.index_fill(0, known(0), value).backward()
 

@@ -11,7 +11,7 @@
 //   (y == 2).any()                      a guess
 //
 // A guess: truth values and whole numbers are computed from zeros where contents are not known, which is as what the card
-// holds reads. Who reads a guess is told that it came from a kernel.
+// holds reads; from ones inside of operators that fail by zeros. Who reads a guess is told that it came from a kernel.
 //
 // Work that is captured into a graph does nothing now: what it will write is forgotten whenever the graph runs.
 //
@@ -42,7 +42,12 @@ struct Call : at::ObserverContext {
   std::unique_ptr<Twin> twin;
   int known_before = 0;  ///< oomdiag_device_set_known_kernels
   bool has_run = false;  ///< the twin, for what the operator asked for
+  bool has_kernels = false;
+  bool validates = false;
 };
+
+/// Operators that validate and run on this thread: inside of them numbers that are not known are taken as ones.
+thread_local int validating = 0;
 
 template <typename Use>
 void for_written(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs, Use use) {
@@ -80,7 +85,7 @@ std::unique_ptr<Twin> begin(OperatorRules& rules, c10::ArrayRef<const c10::IValu
     return nullptr;
   }
   if (rules.is_computable && !c10::impl::dispatch_mode_enabled()) {
-    if (auto twin = make_twin(rules, inputs)) return twin;
+    if (auto twin = make_twin(rules, inputs, validating > 0)) return twin;
   }
   for_written(rules, inputs, forget);
   return nullptr;
@@ -91,12 +96,16 @@ std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
   oomdiag_device_set_known_kernels(known_before + 1);
   try {
     OperatorRules& rules = find_rules(call);
-    if (!rules.is_foreign && (!rules.handle || (!rules.is_computable && !rules.changes_contents))) return nullptr;
+    const bool is_plain = !rules.is_foreign && !rules.has_kernels && !rules.validates;
+    if (is_plain && (!rules.handle || (!rules.is_computable && !rules.changes_contents))) return nullptr;
     const at::DisableRecordFunctionGuard no_ops;
     auto twin = rules.handle ? begin(rules, call.inputs()) : nullptr;
-    if (!twin && !rules.is_foreign) return nullptr;
+    if (!twin && is_plain) return nullptr;
     auto running = std::make_unique<Call>();
     running->known_before = known_before;
+    running->has_kernels = rules.has_kernels && !oomdiag_device_is_capturing();
+    running->validates = rules.validates;
+    validating += rules.validates ? 1 : 0;
     if (rules.is_foreign) oomdiag_device_set_known_kernels(0);
     if (twin && rules.asks != OperatorRules::Asks::nothing) running->has_run = expect_answer(*twin);
     running->twin = std::move(twin);
@@ -156,16 +165,19 @@ bool is_worth_computing(const Twin& twin, const std::vector<c10::IValue>& result
   return twin.is_known || may_guess;
 }
 
-void finish(Call& running, const std::vector<c10::IValue>& results) try {
-  Twin& twin = *running.twin;
-  if (twin.rules->asks != OperatorRules::Asks::nothing) oomdiag_device_expect(-1, false);
-  if (is_worth_computing(twin, results)) {
-    if (running.has_run || run(twin)) put_all(results, twin);
-    return;
-  }
-  if (!twin.rules->changes_contents) return;
+void forget_all(const std::vector<c10::IValue>& results) {
   for (const c10::IValue& result : results) {
-    if (result.isTensor()) forget(result.toTensor());
+    if (result.isTensor() && result.toTensor().defined()) forget(result.toTensor());
+  }
+}
+
+void finish(Call& running, const std::vector<c10::IValue>& results) try {
+  Twin* const twin = running.twin.get();
+  if (twin && twin->rules->asks != OperatorRules::Asks::nothing) oomdiag_device_expect(-1, false);
+  if (twin && is_worth_computing(*twin, results)) {
+    if (running.has_run || run(*twin)) put_all(results, *twin);
+  } else if (running.has_kernels || (twin && twin->rules->changes_contents)) {
+    forget_all(results);
   }
 } catch (const std::exception&) {
 }
@@ -177,7 +189,8 @@ void at_end(const at::RecordFunction& call, at::ObserverContext* context) {
   }
   Call& running = *static_cast<Call*>(context);
   oomdiag_device_set_known_kernels(running.known_before);
-  if (running.twin) finish(running, call.outputs());
+  validating -= running.validates ? 1 : 0;
+  finish(running, call.outputs());
 }
 
 }  // namespace

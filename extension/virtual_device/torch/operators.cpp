@@ -113,6 +113,8 @@ constexpr std::array<std::string_view, 3> kComparing = {"aten::eq", "aten::equal
 constexpr std::array<std::string_view, 2> kDistinct = {"aten::unique_consecutive", "aten::unique_dim"};
 constexpr std::array<std::string_view, 2> kDistinctOrTrues = {"aten::_unique", "aten::_unique2"};
 
+constexpr std::array<std::string_view, 2> kValidating = {"aten::cov", "aten::istft"};
+
 /// They write sizes, names or streams, which the schema does not tell from contents.
 constexpr std::array<std::string_view, 19> kMetadata = {
     "aten::resize_",     "aten::resize_as_",    "aten::_resize_output_", "aten::set_",
@@ -146,6 +148,7 @@ OperatorRules make_rules(const at::RecordFunction& call) {
     rules.changes_contents |= rules.arguments.back() != Argument::read;
   }
   if (rules.is_foreign) return rules;
+  rules.has_kernels = handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   rules.answers = is_one_of(kAnswering, name) || is_one_of(kDistinct, name) || is_one_of(kDistinctOrTrues, name);
   rules.copies = is_one_of(kCopies, name);
   rules.is_computable = (handle->hasTag(at::Tag::pointwise) || is_one_of(kComputable, name)) &&
@@ -153,6 +156,7 @@ OperatorRules make_rules(const at::RecordFunction& call) {
   rules.collapses = rules.is_computable && (handle->hasTag(at::Tag::pointwise) || is_one_of(kCollapsing, name));
   rules.sums = is_one_of(kSumming, name);
   rules.compares = is_one_of(kComparing, name);
+  rules.validates = is_one_of(kValidating, name);
   if (name == "aten::nonzero") rules.asks = OperatorRules::Asks::nonzero;
   if (name == "aten::equal") rules.asks = OperatorRules::Asks::truth;
   if (is_one_of(kDistinct, name)) rules.asks = OperatorRules::Asks::distinct;

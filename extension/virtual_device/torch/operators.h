@@ -24,12 +24,14 @@ struct OperatorRules {
   bool collapses = false;      ///< where all it reads is one number, so is each of its results
   bool sums = false;           ///< … multiplied by how many numbers went into each
   bool compares = false;       ///< for (in)equality
+  bool validates = false;      ///< fails by contents of its arguments: sums of weights or windows that are zero
   /// What it works out on the card and then asks for: how many there are (of truth values how many are true, where it sorts
   /// none: Unique.cu), or whether it is so.
   enum class Asks : uint8_t { nothing, nonzero, distinct, distinct_or_trues, truth };
   Asks asks = Asks::nothing;
-  bool is_foreign = false;  ///< not PyTorch's own: what its kernels write is not known
-  bool changes_contents = false;
+  bool is_foreign = false;        ///< not PyTorch's own: what its kernels write is not known
+  bool changes_contents = false;  ///< of its arguments
+  bool has_kernels = false;       ///< of its own: what it makes was written by them, though it was zeros to begin with
 };
 
 /// The rules for the operator that is called; remembers them by thread. One with no handle leaves all contents alone.

@@ -20,7 +20,7 @@ size_t most_bytes(const OperatorRules& rules) {
 
 class TwinMaker {
  public:
-  explicit TwinMaker(Twin& twin) : twin_(twin) {}
+  TwinMaker(Twin& twin, bool guesses_ones) : twin_(twin), guesses_ones_(guesses_ones) {}
 
   /// False if the argument is too large or not plain.
   bool add(const c10::IValue& value, Argument kind) {
@@ -47,8 +47,9 @@ class TwinMaker {
     if (twin_.read_numbers == 0) twin_.read_numbers = tensor.numel();
     if (twin_.is_collapsed) return convert_collapsed(tensor, kind);
     if (span_of(tensor).bytes > twin_.most_bytes) return std::nullopt;
-    if (kind != Argument::overwritten && !is_known(tensor) && !may_guess(tensor)) return std::nullopt;
-    return mirror(tensor);
+    if (kind == Argument::overwritten || is_known(tensor)) return mirror(tensor);
+    if (!may_guess(tensor)) return std::nullopt;
+    return guess(tensor, mirror(tensor));
   }
   std::optional<at::Tensor> convert_of_host(const at::Tensor& tensor) const {
     if (twin_.is_collapsed && tensor.numel() != 1) return std::nullopt;
@@ -60,7 +61,11 @@ class TwinMaker {
     if (!found || (!found->is_known && !may_guess(tensor))) return std::nullopt;
     // Numbers of the host that were not kept are not all the same, and two places of them seldom are.
     if (found->is_dropped && twin_.rules->compares) found->number.fill_(++dropped_);
-    return found->number;
+    return found->is_known ? found->number : guess(tensor, found->number);
+  }
+  /// Truths may have been guessed at before.
+  at::Tensor guess(const at::Tensor& tensor, at::Tensor zeros) const {
+    return guesses_ones_ && tensor.scalar_type() != at::kBool ? zeros.fill_(1) : zeros;
   }
   /// Notes that the result will be a guess.
   bool may_guess(const at::Tensor& tensor) {
@@ -89,6 +94,7 @@ class TwinMaker {
   }
 
   Twin& twin_;
+  const bool guesses_ones_;
   bool has_met_the_card_ = false;
   int dropped_ = 0;
 };
@@ -111,14 +117,14 @@ bool may_have_twin(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> 
 
 }  // namespace
 
-std::unique_ptr<Twin> make_twin(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs) {
+std::unique_ptr<Twin> make_twin(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs, bool guesses_ones) {
   bool is_large = false;
   if (inputs.size() != rules.arguments.size() || !may_have_twin(rules, inputs, is_large)) return nullptr;
   auto twin = std::make_unique<Twin>();
   twin->rules = &rules;
   twin->is_collapsed = is_large;
   twin->most_bytes = most_bytes(rules);
-  TwinMaker maker(*twin);
+  TwinMaker maker(*twin, guesses_ones);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!maker.add(inputs[i], rules.arguments[i])) return nullptr;
   }

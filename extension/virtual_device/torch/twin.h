@@ -20,8 +20,9 @@ struct Twin {
   size_t most_bytes = 0;     ///< of a tensor that is not collapsed
 };
 
-/// Null where the inputs are too large, or of them nothing is known that a guess may rest on.
-std::unique_ptr<Twin> make_twin(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs);
+/// Null where the inputs are too large, or of them nothing is known that a guess may rest on. `guesses_ones`: numbers that are
+/// not known are taken as ones and not as zeros.
+std::unique_ptr<Twin> make_twin(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs, bool guesses_ones);
 
 /// Runs it: `arguments` become results. False where this CPU cannot.
 bool run(Twin& twin);
