@@ -40,6 +40,10 @@ std::vector<std::pair<const char*, std::string>> virtual_caches() {
   return caches;
 }
 
+/// Settings of packages that can decide on the host what they decide by a kernel of their own otherwise, which computes nothing
+/// here. vLLM's newer model runner counts on the card which tokens are done: none ever is, and generate() does not end.
+constexpr std::pair<const char*, const char*> kDecidesOnHost[] = {{"VLLM_USE_V2_MODEL_RUNNER", "0"}};
+
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries) {
   Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
   const bool is_virtual = request.device.is_virtual();
@@ -66,6 +70,9 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   if (is_virtual) {
     set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
     for (const auto& [variable, folder] : virtual_caches()) set(variable, folder);
+    for (const auto& [variable, value] : kDecidesOnHost) {
+      if (environment(variable).empty()) set(variable, value);
+    }
   }
   if (environment("NVTX_INJECTION64_PATH").empty()) {  // a profiler that is there already keeps its place
     set("NVTX_INJECTION64_PATH", (libraries / "liboomdiag_preload.so").string());

@@ -906,6 +906,13 @@ class Snapshots(DiagnosisTest):
 class Devices(DiagnosisTest):
     """What a virtual device is told to be."""
 
+    def test_a_package_is_told_to_decide_on_the_host_unless_its_user_says_otherwise(self):
+        for users_own in None, "1":
+            environment = {name: value for name, value in os.environ.items() if name != "VLLM_USE_V2_MODEL_RUNNER"}
+            environment |= {"VLLM_USE_V2_MODEL_RUNNER": users_own} if users_own else {}
+            done = oomdiag("run", "--device", "t4", "--", "env", folder=self.folder, env=environment)
+            self.assertIn(f"VLLM_USE_V2_MODEL_RUNNER={users_own or 0}\n", done.stdout)
+
     def test_the_card_that_failed_comes_first_of_several(self):
         done, report = self.run_code("""
             import torch
