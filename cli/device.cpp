@@ -35,26 +35,16 @@ std::vector<CardEntry> find_all(const std::string& list, const Install& install)
   return cards;
 }
 
-/// A machine has one driver, which must be new enough for the CUDA that torch was built for: "2.15.0+cu132".
-void check_driver(const std::vector<CardEntry>& cards, const std::string& torch_version) {
-  const int driver = cards.front().driver;
-  for (const CardEntry& card : cards) {
-    if (card.driver == driver) continue;
-    throw Error(ErrorKind::usage,
-                fmt::format("{} and {} in one machine: it has one driver", cards.front().id, card.id));
-  }
-  const std::size_t cuda = torch_version.find("+cu");
-  const bool is_cuda_13 = cuda != std::string::npos && torch_version.compare(cuda, 5, "+cu13") == 0;
-  if (driver != 0 && is_cuda_13 && driver < kLeastDriverOfCuda13) {
-    throw Error(ErrorKind::usage, fmt::format("torch {} needs a driver of branch {} or newer: no --device {}",
-                                              torch_version, kLeastDriverOfCuda13, cards.front().id));
+void check_one_driver(const std::vector<CardEntry>& cards) {
+  const CardEntry& first = cards.front();
+  const auto other = std::ranges::find_if(cards, [&](const CardEntry& card) { return card.driver != first.driver; });
+  if (other != cards.end()) {
+    throw Error(ErrorKind::usage, fmt::format("{} and {} in one machine: it has one driver", first.id, other->id));
   }
   const auto unknown = std::ranges::find_if_not(cards, &CardEntry::knows_driver);
-  if (unknown != cards.end()) {
-    say(fmt::format(
-        "what a driver of branch {} leaves of the memory of {} is not known: taken is what newer ones leave", driver,
-        unknown->card.id));
-  }
+  if (unknown == cards.end()) return;
+  say(fmt::format("what a driver of branch {} leaves of the memory of {} is not known: taken is what newer ones leave",
+                  first.driver, unknown->card.id));
 }
 
 /// `count` of one card, or each card of a list once.
@@ -84,9 +74,8 @@ int64_t read_memory(const std::string& memory) {
 void add_device_options(CLI::App& command, DeviceOptions& options) {
   command
       .add_option("--device", options.device,
-                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, ./card.json, or a list as "
-                  "in a100-80,t4; "
-                  "default: a real GPU, else h200")
+                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, ./card.json, or a "
+                  "list as in a100-80,t4; default: a real GPU, else h200")
       ->type_name("NAME");
   command
       .add_option("--memory", options.memory, "memory of each virtual device in place of the card's own, as in 8GiB")
@@ -129,11 +118,21 @@ DeviceChoice choose_device(const DeviceOptions& options, const Install& install)
   }
   if (is_real) return {.by_default = by_default};
   const std::vector<CardEntry> cards = find_all(by_default ? kDefaultCard : options.device, install);
-  check_driver(cards, install.torch_version);
+  check_one_driver(cards);
   return {.cards = repeat(cards, options.count),
           .memory_bytes = memory_bytes,
           .clocked = options.clocked,
           .by_default = by_default && !wants_virtual};
+}
+
+void check_driver(const DeviceChoice& choice, const std::string& torch_version) {
+  if (!choice.is_virtual()) return;
+  const CardEntry& card = choice.cards.front();
+  const std::size_t cuda = torch_version.find("+cu");
+  const bool is_cuda_13 = cuda != std::string::npos && torch_version.compare(cuda, 5, "+cu13") == 0;
+  if (card.driver == 0 || !is_cuda_13 || card.driver >= kLeastDriverOfCuda13) return;
+  throw Error(ErrorKind::usage, fmt::format("torch {} needs a driver of branch {} or newer: no --device {}",
+                                            torch_version, kLeastDriverOfCuda13, card.id));
 }
 
 }  // namespace oomdiag

@@ -48,4 +48,8 @@ bool names_real_gpu(const std::string& device);
 /// Error(usage).
 DeviceChoice choose_device(const DeviceOptions& options, const Install& install);
 
+/// Throws Error(usage) if the driver that --device names (rtx3090@550) is too old for the CUDA that the program's torch was
+/// built for: "2.15.0+cu132".
+void check_driver(const DeviceChoice& choice, const std::string& torch_version);
+
 }  // namespace oomdiag

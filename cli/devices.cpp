@@ -102,7 +102,8 @@ int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardE
       "estimated\n",
       catalogue.size());
   fmt::print(
-      "drivers up to {} leave up to {} MiB more of {} of them: --device rtx3090@{} is the card with such a driver\n",
+      "drivers up to {} leave up to {} MiB more of {} of them; with a torch for CUDA 12, --device rtx3090@{} is such a "
+      "card\n",
       kOlderDrivers, most_lost_mib(catalogue), count_older(catalogue), kOlderDrivers);
   if (!all) fmt::print("{} more are known, but not supported by this torch: oomdiag devices --all\n", others.size());
   fmt::print("next: oomdiag train --model deepcnn --device rtx3060\n");

@@ -164,6 +164,7 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
 
 Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
   if (request.device.is_virtual()) check_virtual_device(install);
+  check_driver(request.device, install.torch_version);
   const PreloadFolder libraries(install.libraries);
   Program program = prepare(request, install, libraries.path());
   std::optional<TemporaryFolder> job_folder;

@@ -105,10 +105,10 @@ std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
     running->known_before = known_before;
     running->has_kernels = rules.has_kernels && !oomdiag_device_is_capturing();
     running->validates = rules.validates;
-    validating += rules.validates ? 1 : 0;
     if (rules.is_foreign) oomdiag_device_set_known_kernels(0);
     if (twin && rules.asks != OperatorRules::Asks::nothing) running->has_run = expect_answer(*twin);
     running->twin = std::move(twin);
+    validating += rules.validates ? 1 : 0;  // at_end takes it back, if there is a context
     return running;
   } catch (const std::exception&) {
     return nullptr;
