@@ -56,7 +56,6 @@ void on_trace(const allocator::TraceEntry& entry) noexcept {
   Session& now = session();
   const auto device = static_cast<uint8_t>(entry.device_);
   if (kind == EventKind::free_completed && now.writer().complete_last_free(device, entry.addr_)) return;
-  if (kind == EventKind::alloc || kind == EventKind::free_requested) now.writer().prefetch_block(device, entry.addr_);
   const auto time = static_cast<uint64_t>(entry.time_.approx_t_);
   ThreadState* state = existing_thread_state();
   Event event = state != nullptr ? state->event(kind, time) : Event{.time = time, .kind = kind};

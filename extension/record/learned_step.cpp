@@ -9,7 +9,7 @@ namespace oomdiag {
 
 namespace {
 
-constexpr uint32_t kMostEventsOfStep = 1 << 18;  // of a step: 16 MiB of script
+constexpr uint32_t kMostEventsOfStep = 1 << 18;  // of a step: 10 MiB of script, 16 MiB of notes
 constexpr uint32_t kStepsBetweenChecks = 64;     // one step in so many is watched in full again
 constexpr uint32_t kMostRepeatsNeeded = 1024;    // after many surprises
 constexpr int kMostOtherSteps = 16;  // other optimizers' steps before one of them takes over as the end of a step
@@ -18,15 +18,12 @@ constexpr uint32_t high(uint64_t both) noexcept { return static_cast<uint32_t>(b
 constexpr uint32_t low(uint64_t both) noexcept { return static_cast<uint32_t>(both); }
 constexpr uint64_t join(uint32_t number, uint64_t count) noexcept { return uint64_t{number} << 32 | count; }
 
-bool is_like(const Event& event, const Event& expected) noexcept {
-  return event.kind == expected.kind && event.bytes == expected.bytes && event.detail == expected.detail &&
-         event.device == expected.device && event.flags == expected.flags && event.time == expected.time &&
-         event.node_sequence == expected.node_sequence && event.node_thread == expected.node_thread;
-}
-
 bool is_note(const Event& event) noexcept {
   return event.kind == EventKind::gradient || event.kind == EventKind::nodes_created;
 }
+
+// Blocks lie 512 bytes apart.
+uint64_t block_key(const Event& event) noexcept { return event.address << 5 | event.device; }
 
 }  // namespace
 
@@ -48,19 +45,21 @@ void StepLearner::remove(StepOfThread& thread) {
   std::erase(threads_, &thread);
 }
 
-/// The first event of a thread in a step.
-void StepLearner::follow_step(StepOfThread& mine, const Moment& now) noexcept {
-  const uint32_t step = step_.load(std::memory_order_acquire);
-  if (high(mine.progress_.load(std::memory_order_relaxed)) == step) [[likely]]
-    return;
+void StepLearner::begin_step(StepOfThread& mine, const Moment& now, uint32_t step) noexcept {
   const bool steps = mine.thread_ == stepping_thread_.load(std::memory_order_relaxed);
   mine.first_node_ = steps ? first_node_.load(std::memory_order_relaxed) : now.claimed;
+  mine.next_ = mine.next_note_ = 0;
+  mine.notes_due_ = script_size(mine) != 0 ? mine.first_notes_ : 0;
   mine.hash_.store(0, std::memory_order_relaxed);
   mine.progress_.store(join(step, 0), std::memory_order_relaxed);
   const uint32_t recording = recording_.load(std::memory_order_relaxed);
   if (mode() != TrainingMode::recording || high(mine.learned_.load(std::memory_order_relaxed)) == recording) return;
   mine.script_.clear();
+  mine.blocks_.clear();
+  mine.notes_.clear();
   mine.scopes_.clear();
+  mine.newest_.clear();
+  mine.first_notes_ = 0;
   mine.looked_at_ = 0;
   mine.learned_.store(join(recording, 0), std::memory_order_relaxed);
 }
@@ -74,31 +73,35 @@ uint32_t StepLearner::script_size(const StepOfThread& thread) const noexcept {
   return high(learned) == recording_.load(std::memory_order_relaxed) ? low(learned) : 0;
 }
 
-const Event* StepLearner::expected(const StepOfThread& mine) const noexcept {
-  const uint32_t next = low(mine.progress_.load(std::memory_order_relaxed));
-  return next < script_size(mine) ? &mine.script_[next] : nullptr;
+const Expected* StepLearner::expected(const StepOfThread& mine) const noexcept {
+  return script_size(mine) != 0 && mine.next_ < mine.script_.size() ? &mine.script_[mine.next_] : nullptr;
 }
 
 // Numbers grow from step to step: what repeats is their distance from the step's begin.
-Event StepLearner::counted_from_begin(const StepOfThread& mine, Event event) const noexcept {
-  if (event.op_serial != 0) event.op_serial -= first_serial_.load(std::memory_order_relaxed);
-  const bool own = event.node_thread == mine.thread_;
-  if (event.node_sequence < kNoNode) {
-    event.node_sequence -= own ? mine.first_node_ : first_node_.load(std::memory_order_relaxed);
-  }
-  event.sequence = event.time = event.address = 0;
-  return event;
+uint64_t StepLearner::first_node_of(const StepOfThread& mine, uint64_t thread) const noexcept {
+  return thread == mine.thread_ ? mine.first_node_ : first_node_.load(std::memory_order_relaxed);
 }
 
-void StepLearner::place(const StepOfThread& mine, Event& event, const Event& like) const noexcept {
-  const bool own = like.node_thread == mine.thread_;
+uint64_t StepLearner::node_from_begin(const StepOfThread& mine, const Event& event) const noexcept {
+  if (event.node_sequence >= kNoNode) return event.node_sequence;
+  return event.node_sequence - first_node_of(mine, event.node_thread);
+}
+
+// Two events of equal keys are the same one of two steps: the same request, of the same kind of place in the program.
+uint64_t StepLearner::key_of(const StepOfThread& mine, const Event& event, const Moment& now) const noexcept {
+  const uint64_t mark = mix(now.mark, now.next_node - mine.first_node_);
+  const uint64_t what = static_cast<uint64_t>(event.kind) | uint64_t{event.device} << 8 | uint64_t{event.flags} << 16 |
+                        uint64_t{event.node_thread} << 32;
+  if (event.kind == EventKind::scope_begin) return mix(mix(mark, event.detail), static_cast<uint64_t>(event.kind));
+  return mix(mix(mix(mix(mark, static_cast<uint64_t>(event.bytes)), event.detail), what), node_from_begin(mine, event));
+}
+
+void StepLearner::place(const StepOfThread& mine, Event& event, const Expected& like) const noexcept {
   event.context = like.context;
   event.op_serial = like.op_serial == 0 ? 0 : like.op_serial + first_serial_.load(std::memory_order_relaxed);
-  event.node_sequence = like.node_sequence;
-  if (like.node_sequence < kNoNode) {
-    event.node_sequence += own ? mine.first_node_ : first_node_.load(std::memory_order_relaxed);
-  }
+  event.node_sequence = like.node;
   event.node_thread = like.node_thread;
+  if (like.node < kNoNode) event.node_sequence += first_node_of(mine, like.node_thread);
 }
 
 void StepLearner::prepare(StepOfThread& mine, const Moment& now) {
@@ -106,17 +109,18 @@ void StepLearner::prepare(StepOfThread& mine, const Moment& now) {
   const uint32_t count = low(mine.progress_.load(std::memory_order_relaxed));  // of its last step
   follow_step(mine, now);
   mine.script_.reserve(std::min(count, kMostEventsOfStep));
+  mine.blocks_.reserve(mine.script_.capacity());  // so that where one has room, both have
 }
 
 void StepLearner::learn(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope) noexcept {
   follow_step(mine, now);
-  const Event relative = counted_from_begin(mine, event);
+  const uint32_t serial = event.op_serial == 0 ? 0 : event.op_serial - first_serial_.load(std::memory_order_relaxed);
   const uint64_t mark = is_note(event) ? 0 : mix(now.mark, now.next_node - mine.first_node_);
   uint64_t hash = mine.hash_.load(std::memory_order_relaxed);
-  hash = mix(hash, static_cast<uint64_t>(relative.bytes) << 8 | static_cast<uint64_t>(relative.kind));
-  hash = mix(hash, static_cast<uint64_t>(relative.context) << 32 | relative.op_serial);
-  hash = mix(hash, relative.node_sequence ^ relative.detail << 1);
-  hash = mix(hash, mark ^ relative.flags);
+  hash = mix(hash, static_cast<uint64_t>(event.bytes) << 8 | static_cast<uint64_t>(event.kind));
+  hash = mix(hash, static_cast<uint64_t>(event.context) << 32 | serial);
+  hash = mix(hash, node_from_begin(mine, event) ^ event.detail << 1);
+  hash = mix(hash, mark ^ event.flags);
   // Nodes of third threads are numbered by counters of their own: such a step is never taken for a repetition. The same goes
   // for a step in which the allocator refused something.
   const bool foreign = event.node_sequence < kNoNode && event.node_thread != mine.thread_ &&
@@ -128,69 +132,104 @@ void StepLearner::learn(StepOfThread& mine, const Event& event, const Moment& no
   const uint32_t recording = recording_.load(std::memory_order_relaxed);
   if (mode() != TrainingMode::recording || script_size(mine) != low(progress)) return;  // not all of it
   if (high(mine.learned_.load(std::memory_order_relaxed)) != recording) return;
-  if (mine.script_.size() == mine.script_.capacity()) return;
-  mine.script_.push_back(relative);
-  mine.script_.back().time = mark;
-  mine.script_.back().address = address_in_script(mine, event, scope);
-  mine.learned_.store(join(recording, mine.script_.size()), std::memory_order_relaxed);
+  const bool has_room =
+      is_note(event) ? mine.notes_.size() < kMostEventsOfStep : mine.script_.size() < mine.script_.capacity();
+  if (!has_room) return;
+  if (is_note(event)) {
+    record_note(mine, event);
+  } else {
+    record(mine, event, now, scope);
+  }
+  mine.learned_.store(join(recording, low(progress) + 1), std::memory_order_relaxed);
 }
 
-/// What `script_` says of addresses. `event` is the last of the script.
-uint64_t StepLearner::address_in_script(StepOfThread& mine, const Event& event, const Context& scope) {
-  if (event.kind == EventKind::scope_begin) {
-    mine.scopes_.push_back(scope);
-    return mine.scopes_.size() - 1;
+// There is room: inside the allocator nothing is allocated. Scopes do not begin there.
+void StepLearner::record(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope) {
+  const bool is_scope = event.kind == EventKind::scope_begin;
+  const uint32_t serial = event.op_serial == 0 ? 0 : event.op_serial - first_serial_.load(std::memory_order_relaxed);
+  mine.script_.push_back({.key = key_of(mine, event, now),
+                          .node = is_scope ? mine.scopes_.size() : node_from_begin(mine, event),
+                          .context = event.context,
+                          .op_serial = serial,
+                          .notes_end = static_cast<uint32_t>(mine.notes_.size()),
+                          .node_thread = event.node_thread});
+  mine.blocks_.push_back(event.kind == EventKind::alloc ? block_key(event) : 0);
+  if (is_scope) mine.scopes_.push_back({scope, event.context});
+}
+
+void StepLearner::record_note(StepOfThread& mine, const Event& event) {
+  const uint32_t first_serial = first_serial_.load(std::memory_order_relaxed);
+  Event note = event;
+  note.sequence = note.time = 0;
+  if (note.op_serial != 0) note.op_serial -= first_serial;
+  note.node_sequence = node_from_begin(mine, event);
+  note.address = note.kind == EventKind::gradient ? place_of_gradient(mine, event) : runner_from_begin(mine, event);
+  mine.notes_.push_back(note);
+  const auto end = static_cast<uint32_t>(mine.notes_.size());
+  (mine.script_.empty() ? mine.first_notes_ : mine.script_.back().notes_end) = end;
+}
+
+/// What nodes_created has in its address: the node that ran the op, if it is one of the step's, else 0.
+uint64_t StepLearner::runner_from_begin(const StepOfThread& mine, const Event& created) const noexcept {
+  const bool is_known =
+      created.detail == mine.thread_ || created.detail == stepping_thread_.load(std::memory_order_relaxed);
+  const uint64_t first = first_node_of(mine, created.detail);
+  return is_known && created.address > first ? created.address - first : 0;
+}
+
+uint64_t StepLearner::place_of_gradient(StepOfThread& mine, const Event& gradient) {
+  for (; mine.looked_at_ < mine.blocks_.size(); ++mine.looked_at_) {
+    if (const uint64_t key = mine.blocks_[mine.looked_at_]; key != 0) mine.newest_[key] = mine.looked_at_;
   }
-  if (event.kind != EventKind::gradient) return event.address;
-  if (mine.looked_at_ == 0) mine.newest_.clear();
-  const auto key = [](const Event& of) { return of.address << 5 | of.device; };  // blocks lie 512 bytes apart
-  for (; mine.looked_at_ + 1 < mine.script_.size(); ++mine.looked_at_) {
-    const Event& before = mine.script_[mine.looked_at_];
-    if (before.kind == EventKind::alloc) mine.newest_[key(before)] = mine.looked_at_;
-  }
-  const auto found = mine.newest_.find(key(event));
+  const auto found = mine.newest_.find(block_key(gradient));
   return found == mine.newest_.end() ? StepOfThread::kElsewhere : found->second;
 }
 
 bool StepLearner::repeat(StepOfThread& mine, Event& event, const Moment& now) noexcept {
   follow_step(mine, now);
-  const Event* like = expected(mine);
-  if (like == nullptr) return false;
-  Event relative = counted_from_begin(mine, event);
-  relative.time = mix(now.mark, now.next_node - mine.first_node_);
-  if (!is_like(relative, *like)) return false;
+  const Expected* like = expected(mine);
+  if (like == nullptr || like->key != key_of(mine, event, now)) return false;
   place(mine, event, *like);
-  const uint64_t progress = mine.progress_.load(std::memory_order_relaxed);
-  mine.script_[low(progress)].address = event.address;
-  __builtin_prefetch(like + 1, 1);  // it is long out of the cache when the next event comes
-  __builtin_prefetch(like + 2, 1);
-  mine.progress_.store(progress + 1, std::memory_order_relaxed);
+  mine.notes_due_ = like->notes_end;
+  uint64_t& block = mine.blocks_[mine.next_++];
+  if (event.kind == EventKind::alloc) block = block_key(event);
+  __builtin_prefetch(like + 2);  // it is long out of the cache when the next event comes
+  __builtin_prefetch(&block + 8, 1);
+  mine.progress_.store(mine.progress_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   mine.nodes_ = now.next_node;
   return true;
 }
 
-const Context* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name, const Moment& now) noexcept {
+const LearnedScope* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name, const Moment& now) noexcept {
   follow_step(mine, now);
-  const Event* like = expected(mine);
-  if (like == nullptr || like->kind != EventKind::scope_begin || like->detail != name) return nullptr;
-  if (like->time != mix(now.mark, now.next_node - mine.first_node_)) return nullptr;
+  const Expected* like = expected(mine);
+  const Event begin{.detail = name, .kind = EventKind::scope_begin};
+  if (like == nullptr || like->key != key_of(mine, begin, now)) return nullptr;
+  ++mine.next_;
+  mine.notes_due_ = like->notes_end;
   mine.progress_.store(mine.progress_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  return &mine.scopes_[like->address];
+  return &mine.scopes_[like->node];
 }
 
-std::optional<Event> StepLearner::next_note(StepOfThread& mine, const Moment& now) noexcept {
-  follow_step(mine, now);
-  for (const Event* like = expected(mine); like != nullptr && is_note(*like); like = expected(mine)) {
+bool StepLearner::next_note(StepOfThread& mine, const Moment& now, Event& note) noexcept {
+  while (note_is_due(mine, now)) {
+    note = mine.notes_[mine.next_note_++];
+    __builtin_prefetch(mine.notes_.data() + mine.next_note_);
     mine.progress_.store(mine.progress_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    const bool is_gradient = like->kind == EventKind::gradient;
-    if (is_gradient && like->address == StepOfThread::kElsewhere) continue;  // known since it was made
-    Event event = *like;
-    event.address = is_gradient ? mine.script_[like->address].address : 0;
-    event.time = 0;
-    place(mine, event, *like);
-    return event;
+    if (note.kind == EventKind::gradient) {
+      if (note.address == StepOfThread::kElsewhere) continue;  // known since it was made
+      note.address = mine.blocks_[note.address] >> 5;
+    } else if (note.address != 0) {
+      note.address += first_node_of(mine, note.detail);
+    }
+    place(mine, note,
+          {.node = note.node_sequence,
+           .context = note.context,
+           .op_serial = note.op_serial,
+           .node_thread = note.node_thread});
+    return true;
   }
-  return std::nullopt;
+  return false;
 }
 
 bool StepLearner::leave() noexcept {

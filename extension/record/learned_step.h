@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -36,6 +35,24 @@ struct Moment {
   uint64_t claimed = 0;    ///< nodes of the thread below this number have been told of
 };
 
+/// What is expected at a place of the learned step, and what it is given then. Two of them are a cache line: a step of the
+/// program comes between one look at them and the next.
+struct Expected {
+  uint64_t key = 0;   ///< a hash of all that must be alike: see key_of()
+  uint64_t node = 0;  ///< the node that runs, counted from the step's begin; of a scope_begin its number in the scopes
+  uint32_t context = 0;
+  uint32_t op_serial = 0;  ///< counted from the step's begin; 0 outside of any op
+  uint32_t notes_end = 0;  ///< so many of the step's notes come before what is expected next
+  uint16_t node_thread = 0;
+};
+static_assert(sizeof(Expected) == 32);
+
+/// A scope of the learned step.
+struct LearnedScope {
+  Context context;  ///< inside of it
+  uint32_t context_id = 0;
+};
+
 /// What one thread does in a step: its allocations and scopes, the autograd nodes that its ops made, the gradients that it
 /// accumulated and the reads of what no host had written; and what it did in the learned one.
 class StepOfThread {
@@ -55,13 +72,20 @@ class StepOfThread {
   const uint16_t thread_;
   uint64_t first_node_ = 0;  ///< the thread's nodes are counted from here in this step
   uint64_t nodes_ = 0;       ///< in steady training: the thread's next node number at its last allocation
-  /// The learned step. Numbers of nodes and op calls are counted from its begin; the time is the mark of the moment. The
-  /// address of an alloc is the newest, that of a gradient the number of its alloc in the script or kElsewhere, that of a
-  /// scope_begin its number in `scopes_`.
-  std::vector<Event> script_;
-  std::vector<Context> scopes_;
-  std::unordered_map<uint64_t, size_t> newest_;  ///< allocs of the script that is recorded, by address
-  size_t looked_at_ = 0;                         ///< events of the script that are in `newest_`
+  uint32_t next_ = 0;        ///< in steady training: of `script_`
+  uint32_t next_note_ = 0;   ///< … of `notes_`
+  uint32_t notes_due_ = 0;   ///< … so many of them come before what is expected next
+
+  // The learned step.
+  std::vector<Expected> script_;
+  std::vector<uint64_t> blocks_;  ///< for each of `script_`: the newest block there (block_key), 0 where it is no alloc
+  /// The nodes_created and gradients. Numbers of nodes, that in the address too, and of op calls are counted from the step's
+  /// begin; the address of a gradient is the place of its alloc in `script_`, or kElsewhere.
+  std::vector<Event> notes_;
+  uint32_t first_notes_ = 0;  ///< so many of them come before all of `script_`
+  std::vector<LearnedScope> scopes_;
+  std::unordered_map<uint64_t, size_t> newest_;  ///< allocs of the script that is recorded, by block_key
+  size_t looked_at_ = 0;                         ///< of `blocks_` are in `newest_`
 };
 
 /// All threads of the process, and the steps that they do together.
@@ -86,9 +110,14 @@ class StepLearner {
   /// Gives an event of steady training its place, if it is the expected one. Never locks nor allocates.
   bool repeat(StepOfThread& mine, Event& event, const Moment& now) noexcept;
   /// The same for a scope that begins: the learned one, or null.
-  const Context* repeat_scope(StepOfThread& mine, uint32_t name, const Moment& now) noexcept;
-  /// The nodes_created or gradient that comes next in the learned step, if one does before the next allocation or scope.
-  std::optional<Event> next_note(StepOfThread& mine, const Moment& now) noexcept;
+  const LearnedScope* repeat_scope(StepOfThread& mine, uint32_t name, const Moment& now) noexcept;
+  /// Whether a nodes_created or gradient comes next in the learned step, before the next allocation or scope.
+  bool note_is_due(StepOfThread& mine, const Moment& now) noexcept {
+    follow_step(mine, now);
+    return mine.next_note_ < mine.notes_due_;
+  }
+  /// Gives that to `note`. False if there is none.
+  bool next_note(StepOfThread& mine, const Moment& now, Event& note) noexcept;
   /// Steady training is over. True for the one who ended it. Never locks nor allocates.
   bool leave() noexcept;
   /// Which op made the nodes of this thread since its last allocation is not known any more: from which number on.
@@ -119,13 +148,24 @@ class StepLearner {
     uint64_t nodes = 0;         ///< nodes that the stepping thread makes in a step
   };
 
-  void follow_step(StepOfThread& mine, const Moment& now) noexcept;
+  /// The first event of a thread in a step begins it.
+  void follow_step(StepOfThread& mine, const Moment& now) noexcept {
+    const uint32_t step = step_.load(std::memory_order_acquire);
+    if (mine.progress_.load(std::memory_order_relaxed) >> 32 != step) [[unlikely]]
+      begin_step(mine, now, step);
+  }
+  void begin_step(StepOfThread& mine, const Moment& now, uint32_t step) noexcept;
   bool is_of_step(const StepOfThread& thread) const noexcept;
   uint32_t script_size(const StepOfThread& thread) const noexcept;
-  const Event* expected(const StepOfThread& mine) const noexcept;
-  Event counted_from_begin(const StepOfThread& mine, Event event) const noexcept;
-  void place(const StepOfThread& mine, Event& event, const Event& like) const noexcept;
-  uint64_t address_in_script(StepOfThread& mine, const Event& event, const Context& scope);
+  const Expected* expected(const StepOfThread& mine) const noexcept;
+  uint64_t first_node_of(const StepOfThread& mine, uint64_t thread) const noexcept;
+  uint64_t node_from_begin(const StepOfThread& mine, const Event& event) const noexcept;
+  uint64_t key_of(const StepOfThread& mine, const Event& event, const Moment& now) const noexcept;
+  void place(const StepOfThread& mine, Event& event, const Expected& like) const noexcept;
+  void record(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope);
+  void record_note(StepOfThread& mine, const Event& event);
+  uint64_t runner_from_begin(const StepOfThread& mine, const Event& created) const noexcept;
+  uint64_t place_of_gradient(StepOfThread& mine, const Event& gradient);
   uint64_t signature_of_step(uint64_t nodes, uint32_t serials) const;
   bool steps_equal_scripts() const;
   bool is_boundary(uint32_t context);

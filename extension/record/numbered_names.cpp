@@ -1,5 +1,7 @@
 #include "extension/record/numbered_names.h"
 
+#include <algorithm>
+
 namespace oomdiag {
 namespace {
 
@@ -7,7 +9,7 @@ bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
 
 /// "iteration #" of "iteration 17"; empty where there are no digits.
 std::string form_of(std::string_view name) {
-  if (name.find_first_of("0123456789") == name.npos) return {};
+  if (std::none_of(name.begin(), name.end(), is_digit)) return {};
   std::string form;
   for (size_t i = 0; i < name.size(); ++i) {
     if (!is_digit(name[i])) {

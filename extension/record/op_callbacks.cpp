@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -163,43 +162,38 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());
 }
 
-std::string_view tell_scope(std::string_view name) {
-  const std::string_view told = session().scope_names().told_as(name);
-  if (told != name) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
+std::string_view tell_path(std::string_view path) {
+  const std::string_view told = session().scope_names().told_as(path);
+  if (told != path) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
   return told;
 }
 
-// "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"; a part of a sample's loop is
-// named so, too: "sample#forward". Those of the user's form a path, also "request #7".
-bool is_scope_of_pytorch(std::string_view name) {
-  const size_t at = name.find('#');
-  if (at == name.npos || at == 0 || at + 1 == name.size() || name[at - 1] == ' ') return false;
-  return name[at + 1] == '_' || std::isalpha(static_cast<unsigned char>(name[at + 1])) != 0;
-}
-
-// The range that torch.profiler keeps open for a whole step, with the step's number: no place in the program.
-bool is_scope_of_profiler(std::string_view name) { return name.starts_with("ProfilerStep#"); }
-
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
-  if (is_scope_of_profiler(name)) return;
-  name = tell_scope(name);
-  frame.scope_name = state.names.name(name);
-  frame.is_optimizer_step = name.starts_with("Optimizer.step");
-  if (!steady() && name.starts_with("Optimizer.")) meet_optimizer();
+  const ScopeName& scope = state.scopes.find(name, session().scope_names(), state.names);
+  if (scope.of_profiler) return;
+  if (scope.is_folded()) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
+  frame.scope_name = scope.id;
+  frame.is_optimizer_step = scope.is_optimizer_step;
+  if (!steady() && scope.of_optimizer) meet_optimizer();
   state.outer_paths.push_back(state.module_path);
-  const bool expected = steady() && repeat_scope(state, frame.scope_name);
-  if (is_scope_of_pytorch(name)) {
-    if (state.context.scope == 0 && !expected) locate_in_python(state.context);
+  const LearnedScope* const expected = steady() ? repeat_scope(state, frame.scope_name) : nullptr;
+  if (expected != nullptr) {
+    state.context.source = expected->context.source;
+    state.context.inner_source = expected->context.inner_source;
+  }
+  if (scope.of_pytorch) {
+    if (state.context.scope == 0 && expected == nullptr) locate_in_python(state.context);
     state.context.scope = frame.scope_name;
   } else {
     if (state.context.module == 0) state.module_path.clear();
-    state.module_path += (state.module_path.empty() ? "" : ".") + std::string(name);
-    state.context.module = state.names.name(tell_scope(state.module_path));
+    state.module_path += (state.module_path.empty() ? "" : ".") + scope.told;
+    state.context.module = state.names.name(tell_path(state.module_path));
   }
-  state.context_id = state.names.context(state.context);
+  const bool is_known = expected != nullptr && expected->context == state.context;
+  state.context_id = is_known ? expected->context_id : state.names.context(state.context);
   Event event = state.event(EventKind::scope_begin);
   event.detail = frame.scope_name;
-  if (!expected) learn(state, event);
+  if (expected == nullptr) learn(state, event);
   session().writer().write(event);
 }
 
@@ -257,7 +251,7 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   event.detail = frame.scope_name;
   session().writer().write(event);
   if (frame.is_optimizer_step) session().steps().note_optimizer_step();
-  session().writer().mark_time();
+  if (frame.is_optimizer_step || !steady()) session().writer().mark_time();
   resume_collecting();
 }
 
@@ -281,13 +275,14 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
     return go_back_to(state, top);
   }
   const Context inside = state.context;
+  const uint32_t inside_id = state.context_id;
   Frame frame;
   if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (state.refused && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) settle_refusal(state);
   if (frame.is_optimizer_step && groups_are_due()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
-  if (frame.is_optimizer_step) end_of_step(state, state.names.context(inside));
+  if (frame.is_optimizer_step) end_of_step(state, inside_id);
 }
 
 void on_outputs(const at::RecordFunction& call, at::ObserverContext*) {

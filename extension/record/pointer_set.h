@@ -10,28 +10,52 @@ namespace oomdiag {
 class PointerSet {
  public:
   void add(const void* pointer) noexcept {
-    for (size_t probe = 0; probe < kMostProbes; ++probe) {
-      std::atomic<const void*>& slot = slots_[(first_of(pointer) + probe) % kSlots];
-      if (slot.load(std::memory_order_relaxed) == pointer) return;
-      if (slot.load(std::memory_order_relaxed) != nullptr) continue;
-      return slot.store(pointer, std::memory_order_relaxed);
+    if (contains(pointer)) return;
+    if (count_ < kFew && few_.add(pointer)) {
+      ++count_;
+    } else if (many_.add(pointer)) {
+      are_many_.store(true, std::memory_order_release);
     }
   }
   bool contains(const void* pointer) const noexcept {
-    for (size_t probe = 0; probe < kMostProbes; ++probe) {
-      const void* found = slots_[(first_of(pointer) + probe) % kSlots].load(std::memory_order_relaxed);
-      if (found == pointer || found == nullptr) return found != nullptr;
-    }
-    return false;
+    if (few_.contains(pointer)) return true;
+    return are_many_.load(std::memory_order_acquire) && many_.contains(pointer);
   }
 
  private:
-  static constexpr size_t kSlots = 1 << 13, kMostProbes = 16;
+  template <size_t slots>
+  class Table {
+   public:
+    bool add(const void* pointer) noexcept {
+      for (size_t probe = 0; probe < kMostProbes; ++probe) {
+        std::atomic<const void*>& slot = slots_[(first_of(pointer) + probe) % slots];
+        if (slot.load(std::memory_order_relaxed) != nullptr) continue;
+        slot.store(pointer, std::memory_order_relaxed);
+        return true;
+      }
+      return false;
+    }
+    bool contains(const void* pointer) const noexcept {
+      for (size_t probe = 0; probe < kMostProbes; ++probe) {
+        const void* found = slots_[(first_of(pointer) + probe) % slots].load(std::memory_order_relaxed);
+        if (found == pointer || found == nullptr) return found != nullptr;
+      }
+      return false;
+    }
+
+   private:
+    std::atomic<const void*> slots_[slots] = {};
+  };
+
+  static constexpr size_t kFew = 128, kMost = 1 << 13, kMostProbes = 16;
   static size_t first_of(const void* pointer) noexcept {
     return static_cast<size_t>((reinterpret_cast<uint64_t>(pointer) * 0x9E3779B97F4A7C15u) >> 40);
   }
 
-  std::atomic<const void*> slots_[kSlots] = {};
+  Table<4 * kFew> few_;  ///< one page: it is looked at between the program's steps, when all of it is out of the caches
+  Table<kMost - kFew> many_;
+  size_t count_ = 0;  ///< in few_
+  std::atomic<bool> are_many_ = false;
 };
 
 }  // namespace oomdiag

@@ -63,13 +63,15 @@ void claim_nodes_of(ThreadState& state, const Surprise& surprise, uint32_t conte
 }
 
 /// Writes the nodes_created and gradients that follow in the learned step, up to the next allocation, read or scope.
-void repeat_notes(ThreadState& state, Moment& now) noexcept {
-  while (std::optional<Event> event = session().learner().next_note(state.training, now)) {
-    event->time = read_ticks();
-    if (event->kind == EventKind::nodes_created) {
-      now.claimed = state.claimed = event->node_sequence + static_cast<uint64_t>(event->bytes);
+void repeat_notes(ThreadState& state, Moment& now, uint64_t time) noexcept {
+  StepLearner& learner = session().learner();
+  if (!learner.note_is_due(state.training, now)) return;
+  for (Event note; learner.next_note(state.training, now, note);) {
+    note.time = time;
+    if (note.kind == EventKind::nodes_created) {
+      now.claimed = state.claimed = note.node_sequence + static_cast<uint64_t>(note.bytes);
     }
-    session().writer().write(*event);
+    session().writer().write(note);
   }
 }
 
@@ -162,10 +164,10 @@ bool write_in_step(ThreadState* state, Event& event) noexcept {
   note_backward_of_steady_step(now, event);
   if (state != nullptr) {
     Moment moment = look(*state, node.get());
-    repeat_notes(*state, moment);
+    repeat_notes(*state, moment, event.time);
     if (now.learner().repeat(state->training, event, moment)) {
       now.writer().write(event);
-      repeat_notes(*state, moment);
+      repeat_notes(*state, moment, event.time);
       return true;
     }
   }
@@ -184,16 +186,12 @@ bool write_in_step(ThreadState* state, Event& event) noexcept {
   return false;
 }
 
-bool repeat_scope(ThreadState& state, uint32_t name) {
+const LearnedScope* repeat_scope(ThreadState& state, uint32_t name) {
   Moment moment = look(state);
-  repeat_notes(state, moment);
-  if (const Context* scope = session().learner().repeat_scope(state.training, name, moment)) {
-    state.context.source = scope->source;
-    state.context.inner_source = scope->inner_source;
-    return true;
-  }
-  leave_steady_training(&state);
-  return false;
+  repeat_notes(state, moment, read_ticks());
+  const LearnedScope* const scope = session().learner().repeat_scope(state.training, name, moment);
+  if (scope == nullptr) leave_steady_training(&state);
+  return scope;
 }
 
 void settle_surprise(ThreadState& state) {

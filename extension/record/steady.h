@@ -43,8 +43,8 @@ void learn(ThreadState& state, const Event& event) noexcept;
 /// step gives it; one that is not expected ends it. False if it did. May run inside the allocator, and `state` may be null.
 bool write_in_step(ThreadState* state, Event& event) noexcept;
 
-/// The same for a scope that begins: gives `state.context` its line. Outside of the allocator.
-bool repeat_scope(ThreadState& state, uint32_t name);
+/// The same for a scope that begins: the learned one, null if it is not expected. Outside of the allocator.
+const LearnedScope* repeat_scope(ThreadState& state, uint32_t name);
 
 /// Finds out where the unexpected request was made, by its stacks. Outside of the allocator.
 void settle_surprise(ThreadState& state);

@@ -6,6 +6,7 @@
 
 #include "extension/record/intern_cache.h"
 #include "extension/record/running_tasks.h"
+#include "extension/record/scope_names.h"
 #include "extension/record/steady.h"
 #include "profiler/event.h"
 
@@ -53,6 +54,7 @@ struct ThreadState : WorkPlace {
   std::string module_path;               ///< of the user scopes that are open
   std::vector<std::string> outer_paths;  ///< one for each open scope: what to go back to
   InternCache names;
+  ScopeNames scopes;
   StepOfThread training;
   Surprise surprise;
 

@@ -31,12 +31,13 @@ uint64_t largest_index(uint32_t capacity) { return std::max(std::bit_ceil(uint64
 
 LiveTable::LiveTable(Event* slots, uint32_t capacity, uint32_t reserved) noexcept
     : slots_(slots),
+      mask_(kFirstIndexSize - 1),
       capacity_(capacity),
       reserved_(reserved),
-      mask_(kFirstIndexSize - 1),
       index_pages_(largest_index(capacity) * 2 * sizeof(Entry)),
-      free_pages_(capacity * sizeof(uint32_t)),
-      index_(static_cast<Entry*>(index_pages_.data())) {
+      free_pages_(capacity * sizeof(uint32_t)) {
+  index_ = static_cast<Entry*>(index_pages_.data());
+  free_slots_ = static_cast<uint32_t*>(free_pages_.data());
   if (index_pages_.data() == nullptr || free_pages_.data() == nullptr) capacity_ = reserved_ = 0;
 }
 
@@ -61,22 +62,14 @@ void LiveTable::grow_index() noexcept {
   }
 }
 
-// The index and the slots are long out of the cache when they are asked for: a step of a training comes between.
-void LiveTable::prefetch(uint64_t address) const noexcept {
-  if (capacity_ == 0) return;
-  const Entry& entry = index_[home(address)];
-  __builtin_prefetch(&slots_[entry.slot], 1);
-}
-
 bool LiveTable::insert(const Event& alloc) noexcept {
   if (capacity_ == 0) return false;
-  auto* free_slots = static_cast<uint32_t*>(free_pages_.data());
   if (used_ > mask_ / 2 && used_ < capacity_) grow_index();
   const uint64_t place = find(alloc.address);
   if (index_[place].address == 0) {  // else: a free that we did not see; the slot is taken over
     if (free_count_ == 0 && fresh_ >= reserved_) return false;
     index_[place] = {
-        .address = alloc.address, .slot = free_count_ != 0 ? free_slots[--free_count_] : fresh_++, .context = 0};
+        .address = alloc.address, .slot = free_count_ != 0 ? free_slots_[--free_count_] : fresh_++, .context = 0};
     ++used_;
   }
   index_[place].context = alloc.context;
@@ -91,7 +84,7 @@ uint32_t LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
   if (known == 0) return 0;
   std::atomic_ref(slots_[slot].detail).store(free_sequence, std::memory_order_relaxed);
   std::atomic_ref(slots_[slot].flags).store(kSlotFreed, std::memory_order_release);
-  static_cast<uint32_t*>(free_pages_.data())[free_count_++] = slot;
+  free_slots_[free_count_++] = slot;
   --used_;
   close_gap(place);
   return context;

@@ -31,8 +31,6 @@ class LiveTable {
   /// `slots` are `capacity` zeroed events in the mapped file, of which the first `reserved` may be written.
   LiveTable(Event* slots, uint32_t capacity, uint32_t reserved) noexcept;
 
-  /// The block at this address is about to be added or taken out.
-  void prefetch(uint64_t address) const noexcept;
   /// Adds the block of an alloc event. False if there is no free slot: the block is then unknown to the table.
   bool insert(const Event& alloc) noexcept;
   /// Takes the block at this address out and gives the context of its alloc event, 0 if it is not known. Its slot still
@@ -62,15 +60,16 @@ class LiveTable {
   void grow_index() noexcept;
 
   Event* slots_;
+  Entry* index_;  ///< of mask_ + 1 entries, in index_pages_
+  uint64_t mask_;
+  uint32_t* free_slots_;  ///< in free_pages_
   uint32_t capacity_;
   uint32_t reserved_;
   uint32_t used_ = 0;
   uint32_t fresh_ = 0;       ///< slots below this one were used before
-  uint32_t free_count_ = 0;  ///< how many of those are free again, listed in free_
-  uint64_t mask_;
+  uint32_t free_count_ = 0;  ///< how many of those are free again, listed in free_slots_
   PrivatePages index_pages_;
   PrivatePages free_pages_;
-  Entry* index_;  ///< of mask_ + 1 entries, in index_pages_
 };
 
 }  // namespace oomdiag

@@ -71,7 +71,7 @@ TraceHeader& lay_out(TraceHeader& header, uint32_t device_count, const TraceBudg
   header.contexts_offset = header.names_offset + header.names_bytes;
   header.contexts_capacity = budget.contexts;
   header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kPage);
-  header.steps_capacity = std::max(budget.steps, 2u) / 2 * 2;
+  header.steps_capacity = uint64_t{std::max(budget.steps, 2u)} / 2 * 2;
   header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kPage);
   header.kept_capacity = std::max(budget.kept_events, 1u);
   header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kPage);
@@ -106,6 +106,7 @@ uint64_t read_ticks() noexcept {
 TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_count, const TraceBudget& budget)
     : file_(file, file_bytes_of(device_count, budget), kHeaderBytes),
       header_(&lay_out(*new (file_.at(0)) TraceHeader, device_count, budget)),
+      device_count_(header_->device_count),
       interner_(file_, *header_),
       chunks_(static_cast<uint32_t>(header_->chunk_capacity), slots_of(*header_)),
       steps_{header_->steps_offset, header_->steps_capacity * sizeof(uint64_t)},
@@ -174,7 +175,7 @@ void TraceWriter::place(Event* written, uint64_t sequence, uint32_t context) noe
 
 // Should another thread's place still wait, this one is only told by the event itself.
 void TraceWriter::post_late_place(const Event& written, uint32_t context) noexcept {
-  if (written.device >= header_->device_count) return;
+  if (written.device >= device_count_) return;
   LatePlace& late = late_places_[written.device];
   auto empty = LatePlace::State::empty;
   if (!late.state.compare_exchange_strong(empty, LatePlace::State::being_filled, std::memory_order_acquire)) return;
@@ -222,7 +223,7 @@ bool TraceWriter::take_chunk() noexcept {
 }
 
 void TraceWriter::add_block(const Event& alloc) noexcept {
-  if (!on() || alloc.device >= header_->device_count) return;
+  if (!on() || alloc.device >= device_count_) return;
   take_late_place(alloc.device);
   LiveTable& table = *tables_[alloc.device];
   if (table.used() >= table.reserved() && table.reserved() < table.capacity()) {
@@ -236,7 +237,7 @@ void TraceWriter::add_block(const Event& alloc) noexcept {
 }
 
 void TraceWriter::remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept {
-  if (!on() || device >= header_->device_count) return;
+  if (!on() || device >= device_count_) return;
   take_late_place(device);
   const uint32_t maker = tables_[device]->erase(address, free_sequence);
   Event* last = last_written();
@@ -281,7 +282,7 @@ void TraceWriter::count_steps_by_optimizer() noexcept {
 }
 
 void TraceWriter::forget_blocks(uint32_t device) noexcept {
-  if (on() && device < header_->device_count) tables_[device]->clear();
+  if (on() && device < device_count_) tables_[device]->clear();
 }
 
 void TraceWriter::mark_time() noexcept {

@@ -65,10 +65,6 @@ class TraceWriter {
   void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
-  /// The block at this address is about to be added or removed: asks for the memory that tells of it, and goes on.
-  void prefetch_block(uint32_t device, uint64_t address) const noexcept {
-    if (on() && device < header_->device_count) tables_[device]->prefetch(address);
-  }
   /// Takes it out again; `free_sequence` is that of its free_requested, which this thread has just written and which hears
   /// who allocated the block: the alloc event may be overwritten before it.
   void remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept;
@@ -112,11 +108,12 @@ class TraceWriter {
 
   MappedFile file_;
   TraceHeader* header_;  ///< in the file
-  Interner interner_;
-  ChunkList chunks_;
+  uint32_t device_count_;
   std::atomic<bool> on_ = true;
   std::unique_ptr<LiveTable> tables_[kMaxDevices];
   LatePlace late_places_[kMaxDevices];
+  Interner interner_;
+  ChunkList chunks_;
 
   std::mutex stepping_, keeping_;
   uint64_t steps_ended_ = 0;

@@ -19,8 +19,9 @@ class Worker {
   }
   ~Worker() { learner_.remove(step_); }
 
-  /// An op at this place, which allocates and makes an autograd node. What the trace says of the allocation.
-  Event run_op(uint64_t place, int64_t bytes, bool makes_node = true) {
+  /// An op at this place, which allocates and makes an autograd node. What the trace says of the allocation. With `nodes_back`
+  /// it is run again by the node that was made so many before.
+  Event run_op(uint64_t place, int64_t bytes, bool makes_node = true, uint64_t nodes_back = 0) {
     learner_.prepare(step_, now(place));
     const bool watched = !learner_.steady();
     const uint32_t serial = watched ? serials_.fetch_add(1) + 1 : 0;
@@ -30,7 +31,9 @@ class Worker {
     if (watched) event.context = static_cast<uint32_t>(place), event.op_serial = serial;
     write(event, place);
     if (!learner_.steady() && claimed_ < nodes_) {
-      Event made{.bytes = static_cast<int64_t>(nodes_ - claimed_),
+      Event made{.address = nodes_back == 0 ? 0 : claimed_ - nodes_back + 1,
+                 .bytes = static_cast<int64_t>(nodes_ - claimed_),
+                 .detail = thread_,
                  .node_sequence = claimed_,
                  .context = static_cast<uint32_t>(place),
                  .op_serial = serial,
@@ -57,9 +60,9 @@ class Worker {
     learner_.prepare(step_, now(place));
     if (learner_.steady()) {
       repeat_notes();
-      const Context* scope = learner_.repeat_scope(step_, name, now(place));
+      const LearnedScope* scope = learner_.repeat_scope(step_, name, now(place));
       if (scope == nullptr) learner_.leave();
-      return scope != nullptr && scope->source == place;
+      return scope != nullptr && scope->context.source == place;
     }
     const Event event{.detail = name, .kind = EventKind::scope_begin};
     learner_.learn(step_, event, now(place), {.source = static_cast<uint32_t>(place)});
@@ -91,9 +94,9 @@ class Worker {
     written_.push_back(event);
   }
   void repeat_notes() {
-    while (const auto note = learner_.next_note(step_, now(0))) {
-      if (note->kind == EventKind::nodes_created) claimed_ = note->node_sequence + static_cast<uint64_t>(note->bytes);
-      written_.push_back(*note);
+    for (Event note; learner_.next_note(step_, now(0), note);) {
+      if (note.kind == EventKind::nodes_created) claimed_ = note.node_sequence + static_cast<uint64_t>(note.bytes);
+      written_.push_back(note);
     }
   }
 
@@ -155,6 +158,26 @@ TEST_CASE("steps that repeat are learned, and then told without being watched", 
   }
   CHECK(told[6].kind == EventKind::gradient);
   CHECK(told[6].address == told[4].address);
+}
+
+TEST_CASE("which node ran an op again is told in steady training too, by this step's numbers", "[record][steady]") {
+  Program program;
+  const auto step = [&] {
+    for (uint64_t place = 10; place < 13; ++place) program.main.run_op(place, 4096);
+    program.main.run_op(13, 512, true, 2);
+    program.main.end_step();
+  };
+  for (int i = 0; i < 4; ++i) step();
+  REQUIRE(program.learner.steady());
+  step();
+  program.main.run_op(10, 4096);
+  uint64_t told = 0;
+  for (const Event& event : program.main.written()) {
+    if (event.kind != EventKind::nodes_created || event.context != 13) continue;
+    CHECK(event.address == event.node_sequence - 2 + 1);
+    ++told;
+  }
+  CHECK(told == 5);
 }
 
 TEST_CASE("the same sizes at another place, with other nodes or in another order end steady training",

@@ -1,0 +1,37 @@
+#include "extension/record/scope_names.h"
+
+#include <cctype>
+
+namespace oomdiag {
+namespace {
+
+// "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"; a part of a sample's loop is
+// named so, too: "sample#forward". Those of the user's form a path, also "request #7".
+bool is_of_pytorch(std::string_view name) {
+  const size_t at = name.find('#');
+  if (at == name.npos || at == 0 || at + 1 == name.size() || name[at - 1] == ' ') return false;
+  return name[at + 1] == '_' || std::isalpha(static_cast<unsigned char>(name[at + 1])) != 0;
+}
+
+size_t place_of(std::string_view name) {
+  const auto last = static_cast<unsigned char>(name.empty() ? '\0' : name.back());
+  return name.size() * 7 + last;
+}
+
+}  // namespace
+
+const ScopeName& ScopeNames::find(std::string_view given, NumberedNames& numbered, InternCache& names) {
+  ScopeName& recent = recent_[place_of(given) % recent_.size()];
+  if (recent.given == given) return recent;
+  const std::string_view told = numbered.told_as(given);
+  recent = {.given = std::string(given),
+            .told = std::string(told),
+            .id = names.name(told),
+            .of_pytorch = is_of_pytorch(told),
+            .of_profiler = given.starts_with("ProfilerStep#"),
+            .of_optimizer = told.starts_with("Optimizer."),
+            .is_optimizer_step = told.starts_with("Optimizer.step")};
+  return recent;
+}
+
+}  // namespace oomdiag
