@@ -216,9 +216,10 @@ void walk_graph_of(ThreadState& state, const at::Tensor& output) {
 
 void note_accumulated_gradient(ThreadState& state, const Context& context) {
   const auto node = autograd::get_current_node();
-  const auto* leaf = node ? dynamic_cast<const autograd::AccumulateGrad*>(node.get()) : nullptr;
-  if (leaf == nullptr || !leaf->variable.defined()) return;
-  const at::Tensor& gradient = leaf->variable.grad();
+  if (!node || typeid(*node) != typeid(autograd::AccumulateGrad)) return;
+  const auto& leaf = static_cast<const autograd::AccumulateGrad&>(*node);
+  if (!leaf.variable.defined()) return;
+  const at::Tensor& gradient = leaf.variable.grad();
   Event event = state.event(EventKind::gradient);
   if (!gradient.defined() || !locate_storage(*gradient.unsafeGetTensorImpl(), event)) return;
   event.context = state.names.context(context);

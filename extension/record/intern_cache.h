@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
+#include "extension/record/cache_table.h"
 #include "profiler/trace/writer.h"
 
 namespace oomdiag {
@@ -17,57 +17,48 @@ class InternCache {
  public:
   explicit InternCache(TraceWriter& writer) : writer_(writer) {}
 
-  /// The id of an op's name. `name` need not outlive the call.
-  uint32_t name(const char* name);
+  /// The id of a name, which need not outlive the call.
   uint32_t name(std::string_view name);
+  struct Node {
+    uint32_t name;
+    uint32_t context;  ///< of the node and nothing else
+  };
+  Node node(std::string_view name);
   uint32_t context(const Context& context);
   /// The id of `inside`, which is the context `outside` with another inner op: the commonest step, at half the price.
   uint32_t inner_context(uint32_t outside, const Context& inside);
 
  private:
-  /// One place for each hash. Forgets everything when it grows.
-  template <class Entry>
-  class Table {
-   public:
-    Entry& at(uint64_t hash) { return entries_[(hash >> 40) & (entries_.size() - 1)]; }
-    /// To be called when an entry that says something gives way to another one; references to entries end.
-    bool grows() {
-      if (entries_.size() == kMost || ++evicted_ < entries_.size()) return false;
-      entries_.assign(entries_.size() * 8, {});
-      evicted_ = 0;
-      return true;
-    }
-
-   private:
-    static constexpr size_t kFirst = 64, kMost = 4096;
-    std::vector<Entry> entries_ = std::vector<Entry>(kFirst);
-    size_t evicted_ = 0;
-  };
-
-  struct NameEntry {
-    const char* pointer = nullptr;
-    const std::string* text = nullptr;
+  static constexpr uint32_t kUnknown = ~0u;
+  /// With its text, since one line of the processor's cache is all that may be looked at. Longer names are not in the table.
+  struct alignas(64) NameEntry {
     uint32_t id = 0;
+    uint32_t of_node = kUnknown;
+    uint8_t length = 0;
+    char text[55] = "";
   };
+  static_assert(sizeof(NameEntry) == 64);
   struct ContextEntry {
     Context context;
     uint32_t id = 0;
-    bool is_known = false;
   };
   struct InnerEntry {
-    uint32_t outside = ~0u;
+    uint32_t outside = 0;
     uint32_t inner = 0;
     uint32_t id = 0;
   };
+  NameEntry* find(std::string_view text);
+  uint32_t look_up(std::string_view text);
+
   struct Hash {
     using is_transparent = void;
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
   };
 
   TraceWriter& writer_;
-  Table<InnerEntry> inner_;
-  Table<NameEntry> by_pointer_;
-  Table<ContextEntry> contexts_;
+  CacheTable<InnerEntry> inner_;
+  CacheTable<NameEntry> by_text_;
+  CacheTable<ContextEntry> contexts_;
   std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> names_;
 };
 

@@ -20,6 +20,9 @@ class ModuleNames {
   /// The path of a module, an id of the trace; 0 if it has none.
   uint32_t find(PythonObject module) const;
 
+  /// How many modules that have paths have died: what was found of an address holds until then. Any thread.
+  uint64_t deaths() const noexcept { return names_.deaths(); }
+
   /// The path of the innermost module that has one, of a stack of modules that are being called, innermost first. Names those
   /// that are new: the outermost one by its type, the others by their places below it. A module that is nowhere below it, such
   /// as an activation made in forward, has none.

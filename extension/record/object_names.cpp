@@ -60,6 +60,7 @@ PythonObject ObjectNames::forget(PythonObject self, PythonObject weak) {
     const auto entry =
         names->entries_.extract(found->second);  // its reference is dropped when the maps are whole again
     names->objects_.erase(found);
+    names->deaths_.fetch_add(1, std::memory_order_relaxed);
   }
   api_of_forget->incref(api_of_forget->none);
   return api_of_forget->none;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -26,6 +27,8 @@ class ObjectNames {
   const Name* find(PythonObject object) const;
   /// Names an object until it dies. False if it has a name, which it keeps, or cannot be referred to weakly.
   bool add(PythonObject object, Name name);
+  /// How many named objects have died: what is known of an address holds until then. Any thread.
+  uint64_t deaths() const noexcept { return deaths_.load(std::memory_order_relaxed); }
   /// Those that live.
   std::vector<PythonObject> all() const;
 
@@ -39,6 +42,7 @@ class ObjectNames {
   bool make_callback();
 
   const PythonApi& api_;
+  std::atomic<uint64_t> deaths_ = 0;
   PythonRef callback_;
   std::unordered_map<PythonObject, Entry> entries_;
   std::unordered_map<PythonObject, PythonObject> objects_;  ///< by their weak references

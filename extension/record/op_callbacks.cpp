@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string_view>
@@ -123,26 +122,39 @@ bool adopt_running_node(ThreadState& state) {
   return true;
 }
 
-void enter_op(ThreadState& state, Frame& frame, const char* text, bool is_differentiated) {
-  const uint32_t name = state.names.name(text);
-  frame.is_builtin = std::strncmp(text, "aten::", 6) == 0;
-  if (state.context.op == 0) {
-    frame.is_outermost = true;
-    if (state.node_sequence == kNoNode) frame.runs_node = adopt_running_node(state);
-    if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
-    state.context.op = name;
-    state.op_serial = session().next_serial();
-    session().steps().note_op();
-    if (is_differentiated) state.context.flags |= kGradMode;
-    state.context.flags |= autocast_flags();
-    const bool forward = state.node_sequence == kNoNode;
-    if (!forward && is_differentiated) state.context.flags |= kRecomputation;
-    // Inside PyTorch's own scopes (an optimizer's step) the line is that of the scope.
-    if ((forward || is_differentiated) && state.context.scope == 0) locate_in_python(state.context);
+void enter_outermost_op(ThreadState& state, Frame& frame, uint32_t name, bool is_differentiated) {
+  frame.is_outermost = true;
+  if (state.node_sequence == kNoNode) frame.runs_node = adopt_running_node(state);
+  if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
+  state.context.op = name;
+  state.op_serial = session().next_serial();
+  session().steps().note_op();
+  if (is_differentiated) state.context.flags |= kGradMode;
+  state.context.flags |= autocast_flags();
+  const bool forward = state.node_sequence == kNoNode;
+  if (!forward && is_differentiated) state.context.flags |= kRecomputation;
+  // Inside PyTorch's own scopes (an optimizer's step) the line is that of the scope.
+  if ((forward || is_differentiated) && state.context.scope == 0) locate_in_python(state.context, state.places);
+}
+
+/// `known` may be null: the op was not called from this place before.
+void enter_op(ThreadState& state, Frame& frame, const char* name, const at::RecordFunction& call,
+              const KnownCall* known) {
+  KnownCall now{.text = name, .outside = state.context_id};
+  now.name = known != nullptr ? known->name : state.names.name(now.text);
+  now.is_builtin = known != nullptr ? known->is_builtin : std::string_view(now.text).starts_with("aten::");
+  frame.is_builtin = now.is_builtin;
+  if (state.context.op == 0) enter_outermost_op(state, frame, now.name, call.seqNr() >= 0);
+  state.context.inner = now.name;
+  if (frame.is_outermost) {
+    state.context_id = state.names.context(state.context);
+  } else if (known != nullptr && known->inside != 0) {
+    state.context_id = known->inside;
+  } else {
+    state.context_id = state.names.inner_context(now.outside, state.context);
+    if (now.outside != 0) now.inside = state.context_id;
   }
-  state.context.inner = name;
-  state.context_id = frame.is_outermost ? state.names.context(state.context)
-                                        : state.names.inner_context(state.context_id, state.context);
+  if (known == nullptr && is_registered(call)) state.calls.add(now);
 }
 
 void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
@@ -151,9 +163,9 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   session().steps().note_backward();
   frame.is_outermost = true;
   frame.is_accumulate = name.ends_with("AccumulateGrad");
-  state.context = {};
-  state.context.node = state.names.name(name);
-  state.context_id = state.names.context(state.context);
+  const InternCache::Node known = state.names.node(name);
+  state.context = {.node = known.name};
+  state.context_id = known.context;
   state.op_serial = session().next_serial();
   state.node_sequence = node->sequence_nr();
   state.node_thread = static_cast<uint16_t>(node->thread_id());
@@ -182,7 +194,7 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
     state.context.inner_source = expected->context.inner_source;
   }
   if (scope.of_pytorch) {
-    if (state.context.scope == 0 && expected == nullptr) locate_in_python(state.context);
+    if (state.context.scope == 0 && expected == nullptr) locate_in_python(state.context, state.places);
     state.context.scope = frame.scope_name;
   } else {
     if (state.context.module == 0) state.module_path.clear();
@@ -212,15 +224,15 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   Frame& frame = push_frame(state, &call);
   const char* name = call.name();
   const bool is_scope = call.scope() == at::RecordScope::USER_SCOPE;
-  const bool is_node = !is_scope && std::strncmp(name, kEnginePrefix.data(), kEnginePrefix.size()) == 0;
   if (state.surprise.is_open) [[unlikely]]
     go_on_in_surprise(state, name);
+  const KnownCall* const known = is_scope ? nullptr : state.calls.find(name, state.context_id);
   if (is_scope) {
     enter_scope(state, frame, name);
-  } else if (is_node) {
+  } else if (known == nullptr && std::string_view(name).starts_with(kEnginePrefix)) {
     enter_node(state, frame, name + kEnginePrefix.size());
   } else {
-    enter_op(state, frame, name, call.seqNr() >= 0);
+    enter_op(state, frame, name, call, known);
   }
   return nullptr;
 }
@@ -329,6 +341,7 @@ void set_outputs(Installed& now, bool on) {
 
 void install_op_callbacks(OpCallbacks which) {
   restart_learning(which == OpCallbacks::recording);
+  watch_departures_of_ops();
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
   set_scopes(now, false);

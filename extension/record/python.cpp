@@ -17,7 +17,8 @@
 
 // Where in the user's program does an op run? The recorder looks at Python's frames when an outermost op starts: the
 // innermost frame of the user's own code gives the line, the innermost call of a torch.nn.Module gives the module. Reading
-// frames costs a microsecond and changes nothing; module hooks would cost three times that and take torch off its fast path.
+// frames costs a microsecond, a tenth of that where the thread came by before, and changes nothing; module hooks would cost
+// three times that and take torch off its fast path.
 
 namespace oomdiag {
 
@@ -134,8 +135,10 @@ uint32_t name_calls(Interpreter& known) {
   return calls.empty() ? 0 : known.modules.name_calls(calls);
 }
 
-void locate(Interpreter& known, Context& context) {
+/// Whether that holds for each call of the same mark.
+bool locate(Interpreter& known, Context& context) {
   PythonObject module = nullptr;
+  bool all_held = true;
   const auto source = [&](PythonObject frame, PythonObject code) {
     const Place place{code, known.api.place_in(frame)};
     return source_of(known, place, known.api.frame_line(frame), [&] {
@@ -145,6 +148,7 @@ void locate(Interpreter& known, Context& context) {
   };
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     const Code kind = known.code.kind_of(code);
+    all_held = all_held && known.code.holds(code);
     if (kind == Code::user && context.source == 0) context.source = source(frame, code);
     if (kind == Code::package && context.source == 0 && context.inner_source == 0) {
       context.inner_source = source(frame, code);
@@ -153,11 +157,20 @@ void locate(Interpreter& known, Context& context) {
     return context.source == 0 || module == nullptr;
   });
   const PythonRef held(known.api, module);
-  if (module == nullptr) return;
-  uint32_t path = known.modules.find(module);
-  if (path == 0) [[unlikely]]
-    path = name_calls(known);
-  if (path != 0) context.module = path;
+  if (module == nullptr) return all_held;
+  const uint32_t path = known.modules.find(module);
+  if (path != 0) {
+    context.module = path;
+    return all_held;
+  }
+  if (const uint32_t outer = name_calls(known); outer != 0) context.module = outer;
+  return false;
+}
+
+void put(const KnownPlaces::Place& place, Context& context) {
+  context.source = place.source;
+  context.inner_source = place.inner_source;
+  if (place.module != 0) context.module = place.module;
 }
 
 // The same of calls that may have ended since. Code that was looked at before is held for ever, so it is still what it was;
@@ -240,10 +253,22 @@ bool python_raises() noexcept {
   return python->api.holds_gil() && python->api.error() != nullptr;
 }
 
-void locate_in_python(Context& context) noexcept try {
+void locate_in_python(Context& context, KnownPlaces& known) noexcept try {
   if (python == nullptr) return;
+  if (const uint64_t mark = mark_of_python_calls(); mark != 0) {
+    const auto is_it = [&](const KnownPlaces::Place& place) { return place.mark == mark; };
+    if (const KnownPlaces::Place* const place = known.by_mark.find(mark, is_it)) return put(*place, context);
+  }
   const GilScope gil;
-  if (gil.held() && python->api.error() == nullptr) locate(*python, context);
+  if (!gil.held() || python->api.error() != nullptr) return;
+  Context found;
+  const bool holds = locate(*python, found);
+  const KnownPlaces::Place place{.mark = mark_of_python_calls(),  // another one where code was met
+                                 .source = found.source,
+                                 .inner_source = found.inner_source,
+                                 .module = found.module};
+  put(place, context);
+  if (holds && place.mark != 0) known.by_mark.add(place.mark, place);
 } catch (...) {
 }
 
@@ -268,6 +293,7 @@ uint64_t mark_of_python_calls() noexcept {
     in_user_code = in_user_code || python->code.is_users(call.code);
     return !in_user_code || !in_module;
   });
+  if (mark != 0) mark = mix(mark, python->modules.deaths());
   return mark;
 }
 

@@ -23,19 +23,19 @@ struct StateOwner {
 };
 thread_local StateOwner owner;
 
+[[gnu::noinline]] ThreadState& make_state() {
+  state = new ThreadState(the_session->writer(), static_cast<uint16_t>(at::RecordFunction::currentThreadId()));
+  owner.armed = true;
+  state->claimed = at::sequence_number::peek();
+  the_session->learner().add(state->training);
+  return *state;
+}
+
 }  // namespace
 
 ThreadState* existing_thread_state() noexcept { return state; }
 
-ThreadState& thread_state() {
-  if (state == nullptr) [[unlikely]] {
-    state = new ThreadState(the_session->writer(), static_cast<uint16_t>(at::RecordFunction::currentThreadId()));
-    owner.armed = true;
-    state->claimed = at::sequence_number::peek();
-    the_session->learner().add(state->training);
-  }
-  return *state;
-}
+ThreadState& thread_state() { return state != nullptr ? *state : make_state(); }
 
 size_t ThreadState::running_nodes() const noexcept {
   size_t count = node_adopted ? 1 : 0;

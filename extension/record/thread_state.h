@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "extension/record/intern_cache.h"
+#include "extension/record/known_calls.h"
+#include "extension/record/python.h"
 #include "extension/record/running_tasks.h"
 #include "extension/record/scope_names.h"
 #include "extension/record/steady.h"
@@ -32,8 +34,8 @@ struct Frame {
   bool is_optimizer_step = false;
   uint32_t scope_name = 0;  ///< of a user scope, else 0
 
-  /// An op inside of another op: nothing is to be done at its end but to go back.
-  bool is_plain() const { return !is_outermost && scope_name == 0; }
+  /// Nothing is to be done at its end but to go back.
+  bool is_plain() const { return !is_accumulate && scope_name == 0; }
 };
 
 /// What one thread is doing: read by the allocator's hook on the same thread, written by the op callbacks.
@@ -55,6 +57,8 @@ struct ThreadState : WorkPlace {
   std::vector<std::string> outer_paths;  ///< one for each open scope: what to go back to
   InternCache names;
   ScopeNames scopes;
+  KnownPlaces places;
+  KnownCalls calls;
   StepOfThread training;
   Surprise surprise;
 

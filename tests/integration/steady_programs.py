@@ -120,6 +120,33 @@ def a_module_switched_for_another():
     fill_the_card()
 
 
+@program(quick=True)
+def a_module_at_the_address_of_one_that_died():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(256, 256), nn.Linear(256, 10)
+            self.before = nn.Sigmoid()
+            self.act = "before"
+            self.kept = []
+
+        def forward(self, x):
+            y = getattr(self, self.act)(self.body(x))
+            if self.act == "after":
+                self.kept.append(y.detach())
+            return self.head(y)
+
+    loop, others = Loop(Model()), []
+    loop.steps()
+    address = id(loop.model.before)
+    del loop.model.before
+    while id(after := nn.Sigmoid()) != address:
+        others.append(after)
+    loop.model.after, loop.model.act = after, "after"
+    loop.steps()
+    fill_the_card()
+
+
 @program
 def an_activation_switched_in_the_same_line():
     loop, kept = Loop(), []

@@ -429,6 +429,48 @@ class Places(DiagnosisTest):
                 """)
             self.assertEqual((report["failure"]["op"], report["failure"]["module"]), ("aten::relu", module))
 
+    def test_a_module_at_the_address_of_one_that_died_has_its_own_path(self):
+        done, report = self.run_code("""
+            import torch
+            from torch import nn
+            class Block(nn.Module):
+                def forward(self, x):
+                    return torch.relu(x)
+            class Root(nn.Module):
+                def forward(self, name, x):
+                    return getattr(self, name)(x)
+            def block_at(address):
+                others = []
+                while id(block := Block()) != address:
+                    others.append(block)
+                return block
+            root = Root()
+            root.first = Block()
+            address = id(root.first)
+            for name, size in (("first", 8), ("second", 1 << 30)):
+                x = torch.zeros(size, device="cuda")
+                kept = [root(name, x) for _ in range(8)]
+                if name == "first":
+                    del root.first
+                    root.second = block_at(address)
+            """)
+        self.assertEqual(report["failure"]["module"], "second", done.stderr)
+
+    def test_an_op_at_the_address_of_one_that_was_taken_away_has_its_own_name(self):
+        _, report = self.run_code("""
+            import torch
+            kept = []
+            for i in range(64):
+                library = torch.library.Library("passing", "DEF")
+                name = f"an_operator_with_the_number_{i:02}"
+                library.define(name + "(Tensor x) -> Tensor")
+                library.impl(name, torch.clone, "CUDA")
+                kept.append(getattr(torch.ops.passing, name)(torch.empty(1 << 18, device="cuda")))
+                library._destroy()
+            """)
+        blocks = {op["name"]: op["blocks"] for op in report["owners_by"]["op"] if op["name"].startswith("passing")}
+        self.assertEqual(blocks, {f"passing::an_operator_with_the_number_{i:02}": 1 for i in range(64)})
+
     def test_a_backward_failure_has_the_stack_of_its_forward_line(self):
         _, report = self.run_code("""
             import torch

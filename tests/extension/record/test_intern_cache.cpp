@@ -34,6 +34,20 @@ TEST_CASE("a cache gives the ids of the trace, however much is put into it", "[r
   }
 }
 
+TEST_CASE("a node has the context that is this node and nothing else, however long its name is", "[record]") {
+  Recording recording;
+  InternCache cache(recording.writer);
+  for (int round = 0; round < 3; ++round) {
+    for (size_t length : {0, 1, 7, 8, 54, 55, 56, 200}) {
+      const std::string name(length, 'n');
+      const InternCache::Node node = cache.node(name);
+      CHECK(node.name == recording.writer.intern(std::string_view(name)));
+      CHECK(node.name == cache.name(name));
+      CHECK(node.context == recording.writer.intern(Context{.node = node.name}));
+    }
+  }
+}
+
 TEST_CASE("a text at the address of another one is not taken for it", "[record]") {
   Recording recording;
   InternCache cache(recording.writer);
@@ -43,6 +57,14 @@ TEST_CASE("a text at the address of another one is not taken for it", "[record]"
   CHECK(cache.name(text) != add);
   text[6] = 'a';
   CHECK(cache.name(text) == add);
+}
+
+TEST_CASE("an op inside of places that found no room is not taken for that of another such place", "[record]") {
+  Recording recording;
+  InternCache cache(recording.writer);
+  const Context first{.op = 1, .inner = 7}, second{.op = 2, .inner = 7};
+  CHECK(cache.inner_context(0, first) == recording.writer.intern(first));
+  CHECK(cache.inner_context(0, second) == recording.writer.intern(second));
 }
 
 TEST_CASE("a place that found no room in the trace is not asked for again and again", "[record]") {
