@@ -172,10 +172,8 @@ bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettin
   return run(arena, blocks, at);
 }
 
-std::optional<bool> fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
-  if (gets_through(blocks, room_bytes - room_bytes / 64, settings)) return true;
-  if (!gets_through(blocks, room_bytes, settings)) return false;
-  return std::nullopt;
+bool fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
+  return gets_through(blocks, room_bytes - room_bytes / 64, settings);
 }
 
 }  // namespace oomdiag

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/settings.h"
@@ -15,7 +14,7 @@ bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettin
 
 inline constexpr size_t kMostSimulated = 50'000;
 
-/// Whether the step gets through. Nothing where that takes the last sixty-fourth of the room: no prediction is as exact.
-std::optional<bool> fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings);
+/// Whether the step gets through without the last sixty-fourth of the room: no prediction is as exact.
+bool fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings);
 
 }  // namespace oomdiag

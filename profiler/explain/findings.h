@@ -98,9 +98,10 @@ struct BatchModel {
 struct Findings {
   std::optional<Cause> cause{};  ///< none unless it ran out of memory
   Packing packing{};
-  int64_t headroom_bytes = 0;  ///< free on the card and cached, at the described moment
+  int64_t headroom_bytes = 0;  ///< free on the card and cached, not in private pools, at the described moment
   /// The smallest card on which the described moment would have passed, predicted: what others hold, the packed bytes in
-  /// use and the refused segment. After an OOM it is a lower bound: what would have come later is not in it.
+  /// use, what private pools keep and the refused segment. After an OOM it is a lower bound: what would have come later is
+  /// not in it.
   int64_t needs_bytes = 0;
   std::vector<Growth> growths{};
   Owners owners{};

@@ -19,10 +19,10 @@ const LiveBlock* find_block(const Moment& moment, uint64_t address) {
 }  // namespace
 
 Packing measure_packing(const Moment& moment, int64_t total_bytes) {
-  std::map<std::pair<uint64_t, bool>, int64_t> used;  // blocks of one stream and pool can be packed together
+  std::map<std::tuple<uint64_t, uint8_t, bool>, int64_t> used;  // blocks of one stream and pool can be packed together
   int64_t placed = 0;
   for (const SegmentLayout& segment : moment.segments) {
-    used[{segment.stream, segment.small}] += segment.used_bytes;
+    used[{segment.stream, segment.pool, segment.small}] += segment.used_bytes;
     placed += segment.used_bytes;
   }
   Packing packing{.load_bytes = moment.allocated_bytes + moment.pending_free_bytes,

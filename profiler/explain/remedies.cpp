@@ -30,7 +30,12 @@ void judge(const Situation& situation, int64_t peak_bytes, const Changed& change
   if (peak_bytes > situation.room_bytes) {
     remedy.predicted_fits = false;
   } else if (!remedy.at_least) {
-    remedy.predicted_fits = fits_safely(changed.blocks, situation.room_bytes, settings);
+    const int64_t sure_bytes = situation.room_bytes - situation.out_of_reach_bytes;
+    if (fits_safely(changed.blocks, sure_bytes, settings)) {
+      remedy.predicted_fits = true;
+    } else if (!gets_through(changed.blocks, situation.room_bytes, settings)) {
+      remedy.predicted_fits = false;
+    }
   }
 }
 

@@ -18,6 +18,7 @@ struct Situation {
   const StepLives& lives;
   int64_t peak_bytes = 0;          ///< of the run; after an OOM that of the step, had it gone on
   int64_t room_bytes = 0;          ///< what PyTorch may take of the card
+  int64_t out_of_reach_bytes = 0;  ///< of it: private pools keep it, maybe for what the step itself does there
   std::optional<int64_t> batch{};  ///< where it is known
   int64_t grown_bytes = 0;         ///< from step to step
   bool has_backward = true;        ///< the program ran backward, as far as was seen
@@ -30,8 +31,8 @@ struct Situation {
 
   /// The same with another step.
   Situation with(const StepLives& other) const {
-    return {other, peak_bytes,  room_bytes, batch,         grown_bytes, has_backward,
-            whole, forward_end, settings,   compute_major, optimizer,   sharded};
+    return {other, peak_bytes,  room_bytes, out_of_reach_bytes, batch,     grown_bytes, has_backward,
+            whole, forward_end, settings,   compute_major,      optimizer, sharded};
   }
 };
 

@@ -28,8 +28,9 @@ std::string_view beside(std::string_view module, std::string_view other) {
 bool fits_with(const Situation& situation, int64_t batch) {
   const Lives& blocks = situation.lives.blocks;
   const Lives scaled = scale_batch(blocks, batch, *situation.batch);
-  if (situation.peak_bytes - find_peak(blocks) + find_peak(scaled) > situation.room_bytes) return false;
-  return !situation.whole || fits_safely(scaled, situation.room_bytes, situation.settings) == true;
+  const int64_t room = situation.room_bytes - situation.out_of_reach_bytes;
+  if (situation.peak_bytes - find_peak(blocks) + find_peak(scaled) > room) return false;
+  return !situation.whole || fits_safely(scaled, room, situation.settings);
 }
 
 const char* cost_of_fewer(const Situation& situation) {

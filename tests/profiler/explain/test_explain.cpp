@@ -108,6 +108,22 @@ TEST_CASE("what private pools keep in their caches serves nobody else", "[explai
   CHECK(evidence(own, "cached_in_other_pools_bytes") == -1);
 }
 
+TEST_CASE("what private pools keep is needed besides, and no remedy is said to fit into it", "[explain]") {
+  DeviceHistory device;
+  device.failure = OutOfMemory{.requested_bytes = 5_GiB};
+  Moment& moment = device.moment;
+  moment = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
+  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_hole_bytes = 8_GiB, .pool = 1}};
+  CHECK(explain(device, {}, card_of(12_GiB), {}).needs_bytes == 15_GiB);
+  CHECK(explain(device, {}, card_of(12_GiB), 64).batch->largest_batch == 25);  // of 5 GiB, 3 - 1 are left
+
+  device.failure->pool = 1;  // the pool itself asks: it may use all of that
+  CHECK(explain(device, {}, card_of(12_GiB), {}).needs_bytes == 7_GiB);
+
+  device.failure.reset();
+  CHECK(explain(device, {}, card_of(12_GiB), {}).headroom_bytes == 2_GiB);
+}
+
 TEST_CASE("a small request that needs a whole segment looks like fragmentation, and is capacity", "[explain]") {
   const Cause cause = cause_of({.requested = 2_MiB, .free = 6_MiB, .cached = 2_MiB, .allocated = 8_GiB});
 

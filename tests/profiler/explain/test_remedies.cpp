@@ -237,6 +237,20 @@ TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][re
   CHECK_FALSE(find(predict_remedies(situation), "fsdp_2"));
 }
 
+TEST_CASE("what fits only with the help of what private pools keep is not said to fit", "[explain][remedies]") {
+  const StepLives lives = small_step();
+  const auto fits = [&](int64_t room_bytes, int64_t out_of_reach_bytes) {
+    Situation situation = situation_of(lives);
+    situation.room_bytes = room_bytes;
+    situation.out_of_reach_bytes = out_of_reach_bytes;
+    return find(predict_remedies(situation), "half_batch")->predicted_fits;
+  };
+  CHECK(fits(1_GiB, 0) == true);
+  CHECK(fits(1_GiB, 512_MiB) == true);
+  CHECK_FALSE(fits(1_GiB, 1_GiB - 64_MiB));  // not known: the step itself may be in such a pool
+  CHECK(fits(64_MiB, 32_MiB) == false);
+}
+
 TEST_CASE("of a step that was cut short only too much is known", "[explain][remedies]") {
   const StepLives lives = small_step();
   Situation situation = situation_of(lives);
