@@ -30,7 +30,8 @@ class InternCache {
 
  private:
   static constexpr uint32_t kUnknown = ~0u;
-  /// With its text, since one line of the processor's cache is all that may be looked at. Longer names are not in the table.
+  // One line of the processor's cache is all that may be looked at. So a name's text is in its entry; longer ones are not in
+  // the table.
   struct alignas(64) NameEntry {
     uint32_t id = 0;
     uint32_t of_node = kUnknown;
@@ -38,7 +39,7 @@ class InternCache {
     char text[55] = "";
   };
   static_assert(sizeof(NameEntry) == 64);
-  struct ContextEntry {
+  struct alignas(64) ContextEntry {
     Context context;
     uint32_t id = 0;
   };

@@ -185,7 +185,7 @@ uint64_t StepLearner::place_of_gradient(StepOfThread& mine, const Event& gradien
   return found == mine.newest_.end() ? StepOfThread::kElsewhere : found->second;
 }
 
-bool StepLearner::repeat(StepOfThread& mine, Event& event, const Moment& now) noexcept {
+[[gnu::hot]] bool StepLearner::repeat(StepOfThread& mine, Event& event, const Moment& now) noexcept {
   follow_step(mine, now);
   const Expected* like = expected(mine);
   if (like == nullptr || like->key != key_of(mine, event, now)) return false;
@@ -211,7 +211,7 @@ const LearnedScope* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name,
   return &mine.scopes_[like->node];
 }
 
-bool StepLearner::next_note(StepOfThread& mine, const Moment& now, Event& note) noexcept {
+[[gnu::hot]] bool StepLearner::next_note(StepOfThread& mine, const Moment& now, Event& note) noexcept {
   while (note_is_due(mine, now)) {
     note = mine.notes_[mine.next_note_++];
     __builtin_prefetch(mine.notes_.data() + mine.next_note_);

@@ -212,6 +212,7 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   if (!recording()) return nullptr;
   ThreadState& state = thread_state();
+  if (state.depth != 0 && state.frames[state.depth - 1].call == &call) return nullptr;  // told twice: set_calls()
   prepare_recording(state);
   if (state.surprise.written != nullptr) [[unlikely]]
     settle_surprise(state);
@@ -304,12 +305,13 @@ void on_outputs(const at::RecordFunction& call, at::ObserverContext*) {
 std::unique_ptr<at::ObserverContext> empty_start(const at::RecordFunction&) { return nullptr; }
 void empty_end(const at::RecordFunction&, at::ObserverContext*) {}
 
-/// Handles are 0 where a callback is not there. One that is not wanted is taken away and not only disabled: PyTorch copies the
-/// list of all of them at each node of a backward pass (ThreadLocalState).
+/// Handles are 0 where a callback is not there. There are as few as can be, since PyTorch copies the list of all of them at
+/// each node of a backward pass (ThreadLocalState): ops and scopes have one, and one that is not wanted is not only disabled.
 struct Installed {
   std::mutex mutex;
   bool records = false;
-  at::CallbackHandle scopes = 0, ops = 0, outputs = 0;
+  bool with_ops = false;  ///< `calls` is called at ops, too
+  at::CallbackHandle calls = 0, outputs = 0;
 };
 Installed& installed() {
   static auto* instance = new Installed;
@@ -325,11 +327,18 @@ void set(at::CallbackHandle& handle, bool on, at::RecordFunctionCallback callbac
   }
 }
 
-void set_scopes(Installed& now, bool on) {
-  set(now.scopes, on, at::RecordFunctionCallback(on_start, on_end).scopes({at::RecordScope::USER_SCOPE}));
-}
-void set_ops(Installed& now, bool on) {
-  set(now.ops, on, at::RecordFunctionCallback(on_start, on_end).scopes({at::RecordScope::FUNCTION}));
+void set_calls(Installed& now, bool on, bool with_ops) {
+  const at::CallbackHandle before = std::exchange(now.calls, 0);
+  now.with_ops = on && with_ops;
+  auto callback = at::RecordFunctionCallback(on_start, on_end);
+  if (now.with_ops) {
+    callback.scopes({at::RecordScope::USER_SCOPE, at::RecordScope::FUNCTION});
+  } else {
+    callback.scopes({at::RecordScope::USER_SCOPE});
+  }
+  // First the new one: a scope that begins in between is told twice, and is not lost.
+  set(now.calls, on, callback);
+  if (before != 0) at::removeCallback(before);
 }
 void set_outputs(Installed& now, bool on) {
   auto callback = at::RecordFunctionCallback(empty_start, on_outputs);
@@ -344,17 +353,15 @@ void install_op_callbacks(OpCallbacks which) {
   watch_departures_of_ops();
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
-  set_scopes(now, false);
-  set_ops(now, false);
+  set_calls(now, false, false);
   set_outputs(now, false);
   now.records = which == OpCallbacks::recording || which == OpCallbacks::every_step;
   if (which == OpCallbacks::empty) {
     using Scope = at::RecordScope;
     auto ops = at::RecordFunctionCallback(empty_start, empty_end);
-    set(now.ops, true, ops.scopes({Scope::FUNCTION, Scope::BACKWARD_FUNCTION, Scope::USER_SCOPE}));
+    set(now.calls, true, ops.scopes({Scope::FUNCTION, Scope::BACKWARD_FUNCTION, Scope::USER_SCOPE}));
   } else if (now.records) {
-    set_scopes(now, true);
-    set_ops(now, true);
+    set_calls(now, true, true);
     set_outputs(now, true);
   }
 }
@@ -402,8 +409,8 @@ void watch_ops_as_needed() {
   if (steady()) watch_outputs(false);
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
-  if (now.records)
-    set_ops(now, !steady());  // asked under the lock: another thread may have left steady training meanwhile
+  const bool with_ops = !steady();  // asked under the lock: another thread may have left steady training meanwhile
+  if (now.records && now.with_ops != with_ops) set_calls(now, true, with_ops);
 }
 
 }  // namespace oomdiag

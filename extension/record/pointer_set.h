@@ -11,6 +11,7 @@ class PointerSet {
  public:
   void add(const void* pointer) noexcept {
     if (contains(pointer)) return;
+    filter_[word_of(pointer)].fetch_or(bit_of(pointer), std::memory_order_relaxed);
     if (count_ < kFew && few_.add(pointer)) {
       ++count_;
     } else if (many_.add(pointer)) {
@@ -18,6 +19,7 @@ class PointerSet {
     }
   }
   bool contains(const void* pointer) const noexcept {
+    if ((filter_[word_of(pointer)].load(std::memory_order_relaxed) & bit_of(pointer)) == 0) return false;
     if (few_.contains(pointer)) return true;
     return are_many_.load(std::memory_order_acquire) && many_.contains(pointer);
   }
@@ -48,11 +50,17 @@ class PointerSet {
   };
 
   static constexpr size_t kFew = 128, kMost = 1 << 13, kMostProbes = 16;
-  static size_t first_of(const void* pointer) noexcept {
-    return static_cast<size_t>((reinterpret_cast<uint64_t>(pointer) * 0x9E3779B97F4A7C15u) >> 40);
+  static uint64_t hash_of(const void* pointer) noexcept {
+    return reinterpret_cast<uint64_t>(pointer) * 0x9E3779B97F4A7C15u;
   }
+  static size_t first_of(const void* pointer) noexcept { return static_cast<size_t>(hash_of(pointer) >> 40); }
+  static size_t word_of(const void* pointer) noexcept { return hash_of(pointer) >> 61; }
+  static uint64_t bit_of(const void* pointer) noexcept { return uint64_t{1} << (hash_of(pointer) >> 55 & 63); }
 
-  Table<4 * kFew> few_;  ///< one page: it is looked at between the program's steps, when all of it is out of the caches
+  /// A bit for each pointer: most that are asked for are not in the set, and one line of the processor's cache says so. They
+  /// are asked for when all of this is out of the caches.
+  alignas(64) std::atomic<uint64_t> filter_[8] = {};
+  Table<4 * kFew> few_;  ///< one page
   Table<kMost - kFew> many_;
   size_t count_ = 0;  ///< in few_
   std::atomic<bool> are_many_ = false;

@@ -279,21 +279,22 @@ bool python_calls_are_told_apart() noexcept {
   return python->frames.known();
 }
 
-uint64_t mark_of_python_calls() noexcept {
+[[gnu::hot]] uint64_t mark_of_python_calls() noexcept {
   if (python == nullptr) return 0;
-  const void* module_call = python->code.module_call();
+  const Interpreter& known = *python;
+  const void* const module_call = known.code.module_call();
   uint64_t mark = 0;
   bool in_user_code = false;
   bool in_module = false;
   const auto add = [&](const void* pointer) { mark = mix(mark, reinterpret_cast<uint64_t>(pointer)); };
-  python->frames.walk(python->api, [&](const PythonCall& call) {
+  known.frames.walk(known.api, [&](const PythonCall& call) {
     if (!in_user_code) add(call.instruction);
     if (!in_module && call.code == module_call) add(call.first_local);
     in_module = in_module || call.code == module_call;
-    in_user_code = in_user_code || python->code.is_users(call.code);
+    in_user_code = in_user_code || known.code.is_users(call.code);
     return !in_user_code || !in_module;
   });
-  if (mark != 0) mark = mix(mark, python->modules.deaths());
+  if (mark != 0) mark = mix(mark, known.modules.deaths());
   return mark;
 }
 

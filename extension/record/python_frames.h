@@ -36,11 +36,11 @@ class PythonFrames {
   template <class Visit>
   void walk(const PythonApi& api, Visit visit) const noexcept {
     if (!known()) return;
+    const Layout in = layout_;
     const Word* frame = current(static_cast<const Word*>(api.this_thread()));
     for (int depth = 0; frame != nullptr && depth < kMost; ++depth) {
-      if (!visit(PythonCall{plain(frame[layout_.code]), frame[layout_.instruction], plain(frame[layout_.local])}))
-        return;
-      frame = reinterpret_cast<const Word*>(frame[layout_.previous]);
+      if (!visit(PythonCall{plain(frame[in.code]), frame[in.instruction], plain(frame[in.local])})) return;
+      frame = reinterpret_cast<const Word*>(frame[in.previous]);
     }
   }
   /// The offset of a call's instruction in its code, as PyCode_Addr2Line wants it.

@@ -5,6 +5,7 @@
 #include <c10/util/Type.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <cstring>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -19,8 +20,10 @@ namespace {
 
 // Two places that differ in nothing of this are one to us: the Python calls that run, with the modules that they are of, the
 // kind of autograd node, and how many nodes the step has made.
-Moment look(const ThreadState& state, const torch::autograd::Node* node) noexcept {
-  const uint64_t type = node != nullptr ? reinterpret_cast<uint64_t>(typeid(*node).name()) : 0;
+[[gnu::hot]] Moment look(const ThreadState& state, const torch::autograd::Node* node) noexcept {
+  uint64_t type = 0;
+  if (node != nullptr)
+    std::memcpy(&type, node, sizeof type);  // its table of virtual functions: one read instead of three
   return {.mark = mark_of_python_calls() ^ type, .next_node = at::sequence_number::peek(), .claimed = state.claimed};
 }
 Moment look(const ThreadState& state) noexcept { return look(state, torch::autograd::get_current_node().get()); }
@@ -63,7 +66,7 @@ void claim_nodes_of(ThreadState& state, const Surprise& surprise, uint32_t conte
 }
 
 /// Writes the nodes_created and gradients that follow in the learned step, up to the next allocation, read or scope.
-void repeat_notes(ThreadState& state, Moment& now, uint64_t time) noexcept {
+[[gnu::hot]] void repeat_notes(ThreadState& state, Moment& now, uint64_t time) noexcept {
   StepLearner& learner = session().learner();
   if (!learner.note_is_due(state.training, now)) return;
   for (Event note; learner.next_note(state.training, now, note);) {
@@ -152,7 +155,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
   session().learner().learn(state.training, event, is_note ? count(state) : look(state), state.context);
 }
 
-bool write_in_step(ThreadState* state, Event& event) noexcept {
+[[gnu::hot]] bool write_in_step(ThreadState* state, Event& event) noexcept {
   Session& now = session();
   if (!steady()) {
     if (state != nullptr) learn(*state, event);

@@ -62,7 +62,7 @@ void LiveTable::grow_index() noexcept {
   }
 }
 
-bool LiveTable::insert(const Event& alloc) noexcept {
+[[gnu::hot]] bool LiveTable::insert(const Event& alloc) noexcept {
   if (capacity_ == 0) return false;
   if (used_ > mask_ / 2 && used_ < capacity_) grow_index();
   const uint64_t place = find(alloc.address);
@@ -77,7 +77,7 @@ bool LiveTable::insert(const Event& alloc) noexcept {
   return true;
 }
 
-uint32_t LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
+[[gnu::hot]] uint32_t LiveTable::erase(uint64_t address, uint64_t free_sequence) noexcept {
   if (capacity_ == 0) return 0;
   const uint64_t place = find(address);
   const auto [known, slot, context] = index_[place];
@@ -109,7 +109,7 @@ void LiveTable::place(uint64_t address, uint64_t sequence, uint32_t context) noe
 }
 
 // Moves later entries of the same run forward, so that probing never meets a hole: no tombstones, constant time for ever.
-void LiveTable::close_gap(uint64_t gap) noexcept {
+[[gnu::hot]] void LiveTable::close_gap(uint64_t gap) noexcept {
   for (uint64_t next = (gap + 1) & mask_; index_[next].address != 0; next = (next + 1) & mask_) {
     const uint64_t distance_home = (next - home(index_[next].address)) & mask_;
     if (distance_home < ((next - gap) & mask_)) continue;

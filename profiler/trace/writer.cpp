@@ -146,7 +146,7 @@ void TraceWriter::leave_to_parent() noexcept {
   file_.become_private();
 }
 
-uint64_t TraceWriter::write(Event& event) noexcept {
+[[gnu::hot]] uint64_t TraceWriter::write(Event& event) noexcept {
   if (!on()) return 0;
   if (held.next == held.end && !take_chunk()) return 0;
   event.sequence = header_->last_sequence.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -183,14 +183,17 @@ void TraceWriter::post_late_place(const Event& written, uint32_t context) noexce
   late.sequence = written.sequence;
   late.context = context;
   late.state.store(LatePlace::State::waiting, std::memory_order_release);
+  places_waiting_.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Under the allocator's lock of this device.
 void TraceWriter::take_late_place(uint32_t device) noexcept {
-  LatePlace& late = late_places_[device];
-  if (late.state.load(std::memory_order_acquire) != LatePlace::State::waiting) [[likely]]
+  if (places_waiting_.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
+  LatePlace& late = late_places_[device];
+  if (late.state.load(std::memory_order_acquire) != LatePlace::State::waiting) return;
   tables_[device]->place(late.address, late.sequence, late.context);
+  places_waiting_.fetch_sub(1, std::memory_order_relaxed);
   late.state.store(LatePlace::State::empty, std::memory_order_release);
 }
 
@@ -222,21 +225,28 @@ bool TraceWriter::take_chunk() noexcept {
   return true;
 }
 
-void TraceWriter::add_block(const Event& alloc) noexcept {
+[[gnu::hot]] void TraceWriter::add_block(const Event& alloc) noexcept {
   if (!on() || alloc.device >= device_count_) return;
   take_late_place(alloc.device);
   LiveTable& table = *tables_[alloc.device];
-  if (table.used() >= table.reserved() && table.reserved() < table.capacity()) {
-    const uint64_t first =
-        header_->tables_offset + (alloc.device * header_->slots_per_device + table.reserved()) * sizeof(Event);
-    const uint64_t room = std::min<uint64_t>(kReservedSlots, table.capacity() - table.reserved());
-    if (!file_.reserve(first, room * sizeof(Event))) return fail(kDiskFull);
-    table.set_reserved(table.reserved() + static_cast<uint32_t>(room));
-  }
+  const bool needs_room = table.used() >= table.reserved() && table.reserved() < table.capacity();
+  if (needs_room && !reserve_slots(alloc.device, table)) return;
   if (!table.insert(alloc)) header_->dropped_slots.fetch_add(1, std::memory_order_relaxed);
 }
 
-void TraceWriter::remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept {
+bool TraceWriter::reserve_slots(uint32_t device, LiveTable& table) noexcept {
+  const uint64_t first =
+      header_->tables_offset + (device * header_->slots_per_device + table.reserved()) * sizeof(Event);
+  const uint64_t room = std::min<uint64_t>(kReservedSlots, table.capacity() - table.reserved());
+  if (!file_.reserve(first, room * sizeof(Event))) {
+    fail(kDiskFull);
+    return false;
+  }
+  table.set_reserved(table.reserved() + static_cast<uint32_t>(room));
+  return true;
+}
+
+[[gnu::hot]] void TraceWriter::remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept {
   if (!on() || device >= device_count_) return;
   take_late_place(device);
   const uint32_t maker = tables_[device]->erase(address, free_sequence);

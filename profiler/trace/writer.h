@@ -104,12 +104,14 @@ class TraceWriter {
   };
   void post_late_place(const Event& written, uint32_t context) noexcept;
   void take_late_place(uint32_t device) noexcept;
-  bool take_chunk() noexcept;
+  [[gnu::cold]] bool reserve_slots(uint32_t device, LiveTable& table) noexcept;
+  [[gnu::cold]] bool take_chunk() noexcept;
 
   MappedFile file_;
   TraceHeader* header_;  ///< in the file
   uint32_t device_count_;
   std::atomic<bool> on_ = true;
+  std::atomic<uint32_t> places_waiting_ = 0;  ///< of late_places_
   std::unique_ptr<LiveTable> tables_[kMaxDevices];
   LatePlace late_places_[kMaxDevices];
   Interner interner_;
