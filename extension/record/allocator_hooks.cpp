@@ -159,7 +159,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
 }  // namespace
 
 // Steps that make a new peak are few: the first ones, and those of a leak, of which not all need be told.
-bool peak_has_grown() noexcept try {
+bool note_peak() noexcept try {
   int64_t peak = 0;
   for (uint32_t d = 0; d < session().device_count; ++d) {
     peak += allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d)).allocated_bytes[0].peak;

@@ -4,8 +4,8 @@
 
 namespace oomdiag {
 
-/// Whether PyTorch's peak is clearly higher than when this was last true.
-bool peak_has_grown() noexcept;
+/// True if PyTorch's peak is clearly higher than when this was last true.
+bool note_peak() noexcept;
 
 /// Makes the caching allocator tell us of every allocation, free and segment, and of every OOM. It must be initialised,
 /// and this can not be undone. Throws what PyTorch throws where a backend has no such hooks.

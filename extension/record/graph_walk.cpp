@@ -138,7 +138,7 @@ std::vector<autograd::Node*> nodes_of_running_task() {
 }
 
 /// True for the first thread that meets the task.
-bool is_new_task(int task) {
+bool meet_task(int task) {
   std::atomic<int>& last = session().last_task;
   int newest = last.load(std::memory_order_relaxed);
   while (newest < task && !last.compare_exchange_weak(newest, task)) {
@@ -146,8 +146,9 @@ bool is_new_task(int task) {
   return newest < task;
 }
 
-// Steps repeat. Only a backward pass that begins with more bytes alive than any before it can set the peak.
-bool may_set_peak() {
+// True if the backward pass that begins is to be walked, which is noted. Steps repeat: only one that begins with more bytes alive
+// than any before it can set the peak.
+bool claim_walk() {
   Session& recording = session();
   const int64_t live = recording.live_bytes();
   const bool higher = live > recording.highest_walked.load(std::memory_order_relaxed);
@@ -182,9 +183,9 @@ void write_wanted(ThreadState& state) {
 void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
   if (!state.tasks.begin_node(level, task, node)) return;
   Session& recording = session();
-  if (!is_new_task(task)) return;             // another thread works on it already
+  if (!meet_task(task)) return;               // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
-  if (!recording.several_devices && !may_set_peak()) return;
+  if (!recording.several_devices && !claim_walk()) return;
   recording.walks.fetch_add(1, std::memory_order_relaxed);
   Walk walk(state);
   walk.begin(static_cast<uint64_t>(task));
@@ -192,7 +193,7 @@ void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
 }
 
 void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
-  if (state.tasks.begin_node(level, task, node)) is_new_task(task);
+  if (state.tasks.begin_node(level, task, node)) meet_task(task);
 }
 
 void describe_graph_at_refusal(ThreadState& state) {

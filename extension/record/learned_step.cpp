@@ -289,7 +289,7 @@ void StepLearner::judge_steady_step(uint64_t nodes, bool grows) {
   if (++learned_.steady_steps >= kStepsBetweenChecks || grows) begin_recording();
 }
 
-bool StepLearner::is_boundary(uint32_t context) {
+bool StepLearner::meet_boundary(uint32_t context) {
   const bool is_new = learned_.boundary == 0 || learned_.other_steps >= kMostOtherSteps;
   if (is_new) learned_.boundary = context;
   learned_.other_steps = context == learned_.boundary ? 0 : learned_.other_steps + 1;
@@ -298,7 +298,7 @@ bool StepLearner::is_boundary(uint32_t context) {
 
 bool StepLearner::end_step(StepOfThread& mine, const End& end) {
   const std::lock_guard lock(mutex_);
-  if (!wanted() || !is_boundary(end.context)) return false;
+  if (!wanted() || !meet_boundary(end.context)) return false;
   const bool was_steady = steady();
   const uint64_t nodes = end.next_node - first_node_.load(std::memory_order_relaxed);
   const uint32_t serials = end.serials.load(std::memory_order_relaxed) - first_serial_.load(std::memory_order_relaxed);

@@ -16,6 +16,11 @@
 //      ▲                                └───────── not alike ─────┴──────────────────────┐
 //      └─────────────────────────────────────────────────────────────────────────────────┘
 //
+// An event of a steady step is written whole, and not as "event n of script k" for the reader to look up: what the newest events
+// say would hang on those of another step, which may be overwritten or lost. It would save nothing that can be measured: without
+// any store, and without the notes below, steady steps of ResNet-50 and of the reference net are as slow as with them. What
+// costs is to look where the thread is and to keep the table of live blocks, which names the place of each block in any case.
+//
 // A step ends with the end of the optimizer's step that ended the first one. Frees are not compared: their places matter to
 // nobody, and the garbage collector moves them. User scopes are watched in steady training too; they are few.
 //
@@ -168,7 +173,7 @@ class StepLearner {
   uint64_t place_of_gradient(StepOfThread& mine, const Event& gradient);
   uint64_t signature_of_step(uint64_t nodes, uint32_t serials) const;
   bool steps_equal_scripts() const;
-  bool is_boundary(uint32_t context);
+  bool meet_boundary(uint32_t context);
   void judge_watched_step(bool alike, bool grows);
   void judge_steady_step(uint64_t nodes, bool grows);
   void begin_recording();

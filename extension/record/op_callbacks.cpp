@@ -268,11 +268,12 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   resume_collecting();
 }
 
-// Which tensors are of which parameter group is told where it may be the peak's, and again before that is overwritten.
-bool groups_are_due() {
+// True if it is to be told now which tensors are of which parameter group, which is noted: where it may be the peak's, and again
+// before that is overwritten.
+bool claim_telling_of_groups() {
   if (!python_attached()) return false;
   Session& recording = session();
-  if (!recording.fades(recording.grouped_at) && (steady() || !peak_has_grown())) return false;
+  if (!recording.fades(recording.grouped_at) && (steady() || !note_peak())) return false;
   recording.grouped_at.store(recording.writer().times_overwritten(), std::memory_order_relaxed);
   return true;
 }
@@ -293,7 +294,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!remove_frame(state, &call, frame)) return;
   if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
   if (state.refused && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) settle_refusal(state);
-  if (frame.is_optimizer_step && groups_are_due()) write_parameter_groups(false);
+  if (frame.is_optimizer_step && claim_telling_of_groups()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, inside_id);
 }

@@ -23,8 +23,14 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   char* at(uint64_t offset) const { return map_ + offset; }
-  /// In a child of fork: what is stored from here on stays in the child's memory. Neither locks nor allocates.
+  /// What is stored from here on stays in this process's memory, as in a child of fork. Neither locks nor allocates.
   void become_private() noexcept;
+  /// Whether a store into what was reserved may be a SIGBUS all the same, once the disk is full: then it is to be looked at.
+  bool may_lose_room() const noexcept { return may_lose_room_; }
+  /// Neither locks nor allocates.
+  bool disk_is_nearly_full() const noexcept;
+  /// Writes what memory has there to the file, if the disk can take it: no signal comes if not.
+  void write_out(uint64_t offset, uint64_t bytes) const noexcept;
   /// False if the disk has no room. Neither locks nor allocates.
   bool reserve(uint64_t offset, uint64_t bytes) noexcept;
   /// Reserves the first `end` bytes of a section, which it has, and some more. One thread at a time.
@@ -34,6 +40,7 @@ class MappedFile {
   int file_ = -1;
   char* map_ = nullptr;
   uint64_t bytes_ = 0;
+  bool may_lose_room_ = false;
 };
 
 /// `bytes` or the next multiple of `unit`.

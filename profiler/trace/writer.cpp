@@ -22,6 +22,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kReservedSlots = 4096;  // at a time
 constexpr char kDiskFull[] = "no room left on the disk of the trace";
+constexpr uint64_t kTicksBetweenLooks = 1'000'000'000;  // a third of a second or so
 
 uint64_t monotonic_ns() noexcept {
   timespec now{};
@@ -111,6 +112,7 @@ TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_coun
       chunks_(static_cast<uint32_t>(header_->chunk_capacity), slots_of(*header_)),
       steps_{header_->steps_offset, header_->steps_capacity * sizeof(uint64_t)},
       kept_{header_->kept_offset, header_->kept_capacity * sizeof(Event)} {
+  if (file_.may_lose_room()) next_look_.store(read_ticks() + kTicksBetweenLooks);
   header_->pid = getpid();
   header_->start_ticks = read_ticks();
   header_->start_time_ns = monotonic_ns();
@@ -146,8 +148,20 @@ void TraceWriter::leave_to_parent() noexcept {
   file_.become_private();
 }
 
+// A page that is written back by the kernel is one that a store needs room for. So whoever stores has looked a moment ago, and
+// on a disk that is nearly full nothing is stored to the file any more, by any thread: not even why.
+bool TraceWriter::look_at_disk() noexcept {
+  next_look_.store(read_ticks() + kTicksBetweenLooks, std::memory_order_relaxed);
+  if (!file_.disk_is_nearly_full()) return true;
+  file_.become_private();
+  fail(kDiskFull);
+  file_.write_out(0, kHeaderBytes);
+  return false;
+}
+
 [[gnu::hot]] uint64_t TraceWriter::write(Event& event) noexcept {
   if (!on()) return 0;
+  if (event.time >= next_look_.load(std::memory_order_relaxed) && !look_at_disk()) return 0;
   if (held.next == held.end && !take_chunk()) return 0;
   event.sequence = header_->last_sequence.fetch_add(1, std::memory_order_relaxed) + 1;
   // The counter above is a locked instruction: it waits for the stores of the event before, which are slow where their
@@ -296,6 +310,7 @@ void TraceWriter::forget_blocks(uint32_t device) noexcept {
 }
 
 void TraceWriter::mark_time() noexcept {
+  if (read_ticks() >= next_look_.load(std::memory_order_relaxed) && on() && !look_at_disk()) return;
   header_->end_ticks.store(read_ticks(), std::memory_order_relaxed);
   header_->end_time_ns.store(monotonic_ns(), std::memory_order_relaxed);
 }

@@ -105,13 +105,15 @@ class TraceWriter {
   void post_late_place(const Event& written, uint32_t context) noexcept;
   void take_late_place(uint32_t device) noexcept;
   [[gnu::cold]] bool reserve_slots(uint32_t device, LiveTable& table) noexcept;
+  [[gnu::cold]] bool look_at_disk() noexcept;
   [[gnu::cold]] bool take_chunk() noexcept;
 
   MappedFile file_;
   TraceHeader* header_;  ///< in the file
   uint32_t device_count_;
   std::atomic<bool> on_ = true;
-  std::atomic<uint32_t> places_waiting_ = 0;  ///< of late_places_
+  std::atomic<uint32_t> places_waiting_ = 0;        ///< of late_places_
+  std::atomic<uint64_t> next_look_ = ~uint64_t{0};  ///< at the disk, in ticks; never where it keeps what was reserved
   std::unique_ptr<LiveTable> tables_[kMaxDevices];
   LatePlace late_places_[kMaxDevices];
   Interner interner_;
