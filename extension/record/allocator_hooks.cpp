@@ -58,6 +58,7 @@ EventKind kind_of(Action action) noexcept {
   Session& now = session();
   const auto device = static_cast<uint8_t>(entry.device_);
   if (kind == EventKind::free_completed && now.writer().complete_last_free(device, entry.addr_)) return;
+  now.writer().expect_block(device, entry.addr_, kind == EventKind::alloc);
   const auto time = static_cast<uint64_t>(entry.time_.approx_t_);
   ThreadState* state = existing_thread_state();
   Event event = state != nullptr ? state->event(kind, time) : Event{.time = time, .kind = kind};

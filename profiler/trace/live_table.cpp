@@ -41,11 +41,6 @@ LiveTable::LiveTable(Event* slots, uint32_t capacity, uint32_t reserved) noexcep
   if (index_pages_.data() == nullptr || free_pages_.data() == nullptr) capacity_ = reserved_ = 0;
 }
 
-// Blocks are multiples of 512 bytes: the low bits say nothing.
-uint64_t LiveTable::home(uint64_t address) const noexcept {
-  return ((address >> 9) * 0x9E3779B97F4A7C15u >> 20) & mask_;
-}
-
 uint64_t LiveTable::find(uint64_t address) const noexcept {
   uint64_t place = home(address);
   while (index_[place].address != 0 && index_[place].address != address) place = (place + 1) & mask_;

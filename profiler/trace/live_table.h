@@ -26,7 +26,7 @@ class PrivatePages {
 /// The live blocks of one device: a copy of each one's alloc event in a slot of the trace file, found by address through
 /// an index in private memory. Calls must not overlap: the allocator's lock of the device serialises them. They neither
 /// allocate nor lock, and take constant time, but that the index doubles from time to time.
-class LiveTable {
+class alignas(64) LiveTable {
  public:
   /// `slots` are `capacity` zeroed events in the mapped file, of which the first `reserved` may be written.
   LiveTable(Event* slots, uint32_t capacity, uint32_t reserved) noexcept;
@@ -37,6 +37,18 @@ class LiveTable {
   /// tells of it, with kSlotFreed, until another block needs it: after an OOM everything is unwound, and what was alive
   /// then must not be forgotten. `free_sequence` 0: nobody saw the free.
   uint32_t erase(uint64_t address, uint64_t free_sequence) noexcept;
+  /// Asks for the memory that `insert` (of a new block) or `erase` will need. Between two calls the program has the processor's
+  /// caches to itself, and what is asked for early is there in time. Inlined, or the compiler takes it for a no-op.
+  [[gnu::always_inline]] void expect(uint64_t address, bool is_new) const noexcept {
+    if (capacity_ == 0) return;
+    const Entry* entry = &index_[home(address)];
+    if (!is_new) {
+      __builtin_prefetch(&slots_[entry->slot], 1);
+    } else {
+      __builtin_prefetch(entry, 1);
+      if (free_count_ != 0) __builtin_prefetch(&slots_[free_slots_[free_count_ - 1]], 1);
+    }
+  }
   /// Takes them all out: their frees were not seen.
   void clear() noexcept;
   /// Says late where the block at this address was allocated, if it still is the one of that alloc event.
@@ -56,7 +68,8 @@ class LiveTable {
   };
   uint64_t find(uint64_t address) const noexcept;  ///< its place in the index, or the free place where it would go
   void close_gap(uint64_t place) noexcept;
-  uint64_t home(uint64_t address) const noexcept;
+  // Blocks are multiples of 512 bytes: the low bits say nothing.
+  uint64_t home(uint64_t address) const noexcept { return ((address >> 9) * 0x9E3779B97F4A7C15u >> 20) & mask_; }
   void grow_index() noexcept;
 
   Event* slots_;

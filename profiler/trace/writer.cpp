@@ -119,7 +119,7 @@ TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_coun
   mark_time();
   for (uint32_t d = 0; d < header_->device_count; ++d) {
     auto* slots = reinterpret_cast<Event*>(file_.at(header_->tables_offset)) + d * header_->slots_per_device;
-    tables_[d] = std::make_unique<LiveTable>(slots, budget.slots_per_device, 0);
+    tables_[d].emplace(slots, budget.slots_per_device, 0u);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "profiler/event.h"
@@ -65,6 +66,10 @@ class TraceWriter {
   void place(Event* written, uint64_t sequence, uint32_t context) noexcept;
   /// Remembers the block of an alloc event that `write` numbered `event.sequence`.
   void add_block(const Event& alloc) noexcept;
+  /// Says that `add_block` or `remove_block` will be asked for the block at this address in a moment. Under the same lock.
+  [[gnu::always_inline]] void expect_block(uint32_t device, uint64_t address, bool is_new) const noexcept {
+    if (device < device_count_) tables_[device]->expect(address, is_new);
+  }
   /// Takes it out again; `free_sequence` is that of its free_requested, which this thread has just written and which hears
   /// who allocated the block: the alloc event may be overwritten before it.
   void remove_block(uint32_t device, uint64_t address, uint64_t free_sequence) noexcept;
@@ -114,7 +119,7 @@ class TraceWriter {
   std::atomic<bool> on_ = true;
   std::atomic<uint32_t> places_waiting_ = 0;        ///< of late_places_
   std::atomic<uint64_t> next_look_ = ~uint64_t{0};  ///< at the disk, in ticks; never where it keeps what was reserved
-  std::unique_ptr<LiveTable> tables_[kMaxDevices];
+  std::optional<LiveTable> tables_[kMaxDevices];
   LatePlace late_places_[kMaxDevices];
   Interner interner_;
   ChunkList chunks_;
