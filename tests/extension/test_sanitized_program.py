@@ -24,12 +24,15 @@ ACCESS = re.compile(r"^  (?:Previous |)(?:\w+ )+of size .*?\n((?:    #.*\n)+)", 
 
 def race_of_ours(said, recorder):
     """The first race with an access in the recorder, or none. Torch is not instrumented: what orders its own threads is not
-    seen, so that what they do looks like races."""
+    seen, so that what they do looks like races. That goes for a stack, too, on which torch has its variables where we had ours
+    before: a race there is one of ours if both accesses are."""
     for report in RACE.finditer(said):
+        ours = []
         for stack in ACCESS.findall(report.group()):
             frames = [frame for frame in stack.splitlines() if "libtsan" not in frame]
-            if frames and recorder.name in frames[0]:
-                return report.group()
+            ours.append(bool(frames) and recorder.name in frames[0])
+        if any(ours) and (all(ours) or "Location is stack of" not in report.group()):
+            return report.group()
     return None
 
 
