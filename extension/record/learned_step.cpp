@@ -87,18 +87,13 @@ uint64_t StepLearner::node_from_begin(const StepOfThread& mine, const Event& eve
   return event.node_sequence - first_node_of(mine, event.node_thread);
 }
 
-// Two events of equal keys are the same one of two steps: the same request, of the same kind of place in the program. A sum of
-// products with odd numbers (of SplitMix64 and MurmurHash3) takes the processor a third of the time of a chain of them.
-[[gnu::hot]] uint64_t StepLearner::key_of(const StepOfThread& mine, const Event& event,
-                                          const Moment& now) const noexcept {
-  uint64_t sum =
-      now.mark + (now.next_node - mine.first_node_) * 0xBF58476D1CE4E5B9u + event.detail * 0x94D049BB133111EBu;
-  if (event.kind != EventKind::scope_begin) {
-    const uint64_t where = event.device | uint64_t{event.flags} << 16 | uint64_t{event.node_thread} << 32;
-    sum += where * 0xFF51AFD7ED558CCDu + static_cast<uint64_t>(event.bytes) * 0xC4CEB9FE1A85EC53u +
-           node_from_begin(mine, event) * 0x87C37B91114253D5u;
-  }
-  return mix(sum, static_cast<uint64_t>(event.kind));
+// Two events of equal keys are the same one of two steps: the same request, of the same kind of place in the program.
+uint64_t StepLearner::key_of(const StepOfThread& mine, const Event& event, const Moment& now) const noexcept {
+  const uint64_t mark = mix(now.mark, now.next_node - mine.first_node_);
+  const uint64_t what = static_cast<uint64_t>(event.kind) | uint64_t{event.device} << 8 | uint64_t{event.flags} << 16 |
+                        uint64_t{event.node_thread} << 32;
+  if (event.kind == EventKind::scope_begin) return mix(mix(mark, event.detail), static_cast<uint64_t>(event.kind));
+  return mix(mix(mix(mix(mark, static_cast<uint64_t>(event.bytes)), event.detail), what), node_from_begin(mine, event));
 }
 
 void StepLearner::place(const StepOfThread& mine, Event& event, const Expected& like) const noexcept {

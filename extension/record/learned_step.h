@@ -74,12 +74,12 @@ class StepOfThread {
   std::atomic<uint64_t> learned_ = 0;   ///< the recording that the script is of << 32 | its events
 
   // Of this thread alone.
+  const uint16_t thread_;
   uint64_t first_node_ = 0;  ///< the thread's nodes are counted from here in this step
   uint64_t nodes_ = 0;       ///< in steady training: the thread's next node number at its last allocation
   uint32_t next_ = 0;        ///< in steady training: of `script_`
   uint32_t next_note_ = 0;   ///< … of `notes_`
   uint32_t notes_due_ = 0;   ///< … so many of them come before what is expected next
-  const uint16_t thread_;
 
   // The learned step.
   std::vector<Expected> script_;
@@ -94,7 +94,7 @@ class StepOfThread {
 };
 
 /// All threads of the process, and the steps that they do together.
-class alignas(64) StepLearner {
+class StepLearner {
  public:
   TrainingMode mode() const noexcept { return mode_.load(std::memory_order_relaxed); }
   bool steady() const noexcept { return mode() == TrainingMode::steady; }

@@ -41,14 +41,14 @@ class ProgramCode {
   void meet_functions(PythonObject dict, bool with_classes);
 
   const PythonApi& api_;
-  std::atomic<PythonObject> module_call_ = nullptr;
-  PointerSet users_;
   std::unordered_map<PythonObject, Code> kinds_;
   struct {
     PythonObject code = nullptr;
     Code kind = Code::nobody;
   } recent_[512];                              ///< a small cache before `kinds_`: a dozen frames are looked at per op
   std::unordered_set<PythonObject> searched_;  ///< namespaces of modules, by their addresses: they are not held
+  std::atomic<PythonObject> module_call_ = nullptr;
+  PointerSet users_;
 };
 
 }  // namespace oomdiag

@@ -40,9 +40,9 @@ struct PlaceHash {
 struct Interpreter {
   PythonApi api;
   PythonFrames frames;
+  ProgramCode code{api};
   ModuleNames modules{api};
   OptimizerNames optimizers{api};
-  ProgramCode code{api};
   std::unordered_map<Place, uint32_t, PlaceHash> sources;
 };
 Interpreter* python = nullptr;
@@ -286,11 +286,8 @@ bool python_calls_are_told_apart() noexcept {
   uint64_t mark = 0;
   bool in_user_code = false;
   bool in_module = false;
-  // Mixed at the end: a dozen frames would wait for each other.
-  const auto add = [&](const void* pointer) {
-    mark = (mark + reinterpret_cast<uint64_t>(pointer)) * 0x9E3779B97F4A7C15u;
-  };
-  known.frames.walk([&](const PythonCall& call) {
+  const auto add = [&](const void* pointer) { mark = mix(mark, reinterpret_cast<uint64_t>(pointer)); };
+  known.frames.walk(known.api, [&](const PythonCall& call) {
     if (!in_user_code) add(call.instruction);
     if (!in_module && call.code == module_call) add(call.first_local);
     in_module = in_module || call.code == module_call;
@@ -310,7 +307,7 @@ void leave_ending_python(const PythonEnd& end) noexcept {
 void PythonCalls::capture() noexcept {
   depth = 0;
   if (python == nullptr) return;
-  python->frames.walk([&](const PythonCall& call) {
+  python->frames.walk(python->api, [&](const PythonCall& call) {
     calls[depth++] = call;
     return true;
   });

@@ -70,7 +70,6 @@ void PythonFrames::measure(const PythonApi& api) noexcept {
   if (!caller || static_cast<const Word*>(object.get())[1] != type.get()) return;
   const Word* frame = frame_of(object);
   first_instruction_ = 0;
-  this_thread_ = api.this_thread;
   if (frame == nullptr || !agrees(api, frame, object.get())) return;
   if (!find_current(static_cast<const Word*>(api.this_thread()), frame)) return;
   const Word* outer = frame;

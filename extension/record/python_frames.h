@@ -19,7 +19,7 @@ struct PythonCall {
 ///
 /// The interpreter's frames are no part of the C API. How they lie in memory is known of 3.11 to 3.14, and it is believed
 /// only where what `measure` reads there is what the C API says.
-class alignas(64) PythonFrames {
+class PythonFrames {
  public:
   /// A deeper stack is a framework's: its outer calls tell nothing about an op.
   static constexpr int kMost = 96;
@@ -34,10 +34,10 @@ class alignas(64) PythonFrames {
   /// Calls `visit(call)` for the calls of this thread from the innermost outwards, as long as it returns true. Neither locks
   /// nor allocates.
   template <class Visit>
-  void walk(Visit visit) const noexcept {
+  void walk(const PythonApi& api, Visit visit) const noexcept {
     if (!known()) return;
     const Layout in = layout_;
-    const Word* frame = current(static_cast<const Word*>(this_thread_()));
+    const Word* frame = current(static_cast<const Word*>(api.this_thread()));
     for (int depth = 0; frame != nullptr && depth < kMost; ++depth) {
       if (!visit(PythonCall{plain(frame[in.code]), frame[in.instruction], plain(frame[in.local])})) return;
       frame = reinterpret_cast<const Word*>(frame[in.previous]);
@@ -52,7 +52,7 @@ class alignas(64) PythonFrames {
   using Word = const char*;
 
   struct Layout {  // in words of a frame
-    uint32_t code, previous, instruction, local;
+    size_t code, previous, instruction, local;
   };
   /// 3.14 marks some of its pointers in the lowest bits.
   static Word plain(Word pointer) noexcept { return pointer - (reinterpret_cast<uintptr_t>(pointer) & 7); }
@@ -65,10 +65,8 @@ class alignas(64) PythonFrames {
   bool agrees(const PythonApi& api, const Word* frame, PythonObject object) noexcept;
   bool choose_layout() noexcept;
 
-  // One line of the processor's cache.
   std::atomic<bool> known_ = false;
   Layout layout_{};
-  PythonObject (*this_thread_)() = nullptr;  ///< of PythonApi
   size_t through_ = 0;  ///< word of the thread state that leads to what holds the current frame; 0 = it does so itself
   size_t at_ = 0;       ///< word there
   intptr_t first_instruction_ = 0;  ///< from the code object

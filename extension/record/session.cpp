@@ -129,8 +129,8 @@ Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
   budget.event_bytes = int64_t{environment_number("OOMDIAG_TRACE_MIB", 256)} << 20;
-  Session* session = nullptr;
-  place_trace(wish.folder, [&](const std::filesystem::path& file) { session = new Session(file, devices, budget); });
+  PlacedTrace placed = place_trace(wish.folder, devices, budget);
+  auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();
   describe_process(header);
   header.steps_before = steps_before;

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <memory>
 
 #include "extension/record/learned_step.h"
 #include "extension/record/numbered_names.h"
@@ -14,11 +15,10 @@ namespace oomdiag {
 /// threads may free memory until the very end of the process.
 class Session {
  public:
-  /// Makes the trace, with room for `devices`. Throws Error(environment).
-  Session(const std::filesystem::path& trace, uint32_t devices, const TraceBudget& budget)
-      : writer_(trace, devices, budget), steps_(writer_), trace_(trace) {}
+  Session(std::unique_ptr<TraceWriter> writer, std::filesystem::path trace)
+      : writer_(std::move(writer)), steps_(*writer_), trace_(std::move(trace)) {}
 
-  TraceWriter& writer() { return writer_; }
+  TraceWriter& writer() { return *writer_; }
   StepCounter& steps() { return steps_; }
   NumberedNames& scope_names() { return scope_names_; }
   const std::filesystem::path& trace() const { return trace_; }
@@ -28,10 +28,6 @@ class Session {
   /// The last one that was taken.
   std::atomic<uint32_t>& serials() noexcept { return serials_; }
 
-  uint32_t device_count = 1;
-  std::atomic<uint32_t> backward_of_step = 0;  ///< in steady training: the newest step that reached its backward pass
-  std::atomic<bool> walk_is_due = false;  ///< … and whether it began that with clearly more alive than was ever walked
-  std::atomic<int64_t> highest_walked = 0;  ///< live_bytes at the largest graph walked so far
   /// Requested bytes of the live blocks of each device. Written under that device's lock only, so a plain addition will do.
   std::atomic<int64_t> live_bytes_of[kMaxDevices] = {};
   void add_live_bytes(uint8_t device, int64_t bytes) noexcept {
@@ -44,13 +40,17 @@ class Session {
     for (uint32_t d = 0; d < device_count; ++d) sum += live_bytes_of[d].load(std::memory_order_relaxed);
     return sum;
   }
+  uint32_t device_count = 1;
   /// Whether the card is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
   bool near_the_limit() const noexcept { return live_bytes() > watch_outputs_above; }
   /// Whether half of the trace was overwritten since `told_at`: what was told then may be gone soon.
   bool fades(const std::atomic<double>& told_at) const noexcept {
-    return writer_.times_overwritten() > told_at.load(std::memory_order_relaxed) + 0.5;
+    return writer_->times_overwritten() > told_at.load(std::memory_order_relaxed) + 0.5;
   }
+  std::atomic<int64_t> highest_walked = 0;       ///< live_bytes at the largest graph walked so far
   std::atomic<int64_t> highest_when_judged = 0;  ///< highest_walked at the end of the step before
+  std::atomic<uint32_t> backward_of_step = 0;    ///< in steady training: the newest step that reached its backward pass
+  std::atomic<bool> walk_is_due = false;         ///< … and began it with clearly more alive than was ever walked
   std::atomic<int64_t> highest_grouped = 0;      ///< PyTorch's peak when parameter groups were last described
   std::atomic<double> walked_at = 0;             ///< times_overwritten() at the newest walk
   std::atomic<double> grouped_at = 0;            ///< likewise, when parameter groups were last described
@@ -61,12 +61,12 @@ class Session {
   bool several_devices = false;
 
  private:
-  TraceWriter writer_;
-  StepLearner learner_;
+  std::unique_ptr<TraceWriter> writer_;
   StepCounter steps_;
   NumberedNames scope_names_;
   std::filesystem::path trace_;
   std::atomic<uint32_t> serials_ = 0;
+  StepLearner learner_;
 };
 
 /// The session of this process, null before there is one. Written once.

@@ -39,19 +39,16 @@ struct Frame {
 };
 
 /// What one thread is doing: read by the allocator's hook on the same thread, written by the op callbacks.
-struct alignas(64) ThreadState : WorkPlace {
+struct ThreadState : WorkPlace {
   static constexpr uint32_t kMaxDepth = 192;
 
-  ThreadState(TraceWriter& writer, uint16_t number) : thread(number), training(number), names(writer) {}
+  ThreadState(TraceWriter& writer, uint16_t number) : thread(number), names(writer), training(number) {}
 
-  // What each request of a steady step looks at lies together.
   const uint16_t thread;
   bool refused = false;  ///< the allocator gave up inside the op that runs
-  uint64_t claimed = 0;  ///< node numbers of this thread below this one have a forward op
-  StepOfThread training;
-
   Event refusal;
   uint32_t described_serial = 0;  ///< the op in which an OOM was last described in full
+  uint64_t claimed = 0;           ///< node numbers of this thread below this one have a forward op
   uint32_t depth = 0;
   Frame frames[kMaxDepth];
   RunningTasks tasks;
@@ -62,6 +59,7 @@ struct alignas(64) ThreadState : WorkPlace {
   ScopeNames scopes;
   KnownPlaces places;
   KnownCalls calls;
+  StepOfThread training;
   Surprise surprise;
 
   /// How many autograd nodes run on this thread, one inside of another.

@@ -27,14 +27,14 @@ std::vector<fs::path> list_places(const fs::path& run) {
 
 }  // namespace
 
-void place_trace(const fs::path& run, const std::function<void(const fs::path&)>& make) {
+PlacedTrace place_trace(const fs::path& run, uint32_t device_count, const TraceBudget& budget) {
   for (const fs::path& folder : list_places(run)) {
     std::error_code ignored;
     const fs::path file = folder / "trace";
     if (fs::exists(file, ignored)) continue;
     if (folder != run / "") make_private_folder(folder);
     try {
-      return make(file);
+      return {file, std::make_unique<TraceWriter>(file, device_count, budget)};
     } catch (const Error&) {
       if (!fs::exists(file, ignored)) throw;  // else another process was quicker
     }

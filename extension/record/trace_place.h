@@ -1,16 +1,24 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
+#include <memory>
+
+#include "profiler/trace/writer.h"
 
 namespace oomdiag {
 
-/// Finds the place for the trace of this process in the run folder `run`, where several processes may do so at once:
+/// A trace that has just been made.
+struct PlacedTrace {
+  std::filesystem::path file;
+  std::unique_ptr<TraceWriter> writer;
+};
+
+/// Makes the trace of this process in the run folder `run`, where several processes may do so at once:
 ///   run/rank-N/trace   of rank N of several (RANK, WORLD_SIZE)
 ///   run/trace          of the first other process that uses CUDA
 ///   run/<pid>/trace    of the next ones, and where a name is taken (a restarted rank, a program after exec)
-/// and calls `make` with it, which is to make the file and throws Error(environment) where there is one. Throws that.
-void place_trace(const std::filesystem::path& run, const std::function<void(const std::filesystem::path&)>& make);
+/// Throws Error(environment).
+PlacedTrace place_trace(const std::filesystem::path& run, uint32_t device_count, const TraceBudget& budget);
 
 /// Makes a folder, and those that it lies in, unless it is there. A trace tells command lines and paths: only its owner may
 /// look inside.
