@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "profiler/explain/batch.h"
 #include "profiler/explain/known_rest.h"
 #include "profiler/explain/remedies.h"
 #include "profiler/explain/what_if.h"
@@ -257,16 +258,6 @@ std::optional<Cause> find_cause_of_library(const DeviceHistory& device) {
       .holders = {*asker}};
 }
 
-// What private pools keep, and keep on a larger card, too: before a request is refused the allocator gives back the caches of
-// those pools that nobody has any more. Where nothing was refused these are among them.
-int64_t cached_out_of_reach(const Moment& moment, uint8_t asked) {
-  int64_t bytes = 0;
-  for (const SegmentLayout& segment : moment.segments) {
-    if (segment.pool != 0 && segment.pool != asked) bytes += segment.bytes - segment.used_bytes;
-  }
-  return bytes;
-}
-
 // "AdamW" of "AdamW, group 1": the one with most parameters.
 std::string_view find_optimizer(const Moment& moment) {
   std::map<std::string_view, int64_t> bytes;
@@ -279,14 +270,36 @@ std::string_view find_optimizer(const Moment& moment) {
   return most == bytes.end() ? std::string_view() : most->first;
 }
 
+// A run that failed keeps tensors of a part of its step only: their first sizes say less.
+std::optional<BatchModel> describe_batch(const DeviceHistory& device, const std::optional<int64_t>& known,
+                                         int64_t available_bytes) {
+  const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
+  if (known)
+    return *known > 0 ? std::optional(model_batch(device.moment, requested, *known, available_bytes)) : std::nullopt;
+  const auto inferred = device.failure ? std::nullopt : find_batch(device.moment);
+  if (!inferred) return std::nullopt;
+  BatchModel model = model_batch(device.moment, 0, *inferred, available_bytes);
+  model.inferred = true;
+  return model;
+}
+
 }  // namespace
 
-Findings explain(const DeviceHistory& device, const AllocatorSettings& settings, const Device& card,
-                 std::optional<int64_t> batch) {
+int64_t private_pool_cached_bytes(const Moment& moment, uint8_t asked) {
+  int64_t bytes = 0;
+  for (const SegmentLayout& segment : moment.segments) {
+    if (segment.pool != 0 && segment.pool != asked) bytes += segment.bytes - segment.used_bytes;
+  }
+  return bytes;
+}
+
+Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
+  const AllocatorSettings& settings = inputs.settings;
+  const Device& card = inputs.device;
   const Moment& moment = device.moment;
   const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
   const int64_t room = card.total_bytes - moment.outside_bytes;
-  const int64_t out_of_reach = cached_out_of_reach(moment, device.failure ? device.failure->pool : uint8_t{0});
+  const int64_t private_pools = private_pool_cached_bytes(moment, device.failure ? device.failure->pool : uint8_t{0});
   const Described step = describe_step(device);
   Findings findings;
   findings.growths = find_growth(device.curves);
@@ -297,20 +310,20 @@ Findings explain(const DeviceHistory& device, const AllocatorSettings& settings,
   }
   findings.packing = measure_packing(moment, card.total_bytes);
   findings.needs_bytes = moment.outside_bytes + findings.packing.pack_bytes;
-  if (device.failure) findings.needs_bytes += segment_size(refused, settings) + out_of_reach;
+  if (device.failure) findings.needs_bytes += segment_size(refused, settings) + private_pools;
   findings.needs_bytes = std::max(findings.needs_bytes, moment.outside_bytes + step.need.most());
   findings.owners = list_owners(moment);
   findings.largest = follow_largest(moment);
   findings.headroom_bytes =
-      std::max<int64_t>(0, room - out_of_reach - moment.allocated_bytes - moment.pending_free_bytes);
-  if (batch && *batch > 0) findings.batch = model_batch(moment, refused, *batch, room - out_of_reach);
+      std::max<int64_t>(0, room - private_pools - moment.allocated_bytes - moment.pending_free_bytes);
+  findings.batch = describe_batch(device, inputs.batch, room - private_pools);
   const Situation situation{.lives = step.lives,
                             .peak_bytes = !device.failure       ? device.peak.allocated_bytes
                                           : step.need.bytes > 0 ? step.need.bytes
                                                                 : moment.allocated_bytes + refused,
                             .room_bytes = room,
-                            .out_of_reach_bytes = out_of_reach,
-                            .batch = batch,
+                            .private_pool_cached_bytes = private_pools,
+                            .batch = inputs.batch,
                             .grown_bytes = sum_grown(findings.growths),
                             .has_backward = device.attribution.backward_bytes > 0,
                             .whole = step.whole,

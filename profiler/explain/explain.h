@@ -12,9 +12,20 @@ namespace oomdiag {
 /// Bytes of each category in `moment`, indexed by Category.
 std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment);
 
-/// Explains one card of a replayed run. `batch` is the batch size of the run, where the caller knows it.
-Findings explain(const DeviceHistory& device, const AllocatorSettings& settings, const Device& card,
-                 std::optional<int64_t> batch);
+/// What is known of a run besides its events.
+struct ExplainInputs {
+  AllocatorSettings settings{};
+  Device device{};                 ///< that fixes and batches are judged by
+  std::optional<int64_t> batch{};  ///< nullopt: where the run fits it is inferred from the shapes of tensors
+};
+
+/// Explains one device of a replayed run.
+Findings explain(const DeviceHistory& device, const ExplainInputs& inputs);
+
+/// What private pools (MemPools, CUDA graphs) cache besides that of the pool `asked`. It serves no other pool, on a larger
+/// device neither: before a request fails the allocator frees the caches of pools that nobody uses any more. Where no
+/// request failed those are among them.
+int64_t private_pool_cached_bytes(const Moment& moment, uint8_t asked);
 
 /// What the step that failed needs of the card from its beginning to its end.
 struct StepNeed {

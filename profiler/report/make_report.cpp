@@ -5,7 +5,6 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/imbalance.h"
 #include "profiler/replay/replay.h"
-#include "profiler/report/batch.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
 #include "profiler/report/limits.h"
@@ -74,13 +73,12 @@ Report make_report(const Trace& trace, const ReportInputs& inputs, History& hist
     const Device card = find_card(trace, device.index);
     Device judged = card;
     if (inputs.judged_bytes > 0) judged.total_bytes = inputs.judged_bytes;
-    findings.push_back(explain(device, history.settings, judged, inputs.batch));
+    findings.push_back(explain(device, {.settings = history.settings, .device = judged, .batch = inputs.batch}));
   }
   blame_imbalance(history.devices, findings);
   for (size_t i = 0; i < findings.size(); ++i) {
     forget_size(trace, history.devices[i].index, findings[i].cause);
     report.devices.push_back(report_device(trace, history.devices[i], findings[i]));
-    if (!inputs.batch && !trace.process.snapshot) infer_batch(history.devices[i], report.devices.back());
   }
   report.limits = list_limits(trace, history, inputs);
   for (const RecorderNote& note : history.notes)

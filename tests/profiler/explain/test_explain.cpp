@@ -1,3 +1,4 @@
+#include "profiler/explain/batch.h"
 #include "profiler/explain/explain.h"
 #include "profiler/explain/remedies.h"
 #include "profiler/replay/replay.h"
@@ -114,14 +115,27 @@ TEST_CASE("what private pools keep is needed besides, and no remedy is said to f
   Moment& moment = device.moment;
   moment = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
   moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_hole_bytes = 8_GiB, .pool = 1}};
-  CHECK(explain(device, {}, card_of(12_GiB), {}).needs_bytes == 15_GiB);
-  CHECK(explain(device, {}, card_of(12_GiB), 64).batch->largest_batch == 25);  // of 5 GiB, 3 - 1 are left
+  CHECK(explain(device, {.device = card_of(12_GiB)}).needs_bytes == 15_GiB);
+  CHECK(explain(device, {.device = card_of(12_GiB), .batch = 64}).batch->largest_batch ==
+        25);  // of 5 GiB, 3 - 1 are left
 
   device.failure->pool = 1;  // the pool itself asks: it may use all of that
-  CHECK(explain(device, {}, card_of(12_GiB), {}).needs_bytes == 7_GiB);
+  CHECK(explain(device, {.device = card_of(12_GiB)}).needs_bytes == 7_GiB);
 
   device.failure.reset();
-  CHECK(explain(device, {}, card_of(12_GiB), {}).headroom_bytes == 2_GiB);
+  CHECK(explain(device, {.device = card_of(12_GiB)}).headroom_bytes == 2_GiB);
+}
+
+TEST_CASE("what private pools keep is no headroom for an inferred batch either", "[explain]") {
+  DeviceHistory device;
+  Moment& moment = device.moment;
+  moment = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .outside_bytes = 1_GiB, .free_bytes = 1_GiB};
+  moment.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
+  moment.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_hole_bytes = 8_GiB, .pool = 1}};
+  const Findings findings = explain(device, {.device = card_of(12_GiB)});
+  REQUIRE(findings.batch);
+  CHECK(findings.batch->inferred);
+  CHECK(findings.batch->largest_batch == 96);  // 12 - 1 - 8 GiB are 3, and 64 examples take 2
 }
 
 TEST_CASE("a small request that needs a whole segment looks like fragmentation, and is capacity", "[explain]") {
@@ -205,7 +219,7 @@ TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]"
 
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
-  const Findings findings = explain(device, {}, card_of(100_MiB), {});
+  const Findings findings = explain(device, {.device = card_of(100_MiB)});
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::fragmentation);
   REQUIRE(findings.cause->pinned.size() == 5);
