@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -15,8 +14,10 @@ std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment);
 /// What is known of a run besides its events.
 struct ExplainInputs {
   AllocatorSettings settings{};
-  Device device{};                 ///< that fixes and batches are judged by
-  std::optional<int64_t> batch{};  ///< nullopt: where the run fits it is inferred from the shapes of tensors
+  Device device{};                       ///< that fixes and batches are judged by
+  std::optional<int64_t> batch{};        ///< nullopt: where the run fits it is inferred from the shapes of tensors
+  bool total_is_known = true;            ///< false: of a snapshot, which does not record the size of its device
+  std::optional<Imbalance> imbalance{};  ///< between the devices of the program
 };
 
 /// Explains one device of a replayed run.
@@ -27,21 +28,8 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs);
 /// request failed those are among them.
 int64_t private_pool_cached_bytes(const Moment& moment, uint8_t asked);
 
-/// What the step that failed needs of the card from its beginning to its end.
-struct StepNeed {
-  int64_t bytes = 0;        ///< allocated at once; 0: not known
-  bool whole = false;       ///< a whole step tells; else it is a lower bound
-  bool more_comes = false;  ///< … and modules of the model were not called yet
-  int64_t next_bytes =
-      0;  ///< … of the next step at the same moment, which holds the optimizer's state as well; 0: no more
-
-  int64_t most() const { return std::max(bytes, next_bytes); }
-  bool operator==(const StepNeed&) const = default;
-};
-
-/// The primary cause of a refusal, decided from the state it happened in. `growths`: what grew from step to step before it.
-Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
-                 const Device& card, const std::vector<Growth>& growths = {}, const StepNeed& need = {});
+/// The cause that `facts` decide, with what only the state of the device tells.
+Cause find_cause(const FailureFacts& facts, const Moment& moment);
 
 /// How well the bytes in use fill the reserved ones.
 Packing measure_packing(const Moment& moment, int64_t total_bytes);

@@ -133,8 +133,9 @@ std::vector<ReportOwner> owners_by_line(const Moment& moment) {
 
 ReportCause report_cause(const Cause& cause) {
   ReportCause report{.kind = cause.kind,
+                     .because = std::string(cause.because),
                      .short_by_bytes = cause.short_by_bytes,
-                     .evidence = cause.evidence,
+                     .evidence = cause.facts,
                      .pinned = {},
                      .holders = cause.holders};
   for (const PinnedSegment& segment : cause.pinned) {

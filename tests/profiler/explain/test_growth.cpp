@@ -175,7 +175,7 @@ TEST_CASE("an OOM that would not have come without the growth is a leak", "[expl
 
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::leak);
-  CHECK(findings.cause->evidence.back() == Figures::value_type{"bytes_per_step", 16_MiB});
+  CHECK(findings.cause->facts.bytes_per_step == 16_MiB);
 }
 
 TEST_CASE("of long runs evenly spread steps are kept", "[explain][growth]") {
