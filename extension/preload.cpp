@@ -124,3 +124,9 @@ OOMDIAG_INTERPOSED oomdiag_count_12(int* count) { return count_devices<oomdiag::
 OOMDIAG_INTERPOSED oomdiag_device_12(int* device) { return find_device<oomdiag::Cuda12>(oomdiag_device_12, device); }
 OOMDIAG_OF_CUDA_12(oomdiag_count_12, "cudaGetDeviceCount", "libcudart");
 OOMDIAG_OF_CUDA_12(oomdiag_device_12, "cudaGetDevice", "libcudart");
+
+/// AddressSanitizer's runtime asks for options by this name before the environment's, and ends a program that preloads any
+/// other library before it. We define no allocator and none of what it intercepts, so the order does no harm. A program that
+/// defines the function itself is asked instead of us: for it OOMDIAG_PRELOAD_FIRST names the runtime.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options();
+const char* __asan_default_options() { return "verify_asan_link_order=0"; }
