@@ -3,6 +3,8 @@
 // torch is first run, a few large files, half a minute on two processors. What is built is loaded beside that torch before it
 // counts as built.
 //
+// Only from a folder that nobody else can write (cache.h).
+//
 //   ~/.cache/oomdiag/recorders/2.9.1+cu128-cpython-311-<sources>/    liboomdiag.so, liboomdiag_forget.so, architectures
 //                              2.9.1+cu128-….lock                    held while it is built
 //                              2.9.1+cu128-….building/               units and what the compiler said; stays where it failed
@@ -12,9 +14,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -88,10 +92,12 @@ class FileLock {
   int file_;
 };
 
+/// Throws Error(environment) if another user could have put it there.
 std::optional<FirstUse> find_built(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(folder / "architectures", ignored)) return std::nullopt;
   FirstUse built{.recorder = folder / "liboomdiag.so", .contents = folder / "liboomdiag_forget.so"};
+  for (const fs::path& path : {folder, folder / "architectures", built.recorder, built.contents}) check_only_own(path);
   std::ifstream(folder / "architectures") >> built.architectures;
   return built;
 }
@@ -123,6 +129,7 @@ struct LoggedCommand {
   std::vector<char*> arguments;
   for (const std::string& argument : command.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
+  umask(S_IRWXG | S_IRWXO);  // what it makes will be loaded: check_only_own
   const int log = open(command.log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   dup2(log, STDOUT_FILENO);
   dup2(log, STDERR_FILENO);
@@ -143,7 +150,7 @@ class Build {
                    "install torch from a wheel or conda package, which brings them");
     }
     fs::remove_all(folder_, error);
-    fs::create_directories(folder_, error);
+    if (!error && mkdir(folder_.c_str(), S_IRWXU) != 0) error.assign(errno, std::generic_category());
     if (error) throw cannot(torch_, fmt::format("'{}': {}", folder_.string(), error.message()), "set XDG_CACHE_HOME");
     compile(compiler, read_units(read_text(install_.units)));
     link(compiler);
@@ -307,11 +314,9 @@ bool has_old_strings(const fs::path& torch) {
 
 FirstUse provide_recorder(const TorchOfPython& torch, const Install& install) {
   const bool old_strings = has_old_strings(torch.folder);
-  const fs::path cache = cache_folder() / "recorders";
+  const fs::path cache = own_folder_in_cache("recorders");
   const std::string name = name_of_build(torch, old_strings, hash_sources(install));
   if (const auto built = find_built(cache / name)) return *built;
-  std::error_code error;
-  fs::create_directories(cache, error);
   const FileLock lock(cache / (name + ".lock"));
   if (!lock.is_held()) throw cannot(torch, fmt::format("'{}' cannot be written", cache.string()), "set XDG_CACHE_HOME");
   if (const auto built = find_built(cache / name)) return *built;  // by another, meanwhile
