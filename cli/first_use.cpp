@@ -42,7 +42,10 @@ namespace fs = std::filesystem;
 constexpr long kBytesOfCompiler = 1L << 30;  ///< that one unit takes
 
 // NDEBUG is torch's own: without it some of its classes have members more (RecordFunction).
-constexpr const char* kFlags[] = {"-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w"};
+constexpr const char* kFlags[] = {"-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w"};
+
+/// Our sources are C++20, and so were torch's headers up to 2.15; where they want more, the second is tried.
+constexpr const char* kStandards[] = {"-std=c++20", "-std=c++23"};
 
 constexpr const char* kStillWorks =
     "without a recorder the virtual device still works, with PyTorch's own totals and errors, and so does oomdiag "
@@ -71,6 +74,7 @@ uint64_t hash_sources(const Install& install) {
     for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
   };
   for (const char* flag : kFlags) add(flag);
+  for (const char* flag : kStandards) add(flag);
   for (const fs::path& file : files) add(read_text(file));
   return hash;
 }
@@ -171,16 +175,24 @@ class Build {
     return all;
   }
 
+  // The complaint about the first standard is what a user can do something about.
   void compile(const std::string& compiler, const std::vector<CompiledUnit>& units) const {
+    const auto failed = try_all(compilations(compiler, units, kStandards[0]), "compiling");
+    if (failed && try_all(compilations(compiler, units, kStandards[1]), "compiling, as C++23,")) throw Error(*failed);
+  }
+
+  std::vector<LoggedCommand> compilations(const std::string& compiler, const std::vector<CompiledUnit>& units,
+                                          const std::string& standard) const {
     std::vector<LoggedCommand> commands;
     for (const CompiledUnit& unit : units) {
       std::ofstream file(folder_ / (unit.name + ".cpp"));
       for (const std::string& source : unit.sources) file << "#include \"" << source << "\"\n";
       std::vector<std::string> command = flags(compiler);
-      command.insert(command.end(), {"-c", (folder_ / (unit.name + ".cpp")).string(), "-o", object(unit.name)});
-      commands.push_back({.arguments = std::move(command), .log = folder_ / (unit.name + ".log")});
+      command.insert(command.end(),
+                     {standard, "-c", (folder_ / (unit.name + ".cpp")).string(), "-o", object(unit.name)});
+      commands.push_back({.arguments = std::move(command), .log = folder_ / (unit.name + standard + ".log")});
     }
-    run_all(commands, "compiling");
+    return commands;
   }
 
   void link(const std::string& compiler) const {
@@ -231,6 +243,11 @@ class Build {
   }
 
   void run_all(const std::vector<LoggedCommand>& commands, const char* doing) const {
+    if (const auto failed = try_all(commands, doing)) throw Error(*failed);
+  }
+
+  /// What is wrong with the first that fails.
+  std::optional<Error> try_all(const std::vector<LoggedCommand>& commands, const char* doing) const {
     Steps steps(fmt::format("{} the recorder for torch {}", doing, torch_.version));
     std::vector<std::function<std::string()>> works;
     for (const LoggedCommand& command : commands) works.emplace_back([&]() -> std::string { become(command); });
@@ -238,10 +255,10 @@ class Build {
                                         [&](std::size_t over) { steps.show(over, commands.size()); });
     steps.hide();
     const auto failed = std::ranges::find_if(ended, [](const auto& answer) { return !answer; });
-    if (failed == ended.end()) return;
+    if (failed == ended.end()) return std::nullopt;
     const fs::path& log = commands[static_cast<std::size_t>(failed - ended.begin())].log;
-    throw cannot(torch_, fmt::format("{} it failed: {}", doing, complaint_in(log)),
-                 fmt::format("see {}, and please report it", log.string()));
+    return cannot(torch_, fmt::format("{} it failed: {}", doing, complaint_in(log)),
+                  fmt::format("see {}, and please report it", log.string()));
   }
 
   /// The line that says what is wrong, of a compiler, a linker or Python.

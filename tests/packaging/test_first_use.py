@@ -23,6 +23,7 @@ case "$*" in
   *) what=unit_for_another_torch ;;
 esac
 echo $what >>"$COMPILER_LOG"
+case "$COMPILER $*" in "of C++23 "*-std=c++20*) echo "std.h:1: error: needs C++23" >&2; exit 1 ;; esac
 [ "$COMPILER" != broken ] || { echo "unit.cpp:1: error: broken" >&2; exit 1; }
 while [ $# -gt 0 ]; do [ "$1" = -o ] && output=$2; shift; done
 if [ $what = link ]; then exec cc -shared -o "$output" -x c /dev/null; else : >"$output"; fi
@@ -87,6 +88,13 @@ class WithACompilerThatPretends(FirstUse):
         """`oomdiag recorder`, once."""
         return subprocess.run([options.build / "bin" / "oomdiag", "recorder", options.python], cwd=self.folder,
                               env=self.environment, text=True, capture_output=True, timeout=100)
+
+    def test_headers_that_want_more_than_cpp20_are_compiled_as_cpp23(self):
+        self.environment["COMPILER"] = "of C++23"
+        done = self.recorder()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(self.log.read_text().split()), ["link"] * 2 + ["unit"] * 8)
+        self.assertEqual([path.name for path in self.built()[0].iterdir() if path.suffix in (".log", ".o", ".cpp")], [])
 
     def test_a_recorder_that_another_user_could_have_put_there_is_not_taken(self):
         self.addCleanup(os.umask, os.umask(0))  # what is built is the user's alone all the same
