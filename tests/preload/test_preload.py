@@ -40,9 +40,10 @@ class PreloadTest(unittest.TestCase):
         self.assertEqual(answers, [BEFORE, AFTER])
 
     def test_a_torch_for_a_major_of_cuda_that_is_not_recorded_is_named(self):
-        answers, word = self.ask("11.0")
-        self.assertEqual(answers, [BEFORE, AFTER])
-        self.assertRegex(word, "torch is built for CUDA 11, and oomdiag records with CUDA 12 and 13")
+        for runtime, major in ("11.0", "11"), ("14", "14"):
+            answers, word = self.ask(runtime)
+            self.assertEqual(answers, [BEFORE, AFTER])
+            self.assertRegex(word, f"torch is built for CUDA {major}, and oomdiag records with CUDA 12 and 13")
 
     def test_a_torch_for_cuda_12_is_asked_for_as_one_for_13(self):
         (self.torch / "version.py").write_text("__version__ = '2.15.0+cu128'\n")
