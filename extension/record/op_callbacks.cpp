@@ -16,6 +16,7 @@
 
 #include "extension/cupti/collector.h"
 #include "extension/record/allocator_hooks.h"
+#include "extension/record/fork_and_exit.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/newest_outputs.h"
 #include "extension/record/python.h"
@@ -279,6 +280,7 @@ bool claim_telling_of_groups() {
 }
 
 void on_end(const at::RecordFunction& call, at::ObserverContext*) {
+  if (in_forked_child()) return;
   if (!recording()) return forget_frame(call);
   ThreadState& state = thread_state();
   if (!steady()) claim_nodes(state);
@@ -400,13 +402,14 @@ uint32_t autocast_flags() noexcept {
 }
 
 void watch_outputs(bool on) {
-  if (outputs_watched.load(std::memory_order_relaxed) == on) return;
+  if (outputs_watched.load(std::memory_order_relaxed) == on || process_is_exiting()) return;
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
   if (now.records) set_outputs(now, on);
 }
 
 void watch_ops_as_needed() {
+  if (process_is_exiting()) return;
   if (steady()) watch_outputs(false);
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
