@@ -18,7 +18,6 @@
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/graph_walk.h"
-#include "extension/record/newest_outputs.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
@@ -302,7 +301,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
 }
 
 void on_outputs(const at::RecordFunction& call, at::ObserverContext*) {
-  if (call.seqNr() >= 0 && recording()) remember_outputs(call.outputs());
+  if (call.seqNr() >= 0 && recording()) thread_state().newest_nodes.remember(call.outputs());
 }
 
 std::unique_ptr<at::ObserverContext> empty_start(const at::RecordFunction&) { return nullptr; }
