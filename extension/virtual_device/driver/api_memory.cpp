@@ -5,8 +5,10 @@
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/driver/pool.h"
 
 using oomdiag::current_device;
 using oomdiag::Device;
@@ -19,7 +21,7 @@ void* host_pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address
 /// What a call needs that takes or gives memory: a context, and no capture that forbids it.
 CUresult check_memory_call() {
   if (const CUresult error = oomdiag::check_initialized()) return error;
-  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult error = oomdiag::check_context()) return error;
   return oomdiag::check_unsafe_call();
 }
 
@@ -28,7 +30,7 @@ CUresult check_memory_call() {
 OOMDIAG_ENTRY_POINT CUresult cuMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!device) return oomdiag::check_context();
   const int64_t total = device->card.total_bytes;
   if (free_bytes) *free_bytes = static_cast<size_t>(oomdiag::count_free_bytes(*device));
   if (total_bytes) *total_bytes = static_cast<size_t>(total);
@@ -54,9 +56,11 @@ OOMDIAG_ENTRY_POINT CUresult cuMemFree(CUdeviceptr block) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
   const auto range = oomdiag::find_range(host_pointer(block));
-  const Device* owner = range ? oomdiag::find_device(range->device) : nullptr;
-  if (owner) oomdiag::wait_until(owner->end_ns);  // a card that is still at work is waited for
-  return oomdiag::free_block(host_pointer(block));
+  if (range && range->context)
+    oomdiag::wait_until(range->context->end_ns);  // a card that is still at work is waited for
+  const CUresult result = oomdiag::free_block(host_pointer(block));
+  if (range && range->pool) oomdiag::trim_pools();  // that wait counts for a pool, too
+  return result;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemHostAlloc(void** block, size_t bytes, unsigned flags) {
@@ -117,7 +121,7 @@ OOMDIAG_ENTRY_POINT CUresult cuPointerGetAttribute(void* value, CUpointer_attrib
   const bool is_host = range->kind == MemoryKind::host;
   switch (static_cast<int>(attribute)) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      *static_cast<CUcontext*>(value) = reinterpret_cast<CUcontext>(oomdiag::find_device(range->device));
+      *static_cast<CUcontext*>(value) = oomdiag::context_handle(range->context);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       *static_cast<unsigned*>(value) = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;

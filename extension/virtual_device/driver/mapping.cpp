@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "extension/virtual_device/driver/address_space.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 
 namespace oomdiag {
@@ -58,7 +59,7 @@ CUresult free_addresses(CUdeviceptr begin, int64_t bytes) {
 
 CUresult create_pages(Device* device, int64_t bytes, PhysicalHandle* handle) {
   if (bytes <= 0 || bytes % kPageBytes) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult error = device ? make_context(*device) : CUDA_SUCCESS) return error;
+  if (const CUresult error = device ? make_context(context_on(*device)) : CUDA_SUCCESS) return error;
   std::lock_guard guard(memory_lock());
   if (device && !take(*device, Holder::mappings, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   *handle = next_handle++;
@@ -102,6 +103,30 @@ CUresult retain_pages(uintptr_t address, PhysicalHandle* handle) {
   return CUDA_SUCCESS;
 }
 
+void release_pages_of(const Device& device) {
+  std::lock_guard guard(memory_lock());
+  const auto is_of_device = [&](PhysicalHandle handle) {
+    const auto entry = handles.find(handle);
+    return entry != handles.end() && entry->second.device == device.ordinal;
+  };
+  for (auto entry = mappings.begin(); entry != mappings.end();) {
+    if (!is_of_device(entry->second.handle)) {
+      ++entry;
+      continue;
+    }
+    oomdiag_device_forget(reinterpret_cast<void*>(entry->first), static_cast<size_t>(entry->second.bytes));
+    entry = mappings.erase(entry);
+  }
+  for (auto entry = handles.begin(); entry != handles.end();) {
+    if (entry->second.device != device.ordinal) {
+      ++entry;
+      continue;
+    }
+    give_back(*find_device(device.ordinal), Holder::mappings, entry->second.bytes);
+    entry = handles.erase(entry);
+  }
+}
+
 std::optional<PhysicalPages> find_pages(PhysicalHandle handle) {
   std::lock_guard guard(memory_lock());
   const auto entry = handles.find(handle);
@@ -112,7 +137,10 @@ std::optional<MemoryRange> find_mapping(uintptr_t address) {
   const auto entry = find_entry(address);
   if (entry == mappings.end()) return std::nullopt;
   const int device = handles[entry->second.handle].device;
-  return MemoryRange{.begin = static_cast<uintptr_t>(entry->first), .bytes = entry->second.bytes, .device = device};
+  return MemoryRange{.begin = static_cast<uintptr_t>(entry->first),
+                     .bytes = entry->second.bytes,
+                     .device = device,
+                     .is_mapping = true};
 }
 
 }  // namespace oomdiag

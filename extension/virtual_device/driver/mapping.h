@@ -36,6 +36,9 @@ CUresult unmap_pages(CUdeviceptr begin, int64_t bytes);
 /// One more reference to the pages mapped at `address`.
 CUresult retain_pages(uintptr_t address, PhysicalHandle* handle);
 
+/// All handles of the device and what is mapped of them are gone.
+void release_pages_of(const Device& device);
+
 std::optional<PhysicalPages> find_pages(PhysicalHandle handle);
 
 /// The mapping that holds `address`. Under memory_lock().
