@@ -308,5 +308,115 @@ def a_kernel_has_48_kib_of_dynamic_shared_memory_unless_it_opts_in():
     runtime.cudaGetLastError()
 
 
+# Memory of the host, and what a pointer points at.
+
+
+@case()
+def what_is_not_known_of_a_pointer_is_null_in_all_its_bytes():
+    runtime, driver = start()
+    wide, narrow = (1, 3, 4, 7, 11, 12, 17), (2, 8, 9, 13)  # context, addresses, sizes; kind, managed, ordinal, mapped
+    host = ctypes.create_string_buffer(64)
+
+    def ask(attributes, address):
+        values = [ctypes.c_uint64(0xAAAAAAAAAAAAAAAA) for _ in attributes]
+        places = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+        expect_equal(driver.cuPointerGetAttributes(len(values), (ctypes.c_int * len(values))(*attributes), places, ctypes.c_uint64(address)), 0)
+        return [value.value for value in values]
+
+    expect_equal(ask(wide, ctypes.addressof(host)), [0] * len(wide), "answers of eight bytes")
+    expect_equal(ask(narrow, ctypes.addressof(host)), [0xAAAAAAAA00000000] * len(narrow), "answers of four, and what lies behind them")
+    block, context = allocate(runtime, 4096), ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    expect_equal(ask(wide, block.value + 8), [context.value, block.value + 8, 0, block.value + 8, block.value, 4096, 0], "of a block")
+
+
+@case()
+def page_locked_memory_ends_with_the_machines():
+    runtime, _ = start()
+    block, other, host = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.create_string_buffer(3 << 12)
+    with open("/proc/meminfo") as file:
+        total = int(file.readline().split()[1]) << 10
+    expect_equal(runtime.cudaHostAlloc(ctypes.byref(block), ctypes.c_size_t(total + (1 << 30)), 0), 2, "more than the machine has")
+    half = ctypes.c_size_t(total // 2 + (1 << 30))
+    expect_equal([runtime.cudaHostAlloc(ctypes.byref(block), half, 0), runtime.cudaHostAlloc(ctypes.byref(other), half, 0)], bounded(half.value), "twice more than its half")
+    runtime.cudaFreeHost(block)
+    expect_equal(runtime.cudaHostAlloc(ctypes.byref(other), ctypes.c_size_t(MIB), 0), 0, "afterwards")
+    size = ctypes.c_size_t
+    expect_equal([runtime.cudaHostRegister(ctypes.c_void_p(0x10), size(MIB), 0), runtime.cudaHostRegister(host, size(1 << 40), 0)], [INVALID_VALUE] * 2, "what is not there")
+    page = (ctypes.addressof(host) + 4095) & ~4095
+    expect_equal([runtime.cudaHostRegister(ctypes.c_void_p(page + 4096), size(4096), 0), runtime.cudaHostRegister(ctypes.c_void_p(page), size(8192), 0)], [0, 712], "a part twice")
+    runtime.cudaHostUnregister(ctypes.c_void_p(page + 4096))
+    runtime.cudaGetLastError()
+
+
+def bounded(bytes):
+    """The answers to two such requests: a control group may allow less than one."""
+    import pathlib
+
+    limits = [file.read_text().strip() for file in map(pathlib.Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")) if file.exists()]
+    return [2, 2] if any(limit.isdigit() and int(limit) < bytes for limit in limits) else [0, 2]
+
+
+@case()
+def mappings_lie_in_reservations_and_are_unmapped_whole():
+    runtime, driver = start()
+    page, size = 2 * MIB, ctypes.c_size_t
+    begin, handle = ctypes.c_uint64(), ctypes.c_uint64()
+    wanted = (ctypes.c_int * 8)(1, 0, 1, 0)  # pinned memory of device 0
+    driver.cuMemAddressReserve(ctypes.byref(begin), size(4 * page), size(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0))
+    driver.cuMemCreate(ctypes.byref(handle), size(page), wanted, ctypes.c_ulonglong(0))
+    map_at = lambda place, bytes=page, offset=0: driver.cuMemMap(ctypes.c_uint64(place), size(bytes), size(offset), handle, ctypes.c_ulonglong(0))
+    unmap = lambda place, bytes=page: driver.cuMemUnmap(ctypes.c_uint64(place), size(bytes))
+    refused = [map_at(0x700000000000), map_at(begin.value, offset=page), map_at(begin.value, bytes=2 * page), map_at(begin.value + 4096), map_at(begin.value + 4 * page)]
+    expect_equal(refused, [INVALID_VALUE] * 5, "mappings that cannot be")
+    expect_equal([map_at(begin.value), map_at(begin.value + page), map_at(begin.value)], [0, 0, INVALID_VALUE], "mappings, and one over another")
+    refused = [unmap(0x700000000000), unmap(begin.value + 2 * page), unmap(begin.value, 3 * page), unmap(begin.value, page // 2)]
+    expect_equal(refused, [INVALID_VALUE] * 4, "what is not mapped so")
+    expect_equal([unmap(begin.value, 2 * page), unmap(begin.value), driver.cuMemRelease(handle)], [0, INVALID_VALUE, 0], "both at once")
+
+
+# Types of products.
+
+
+def heuristic(first, second):
+    """What cublasLtMatmulAlgoGetHeuristic answers for factors of these types, and how many it gives."""
+    from stand_ins import CUBLASLT
+
+    start()
+    library, handle, description, layouts = ctypes.CDLL(CUBLASLT), ctypes.c_void_p(), ctypes.c_void_p(), []
+    library.cublasLtCreate(ctypes.byref(handle))
+    library.cublasLtMatmulDescCreate(ctypes.byref(description), 68, 0)
+    for kind in (first, second, 0):
+        layouts.append(ctypes.c_void_p())
+        library.cublasLtMatrixLayoutCreate(ctypes.byref(layouts[-1]), kind, ctypes.c_uint64(64), ctypes.c_uint64(64), ctypes.c_int64(64))
+    results, count = ctypes.create_string_buffer(4096), ctypes.c_int()
+    answer = library.cublasLtMatmulAlgoGetHeuristic(handle, description, layouts[0], layouts[1], layouts[2], layouts[2], None, 1, results, ctypes.byref(count))
+    return answer, count.value
+
+
+FLOAT, HALF, BFLOAT, INT8, E4M3, E5M2, E2M1, INT16 = 0, 2, 14, 3, 28, 29, 33, 20
+
+
+def expect_multiplied(*pairs):
+    every = [(FLOAT, FLOAT), (HALF, HALF), (BFLOAT, BFLOAT), (INT8, INT8), (E4M3, E4M3), (E4M3, E5M2), (E5M2, E5M2), (E2M1, E2M1), (INT16, INT16)]
+    wanted = {pair: (0, 1) if pair in every[:4] or pair in pairs else (15, 0) for pair in every}  # CUBLAS_STATUS_NOT_SUPPORTED
+    expect_equal({pair: heuristic(*pair) for pair in every}, wanted, "what is multiplied")
+
+
+@case(card="rtx3090")
+def a_card_of_8_6_multiplies_no_8_bit_floats():
+    expect_multiplied()
+
+
+@case(card="rtx4090")
+def a_card_of_8_9_multiplies_8_bit_floats():
+    expect_multiplied((E4M3, E4M3), (E4M3, E5M2))
+
+
+@case(card="b200")
+def a_card_of_10_0_multiplies_4_bit_floats():
+    expect_multiplied((E4M3, E4M3), (E4M3, E5M2), (E2M1, E2M1))
+
+
 if __name__ == "__main__":
     main()

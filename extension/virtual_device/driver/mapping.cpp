@@ -28,6 +28,34 @@ auto find_entry(CUdeviceptr address) {
   return address - entry->first < static_cast<CUdeviceptr>(entry->second.bytes) ? entry : mappings.end();
 }
 
+bool is_whole_pages(CUdeviceptr begin, int64_t bytes) {
+  return bytes > 0 && bytes % kPageBytes == 0 && begin % static_cast<CUdeviceptr>(kPageBytes) == 0;
+}
+
+bool is_reserved(CUdeviceptr begin, int64_t bytes) {
+  auto entry = reservations.upper_bound(begin);
+  if (entry == reservations.begin()) return false;
+  --entry;
+  return begin + static_cast<CUdeviceptr>(bytes) <= entry->first + static_cast<CUdeviceptr>(entry->second);
+}
+
+/// Whether any of the range is.
+bool is_mapped(CUdeviceptr begin, int64_t bytes) {
+  const auto next = mappings.lower_bound(begin);
+  const bool begins_within = next != mappings.end() && next->first < begin + static_cast<CUdeviceptr>(bytes);
+  return begins_within || find_entry(begin) != mappings.end();
+}
+
+bool are_whole_mappings(CUdeviceptr begin, int64_t bytes) {
+  const CUdeviceptr end = begin + static_cast<CUdeviceptr>(bytes);
+  while (begin < end) {
+    const auto entry = mappings.find(begin);
+    if (entry == mappings.end()) return false;
+    begin += static_cast<CUdeviceptr>(entry->second.bytes);
+  }
+  return begin == end;
+}
+
 void drop_reference(PhysicalHandle handle) {
   const auto entry = handles.find(handle);
   if (entry == handles.end() || --entry->second.references > 0) return;
@@ -77,13 +105,20 @@ CUresult release_pages(PhysicalHandle handle) {
 CUresult map_pages(CUdeviceptr begin, int64_t bytes, PhysicalHandle handle) {
   std::lock_guard guard(memory_lock());
   const auto entry = handles.find(handle);
-  if (entry == handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  const bool is_known = entry != handles.end() && bytes <= entry->second.bytes;
+  if (!is_known || !is_whole_pages(begin, bytes) || !is_reserved(begin, bytes) || is_mapped(begin, bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   ++entry->second.references;
   mappings[begin] = {.bytes = bytes, .handle = handle};
   return CUDA_SUCCESS;
 }
 
 CUresult unmap_pages(CUdeviceptr begin, int64_t bytes) {
+  {
+    std::lock_guard guard(memory_lock());
+    if (bytes <= 0 || !are_whole_mappings(begin, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  }
   oomdiag_device_forget(reinterpret_cast<void*>(begin), static_cast<size_t>(bytes));
   std::lock_guard guard(memory_lock());
   auto entry = mappings.lower_bound(begin);

@@ -1,5 +1,6 @@
 #include "extension/virtual_device/driver/memory.h"
 
+#include <atomic>
 #include <map>
 #include <vector>
 
@@ -80,6 +81,16 @@ CUresult allocate(Device& device, Pool* pool, int64_t bytes, void** block) {
   return result_of(refusal);
 }
 
+std::atomic<int64_t> page_locked_bytes = 0;
+
+/// Counts a page-locked block of so many bytes; false where the machine has not so much.
+bool charge_host(int64_t bytes) {
+  if (bytes <= host_memory_bytes() - page_locked_bytes.fetch_add(bytes)) return true;
+  page_locked_bytes -= bytes;
+  oomdiag_device_note("unsupported", "page-locked memory beyond what this machine has for its processes");
+  return false;
+}
+
 /// An accessible range that no card is charged for.
 CUresult allocate_uncharged(int device, int64_t bytes, MemoryKind kind, void** block) {
   *block = nullptr;
@@ -126,6 +137,12 @@ std::optional<bool> is_within_known(const void* begin, size_t bytes) {
   return true;
 }
 
+/// Of managed memory, or of a page-locked block.
+void free_pages_of_host(const MemoryRange& range) {
+  unmap_host_memory(reinterpret_cast<void*>(range.begin), range.bytes);
+  if (range.kind == MemoryKind::host) page_locked_bytes -= range.bytes;
+}
+
 void give_up(const MemoryRange& range) {
   if (range.is_imported) return give_addresses(range.begin, round_to_pages(range.bytes));
   if (range.pool) return range.pool->free(range.begin, range.bytes);
@@ -155,7 +172,12 @@ CUresult allocate_managed(int device, int64_t bytes, void** block) {
 
 CUresult allocate_host(int64_t bytes, void** block) {
   const Device* device = current_device();
-  return allocate_uncharged(device ? device->ordinal : 0, bytes, MemoryKind::host, block);
+  const int64_t whole = bytes > 0 ? round_to_pages(bytes) : 0;
+  *block = nullptr;
+  if (whole > host_memory_bytes() || !charge_host(whole)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult error = allocate_uncharged(device ? device->ordinal : 0, bytes, MemoryKind::host, block);
+  if (error) page_locked_bytes -= whole;
+  return error;
 }
 
 CUresult free_block(void* block) {
@@ -170,7 +192,7 @@ CUresult free_block(void* block) {
     if (range && range->kind == MemoryKind::device) give_up(*range);
   }
   if (!range) return CUDA_ERROR_INVALID_VALUE;
-  if (range->kind == MemoryKind::managed) unmap_host_memory(block, range->bytes);
+  if (range->kind == MemoryKind::managed) free_pages_of_host(*range);
   return CUDA_SUCCESS;
 }
 
@@ -182,7 +204,7 @@ CUresult free_host(void* block) {
         take_range(block, [](const MemoryRange& found) { return !is_no_host_memory(found) && !found.is_registered; });
   }
   if (!range) return CUDA_ERROR_INVALID_VALUE;
-  unmap_host_memory(block, range->bytes);
+  free_pages_of_host(*range);
   return CUDA_SUCCESS;
 }
 
@@ -204,7 +226,7 @@ void free_all(Predicate fits) {
     if (range.kind == MemoryKind::device) {
       give_up(range);
     } else if (!range.is_registered) {
-      unmap_host_memory(reinterpret_cast<void*>(range.begin), range.bytes);
+      free_pages_of_host(range);
     }
   }
 }
@@ -221,11 +243,13 @@ void free_pools_of(const Device& device) {
 }
 
 CUresult register_host(void* begin, int64_t bytes) {
-  if (!begin || bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!begin || bytes <= 0 || !can_read(begin, static_cast<size_t>(bytes))) return CUDA_ERROR_INVALID_VALUE;
   const Device* device = current_device();
   std::lock_guard guard(memory_lock());
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  if (find_entry(address) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  const auto next = ranges.lower_bound(address);
+  const bool overlaps = next != ranges.end() && next->first < address + static_cast<uintptr_t>(bytes);
+  if (overlaps || find_entry(address) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   add_range(address, bytes, device ? device->ordinal : 0, MemoryKind::host).is_registered = true;
   return CUDA_SUCCESS;
 }
