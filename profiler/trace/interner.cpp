@@ -3,6 +3,17 @@
 #include <cstring>
 
 namespace oomdiag {
+namespace {
+
+/// The beginning of a name in UTF-8, of at most so many bytes, that ends where a character does.
+std::string_view cut(std::string_view name, size_t most) {
+  if (name.size() <= most) return name;
+  const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; };
+  while (most > 0 && continues(name[most])) --most;
+  return name.substr(0, most);
+}
+
+}  // namespace
 
 size_t Interner::ContextHash::operator()(const Context& context) const noexcept {
   return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&context), sizeof context});
@@ -18,7 +29,7 @@ Interner::Interner(SharedFile& file, TraceHeader& header)
 }
 
 uint32_t Interner::intern(std::string_view name) {
-  name = name.substr(0, 4096);
+  name = cut(name, 4096);
   const std::lock_guard lock(mutex_);
   const auto [entry, fresh] = names_.try_emplace(std::string(name), static_cast<uint32_t>(names_.size()));
   if (!fresh || append(name)) return entry->second;
