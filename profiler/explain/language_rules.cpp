@@ -97,7 +97,7 @@ std::optional<Changed> use_fused_attention(const Situation& situation) {
 
 /// The loss over an eighth of the rows at a time, each made again in backward: logits, probabilities and their gradients take
 /// an eighth, and the gradient of the last layer's weight is added to eight times.
-std::optional<Changed> use_chunked_loss(const Situation& situation) {
+std::optional<Changed> use_chunked_cross_entropy(const Situation& situation) {
   constexpr int64_t kChunks = 8;
   Lives blocks = situation.lives.blocks;
   const BlockLife* probabilities = find_probabilities(blocks);
@@ -109,7 +109,7 @@ std::optional<Changed> use_chunked_loss(const Situation& situation) {
     const bool forward = block.phase == Phase::forward && block.category != Category::input;
     if (near && (forward || block.phase == Phase::backward)) block.bytes /= kChunks;
   }
-  return Changed{.id = "chunked_loss",
+  return Changed{.id = "chunked_cross_entropy",
                  .label = "loss in chunks of the logits",
                  .formula = "logits, probabilities and their gradients / 8",
                  .blocks = std::move(blocks),

@@ -29,12 +29,27 @@ void judge(const Situation& situation, int64_t peak_bytes, const Changed& change
   }
 }
 
-constexpr std::array<Rule, 21> kRules = {
-    halve_batch,         fit_batch,          accumulate,          use_autocast,     checkpoint_modules,
-    use_relu_in_place,   use_no_grad,        drop_outputs,        stop_growth,      set_gradients_to_none,
-    use_fused_optimizer, use_loop_optimizer, use_plain_sgd,       use_8bit_adam,    offload_optimizer,
-    shard_over_cards,    train_adapters,     use_fused_attention, use_chunked_loss, halve_sequence,
-    offload_activations};
+constexpr std::array<Rule, 21> kRules = {halve_batch,
+                                         fit_batch,
+                                         accumulate,
+                                         use_autocast,
+                                         checkpoint_modules,
+                                         use_relu_in_place,
+                                         use_no_grad,
+                                         drop_outputs,
+                                         stop_growth,
+                                         set_gradients_to_none,
+                                         use_fused_optimizer,
+                                         use_loop_optimizer,
+                                         use_plain_sgd,
+                                         use_8bit_adam,
+                                         offload_optimizer,
+                                         shard_over_cards,
+                                         train_adapters,
+                                         use_fused_attention,
+                                         use_chunked_cross_entropy,
+                                         halve_sequence,
+                                         offload_activations};
 
 // What may be had together: each of another kind, and none that changes what is learned.
 constexpr std::array<Rule, 6> kCombined = {checkpoint_modules,  use_autocast,        accumulate,
