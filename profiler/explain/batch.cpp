@@ -51,10 +51,10 @@ std::optional<int64_t> find_batch(const Moment& moment) {
     all += block.bytes;
   }
   for (const auto& [candidate, own] : bytes_by_first_size) {
+    if (candidate < kLeast || own < all / 20) continue;  // leaves twenty candidates at most
     int64_t divisible = 0;
-    for (const auto& [size, bytes] : bytes_by_first_size)
-      divisible += size % std::max<int64_t>(1, candidate) == 0 ? bytes : 0;
-    if (candidate >= kLeast && own >= all / 20 && divisible >= all / 5 * 4) return candidate;
+    for (const auto& [size, bytes] : bytes_by_first_size) divisible += size % candidate == 0 ? bytes : 0;
+    if (divisible >= all / 5 * 4) return candidate;
   }
   return std::nullopt;
 }

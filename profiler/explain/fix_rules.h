@@ -37,7 +37,7 @@ std::optional<ModifiedStep> shard_over_devices(const StepModel& model);
 std::optional<ModifiedStep> train_adapters(const StepModel& model);
 // language_rules.cpp: attention, logits, sequences.
 std::optional<ModifiedStep> use_fused_attention(const StepModel& model);
-std::optional<ModifiedStep> use_chunked_loss(const StepModel& model);
+std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model);
 std::optional<ModifiedStep> halve_sequence(const StepModel& model);
 std::optional<ModifiedStep> offload_activations(const StepModel& model);
 

@@ -81,7 +81,7 @@ constexpr FixRow kFixes[] = {
               "one = lambda x, y: F.cross_entropy(head(x), y, reduction=\"sum\")\n"
               "loss = sum(checkpoint(one, x, y, use_reentrant=False)\n"
               "           for x, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)",
-     .predict = use_chunked_loss},
+     .predict = use_chunked_cross_entropy},
     {.id = "channels_last", .label = "channels_last", .group = "layout", .module = "channels_last"},
     {.id = "autocast_bf16",
      .label = "bf16 autocast",

@@ -88,7 +88,7 @@ std::optional<ModifiedStep> use_fused_attention(const StepModel& model) {
 
 /// The loss over an eighth of the rows at a time, each made again in backward: logits, probabilities and their gradients take
 /// an eighth, and the gradient of the last layer's weight is added to eight times.
-std::optional<ModifiedStep> use_chunked_loss(const StepModel& model) {
+std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model) {
   constexpr int64_t kChunks = 8;
   Lives blocks = model.blocks;
   const BlockLife* probabilities = find_probabilities(blocks);

@@ -74,11 +74,11 @@ class Gpt(nn.Module):
             x = layer(x)
         x = self.norm(x)
         if "chunked_cross_entropy" in REMEDIES:
-            return chunked_cross_entropy(self.head, x, ids)
+            return chunked_loss(self.head, x, ids)
         return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
 
-def chunked_cross_entropy(head, x, ids, chunks=8):
+def chunked_loss(head, x, ids, chunks=8):
     """Logits of an eighth of the words at a time, in backward once more."""
     parts = zip(x.flatten(0, 1).chunk(chunks), ids.flatten().chunk(chunks))
     one = lambda part, wanted: F.cross_entropy(head(part), wanted, reduction="sum")
@@ -95,7 +95,7 @@ class Lstm(nn.Module):
     def forward(self, ids):
         x = self.lstm(self.embedding(ids))[0]
         if "chunked_cross_entropy" in REMEDIES:
-            return chunked_cross_entropy(self.head, x, ids)
+            return chunked_loss(self.head, x, ids)
         return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
 
