@@ -70,9 +70,9 @@ void check_writable(const fs::path& file) {
               "make it first, or name another file");
 }
 
-void print_text(const Report& report, std::FILE* stream) {
+void print_text(const Report& report, std::FILE* stream, bool all) {
   const Manners manners = manners_of(fileno(stream));
-  std::string text = to_text(report, {.unicode = manners.unicode});
+  std::string text = to_text(report, {.unicode = manners.unicode, .all = all});
   if (manners.color) {
     const std::size_t headline = std::min(text.find('\n'), text.size());
     text = fmt::format("\033[1m{}\033[0m{}", text.substr(0, headline), text.substr(headline));
