@@ -71,6 +71,7 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set("LD_PRELOAD", compose_preload({.first = environment("OOMDIAG_PRELOAD_FIRST"),
                                      .libraries = libraries,
                                      .virtual_device = is_virtual ? libraries / "virtual_device" : "",
+                                     .cuda_major = install.cuda_major,
                                      .users_own = environment("LD_PRELOAD")}));
   set("OOMDIAG_RECORDER", install.recorder.string());
   set("OOMDIAG_RECORDER_FOR", install.torch_version);

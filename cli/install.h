@@ -19,6 +19,7 @@ struct Install {
   std::filesystem::path recorder{};        ///< liboomdiag.so for `torch_version`; empty = none
   std::filesystem::path contents{};  ///< the library with which the virtual device knows what memory holds, likewise
   std::string torch_version{};       ///< "2.15.0+cu132"; empty = no torch is known yet
+  int cuda_major{};                  ///< of the torch of the program that will run, 13; 0 = not known, or several may
   std::string architectures{};       ///< that this torch has code for, "75,80"; empty = not asked
   std::string no_recorder{};         ///< why there is none, one line
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -14,13 +13,18 @@
 namespace oomdiag {
 namespace {
 
-// The recorder's shim goes before them: it defines cudaGetDeviceCount under the same symbol version. Those of both major
-// versions of CUDA: a program asks for the ones of its torch.
-constexpr std::array kVirtualDeviceLibraries{
-    "libcuda.so.1",      "libcudart.so.13",   "libcublas.so.13",   "libcublasLt.so.13", "liboomdiag_cudnn.so",
-    "libnvidia-ml.so.1", "libcufft.so.12",    "libcusolver.so.12", "libcusparse.so.12", "libcusparseLt.so.0",
-    "libnccl.so.2",      "libcupti.so.13",    "libcudart.so.12",   "libcublas.so.12",   "libcublasLt.so.12",
-    "libcufft.so.11",    "libcusolver.so.11", "libcupti.so.12",
+struct StandIn {
+  const char* name;
+  int cuda_major = 0;  ///< of the programs that ask for it; 0 = of all
+};
+
+// The recorder's shim goes before them: it defines cudaGetDeviceCount under the same symbol version.
+constexpr StandIn kVirtualDeviceLibraries[] = {
+    {"libcuda.so.1"},          {"libcudart.so.13", 13}, {"libcublas.so.13", 13},   {"libcublasLt.so.13", 13},
+    {"liboomdiag_cudnn.so"},   {"libnvidia-ml.so.1"},   {"libcufft.so.12", 13},    {"libcusolver.so.12", 13},
+    {"libcusparse.so.12"},     {"libcusparseLt.so.0"},  {"libnccl.so.2"},          {"libcupti.so.13", 13},
+    {"libcudart.so.12", 12},   {"libcublas.so.12", 12}, {"libcublasLt.so.12", 12}, {"libcufft.so.11", 12},
+    {"libcusolver.so.11", 12}, {"libcupti.so.12", 12},
 };
 
 void append(std::string& list, std::string_view entry) {
@@ -41,7 +45,11 @@ std::string compose_preload(const PreloadParts& parts) {
   append(list, parts.first);
   append_if_there(list, parts.libraries / "liboomdiag_preload.so");
   if (!parts.virtual_device.empty()) {
-    for (const char* library : kVirtualDeviceLibraries) append_if_there(list, parts.virtual_device / library);
+    for (const StandIn& library : kVirtualDeviceLibraries) {
+      const bool is_asked_for =
+          parts.cuda_major == 0 || library.cuda_major == 0 || library.cuda_major == parts.cuda_major;
+      if (is_asked_for) append_if_there(list, parts.virtual_device / library.name);
+    }
   }
   append(list, parts.users_own);
   return list;

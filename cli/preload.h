@@ -10,6 +10,7 @@ struct PreloadParts {
   std::string first;                     ///< sanitizer runtimes, which want to be first
   std::filesystem::path libraries;       ///< folder of liboomdiag_preload.so
   std::filesystem::path virtual_device;  ///< folder of the virtual device's libraries; empty = real device
+  int cuda_major = 0;                    ///< of the program's torch, whose libraries are enough; 0 = not known, both
   std::string users_own;                 ///< the LD_PRELOAD that was there
 };
 

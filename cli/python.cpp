@@ -175,6 +175,7 @@ std::string prepare_torch(const std::string& program, Install& install) {
   if (is_itself) say(choice.note);
   if (!choice.no_recorder.empty()) forget_torch(install, choice.no_recorder);
   if (choice.needs_own_recorder) take_own_recorder(*torch, install);
+  if (torch && !is_guess) install.cuda_major = std::atoi(torch->cuda.c_str());
   return is_itself ? choice.executable : program;
 }
 

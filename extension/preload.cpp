@@ -53,7 +53,7 @@ bool fits_torch() {
   const std::string version = oomdiag::loaded_torch_version();
   const std::string recorders = variable("OOMDIAG_RECORDER_FOR");
   if (version.empty()) {
-    oomdiag::refuse("no file in '" + oomdiag::loaded_torch_folder().string() +
+    oomdiag::refuse("no file in '" + oomdiag::loaded_torch_folder() +
                     "' says which torch this is, and the recorder was built for torch " + recorders);
     return false;
   }

@@ -11,19 +11,42 @@ TEST_CASE("sanitizers come first, then the shim, the virtual device, and what th
     build.write(std::string("lib/virtual_device/") + name);
   }
   const std::string lib = (build.path() / "lib").string();
-  PreloadParts parts{
-      .first = "libasan.so.8", .libraries = lib, .virtual_device = lib + "/virtual_device", .users_own = "a.so b.so"};
+  PreloadParts parts{.first = "libasan.so.8",
+                     .libraries = lib,
+                     .virtual_device = lib + "/virtual_device",
+                     .cuda_major = 0,
+                     .users_own = "a.so b.so"};
 
   CHECK(compose_preload(parts) == "libasan.so.8:" + lib + "/liboomdiag_preload.so:" + lib +
                                       "/virtual_device/libcuda.so.1:" + lib + "/virtual_device/libcudart.so.13:" + lib +
                                       "/virtual_device/libnvidia-ml.so.1:a.so b.so");
 
-  parts = {.first = "", .libraries = lib, .virtual_device = "", .users_own = ""};
+  parts = {.first = "", .libraries = lib, .virtual_device = "", .cuda_major = 0, .users_own = ""};
   CHECK(compose_preload(parts) == lib + "/liboomdiag_preload.so");
 }
 
+TEST_CASE("of the virtual device only what the CUDA of the program's torch asks for is preloaded, where that is known",
+          "[cli]") {
+  const TestFolder build;
+  for (const char* name : {"libcuda.so.1", "libcudart.so.13", "libnccl.so.2", "libcudart.so.12", "libcufft.so.11"}) {
+    build.write(name);
+  }
+  const std::string lib = build.path().string() + "/";
+  const auto preloaded = [&](int major) {
+    return compose_preload(
+        {.first = "", .libraries = "/nowhere", .virtual_device = build.path(), .cuda_major = major, .users_own = ""});
+  };
+  CHECK(preloaded(13) == lib + "libcuda.so.1:" + lib + "libcudart.so.13:" + lib + "libnccl.so.2");
+  CHECK(preloaded(12) ==
+        lib + "libcuda.so.1:" + lib + "libnccl.so.2:" + lib + "libcudart.so.12:" + lib + "libcufft.so.11");
+  CHECK(preloaded(0).find("libcudart.so.12:") != std::string::npos);
+  CHECK(preloaded(0).find("libcudart.so.13:") != std::string::npos);
+}
+
 TEST_CASE("what is not there is not preloaded", "[cli]") {
-  CHECK(compose_preload({.first = "", .libraries = "/nowhere", .virtual_device = "/nowhere", .users_own = ""}).empty());
+  CHECK(compose_preload(
+            {.first = "", .libraries = "/nowhere", .virtual_device = "/nowhere", .cuda_major = 0, .users_own = ""})
+            .empty());
 }
 
 TEST_CASE("a folder that the loader would split is reached through a link, which goes afterwards", "[cli]") {
