@@ -6,6 +6,7 @@
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
+#include "profiler/trace/mix.h"
 
 // What torch.nn.Module keeps in _modules, _parameters and _buffers is read here as the dictionaries that it is. Its own
 // named_modules() and the like are the program's to override, and to interrupt.
@@ -56,7 +57,7 @@ uint32_t ModuleNames::name_calls(std::span<const PythonRef> calls) {
 bool ModuleNames::is_worth_a_search(PythonObject caller, PythonObject module) {
   const PythonRef type(api_, api_.type(module));
   const auto of = [](PythonObject object) { return reinterpret_cast<uint64_t>(object) >> 4; };
-  return std::has_single_bit(++strangers_[of(caller) * 0x9E3779B97F4A7C15u ^ of(type.get())]);
+  return std::has_single_bit(++strangers_[spread(of(caller)) ^ of(type.get())]);
 }
 
 void ModuleNames::name_tree(PythonObject root) {
