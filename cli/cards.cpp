@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "cli/nearest.h"
+#include "extension/environment.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -29,7 +30,7 @@ std::string plain(std::string_view name) {
 
 // OOMDIAG_ARCHITECTURES comes from cli/CMakeLists.txt: "75,80,86,…".
 std::string architectures() {
-  const char* const own = std::getenv("OOMDIAG_ARCHITECTURES");
+  const char* const own = std::getenv(variables::kArchitectures);
   return own == nullptr || *own == '\0' ? OOMDIAG_ARCHITECTURES : own;
 }
 

@@ -15,6 +15,7 @@
 #include "cli/run_folder.h"
 #include "cli/temporary_folder.h"
 #include "cli/terminal.h"
+#include "extension/environment.h"
 #include "profiler/error.h"
 #include "profiler/trace/trace.h"
 
@@ -68,24 +69,24 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   const auto set = [&](const char* name, const std::string& value) {
     program.environment.emplace_back(name, value.empty() ? std::nullopt : std::optional(value));
   };
-  set("LD_PRELOAD", compose_preload({.first = environment("OOMDIAG_PRELOAD_FIRST"),
+  set("LD_PRELOAD", compose_preload({.first = environment(variables::kPreloadFirst),
                                      .libraries = libraries,
                                      .virtual_device = is_virtual ? libraries / "virtual_device" : "",
                                      .cuda_major = install.cuda_major,
                                      .users_own = environment("LD_PRELOAD")}));
-  set("OOMDIAG_RECORDER", install.recorder.string());
-  set("OOMDIAG_RECORDER_FOR", install.torch_version);
-  set("OOMDIAG_NO_RECORDER", install.no_recorder);
-  set("OOMDIAG_REPORTS", (install.libraries / "liboomdiag_reports.so").string());
-  set("OOMDIAG_CONTENTS", install.contents.string());
-  if (!install.architectures.empty()) set("OOMDIAG_ARCHITECTURES", install.architectures);
-  set("OOMDIAG_ATTACH_AT_STEP", request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
-  set("OOMDIAG_NATIVE_STACKS", request.native_stacks ? "1" : environment("OOMDIAG_NATIVE_STACKS"));
-  set("OOMDIAG_CARD", list_files(request.device.cards));
+  set(variables::kRecorder, install.recorder.string());
+  set(variables::kRecorderFor, install.torch_version);
+  set(variables::kNoRecorder, install.no_recorder);
+  set(variables::kReports, (install.libraries / "liboomdiag_reports.so").string());
+  set(variables::kContents, install.contents.string());
+  if (!install.architectures.empty()) set(variables::kArchitectures, install.architectures);
+  set(variables::kAttachAtStep, request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
+  set(variables::kNativeStacks, request.native_stacks ? "1" : environment(variables::kNativeStacks));
+  set(variables::kCard, list_files(request.device.cards));
   const int driver = is_virtual ? request.device.cards.front().driver : 0;
-  set("OOMDIAG_DRIVER", driver == 0 ? "" : std::to_string(driver));
-  set("OOMDIAG_MEMORY", request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
-  set("OOMDIAG_CLOCKED", request.device.clocked ? "1" : "");
+  set(variables::kDriver, driver == 0 ? "" : std::to_string(driver));
+  set(variables::kMemory, request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
+  set(variables::kClocked, request.device.clocked ? "1" : "");
   if (caches) {
     set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
     for (const auto& [variable, folder] : caches->variables()) set(variable, folder);

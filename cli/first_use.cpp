@@ -32,6 +32,7 @@
 #include "cli/launcher.h"
 #include "cli/terminal.h"
 #include "cli/workers.h"
+#include "extension/environment.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -230,9 +231,10 @@ class Build {
         "torch._C._cuda_getArchFlags() or '')) + '\\n')",
         quoted(folder_.string()));
     const fs::path driver = install_.virtual_device / "libcuda.so.1";
-    run_all({{{"env", "LD_PRELOAD=" + driver.string(), "OOMDIAG_OUTPUT=", torch_.python, "-c", code},
-              folder_ / "load.log"}},
-            "loading");
+    run_all(
+        {{{"env", "LD_PRELOAD=" + driver.string(), fmt::format("{}=", variables::kOutput), torch_.python, "-c", code},
+          folder_ / "load.log"}},
+        "loading");
   }
 
   static std::string quoted(const std::string& text) {

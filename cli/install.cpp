@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 
+#include "extension/environment.h"
+
 // OOMDIAG_SOURCE, OOMDIAG_PYTHON and OOMDIAG_TORCH_VERSION come from cli/CMakeLists.txt.
 
 namespace oomdiag {
@@ -28,7 +30,7 @@ Install of_build(const fs::path& build) {
 
 /// As scripts/cmake/install.cmake puts it. `oomdiag` of the Python package says in OOMDIAG_PYTHON whose it is.
 Install of_prefix(const fs::path& prefix) {
-  const char* const python = std::getenv("OOMDIAG_PYTHON");
+  const char* const python = std::getenv(variables::kPython);
   const fs::path libraries = prefix / "lib" / "oomdiag";
   const fs::path share = prefix / "share" / "oomdiag";
   return {

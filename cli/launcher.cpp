@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "extension/environment.h"
 #include "profiler/error.h"
 
 // The parent forks, learns the child's pid, makes the run folder that is named after it and sends its path down a pipe
@@ -114,7 +115,7 @@ void redirect(const std::filesystem::path& file) {
   for (const auto& [name, value] : program.environment) {
     value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
   }
-  setenv("OOMDIAG_OUTPUT", folder.c_str(), 1);
+  setenv(variables::kOutput, folder.c_str(), 1);
   if (program.keeps_output) redirect(std::filesystem::path(folder) / "output.txt");
   signals.restore();
   execvp(program.arguments.front().c_str(), pointers(program.arguments).data());

@@ -10,6 +10,7 @@
 
 #include "cli/environment.h"
 #include "cli/help.h"
+#include "extension/environment.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -143,12 +144,12 @@ Environment environment_of_rank(const LoneRank& lone, const std::filesystem::pat
   set("TORCHELASTIC_MAX_RESTARTS", 0);
   set("TORCHELASTIC_RUN_ID", "oomdiag");
   set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-  if (!job.topology.links.empty()) set("OOMDIAG_TOPOLOGY", job.topology.links);
+  if (!job.topology.links.empty()) set(variables::kTopology, job.topology.links);
   if (local > 1) set_default("OMP_NUM_THREADS", "1");
   // The monitor asks the store from a thread of its own, and ours needs Python's lock to answer.
   set_default("TORCH_NCCL_ENABLE_MONITORING", "0");
-  set("OOMDIAG_RANK_JOB", folder.string());
-  set("OOMDIAG_RANK_FOLDER", std::filesystem::current_path().string());
+  set(variables::kRankJob, folder.string());
+  set(variables::kRankFolder, std::filesystem::current_path().string());
   set("PYTHONPATH", before_python_path(install.injected()));
   return variables;
 }

@@ -12,6 +12,7 @@
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/workers.h"
+#include "extension/environment.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -30,7 +31,7 @@ DiagnosisRequest to_diagnosis(const TrialRequest& trial, const Install& install,
                            .judged_bytes = trial.judged_bytes};
   if (!trial.remedies.is_null()) {
     request.environment.emplace_back("PYTHONPATH", before_python_path(install.injected()));
-    request.environment.emplace_back("OOMDIAG_REMEDIES", trial.remedies.dump());
+    request.environment.emplace_back(variables::kRemedies, trial.remedies.dump());
   }
   return request;
 }

@@ -17,9 +17,10 @@
 #include <string_view>
 
 #include "extension/cupti/collector.h"
+#include "extension/environment.h"
+#include "extension/python_end.h"
 #include "extension/leave_word.h"
 #include "extension/python_build.h"
-#include "extension/python_end.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
 #include "extension/record/fork_and_exit.h"
@@ -74,7 +75,8 @@ void write_read() {
 
 void wish_from_environment() {
   if (!wish().folder.empty()) return;
-  wish() = {.folder = environment("OOMDIAG_OUTPUT"), .attach_at_step = environment_number("OOMDIAG_ATTACH_AT_STEP", 1)};
+  wish() = {.folder = environment(variables::kOutput),
+            .attach_at_step = environment_number(variables::kAttachAtStep, 1)};
 }
 
 // The virtual device, where it is loaded, says what it answered by estimate or not at all.
@@ -136,16 +138,16 @@ bool may_hold_cupti() {
 }
 
 void start_driver_books() {
-  if (std::strcmp(environment("OOMDIAG_CUPTI"), "0") == 0 || *environment("OOMDIAG_OUTPUT") == '\0') return;
+  if (std::strcmp(environment(variables::kCupti), "0") == 0 || *environment(variables::kOutput) == '\0') return;
   start_collecting({.virtual_device = dlsym(RTLD_DEFAULT, "oomdiag_device_set_observer") != nullptr,
                     .may_hold_slot = may_hold_cupti(),
-                    .with_stacks = *environment("OOMDIAG_DRIVER_STACKS") != '\0'});
+                    .with_stacks = *environment(variables::kDriverStacks) != '\0'});
 }
 
 Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
-  budget.event_bytes = int64_t{environment_number("OOMDIAG_TRACE_MIB", 256)} << 20;
+  budget.event_bytes = int64_t{environment_number(variables::kTraceMib, 256)} << 20;
   PlacedTrace placed = place_trace(wish().folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();
@@ -164,7 +166,7 @@ void note_python_end(const PythonEnd& end) noexcept {
 }
 
 void watch_program() {
-  const bool every_step = environment_number("OOMDIAG_EVERY_STEP", 0) != 0;
+  const bool every_step = environment_number(variables::kEveryStep, 0) != 0;
   install_op_callbacks(every_step ? OpCallbacks::every_step : OpCallbacks::recording);
 }
 

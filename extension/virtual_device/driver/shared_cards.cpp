@@ -10,6 +10,7 @@
 #include <fstream>
 #include <string>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/locks.h"
 
@@ -40,7 +41,7 @@ Row* map_rows(int file) {
 }
 
 void open_rows() {
-  const char* folder = std::getenv("OOMDIAG_OUTPUT");
+  const char* folder = std::getenv(variables::kOutput);
   if (!folder || !*folder) return;
   path = std::string(folder) + "/cards";
   const int file = open_file(O_CREAT);

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <numeric>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/nccl/start_rank.h"
 
@@ -26,7 +27,7 @@ Key key_of(const ncclUniqueId& id) {
 }
 
 const char* job_folder() noexcept {
-  static const char* const folder = std::getenv("OOMDIAG_RANK_JOB");
+  static const char* const folder = std::getenv(variables::kRankJob);
   return folder;
 }
 
@@ -102,7 +103,7 @@ bool Wait::is_vain() {
 }
 
 void tell_stages(const std::vector<int>& ranks) {
-  if (std::getenv("OOMDIAG_RANK_SUMMONED")) return;
+  if (std::getenv(variables::kRankSummoned)) return;
   std::ofstream file(lone_file("stages"), std::ios::app);
   for (const int rank : ranks) file << rank << ' ';
   file << '\n';
