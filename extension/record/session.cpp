@@ -18,7 +18,7 @@
 
 #include "extension/cupti/collector.h"
 #include "extension/environment.h"
-#include "extension/python_end.h"
+#include "extension/interpreter_shutdown.h"
 #include "extension/leave_word.h"
 #include "extension/python_build.h"
 #include "extension/record/allocator_hooks.h"
@@ -159,10 +159,10 @@ Session& make_session(uint32_t steps_before) {
   return *session;
 }
 
-void note_python_end(const PythonEnd& end) noexcept {
+void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
   if (in_forked_child()) return;
   the_session->writer().header().python_ended.store(1);
-  leave_ending_python(end);
+  on_interpreter_shutdown(end);
 }
 
 void watch_program() {
@@ -182,7 +182,7 @@ void begin(uint32_t steps_before) {
   if (obstacle == nullptr) attach_allocator_hooks();
   session.writer().publish();
   std::atexit(finish);
-  if (python_attached()) call_at_python_end<note_python_end>();
+  if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
   watch_program();
   is_recording.store(true);
   if (obstacle == nullptr) write_beginning();
