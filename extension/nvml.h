@@ -1,7 +1,7 @@
 #pragma once
 
-// The part of NVML that is answered; the wheels bring no nvml.h. Names, numbers and layouts are those of NVIDIA's
-// public "NVML API Reference", versions of CUDA 13.
+// The part of NVML that the recorder calls and the virtual device answers; the wheels bring no nvml.h. Names, numbers and
+// layouts are those of NVIDIA's public "NVML API Reference", versions of CUDA 13.
 
 using nvmlDevice_t = struct nvmlDevice_st*;
 
@@ -28,6 +28,9 @@ struct nvmlProcessInfo_v1_t {
   unsigned pid;
   unsigned long long usedGpuMemory;
 };
+/// Where a process' memory is not known.
+inline constexpr unsigned long long NVML_VALUE_NOT_AVAILABLE = ~0ull;
+
 /// What versions 2 and 3 fill.
 struct nvmlProcessInfo_t {
   unsigned pid;

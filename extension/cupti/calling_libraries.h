@@ -8,14 +8,14 @@
 
 namespace oomdiag {
 
-/// The shared objects that ask the driver for memory, numbered. Number 0 is an unknown one.
-class Askers {
+/// The shared objects that call the driver for memory, numbered. Number 0 is an unknown one.
+class CallingLibraries {
  public:
-  static constexpr size_t kMost = 512;
+  static constexpr size_t kMax = 512;
 
   /// The number of the object whose code called the driver: the innermost frame of this thread that lies in none of the
-  /// layers between (libcuda, the runtime, CUPTI, ctypes, ourselves). Neither locks nor allocates but for the first time that an object
-  /// asks. Any thread.
+  /// CUDA layers (libcuda, the runtime, CUPTI, ctypes, oomdiag). Locks and allocates only the first time that an object
+  /// calls. Any thread.
   uint16_t find() noexcept;
 
   /// "libnccl.so.2"; "" for number 0.
@@ -24,7 +24,7 @@ class Askers {
  private:
   struct Object {
     std::atomic<const void*> identity = nullptr;  ///< its link_map
-    bool is_between = false;
+    bool is_cuda_layer = false;
     char name[80] = {};
   };
   size_t number_of(const void* link_map) noexcept;
@@ -32,15 +32,15 @@ class Askers {
   size_t add(const void* link_map, size_t known) noexcept;
 
   std::mutex adding_;
-  std::array<Object, kMost> objects_{};
+  std::array<Object, kMax> objects_{};
   std::atomic<size_t> count_ = 1;
 };
 
-/// Whether frames of this shared object (a file name without folders) only pass a request on to the driver.
-bool is_between(const char* file_name) noexcept;
+/// Whether this shared object (a file name without folders) is a layer that only passes calls on to the driver.
+bool is_cuda_layer(const char* file_name) noexcept;
 
-/// The frames of this thread outside of the layers between, innermost first: "ncclCommInitRank+0x1f (libnccl.so.2) < …". For
-/// when somebody asked for stacks: it allocates and takes the loader's lock.
+/// The frames of this thread outside of the CUDA layers, innermost first: "ncclCommInitRank+0x1f (libnccl.so.2) < …". For
+/// runs with OOMDIAG_DRIVER_STACKS only: it allocates and takes the loader's lock.
 std::string describe_stack();
 
 }  // namespace oomdiag

@@ -1,4 +1,4 @@
-#include "extension/cupti/card_meter.h"
+#include "extension/cupti/nvml_reader.h"
 
 #include <dlfcn.h>
 
@@ -10,27 +10,15 @@
 namespace oomdiag {
 namespace {
 
-// The part of NVIDIA's "NVML API Reference" that is used; the wheels bring no nvml.h.
-constexpr int kSuccess = 0;
-struct NvmlMemory {
-  unsigned long long total, free, used;
-};
-struct NvmlProcess {  // versions 2 and 3
-  unsigned pid;
-  unsigned long long used_bytes;
-  unsigned gpu_instance, compute_instance;
-};
-constexpr unsigned long long kNotAvailable = ~0ull;  // NVML_VALUE_NOT_AVAILABLE
-
 struct Nvml {
-  int (*init)();
-  int (*count)(unsigned*);
-  int (*by_index)(unsigned, void**);
-  int (*by_bus)(const char*, void**);
-  int (*memory)(void*, NvmlMemory*);
-  int (*compute)(void*, unsigned*, NvmlProcess*);
-  int (*graphics)(void*, unsigned*, NvmlProcess*);
-  int (*process_name)(unsigned, char*, unsigned);
+  nvmlReturn_t (*init)();
+  nvmlReturn_t (*count)(unsigned*);
+  nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t*);
+  nvmlReturn_t (*by_bus)(const char*, nvmlDevice_t*);
+  nvmlReturn_t (*memory)(nvmlDevice_t, nvmlMemory_t*);
+  nvmlReturn_t (*compute)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*);
+  nvmlReturn_t (*graphics)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*);
+  nvmlReturn_t (*process_name)(unsigned, char*, unsigned);
 };
 Nvml nvml{};
 
@@ -53,55 +41,57 @@ bool open_nvml() {
   find(library, nvml.graphics,
        {"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"});
   find(library, nvml.process_name, {"nvmlSystemGetProcessName"});
-  return nvml.init != nullptr && nvml.by_bus != nullptr && nvml.memory != nullptr && nvml.init() == kSuccess;
+  return nvml.init != nullptr && nvml.by_bus != nullptr && nvml.memory != nullptr && nvml.init() == NVML_SUCCESS;
 }
 
-int64_t used_on(void* card) {
-  NvmlMemory memory{};
-  return nvml.memory(card, &memory) == kSuccess ? static_cast<int64_t>(memory.used) : -1;
+int64_t used_on(nvmlDevice_t card) {
+  nvmlMemory_t memory{};
+  return nvml.memory(card, &memory) == NVML_SUCCESS ? static_cast<int64_t>(memory.used) : -1;
 }
 
-void add_processes(int (*list)(void*, unsigned*, NvmlProcess*), void* card, CardReading& reading) {
-  std::array<NvmlProcess, CardReading::kMostProcesses> found{};
+void add_processes(nvmlReturn_t (*list)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*), nvmlDevice_t card,
+                   NvmlReading& reading) {
+  std::array<nvmlProcessInfo_t, NvmlReading::kMaxProcesses> found{};
   auto count = static_cast<unsigned>(found.size());
-  if (list == nullptr || list(card, &count, found.data()) != kSuccess) return;
+  if (list == nullptr || list(card, &count, found.data()) != NVML_SUCCESS) return;
   for (unsigned i = 0; i < std::min<size_t>(count, found.size()); ++i) {
     if (reading.lists(found[i].pid) || reading.process_count == reading.processes.size())
       continue;  // a process may be of both lists
-    const bool told = found[i].used_bytes != kNotAvailable;
-    reading.processes[reading.process_count++] = {found[i].pid, told ? static_cast<int64_t>(found[i].used_bytes) : 0};
+    const auto bytes = found[i].usedGpuMemory == NVML_VALUE_NOT_AVAILABLE ? 0 : found[i].usedGpuMemory;
+    reading.processes[reading.process_count++] = {found[i].pid, static_cast<int64_t>(bytes)};
   }
 }
 
 }  // namespace
 
-void CardMeter::open() noexcept {
+void NvmlReader::open() noexcept {
   if (ready_ || !open_nvml()) return;
   ready_ = true;
   unsigned count = 0;
-  if (nvml.count == nullptr || nvml.by_index == nullptr || nvml.count(&count) != kSuccess) return;
+  if (nvml.count == nullptr || nvml.by_index == nullptr || nvml.count(&count) != NVML_SUCCESS) return;
   for (unsigned i = 0; i < std::min<unsigned>(count, kMaxDevices); ++i) {
-    void* card = nullptr;
-    if (nvml.by_index(i, &card) == kSuccess) start_[i] = {card, used_on(card)};
+    nvmlDevice_t card = nullptr;
+    if (nvml.by_index(i, &card) == NVML_SUCCESS) start_[i] = {card, used_on(card)};
   }
 }
 
 // The driver leaves out and renumbers cards (CUDA_VISIBLE_DEVICES), NVML does not: they agree on the address on the bus.
-void* CardMeter::card_of(int device) noexcept {
+nvmlDevice_t NvmlReader::card_of(int device) noexcept {
   if (!ready_ || device < 0 || device >= static_cast<int>(kMaxDevices)) return nullptr;
-  void*& card = cards_[static_cast<size_t>(device)];
+  nvmlDevice_t& card = cards_[static_cast<size_t>(device)];
   if (card != nullptr) return card;
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (driver == nullptr) return nullptr;
   const auto bus_of = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetPCIBusId"));
   char bus[32] = {};
-  if (bus_of == nullptr || bus_of(bus, sizeof bus, device) != 0 || nvml.by_bus(bus, &card) != kSuccess) card = nullptr;
+  if (bus_of == nullptr || bus_of(bus, sizeof bus, device) != 0 || nvml.by_bus(bus, &card) != NVML_SUCCESS)
+    card = nullptr;
   return card;
 }
 
-CardReading CardMeter::read(int device) noexcept {
-  CardReading reading;
-  void* card = card_of(device);
+NvmlReading NvmlReader::read(int device) noexcept {
+  NvmlReading reading;
+  nvmlDevice_t card = card_of(device);
   if (card == nullptr) return reading;
   reading.used_bytes = used_on(card);
   reading.valid = reading.used_bytes >= 0;
@@ -110,8 +100,8 @@ CardReading CardMeter::read(int device) noexcept {
   return reading;
 }
 
-int64_t CardMeter::used_at_start(int device) noexcept {
-  const void* card = card_of(device);
+int64_t NvmlReader::used_at_start(int device) noexcept {
+  const nvmlDevice_t card = card_of(device);
   for (const Start& start : start_) {
     if (card != nullptr && start.card == card) return start.used_bytes;
   }
@@ -127,7 +117,8 @@ void name_process(uint32_t pid, char* name, size_t size) noexcept {
     std::fclose(file);
   }
   char whole[256] = {};
-  if (*name != '\0' || nvml.process_name == nullptr || nvml.process_name(pid, whole, sizeof whole) != kSuccess) return;
+  if (*name != '\0' || nvml.process_name == nullptr || nvml.process_name(pid, whole, sizeof whole) != NVML_SUCCESS)
+    return;
   const std::string_view text(whole, strnlen(whole, sizeof whole));
   std::snprintf(name, size, "%s", whole + (text.rfind('/') == text.npos ? 0 : text.rfind('/') + 1));
 }

@@ -1,4 +1,4 @@
-#include "extension/cupti/asker.h"
+#include "extension/cupti/calling_libraries.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -15,8 +15,8 @@
 namespace oomdiag {
 namespace {
 
-constexpr int kMostFrames = 64;
-constexpr size_t kMostDescribed = 24;
+constexpr int kMaxFrames = 64;
+constexpr size_t kMaxDescribed = 24;
 
 struct Frame {
   uintptr_t address = 0;
@@ -34,7 +34,7 @@ void walk(Visit visit) {
     auto& now = *static_cast<State*>(data);
     const auto address = static_cast<uintptr_t>(_Unwind_GetIP(context)) - 1;  // inside of the call, not behind it
     dl_find_object found{};
-    if (++now.frames > kMostFrames) return _URC_END_OF_STACK;
+    if (++now.frames > kMaxFrames) return _URC_END_OF_STACK;
     if (_dl_find_object(reinterpret_cast<void*>(address), &found) != 0) return _URC_NO_REASON;
     return now.visit(Frame{address, found.dlfo_link_map}) ? _URC_END_OF_STACK : _URC_NO_REASON;
   };
@@ -51,16 +51,16 @@ const char* file_name_of(const link_map* object) {
 
 }  // namespace
 
-bool is_between(const char* file_name) noexcept {
-  constexpr std::string_view kBetween[] = {
+bool is_cuda_layer(const char* file_name) noexcept {
+  constexpr std::string_view kCudaLayers[] = {
       "libcuda.so", "libcudart.so", "libcudart-", "libcupti.so", "liboomdiag.so", "liboomdiag_preload.so",
       "libffi.so",  "libffi-",      "_ctypes.",   "libc.so"};
   const std::string_view name(file_name);
-  return std::any_of(std::begin(kBetween), std::end(kBetween),
+  return std::any_of(std::begin(kCudaLayers), std::end(kCudaLayers),
                      [&](std::string_view one) { return name.starts_with(one); });
 }
 
-uint16_t Askers::find() noexcept {
+uint16_t CallingLibraries::find() noexcept {
   size_t found = 0;
   walk([&](const Frame& frame) {
     found = number_of(frame.object);
@@ -70,14 +70,14 @@ uint16_t Askers::find() noexcept {
 }
 
 // The number of an object, 0 if it only passes requests on.
-size_t Askers::number_of(const void* identity) noexcept {
+size_t CallingLibraries::number_of(const void* identity) noexcept {
   const size_t known = count_.load(std::memory_order_acquire);
   size_t number = look_up(identity, 1, known);
   if (number == 0) number = add(identity, known);
-  return objects_[number].is_between ? 0 : number;
+  return objects_[number].is_cuda_layer ? 0 : number;
 }
 
-size_t Askers::look_up(const void* identity, size_t from, size_t to) const noexcept {
+size_t CallingLibraries::look_up(const void* identity, size_t from, size_t to) const noexcept {
   for (size_t i = from; i < to; ++i) {
     if (objects_[i].identity.load(std::memory_order_relaxed) == identity) return i;
   }
@@ -85,13 +85,13 @@ size_t Askers::look_up(const void* identity, size_t from, size_t to) const noexc
 }
 
 // Another thread may have added it since there were `known`.
-size_t Askers::add(const void* identity, size_t known) noexcept {
+size_t CallingLibraries::add(const void* identity, size_t known) noexcept {
   const std::lock_guard lock(adding_);
   const size_t count = count_.load(std::memory_order_relaxed);
-  if (const size_t number = look_up(identity, known, count); number != 0 || count == kMost) return number;
+  if (const size_t number = look_up(identity, known, count); number != 0 || count == kMax) return number;
   Object& object = objects_[count];
   const char* name = file_name_of(static_cast<const link_map*>(identity));
-  object.is_between = is_between(name);
+  object.is_cuda_layer = is_cuda_layer(name);
   const bool is_mocked_cudnn = std::strcmp(name, "liboomdiag_cudnn.so") == 0;  // stands for cuDNN
   std::snprintf(object.name, sizeof object.name, "%s", is_mocked_cudnn ? "libcudnn.so.9" : name);
   object.identity.store(identity, std::memory_order_relaxed);
@@ -99,7 +99,7 @@ size_t Askers::add(const void* identity, size_t known) noexcept {
   return count;
 }
 
-const char* Askers::name(uint16_t number) const noexcept {
+const char* CallingLibraries::name(uint16_t number) const noexcept {
   return number < count_.load(std::memory_order_acquire) ? objects_[number].name : "";
 }
 
@@ -108,7 +108,7 @@ std::string describe_stack() {
   size_t frames = 0;
   walk([&](const Frame& frame) {
     const char* object = file_name_of(frame.object);
-    if (frames == 0 && is_between(object)) return false;
+    if (frames == 0 && is_cuda_layer(object)) return false;
     Dl_info symbol{};
     const bool named = dladdr(reinterpret_cast<void*>(frame.address), &symbol) != 0 && symbol.dli_sname != nullptr;
     char line[256];
@@ -116,7 +116,7 @@ std::string describe_stack() {
     std::snprintf(line, sizeof line, "%s%.120s+0x%zx (%.80s)", frames == 0 ? "" : " < ", named ? symbol.dli_sname : "",
                   static_cast<size_t>(frame.address - base), object);
     text += line;
-    return ++frames == kMostDescribed;
+    return ++frames == kMaxDescribed;
   });
   return text;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "extension/nvml.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {
@@ -16,13 +17,13 @@ struct ProcessOnCard {
 };
 
 /// What NVML says of a card.
-struct CardReading {
-  static constexpr size_t kMostProcesses = 32;
+struct NvmlReading {
+  static constexpr size_t kMaxProcesses = 32;
 
   bool valid = false;
   int64_t used_bytes = 0;    ///< by everybody
   size_t process_count = 0;  ///< of `processes`; more are left out
-  std::array<ProcessOnCard, kMostProcesses> processes{};
+  std::array<ProcessOnCard, kMaxProcesses> processes{};
 
   std::span<const ProcessOnCard> listed() const { return {processes.data(), process_count}; }
   bool lists(uint32_t pid) const {
@@ -30,27 +31,27 @@ struct CardReading {
   }
 };
 
-/// Reads cards through NVML, which needs no context and may be asked inside of a call of the driver. Without NVML (some
+/// Reads cards through NVML, which needs no context and may be called inside of a call of the driver. Without NVML (some
 /// containers, Jetson) readings are not valid. Cards are numbered as the driver numbers them in this process.
-class CardMeter {
+class NvmlReader {
  public:
   /// Opens NVML; finds nothing out about cards yet, so it may come before cuInit.
   void open() noexcept;
   bool is_open() const { return ready_; }
 
   /// Any thread, but not two at once.
-  CardReading read(int device) noexcept;
+  NvmlReading read(int device) noexcept;
 
   /// Bytes used on a card when `open` was called, before cuInit; -1 if that is not known.
   int64_t used_at_start(int device) noexcept;
 
  private:
-  void* card_of(int device) noexcept;
+  nvmlDevice_t card_of(int device) noexcept;
 
   bool ready_ = false;
-  std::array<void*, kMaxDevices> cards_{};  ///< NVML's handles
+  std::array<nvmlDevice_t, kMaxDevices> cards_{};
   struct Start {
-    void* card = nullptr;
+    nvmlDevice_t card = nullptr;
     int64_t used_bytes = 0;
   };
   std::array<Start, kMaxDevices> start_{};

@@ -19,7 +19,7 @@ struct DriverEntry {
   int32_t references = 1;  ///< of a handle: its creator's and one per mapping
 };
 
-/// Who allocates: the parts of an entry that the call itself does not tell.
+/// Who allocates: the parts of an entry that are not parameters of the call.
 struct DriverCaller {
   uint64_t context = 0;
   uint16_t owner = 0;
@@ -27,31 +27,31 @@ struct DriverCaller {
 };
 
 /// What a call changed.
-struct BookEntry {
-  enum class Change : uint8_t { none, allocated, mapped, freed } change = Change::none;
+struct AllocationChange {
+  enum class Kind : uint8_t { none, allocated, mapped, freed } kind = Kind::none;
   DriverEntry entry{};
   uint64_t mapped = 0;   ///< of `mapped`: where
-  int64_t unmapped = 0;  ///< of an unmap call: bytes of the first mapping in the range, the one that was booked
+  int64_t unmapped = 0;  ///< of an unmap call: bytes of the first mapping in the range, the one that was recorded
 };
 
 /// What the driver has given in this process. Releases of what it never gave are ignored: it was given before we listened, or
 /// the program is wrong. Neither allocates nor throws; calls must not overlap.
-class DriverBooks {
+class DriverAllocations {
  public:
   /// The card charges each allocation by whole units of `page_bytes`; those of at most half a unit share units.
-  explicit DriverBooks(int64_t page_bytes) : page_bytes_(page_bytes) {}
+  explicit DriverAllocations(int64_t page_bytes) : page_bytes_(page_bytes) {}
 
-  /// Books one call; `caller` is only looked at for allocations.
-  BookEntry book(const DriverCall& call, const DriverCaller& caller) noexcept;
+  /// Records one call; `caller` is only looked at for allocations.
+  AllocationChange record(const DriverCall& call, const DriverCaller& caller) noexcept;
 
   /// Takes out one entry that goes with this context; `none` when there is no more: a context that is destroyed takes its
   /// memory with it.
-  BookEntry drop_one_of(uint64_t context) noexcept;
+  AllocationChange drop_one_of(uint64_t context) noexcept;
 
   /// Bytes of the card's own memory that are out on this device.
   int64_t card_bytes(uint8_t device) const { return card_bytes_[device % kMaxDevices]; }
 
-  /// Allocations that found no room in the books.
+  /// Allocations that found no room.
   uint64_t lost() const { return lost_; }
 
   template <typename Visit>
@@ -66,11 +66,11 @@ class DriverBooks {
     int64_t bytes = 0;
   };
 
-  BookEntry allocate(const DriverCall& call, const DriverCaller& caller) noexcept;
-  BookEntry release(const DriverCall& call) noexcept;
-  BookEntry map(const DriverCall& call) noexcept;
-  BookEntry unmap(const DriverCall& call) noexcept;
-  BookEntry drop_reference(uint64_t handle) noexcept;
+  AllocationChange allocate(const DriverCall& call, const DriverCaller& caller) noexcept;
+  AllocationChange release(const DriverCall& call) noexcept;
+  AllocationChange map(const DriverCall& call) noexcept;
+  AllocationChange unmap(const DriverCall& call) noexcept;
+  AllocationChange drop_reference(uint64_t handle) noexcept;
   void count(const DriverEntry& entry, int sign) noexcept;
 
   FixedMap<DriverEntry> blocks_;
