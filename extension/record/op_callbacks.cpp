@@ -48,11 +48,13 @@ void claim_nodes(ThreadState& state) {
     event.detail = state.node_thread;
   }
   event.node_sequence = state.claimed;
-  event.node_thread = state.thread;
+  event.node_thread = state.thread_of_nodes;
   event.bytes = static_cast<int64_t>(next - state.claimed);
   state.claimed = next;
-  learn(state, event);
-  session().writer().write(event);
+  if (event.node_thread != ThreadNumbers::kUnnumbered) {
+    learn(state, event);
+    session().writer().write(event);
+  }
   if (state.context.node == 0) session().steps().note_forward();
 }
 
@@ -117,7 +119,7 @@ bool adopt_running_node(ThreadState& state) {
     return false;
   state.context.node = state.names.name(std::string_view(node->name()));
   state.node_sequence = node->sequence_nr();
-  state.node_thread = static_cast<uint16_t>(node->thread_id());
+  state.node_thread = ThreadNumbers::of_node(node->thread_id());
   join_graph_task(state, state.running_nodes(), torch::autograd::get_current_graph_task_id(), node.get());
   return true;
 }
@@ -168,7 +170,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   state.context_id = known.context;
   state.op_serial = session().next_serial();
   state.node_sequence = node->sequence_nr();
-  state.node_thread = static_cast<uint16_t>(node->thread_id());
+  state.node_thread = ThreadNumbers::of_node(node->thread_id());
   const size_t level = state.running_nodes();
   frame.runs_node = true;
   enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());
