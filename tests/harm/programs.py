@@ -979,6 +979,84 @@ def the_trace_is_deleted():
     train()
 
 
+def many_events(count=6000):
+    """Enough for new chunks of the trace."""
+    x = torch.ones(64, device="cuda")
+    for i in range(count):
+        y = x * 2 if i % 2 else x + 1
+        del y
+
+
+@program
+def closes_descriptors_that_it_does_not_know():
+    """As who becomes a daemon does: its next file has the number that one of ours would have had."""
+    model = train()
+    os.closerange(3, 1024)
+    with tempfile.NamedTemporaryFile(suffix=".pt") as checkpoint:
+        torch.save(model.state_dict(), checkpoint)
+        checkpoint.flush()
+        train(2, model)
+        many_events()
+        say(os.path.getsize(checkpoint.name), len(torch.load(checkpoint.name)))
+
+
+@program
+def a_thread_closes_descriptors_all_the_time():
+    train()
+    place, stop, is_mine = tempfile.mkdtemp(), threading.Event(), []
+
+    def close_and_open():
+        while not stop.is_set():
+            os.closerange(3, 1024)
+            mine = os.open(place + "/mine", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            os.write(mine, b"mine")
+            time.sleep(1e-4)
+            is_mine.append(os.pread(mine, 100, 0) == b"mine" and os.fstat(mine).st_ino == os.stat(place + "/mine").st_ino)
+
+    thread = threading.Thread(target=close_and_open)
+    thread.start()
+    many_events()
+    stop.set()
+    thread.join()
+    say(all(is_mine), os.path.getsize(place + "/mine"))
+
+
+@program
+def standard_streams_are_closed_from_the_start():
+    kept = [os.dup(number) for number in range(3)]
+    for number in range(3):
+        os.close(number)
+    train()
+    ctypes.CDLL(None).perror(b"what a library says to whoever has number 2")
+    many_events()
+    found = [number for number in range(3) if os.path.exists(f"/proc/self/fd/{number}")]
+    for number in range(3):
+        os.dup2(kept[number], number)
+    say("descriptors that somebody else opened:", found)
+
+
+@program
+def the_run_folder_is_elsewhere_for_a_while():
+    train()
+    folder = os.environ.get("OOMDIAG_OUTPUT")
+    if folder:
+        os.rename(folder, folder + "-moved")
+    many_events()
+    if folder:
+        os.rename(folder + "-moved", folder)
+
+
+@program
+def the_run_folder_is_outside_of_a_chroot():
+    model = train()
+    try:
+        os.chroot(tempfile.mkdtemp())
+    except PermissionError:
+        say("no right to do so")
+    train(2, model)
+    many_events()
+
+
 @program(report=None)
 def little_address_space():
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
