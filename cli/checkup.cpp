@@ -14,6 +14,7 @@
 #include "cli/real_gpu.h"
 #include "cli/temporary_folder.h"
 #include "profiler/error.h"
+#include "profiler/trace/format.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
@@ -109,6 +110,10 @@ void read_trace_of(const std::filesystem::path& folder, Checkup& checkup) {
     if (event.kind == EventKind::note &&
         trace.name(trace.context(event.context).op).starts_with("libraries that hold")) {
       checkup.cupti_holder = trace.name(event.detail);
+    }
+    if (event.kind == EventKind::note && trace.name(event.detail).starts_with(kNotFound)) {
+      checkup.missing.push_back(
+          fmt::format("{}: {}", trace.name(trace.context(event.context).op), trace.name(event.detail)));
     }
     if (event.kind != EventKind::card_process) continue;
     if ((event.flags & kFirstProcess) != 0) checkup.processes.clear();

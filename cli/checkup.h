@@ -45,8 +45,9 @@ struct Checkup {
   std::vector<std::pair<std::string, std::string>> versions{};  ///< "torch" → "2.15.0+cu132"; empty where not known
   std::vector<std::pair<std::string, std::string>> settings{};  ///< environment variables that change what is recorded
   std::vector<HookCheck> hooks{};
-  std::string cupti_holder{};  ///< why calls of the driver are not seen; empty if they are
-  bool asked_nvml = false;     ///< whether `processes` is known
+  std::string cupti_holder{};          ///< why calls of the driver are not seen; empty if they are
+  std::vector<std::string> missing{};  ///< what the recorder knows by names that this torch or Python lacks (kNotFound)
+  bool asked_nvml = false;             ///< whether `processes` is known
   std::vector<ProcessCheck> processes{};
   std::string failure{};  ///< why the lines did not run; empty if they did
   std::string remedy{};   ///< for `failure`

@@ -56,6 +56,9 @@ std::vector<Trouble> find_troubles(const Checkup& checkup) {
   if (!checkup.failure.empty()) troubles.push_back({checkup.failure, checkup.remedy});
   add_settings(checkup, troubles);
   add_hooks(checkup, troubles);
+  for (const std::string& missing : checkup.missing) {
+    troubles.push_back({missing, "please report it, with the output of oomdiag doctor --json"});
+  }
   int64_t others = 0;
   for (const ProcessCheck& process : checkup.processes) others += process.bytes;
   if (others > 0) {

@@ -24,6 +24,7 @@
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
 #include "extension/record/fork_and_exit.h"
+#include "extension/record/internal_names.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
@@ -185,6 +186,7 @@ void begin(uint32_t steps_before) {
   if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
   watch_program();
   is_recording.store(true);
+  check_internal_names();
   if (obstacle == nullptr) write_beginning();
   if (obstacle != nullptr) write_note("not watched", obstacle);
   listen_to_virtual_device();

@@ -25,6 +25,7 @@ TEST_CASE("a machine without a GPU is told what runs instead", "[doctor]") {
 }
 
 TEST_CASE("who holds CUPTI is named", "[doctor]") {
+  CHECK(mentions({.has_gpu = true, .missing = {"module paths: not found in torch 2.16.0"}}, "module paths: not found"));
   CHECK(mentions({.has_gpu = true, .hooks = {{"driver (CUPTI)", false, ""}}, .cupti_holder = "held by Nsight Systems"},
                  "held by Nsight Systems"));
 }
