@@ -47,6 +47,13 @@ bool is_written_by_us(const std::string& name) {
   return std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles);
 }
 
+/// "<32 digits>-mail": what ranks shared (kSharedFolder) when `oomdiag run` itself was killed.
+bool is_shared_by_ranks(std::string_view name) {
+  constexpr size_t kDigits = 32;
+  return name.size() > kDigits && name[kDigits] == '-' &&
+         name.substr(0, kDigits).find_first_not_of("0123456789abcdef") == name.npos;
+}
+
 bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of("0123456789") == text.npos; }
 
 /// "oomdiag-4711", "oomdiag-4711-2".
@@ -78,10 +85,11 @@ void look_into(const fs::path& folder, Found& found, bool is_inner) {
     found.bytes += int64_t{info.st_blocks} * 512;
     const double age = std::difftime(std::time(nullptr), info.st_mtime) / 86400;
     found.days = std::min(found.days, age);
-    if (S_ISREG(info.st_mode) && is_written_by_us(name)) {
+    const bool is_shared = folder.filename() == kSharedFolder && is_shared_by_ranks(name);
+    if (S_ISREG(info.st_mode) && (is_shared || is_written_by_us(name))) {
       if (name == "trace" && is_alive(entry->path())) found.stays = "its program still runs";
       found.files.push_back(entry->path());
-    } else if (S_ISDIR(info.st_mode) && !is_inner && is_of_process(name)) {
+    } else if (S_ISDIR(info.st_mode) && !is_inner && (is_of_process(name) || name == kSharedFolder)) {
       look_into(entry->path(), found, true);
       found.folders.push_back(entry->path());
     } else {

@@ -171,8 +171,7 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
                                     .judged_bytes = request.judged_bytes},
                                    /*write_each=*/true);
     keep_json(*diagnosis.report, diagnosis.folder);
-    std::error_code ignored;
-    for (const char* served : {"loaded", "cards"}) std::filesystem::remove(diagnosis.folder / served, ignored);
+    remove_shared_files(diagnosis.folder);
   } catch (const std::bad_alloc&) {
     diagnosis.why_no_report = "no report: the host has not enough memory to read the trace";
   } catch (const std::exception& error) {

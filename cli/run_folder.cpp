@@ -88,9 +88,16 @@ Leftovers look_into(const fs::path& folder) {
   return left;
 }
 
+void remove_shared_files(const fs::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {"loaded", "cards"}) fs::remove(folder / name, ignored);
+  fs::remove_all(folder / kSharedFolder, ignored);
+}
+
 void remove_empty_run(const fs::path& folder) {
   std::error_code ignored;
-  for (const char* name : {"loaded", "cards", "output.txt"}) fs::remove(folder / name, ignored);
+  remove_shared_files(folder);
+  fs::remove(folder / "output.txt", ignored);
   fs::remove(folder, ignored);  // fails, as it should, if there is anything else in it
 }
 

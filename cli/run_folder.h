@@ -21,6 +21,9 @@ std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t p
 /// In a run folder each rank has its own: this, its number, and perhaps a dash and a process id.
 inline constexpr std::string_view kRankFolder = "rank-";
 
+/// In a run folder, while a run lasts: files that ranks share (extension/virtual_device/nccl/unique_id.h).
+inline constexpr std::string_view kSharedFolder = "ranks";
+
 /// What a run left in its folder.
 struct Leftovers {
   bool was_loaded = false;  ///< the shim was loaded into a process
@@ -33,6 +36,10 @@ struct Leftovers {
 std::vector<std::filesystem::path> find_traces(const std::filesystem::path& folder);
 
 Leftovers look_into(const std::filesystem::path& folder);
+
+/// Removes what processes of a run shared while it lasted: the word of the shim, the table of the virtual cards, and what
+/// ranks that were killed have left.
+void remove_shared_files(const std::filesystem::path& folder);
 
 /// Takes the folder of a run without a trace away again, unless somebody else put something in.
 void remove_empty_run(const std::filesystem::path& folder);

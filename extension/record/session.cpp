@@ -216,11 +216,23 @@ void measure_callbacks(int callbacks) {
   is_recording.store(callbacks >= static_cast<int>(OpCallbacks::recording));
 }
 
+// A folder that nobody named may be one that somebody else has put there.
+std::filesystem::path make_default_folder() {
+  auto folder = std::filesystem::absolute("oomdiag-" + std::to_string(getpid()));
+  std::error_code ignored;
+  if (!make_trace_folder(folder) && std::filesystem::exists(folder, ignored)) {
+    throw Error(ErrorKind::environment, "'" + folder.string() + "' is there, and others may write into it",
+                "name a folder: oomdiag.start(\"DIR\")");
+  }
+  return folder;
+}
+
 std::filesystem::path choose_folder(const std::filesystem::path& asked) {
-  if (!asked.empty()) return std::filesystem::absolute(asked);
   wish_from_environment();
-  if (!wish().folder.empty()) return wish().folder;
-  return std::filesystem::absolute("oomdiag-" + std::to_string(getpid()));
+  if (asked.empty() && wish().folder.empty()) return make_default_folder();
+  auto folder = asked.empty() ? wish().folder : std::filesystem::absolute(asked);
+  make_trace_folder(folder);
+  return folder;
 }
 
 }  // namespace
@@ -263,7 +275,6 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
     return the_session->trace();
   }
   wish() = {.folder = choose_folder(folder), .attach_at_step = 1};
-  make_private_folder(wish().folder);
   if (allocator_is_ready()) {
     begin(0);
     stage.store(Stage::settled, std::memory_order_release);

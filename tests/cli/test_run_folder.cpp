@@ -40,6 +40,7 @@ TEST_CASE("what a run left says whether the recorder was there, and whether CUDA
 TEST_CASE("the folder of an empty run goes, one with anything else in it stays", "[cli]") {
   const TestFolder base;
   const auto run = base.write("run/loaded").parent_path();
+  base.write("run/ranks/0123-mail");
   remove_empty_run(run);
   CHECK_FALSE(std::filesystem::exists(run));
 

@@ -134,6 +134,21 @@ class Quick(RankTest):
                 if rule:
                     self.assertIn(rule, " ".join(report["limits"]))
 
+    def test_ranks_that_are_killed_leave_nothing(self):
+        done = base.oomdiag("run", *self.DEVICE, "--count", 2, "--", sys.executable, "-c", textwrap.dedent("""
+            import ctypes, os, signal, torch
+            torch.ones(1, device="cuda")
+            nccl, handles = ctypes.CDLL("libnccl.so.2"), (ctypes.c_void_p * 2)()
+            assert nccl.ncclCommInitAll(handles, 2, None) == 0
+            print(*(line.split(maxsplit=5)[5] for line in open("/proc/self/maps") if line.endswith("-mail\\n")), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)"""), folder=self.folder, env=self.environment())
+        self.assertEqual(done.returncode, 128 + signal.SIGKILL, done.stderr)
+        mailbox = pathlib.Path(done.stdout.splitlines()[0])
+        run, = self.folder.glob("oomdiag-*")
+        self.assertEqual(mailbox.parent, run / "ranks")
+        self.assertFalse(mailbox.parent.exists())
+        self.assertEqual([one.name for one in (self.folder / "tmp").iterdir() if one.name.startswith("oomdiag")], [])
+
     def test_a_size_is_needed_for_a_rank(self):
         for options in (["--rank", "1"], ["--ranks", "0,1"], ["--world-size", "4", "--rank", "4"],
                         ["--world-size", "4", "--ranks", "0,x"], ["--world-size", "4", "--rank", "1", "--ranks", "0"]):

@@ -129,3 +129,6 @@ OOMDIAG_ENTRY_POINT const char* oomdiag_device_cudnn_description(int device);
 
 /// What the card's data file says that `device` takes before PyTorch does: its context and the first kernel.
 OOMDIAG_ENTRY_POINT int64_t oomdiag_device_context_bytes(int device);
+
+/// Whether that process runs. One that has ended and was not waited for yet has no memory any more, and sends nothing.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_is_alive(int pid) noexcept;
