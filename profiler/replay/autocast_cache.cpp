@@ -29,7 +29,7 @@ bool is_castable(const LiveBlock& block) {
 }
 
 /// "64, 32" of "[64, 32] float32".
-std::string_view sizes_of(std::string_view shape) {
+std::string_view text_of_sizes(std::string_view shape) {
   const size_t end = shape.find(']');
   return end == shape.npos || end == 0 ? std::string_view() : shape.substr(1, end - 1);
 }
@@ -41,7 +41,7 @@ std::string transposed(std::string_view sizes) {
   return std::string(sizes.substr(comma + 2)) + ", " + std::string(sizes.substr(0, comma));
 }
 
-std::string_view module_of(std::string_view parameter) {
+std::string_view module_of_parameter(std::string_view parameter) {
   const size_t dot = parameter.rfind('.');
   return dot == parameter.npos ? std::string_view() : parameter.substr(0, dot);
 }
@@ -91,13 +91,13 @@ AutocastUse find_autocast(const Moment& moment) {
     if (makes_copy(block.made.inner)) casts.push_back(&block);
   }
   use.cache_bytes = take_pairs(
-      casts, parameters, [](const LiveBlock& parameter) { return module_of(parameter.name); },
+      casts, parameters, [](const LiveBlock& parameter) { return module_of_parameter(parameter.name); },
       [](const LiveBlock& cast) { return std::array{std::string(cast.made.module)}; });
   // A tied weight may be cast in another module.
   use.cache_bytes += take_pairs(
-      casts, parameters, [](const LiveBlock& parameter) { return sizes_of(parameter.shape); },
+      casts, parameters, [](const LiveBlock& parameter) { return text_of_sizes(parameter.shape); },
       [](const LiveBlock& cast) {
-        const std::string_view sizes = sizes_of(cast.shape);
+        const std::string_view sizes = text_of_sizes(cast.shape);
         return std::array{std::string(sizes), transposed(sizes)};
       });
   return use;

@@ -144,7 +144,7 @@ CardViews CardFollower::finish(const NodeTable& nodes) {
 
 void CardFollower::end_steps(uint64_t index) {
   for (StepSlice& step : lives_.steps) {
-    if (step.is_open()) step.end(horizon_at(index));
+    if (step.is_open()) step.end(horizon_at(index), pass_.table);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "profiler/one_of.h"
 #include "profiler/replay/rounding.h"
 
 // What is a block? The allocator does not know, and PyTorch's own tools need a Python tracer to tell. We put together what
@@ -32,11 +33,6 @@
 namespace oomdiag {
 namespace {
 
-template <size_t N>
-bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list) {
-  return std::find(list.begin(), list.end(), op) != list.end();
-}
-
 bool brings_data(std::string_view op) {
   constexpr std::array<std::string_view, 17> kBringers = {
       "aten::to",           "aten::_to_copy",      "aten::copy_",      "aten::cuda",
@@ -58,7 +54,7 @@ bool may_make_weights(std::string_view op) {
 }
 
 /// What ops made outside of modules, in a program of which no module is known.
-Category category_without_modules(const Evidence& e) {
+Category category_without_modules(const AllocationEvidence& e) {
   if (e.op.find("::") == e.op.npos || e.in_module) return Category::unknown;
   if (is_drawn(e.op)) return Category::input;
   return may_make_weights(e.op) ? Category::unknown : Category::output;
@@ -67,18 +63,20 @@ Category category_without_modules(const Evidence& e) {
 // A function written in Python appears as an op named after its class; the ops inside of it record nothing.
 bool is_python_function(std::string_view op) { return !op.empty() && op.find("::") == op.npos; }
 
-bool begins_graph(const Evidence& e) {
+bool begins_graph(const AllocationEvidence& e) {
   if (e.phase == Phase::setup) return true;
   return !e.op_made_nodes && !e.in_node && !is_python_function(e.op);
 }
 
-Category saved_category(const Evidence& e) { return begins_graph(e) ? Category::input : Category::activation; }
+Category saved_category(const AllocationEvidence& e) {
+  return begins_graph(e) ? Category::input : Category::activation;
+}
 
-Category dying_category(const Evidence& e) {
+Category dying_category(const AllocationEvidence& e) {
   return takes_workspace(e.inner) && !e.first_in_op ? Category::workspace : Category::temporary;
 }
 
-Category living_category(const Evidence& e) {
+Category living_category(const AllocationEvidence& e) {
   switch (e.phase) {
     case Phase::backward:
       return e.recomputed ? Category::activation : Category::gradient_in_flight;
@@ -99,7 +97,7 @@ Category living_category(const Evidence& e) {
 
 }  // namespace
 
-Category categorise(const Evidence& e) {
+Category categorise(const AllocationEvidence& e) {
   if (e.parameter) return Category::parameter;
   if (e.buffer) return Category::buffer;
   if (e.gradient) return Category::gradient;

@@ -8,7 +8,7 @@ namespace oomdiag {
 
 /// What is known of one live block when its category is decided. All of it belongs to this instance of the block, not to
 /// its address: addresses are used again.
-struct Evidence {
+struct AllocationEvidence {
   bool parameter = false;  ///< an event named its storage so; likewise the next three
   bool buffer = false;
   bool gradient = false;
@@ -32,7 +32,7 @@ struct Evidence {
 };
 
 /// Exactly one category; the first rule that holds. See categories.cpp.
-Category categorise(const Evidence& evidence);
+Category categorise(const AllocationEvidence& evidence);
 
 /// Whether optimizers make their state with this operator; with others they make temporaries.
 bool makes_state(std::string_view op);

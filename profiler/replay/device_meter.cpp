@@ -4,12 +4,6 @@
 #include <cstdlib>
 
 namespace oomdiag {
-namespace {
-
-int64_t sane(uint64_t bytes) { return static_cast<int64_t>(std::min<uint64_t>(bytes, kMaxSaneBytes)); }
-int64_t sane(int64_t bytes) { return std::clamp<int64_t>(bytes, 0, kMaxSaneBytes); }
-
-}  // namespace
 
 DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, uint8_t device)
     : trace_(trace),
@@ -36,18 +30,18 @@ void DeviceMeter::note_alloc(const Event& event, uint64_t index, const Phases& p
   if (blocks_.allocated_bytes() > peak.allocated_bytes) {
     peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, phases.step(), phase};
   }
-  if (phase == Phase::backward && event.bytes == sane(event.bytes)) attribute(event, nodes);
+  if (phase == Phase::backward && event.bytes == sane_bytes(event.bytes)) attribute(event, nodes);
 }
 
 void DeviceMeter::note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal) {
   refusal.step = phases.step();
   refusal.phase = phases.phase_of(event);
   refusal.where = locate(trace_, nodes, event);
-  refusal.requested_bytes = sane(event.bytes);
+  refusal.requested_bytes = sane_bytes(event.bytes);
   refusal.pool = pool_of(event.flags);
   refusal.allocated_bytes = blocks_.allocated_bytes();
   refusal.reserved_bytes = blocks_.reserved_bytes();
-  refusal.free_bytes = sane(event.address);
+  refusal.free_bytes = sane_bytes(event.address);
   history().refusals.push_back(refusal);
   result_.used = true;
 }
@@ -55,23 +49,23 @@ void DeviceMeter::note_refusal(const Event& event, const Phases& phases, const N
 void DeviceMeter::check_stats(const Event& event) {
   if (trace_.process.unwatched) return take_totals(event);
   if (!whole_) {
-    blocks_.set_reserved_bytes(sane(event.address));
+    blocks_.set_reserved_bytes(sane_bytes(event.address));
     history().reserved_known = true;
-    history().counted_peak_bytes = sane(event.node_sequence);
+    history().counted_peak_bytes = sane_bytes(event.node_sequence);
   }
-  note_error(sane(event.bytes) - blocks_.allocated_bytes());
-  note_error(sane(event.address) - blocks_.reserved_bytes());
+  note_error(sane_bytes(event.bytes) - blocks_.allocated_bytes());
+  note_error(sane_bytes(event.address) - blocks_.reserved_bytes());
 }
 
 // The allocator told nothing of its blocks: what it counted itself is all there is.
 void DeviceMeter::take_totals(const Event& event) {
   result_.used = true;
-  history().peak.allocated_bytes = sane(event.node_sequence);
-  history().peak.reserved_bytes = sane(event.detail);
+  history().peak.allocated_bytes = sane_bytes(event.node_sequence);
+  history().peak.reserved_bytes = sane_bytes(event.detail);
 }
 
 void DeviceMeter::read_device_memory(const Event& event, uint64_t index) {
-  const int64_t outside = sane(event.bytes) - sane(event.address) - blocks_.reserved_bytes();
+  const int64_t outside = sane_bytes(event.bytes) - sane_bytes(event.address) - blocks_.reserved_bytes();
   result_.outside.push_back({index, std::max<int64_t>(0, outside)});
   if (result_.outside.size() > 64)
     result_.outside.erase(result_.outside.begin() + 16);  // long runs say it at each step

@@ -38,22 +38,29 @@ bool AllocationSignature::is_of_same_place(const AllocationSignature& other) con
 
 void SavedAllocations::add(const Row& row, const Saver& saver) {
   if (!row.is_known() || row.maker.op_serial == 0) return;
-  Saved& saved = saved_[signature_of(row)];
-  if (row.born < saved.born) return;
-  if (row.born > saved.born) saved = {.born = row.born};
-  saved.savers.push_back(saver);
+  saved_.push_back({.signature = signature_of(row), .born = row.born, .saver = saver});
 }
 
-const std::vector<Saver>& SavedAllocations::find(const Row& row) const {
-  static const std::vector<Saver> kNobody;
-  if (row.maker.op_serial == 0) return kNobody;
+void SavedAllocations::finish() {
+  std::stable_sort(saved_.begin(), saved_.end(), [](const Saved& a, const Saved& b) {
+    return a.signature != b.signature ? a.signature < b.signature : a.born > b.born;
+  });
+}
+
+std::vector<Saver> SavedAllocations::find(const Row& row) const {
+  if (row.maker.op_serial == 0) return {};
   const AllocationSignature signature = signature_of(row);
-  const auto next = saved_.upper_bound(signature);
-  if (next == saved_.begin()) return kNobody;
-  const auto& [found, saved] = *std::prev(next);
-  if (found == signature) return saved.savers;
-  const bool is_last = next == saved_.end() || !next->first.is_of_same_place(signature);
-  return is_last && found.is_of_same_place(signature) ? saved.savers : kNobody;
+  const auto next = std::upper_bound(saved_.begin(), saved_.end(), signature,
+                                     [](const auto& wanted, const Saved& one) { return wanted < one.signature; });
+  if (next == saved_.begin()) return {};
+  const AllocationSignature& found = std::prev(next)->signature;
+  const bool is_last = next == saved_.end() || !next->signature.is_of_same_place(signature);
+  if (found != signature && !(is_last && found.is_of_same_place(signature))) return {};
+  auto one = std::lower_bound(saved_.begin(), next, found,
+                              [](const Saved& saved, const auto& wanted) { return saved.signature < wanted; });
+  std::vector<Saver> savers;
+  for (const uint64_t youngest = one->born; one != next && one->born == youngest; ++one) savers.push_back(one->saver);
+  return savers;
 }
 
 void Graphs::begin_walk(uint64_t index, bool at_refusal) {

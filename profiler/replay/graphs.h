@@ -3,7 +3,6 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -58,15 +57,19 @@ class SavedAllocations {
  public:
   /// A node keeps this block. Of two blocks with one signature, from passes whose graphs are joined, the younger one counts.
   void add(const Row& row, const Saver& saver);
-  /// The nodes that keep the allocation like `row`; empty if none does. Where this graph had fewer at that place, the last of them.
-  const std::vector<Saver>& find(const Row& row) const;
+  /// Ends to take in; before it nothing is found.
+  void finish();
+  /// The nodes that keep the allocation like `row`; empty if none does. Where this graph had fewer at that place, those of
+  /// the last of them.
+  std::vector<Saver> find(const Row& row) const;
 
  private:
   struct Saved {
+    AllocationSignature signature{};
     uint64_t born = 0;
-    std::vector<Saver> savers{};
+    Saver saver{};
   };
-  std::map<AllocationSignature, Saved> saved_;
+  std::vector<Saved> saved_;  ///< finished: by signature, the youngest first
 };
 
 /// Follows the walks of the autograd graph.
@@ -74,8 +77,11 @@ class Graphs {
  public:
   /// A graph_begin event; `at_refusal`: the first that describes a fatal OOM. What it finds is what still counts there.
   void begin_walk(uint64_t index, bool at_refusal);
-  /// A forward op made nodes: the graph of the walk lives no more.
-  void end_walk() { open_ = false; }
+  /// A forward op made nodes, or the trace ends: the graph of the walk lives no more.
+  void end_walk() {
+    open_ = false;
+    saved_->finish();
+  }
   /// A saved_tensor event of this block.
   void save(const Event& event, Row& row);
 

@@ -7,7 +7,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr uint32_t kMostPlaces = 1 << 20;  // more come from a damaged trace
+constexpr uint32_t kMostContexts = 1 << 20;  // more come from a damaged trace
 
 /// Where something is kept for good the curve ends above its beginning. The others are not worth their memory.
 bool ends_higher(const std::vector<int64_t>& bytes) {
@@ -32,7 +32,7 @@ void GrowthSamples::start_from(const Trace& trace, uint8_t device) {
 }
 
 bool GrowthSamples::add(const Event& alloc) {
-  if (alloc.context >= kMostPlaces || alloc.bytes < 0 || alloc.bytes > kMaxSaneBytes) return false;
+  if (alloc.context >= kMostContexts || alloc.bytes < 0 || alloc.bytes > kMaxSaneBytes) return false;
   if (alloc.context >= places_.size()) places_.resize(alloc.context + 1);
   Place& place = places_[alloc.context];
   if (place.bytes > kMostBytes) return false;

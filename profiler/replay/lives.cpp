@@ -29,6 +29,7 @@ class LivesReader {
   Views read(const NodeTable& nodes) {
     const EventLog& events = pass_.trace.events;
     for (auto at = events.begin(); at != events.end(); ++at) take(*at, at.index());
+    pass_.graphs.end_walk();
     Views views;
     for (CardFollower& card : cards_) views.cards.push_back(card.finish(nodes));
     views.table = std::move(pass_.table);

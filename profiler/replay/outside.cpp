@@ -39,10 +39,8 @@ DriverMemory memory_of(const Event& event) {
 
 std::string_view or_unknown(std::string_view owner) { return owner.empty() ? "an unknown library" : owner; }
 
-int64_t sane(int64_t bytes) { return std::clamp<int64_t>(bytes, 0, kMaxSaneBytes); }
-
 DriverAllocation read_allocation(const Trace& trace, const Event& event) {
-  DriverAllocation allocation{.bytes = sane(event.bytes),
+  DriverAllocation allocation{.bytes = sane_bytes(event.bytes),
                               .memory = memory_of(event),
                               .owner = trace.name(event.detail),
                               .context = event.context,
@@ -89,7 +87,7 @@ void forget(const Event& event, OutsideState& state) {
 
 void note_process(const Trace& trace, const Event& event, OutsideState& state) {
   if ((event.flags & kFirstProcess) != 0) state.processes.clear();
-  if (event.address != 0) state.processes.push_back({event.address, sane(event.bytes), trace.name(event.detail)});
+  if (event.address != 0) state.processes.push_back({event.address, sane_bytes(event.bytes), trace.name(event.detail)});
 }
 
 // PyTorch's own refusals are out_of_memory events.
@@ -99,9 +97,9 @@ void note_refusal(const Trace& trace, const Event& event, OutsideState& state) {
   const auto found = std::find_if(state.refusals.begin(), state.refusals.end(),
                                   [&](const OutsideOwner& one) { return one.owner == owner; });
   if (found == state.refusals.end()) {
-    state.refusals.push_back({std::string(owner), std::string(name_of(memory_of(event))), sane(event.bytes)});
+    state.refusals.push_back({std::string(owner), std::string(name_of(memory_of(event))), sane_bytes(event.bytes)});
   } else {
-    found->bytes = std::max(found->bytes, sane(event.bytes));
+    found->bytes = std::max(found->bytes, sane_bytes(event.bytes));
   }
 }
 
@@ -117,7 +115,7 @@ void apply(const Trace& trace, const Event& event, OutsideState& state) {
   if (event.kind == EventKind::driver_free) forget(event, state);
   if (event.kind == EventKind::segment_alloc || event.kind == EventKind::segment_map) note_segment(event, state);
   if (event.kind == EventKind::card_step)
-    state.steps.push_back({std::string(trace.name(event.detail)), sane(event.bytes)});
+    state.steps.push_back({std::string(trace.name(event.detail)), sane_bytes(event.bytes)});
   if (event.kind == EventKind::card_process) note_process(trace, event, state);
 }
 
@@ -144,7 +142,7 @@ bool is_pytorchs(uint64_t address, const DriverAllocation& allocation, std::span
 }
 
 /// Adds `bytes` to the line of this owner and kind.
-void add(std::vector<OutsideOwner>& owners, std::string_view owner, std::string_view kind, int64_t bytes) {
+void add_owner(std::vector<OutsideOwner>& owners, std::string_view owner, std::string_view kind, int64_t bytes) {
   const auto found = std::find_if(owners.begin(), owners.end(),
                                   [&](const OutsideOwner& one) { return one.owner == owner && one.kind == kind; });
   if (found == owners.end()) {
@@ -194,12 +192,12 @@ std::vector<OutsideOwner> list_owners(const OutsideState& state, std::span<const
   std::vector<OutsideOwner> owners;
   for (const CardStep& step : state.steps) {
     const bool modules = step.name.starts_with("modules");
-    if (modules || step.name == "context") add(owners, modules ? "modules" : "context", "device", step.bytes);
+    if (modules || step.name == "context") add_owner(owners, modules ? "modules" : "context", "device", step.bytes);
   }
   std::vector<OutsideOwner> libraries;
   for (const auto& [address, allocation] : state.live) {
     if (!is_on_card(allocation.memory) || is_pytorchs(address, allocation, segments)) continue;
-    add(libraries, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
+    add_owner(libraries, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
   }
   sort_by_size(libraries);
   owners.insert(owners.end(), libraries.begin(), libraries.end());
@@ -216,7 +214,7 @@ std::vector<OutsideOwner> list_host_owners(const OutsideState& state) {
   std::vector<OutsideOwner> owners;
   for (const auto& [address, allocation] : state.live) {
     if (is_on_card(allocation.memory)) continue;
-    add(owners, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
+    add_owner(owners, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
   }
   sort_by_size(owners);
   return owners;

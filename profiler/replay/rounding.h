@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "profiler/replay/settings.h"
@@ -14,6 +15,8 @@ inline constexpr int64_t kMinLargeBytes = 10 * kMiB;  ///< requests from here on
 inline constexpr int64_t kRoundLargeBytes = 2 * kMiB;
 /// No card has as much: larger figures come from a damaged file.
 inline constexpr int64_t kMaxSaneBytes = int64_t{1} << 50;
+constexpr int64_t sane_bytes(int64_t bytes) { return std::clamp<int64_t>(bytes, 0, kMaxSaneBytes); }
+constexpr int64_t sane_bytes(uint64_t bytes) { return static_cast<int64_t>(std::min<uint64_t>(bytes, kMaxSaneBytes)); }
 /// Sums stop here, so that a damaged file cannot make them overflow.
 inline constexpr int64_t kMostBytes = int64_t{1} << 60;
 

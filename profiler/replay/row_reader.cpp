@@ -47,7 +47,7 @@ std::vector<Where> RowReader::locate_savers(std::vector<Saver> savers) const {
   return places;
 }
 
-Evidence RowReader::gather(const Row& row, bool saved) const {
+AllocationEvidence RowReader::gather(const Row& row, bool saved) const {
   const Context& context = trace_.context(row.maker.context);
   const bool dead = row.died < horizon_.end;
   const bool optimizer_is_open =

@@ -36,7 +36,7 @@ class RowReader {
   std::vector<Where> locate_savers(std::vector<Saver> savers) const;
 
  private:
-  Evidence gather(const Row& row, bool saved) const;
+  AllocationEvidence gather(const Row& row, bool saved) const;
   bool op_made_nodes(const Row& row) const;
   bool dies_in_op(const Row& row) const;
   std::set<const Row*> find_kept_workspaces(const BlockTable& table, std::span<const uint32_t> rows) const;

@@ -7,9 +7,9 @@ namespace oomdiag {
 namespace {
 
 /// Turns indices of events into positions in the step: the n-th of its allocations and frees, from 1.
-class Positions {
+class EventPositions {
  public:
-  Positions(const BlockTable& table, const StepSlice& slice) : begin_(slice.begins()), end_(slice.horizon().end) {
+  EventPositions(const BlockTable& table, const StepSlice& slice) : begin_(slice.begins()), end_(slice.horizon().end) {
     for (const uint32_t id : slice.rows()) {
       if (was_born(table[id])) indices_.push_back(table[id].born);
       if (has_died(table[id])) indices_.push_back(table[id].died);
@@ -72,7 +72,7 @@ StepLives read_step(const Trace& trace, const NodeTable& nodes, const Views& vie
                     const OutOfMemory* refusal) {
   if (slice.step() == 0 || slice.begins() == kNoEvent) return {};
   const RowReader reader(trace, nodes, views.table, slice.rows(), slice.horizon());
-  Positions positions(views.table, slice);
+  EventPositions positions(views.table, slice);
   StepLives step{.step = slice.step()};
   for (const uint32_t id : slice.rows()) {
     const Row& row = views.table[id];

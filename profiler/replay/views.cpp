@@ -67,8 +67,9 @@ void StepSlice::add(uint32_t row, uint64_t index, int64_t allocated_bytes, Block
   if (rows_.size() >= limit_) thin(table);
 }
 
-void StepSlice::end(const Horizon& horizon) {
+void StepSlice::end(const Horizon& horizon, BlockTable& table) {
   is_open_ = false;
+  if (rows_.size() > kMostRows) thin(table);
   horizon_ = horizon;
 }
 

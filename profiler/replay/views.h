@@ -69,7 +69,7 @@ class StepSlice {
   void add(uint32_t row, uint64_t index, int64_t allocated_bytes, BlockTable& table);
   void note_walk() { walked_ = walked_ || is_open_; }
   /// The step is over, or what is to be seen of it.
-  void end(const Horizon& horizon);
+  void end(const Horizon& horizon, BlockTable& table);
 
   uint64_t begins() const { return begins_; }
   const Horizon& horizon() const { return horizon_; }
