@@ -165,6 +165,24 @@ std::vector<int64_t> BorderSearch::next(int at_once) {
   return prove(*passes, at_once);
 }
 
+Bracket find_bracket(Bracket guess, int64_t step, int64_t least, int64_t most, const TrialsOf& trials) {
+  guess.fails = std::max(guess.fails, least);
+  const std::vector<bool> ends = trials({guess.fails, guess.passes});
+  bool fails = !ends[0], passes = ends[1];
+  for (int64_t stride = std::max(step, guess.passes / 16); !passes; stride *= 2) {
+    guess = {.fails = guess.passes, .passes = std::min(most, guess.passes + stride)};
+    passes = guess.passes == most || trials({guess.passes}).front();
+    fails = true;
+  }
+  for (int64_t stride = std::max(step, guess.fails / 16); !fails; stride *= 2) {
+    guess.passes = guess.fails;
+    if (guess.fails == least) return {.fails = least - step, .passes = least};
+    guess.fails = std::max(least, guess.fails - stride);
+    fails = !trials({guess.fails}).front();
+  }
+  return guess;
+}
+
 int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, int at_once, const TrialsOf& trials) {
   int64_t low = fails / step, high = (passes + step - 1) / step;
   while (high - low > 1) {

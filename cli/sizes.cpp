@@ -13,6 +13,7 @@
 namespace oomdiag {
 namespace {
 
+constexpr double kLeastWithoutUnit = 1024;            // what is less was meant in another unit
 constexpr double kMostBytes = 1152921504606846976.0;  // 2^60
 
 std::optional<double> unit_bytes(std::string_view unit) {
@@ -51,6 +52,12 @@ int64_t parse_bytes(std::string_view text) {
   if (error != std::errc{} || !unit || !(bytes >= 1) || bytes > kMostBytes) {
     throw Error(ErrorKind::usage, fmt::format("'{}' is not an amount of memory", text),
                 "write it as 8GiB, 8192MiB, 8.5GB or a number of bytes");
+  }
+  const bool has_unit = rest != end;
+  if (!has_unit && bytes < kLeastWithoutUnit) {
+    throw Error(ErrorKind::usage,
+                fmt::format("'{}' is {} byte{}: its unit is missing", text, text, bytes == 1 ? "" : "s"),
+                fmt::format("did you mean {0}GiB or {0}MiB? {0}B takes it as it is", text));
   }
   return static_cast<int64_t>(bytes);
 }

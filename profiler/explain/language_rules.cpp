@@ -1,28 +1,15 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 
 #include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
 
 // What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
 
 namespace oomdiag {
 namespace {
-
-/// "[8, 4, 256, 256] float32"
-std::vector<int64_t> sizes_of(std::string_view shape) {
-  std::vector<int64_t> sizes;
-  for (size_t at = 0; at < shape.size() && shape[at] != ']'; ++at) {
-    int64_t size = 0;
-    const auto [end, error] = std::from_chars(shape.data() + at, shape.data() + shape.size(), size);
-    if (error != std::errc()) continue;
-    sizes.push_back(size);
-    at = static_cast<size_t>(end - shape.data()) - 1;
-  }
-  return sizes;
-}
 
 bool is_near(int64_t a, int64_t b) { return std::abs(a - b) <= kMiB; }
 
@@ -41,7 +28,7 @@ std::set<Scores> find_scores(const Lives& blocks) {
   std::set<Scores> found;
   for (const BlockLife& block : blocks) {
     if (!block.is_of_step() || (block.made.op != "aten::softmax" && block.made.op != "aten::_softmax")) continue;
-    const std::vector<int64_t> sizes = sizes_of(block.shape);
+    const std::vector<int64_t> sizes = parse_shape(block.shape);
     const bool square = sizes.size() >= 3 && sizes.back() == sizes[sizes.size() - 2] && sizes.back() >= 64;
     if (square && block.phase == Phase::forward) found.insert({block.made.module, block.bytes});
   }
@@ -106,7 +93,7 @@ std::optional<Changed> use_fused_attention(const Situation& situation) {
 
 /// The loss over an eighth of the rows at a time, each made again in backward: logits, probabilities and their gradients take
 /// an eighth, and the gradient of the last layer's weight is added to eight times.
-std::optional<Changed> use_chunked_loss(const Situation& situation) {
+std::optional<Changed> use_chunked_cross_entropy(const Situation& situation) {
   constexpr int64_t kChunks = 8;
   Lives blocks = situation.lives.blocks;
   const BlockLife* probabilities = find_probabilities(blocks);
@@ -118,7 +105,7 @@ std::optional<Changed> use_chunked_loss(const Situation& situation) {
     const bool forward = block.phase == Phase::forward && block.category != Category::input;
     if (near && (forward || block.phase == Phase::backward)) block.bytes /= kChunks;
   }
-  return Changed{.id = "chunked_loss",
+  return Changed{.id = "chunked_cross_entropy",
                  .label = "loss in chunks of the logits",
                  .formula = "logits, probabilities and their gradients / 8",
                  .blocks = std::move(blocks),

@@ -45,7 +45,7 @@ std::optional<Changed> shard_over_cards(const Situation& situation);
 std::optional<Changed> train_adapters(const Situation& situation);
 // language_rules.cpp: attention, logits, sequences.
 std::optional<Changed> use_fused_attention(const Situation& situation);
-std::optional<Changed> use_chunked_loss(const Situation& situation);
+std::optional<Changed> use_chunked_cross_entropy(const Situation& situation);
 std::optional<Changed> halve_sequence(const Situation& situation);
 std::optional<Changed> offload_activations(const Situation& situation);
 

@@ -137,7 +137,10 @@ Report read_report(const Json& json) {
 
 Report from_json(std::string_view text) try {
   return read_report(Json::parse(text));
-} catch (const nlohmann::json::exception& error) {
+} catch (const Json::parse_error& error) {
+  refuse(error.byte > text.size() ? "it is cut off after " + std::to_string(text.size()) + " bytes"
+                                  : "it is no JSON from byte " + std::to_string(error.byte) + " on");
+} catch (const Json::exception& error) {
   refuse(error.what());
 }
 

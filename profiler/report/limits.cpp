@@ -9,10 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "profiler/explain/library_names.h"
 #include "profiler/explain/whole_step.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
-#include "profiler/report/library_names.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {

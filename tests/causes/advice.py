@@ -18,7 +18,7 @@ from harness import run_jobs, train_jobs
 
 LARGE = 65536  # MiB
 APPLIED = {"half_batch", "accumulate_2", "relu_in_place", "checkpoint", "autocast_bf16", "set_to_none", "fused_optimizer",
-           "foreach_off", "sgd", "drop_outputs", "expandable_segments", "sdpa", "chunked_loss", "adam_8bit",
+           "foreach_off", "sgd", "drop_outputs", "expandable_segments", "sdpa", "chunked_cross_entropy", "adam_8bit",
            "offload_activations"}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 

@@ -117,6 +117,27 @@ TEST_CASE("a larger value that passes again is found among the neighbours", "[cl
   CHECK(tried.found == border);
 }
 
+TEST_CASE("a border far from where it was guessed is found in few runs", "[cli]") {
+  constexpr int64_t kStep = 2, kLeast = 256, kMost = int64_t{1} << 30;
+  for (const int64_t border : {kLeast, int64_t{300}, int64_t{10'000}, int64_t{60'000'000}, kMost}) {
+    for (const Bracket guess : {Bracket{60'000'000 - 2, 60'000'000}, Bracket{9'000, 9'400}, Bracket{0, 258}}) {
+      CAPTURE(border, guess.fails);
+      int runs = 0;
+      const TrialsOf trials = [&](const std::vector<int64_t>& values) {
+        std::vector<bool> passed;
+        for (const int64_t value : values) passed.push_back(value >= border);
+        runs += static_cast<int>(values.size());
+        return passed;
+      };
+      const Bracket found = find_bracket(guess, kStep, kLeast, kMost, trials);
+      CHECK(found.fails < border);
+      CHECK(found.passes >= border);
+      CHECK(runs <= 30);
+      CHECK(find_smallest(found.fails, found.passes, kStep, 1, trials) == border);
+    }
+  }
+}
+
 TEST_CASE("at the ends of a range the search ends", "[cli]") {
   const auto all = [](int64_t) { return true; };
   CHECK(search(20, 1 << 30, affine, all).found == 20);

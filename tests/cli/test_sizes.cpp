@@ -12,11 +12,13 @@ TEST_CASE("a size is a number of bytes, or has a unit of powers of 1000 or 1024"
   CHECK(parse_bytes("11.75 GiB") == 12616466432);
   CHECK(parse_bytes("1tib") == int64_t{1} << 40);
   CHECK(parse_bytes("8g") == int64_t{8} << 30);
+  CHECK(parse_bytes("8B") == 8);
+  CHECK(parse_bytes("1024") == 1024);
 }
 
 TEST_CASE("nonsense is answered with the valid form", "[cli]") {
   for (const char* text :
-       {"", "GiB", "8XB", "-1GiB", "0", "1e9", "nan", "inf", "8GiBs", "0x10", "99999999TiB", " 8GiB", "8 G iB!"}) {
+       {"", "GiB", "8XB", "-1GiB", "0", "1e9", "nan", "inf", "8GiBs", "0x10", "99999999TiB", " 8GiB", "8 G iB!", "8"}) {
     INFO(text);
     try {
       parse_bytes(text);

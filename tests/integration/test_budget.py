@@ -6,10 +6,12 @@ import argparse
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unittest
 
 import torch_in_use
@@ -47,12 +49,12 @@ PROJECT = """
 
 @unittest.skipUnless(importlib.util.find_spec("pytest"), "pytest is not installed")
 class Budget(unittest.TestCase):
-    def pytest(self, *arguments, **files):
+    def pytest(self, *arguments, TMPDIR=tempfile.gettempdir(), **files):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "test_memory.py").write_text(textwrap.dedent(PROJECT))
             for name, text in files.items():
                 pathlib.Path(folder, name.replace("_", ".")).write_text(text)
-            environment = {**os.environ, "PYTHONPATH": str(build / "lib/python"), "OOMDIAG_LIBRARY": str(build / "lib/liboomdiag.so")}
+            environment = {**os.environ, "TMPDIR": TMPDIR, "PYTHONPATH": str(build / "lib/python"), "OOMDIAG_LIBRARY": str(build / "lib/liboomdiag.so")}
             done = subprocess.run([sys.executable, "-m", "pytest", "-p", "oomdiag._pytest_plugin", "-p", "no:cacheprovider", *arguments],
                                   cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
             self.left = sorted(path.name for path in pathlib.Path(folder).iterdir() if path.name != "__pycache__")
@@ -71,6 +73,18 @@ class Budget(unittest.TestCase):
         self.assertRegex(done.stdout, rf"peak of {peak} MiB is above the budget of 1\.00 MiB by {above} MiB\nwho held it is not told")
         self.assertIn("assert 1 == 2", done.stdout)
         self.assertEqual(self.left, ["test_memory.py"])
+
+    def test_the_folder_that_the_report_names_last_is_there(self):
+        with tempfile.TemporaryDirectory() as temporary:
+            old, young = pathlib.Path(temporary, "oomdiag-pytest-old"), pathlib.Path(temporary, "oomdiag-pytest-young")
+            for folder, age in (old, 9000), (young, 60), (pathlib.Path(temporary, "oomdiag-pytest-younger"), 30):
+                folder.mkdir()
+                os.utime(folder, times=(time.time() - age,) * 2)
+            done = self.pytest("--oomdiag-device", "rtx3060", "-k", "small_step", TMPDIR=temporary)
+            named = re.search(r"next: oomdiag \w+ (\S+)", done.stdout + done.stderr)
+            self.assertTrue(named, done.stdout + done.stderr)
+            self.assertTrue(pathlib.Path(named[1], "trace").exists(), named[1])
+            self.assertEqual((old.exists(), young.exists()), (False, True))
 
     def test_the_card_may_stand_in_the_configuration(self):
         done = self.pytest("-k", "sizes", pytest_ini="[pytest]\noomdiag_device = t4\n")

@@ -10,11 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any, Iterator
 
 import pytest
 
 _RUNNING = "OOMDIAG_PYTEST"
+_FOLDER = "oomdiag-pytest-"
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -34,14 +36,26 @@ def pytest_load_initial_conftests(early_config: Any, parser: Any, args: Any) -> 
 
 def _run_on(device: str, arguments: Any) -> int:
     from . import _command
-    folder = tempfile.mkdtemp(prefix="oomdiag-pytest-")
+    _remove_old_runs()
+    folder = tempfile.mkdtemp(prefix=_FOLDER)  # stays: the last line of the report names it
     sys.stdout.flush()
+    return subprocess.call(
+        [str(_command()), "run", "--device", device, "--folder", folder, "--no-progress", "--", sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, _RUNNING: device})
+
+
+def _remove_old_runs() -> None:
+    """Keeps those of the last sessions, as pytest does with tmp_path, and any that may still run."""
+    kept, an_hour = 2, 3600
     try:
-        return subprocess.call(
-            [str(_command()), "run", "--device", device, "--folder", folder, "--no-progress", "--", sys.executable, "-m", "pytest", *arguments],
-            env={**os.environ, _RUNNING: device})
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        runs = [entry for entry in os.scandir(tempfile.gettempdir())
+                if entry.name.startswith(_FOLDER) and entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.geteuid()]
+        runs.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
+        for entry in runs[kept:]:
+            if time.time() - entry.stat().st_mtime > an_hour:
+                shutil.rmtree(entry.path, ignore_errors=True)
+    except OSError:
+        pass  # another session was quicker
 
 
 def pytest_report_header() -> Any:

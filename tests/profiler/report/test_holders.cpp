@@ -3,8 +3,8 @@
 #include <memory>
 #include <numeric>
 
+#include "profiler/explain/batch.h"
 #include "profiler/fold_indices.h"
-#include "profiler/report/batch.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
