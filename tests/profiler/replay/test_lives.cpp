@@ -72,7 +72,7 @@ TEST_CASE("of a step of very many blocks those that live at its high points are 
     slice.add(id, 2 * i, table[id].bytes, table);
     table[id].died = 2 * i + 1;
   }
-  slice.end({});
+  slice.end({}, table);
 
   CHECK(slice.rows().size() < StepSlice::kMostRows);
   const auto is_highest = [&](uint32_t id) { return table[id].bytes == 99; };
