@@ -5,7 +5,7 @@
 
 #include "profiler/explain/remedy_rules.h"
 #include "profiler/one_of.h"
-#include "profiler/replay/categories.h"
+#include "profiler/replay/evidence/categories.h"
 
 // bf16 autocast (torch/amp, ATen/autocast_mode.h). Matrix products and convolutions take and give bfloat16; softmax, norms
 // over features, losses and some functions take and give float32; all other ops go on with what they get. So the type of a

@@ -4,7 +4,7 @@
 #include <map>
 #include <tuple>
 
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 namespace {

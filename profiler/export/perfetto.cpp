@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profiler/export/picture.h"
-#include "profiler/replay/join.h"
+#include "profiler/replay/evidence/join.h"
 #include "profiler/report/json_text.h"
 
 namespace oomdiag {

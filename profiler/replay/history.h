@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "profiler/event.h"
-#include "profiler/replay/settings.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/shared_list.h"
 
 // What a trace tells once it is replayed. Plain values; names are views into the trace they were made from, which must
