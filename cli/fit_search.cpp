@@ -5,7 +5,7 @@
 #include "cli/fit.h"
 #include "cli/workers.h"
 #include "profiler/error.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 // Each run is a whole run of the program on a virtual card. The driver gives memory in pages of 2 MiB, so that is how exact
 // the smallest card can be.

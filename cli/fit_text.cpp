@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/sizes.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {

@@ -4,7 +4,8 @@
 #include <tuple>
 
 #include "profiler/explain/remedy_rules.h"
-#include "profiler/replay/categories.h"
+#include "profiler/one_of.h"
+#include "profiler/replay/evidence/categories.h"
 
 // bf16 autocast (torch/amp, ATen/autocast_mode.h). Matrix products and convolutions take and give bfloat16; softmax, norms
 // over features, losses and some functions take and give float32; all other ops go on with what they get. So the type of a
@@ -21,11 +22,6 @@
 
 namespace oomdiag {
 namespace {
-
-template <size_t N>
-bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list) {
-  return std::find(list.begin(), list.end(), op) != list.end();
-}
 
 bool lowers(std::string_view op) {
   constexpr std::array<std::string_view, 6> kLowering = {"aten::conv1d", "aten::conv2d", "aten::conv3d",
@@ -74,8 +70,8 @@ bool is_partial_sum(const BlockLife& block) {
 
 bool is_low_saver(const Where& saver) { return lowers(saver.op); }
 
-using Place = std::tuple<std::string_view, std::string_view, std::string_view>;
-Place place_of(const Where& where) { return {where.op, where.module, where.source}; }
+using ForwardPlace = std::tuple<std::string_view, std::string_view, std::string_view>;
+ForwardPlace place_of(const Where& where) { return {where.op, where.module, where.source}; }
 
 /// Goes through the step and halves what would be bfloat16.
 class Caster {
@@ -139,7 +135,7 @@ class Caster {
   Lives blocks_;
   const uint32_t last_backward_;
   const bool whole_;
-  std::map<Place, bool> low_;  ///< by place of the forward op
+  std::map<ForwardPlace, bool> low_;  ///< by place of the forward op
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };
 

@@ -4,16 +4,12 @@
 
 #include "profiler/explain/remedy_rules.h"
 #include "profiler/explain/shape.h"
+#include "profiler/one_of.h"
 
 // What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
 
 namespace oomdiag {
 namespace {
-
-template <size_t N>
-bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list) {
-  return std::find(list.begin(), list.end(), op) != list.end();
-}
 
 bool is_near(int64_t a, int64_t b) { return std::abs(a - b) <= kMiB; }
 

@@ -8,7 +8,7 @@
 #include "profiler/explain/arena.h"
 #include "profiler/explain/remedy_rules.h"
 #include "profiler/explain/what_if.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 namespace {

@@ -1,4 +1,3 @@
-#include "extension/environment.h"
 #include "extension/virtual_device/nccl/unique_id.h"
 
 #include <unistd.h>
@@ -9,6 +8,7 @@
 #include <random>
 #include <string_view>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/nccl/lone.h"
 #include "profiler/trace/shared_file.h"
 
