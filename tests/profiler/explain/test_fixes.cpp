@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <fstream>
+#include <set>
 
-#include "profiler/explain/remedies.h"
-#include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/predict_fixes.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/replay.h"
 #include "tests/catch.h"
@@ -49,8 +52,8 @@ StepLives small_step() {
                   gradient_on_its_way(64_MiB, 9, 11, kConv2)});
 }
 
-Situation situation_of(const StepLives& lives) {
-  return {.lives = lives, .peak_bytes = find_peak(lives.blocks), .room_bytes = 1_GiB};
+StepModel model_of(const StepLives& lives) {
+  return {.blocks = lives.blocks, .peak_bytes = find_peak(lives.blocks), .available_bytes = 1_GiB};
 }
 
 const Remedy* find(const std::vector<Remedy>& remedies, std::string_view id) {
@@ -60,22 +63,69 @@ const Remedy* find(const std::vector<Remedy>& remedies, std::string_view id) {
 
 }  // namespace
 
-TEST_CASE("the peak of a step is where most of its blocks overlap", "[explain][remedies]") {
+TEST_CASE("an id names one row, with and without its number", "[explain][fixes]") {
+  std::set<std::string_view> ids;
+  for (const FixRow& row : list_fixes()) {
+    INFO(row.id);
+    CHECK(ids.insert(row.id).second);
+    CHECK(find_fix(row.id) == &row);
+    CHECK((row.predict != nullptr) == !row.formula.empty());
+  }
+  CHECK(find_fix("batch_6012") == find_fix("batch"));
+  CHECK(find_fix("accumulate_2") == find_fix("accumulate"));
+  CHECK(find_fix("autocast_bf16")->id == "autocast_bf16");
+  CHECK(find_fix("checkpoint+autocast_bf16") == nullptr);
+  CHECK(find_fix("") == nullptr);
+}
+
+TEST_CASE("each fix that is applied to a program has its Python module, and each module its fix", "[explain][fixes]") {
+  const std::filesystem::path sources = std::filesystem::path(OOMDIAG_SCHEMA_FILE).parent_path() / "../..";
+  std::set<std::string> named, there;
+  for (const FixRow& row : list_fixes()) {
+    if (!row.module.empty()) named.emplace(row.module);
+  }
+  for (const auto& file : std::filesystem::directory_iterator(sources / "extension/python/remedies/oomdiag_remedies")) {
+    std::ifstream text(file.path());
+    const std::string code(std::istreambuf_iterator<char>(text), {});
+    if (code.find("\ndef apply(") != code.npos) there.insert(file.path().stem());
+  }
+  there.erase("look");  // it looks only
+  CHECK(named == there);
+}
+
+TEST_CASE("what fits and changes nothing comes first, then what costs less", "[explain][fixes]") {
+  const auto fix = [](std::string id, std::optional<bool> fits, int64_t peak) {
+    return Remedy{.id = std::move(id), .label = "", .predicted_peak_bytes = peak, .predicted_fits = fits};
+  };
+  const Remedy segments = fix("expandable_segments", true, 9_GiB), halved = fix("half_batch", true, 1_GiB);
+  const Remedy unknown = fix("relu_in_place", {}, 2_GiB), autocast = fix("autocast_bf16", true, 7_GiB);
+  CHECK(is_better(segments, autocast));
+  CHECK(is_better(autocast, halved));
+  CHECK(is_better(halved, unknown));
+  Remedy measured = unknown;
+  measured.fits = true;
+  CHECK(is_better(measured, autocast));
+  Remedy training = autocast;
+  training.changes_training = true;
+  CHECK(is_better(halved, training));
+}
+
+TEST_CASE("the peak of a step is where most of its blocks overlap", "[explain][fixes]") {
   CHECK(find_peak({}) == 0);
   CHECK(find_peak({{.bytes = 4, .born = 1, .died = 2}, {.bytes = 8, .born = 2, .died = 3}}) == 8);
   CHECK(find_peak(small_step().blocks) == 224_MiB);  // after position 9 both large ones and the new gradient
 }
 
-TEST_CASE("half the batch halves what follows it, and parameters stay", "[explain][remedies]") {
+TEST_CASE("half the batch halves what follows it, and parameters stay", "[explain][fixes]") {
   const StepLives lives = small_step();
-  const auto remedies = predict_remedies(situation_of(lives));
+  const auto remedies = predict_remedies(model_of(lives));
 
   REQUIRE(find(remedies, "half_batch"));
   CHECK(find(remedies, "half_batch")->predicted_peak_bytes == 32_MiB + 192_MiB / 2);
   CHECK_FALSE(find(remedies, "half_batch")->formula.empty());
 }
 
-TEST_CASE("where nothing is trained, fewer examples change nothing that is learned", "[explain][remedies]") {
+TEST_CASE("where nothing is trained, fewer examples change nothing that is learned", "[explain][fixes]") {
   StepLives trained = small_step(), served;
   served.blocks = {parameter(32_MiB)};
   for (BlockLife block : small_step().blocks) {
@@ -84,10 +134,10 @@ TEST_CASE("where nothing is trained, fewer examples change nothing that is learn
     served.blocks.push_back(block);
   }
   served.step = trained.step;
-  const auto of_training = predict_remedies(situation_of(trained));
-  Situation situation = situation_of(served);
-  situation.has_backward = false;
-  const auto of_serving = predict_remedies(situation);
+  const auto of_training = predict_remedies(model_of(trained));
+  StepModel model = model_of(served);
+  model.has_backward = false;
+  const auto of_serving = predict_remedies(model);
   REQUIRE(find(of_training, "half_batch"));
   REQUIRE(find(of_serving, "half_batch"));
   CHECK(find(of_training, "half_batch")->changes_training);
@@ -95,7 +145,7 @@ TEST_CASE("where nothing is trained, fewer examples change nothing that is learn
   CHECK(find(of_serving, "half_batch")->costs == "fewer examples at a time");
 }
 
-TEST_CASE("a parameter's gradient does not follow the batch", "[explain][remedies]") {
+TEST_CASE("a parameter's gradient does not follow the batch", "[explain][fixes]") {
   const Lives blocks = {parameter(32_MiB), gradient_on_its_way(32_MiB, 1, 2, kConv1),
                         gradient_on_its_way(48_MiB, 1, 2, kConv1)};
   CHECK_FALSE(follows_batch(blocks[0], blocks));
@@ -103,12 +153,12 @@ TEST_CASE("a parameter's gradient does not follow the batch", "[explain][remedie
   CHECK(follows_batch(blocks[2], blocks));
 }
 
-TEST_CASE("the largest batch that fits is found from the same model", "[explain][remedies]") {
+TEST_CASE("the largest batch that fits is found from the same model", "[explain][fixes]") {
   const StepLives lives = small_step();
-  Situation situation = situation_of(lives);
-  situation.batch = 64;
-  situation.room_bytes = 32_MiB + 48_MiB;  // a quarter of what scales
-  const auto remedies = predict_remedies(situation);
+  StepModel model = model_of(lives);
+  model.batch = 64;
+  model.available_bytes = 32_MiB + 48_MiB;  // a quarter of what scales
+  const auto remedies = predict_remedies(model);
 
   const auto found = std::find_if(remedies.begin(), remedies.end(),
                                   [](const Remedy& remedy) { return remedy.id.starts_with("batch_"); });
@@ -118,10 +168,10 @@ TEST_CASE("the largest batch that fits is found from the same model", "[explain]
   CHECK(std::stoi(found->id.substr(6)) >= 10);
 }
 
-TEST_CASE("checkpointing frees what only the module saves, until its backward", "[explain][remedies]") {
+TEST_CASE("checkpointing frees what only the module saves, until its backward", "[explain][fixes]") {
   StepLives lives = small_step();
   lives.blocks.push_back(gradient_on_its_way(8_MiB, 20, 21, kConv1));
-  const auto remedies = predict_remedies(situation_of(lives));
+  const auto remedies = predict_remedies(model_of(lives));
 
   const Remedy* remedy = find(remedies, "checkpoint");
   CHECK((remedy == nullptr || remedy->predicted_peak_bytes < 224_MiB));
@@ -131,13 +181,13 @@ TEST_CASE("checkpointing frees what only the module saves, until its backward", 
   const StepLives two = step_of({saved(64_MiB, 1, 20, a, {a}), saved(64_MiB, 2, 20, a, {a}),
                                  saved(64_MiB, 3, 12, b, {b}), saved(64_MiB, 4, 12, b, {b}),
                                  gradient_on_its_way(1_MiB, 10, 22, b), gradient_on_its_way(1_MiB, 14, 22, a)});
-  const auto both = predict_remedies(situation_of(two));
+  const auto both = predict_remedies(model_of(two));
   REQUIRE(find(both, "checkpoint"));
   CHECK(find(both, "checkpoint")->modules == std::vector<std::string>{"a", "b"});
   CHECK(find(both, "checkpoint")->predicted_peak_bytes == 128_MiB + 2_MiB);
 }
 
-TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explain][remedies]") {
+TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explain][fixes]") {
   const Where c{.op = "aten::relu", .module = "c.relu"}, a{.op = "aten::relu", .module = "a.relu"};
   const Where pool{.op = "aten::max_pool2d", .module = "pool"};
   const StepLives lives =
@@ -145,7 +195,7 @@ TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explai
                saved(64_MiB, 4, 20, a, {a}), saved(64_MiB, 5, 13, a, {a, pool}),
                gradient_on_its_way(32_MiB, 10, 13, pool), gradient_on_its_way(32_MiB, 12, 22, a),
                gradient_on_its_way(1_MiB, 19, 22, a), gradient_on_its_way(1_MiB, 21, 30, c)});
-  const auto remedies = predict_remedies(situation_of(lives));
+  const auto remedies = predict_remedies(model_of(lives));
 
   // When the backward of a begins, its three tensors are made again; the output that pool had kept goes then.
   REQUIRE(find(remedies, "checkpoint"));
@@ -153,18 +203,18 @@ TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explai
   CHECK(find(remedies, "checkpoint")->predicted_peak_bytes == 3 * 64_MiB + 2 * 32_MiB);
 }
 
-TEST_CASE("autocast halves convolutions and what follows, but not softmax and norms", "[explain][remedies]") {
+TEST_CASE("autocast halves convolutions and what follows, but not softmax and norms", "[explain][fixes]") {
   const Where conv{.op = "aten::conv2d", .module = "conv"}, relu{.op = "aten::relu", .module = "relu"};
   const Where softmax{.op = "aten::log_softmax", .module = "loss"};
   const StepLives lives = step_of(
       {saved(64_MiB, 1, 9, conv, {relu}), saved(64_MiB, 2, 9, relu, {relu}), saved(16_MiB, 3, 9, softmax, {softmax})});
-  const auto remedies = predict_remedies(situation_of(lives));
+  const auto remedies = predict_remedies(model_of(lives));
 
   REQUIRE(find(remedies, "autocast_bf16"));
   CHECK(find(remedies, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
 
   // What comes after a cut could make any of it bfloat16: of such a step that is the lower bound.
-  Situation cut = situation_of(lives);
+  StepModel cut = model_of(lives);
   cut.whole = false;
   const auto bounds = predict_remedies(cut);
   REQUIRE(find(bounds, "autocast_bf16"));
@@ -172,18 +222,18 @@ TEST_CASE("autocast halves convolutions and what follows, but not softmax and no
   CHECK(find(bounds, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 8_MiB);
 }
 
-TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain][remedies]") {
+TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain][fixes]") {
   BlockLife kept{.bytes = 32_MiB, .category = Category::gradient, .phase = Phase::backward};
   BlockLife added = gradient_on_its_way(32_MiB, 5, 6, kConv1);
   added.freed_by_accumulate = true;
   const StepLives lives = step_of({kept, saved(64_MiB, 1, 5, kConv1, {kConv1}), added});
-  const auto remedies = predict_remedies(situation_of(lives));
+  const auto remedies = predict_remedies(model_of(lives));
 
   REQUIRE(find(remedies, "set_to_none"));
   CHECK(find(remedies, "set_to_none")->predicted_peak_bytes == 64_MiB);
 }
 
-TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][remedies]") {
+TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes]") {
   const BlockLife state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
   const BlockLife scratch{.bytes = 32_MiB,
                           .born = 1,
@@ -192,7 +242,7 @@ TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][remed
                           .phase = Phase::optimizer,
                           .made = {.op = "aten::_foreach_sqrt"}};
   const StepLives lives = step_of({parameter(32_MiB), state, scratch});
-  const auto remedies = predict_remedies(situation_of(lives));
+  const auto remedies = predict_remedies(model_of(lives));
 
   REQUIRE(find(remedies, "fused_optimizer"));
   CHECK(find(remedies, "fused_optimizer")->predicted_peak_bytes == 96_MiB);
@@ -200,7 +250,7 @@ TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][remed
   CHECK(find(remedies, "sgd")->predicted_peak_bytes == 32_MiB);
 }
 
-TEST_CASE("without backward no_grad keeps what the next module takes, and nothing else", "[explain][remedies]") {
+TEST_CASE("without backward no_grad keeps what the next module takes, and nothing else", "[explain][fixes]") {
   Lives blocks;
   const std::array<const char*, 4> modules = {"0.a", "0.b", "1", "2"};
   for (uint32_t i = 0; i < modules.size(); ++i) {
@@ -209,41 +259,41 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
     blocks.back().made.module = modules[i];
   }
   const StepLives lives = step_of(blocks);
-  Situation situation = situation_of(lives);
-  situation.has_backward = false;
-  const auto remedies = predict_remedies(situation);
+  StepModel model = model_of(lives);
+  model.has_backward = false;
+  const auto remedies = predict_remedies(model);
 
   REQUIRE(find(remedies, "no_grad"));
   CHECK(find(remedies, "no_grad")->predicted_peak_bytes == 32_MiB);
-  situation.has_backward = true;
-  CHECK_FALSE(find(predict_remedies(situation), "no_grad"));
+  model.has_backward = true;
+  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
 }
 
-TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain][remedies]") {
+TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain][fixes]") {
   BlockLife output{.bytes = 64_MiB, .born = 1, .category = Category::output, .phase = Phase::forward};
   output.in_graph = true;
   const StepLives lives = step_of({output, output});
-  Situation situation = situation_of(lives);
-  situation.has_backward = situation.whole = false;
-  CHECK_FALSE(find(predict_remedies(situation), "no_grad"));
+  StepModel model = model_of(lives);
+  model.has_backward = model.whole = false;
+  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
 }
 
-TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][remedies]") {
+TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][fixes]") {
   StepLives lives = small_step();
   lives.blocks.push_back({.bytes = 128_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer});
-  Situation situation = situation_of(lives);
-  CHECK(find(predict_remedies(situation), "fsdp_2"));
-  situation.sharded = true;
-  CHECK_FALSE(find(predict_remedies(situation), "fsdp_2"));
+  StepModel model = model_of(lives);
+  CHECK(find(predict_remedies(model), "fsdp_2"));
+  model.sharded = true;
+  CHECK_FALSE(find(predict_remedies(model), "fsdp_2"));
 }
 
-TEST_CASE("what fits only with the help of what private pools keep is not said to fit", "[explain][remedies]") {
+TEST_CASE("what fits only with the help of what private pools keep is not said to fit", "[explain][fixes]") {
   const StepLives lives = small_step();
-  const auto fits = [&](int64_t room_bytes, int64_t private_pool_cached_bytes) {
-    Situation situation = situation_of(lives);
-    situation.room_bytes = room_bytes;
-    situation.private_pool_cached_bytes = private_pool_cached_bytes;
-    return find(predict_remedies(situation), "half_batch")->predicted_fits;
+  const auto fits = [&](int64_t available_bytes, int64_t private_pool_cached_bytes) {
+    StepModel model = model_of(lives);
+    model.available_bytes = available_bytes;
+    model.private_pool_cached_bytes = private_pool_cached_bytes;
+    return find(predict_remedies(model), "half_batch")->predicted_fits;
   };
   CHECK(fits(1_GiB, 0) == true);
   CHECK(fits(1_GiB, 512_MiB) == true);
@@ -251,21 +301,21 @@ TEST_CASE("what fits only with the help of what private pools keep is not said t
   CHECK(fits(64_MiB, 32_MiB) == false);
 }
 
-TEST_CASE("of a step that was cut short only too much is known", "[explain][remedies]") {
+TEST_CASE("of a step that was cut short only too much is known", "[explain][fixes]") {
   const StepLives lives = small_step();
-  Situation situation = situation_of(lives);
-  situation.whole = false;
-  auto remedies = predict_remedies(situation);
+  StepModel model = model_of(lives);
+  model.whole = false;
+  auto remedies = predict_remedies(model);
   REQUIRE(find(remedies, "half_batch"));
   CHECK(find(remedies, "half_batch")->at_least);
   CHECK_FALSE(find(remedies, "half_batch")->predicted_fits);  // not known
 
-  situation.room_bytes = 100_MiB;
-  remedies = predict_remedies(situation);
+  model.available_bytes = 100_MiB;
+  remedies = predict_remedies(model);
   CHECK(find(remedies, "half_batch")->predicted_fits == false);
 }
 
-TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards that have it", "[explain][remedies]") {
+TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards that have it", "[explain][fixes]") {
   const auto offered = [](const char* dtype, std::string_view autocast, int compute_major) {
     BlockLife weight = parameter(64_MiB);
     const std::string shape = std::string("[64] ") + dtype;
@@ -274,9 +324,9 @@ TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards 
     output.shape = {};  // not known
     output.made.autocast = autocast;
     const StepLives lives = step_of({weight, output});
-    Situation situation = situation_of(lives);
-    situation.compute_major = compute_major;
-    for (const Remedy& remedy : predict_remedies(situation)) {
+    StepModel model = model_of(lives);
+    model.compute_major = compute_major;
+    for (const Remedy& remedy : predict_remedies(model)) {
       if (remedy.id.starts_with("autocast")) return remedy.id;
     }
     return std::string();
@@ -288,7 +338,7 @@ TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards 
 }
 
 TEST_CASE("checkpointed layers are named in the order of their numbers, and made again one at a time",
-          "[explain][remedies]") {
+          "[explain][fixes]") {
   std::vector<std::string> names;
   for (int i = 0; i < 12; ++i) names.push_back("model.h." + std::to_string(i));
   StepLives lives{.step = 1};
@@ -296,10 +346,10 @@ TEST_CASE("checkpointed layers are named in the order of their numbers, and made
     const Where layer{.op = "aten::relu", .module = names[i]};
     for (uint32_t b = 0; b < 2; ++b) lives.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 100, layer, {layer}));
   }
-  Situation situation = situation_of(lives);
-  situation.whole = false;  // its backward was not seen
-  situation.forward_end = 50;
-  const auto remedies = predict_remedies(situation);
+  StepModel model = model_of(lives);
+  model.whole = false;  // its backward was not seen
+  model.forward_end = 50;
+  const auto remedies = predict_remedies(model);
 
   const Remedy* remedy = find(remedies, "checkpoint");
   REQUIRE(remedy);
@@ -308,20 +358,20 @@ TEST_CASE("checkpointed layers are named in the order of their numbers, and made
   CHECK(remedy->predicted_peak_bytes == 128_MiB);
 }
 
-TEST_CASE("outputs that nobody needs in backward end before it", "[explain][remedies]") {
+TEST_CASE("outputs that nobody needs in backward end before it", "[explain][fixes]") {
   BlockLife output{.bytes = 16_MiB, .born = 2, .category = Category::output, .phase = Phase::forward};
   const StepLives lives =
       step_of({saved(64_MiB, 1, 9, kConv1, {kConv1}), output, gradient_on_its_way(64_MiB, 8, 10, kConv1)});
-  const auto remedies = predict_remedies(situation_of(lives));
+  const auto remedies = predict_remedies(model_of(lives));
 
   REQUIRE(find(remedies, "drop_outputs"));
   CHECK(find(remedies, "drop_outputs")->predicted_peak_bytes == 128_MiB);
 }
 
-TEST_CASE("where nothing would be saved, nothing is proposed", "[explain][remedies]") {
+TEST_CASE("where nothing would be saved, nothing is proposed", "[explain][fixes]") {
   const StepLives lives = step_of({parameter(4_GiB)});
-  CHECK(predict_remedies(situation_of(lives)).empty());
-  CHECK(predict_remedies(situation_of(StepLives{})).empty());
+  CHECK(predict_remedies(model_of(lives)).empty());
+  CHECK(predict_remedies(model_of(StepLives{})).empty());
 }
 
 TEST_CASE("the lives of a step that fits have its peak, and those that failed include the request", "[replay][lives]") {
