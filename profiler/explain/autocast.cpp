@@ -149,6 +149,8 @@ bool is_under_autocast(const Lives& blocks) {
 
 }  // namespace
 
+bool has_bfloat16(int compute_major) { return compute_major == 0 || compute_major >= 8; }
+
 /// Not where autocast is on already, nor where the model is of another type. Cards before Ampere have no bfloat16.
 std::optional<Changed> use_autocast(const Situation& situation) {
   const Lives& as_it_is = situation.lives.blocks;
@@ -156,7 +158,7 @@ std::optional<Changed> use_autocast(const Situation& situation) {
   Caster caster(as_it_is, situation.whole);
   Lives blocks = caster.cast();
   if (!caster.any()) return {};
-  const bool bfloat16 = situation.compute_major == 0 || situation.compute_major >= 8;
+  const bool bfloat16 = has_bfloat16(situation.compute_major);
   std::vector<std::string> lines{bfloat16 ? "with torch.autocast(\"cuda\", torch.bfloat16):"
                                           : "with torch.autocast(\"cuda\", torch.float16):"};
   if (may_train(situation)) {

@@ -36,6 +36,9 @@ struct Situation {
   }
 };
 
+/// Whether GPUs of this compute capability have bfloat16: from Ampere, 8.0, on. 0 = not known, taken to have it.
+bool has_bfloat16(int compute_major);
+
 /// Remedies that lower the peak, largest saving first; each formula stands above its rule in remedy_rules.cpp, and in
 /// words in the remedy. What is said to fit gets through the allocator as well (arena.h).
 std::vector<Remedy> predict_remedies(const Situation& situation);
