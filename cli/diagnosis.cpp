@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <new>
+#include <optional>
 
 #include "cli/cache.h"
 #include "cli/environment.h"
@@ -30,24 +31,41 @@ std::string list_files(const std::vector<CardEntry>& cards) {
   return files;
 }
 
-/// Inductor and Triton keep what they tuned by the name of the card and would take it for a real one's of that name: times
-/// of a virtual card mean nothing. They have folders of their own beside the user's.
-std::vector<std::pair<const char*, std::string>> virtual_caches() {
-  std::vector<std::pair<const char*, std::string>> caches;
-  for (const auto& [variable, name] :
-       {std::pair{"TORCHINDUCTOR_CACHE_DIR", "inductor"}, {"TRITON_CACHE_DIR", "triton"}}) {
-    const std::string own = environment(variable);
-    caches.emplace_back(variable,
-                        own.empty() ? (cache_folder() / "virtual" / name).string() : own + "/oomdiag-virtual");
+/// Where Inductor and Triton keep what they make for virtual cards: in the cache, or, where that is not the user's alone, in a
+/// folder that goes with the run.
+class VirtualCaches {
+ public:
+  VirtualCaches() {
+    try {
+      folder_ = own_folder_in_cache("virtual");
+    } catch (const Error&) {
+      folder_ = for_this_run_.emplace().path();
+    }
   }
-  return caches;
-}
+
+  /// Inductor and Triton keep what they tuned by the name of the card and would take it for a real one's of that name: times
+  /// of a virtual card mean nothing. They have folders of their own beside the user's.
+  std::vector<std::pair<const char*, std::string>> variables() const {
+    std::vector<std::pair<const char*, std::string>> caches;
+    for (const auto& [variable, name] :
+         {std::pair{"TORCHINDUCTOR_CACHE_DIR", "inductor"}, {"TRITON_CACHE_DIR", "triton"}}) {
+      const std::string own = environment(variable);
+      caches.emplace_back(variable, own.empty() ? (folder_ / name).string() : own + "/oomdiag-virtual");
+    }
+    return caches;
+  }
+
+ private:
+  std::optional<TemporaryFolder> for_this_run_;
+  std::filesystem::path folder_;
+};
 
 /// Settings of packages that can decide on the host what they decide by a kernel of their own otherwise, which computes nothing
 /// here. vLLM's newer model runner counts on the card which tokens are done: none ever is, and generate() does not end.
 constexpr std::pair<const char*, const char*> kDecidesOnHost[] = {{"VLLM_USE_V2_MODEL_RUNNER", "0"}};
 
-Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries) {
+Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries,
+                const std::optional<VirtualCaches>& caches) {
   Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
   const VirtualHost* const host = request.device.virtual_host();
   const auto set = [&](const char* name, const std::string& value) {
@@ -72,9 +90,9 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set("OOMDIAG_DRIVER", driver == 0 ? "" : std::to_string(driver));
   set("OOMDIAG_MEMORY", devices.memory_bytes == 0 ? "" : std::to_string(devices.memory_bytes));
   set("OOMDIAG_CLOCKED", devices.clocked ? "1" : "");
-  if (host != nullptr) {
+  if (caches) {
     set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
-    for (const auto& [variable, folder] : virtual_caches()) set(variable, folder);
+    for (const auto& [variable, folder] : caches->variables()) set(variable, folder);
     for (const auto& [variable, value] : kDecidesOnHost) {
       if (environment(variable).empty()) set(variable, value);
     }
@@ -205,7 +223,9 @@ Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
   if (request.device.is_virtual()) check_virtual_device(install);
   check_driver(request.device, install.torch_version);
   const PreloadFolder libraries(install.libraries);
-  Program program = prepare(request, install, libraries.path());
+  std::optional<VirtualCaches> caches;
+  if (request.device.is_virtual()) caches.emplace();
+  Program program = prepare(request, install, libraries.path(), caches);
   std::optional<TemporaryFolder> job_folder;
   if (request.rank) {
     job_folder.emplace();

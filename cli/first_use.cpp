@@ -3,6 +3,8 @@
 // torch is first run, a few large files, half a minute on two processors. What is built is loaded beside that torch before it
 // counts as built.
 //
+// Only from a folder that nobody else can write (cache.h).
+//
 //   ~/.cache/oomdiag/recorders/2.9.1+cu128-cpython-311-<sources>/    liboomdiag.so, liboomdiag_forget.so, architectures
 //                              2.9.1+cu128-….lock                    held while it is built
 //                              2.9.1+cu128-….building/               units and what the compiler said; stays where it failed
@@ -12,9 +14,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -38,7 +42,10 @@ namespace fs = std::filesystem;
 constexpr long kBytesOfCompiler = 1L << 30;  ///< that one unit takes
 
 // NDEBUG is torch's own: without it some of its classes have members more (RecordFunction).
-constexpr const char* kFlags[] = {"-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w"};
+constexpr const char* kFlags[] = {"-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-w"};
+
+/// Our sources are C++20, and so were torch's headers up to 2.15; where they want more, the second is tried.
+constexpr const char* kStandards[] = {"-std=c++20", "-std=c++23"};
 
 constexpr const char* kStillWorks =
     "without a recorder the virtual device still works, with PyTorch's own totals and errors, and so does oomdiag "
@@ -67,6 +74,7 @@ uint64_t hash_sources(const Install& install) {
     for (const char letter : text) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
   };
   for (const char* flag : kFlags) add(flag);
+  for (const char* flag : kStandards) add(flag);
   for (const fs::path& file : files) add(read_text(file));
   return hash;
 }
@@ -88,10 +96,12 @@ class FileLock {
   int file_;
 };
 
+/// Throws Error(environment) if another user could have put it there.
 std::optional<FirstUse> find_built(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(folder / "architectures", ignored)) return std::nullopt;
   FirstUse built{.recorder = folder / "liboomdiag.so", .contents = folder / "liboomdiag_forget.so"};
+  for (const fs::path& path : {folder, folder / "architectures", built.recorder, built.contents}) check_only_own(path);
   std::ifstream(folder / "architectures") >> built.architectures;
   return built;
 }
@@ -123,6 +133,7 @@ struct LoggedCommand {
   std::vector<char*> arguments;
   for (const std::string& argument : command.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
+  umask(S_IRWXG | S_IRWXO);  // what it makes will be loaded: check_only_own
   const int log = open(command.log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   dup2(log, STDOUT_FILENO);
   dup2(log, STDERR_FILENO);
@@ -143,7 +154,7 @@ class Build {
                    "install torch from a wheel or conda package, which brings them");
     }
     fs::remove_all(folder_, error);
-    fs::create_directories(folder_, error);
+    if (!error && mkdir(folder_.c_str(), S_IRWXU) != 0) error.assign(errno, std::generic_category());
     if (error) throw cannot(torch_, fmt::format("'{}': {}", folder_.string(), error.message()), "set XDG_CACHE_HOME");
     compile(compiler, read_units(read_text(install_.units)));
     link(compiler);
@@ -164,16 +175,24 @@ class Build {
     return all;
   }
 
+  // The complaint about the first standard is what a user can do something about.
   void compile(const std::string& compiler, const std::vector<CompiledUnit>& units) const {
+    const auto failed = try_all(compilations(compiler, units, kStandards[0]), "compiling");
+    if (failed && try_all(compilations(compiler, units, kStandards[1]), "compiling, as C++23,")) throw Error(*failed);
+  }
+
+  std::vector<LoggedCommand> compilations(const std::string& compiler, const std::vector<CompiledUnit>& units,
+                                          const std::string& standard) const {
     std::vector<LoggedCommand> commands;
     for (const CompiledUnit& unit : units) {
       std::ofstream file(folder_ / (unit.name + ".cpp"));
       for (const std::string& source : unit.sources) file << "#include \"" << source << "\"\n";
       std::vector<std::string> command = flags(compiler);
-      command.insert(command.end(), {"-c", (folder_ / (unit.name + ".cpp")).string(), "-o", object(unit.name)});
-      commands.push_back({.arguments = std::move(command), .log = folder_ / (unit.name + ".log")});
+      command.insert(command.end(),
+                     {standard, "-c", (folder_ / (unit.name + ".cpp")).string(), "-o", object(unit.name)});
+      commands.push_back({.arguments = std::move(command), .log = folder_ / (unit.name + standard + ".log")});
     }
-    run_all(commands, "compiling");
+    return commands;
   }
 
   void link(const std::string& compiler) const {
@@ -224,6 +243,11 @@ class Build {
   }
 
   void run_all(const std::vector<LoggedCommand>& commands, const char* doing) const {
+    if (const auto failed = try_all(commands, doing)) throw Error(*failed);
+  }
+
+  /// What is wrong with the first that fails.
+  std::optional<Error> try_all(const std::vector<LoggedCommand>& commands, const char* doing) const {
     Steps steps(fmt::format("{} the recorder for torch {}", doing, torch_.version));
     std::vector<std::function<std::string()>> works;
     for (const LoggedCommand& command : commands) works.emplace_back([&]() -> std::string { become(command); });
@@ -231,10 +255,10 @@ class Build {
                                         [&](std::size_t over) { steps.show(over, commands.size()); });
     steps.hide();
     const auto failed = std::ranges::find_if(ended, [](const auto& answer) { return !answer; });
-    if (failed == ended.end()) return;
+    if (failed == ended.end()) return std::nullopt;
     const fs::path& log = commands[static_cast<std::size_t>(failed - ended.begin())].log;
-    throw cannot(torch_, fmt::format("{} it failed: {}", doing, complaint_in(log)),
-                 fmt::format("see {}, and please report it", log.string()));
+    return cannot(torch_, fmt::format("{} it failed: {}", doing, complaint_in(log)),
+                  fmt::format("see {}, and please report it", log.string()));
   }
 
   /// The line that says what is wrong, of a compiler, a linker or Python.
@@ -307,11 +331,9 @@ bool has_old_strings(const fs::path& torch) {
 
 FirstUse provide_recorder(const TorchOfPython& torch, const Install& install) {
   const bool old_strings = has_old_strings(torch.folder);
-  const fs::path cache = cache_folder() / "recorders";
+  const fs::path cache = own_folder_in_cache("recorders");
   const std::string name = name_of_build(torch, old_strings, hash_sources(install));
   if (const auto built = find_built(cache / name)) return *built;
-  std::error_code error;
-  fs::create_directories(cache, error);
   const FileLock lock(cache / (name + ".lock"));
   if (!lock.is_held()) throw cannot(torch, fmt::format("'{}' cannot be written", cache.string()), "set XDG_CACHE_HOME");
   if (const auto built = find_built(cache / name)) return *built;  // by another, meanwhile

@@ -79,15 +79,15 @@ LiveLine::~LiveLine() {
 
 void LiveLine::update(const std::filesystem::path& run_folder) noexcept try {
   if (!shown_ || tcgetpgrp(STDERR_FILENO) != getpgrp()) return;  // in the background the terminal is not ours
-  if (tail_ == nullptr) {
+  if (follower_ == nullptr) {
     const auto traces = find_traces(run_folder);
-    if (!traces.empty()) tail_ = TraceTail::open(traces.front());
+    if (!traces.empty()) follower_ = TraceFollower::open(traces.front());
   }
-  if (tail_ == nullptr) return;
+  if (follower_ == nullptr) return;
   const winsize size = size_of_terminal();
   if (size.ws_row < kFewestRows || size.ws_col == 0) return;
   if (size.ws_row != rows_) reserve_last_row(size.ws_row);
-  const LiveFigures& figures = tail_->read_on();
+  const LiveFigures& figures = follower_->read_on();
   const size_t columns = size.ws_col - 1U;
   std::string text = printable(describe_live(figures), columns);
   if (unicode_) text += describe_step_peaks(figures.step_peaks, columns - count_columns(text));

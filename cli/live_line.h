@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "profiler/trace/tail.h"
+#include "profiler/trace/follower.h"
 
 namespace oomdiag {
 
@@ -35,7 +35,7 @@ class LiveLine {
 
   bool shown_ = false, unicode_ = false;
   int rows_ = 0;  ///< of the terminal when the last one was taken; 0 = it was not taken
-  std::unique_ptr<TraceTail> tail_;
+  std::unique_ptr<TraceFollower> follower_;
 };
 
 }  // namespace oomdiag

@@ -24,8 +24,23 @@ constexpr const char* kQuestion =
     "print(sys.implementation.cache_tag)\n"
     "print(s.origin if s and s.origin else '')";
 
-/// Names that mean "any Python": Debian has no `python`, and who has none at all is served by the private one.
+/// Names that mean "any Python": Debian has no `python`, and who has none at all is served by the private one. Any other name,
+/// a path above all, means one environment.
 bool names_any_python(std::string_view wanted) { return wanted == "python" || wanted == "python3"; }
+
+/// Another environment in the place of one that was named would be another program: its packages are not there.
+void check_named_python(const std::string& wanted, const std::optional<TorchOfPython>& torch, const Install& install) {
+  const bool has_replacement = !install.torch_version.empty();
+  if (!torch && (!names_any_python(wanted) || !has_replacement)) {
+    throw Error(ErrorKind::environment, fmt::format("'{}' is no Python that can be started", wanted),
+                "see: which -a python3");
+  }
+  if (torch && torch->folder.empty() && !names_any_python(wanted) && has_replacement) {
+    throw Error(ErrorKind::environment, fmt::format("'{}' has no torch", wanted),
+                fmt::format("install it there: {} -m pip install torch; or name {}, which has torch {}", wanted,
+                            install.python.string(), install.torch_version));
+  }
+}
 
 /// The text between quotes behind the first ':' or '=' that follows `name` at the beginning of a line; empty for None.
 std::string value_of(std::string_view text, std::string_view name) {
@@ -155,10 +170,7 @@ std::string prepare_torch(const std::string& program, Install& install) {
   if (is_guess && !install.torch_version.empty()) return program;  // the torch of the build, as good a guess as any
   if (is_guess) wanted = install.python.string();
   const std::optional<TorchOfPython> torch = look_at_torch(wanted);
-  if (!torch && is_itself && (!names_any_python(wanted) || install.torch_version.empty())) {
-    throw Error(ErrorKind::environment, fmt::format("'{}' is no Python that can be started", wanted),
-                "see: which -a python3");
-  }
+  if (is_itself) check_named_python(wanted, torch, install);
   const PythonChoice choice = choose_python(wanted, torch.value_or(TorchOfPython{}), install);
   if (is_itself) say(choice.note);
   if (!choice.no_recorder.empty()) forget_torch(install, choice.no_recorder);

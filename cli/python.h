@@ -40,7 +40,8 @@ struct PythonChoice {
   bool operator==(const PythonChoice&) const = default;
 };
 
-/// Which Python to run for `wanted`, given its torch: that one; the private one only where `wanted` has no torch at all.
+/// Which Python to run for `wanted`, given its torch: that one; the private one only where `wanted` has no torch at all and
+/// means any Python.
 PythonChoice choose_python(const std::string& wanted, const TorchOfPython& torch, const Install& install);
 
 /// The interpreter of a script in PATH that is written in Python, as torchrun and accelerate are; empty if it is none.
@@ -50,9 +51,9 @@ std::string interpreter_of(const std::string& program);
 std::string read_interpreter(std::string_view beginning);
 
 /// Makes `install` the one for the torch of the Python that runs `program`, which may be another program: the recorder is built
-/// where there is none yet, or `install` says why it has none. Returns the program, with the private python in the place of one
-/// that has no torch; what is run is said on stderr. Throws Error(environment) if a Python that was named cannot be started:
-/// another environment in its place would be another program.
+/// where there is none yet, or `install` says why it has none. Returns the program, with the private python in the place of a
+/// "python" or "python3" that has no torch; what is run is said on stderr. Throws Error(environment) if a Python that was named
+/// otherwise cannot be started or has no torch.
 std::string prepare_torch(const std::string& program, Install& install);
 
 }  // namespace oomdiag

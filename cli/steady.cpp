@@ -23,12 +23,12 @@ SteadyWatch::SteadyWatch(SteadyRule rule) : rule_(rule), start_(std::chrono::ste
 SteadyWatch::~SteadyWatch() = default;
 
 void SteadyWatch::look(const std::filesystem::path& run_folder) {
-  if (tail_ == nullptr) {
+  if (follower_ == nullptr) {
     const auto traces = find_traces(run_folder);
-    if (!traces.empty()) tail_ = TraceTail::open(traces.front());
+    if (!traces.empty()) follower_ = TraceFollower::open(traces.front());
   }
-  if (tail_ == nullptr || is_over_) return;
-  const LiveFigures& figures = tail_->read_on();
+  if (follower_ == nullptr || is_over_) return;
+  const LiveFigures& figures = follower_->read_on();
   const auto now = std::chrono::steady_clock::now();
   state_.step = figures.step;
   if (figures.peak_allocated_bytes > peak_bytes_ || figures.reserved_bytes > reserved_bytes_) {

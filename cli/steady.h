@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "profiler/trace/tail.h"
+#include "profiler/trace/follower.h"
 
 namespace oomdiag {
 
@@ -49,7 +49,7 @@ class SteadyWatch {
   bool is_over_ = false;
   int64_t peak_bytes_ = 0, reserved_bytes_ = 0;
   std::chrono::steady_clock::time_point start_, last_rise_;
-  std::unique_ptr<TraceTail> tail_;
+  std::unique_ptr<TraceFollower> follower_;
 };
 
 }  // namespace oomdiag

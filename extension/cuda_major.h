@@ -6,6 +6,9 @@
 
 namespace oomdiag {
 
+/// cudaErrorInsufficientDriver: what a program without a runtime would see.
+inline constexpr int kErrorInsufficientDriver = 35;
+
 struct Cuda12 {
   static constexpr const char* kRuntime = "libcudart.so.12";
   static constexpr const char* kCupti = "libcupti.so.12";

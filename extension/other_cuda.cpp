@@ -6,11 +6,10 @@
 #include <atomic>
 #include <string>
 
+#include "extension/cuda_major.h"
 #include "extension/leave_word.h"
 
 namespace {
-
-constexpr int kErrorInsufficientDriver = 35;  // cudaErrorInsufficientDriver: what a program without a runtime would see
 
 int ask_other(const char* runtime, const char* major, int* count) {
   static std::atomic<bool> told = false;
@@ -18,11 +17,12 @@ int ask_other(const char* runtime, const char* major, int* count) {
   if (torch != nullptr) dlclose(torch);
   if (torch != nullptr && !told.exchange(true)) {
     oomdiag::refuse(std::string("the program's torch is built for CUDA ") + major +
-                    ", and oomdiag records with CUDA 12 and 13; take such a torch, as in pip install torch");
+                    ", and oomdiag records with CUDA 12 and 13; take such a torch: pip install torch --index-url "
+                    "https://download.pytorch.org/whl/cu130");
   }
   void* library = dlopen(runtime, RTLD_NOW | RTLD_NOLOAD);
   void* real = library == nullptr ? nullptr : dlsym(library, "cudaGetDeviceCount");
-  return real == nullptr ? kErrorInsufficientDriver : reinterpret_cast<int (*)(int*)>(real)(count);
+  return real == nullptr ? oomdiag::kErrorInsufficientDriver : reinterpret_cast<int (*)(int*)>(real)(count);
 }
 
 }  // namespace
@@ -33,3 +33,4 @@ int ask_other(const char* runtime, const char* major, int* count) {
   extern "C" int function(int* count) { return ask_other(runtime, major, count); }
 
 OOMDIAG_FORWARD(oomdiag_count_of_cuda_11, "libcudart.so.11.0", "11")
+OOMDIAG_FORWARD(oomdiag_count_of_cuda_14, "libcudart.so.14", "14")

@@ -42,6 +42,7 @@ ReportFunction find_function() {
 }  // namespace
 
 std::string ask_own_report(const char* what) {
+  check_not_forked();
   if (the_session == nullptr) {
     throw Error(ErrorKind::usage, "nothing is recorded in this process",
                 "call start() first, and use CUDA; or run the program by oomdiag run");

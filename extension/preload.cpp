@@ -27,11 +27,9 @@
 
 namespace {
 
-constexpr int kErrorInsufficientDriver = 35;  // cudaErrorInsufficientDriver: what a program without a runtime would see
-
 using GetDevice = int (*)(int*);
 
-// Whoever asks before the runtime is loaded does not spoil it for those who ask later.
+// A failed lookup is not kept: the runtime may be loaded later.
 GetDevice find_real(std::atomic<GetDevice>& known, const char* runtime_name, const char* name) {
   if (const GetDevice found = known.load(std::memory_order_relaxed); found != nullptr) return found;
   void* runtime = dlopen(runtime_name, RTLD_NOW | RTLD_NOLOAD);
@@ -102,7 +100,7 @@ int count_devices(GetDevice own, int* count) {
   if (!load_begun.load(std::memory_order_relaxed)) load_recorder();
   static std::atomic<GetDevice> known = nullptr;
   const GetDevice get = find_real(known, Major::kRuntime, "cudaGetDeviceCount");
-  return get == nullptr || get == own ? kErrorInsufficientDriver : get(count);
+  return get == nullptr || get == own ? oomdiag::kErrorInsufficientDriver : get(count);
 }
 
 template <typename Major>
@@ -110,7 +108,7 @@ int find_device(GetDevice own, int* device) {
   if (polling.load(std::memory_order_acquire) && recorder->poll() != 0) polling.store(false);
   static std::atomic<GetDevice> known = nullptr;
   const GetDevice get = find_real(known, Major::kRuntime, "cudaGetDevice");
-  return get == nullptr || get == own ? kErrorInsufficientDriver : get(device);
+  return get == nullptr || get == own ? oomdiag::kErrorInsufficientDriver : get(device);
 }
 
 }  // namespace
@@ -124,3 +122,9 @@ OOMDIAG_INTERPOSED oomdiag_count_12(int* count) { return count_devices<oomdiag::
 OOMDIAG_INTERPOSED oomdiag_device_12(int* device) { return find_device<oomdiag::Cuda12>(oomdiag_device_12, device); }
 OOMDIAG_OF_CUDA_12(oomdiag_count_12, "cudaGetDeviceCount", "libcudart");
 OOMDIAG_OF_CUDA_12(oomdiag_device_12, "cudaGetDevice", "libcudart");
+
+/// AddressSanitizer's runtime asks for options by this name before the environment's, and ends a program that preloads any
+/// other library before it. We define no allocator and none of what it intercepts, so the order does no harm. A program that
+/// defines the function itself is asked instead of us: for it OOMDIAG_PRELOAD_FIRST names the runtime.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options();
+const char* __asan_default_options() { return "verify_asan_link_order=0"; }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "profiler/explain/explain.h"
 #include "tests/event_builder.h"
 
 namespace oomdiag {
@@ -32,6 +33,15 @@ inline Device card_of(int64_t total_bytes, int64_t context_bytes = 0) {
   card.total_bytes = total_bytes;
   card.context_bytes = context_bytes;
   return card;
+}
+
+/// The cause of a failure at a hand-made state.
+inline Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
+                        const Device& device, const std::vector<Growth>& growths = {}, const StepNeed& need = {}) {
+  DeviceHistory history;
+  history.failure = failure;
+  history.moment = moment;
+  return find_cause(collect_facts(history, settings, device, growths, need), moment);
 }
 
 }  // namespace oomdiag

@@ -38,28 +38,37 @@ OOMDIAG_INTERPOSED cuptiSubscribe_v2(CUpti_SubscriberHandle* handle, CUpti_Callb
 }
 
 // The functions that both majors have: cuptiX for CUDA 13, oomdiag_cuptiX for CUDA 12.
-#define OOMDIAG_FOR(Major, prefix)                                                                                \
-  OOMDIAG_INTERPOSED prefix##Subscribe(CUpti_SubscriberHandle* handle, CUpti_CallbackFunc callback, void* data) { \
-    if (const auto* ours = gate()) return ours->subscribe(handle, callback, data, nullptr);                       \
-    return pass_on<oomdiag::Major>(prefix##Subscribe, "cuptiSubscribe", handle, callback, data);                  \
-  }                                                                                                               \
-  OOMDIAG_INTERPOSED prefix##Unsubscribe(CUpti_SubscriberHandle handle) {                                         \
-    if (const auto* ours = gate()) return ours->unsubscribe(handle);                                              \
-    return pass_on<oomdiag::Major>(prefix##Unsubscribe, "cuptiUnsubscribe", handle);                              \
-  }                                                                                                               \
-  OOMDIAG_INTERPOSED prefix##EnableCallback(uint32_t enable, CUpti_SubscriberHandle handle,                       \
-                                            CUpti_CallbackDomain domain, CUpti_CallbackId id) {                   \
-    if (const auto* ours = gate()) return ours->enable_callback(enable, handle, domain, id);                      \
-    return pass_on<oomdiag::Major>(prefix##EnableCallback, "cuptiEnableCallback", enable, handle, domain, id);    \
-  }                                                                                                               \
-  OOMDIAG_INTERPOSED prefix##EnableDomain(uint32_t enable, CUpti_SubscriberHandle handle,                         \
-                                          CUpti_CallbackDomain domain) {                                          \
-    if (const auto* ours = gate()) return ours->enable_domain(enable, handle, domain);                            \
-    return pass_on<oomdiag::Major>(prefix##EnableDomain, "cuptiEnableDomain", enable, handle, domain);            \
-  }                                                                                                               \
-  OOMDIAG_INTERPOSED prefix##Finalize() {                                                                         \
-    if (const auto* ours = gate()) return ours->finalize();                                                       \
-    return pass_on<oomdiag::Major>(prefix##Finalize, "cuptiFinalize");                                            \
+#define OOMDIAG_FOR(Major, prefix)                                                                                  \
+  OOMDIAG_INTERPOSED prefix##Subscribe(CUpti_SubscriberHandle* handle, CUpti_CallbackFunc callback, void* data) {   \
+    if (const auto* ours = gate()) return ours->subscribe(handle, callback, data, nullptr);                         \
+    return pass_on<oomdiag::Major>(prefix##Subscribe, "cuptiSubscribe", handle, callback, data);                    \
+  }                                                                                                                 \
+  OOMDIAG_INTERPOSED prefix##Unsubscribe(CUpti_SubscriberHandle handle) {                                           \
+    if (const auto* ours = gate()) return ours->unsubscribe(handle);                                                \
+    return pass_on<oomdiag::Major>(prefix##Unsubscribe, "cuptiUnsubscribe", handle);                                \
+  }                                                                                                                 \
+  OOMDIAG_INTERPOSED prefix##EnableCallback(uint32_t enable, CUpti_SubscriberHandle handle,                         \
+                                            CUpti_CallbackDomain domain, CUpti_CallbackId id) {                     \
+    if (const auto* ours = gate()) return ours->enable_callback(enable, handle, domain, id);                        \
+    return pass_on<oomdiag::Major>(prefix##EnableCallback, "cuptiEnableCallback", enable, handle, domain, id);      \
+  }                                                                                                                 \
+  OOMDIAG_INTERPOSED prefix##EnableDomain(uint32_t enable, CUpti_SubscriberHandle handle,                           \
+                                          CUpti_CallbackDomain domain) {                                            \
+    if (const auto* ours = gate()) return ours->enable_domain(enable, handle, domain);                              \
+    return pass_on<oomdiag::Major>(prefix##EnableDomain, "cuptiEnableDomain", enable, handle, domain);              \
+  }                                                                                                                 \
+  OOMDIAG_INTERPOSED prefix##EnableAllDomains(uint32_t enable, CUpti_SubscriberHandle handle) {                     \
+    if (const auto* ours = gate()) return ours->enable_all_domains(enable, handle);                                 \
+    return pass_on<oomdiag::Major>(prefix##EnableAllDomains, "cuptiEnableAllDomains", enable, handle);              \
+  }                                                                                                                 \
+  OOMDIAG_INTERPOSED prefix##GetCallbackState(uint32_t* enabled, CUpti_SubscriberHandle handle,                     \
+                                              CUpti_CallbackDomain domain, CUpti_CallbackId id) {                   \
+    if (const auto* ours = gate()) return ours->callback_state(enabled, handle, domain, id);                        \
+    return pass_on<oomdiag::Major>(prefix##GetCallbackState, "cuptiGetCallbackState", enabled, handle, domain, id); \
+  }                                                                                                                 \
+  OOMDIAG_INTERPOSED prefix##Finalize() {                                                                           \
+    if (const auto* ours = gate()) return ours->finalize();                                                         \
+    return pass_on<oomdiag::Major>(prefix##Finalize, "cuptiFinalize");                                              \
   }
 
 OOMDIAG_FOR(Cuda13, cupti)
@@ -68,4 +77,6 @@ OOMDIAG_OF_CUDA_12(oomdiag_cuptiSubscribe, "cuptiSubscribe", "libcupti");
 OOMDIAG_OF_CUDA_12(oomdiag_cuptiUnsubscribe, "cuptiUnsubscribe", "libcupti");
 OOMDIAG_OF_CUDA_12(oomdiag_cuptiEnableCallback, "cuptiEnableCallback", "libcupti");
 OOMDIAG_OF_CUDA_12(oomdiag_cuptiEnableDomain, "cuptiEnableDomain", "libcupti");
+OOMDIAG_OF_CUDA_12(oomdiag_cuptiEnableAllDomains, "cuptiEnableAllDomains", "libcupti");
+OOMDIAG_OF_CUDA_12(oomdiag_cuptiGetCallbackState, "cuptiGetCallbackState", "libcupti");
 OOMDIAG_OF_CUDA_12(oomdiag_cuptiFinalize, "cuptiFinalize", "libcupti");

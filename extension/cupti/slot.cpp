@@ -28,10 +28,15 @@ struct Cupti {
   decltype(&cuptiUnsubscribe) unsubscribe = nullptr;
   decltype(&cuptiEnableCallback) enable_callback = nullptr;
   decltype(&cuptiEnableDomain) enable_domain = nullptr;
+  decltype(&cuptiEnableAllDomains) enable_all_domains = nullptr;
+  decltype(&cuptiGetCallbackState) callback_state = nullptr;
   decltype(&cuptiFinalize) finalize = nullptr;
   decltype(&cuptiGetResultString) result_string = nullptr;
 
-  bool is_complete() const { return subscribe && unsubscribe && enable_callback && enable_domain && finalize; }
+  bool is_complete() const {
+    return subscribe && unsubscribe && enable_callback && enable_domain && enable_all_domains && callback_state &&
+           finalize;
+  }
 };
 
 Cupti find_cupti() {
@@ -46,6 +51,8 @@ Cupti find_cupti() {
   find(cupti.unsubscribe, "cuptiUnsubscribe");
   find(cupti.enable_callback, "cuptiEnableCallback");
   find(cupti.enable_domain, "cuptiEnableDomain");
+  find(cupti.enable_all_domains, "cuptiEnableAllDomains");
+  find(cupti.callback_state, "cuptiGetCallbackState");
   find(cupti.finalize, "cuptiFinalize");
   find(cupti.result_string, "cuptiGetResultString");
   return cupti;
@@ -75,13 +82,24 @@ bool is_known(CUpti_CallbackDomain domain, CUpti_CallbackId id) {
   return domain > CUPTI_CB_DOMAIN_INVALID && domain < CUPTI_CB_DOMAIN_SIZE && id < kMostIds;
 }
 
-void CUPTIAPI share_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
-  if (!is_known(domain, id)) return;
-  if (ours[domain][id]) own_callback.load()(nullptr, domain, id, data);
-  const CUpti_CallbackFunc call = guest.callback.load(std::memory_order_acquire);
-  if (call != nullptr && guest.enabled[domain][id].load(std::memory_order_relaxed)) {
-    call(guest.user_data, domain, id, data);
+// Which domains there are differs between versions of the headers.
+template <typename Visit>
+void visit_domains(Visit visit) {
+  for (int number = CUPTI_CB_DOMAIN_INVALID + 1; number < CUPTI_CB_DOMAIN_SIZE; ++number) {
+    visit(static_cast<CUpti_CallbackDomain>(number));
   }
+}
+
+void call_guest(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
+  const CUpti_CallbackFunc call = guest.callback.load(std::memory_order_acquire);
+  if (call != nullptr) call(guest.user_data, domain, id, data);
+}
+
+// A domain or an id of a later CUPTI is none of ours: only the guest can have enabled it.
+void CUPTIAPI share_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
+  if (!is_known(domain, id)) return call_guest(domain, id, data);
+  if (ours[domain][id]) own_callback.load()(nullptr, domain, id, data);
+  if (guest.enabled[domain][id].load(std::memory_order_relaxed)) call_guest(domain, id, data);
 }
 
 void choose_ours() {
@@ -98,11 +116,13 @@ void enable_ours() {
   }
 }
 
+void enable_for_guest(CUpti_CallbackDomain domain, bool enable) {
+  for (auto& enabled : guest.enabled[domain]) enabled = enable;
+}
+
 void forget_guest() {
   guest.callback = nullptr;
-  for (auto& domain : guest.enabled) {
-    for (auto& enabled : domain) enabled = false;
-  }
+  visit_domains([](CUpti_CallbackDomain domain) { enable_for_guest(domain, false); });
 }
 
 std::string describe_refusal(CUptiResult result, const char* holder) {
@@ -155,24 +175,57 @@ CUptiResult gate_enable_callback(uint32_t enable, CUpti_SubscriberHandle handle,
   return enable == 0 && ours[domain][id] ? CUPTI_SUCCESS : cupti().enable_callback(enable, handle, domain, id);
 }
 
+// Where some callbacks of a domain are ours the others are disabled one by one: if the whole domain were disabled and ours
+// enabled again, calls of other threads in between would be lost. Ids that CUPTI does not have are no error.
+CUptiResult disable_guests(CUpti_CallbackDomain domain) {
+  if (ours[domain].none()) {
+    enable_for_guest(domain, false);
+    return cupti().enable_domain(0, slot, domain);
+  }
+  for (CUpti_CallbackId id = 0; id < kMostIds; ++id) {
+    if (guest.enabled[domain][id].exchange(false) && !ours[domain][id]) cupti().enable_callback(0, slot, domain, id);
+  }
+  return CUPTI_SUCCESS;
+}
+
 CUptiResult gate_enable_domain(uint32_t enable, CUpti_SubscriberHandle handle, CUpti_CallbackDomain domain) {
   const std::lock_guard guard(lock);
-  const CUptiResult result = cupti().enable_domain(enable, handle, domain);
-  if (!is_guests(handle) || !is_known(domain, 0)) return result;
-  for (auto& enabled : guest.enabled[domain]) enabled = enable != 0;
-  if (enable == 0) enable_ours();
+  if (!is_guests(handle) || !is_known(domain, 0)) return cupti().enable_domain(enable, handle, domain);
+  if (enable == 0) return disable_guests(domain);
+  const CUptiResult result = cupti().enable_domain(1, handle, domain);
+  if (result == CUPTI_SUCCESS) enable_for_guest(domain, true);
+  return result;
+}
+
+// Domains that a CUPTI does not have yet are no error here: the caller named none.
+CUptiResult gate_enable_all_domains(uint32_t enable, CUpti_SubscriberHandle handle) {
+  const std::lock_guard guard(lock);
+  if (!is_guests(handle)) return cupti().enable_all_domains(enable, handle);
+  const CUptiResult result = enable != 0 ? cupti().enable_all_domains(1, handle) : CUPTI_SUCCESS;
+  if (result != CUPTI_SUCCESS) return result;
+  visit_domains([enable](CUpti_CallbackDomain domain) {
+    if (enable != 0) {
+      enable_for_guest(domain, true);
+    } else {
+      disable_guests(domain);
+    }
+  });
+  return CUPTI_SUCCESS;
+}
+
+// What only we enabled is not enabled for the guest.
+CUptiResult gate_callback_state(uint32_t* enabled, CUpti_SubscriberHandle handle, CUpti_CallbackDomain domain,
+                                CUpti_CallbackId id) {
+  const std::lock_guard guard(lock);
+  const CUptiResult result = cupti().callback_state(enabled, handle, domain, id);
+  if (result == CUPTI_SUCCESS && is_guests(handle) && is_known(domain, id)) *enabled = guest.enabled[domain][id];
   return result;
 }
 
 CUptiResult gate_unsubscribe(CUpti_SubscriberHandle handle) {
   const std::lock_guard guard(lock);
   if (!is_guests(handle)) return cupti().unsubscribe(handle);
-  for (int domain = 1; domain < CUPTI_CB_DOMAIN_SIZE; ++domain) {
-    for (CUpti_CallbackId id = 0; id < kMostIds; ++id) {
-      if (!guest.enabled[domain][id]) continue;
-      gate_enable_callback(0, handle, static_cast<CUpti_CallbackDomain>(domain), id);
-    }
-  }
+  gate_enable_all_domains(0, handle);
   forget_guest();
   return CUPTI_SUCCESS;
 }
@@ -185,7 +238,13 @@ CUptiResult gate_finalize() {
   return result;
 }
 
-constexpr CuptiGate kGate{gate_subscribe, gate_unsubscribe, gate_enable_callback, gate_enable_domain, gate_finalize};
+constexpr CuptiGate kGate{.subscribe = gate_subscribe,
+                          .unsubscribe = gate_unsubscribe,
+                          .enable_callback = gate_enable_callback,
+                          .enable_domain = gate_enable_domain,
+                          .enable_all_domains = gate_enable_all_domains,
+                          .callback_state = gate_callback_state,
+                          .finalize = gate_finalize};
 
 }  // namespace
 

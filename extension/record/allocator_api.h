@@ -29,6 +29,17 @@ allocator::SnapshotInfo take_snapshot(Allocator& of) {
   }
 }
 
+/// Whether the program has PyTorch keep a history of the allocator (torch.cuda.memory._record_memory_history), where each
+/// snapshot is an entry.
+template <class Allocator>
+bool keeps_history(Allocator& of) {
+  if constexpr (requires { of.isHistoryEnabled(); }) {
+    return of.isHistoryEnabled();
+  } else {
+    return true;
+  }
+}
+
 /// Free and all bytes of a card.
 template <class Allocator>
 std::pair<size_t, size_t> read_card_memory(Allocator& of, c10::DeviceIndex device) {

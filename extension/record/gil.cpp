@@ -5,6 +5,8 @@
 
 #include <atomic>
 
+#include "extension/record/fork_and_exit.h"
+
 namespace oomdiag {
 
 namespace {
@@ -21,7 +23,7 @@ bool may_wait() { return !python_ends.load() || pthread_equal(pthread_self(), en
 void use_gil_of(const PythonApi& api) noexcept { the_api = &api; }
 
 GilScope::GilScope() noexcept {
-  if (the_api == nullptr) return;
+  if (the_api == nullptr || in_forked_child() || process_is_exiting()) return;
   const PythonApi& api = *the_api;
   if (api.is_initialized() == 0 || (api.is_finalizing != nullptr && api.is_finalizing() != 0)) return;
   if (api.this_thread() == nullptr || api.has_subinterpreters()) return;

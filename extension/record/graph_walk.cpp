@@ -15,9 +15,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "extension/record/newest_outputs.h"
 #include "extension/record/op_callbacks.h"
 #include "extension/record/python.h"
+#include "extension/record/python_node.h"
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
@@ -26,7 +26,8 @@
 // compiled autograd (Node::compiled_args); the visitor needs no Python and unpacks nothing that user hooks packed (that of 2.6
 // does: there nodes are not visited once a program has such hooks).
 //
-// Rules, each of which was broken once: a node written in Python is visited only with the GIL; no strong reference outlives
+// Rules, each of which was broken once: a node written in Python is not visited, which would call the program's own functions,
+// and its saved variables are read only with the GIL; no strong reference outlives
 // the visit, else release_variables() frees nothing and we cause the OOM; a node may throw (modified in place, already
 // released), which costs only that node; nothing of this while another thread executes the graph.
 
@@ -36,8 +37,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 namespace compiled = torch::dynamo::autograd;
-using NodePtr =
-    std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;  // shared_ptr, from 2.13 intrusive_ptr
 
 /// Walks a graph once and writes what its nodes hold.
 class Walk {
@@ -78,16 +77,30 @@ class Walk {
     compiled::AutogradCompilerCall call(compiled::SizeInput::STATIC);
     compiled::NodeCall node_call(0, node);
     compiled::CompiledNodeArgs arguments(call, node_call);
-    const bool needs_python = std::string_view(typeid(*node).name()).find("PyNode") != std::string_view::npos;
-    if (!needs_python || gil_.held()) {
-      try {
+    bool known = true;
+    try {
+      if (is_in_python(*node)) {
+        known = collect_from_python(node, arguments);
+      } else {
         node->compiled_args(arguments);
-      } catch (...) {  // released already, modified in place, or no such method: nothing to say about this node
       }
+    } catch (...) {  // released already, modified in place, or no such method: nothing to say about this node
     }
     for (const at::Tensor& tensor : call.tensor_args.inputs) write_tensor(EventKind::saved_tensor, *node, tensor);
     const auto packed = call.hooks.size();
-    if (packed != 0 || (needs_python && !gil_.held())) write_packed(*node, packed);
+    if (packed != 0 || !known) write_packed(*node, packed);
+  }
+
+  static bool is_in_python(const autograd::Node& node) {
+    return std::string_view(typeid(node).name()).find("PyNode") != std::string_view::npos;
+  }
+
+  /// False if it cannot be told what the node saved.
+  bool collect_from_python(const NodePtr& node, compiled::CompiledNodeArgs& arguments) {
+    if (!gil_.held()) return false;
+    const SavedByPythonNode saved(*python_api(), node);
+    for (const autograd::SavedVariable* variable : saved.variables()) arguments.collect(*variable, true);
+    return saved.known();
   }
 
   Event node_event(EventKind kind, const autograd::Node& node) {
@@ -206,7 +219,7 @@ void describe_graph_at_refusal(ThreadState& state) {
     for (autograd::Node* node : nodes_of_running_task())
       walk.from(owned(node));  // where the root is not its first node
   }
-  for (const at::Tensor& output : living_outputs()) walk.from(output.grad_fn());
+  for (const NodePtr& node : state.newest_nodes.living()) walk.from(node);
 }
 
 void walk_graph_of(ThreadState& state, const at::Tensor& output) {

@@ -30,7 +30,7 @@ std::string join(const std::string& path, const std::string& name) { return path
 }  // namespace
 
 uint32_t ModuleNames::find(PythonObject module) const {
-  const ObjectNames::Name* name = names_.find(module);
+  const ObjectName* name = names_.find(module);
   return name == nullptr ? 0 : name->id;
 }
 

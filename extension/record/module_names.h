@@ -5,11 +5,17 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "extension/record/object_names.h"
+#include "extension/record/object_table.h"
 #include "extension/record/python_tensor.h"
 #include "profiler/event.h"
 
 namespace oomdiag {
+
+/// How a Python object is named.
+struct ObjectName {
+  std::string text;
+  uint32_t id = 0;  ///< of the text, in the trace
+};
 
 /// The paths of the program's modules ("layer3.5.conv2"), by their places below the module that was called first, and the
 /// names of their parameters and buffers, which are told to the trace. All of it with the GIL.
@@ -38,7 +44,7 @@ class ModuleNames {
   const PythonApi& api_;
   PythonReader reader_;
   TensorReader tensors_;
-  ObjectNames names_;
+  ObjectTable<ObjectName> names_;
   bool root_is_new_ = false;
   std::unordered_set<PythonObject> seen_;             ///< in the search that runs
   std::unordered_map<uint64_t, uint32_t> strangers_;  ///< calls of modules without a name, by caller and type

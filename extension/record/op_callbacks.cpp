@@ -16,8 +16,8 @@
 
 #include "extension/cupti/collector.h"
 #include "extension/record/allocator_hooks.h"
+#include "extension/record/fork_and_exit.h"
 #include "extension/record/graph_walk.h"
-#include "extension/record/newest_outputs.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
@@ -279,6 +279,7 @@ bool claim_telling_of_groups() {
 }
 
 void on_end(const at::RecordFunction& call, at::ObserverContext*) {
+  if (in_forked_child()) return;
   if (!recording()) return forget_frame(call);
   ThreadState& state = thread_state();
   if (!steady()) claim_nodes(state);
@@ -300,7 +301,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
 }
 
 void on_outputs(const at::RecordFunction& call, at::ObserverContext*) {
-  if (call.seqNr() >= 0 && recording()) remember_outputs(call.outputs());
+  if (call.seqNr() >= 0 && recording()) thread_state().newest_nodes.remember(call.outputs());
 }
 
 std::unique_ptr<at::ObserverContext> empty_start(const at::RecordFunction&) { return nullptr; }
@@ -400,13 +401,14 @@ uint32_t autocast_flags() noexcept {
 }
 
 void watch_outputs(bool on) {
-  if (outputs_watched.load(std::memory_order_relaxed) == on) return;
+  if (outputs_watched.load(std::memory_order_relaxed) == on || process_is_exiting()) return;
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);
   if (now.records) set_outputs(now, on);
 }
 
 void watch_ops_as_needed() {
+  if (process_is_exiting()) return;
   if (steady()) watch_outputs(false);
   Installed& now = installed();
   const std::lock_guard lock(now.mutex);

@@ -31,25 +31,36 @@ void OptimizerNames::meet(PythonObject optimizer) {
   if (!reader_.is_a(groups.get(), api_.list_type) || knows(optimizer)) return;
   const std::string type = reader_.type_name(optimizer);
   const int count = ++met_[type];
-  names_.add(optimizer, {.text = count == 1 ? type : type + " " + std::to_string(count)});
+  names_.add(optimizer, count == 1 ? type : type + " " + std::to_string(count));
 }
 
 void OptimizerNames::search() {
   if (searched_ || !names_.all().empty()) return;
   const PythonRef base = reader_.find("torch.optim.optimizer", "Optimizer");
-  const PythonRef gc = reader_.entry(api_.modules(), "gc");
-  if (!base || !gc) return;
+  if (!base) return;
   searched_ = true;
-  const PythonRef objects = reader_.call_builtin(gc.get(), "get_objects");
-  for (const PythonRef& object : reader_.items(objects.get())) {
-    if (reader_.is_a(object.get(), base.get())) meet(object.get());
-  }
+  for (const PythonRef& optimizer : list_instances(base.get())) meet(optimizer.get());
+}
+
+std::vector<PythonRef> OptimizerNames::list_instances(PythonObject type) const {
+  struct Search {
+    const OptimizerNames& names;
+    PythonObject type;
+    std::vector<PythonRef> found{};
+  } search{*this, type};
+  const auto visit = [](PythonObject object, void* in) {
+    auto& [names, wanted, found] = *static_cast<Search*>(in);
+    if (names.reader_.is_a(object, wanted)) found.push_back(PythonRef::borrowed(names.api_, object));
+    return 1;
+  };
+  if (api_.visit_objects != nullptr) api_.visit_objects(visit, &search);
+  return std::move(search.found);
 }
 
 void OptimizerNames::write_groups() {
   for (PythonObject optimizer : names_.all()) {
     const PythonRef held = PythonRef::borrowed(api_, optimizer);
-    if (const ObjectNames::Name* name = names_.find(optimizer)) write_groups_of(optimizer, std::string(name->text));
+    if (const std::string* name = names_.find(optimizer)) write_groups_of(optimizer, std::string(*name));
   }
 }
 
@@ -96,13 +107,13 @@ std::string OptimizerNames::group_name(const std::string& optimizer, size_t inde
 }
 
 void OptimizerNames::write_refused(PythonObject optimizer, PythonObject group) {
-  const ObjectNames::Name* name = names_.find(optimizer);
+  const std::string* name = names_.find(optimizer);
   if (name == nullptr) return;
   const PythonRef list = reader_.entry(reader_.dict_of(optimizer).get(), "param_groups");
   const std::vector<PythonRef> groups = reader_.items(list.get());
   for (size_t index = 0; groups.size() > 1 && index < groups.size(); ++index) {
     if (groups[index].get() != group) continue;
-    const std::string text = group_name(name->text, index, group);
+    const std::string text = group_name(*name, index, group);
     Event event = group_event(thread_state().names.name(std::string_view(text)));
     session().writer().write(event);
   }

@@ -6,7 +6,7 @@
 
 namespace oomdiag {
 
-/// A set of pointers that any thread may ask at any time, and one at a time adds to. What finds no room is not in it.
+/// A set of pointers that any thread may ask at any time, and one at a time changes. What finds no room is not in it.
 class PointerSet {
  public:
   void add(const void* pointer) noexcept {
@@ -17,6 +17,15 @@ class PointerSet {
     } else if (many_.add(pointer)) {
       are_many_.store(true, std::memory_order_release);
     }
+  }
+  void remove(const void* pointer) noexcept {
+    if (!contains(pointer)) return;
+    if (few_.remove(pointer)) {
+      --count_;
+    } else {
+      many_.remove(pointer);
+    }
+    if (++removed_ % kFew == 0) make_filter();
   }
   bool contains(const void* pointer) const noexcept {
     if ((filter_[word_of(pointer)].load(std::memory_order_relaxed) & bit_of(pointer)) == 0) return false;
@@ -31,8 +40,18 @@ class PointerSet {
     bool add(const void* pointer) noexcept {
       for (size_t probe = 0; probe < kMostProbes; ++probe) {
         std::atomic<const void*>& slot = slots_[(first_of(pointer) + probe) % slots];
-        if (slot.load(std::memory_order_relaxed) != nullptr) continue;
+        const void* const found = slot.load(std::memory_order_relaxed);
+        if (found != nullptr && found != gone()) continue;
         slot.store(pointer, std::memory_order_relaxed);
+        return true;
+      }
+      return false;
+    }
+    bool remove(const void* pointer) noexcept {
+      for (size_t probe = 0; probe < kMostProbes; ++probe) {
+        std::atomic<const void*>& slot = slots_[(first_of(pointer) + probe) % slots];
+        if (slot.load(std::memory_order_relaxed) != pointer) continue;
+        slot.store(gone(), std::memory_order_relaxed);
         return true;
       }
       return false;
@@ -45,11 +64,33 @@ class PointerSet {
       return false;
     }
 
+    template <class Visit>
+    void for_each(Visit visit) const {
+      for (const std::atomic<const void*>& slot : slots_) {
+        const void* const pointer = slot.load(std::memory_order_relaxed);
+        if (pointer != nullptr && pointer != gone()) visit(pointer);
+      }
+    }
+
    private:
     std::atomic<const void*> slots_[slots] = {};
   };
 
-  static constexpr size_t kFew = 128, kMost = 1 << 13, kMostProbes = 16;
+  /// In the place of a pointer that was removed: those behind it are still found.
+  static const void* gone() noexcept {
+    static const char mark = 0;
+    return &mark;
+  }
+  // Who asks meanwhile finds what is in the set: its bits are in the old word and in the new one.
+  void make_filter() noexcept {
+    uint64_t filter[kWords] = {};
+    const auto add = [&](const void* pointer) { filter[word_of(pointer)] |= bit_of(pointer); };
+    few_.for_each(add);
+    many_.for_each(add);
+    for (size_t i = 0; i < kWords; ++i) filter_[i].store(filter[i], std::memory_order_relaxed);
+  }
+
+  static constexpr size_t kFew = 128, kMost = 1 << 13, kMostProbes = 16, kWords = 8;
   static uint64_t hash_of(const void* pointer) noexcept {
     return reinterpret_cast<uint64_t>(pointer) * 0x9E3779B97F4A7C15u;
   }
@@ -59,10 +100,11 @@ class PointerSet {
 
   /// A bit for each pointer: most that are asked for are not in the set, and one line of the processor's cache says so. They
   /// are asked for when all of this is out of the caches.
-  alignas(64) std::atomic<uint64_t> filter_[8] = {};
+  alignas(64) std::atomic<uint64_t> filter_[kWords] = {};
   Table<4 * kFew> few_;  ///< one page
   Table<kMost - kFew> many_;
-  size_t count_ = 0;  ///< in few_
+  size_t count_ = 0;    ///< in few_
+  size_t removed_ = 0;  ///< so far
   std::atomic<bool> are_many_ = false;
 };
 

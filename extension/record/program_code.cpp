@@ -7,17 +7,8 @@ namespace oomdiag {
 
 namespace {
 
-// Of a program that makes code all the time the rest is looked at each time anew.
+// Of a program that has more of it at a time the rest is looked at each time anew.
 constexpr size_t kMostCode = 1 << 16;
-
-/// "/usr/lib/python3.11/copy.py", "<frozen runpy>".
-bool is_standard_library(std::string_view file) {
-  constexpr std::string_view kFolder = "/lib/python3.";
-  const size_t folder = file.find(kFolder);
-  if (folder == file.npos) return file.starts_with("<frozen");
-  const size_t end = file.find_first_not_of("0123456789t", folder + kFolder.size());
-  return end != file.npos && end > folder + kFolder.size() && file[end] == '/';
-}
 
 }  // namespace
 
@@ -26,7 +17,18 @@ size_t find_package(std::string_view file) {
   return folder == file.npos ? file.npos : folder + std::string_view("/site-packages/").size();
 }
 
-Code ProgramCode::classify(PythonObject code) const {
+// As the module "os" lies there. A user's own files may be below ".../lib/python3.11/", too.
+bool ProgramCode::is_of_standard_library(std::string_view file) {
+  if (standard_library_.empty()) {
+    const PythonReader reader(api_);
+    const std::string os = reader.text(reader.find("os", "__file__").get());
+    standard_library_ = os.substr(0, os.rfind('/') + 1);
+    if (standard_library_.empty()) standard_library_ = "<";
+  }
+  return file.starts_with(standard_library_) || file.starts_with("<frozen");
+}
+
+Code ProgramCode::classify(PythonObject code) {
   const std::string file = api_.text(code, "co_filename");
   if (file.ends_with("/torch/nn/modules/module.py")) {
     return api_.text(code, "co_name") == "_wrapped_call_impl" ? Code::module_call : Code::nobody;
@@ -35,29 +37,37 @@ Code ProgramCode::classify(PythonObject code) const {
   if (const size_t package = find_package(file); package != file.npos) {
     return file.compare(package, 6, "torch/") == 0 ? Code::nobody : Code::package;
   }
-  return is_standard_library(file) ? Code::nobody : Code::user;
+  return is_of_standard_library(file) ? Code::nobody : Code::user;
 }
 
 Code ProgramCode::kind_of(PythonObject code) {
-  auto& recent = recent_[(reinterpret_cast<uintptr_t>(code) >> 4) % std::size(recent_)];
-  if (recent.code == code) return recent.kind;
+  Recent& known = recent(code);
+  if (known.code == code) return known.kind;
   const Code kind = meet(code);
-  if (holds(code)) recent = {code, kind};
+  if (find(code) != nullptr) known = {code, kind};
   return kind;
 }
 
 Code ProgramCode::meet(PythonObject code) {
-  if (const auto entry = kinds_.find(code); entry != kinds_.end()) return entry->second;
+  if (const KnownCode* const known = find(code)) return known->kind;
   const Code kind = classify(code);
-  if (kinds_.size() >= kMostCode) return kind;
-  api_.incref(code);
-  kinds_.emplace(code, kind);
+  const uint64_t number = newest_.load(std::memory_order_relaxed) + 1;
+  if (codes_.size() >= kMostCode || !codes_.add(code, {.kind = kind, .number = number, .sources = {}})) return kind;
+  newest_.store(number, std::memory_order_relaxed);
   if (kind == Code::module_call) module_call_.store(code, std::memory_order_relaxed);
   if (kind == Code::user) {
     users_.add(code);
     meet_inner(code);
   }
   return kind;
+}
+
+void ProgramCode::forget(void* self, PythonObject code) {
+  auto& mine = *static_cast<ProgramCode*>(self);
+  if (Recent& known = mine.recent(code); known.code == code) known = {};
+  mine.users_.remove(code);
+  PythonObject module_call = code;
+  mine.module_call_.compare_exchange_strong(module_call, nullptr);
 }
 
 // Where a function that has not run yet ends steady training, it is known so (locate_later). These are those inside of one that

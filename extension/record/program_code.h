@@ -1,10 +1,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <iterator>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "extension/record/object_table.h"
 #include "extension/record/pointer_set.h"
 #include "extension/record/python_api.h"
 
@@ -17,15 +21,23 @@ enum class Code { nobody, package, user, module_call, optimizer };
 /// Where the path inside of the installed packages begins; npos of what is not installed.
 size_t find_package(std::string_view file);
 
-/// The code objects of the program. Those that are met are held for ever, since their addresses would be used again. All of it
-/// with the GIL, but for the two questions that say otherwise.
+/// A code object that was met.
+struct KnownCode {
+  Code kind = Code::nobody;
+  uint64_t number = 0;  ///< counts those that were met, from 1
+  /// Ids of the lines of its instructions in the trace, as far as they were asked for.
+  std::unordered_map<int, uint32_t> sources;
+};
+
+/// The code objects of the program, until they die: constants of theirs may be large, and a program may make code all the time.
+/// All of it with the GIL, but for the questions that say otherwise.
 class ProgramCode {
  public:
-  explicit ProgramCode(const PythonApi& api) : api_(api) {}
+  explicit ProgramCode(const PythonApi& api) : api_(api), codes_(api, forget, this) {}
 
   Code kind_of(PythonObject code);
-  /// Whether it was met, and is held.
-  bool holds(PythonObject code) const { return kinds_.contains(code); }
+  /// Null if it was not met.
+  KnownCode* find(PythonObject code) { return codes_.find(code); }
   /// Meets the functions of the module that runs in this frame, which may not have run yet.
   void meet_module(PythonObject frame);
 
@@ -33,20 +45,31 @@ class ProgramCode {
   const void* module_call() const noexcept { return module_call_.load(std::memory_order_relaxed); }
   /// Whether this code was met and is the user's. Any thread, without the GIL.
   bool is_users(const void* code) const noexcept { return users_.contains(code); }
+  /// How many that were met have died: what is known of their addresses holds until then. Any thread, without the GIL.
+  uint64_t deaths() const noexcept { return codes_.deaths(); }
+  /// The number of the newest one. Any thread, without the GIL.
+  uint64_t newest() const noexcept { return newest_.load(std::memory_order_relaxed); }
 
  private:
-  Code classify(PythonObject code) const;
+  struct Recent {
+    PythonObject code = nullptr;
+    Code kind = Code::nobody;
+  };
+
+  Code classify(PythonObject code);
+  bool is_of_standard_library(std::string_view file);
   Code meet(PythonObject code);
   void meet_inner(PythonObject code);
   void meet_functions(PythonObject dict, bool with_classes);
+  static void forget(void* self, PythonObject code);
+  Recent& recent(PythonObject code) { return recent_[(reinterpret_cast<uintptr_t>(code) >> 4) % std::size(recent_)]; }
 
   const PythonApi& api_;
-  std::unordered_map<PythonObject, Code> kinds_;
-  struct {
-    PythonObject code = nullptr;
-    Code kind = Code::nobody;
-  } recent_[512];                              ///< a small cache before `kinds_`: a dozen frames are looked at per op
+  ObjectTable<KnownCode> codes_;
+  Recent recent_[512];                         ///< a small cache before `codes_`: a dozen frames are looked at per op
   std::unordered_set<PythonObject> searched_;  ///< namespaces of modules, by their addresses: they are not held
+  std::string standard_library_;               ///< its folder, with '/' at the end; empty = not asked for yet
+  std::atomic<uint64_t> newest_ = 0;
   std::atomic<PythonObject> module_call_ = nullptr;
   PointerSet users_;
 };

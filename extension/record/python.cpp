@@ -4,7 +4,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <unordered_map>
 
 #include "extension/record/module_names.h"
 #include "extension/record/optimizer_names.h"
@@ -24,16 +23,10 @@ namespace oomdiag {
 
 namespace {
 
-/// A line of the user's program. The code object is held for ever: its address would be used again.
+/// A line of the user's program.
 struct Place {
   PythonObject code;
   int instruction;
-  bool operator==(const Place&) const = default;
-};
-struct PlaceHash {
-  size_t operator()(const Place& place) const {
-    return std::hash<void*>{}(place.code) * 31 + static_cast<size_t>(place.instruction);
-  }
 };
 
 /// The interpreter and what is known of its program. Guarded by the GIL, but for what is measured once and what is atomic.
@@ -43,7 +36,6 @@ struct Interpreter {
   ProgramCode code{api};
   ModuleNames modules{api};
   OptimizerNames optimizers{api};
-  std::unordered_map<Place, uint32_t, PlaceHash> sources;
 };
 Interpreter* python = nullptr;
 
@@ -58,13 +50,15 @@ void write_stack(const std::string& text, uint32_t source);
 /// `read_calls()` gives the calls that run, the innermost first; it is asked where a line is met for the first time.
 template <class ReadCalls>
 uint32_t source_of(Interpreter& known, const Place& place, int line, ReadCalls read_calls) {
-  const auto entry = known.sources.find(place);
-  if (entry != known.sources.end()) return entry->second;
+  KnownCode* const code = known.code.find(place.code);
+  if (code != nullptr) {
+    if (const auto entry = code->sources.find(place.instruction); entry != code->sources.end()) return entry->second;
+  }
   std::string source = known.api.text(place.code, "co_filename") + ":" + std::to_string(line);
   const bool is_package = known.code.kind_of(place.code) == Code::package;
   if (is_package) source.erase(0, find_package(source));
   const uint32_t id = session().writer().intern(std::string_view(source));
-  if (known.code.holds(place.code)) known.sources.emplace(place, id);
+  if (code != nullptr) code->sources.emplace(place.instruction, id);
   if (!is_package) write_stack(text_of(known, read_calls(), false), id);
   return id;
 }
@@ -138,7 +132,7 @@ uint32_t name_calls(Interpreter& known) {
 /// Whether that holds for each call of the same mark.
 bool locate(Interpreter& known, Context& context) {
   PythonObject module = nullptr;
-  bool all_held = true;
+  bool all_met = true;
   const auto source = [&](PythonObject frame, PythonObject code) {
     const Place place{code, known.api.place_in(frame)};
     return source_of(known, place, known.api.frame_line(frame), [&] {
@@ -148,7 +142,7 @@ bool locate(Interpreter& known, Context& context) {
   };
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     const Code kind = known.code.kind_of(code);
-    all_held = all_held && known.code.holds(code);
+    all_met = all_met && known.code.find(code) != nullptr;
     if (kind == Code::user && context.source == 0) context.source = source(frame, code);
     if (kind == Code::package && context.source == 0 && context.inner_source == 0) {
       context.inner_source = source(frame, code);
@@ -157,11 +151,11 @@ bool locate(Interpreter& known, Context& context) {
     return context.source == 0 || module == nullptr;
   });
   const PythonRef held(known.api, module);
-  if (module == nullptr) return all_held;
+  if (module == nullptr) return all_met;
   const uint32_t path = known.modules.find(module);
   if (path != 0) {
     context.module = path;
-    return all_held;
+    return all_met;
   }
   if (const uint32_t outer = name_calls(known); outer != 0) context.module = outer;
   return false;
@@ -173,19 +167,17 @@ void put(const KnownPlaces::Place& place, Context& context) {
   if (place.module != 0) context.module = place.module;
 }
 
-// The same of calls that may have ended since. Code that was looked at before is held for ever, so it is still what it was;
-// of other code not even that is known: what lies outside of it is not the line.
-void locate_later(Interpreter& known, Context& context, std::span<const PythonCall> calls) {
-  walk_frames(known.api, [&](PythonObject, PythonObject code) {
-    known.code.kind_of(code);
-    return true;
-  });
+// The same of calls that may have ended since. Code that was met before them and lives is still what it was; of other code not
+// even that is known, as another one may lie there by now: what lies outside of it is not the line.
+void locate_later(Interpreter& known, Context& context, const PythonCalls& then) {
+  const std::span calls(then.calls, static_cast<size_t>(then.depth));
   std::vector<std::pair<Place, Code>> places;
   std::vector<Line> lines;
   for (const PythonCall& call : calls) {
     const PythonObject code = const_cast<char*>(call.code);
-    if (!known.code.holds(code)) break;
-    places.push_back({{code, known.frames.offset_of(call)}, known.code.kind_of(code)});
+    const KnownCode* const met = known.code.find(code);
+    if (met == nullptr || met->number > then.newest_code) break;
+    places.push_back({{code, known.frames.offset_of(call)}, met->kind});
     lines.push_back({code, known.api.code_line(code, places.back().first.instruction)});
   }
   for (size_t i = 0; i < places.size() && context.source == 0; ++i) {
@@ -248,6 +240,8 @@ void attach_python() noexcept try {
 
 bool python_attached() noexcept { return python != nullptr; }
 
+const PythonApi* python_api() noexcept { return python == nullptr ? nullptr : &python->api; }
+
 bool python_raises() noexcept {
   if (python == nullptr || python->api.is_initialized() == 0 || python->api.this_thread() == nullptr) return false;
   return python->api.holds_gil() && python->api.error() != nullptr;
@@ -294,7 +288,7 @@ bool python_calls_are_told_apart() noexcept {
     in_user_code = in_user_code || known.code.is_users(call.code);
     return !in_user_code || !in_module;
   });
-  if (mark != 0) mark = mix(mark, known.modules.deaths());
+  if (mark != 0) mark = mix(mark, known.modules.deaths() + known.code.deaths());
   return mark;
 }
 
@@ -307,6 +301,7 @@ void leave_ending_python(const PythonEnd& end) noexcept {
 void PythonCalls::capture() noexcept {
   depth = 0;
   if (python == nullptr) return;
+  newest_code = python->code.newest();
   python->frames.walk(python->api, [&](const PythonCall& call) {
     calls[depth++] = call;
     return true;
@@ -317,7 +312,7 @@ void locate_in_python(Context& context, const PythonCalls& then) noexcept try {
   if (python == nullptr || then.depth == 0) return;
   const GilScope gil;
   if (!gil.held() || python->api.error() != nullptr) return;
-  locate_later(*python, context, std::span(then.calls, static_cast<size_t>(then.depth)));
+  locate_later(*python, context, then);
 } catch (...) {
 }
 

@@ -12,6 +12,8 @@ namespace oomdiag {
 /// libpython). Call once, with no lock held.
 void attach_python() noexcept;
 bool python_attached() noexcept;
+/// Its functions; null where there is none.
+const PythonApi* python_api() noexcept;
 
 /// Whether an exception of Python is on its way on this thread; false on threads that do not hold the GIL.
 bool python_raises() noexcept;
@@ -34,7 +36,7 @@ void locate_in_python(Context& context, KnownPlaces& known) noexcept;
 /// Whether one place of the program can be told from another without the GIL, or Python has no part in it.
 bool python_calls_are_told_apart() noexcept;
 /// A hash of what `locate_in_python` would look at: the calls from the innermost one to that of the user's line, and the module
-/// whose forward runs. Where a module has died another one may lie, so the hashes of all places are others from then on. 0
+/// whose forward runs. Where a module or code has died another one may lie, so the hashes of all places are others from then on. 0
 /// where no Python runs on this thread. Tens of nanoseconds, also inside the allocator.
 uint64_t mark_of_python_calls() noexcept;
 /// Python begins to end, on this thread: as in gil.h, and no call is looked at without the GIL.
@@ -44,6 +46,7 @@ void leave_ending_python(const PythonEnd& end) noexcept;
 struct PythonCalls {
   PythonCall calls[PythonFrames::kMost];
   int depth = 0;
+  uint64_t newest_code = 0;  ///< ProgramCode::newest() of that moment
 
   void capture() noexcept;
 };

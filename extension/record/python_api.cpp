@@ -24,6 +24,8 @@ bool load_frames(PythonApi& api) {
 }
 
 bool load_objects(PythonApi& api) {
+  find(api.type_name, "PyType_GetName");
+  find(api.visit_objects, "PyUnstable_GC_VisitObjects");
   return find(api.incref, "Py_IncRef") && find(api.decref, "Py_DecRef") &&
          find(api.attribute, "PyObject_GetAttrString") && find(api.plain_attribute, "PyObject_GenericGetAttr") &&
          find(api.plain_dict, "PyObject_GenericGetDict") && find(api.type, "PyObject_Type") &&
@@ -37,7 +39,9 @@ bool load_objects(PythonApi& api) {
          find(api.dict_next, "PyDict_Next") && find(api.modules, "PyImport_GetModuleDict") &&
          find(api.weak, "PyWeakref_NewRef") && find(api.function, "PyCFunction_NewEx") &&
          find(api.none, "_Py_NoneStruct") && find(api.dict_type, "PyDict_Type") && find(api.list_type, "PyList_Type") &&
-         find(api.tuple_type, "PyTuple_Type") && find(api.text_type, "PyUnicode_Type");
+         find(api.tuple_type, "PyTuple_Type") && find(api.text_type, "PyUnicode_Type") &&
+         find(api.c_function_type, "PyCFunction_Type") && find(api.method_type, "PyMethod_Type") &&
+         find(api.method_function, "PyMethod_Function");
 }
 
 }  // namespace
@@ -46,7 +50,7 @@ bool PythonApi::load() {
   if (!find(is_finalizing, "Py_IsFinalizing")) find(is_finalizing, "_Py_IsFinalizing");
   if (!find(current_thread, "PyThreadState_GetUnchecked")) find(current_thread, "_PyThreadState_UncheckedGet");
   find(first_interpreter, "PyInterpreterState_Head");
-  find(next_interpreter, "PyInterpreterState_Next");
+  find(main_interpreter, "PyInterpreterState_Main");
   return find(is_initialized, "Py_IsInitialized") && find(this_thread, "PyGILState_GetThisThreadState") &&
          find(ensure, "PyGILState_Ensure") && find(release, "PyGILState_Release") && find(check, "PyGILState_Check") &&
          find(error, "PyErr_Occurred") && find(clear_error, "PyErr_Clear") && load_frames(*this) &&
@@ -136,17 +140,25 @@ PythonRef PythonReader::find(const char* module, const char* name) const {
   return found ? entry(dict_of(found.get()).get(), name) : PythonRef();
 }
 
+bool PythonReader::is_of_c(PythonObject function) const {
+  if (!is_a(function, api_.method_type)) return is_a(function, api_.c_function_type);
+  return is_a(api_.method_function(function), api_.c_function_type);
+}
+
 PythonRef PythonReader::call_builtin(PythonObject object, const char* method) const {
-  const PythonRef function(api_, api_.attribute(object, method));
+  const PythonRef function = attribute(object, method);
   const PythonRef arguments(api_, api_.tuple(0));
-  PythonRef result(api_, function && arguments ? api_.call(function.get(), arguments.get()) : nullptr);
+  if (!is_of_c(function.get())) return {};
+  PythonRef result(api_, arguments ? api_.call(function.get(), arguments.get()) : nullptr);
   if (!result) api_.clear_error();
   return result;
 }
 
 std::string PythonReader::type_name(PythonObject object) const {
   const PythonRef own(api_, api_.type(object));
-  return api_.text(own.get(), "__name__");
+  const PythonRef name =
+      api_.type_name == nullptr ? attribute(own.get(), "__name__") : PythonRef(api_, api_.type_name(own.get()));
+  return text(name.get());
 }
 
 std::string PythonReader::text(PythonObject object) const {

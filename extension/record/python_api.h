@@ -10,12 +10,22 @@ namespace oomdiag {
 /// A PyObject or PyFrameObject.
 using PythonObject = void*;
 
+/// PyMethodDef, which is part of the stable ABI. To live as long as the functions that are made of it.
+struct PythonMethod {
+  static constexpr int kNoArguments = 4, kOneArgument = 8;  // METH_NOARGS, METH_O
+  const char* name;
+  PythonObject (*function)(PythonObject self, PythonObject argument);
+  int flags;
+  const char* doc;
+};
+
 /// The part of CPython's C API that the recorder calls, found by name in the process: no link to libpython, no headers of
 /// one version. All of it is documented. Everything but the first six needs the GIL.
 ///
-/// Nothing here runs a line of Python, but for what destructors do: dictionaries, lists and slots are read as such, and
-/// attributes without asking the object's class. So the program's own functions are not called, its signal handlers do not
-/// run in the middle of ours, and what they raise arrives where it would without us.
+/// Nothing here runs a line of Python, but for what destructors do when the last reference goes meanwhile: dictionaries, lists
+/// and slots are read as such, attributes without asking the object's class or its metaclass, and only functions of C are
+/// called, none that an audit hook hears of. So the program's own functions are not called, its signal handlers do not run in
+/// the middle of ours, and what they raise arrives where it would without us.
 struct PythonApi {
   int (*is_initialized)() = nullptr;
   PythonObject (*this_thread)() = nullptr;  ///< PyGILState_GetThisThreadState
@@ -24,7 +34,7 @@ struct PythonApi {
   int (*check)() = nullptr;
   PythonObject (*current_thread)() = nullptr;  ///< PyThreadState_GetUnchecked, underscored before 3.13; may be null
   PythonObject (*first_interpreter)() = nullptr;
-  PythonObject (*next_interpreter)(PythonObject) = nullptr;
+  PythonObject (*main_interpreter)() = nullptr;
   int (*is_finalizing)() = nullptr;  ///< public from 3.13, underscored before; may be null
 
   PythonObject (*frame)() = nullptr;  ///< borrowed
@@ -40,11 +50,15 @@ struct PythonApi {
 
   void (*incref)(PythonObject) = nullptr;
   void (*decref)(PythonObject) = nullptr;
-  PythonObject (*attribute)(PythonObject, const char*) = nullptr;  ///< only of classes, code, frames, C functions
+  PythonObject (*attribute)(PythonObject, const char*) = nullptr;         ///< only of code and frames
   PythonObject (*plain_attribute)(PythonObject, PythonObject) = nullptr;  ///< of any object: PyObject_GenericGetAttr
   PythonObject (*plain_dict)(PythonObject, void*) = nullptr;              ///< its __dict__: PyObject_GenericGetDict
   PythonObject (*type)(PythonObject) = nullptr;
+  PythonObject (*type_name)(PythonObject) = nullptr;  ///< from 3.11; may be null
   int (*is_subtype)(PythonObject, PythonObject) = nullptr;
+  PythonObject (*method_function)(PythonObject) = nullptr;  ///< of a bound method, borrowed
+  /// PyUnstable_GC_VisitObjects: all objects that the collector knows, until the visitor returns 0. From 3.12; may be null.
+  void (*visit_objects)(int (*)(PythonObject, void*), void*) = nullptr;
   PythonObject (*call)(PythonObject, PythonObject) = nullptr;  ///< a C function, with a tuple of arguments
   PythonObject (*tuple)(intptr_t) = nullptr;
   intptr_t (*tuple_size)(PythonObject) = nullptr;
@@ -66,18 +80,18 @@ struct PythonApi {
   void (*clear_error)() = nullptr;
 
   PythonObject none = nullptr, dict_type = nullptr, list_type = nullptr, tuple_type = nullptr, text_type = nullptr;
-  PythonObject function_type = nullptr, type_type = nullptr;
+  PythonObject function_type = nullptr, type_type = nullptr, c_function_type = nullptr, method_type = nullptr;
 
   /// Finds all of it. False if there is no (running) interpreter in the process.
   bool load();
   /// Whether this thread holds the GIL. PyGILState_Check is no help: once there was a second interpreter it says always yes.
   bool holds_gil() const { return current_thread == nullptr ? check() != 0 : current_thread() == this_thread(); }
   /// While there are other interpreters, PyGILState_Ensure may wait for a GIL that this thread itself holds for one of them.
+  /// The newest one is the first of Python's list, whose lock is not ours to take: so none of them is followed.
   bool has_subinterpreters() const {
-    return first_interpreter != nullptr && next_interpreter != nullptr &&
-           next_interpreter(first_interpreter()) != nullptr;
+    return first_interpreter != nullptr && main_interpreter != nullptr && first_interpreter() != main_interpreter();
   }
-  /// A text attribute of a class or of code, empty if there is none.
+  /// A text attribute of code, empty if there is none.
   std::string text(PythonObject object, const char* name) const;
   /// What tells two places of a function from each other: the instruction that runs, before Python 3.11 its line.
   int place_in(PythonObject in_frame) const {
@@ -147,7 +161,9 @@ class PythonReader {
   PythonRef attribute(PythonObject object, const char* name) const;
   /// What a loaded module calls by this name, empty if it is not loaded.
   PythonRef find(const char* module, const char* name) const;
-  /// What a method without arguments gives, of an object whose class is one of C; empty if it fails.
+  /// Whether it is a function of C, or such a method bound to its object: to call it runs no Python.
+  bool is_of_c(PythonObject function) const;
+  /// What a method without arguments that is a function of C gives; empty if it is none, or fails.
   PythonRef call_builtin(PythonObject object, const char* method) const;
   std::string type_name(PythonObject object) const;
   std::string text(PythonObject object) const;

@@ -22,6 +22,7 @@
 #include "extension/python_end.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
+#include "extension/record/fork_and_exit.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
@@ -43,8 +44,13 @@ namespace {
 enum class Stage { waiting, starting, settled };
 std::atomic<Stage> stage = Stage::waiting;
 std::mutex beginning;  // one thread begins, stops or goes on at a time
-RecordingWish wish;
 bool is_retired = false;
+
+// Leaked: a thread may ask for it while static objects are destroyed.
+RecordingWish& wish() {
+  static auto* const instance = new RecordingWish;
+  return *instance;
+}
 
 void say(const char* what) noexcept try {
   leave_word(std::string("recording could not begin: ") + what);
@@ -67,8 +73,8 @@ void write_read() {
 }
 
 void wish_from_environment() {
-  if (!wish.folder.empty()) return;
-  wish = {.folder = environment("OOMDIAG_OUTPUT"), .attach_at_step = environment_number("OOMDIAG_ATTACH_AT_STEP", 1)};
+  if (!wish().folder.empty()) return;
+  wish() = {.folder = environment("OOMDIAG_OUTPUT"), .attach_at_step = environment_number("OOMDIAG_ATTACH_AT_STEP", 1)};
 }
 
 // The virtual device, where it is loaded, says what it answered by estimate or not at all.
@@ -85,17 +91,28 @@ void listen_to_virtual_device() {
   if (set_for_refusals != nullptr) set_for_refusals(note_library_refusal);
 }
 
-// A child of fork owns nothing: the trace and its chunks stay the parent's, however the child ends.
-bool in_child = false;
-void stop_in_child() {
-  in_child = true;
-  stop_collecting_in_child();
-  is_recording.store(false);
-  the_session->writer().leave_to_parent();
+// A recording that another thread was about to begin is not finished by anybody: such a child does not record either.
+bool was_beginning_at_fork() {
+  if (stage.load() == Stage::starting) return true;
+  if (!beginning.try_lock()) return true;
+  beginning.unlock();
+  return false;
 }
 
+// A child of fork owns nothing: the trace and its chunks stay the parent's, however the child ends.
+void stop_in_child() {
+  if (the_session == nullptr && !was_beginning_at_fork()) return;
+  process_state::forked.store(true);
+  is_recording.store(false);
+  stop_collecting_in_child();
+  if (the_session != nullptr) the_session->writer().leave_to_parent();
+}
+// As soon as the library is loaded: a child may be forked while the recording begins.
+[[maybe_unused]] const bool forks_are_watched = pthread_atfork(nullptr, nullptr, stop_in_child) == 0;
+
 void finish() {
-  if (in_child) return;
+  if (in_forked_child()) return;
+  process_state::exiting.store(true);
   write_memory_stats();
   the_session->writer().finish();
 }
@@ -129,7 +146,7 @@ Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
   budget.event_bytes = int64_t{environment_number("OOMDIAG_TRACE_MIB", 256)} << 20;
-  PlacedTrace placed = place_trace(wish.folder, devices, budget);
+  PlacedTrace placed = place_trace(wish().folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();
   describe_process(header);
@@ -141,7 +158,7 @@ Session& make_session(uint32_t steps_before) {
 }
 
 void note_python_end(const PythonEnd& end) noexcept {
-  if (in_child) return;
+  if (in_forked_child()) return;
   the_session->writer().header().python_ended.store(1);
   leave_ending_python(end);
 }
@@ -152,6 +169,7 @@ void watch_program() {
 }
 
 void begin(uint32_t steps_before) {
+  if (in_forked_child() || process_is_exiting()) return;
   const std::lock_guard lock(beginning);
   if (the_session != nullptr) return;
   Session& session = make_session(steps_before);
@@ -161,7 +179,6 @@ void begin(uint32_t steps_before) {
   NativeStack().capture();  // the first one loads a library, which must not happen under the allocator's lock
   if (obstacle == nullptr) attach_allocator_hooks();
   session.writer().publish();
-  pthread_atfork(nullptr, nullptr, stop_in_child);
   std::atexit(finish);
   if (python_attached()) call_at_python_end<note_python_end>();
   watch_program();
@@ -198,7 +215,7 @@ void measure_callbacks(int callbacks) {
 std::filesystem::path choose_folder(const std::filesystem::path& asked) {
   if (!asked.empty()) return std::filesystem::absolute(asked);
   wish_from_environment();
-  if (!wish.folder.empty()) return wish.folder;
+  if (!wish().folder.empty()) return wish().folder;
   return std::filesystem::absolute("oomdiag-" + std::to_string(getpid()));
 }
 
@@ -212,9 +229,9 @@ void poll() noexcept {
   if (!stage.compare_exchange_strong(expected, Stage::starting)) return;
   try {
     wish_from_environment();
-    if (wish.attach_at_step > 1) {
-      wait_for_step(wish.attach_at_step);
-    } else if (!wish.folder.empty()) {
+    if (wish().attach_at_step > 1) {
+      wait_for_step(wish().attach_at_step);
+    } else if (!wish().folder.empty()) {
       begin(0);
     }
   } catch (const std::exception& error) {
@@ -235,14 +252,14 @@ void retire() noexcept {
 std::filesystem::path start_recording(const std::filesystem::path& folder) {
   if (is_retired) throw Error(ErrorKind::usage, "this copy of liboomdiag.so has no effect; see its warning");
   if (python_is_free_threaded()) throw Error(ErrorKind::environment, kFreeThreaded);
-  if (in_child) throw Error(ErrorKind::usage, "this process is a fork of one that records, which it would disturb");
+  check_not_forked();
   if (the_session != nullptr) {
     const std::lock_guard lock(beginning);
     if (!is_recording.load()) go_on();
     return the_session->trace();
   }
-  wish = {.folder = choose_folder(folder), .attach_at_step = 1};
-  make_private_folder(wish.folder);
+  wish() = {.folder = choose_folder(folder), .attach_at_step = 1};
+  make_private_folder(wish().folder);
   if (allocator_is_ready()) {
     begin(0);
     stage.store(Stage::settled, std::memory_order_release);
@@ -250,10 +267,18 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
   }
   stage.store(Stage::waiting, std::memory_order_release);
   wait_in_ops();
-  return wish.folder / "trace";
+  return wish().folder / "trace";
+}
+
+void check_not_forked() {
+  if (in_forked_child()) {
+    throw Error(ErrorKind::usage, "this process is a fork of one that records, which it would disturb",
+                "record in a process of its own: subprocess, or multiprocessing's \"spawn\"");
+  }
 }
 
 void stop_recording() noexcept {
+  if (in_forked_child()) return;
   const std::lock_guard lock(beginning);
   if (!is_recording.load()) return;
   write_memory_stats();

@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 
+#include "extension/record/fork_and_exit.h"
 #include "extension/record/session.h"
 
 namespace oomdiag {
@@ -15,7 +16,7 @@ namespace {
 struct StateOwner {
   bool armed = false;
   ~StateOwner() {
-    if (state == nullptr) return;
+    if (state == nullptr || in_forked_child()) return;
     the_session->learner().remove(state->training);
     delete state;
     state = nullptr;

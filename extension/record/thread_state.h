@@ -6,6 +6,7 @@
 
 #include "extension/record/intern_cache.h"
 #include "extension/record/known_calls.h"
+#include "extension/record/newest_nodes.h"
 #include "extension/record/python.h"
 #include "extension/record/running_tasks.h"
 #include "extension/record/scope_names.h"
@@ -59,6 +60,7 @@ struct ThreadState : WorkPlace {
   ScopeNames scopes;
   KnownPlaces places;
   KnownCalls calls;
+  NewestNodes newest_nodes;
   StepOfThread training;
   Surprise surprise;
 

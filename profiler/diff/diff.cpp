@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <optional>
+#include <span>
 
 #include "profiler/fold_indices.h"
 
@@ -24,15 +26,52 @@ std::string short_line(const std::string& line) {
   return before == line.npos ? line : line.substr(before + 1);
 }
 
-std::string folded(const std::string& path) { return fold_indices(path); }
 std::string as_it_is(const std::string& name) { return name; }
+
+// The last entry of a list that was cut off sums up the rest.
+bool is_cut_off(const std::vector<OwnedBytes>& list) {
+  return list.size() == kMostOwned && list.back().name == "others";
+}
+
+std::span<const OwnedBytes> listed(const std::vector<OwnedBytes>& list) {
+  return std::span(list).first(list.size() - (is_cut_off(list) ? 1 : 0));
+}
+
+/// The most that a name which is not in the list may hold.
+int64_t most_of_unlisted(const std::vector<OwnedBytes>& list) {
+  return is_cut_off(list) ? listed(list).back().bytes : 0;
+}
 
 template <class Rename>
 Sums join(const std::vector<OwnedBytes>& before, const std::vector<OwnedBytes>& after, const Rename& rename) {
+  struct Sides {
+    std::optional<int64_t> before, after;
+  };
+  std::map<std::string, Sides> by_name;
+  const auto add = [](std::optional<int64_t>& sum, int64_t bytes) { sum = sum.value_or(0) + bytes; };
+  for (const OwnedBytes& one : listed(before)) add(by_name[rename(one.name)].before, one.bytes);
+  for (const OwnedBytes& one : listed(after)) add(by_name[rename(one.name)].after, one.bytes);
+  const int64_t most_before = most_of_unlisted(before), most_after = most_of_unlisted(after);
   Sums sums;
-  for (const OwnedBytes& one : before) sums[rename(one.name)].before += one.bytes;
-  for (const OwnedBytes& one : after) sums[rename(one.name)].after += one.bytes;
+  for (const auto& [name, sides] : by_name) {
+    sums[name] = {.name = {},
+                  .before = sides.before ? *sides.before : std::min(most_before, *sides.after),
+                  .after = sides.after ? *sides.after : std::min(most_after, *sides.before),
+                  .at_least = (!sides.before && most_before > 0) || (!sides.after && most_after > 0)};
+  }
   return sums;
+}
+
+// Only now that each has its other side: of the layers of one model some are listed and others not.
+Sums fold_layers(const Sums& modules) {
+  Sums folded;
+  for (const auto& [name, row] : modules) {
+    DiffRow& sum = folded[fold_indices(name)];
+    sum.before += row.before;
+    sum.after += row.after;
+    sum.at_least = sum.at_least || row.at_least;
+  }
+  return folded;
 }
 
 // Code above a line moves it: rows of one file that make up for each other are the same line.
@@ -108,7 +147,7 @@ ReportDiff diff(const Report& before, const Report& after, const DiffOptions& op
   for (const auto& [name, bytes] : a.categories) categories[name].before = bytes;
   for (const auto& [name, bytes] : b.categories) categories[name].after = bytes;
   result.categories = first_of(changes(categories, least));
-  auto modules = changes(join(a.owners_by.module, b.owners_by.module, folded), least);
+  auto modules = changes(fold_layers(join(a.owners_by.module, b.owners_by.module, as_it_is)), least);
   drop_outer(modules);
   result.modules = first_of(std::move(modules));
   result.ops = first_of(changes(join(a.owners_by.op, b.owners_by.op, as_it_is), least));

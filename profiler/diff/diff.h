@@ -14,6 +14,9 @@ namespace oomdiag {
 struct DiffRow {
   std::string name;
   int64_t before = 0, after = 0;
+  /// One report lists only its largest names, and this is none of them: it is taken to hold as much as it can without being
+  /// listed, so that the change is at least this one.
+  bool at_least = false;
 
   int64_t change() const { return after - before; }
   bool operator==(const DiffRow&) const = default;

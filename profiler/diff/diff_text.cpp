@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profiler/diff/diff.h"
+#include "profiler/report/json_text.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -28,7 +29,7 @@ void add_rows(std::string& text, const char* title, const std::vector<DiffRow>& 
           fmt::format("{:>10}{:>10}{:>11}\n", "before", "after", "change");
   for (const DiffRow& row : rows) {
     const std::string name = row.name.empty() ? "of unknown origin" : words ? in_words(row.name) : row.name;
-    const std::string sign = row.change() > 0 ? "+" : "-";
+    const std::string sign = std::string(row.at_least ? "≥ " : "") + (row.change() > 0 ? "+" : "-");
     text += "    " + padded(printable_end(name, kLabelColumns - 4), kLabelColumns - 2) +
             fmt::format("{:>10}{:>10}{:>11}\n", in_unit(row.before, unit), in_unit(row.after, unit),
                         sign + in_unit(std::abs(row.change()), unit));
@@ -47,7 +48,8 @@ Json rows_json(const std::vector<DiffRow>& rows) {
     json.push_back({{"name", row.name.empty() ? Json(nullptr) : Json(row.name)},
                     {"before_bytes", row.before},
                     {"after_bytes", row.after},
-                    {"change_bytes", row.change()}});
+                    {"change_bytes", row.change()},
+                    {"at_least", row.at_least}});
   }
   return json;
 }
@@ -80,7 +82,7 @@ std::string to_json(const ReportDiff& diff) {
                      {"modules", rows_json(diff.modules)},
                      {"ops", rows_json(diff.ops)},
                      {"lines", rows_json(diff.lines)}};
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  return json_text(json, 2);
 }
 
 }  // namespace oomdiag

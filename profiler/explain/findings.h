@@ -6,28 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/explain/causes.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/owners.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
-
-/// Why a request was refused; exactly one is the primary cause. Design §5.
-enum class CauseKind : uint8_t {
-  capacity,
-  fragmentation,
-  pending_frees,
-  outside_pytorch,
-  oversized_request,
-  fraction_cap,
-  leak,
-  workspace,
-  imbalance
-};
-
-inline constexpr size_t kCauseKindCount = 9;
-
-std::string_view name_of(CauseKind kind);
 
 /// Named figures in a fixed order.
 using Figures = std::vector<std::pair<std::string, int64_t>>;
@@ -44,11 +28,12 @@ struct PinnedSegment {
 
 struct Cause {
   CauseKind kind = CauseKind::capacity;
+  std::string_view because{};  ///< name of the row of kCauses
   int64_t short_by_bytes = 0;  ///< what is missing even if every cached byte could be used; 0 where nothing is
-  Figures evidence{};
-  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch: who has more than a process needs, largest
-                                        ///< first; of workspace: the library that asked the driver itself
-  std::vector<PinnedSegment> pinned{};  ///< of fragmentation: largest holes first, at most 5
+  FailureFacts facts{};
+  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch: who has more than a process needs, largest first
+  std::vector<PinnedSegment>
+      pinned{};  ///< where free and cached bytes are enough: largest free blocks first, at most 5
 
   bool operator==(const Cause&) const = default;
 };

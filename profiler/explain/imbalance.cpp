@@ -5,12 +5,6 @@
 
 namespace oomdiag {
 
-Figures evidence_of(const Imbalance& imbalance) {
-  return {{"fullest_bytes", imbalance.fullest_bytes},
-          {"others_bytes", imbalance.others_bytes},
-          {"even_bytes", imbalance.even_bytes}};
-}
-
 std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t refused_bytes,
                                         int64_t card_bytes) {
   if (failed >= peak_bytes.size()) return std::nullopt;
@@ -41,8 +35,6 @@ int64_t peak_before(const DeviceHistory& device, uint32_t step) {
   return peak;
 }
 
-// Where one card fails in the middle of a step the others may not have come as far in it. What they held in the steps
-// before is taken to grow as that of the failed card has grown.
 std::vector<int64_t> expect_peaks(const std::vector<DeviceHistory>& devices, size_t failed) {
   const DeviceHistory& full = devices[failed];
   const int64_t before = peak_before(full, full.failure->step);
@@ -59,17 +51,11 @@ std::vector<int64_t> expect_peaks(const std::vector<DeviceHistory>& devices, siz
 
 }  // namespace
 
-void blame_imbalance(const std::vector<DeviceHistory>& devices, std::vector<Findings>& findings) {
-  for (size_t i = 0; i < devices.size(); ++i) {
-    std::optional<Cause>& cause = findings[i].cause;
-    if (!cause || cause->kind != CauseKind::capacity) continue;
-    const Moment& moment = devices[i].moment;
-    const int64_t room = moment.free_bytes + moment.reserved_bytes;
-    const auto found = find_imbalance(expect_peaks(devices, i), i, devices[i].failure->requested_bytes, room);
-    if (!found) continue;
-    cause->kind = CauseKind::imbalance;
-    std::ranges::move(evidence_of(*found), std::back_inserter(cause->evidence));
-  }
+std::optional<Imbalance> compare_devices(const std::vector<DeviceHistory>& devices, size_t failed) {
+  if (!devices[failed].failure) return std::nullopt;
+  const Moment& moment = devices[failed].moment;
+  const int64_t available = moment.free_bytes + moment.reserved_bytes;
+  return find_imbalance(expect_peaks(devices, failed), failed, devices[failed].failure->requested_bytes, available);
 }
 
 }  // namespace oomdiag

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "profiler/explain/findings.h"
+#include "profiler/replay/history.h"
 
 namespace oomdiag {
 
@@ -19,17 +19,14 @@ struct Imbalance {
   bool operator==(const Imbalance&) const = default;
 };
 
-/// The figures that prove it.
-Figures evidence_of(const Imbalance& imbalance);
-
 /// Whether the one at `failed` is at least 1.5 times as full as the median of the others, and would have had room for the
 /// refused request at an even share of `card_bytes`. `peak_bytes`: allocated at most, by card or rank; those that hold
 /// less than a twentieth of the fullest do other work and do not count.
 std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t refused_bytes,
                                         int64_t card_bytes);
 
-/// Names imbalance as the cause where the card that failed lacked capacity, and another share of the work between the
-/// program's `devices` would have fitted. `findings` are those of the devices, in order.
-void blame_imbalance(const std::vector<DeviceHistory>& devices, std::vector<Findings>& findings);
+/// The imbalance between the program's `devices` if the one at `failed` ran out. Where it failed in the middle of a step the
+/// others may not have come as far in it: what they held in the steps before is taken to grow as that of the failed one did.
+std::optional<Imbalance> compare_devices(const std::vector<DeviceHistory>& devices, size_t failed);
 
 }  // namespace oomdiag

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 
 #include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/shape.h"
 
 // What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
 
@@ -13,19 +13,6 @@ namespace {
 template <size_t N>
 bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list) {
   return std::find(list.begin(), list.end(), op) != list.end();
-}
-
-/// "[8, 4, 256, 256] float32"
-std::vector<int64_t> sizes_of(std::string_view shape) {
-  std::vector<int64_t> sizes;
-  for (size_t at = 0; at < shape.size() && shape[at] != ']'; ++at) {
-    int64_t size = 0;
-    const auto [end, error] = std::from_chars(shape.data() + at, shape.data() + shape.size(), size);
-    if (error != std::errc()) continue;
-    sizes.push_back(size);
-    at = static_cast<size_t>(end - shape.data()) - 1;
-  }
-  return sizes;
 }
 
 bool is_near(int64_t a, int64_t b) { return std::abs(a - b) <= kMiB; }
@@ -45,7 +32,7 @@ std::set<Scores> find_scores(const Lives& blocks) {
   std::set<Scores> found;
   for (const BlockLife& block : blocks) {
     if (!block.is_of_step() || (block.made.op != "aten::softmax" && block.made.op != "aten::_softmax")) continue;
-    const std::vector<int64_t> sizes = sizes_of(block.shape);
+    const std::vector<int64_t> sizes = parse_shape(block.shape);
     const bool square = sizes.size() >= 3 && sizes.back() == sizes[sizes.size() - 2] && sizes.back() >= 64;
     if (square && block.phase == Phase::forward) found.insert({block.made.module, block.bytes});
   }

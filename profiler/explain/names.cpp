@@ -3,30 +3,6 @@
 
 namespace oomdiag {
 
-std::string_view name_of(CauseKind kind) {
-  switch (kind) {
-    case CauseKind::capacity:
-      return "capacity";
-    case CauseKind::fragmentation:
-      return "fragmentation";
-    case CauseKind::pending_frees:
-      return "pending_frees";
-    case CauseKind::outside_pytorch:
-      return "outside_pytorch";
-    case CauseKind::oversized_request:
-      return "oversized_request";
-    case CauseKind::fraction_cap:
-      return "fraction_cap";
-    case CauseKind::leak:
-      return "leak";
-    case CauseKind::workspace:
-      return "workspace";
-    case CauseKind::imbalance:
-      return "imbalance";
-  }
-  return "capacity";
-}
-
 std::string_view name_of(GrowthKind kind) {
   switch (kind) {
     case GrowthKind::retained_graph:

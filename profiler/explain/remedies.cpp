@@ -6,22 +6,12 @@
 #include <array>
 
 #include "profiler/explain/arena.h"
-#include "profiler/explain/explain.h"
 #include "profiler/explain/remedy_rules.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/replay/rounding.h"
 
 namespace oomdiag {
 namespace {
-
-int64_t at(const std::array<int64_t, kCategoryCount>& sums, Category category) {
-  return sums[static_cast<size_t>(category)];
-}
-
-int64_t scaled(int64_t bytes, int64_t numerator, int64_t denominator) {
-  const double result = static_cast<double>(bytes) * static_cast<double>(numerator) / static_cast<double>(denominator);
-  return result < static_cast<double>(kMostBytes) ? static_cast<int64_t>(result) : kMostBytes;
-}
 
 void judge(const Situation& situation, int64_t peak_bytes, const Changed& changed, const AllocatorSettings& settings,
            Remedy& remedy) {
@@ -30,7 +20,7 @@ void judge(const Situation& situation, int64_t peak_bytes, const Changed& change
   if (peak_bytes > situation.room_bytes) {
     remedy.predicted_fits = false;
   } else if (!remedy.at_least) {
-    const int64_t sure_bytes = situation.room_bytes - situation.out_of_reach_bytes;
+    const int64_t sure_bytes = situation.room_bytes - situation.private_pool_cached_bytes;
     if (fits_safely(changed.blocks, sure_bytes, settings)) {
       remedy.predicted_fits = true;
     } else if (!gets_through(changed.blocks, situation.room_bytes, settings)) {
@@ -124,22 +114,6 @@ void combine(const Situation& situation, std::vector<Remedy>& remedies) {
 }
 
 }  // namespace
-
-BatchModel model_batch(const Moment& moment, int64_t refused_bytes, int64_t batch, int64_t room_bytes) {
-  const auto sums = sum_categories(moment);
-  BatchModel model{.batch = batch};
-  model.scaling_bytes = at(sums, Category::activation) + at(sums, Category::input) + at(sums, Category::output) +
-                        at(sums, Category::gradient_in_flight) + at(sums, Category::temporary) + refused_bytes;
-  for (const LiveBlock& block : moment.blocks) {
-    const bool follows = block.category == Category::workspace && workspace_follows_batch(block.made);
-    model.scaling_bytes += follows ? block.bytes : 0;
-  }
-  model.fixed_bytes = moment.allocated_bytes + refused_bytes - model.scaling_bytes;
-  const int64_t room = room_bytes - model.fixed_bytes;
-  if (room > 0 && model.scaling_bytes > 0) model.largest_batch = scaled(batch, room, model.scaling_bytes);
-  if (refused_bytes > 0) model.largest_batch = std::min(model.largest_batch, batch - 1);
-  return model;
-}
 
 std::string text_of(int64_t bytes) {
   const double gib = static_cast<double>(bytes) / static_cast<double>(kGiB);

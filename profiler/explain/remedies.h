@@ -7,18 +7,13 @@
 
 namespace oomdiag {
 
-/// bytes(b) = fixed + scaling ∙ b / batch, with the categories at the described moment. `fixed`: parameters, buffers,
-/// gradients, optimizer state, workspaces of matrix products and what is unknown; `scaling`: the rest, plus the request that
-/// was refused. The largest batch is the largest b with bytes(b) ≤ room_bytes. After an OOM it is below `batch`, and
-/// optimistic: what the step would have wanted later is not in it, and the holes of fragmentation count as room.
-BatchModel model_batch(const Moment& moment, int64_t refused_bytes, int64_t batch, int64_t room_bytes);
-
 /// What predictions start from.
 struct Situation {
   const StepLives& lives;
-  int64_t peak_bytes = 0;          ///< of the run; after an OOM that of the step, had it gone on
-  int64_t room_bytes = 0;          ///< what PyTorch may take of the card
-  int64_t out_of_reach_bytes = 0;  ///< of it: private pools keep it, maybe for what the step itself does there
+  int64_t peak_bytes = 0;  ///< of the run; after an OOM that of the step, had it gone on
+  int64_t room_bytes = 0;  ///< what PyTorch may take of the card
+  int64_t private_pool_cached_bytes =
+      0;                           ///< of it: cached in private pools; the step may or may not be able to reuse it
   std::optional<int64_t> batch{};  ///< where it is known
   int64_t grown_bytes = 0;         ///< from step to step
   bool has_backward = true;        ///< the program ran backward, as far as was seen
@@ -31,8 +26,10 @@ struct Situation {
 
   /// The same with another step.
   Situation with(const StepLives& other) const {
-    return {other, peak_bytes,  room_bytes, out_of_reach_bytes, batch,     grown_bytes, has_backward,
-            whole, forward_end, settings,   compute_major,      optimizer, sharded};
+    return {other,       peak_bytes,  room_bytes,    private_pool_cached_bytes,
+            batch,       grown_bytes, has_backward,  whole,
+            forward_end, settings,    compute_major, optimizer,
+            sharded};
   }
 };
 

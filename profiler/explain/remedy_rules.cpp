@@ -28,7 +28,7 @@ std::string_view beside(std::string_view module, std::string_view other) {
 bool fits_with(const Situation& situation, int64_t batch) {
   const Lives& blocks = situation.lives.blocks;
   const Lives scaled = scale_batch(blocks, batch, *situation.batch);
-  const int64_t room = situation.room_bytes - situation.out_of_reach_bytes;
+  const int64_t room = situation.room_bytes - situation.private_pool_cached_bytes;
   if (situation.peak_bytes - find_peak(blocks) + find_peak(scaled) > room) return false;
   return !situation.whole || fits_safely(scaled, room, situation.settings);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string_view>
@@ -102,12 +103,30 @@ bool records_graph(const StepLives& lives) {
                      [](const BlockLife& block) { return block.is_of_step() && block.in_graph; });
 }
 
-bool is_made_again(const BlockLife& block, const StepLives& step) {
-  return std::any_of(step.blocks.begin(), step.blocks.end(), [&](const BlockLife& other) {
-    return other.is_of_step() && is_about(other.bytes, block.bytes) && other.made.op == block.made.op &&
-           other.made.source == block.made.source && other.made.module == block.made.module;
-  });
-}
+/// The sizes of what a step makes, by where it makes them in any phase.
+class MadeSizes {
+ public:
+  explicit MadeSizes(const StepLives& step) {
+    for (const BlockLife& block : step.blocks) {
+      if (block.is_of_step()) sizes_[key_of(block)].insert(block.bytes);
+    }
+  }
+  /// Whether the step makes a block like this one.
+  bool contain(const BlockLife& block) const {
+    const auto found = sizes_.find(key_of(block));
+    if (found == sizes_.end()) return false;
+    const std::set<int64_t>& sizes = found->second;
+    const auto next = sizes.lower_bound(block.bytes);  // the nearest sizes are the likest
+    return (next != sizes.end() && is_about(*next, block.bytes)) ||
+           (next != sizes.begin() && is_about(*std::prev(next), block.bytes));
+  }
+
+ private:
+  using Key = std::tuple<std::string_view, std::string_view, std::string_view>;
+  static Key key_of(const BlockLife& block) { return {block.made.op, block.made.source, block.made.module}; }
+
+  std::map<Key, std::set<int64_t>> sizes_;
+};
 
 bool is_made_once(Category category) {
   switch (category) {
@@ -148,6 +167,7 @@ bool is_like(const StepLives& cut, const StepLives& whole) {
 StepLives run_on(const StepLives& cut, const StepLives& whole) {
   const Positions positions(cut, whole);
   Fates in_whole(whole), in_cut(cut);
+  const MadeSizes made(cut);
   const uint32_t backward = find_backward(whole.blocks);
   const bool may_be_zeroed = find_backward(cut.blocks) == BlockLife::kNever;
   StepLives result{.step = cut.step, .blocks = whole.blocks};
@@ -158,7 +178,7 @@ StepLives run_on(const StepLives& cut, const StepLives& whole) {
     const bool lives_on = freed == BlockLife::kNever;
     if (!block.is_of_step()) {
       // The first batch is made before the first step begins, the second one inside of its own.
-      if (!lives_on && !is_made_again(block, cut)) block.died = positions.of(freed);
+      if (!lives_on && !made.contain(block)) block.died = positions.of(freed);
       continue;
     }
     if (in_whole.take(block) != BlockLife::kNever) continue;  // the one before it is there already

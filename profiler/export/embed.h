@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 /// The bytes of a file that is embedded elsewhere.
 #define OOMDIAG_EMBEDDED(name)            \
@@ -16,9 +19,24 @@
 
 namespace oomdiag {
 
-/// Puts `with` in the place of the first `mark` of a page.
-inline void fill_in(std::string& page, std::string_view mark, std::string_view with) {
-  if (const size_t at = page.find(mark); at != page.npos) page.replace(at, mark.size(), with);
+/// What is to stand in the place of a mark of a page.
+struct Filling {
+  std::string_view mark;
+  std::string with;
+};
+
+/// The page with each mark, where it first stands, filled in. Marks in what is filled in are text.
+inline std::string fill_in(std::string_view page, const std::vector<Filling>& fillings) {
+  std::map<size_t, const Filling*> by_place;
+  for (const Filling& filling : fillings) by_place.emplace(page.find(filling.mark), &filling);
+  by_place.erase(page.npos);
+  std::string filled;
+  size_t copied = 0;
+  for (const auto& [place, filling] : by_place) {
+    filled.append(page.substr(copied, place - copied)).append(filling->with);
+    copied = place + filling->mark.size();
+  }
+  return filled.append(page.substr(copied));
 }
 
 }  // namespace oomdiag

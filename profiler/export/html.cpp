@@ -5,6 +5,7 @@
 
 #include "profiler/export/embed.h"
 #include "profiler/report/json.h"
+#include "profiler/report/json_text.h"
 #include "profiler/report/text.h"
 
 // The page's own files and the chart library lie in the program.
@@ -76,19 +77,18 @@ std::string page_data(const Report& report, const std::vector<CardPicture>& card
   Json drawn = Json::array(), categories = Json::array();
   for (const CardPicture& card : cards) drawn.push_back(to_json(card));
   for (size_t c = 0; c < kCategoryCount; ++c) categories.push_back(name_of(static_cast<Category>(c)));
-  const auto dump = [](const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); };
-  return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"cards\":" + dump(drawn) +
-         ",\"categories\":" + dump(categories) + ",\"text\":" + dump(to_text(report, {.unicode = true})) + "}";
+  return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"cards\":" + json_text(drawn) +
+         ",\"categories\":" + json_text(categories) +
+         ",\"text\":" + json_text(Json(to_text(report, {.unicode = true}))) + "}";
 }
 
 std::string to_html(const Report& report, const std::vector<CardPicture>& cards) {
-  std::string page(oomdiag_page, oomdiag_page_end);
-  fill_in(page, "/*STYLE*/", {oomdiag_style, oomdiag_style_end});
-  fill_in(page, "/*D3*/", {oomdiag_d3, oomdiag_d3_end});
-  fill_in(page, "/*LICENSE*/", "/*\n" + std::string(oomdiag_d3_license, oomdiag_d3_license_end) + "*/");
-  fill_in(page, "/*DATA*/", inside_script(page_data(report, cards)));
-  fill_in(page, "/*SCRIPT*/", {oomdiag_script, oomdiag_script_end});
-  return page;
+  return fill_in({oomdiag_page, oomdiag_page_end},
+                 {{"/*STYLE*/", {oomdiag_style, oomdiag_style_end}},
+                  {"/*D3*/", {oomdiag_d3, oomdiag_d3_end}},
+                  {"/*LICENSE*/", "/*\n" + std::string(oomdiag_d3_license, oomdiag_d3_license_end) + "*/"},
+                  {"/*DATA*/", inside_script(page_data(report, cards))},
+                  {"/*SCRIPT*/", {oomdiag_script, oomdiag_script_end}}});
 }
 
 }  // namespace oomdiag

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "profiler/fold_indices.h"
 
@@ -28,23 +29,33 @@ std::string short_line(std::string_view source) { return std::string(source.subs
 
 }  // namespace
 
+OwnerTree::Growing& OwnerTree::Growing::child(const std::string& name) {
+  const auto [place, fresh] = by_name.try_emplace(name, children.size());
+  if (fresh) children.push_back({.node = {.name = name}});
+  return children[place->second];
+}
+
+OwnerNode OwnerTree::Growing::finish() && {
+  for (Growing& child : children) node.children.push_back(std::move(child).finish());
+  return std::move(node);
+}
+
 void OwnerTree::add(std::span<const std::string> path, int64_t bytes, int64_t blocks) {
-  OwnerNode* node = &root_;
-  node->bytes += bytes;
-  node->blocks += blocks;
+  Growing* at = &root_;
+  at->node.bytes += bytes;
+  at->node.blocks += blocks;
   for (const std::string& name : path) {
     if (name.empty()) continue;
-    auto child = std::ranges::find(node->children, name, &OwnerNode::name);
-    if (child == node->children.end()) child = node->children.insert(child, {.name = name});
-    node = &*child;
-    node->bytes += bytes;
-    node->blocks += blocks;
+    at = &at->child(name);
+    at->node.bytes += bytes;
+    at->node.blocks += blocks;
   }
 }
 
 OwnerNode OwnerTree::finish() && {
-  prune(root_, std::max<int64_t>(1, root_.bytes / kLeastShareOfTree));
-  return std::move(root_);
+  OwnerNode tree = std::move(root_).finish();
+  prune(tree, std::max<int64_t>(1, tree.bytes / kLeastShareOfTree));
+  return tree;
 }
 
 std::vector<std::string> path_of(const LiveBlock& block) {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "profiler/export/picture.h"
@@ -17,7 +20,16 @@ class OwnerTree {
   OwnerNode finish() &&;
 
  private:
-  OwnerNode root_{.name = "allocated"};
+  /// A node, and where each of its children lies.
+  struct Growing {
+    OwnerNode node{};
+    std::vector<Growing> children{};
+    std::unordered_map<std::string, size_t> by_name{};
+
+    Growing& child(const std::string& name);
+    OwnerNode finish() &&;
+  };
+  Growing root_{.node = {.name = "allocated"}};
 };
 
 /// Where a block belongs in the tree.

@@ -8,6 +8,7 @@
 
 #include "profiler/export/picture.h"
 #include "profiler/replay/join.h"
+#include "profiler/report/json_text.h"
 
 namespace oomdiag {
 namespace {
@@ -28,7 +29,7 @@ class Writer {
   void add(Json event) {
     event["pid"] = process_;
     if (!text_.empty()) text_ += ",\n";
-    text_ += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+    text_ += json_text(event);
   }
   /// Such an event at a time of the process.
   void add_at(int64_t time_ns, Json event) {

@@ -78,14 +78,13 @@ std::string to_html(const SearchPage& page) {
   std::string rows;
   for (const SearchRow& row : page.rows) rows += row_of(row, widest, has_predicted);
   const std::string headline = headline_of(page.text);
-  std::string html(oomdiag_search_page, oomdiag_search_page_end);
-  fill_in(html, "/*STYLE*/", {oomdiag_style, oomdiag_style_end});
-  fill_in(html, "<!--PREDICTED-->", has_predicted ? R"(<th class="number">predicted</th>)" : "");
-  fill_in(html, "<!--TITLE-->", escaped("oomdiag: " + headline));
-  fill_in(html, "<!--TEXT-->", escaped(page.text));
-  fill_in(html, "<!--ROWS-->", rows);
-  fill_in(html, "<!--HEADER-->", header_of(page, headline));
-  return html;
+  return fill_in({oomdiag_search_page, oomdiag_search_page_end},
+                 {{"/*STYLE*/", {oomdiag_style, oomdiag_style_end}},
+                  {"<!--PREDICTED-->", has_predicted ? R"(<th class="number">predicted</th>)" : ""},
+                  {"<!--TITLE-->", escaped("oomdiag: " + headline)},
+                  {"<!--TEXT-->", escaped(page.text)},
+                  {"<!--ROWS-->", rows},
+                  {"<!--HEADER-->", header_of(page, headline)}});
 }
 
 }  // namespace oomdiag

@@ -26,9 +26,15 @@ void fold(const OwnerNode& node, const std::string& above, std::string& text) {
   if (own > 0) text += fmt::format("{} {}\n", path, own);
 }
 
+// A spreadsheet takes a cell that begins so for a formula, and may run it.
+bool is_formula(std::string_view text) {
+  return !text.empty() && std::string_view("=+-@\t\r").find(text.front()) != text.npos;
+}
+
 std::string csv_cell(std::string_view text) {
-  if (text.find_first_of(",\"\r\n") == text.npos) return std::string(text);
-  std::string safe = "\"";
+  const bool formula = is_formula(text);
+  if (!formula && text.find_first_of(",\"\r\n") == text.npos) return std::string(text);
+  std::string safe = formula ? "\"'" : "\"";
   for (const char c : text) safe += c == '"' ? std::string("\"\"") : std::string(1, c);
   return safe + "\"";
 }

@@ -2,6 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace oomdiag {
 namespace {
@@ -28,34 +34,46 @@ std::string_view sizes_of(std::string_view shape) {
   return end == shape.npos || end == 0 ? std::string_view() : shape.substr(1, end - 1);
 }
 
-// A matrix is saved as it was used, perhaps transposed.
-bool have_same_shape(const LiveBlock& cast, const LiveBlock& parameter) {
-  const std::string_view a = sizes_of(cast.shape), b = sizes_of(parameter.shape);
-  if (a.empty() || a == b) return !a.empty();
-  const size_t comma = a.find(", ");
-  if (comma == a.npos || a.find(", ", comma + 1) != a.npos) return false;
-  return std::string(a.substr(comma + 2)) + ", " + std::string(a.substr(0, comma)) == b;
+// A matrix is saved as it was used, perhaps transposed: "32, 64" of "64, 32", nothing of other tensors.
+std::string transposed(std::string_view sizes) {
+  const size_t comma = sizes.find(", ");
+  if (comma == sizes.npos || sizes.find(", ", comma + 1) != sizes.npos) return {};
+  return std::string(sizes.substr(comma + 2)) + ", " + std::string(sizes.substr(0, comma));
 }
 
-bool is_of_module(const LiveBlock& cast, const LiveBlock& parameter) {
-  const size_t dot = parameter.name.rfind('.');
-  return dot != parameter.name.npos && parameter.name.substr(0, dot) == cast.made.module;
+std::string_view module_of(std::string_view parameter) {
+  const size_t dot = parameter.rfind('.');
+  return dot == parameter.npos ? std::string_view() : parameter.substr(0, dot);
 }
 
 using Candidates = std::vector<const LiveBlock*>;
 
-/// Takes the casts that are copies of `parameters` out of both lists; gives their bytes.
-int64_t take_pairs(Candidates& casts, Candidates& parameters, bool (*fits)(const LiveBlock&, const LiveBlock&)) {
+/// What a cast and its parameter have in common: the bytes of the parameter, and its module or its sizes.
+using Trait = std::pair<int64_t, std::string>;
+
+/// Takes the casts that are copies of `parameters` out of both lists; gives their bytes. Each cast takes the first
+/// parameter that has the first of its traits which any has. Empty words are no trait.
+template <class TraitOfParameter, class TraitsOfCast>
+int64_t take_pairs(Candidates& casts, Candidates& parameters, const TraitOfParameter& trait_of,
+                   const TraitsOfCast& traits_of) {
+  std::map<Trait, std::deque<const LiveBlock*>> by_trait;
+  for (const LiveBlock* parameter : parameters) {
+    by_trait[{parameter->requested_bytes, std::string(trait_of(*parameter))}].push_back(parameter);
+  }
+  std::set<const LiveBlock*> taken;
   int64_t bytes = 0;
   std::erase_if(casts, [&](const LiveBlock* cast) {
-    const auto found = std::find_if(parameters.begin(), parameters.end(), [&](const LiveBlock* parameter) {
-      return parameter->requested_bytes == 2 * cast->requested_bytes && fits(*cast, *parameter);
-    });
-    if (found == parameters.end()) return false;
-    bytes += cast->bytes;
-    parameters.erase(found);
-    return true;
+    for (const std::string& words : traits_of(*cast)) {
+      const auto found = words.empty() ? by_trait.end() : by_trait.find({2 * cast->requested_bytes, words});
+      if (found == by_trait.end() || found->second.empty()) continue;
+      taken.insert(found->second.front());
+      found->second.pop_front();
+      bytes += cast->bytes;
+      return true;
+    }
+    return false;
   });
+  std::erase_if(parameters, [&](const LiveBlock* parameter) { return taken.contains(parameter); });
   return bytes;
 }
 
@@ -72,8 +90,16 @@ AutocastUse find_autocast(const Moment& moment) {
     use.made_bytes += block.bytes;
     if (makes_copy(block.made.inner)) casts.push_back(&block);
   }
-  use.cache_bytes = take_pairs(casts, parameters, is_of_module);
-  use.cache_bytes += take_pairs(casts, parameters, have_same_shape);  // a tied weight may be cast in another module
+  use.cache_bytes = take_pairs(
+      casts, parameters, [](const LiveBlock& parameter) { return module_of(parameter.name); },
+      [](const LiveBlock& cast) { return std::array{std::string(cast.made.module)}; });
+  // A tied weight may be cast in another module.
+  use.cache_bytes += take_pairs(
+      casts, parameters, [](const LiveBlock& parameter) { return sizes_of(parameter.shape); },
+      [](const LiveBlock& cast) {
+        const std::string_view sizes = sizes_of(cast.shape);
+        return std::array{std::string(sizes), transposed(sizes)};
+      });
   return use;
 }
 

@@ -34,6 +34,7 @@ struct Row {
   uint32_t name = 0, shape = 0, group = 0;  ///< indices of names
   uint32_t step = 0;           ///< in which it was allocated; 0 before the first one, and where it is not known
   uint32_t nth_in_op = 0;      ///< how many allocations of the same op call came before
+  uint32_t nth_at_place = 0;   ///< … of the same place in the same forward pass
   Phase phase = Phase::other;  ///< in which it was allocated
   uint8_t device = 0;
   bool parameter = false, buffer = false, state = false, ever_saved = false;

@@ -18,7 +18,7 @@ bool frees_in_own_op(const Event& maker, const Event& free) {
 }  // namespace
 
 CardFollower::CardFollower(Pass& pass, const AllocatorSettings& settings, const Wanted& wanted)
-    : pass_(pass), wanted_(wanted), blocks_(settings), own_walk_(has_own_walk()) {
+    : pass_(pass), wanted_(wanted), blocks_(settings), counter_(pass.trace.contexts.size()), own_walk_(has_own_walk()) {
   for (const uint32_t step : wanted.steps) lives_.steps.emplace_back(step);
   blocks_.start_from(pass.trace.initial, pass.trace.initial_layout, device());
   for (const Block& block : blocks_.in_use()) ensure_row(block, 0);
@@ -35,6 +35,7 @@ void CardFollower::allocate(const Event& event, uint64_t index) {
                                        .bytes = block->bytes,
                                        .born = index,
                                        .step = pass_.phases.step(),
+                                       .nth_at_place = counter_.next(event),
                                        .phase = pass_.phases.phase_of(event),
                                        .device = event.device},
                                       event.address);

@@ -72,6 +72,7 @@ class CardFollower {
   Pass& pass_;
   const Wanted& wanted_;
   Blocks blocks_;
+  PlaceCounter counter_;
   GrowthSamples places_;
   CutSavers savers_;
   bool has_failed_ = false, is_cut_ = false;

@@ -1,9 +1,10 @@
 #pragma once
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <tuple>
 #include <vector>
 
 #include "profiler/replay/block_table.h"
@@ -15,23 +16,66 @@
 //
 // A walk of an earlier pass says nothing any more: its graph is gone. But the recorder walks only passes that may set the
 // peak, and a step may set it by a few bytes all the same. Training steps repeat, so then the last step that was walked
-// tells: a block made by the same place in the same op with the same size is kept by the same nodes.
+// tells: a block made by the same place in the same op with the same size is kept by the same nodes. A place that runs many
+// times in a forward pass (the cell of a recurrent network) makes many such blocks: the n-th of one step is like the n-th of
+// the other.
 namespace oomdiag {
 
-/// What makes two blocks of different steps alike: the place in the program (context), the bytes, and which one of its op.
-using Likeness = std::tuple<uint32_t, int64_t, uint32_t>;
-inline Likeness likeness_of(const Row& row) { return {row.maker.context, row.maker.bytes, row.nth_in_op}; }
+/// Numbers the allocations of one device at each place of the program, from 0 in each forward pass.
+class PlaceCounter {
+ public:
+  explicit PlaceCounter(size_t contexts) : counts_(contexts + 1) {}
 
-/// Who keeps what in a graph, told so that it can be asked for another one.
-using Alike = std::map<Likeness, std::vector<Saver>>;
+  /// The number of this alloc event.
+  uint32_t next(const Event& alloc);
+
+ private:
+  struct Count {
+    uint32_t pass = 0, allocations = 0;
+  };
+  std::vector<Count> counts_;  ///< by context
+  uint32_t pass_ = 1;
+  bool forward_runs_ = false;  ///< something was allocated outside of nodes since the last backward pass began
+};
+
+/// What makes two allocations of different steps alike: device, place in the program (context), bytes, which one of its op,
+/// and which one of its place (PlaceCounter).
+struct AllocationSignature {
+  uint8_t device = 0;
+  uint32_t context = 0;
+  int64_t bytes = 0;
+  uint32_t nth_in_op = 0;
+  uint32_t nth_at_place = 0;
+
+  /// Equal but for nth_at_place.
+  bool is_of_same_place(const AllocationSignature& other) const;
+  auto operator<=>(const AllocationSignature&) const = default;
+};
+
+/// The nodes that keep each allocation of a graph, so that those of another graph can be told by it. Takes as much memory
+/// as the graph has saved tensors.
+class SavedAllocations {
+ public:
+  /// A node keeps this block. Of two blocks with one signature, from passes whose graphs are joined, the younger one counts.
+  void add(const Row& row, const Saver& saver);
+  /// The nodes that keep the allocation like `row`; empty if none does. Where this graph had fewer at that place, the last of them.
+  const std::vector<Saver>& find(const Row& row) const;
+
+ private:
+  struct Saved {
+    uint64_t born = 0;
+    std::vector<Saver> savers{};
+  };
+  std::map<AllocationSignature, Saved> saved_;
+};
 
 /// Follows the walks of the autograd graph.
 class Graphs {
  public:
   /// A graph_begin event; `at_refusal`: the first that describes a fatal OOM. What it finds is what still counts there.
-  void begin_walk(bool at_refusal);
-  /// A forward op made nodes. True: until now the graph of the walk lived.
-  bool end_walk(uint64_t index);
+  void begin_walk(uint64_t index, bool at_refusal);
+  /// A forward op made nodes: the graph of the walk lives no more.
+  void end_walk() { open_ = false; }
   /// A saved_tensor event of this block.
   void save(const Event& event, Row& row);
 
@@ -40,18 +84,15 @@ class Graphs {
   /// Its graph lives: no forward pass has begun since.
   bool walked() const { return open_; }
   /// What the newest walk found.
-  std::shared_ptr<const Alike> newest() const { return alike_; }
-  /// When the forward pass after it began; blocks that are younger may be told by it.
-  uint64_t ended() const { return ended_; }
+  std::shared_ptr<const SavedAllocations> newest() const { return saved_; }
+  /// When the walk over that graph began; blocks that are younger are of a later pass, and may be told by it.
+  uint64_t began() const { return began_; }
 
  private:
   uint32_t graph_ = 0, walk_ = 0;
   bool open_ = false;
-  uint64_t ended_ = kNoEvent;
-  std::shared_ptr<Alike> alike_ = std::make_shared<Alike>();
+  uint64_t began_ = kNoEvent;
+  std::shared_ptr<SavedAllocations> saved_ = std::make_shared<SavedAllocations>();
 };
-
-/// What keeps a block like `row` in the graph that `alike` tells of; empty if nothing does.
-const std::vector<Saver>& savers_alike(const Alike& alike, const Row& row);
 
 }  // namespace oomdiag

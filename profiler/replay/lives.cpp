@@ -78,7 +78,7 @@ class LivesReader {
         break;
       case EventKind::nodes_created:
         pass_.ops.note_nodes(event, pass_.table);
-        if (!in_backward(pass_.trace, event)) end_walk(index);
+        if (!in_backward(pass_.trace, event)) end_walk();
         break;
       case EventKind::graph_begin:
         begin_walk(index);
@@ -118,14 +118,14 @@ class LivesReader {
 
   void begin_walk(uint64_t index) {
     const auto begins_own = [&](const CardFollower& card) { return card.begins_own_walk(index); };
-    pass_.graphs.begin_walk(std::any_of(cards_.begin(), cards_.end(), begins_own));
+    pass_.graphs.begin_walk(index, std::any_of(cards_.begin(), cards_.end(), begins_own));
     for (CardFollower& card : cards_) card.note_walk(index);
   }
 
-  void end_walk(uint64_t index) {
+  void end_walk() {
     if (!pass_.graphs.walked()) return;
     for (CardFollower& card : cards_) card.end_walk();
-    pass_.graphs.end_walk(index);
+    pass_.graphs.end_walk();
   }
 
   void note_backward() {

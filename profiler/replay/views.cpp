@@ -9,7 +9,7 @@ void CutSavers::begin(const Cut& cut, Phase phase, bool own_walk, const Graphs& 
   own_walk_ = own_walk;
   may_infer_ = phase == Phase::forward || phase == Phase::backward;
   alike_ = graphs.newest();
-  alike_until_ = graphs.ended();
+  alike_began_ = graphs.began();
   const bool behind = phase == Phase::backward || phase == Phase::optimizer;  // no walk to come is of this graph
   waits_ = own_walk || !behind;
   if (!own_walk && phase == Phase::backward && graphs.walked()) walk_ = graphs.walk();
@@ -40,8 +40,8 @@ void CutSavers::finish(const BlockTable& table, Cut& cut) {
 void CutSavers::infer(const BlockTable& table, Cut& cut) const {
   for (size_t b = 0; b < cut.rows.size(); ++b) {
     const Row& row = table[cut.rows[b]];
-    if (!row.is_known() || row.is_initial() || row.born < alike_until_) continue;
-    cut.savers[b] = savers_alike(*alike_, row);
+    if (!row.is_known() || row.is_initial() || row.born < alike_began_) continue;
+    cut.savers[b] = alike_->find(row);
     cut.saved_by_likeness = cut.saved_by_likeness || !cut.savers[b].empty();
   }
 }
@@ -78,7 +78,7 @@ std::vector<Saver> StepSlice::savers_of(const Row& row) const {
     if (saver.walk > walks_before_) savers.push_back(saver);
   }
   const bool unseen = !walked_ && row.is_known() && !row.is_initial() && row.born >= begins_;
-  return savers.empty() && unseen ? savers_alike(*alike_, row) : savers;
+  return savers.empty() && unseen ? alike_->find(row) : savers;
 }
 
 void StepSlice::thin(BlockTable& table) {

@@ -47,8 +47,8 @@ class CutSavers {
   bool waits_ = false, own_walk_ = false, done_ = true;
   uint32_t walk_ = 0;  ///< that tells; 0: none yet
   bool may_infer_ = false;
-  std::shared_ptr<const Alike> alike_;
-  uint64_t alike_until_ = kNoEvent;  ///< younger blocks may be told by alike_
+  std::shared_ptr<const SavedAllocations> alike_;
+  uint64_t alike_began_ = kNoEvent;  ///< younger blocks may be told by alike_
 };
 
 /// The blocks of one card in one step. Of a step of very many blocks only those that live at high points are kept: it is
@@ -90,7 +90,7 @@ class StepSlice {
   bool is_open_ = false, walked_ = false;
   uint64_t begins_ = kNoEvent;
   uint32_t walks_before_ = 0;
-  std::shared_ptr<const Alike> alike_;
+  std::shared_ptr<const SavedAllocations> alike_;
   Horizon horizon_{};
   std::vector<uint32_t> rows_;
   std::vector<High> highs_;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <map>
 #include <tuple>
@@ -134,8 +133,9 @@ std::vector<ReportOwner> owners_by_line(const Moment& moment) {
 
 ReportCause report_cause(const Cause& cause) {
   ReportCause report{.kind = cause.kind,
+                     .because = std::string(cause.because),
                      .short_by_bytes = cause.short_by_bytes,
-                     .evidence = cause.evidence,
+                     .evidence = cause.facts,
                      .pinned = {},
                      .holders = cause.holders};
   for (const PinnedSegment& segment : cause.pinned) {
@@ -359,25 +359,6 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   }
   report_refusals(trace, device, report);
   return report;
-}
-
-std::vector<int64_t> parse_shape(std::string_view text) {
-  std::vector<int64_t> shape;
-  const size_t end = text.find(']');
-  if (!text.starts_with('[') || end == text.npos) return shape;
-  const char* at = text.data() + 1;
-  while (at < text.data() + end) {
-    int64_t size = 0;
-    const auto [next, error] = std::from_chars(at, text.data() + end, size);
-    if (error == std::errc()) shape.push_back(size);
-    at = next == at ? at + 1 : next;
-  }
-  return shape;
-}
-
-std::string_view parse_dtype(std::string_view text) {
-  const size_t space = text.rfind("] ");
-  return space == text.npos ? std::string_view() : text.substr(space + 2);
 }
 
 }  // namespace oomdiag

@@ -6,7 +6,10 @@
 
 namespace oomdiag {
 
-/// Why the request was refused, in one sentence with the bytes that are the evidence. `device.cause` is there.
-std::string cause_text(const ReportOfDevice& device);
+/// Why the request failed, in one sentence with the bytes that are the evidence.
+std::string cause_text(const ReportCause& cause);
+
+/// Asks the rows of kCauses again, after something was added to `cause.evidence`.
+void decide_again(ReportCause& cause);
 
 }  // namespace oomdiag

@@ -127,9 +127,55 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("bytes", value.bytes);
 }
 
+template <class Visitor, Either<StepNeed> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("bytes", value.bytes);
+  visit("complete", value.whole);
+  visit("modules_to_come", value.more_comes);
+  visit("next_bytes", value.next_bytes);
+}
+
+template <class Visitor, Either<Imbalance> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("fullest_bytes", value.fullest_bytes);
+  visit("others_bytes", value.others_bytes);
+  visit("even_bytes", value.even_bytes);
+}
+
+template <class Visitor, Either<FailureFacts> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("requested_bytes", value.requested_bytes);
+  visit("segment_bytes", value.segment_bytes);
+  visit("is_workspace", value.is_workspace);
+  visit("forward_continues", value.forward_continues);
+  visit.or_null("library", value.library);
+  visit("releasable_bytes", value.releasable_bytes);
+  visit("total_bytes", value.total_bytes);
+  visit("total_is_known", value.total_is_known);
+  visit("free_bytes", value.free_bytes);
+  visit("reserved_bytes", value.reserved_bytes);
+  visit("cached_bytes", value.cached_bytes);
+  visit("usable_cached_bytes", value.usable_cached_bytes);
+  visit("other_pools_cached_bytes", value.other_pools_cached_bytes);
+  visit("largest_free_block_bytes", value.largest_free_block_bytes);
+  visit("pending_free_bytes", value.pending_free_bytes);
+  visit("non_pytorch_bytes", value.non_pytorch_bytes);
+  visit("usual_non_pytorch_bytes", value.usual_non_pytorch_bytes);
+  visit("allowed_bytes", value.allowed_bytes);
+  visit("limit_is_inferred", value.limit_is_inferred);
+  visit("grown_bytes", value.grown_bytes);
+  visit("bytes_per_step", value.bytes_per_step);
+  visit("grown_until_step", value.grown_until_step);
+  visit("step", value.step);
+  visit("imbalance", value.imbalance);
+  visit("complete_run_allocated_bytes", value.complete_run_allocated_bytes);
+  visit("complete_run_reserved_bytes", value.complete_run_reserved_bytes);
+}
+
 template <class Visitor, Either<ReportCause> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("kind", value.kind);
+  visit.or_null("because", value.because);
   visit("short_by_bytes", value.short_by_bytes);
   visit("evidence", value.evidence);
   visit("pinned_segments", value.pinned);

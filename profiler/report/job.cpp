@@ -4,6 +4,7 @@
 #include <array>
 
 #include "profiler/explain/imbalance.h"
+#include "profiler/report/cause_text.h"
 
 namespace oomdiag {
 namespace {
@@ -99,12 +100,10 @@ bool came_as_far(const ReportOfDevice& device, const ReportFailure& failure) {
   });
 }
 
-/// The rank that failed lacked capacity, but an even share of the work would have fitted on its card. Each rank is taken to
-/// have a card of its own.
-void blame_imbalance(const std::vector<JobMember>& members, const JobMember& failed, Report& job) {
+/// Tells the rank that failed how unevenly the work is shared. Each rank is taken to have a device of its own.
+void add_imbalance(const std::vector<JobMember>& members, const JobMember& failed, Report& job) {
   const ReportOfDevice* device = main_device(job);
   if (!is_rank(failed, members) || device == nullptr || !device->failure || !device->cause) return;
-  if (device->cause->kind != CauseKind::capacity) return;
   std::vector<int64_t> peaks;
   size_t at = 0;
   for (const JobMember& member : members) {
@@ -118,8 +117,8 @@ void blame_imbalance(const std::vector<JobMember>& members, const JobMember& fai
   const auto found = find_imbalance(peaks, at, device->failure->requested_bytes, room);
   if (!found) return;
   ReportCause& cause = *job.devices[job.main_device].cause;
-  cause.kind = CauseKind::imbalance;
-  std::ranges::move(evidence_of(*found), std::back_inserter(cause.evidence));
+  cause.evidence.imbalance = found;
+  decide_again(cause);
 }
 
 std::string find_outcome(const Report& main, std::optional<int> exit_code) {
@@ -134,7 +133,7 @@ Report merge_job(const std::vector<JobMember>& members, std::optional<int> exit_
   Report job = main.report;
   job.outcome = find_outcome(job, exit_code);
   job.exit_code = exit_code;
-  blame_imbalance(members, main, job);
+  add_imbalance(members, main, job);
   for (const JobMember& member : members) {
     job.ranks.push_back(describe(member, members));
     const ReportOfDevice* device = main_device(job);

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "profiler/explain/library_names.h"
 #include "profiler/explain/whole_step.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
-#include "profiler/report/library_names.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -33,6 +33,8 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
     if (count > 0) limits.push_back(fmt::format("{} {}", count, what));
   };
   add(trace.dropped_events, "events were lost");
+  add(trace.events.lost(),
+      "events were overwritten or cut off while they were read: peaks and categories may be wrong");
   add(trace.dropped_blocks, "live blocks found no room in the table of live blocks");
   add(trace.dropped_names, "names or places found no room in the trace: what was to be told by them is not named");
   add(trace.dropped_driver, "allocations by libraries outside of PyTorch found no room in the books");

@@ -5,7 +5,6 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/imbalance.h"
 #include "profiler/replay/replay.h"
-#include "profiler/report/batch.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
 #include "profiler/report/limits.h"
@@ -37,12 +36,9 @@ size_t find_main_device(const History& history) {
   return static_cast<size_t>(most - history.devices.begin());
 }
 
-// How large a snapshot's card is nobody told: neither can a request be too large for it, nor do others hold what is missing.
-void forget_size(const Trace& trace, int device, std::optional<Cause>& cause) {
-  if (!cause || !trace.process.snapshot || !find_card(trace, device).name.empty()) return;
-  if (cause->kind != CauseKind::oversized_request && cause->kind != CauseKind::outside_pytorch) return;
-  cause->kind = CauseKind::capacity;
-  cause->holders.clear();
+// A snapshot does not record the device that it was taken on.
+bool is_total_known(const Trace& trace, int device) {
+  return !trace.process.snapshot || !find_card(trace, device).name.empty();
 }
 
 }  // namespace
@@ -69,18 +65,16 @@ Report make_report(const Trace& trace, const ReportInputs& inputs, History& hist
                 .lower_bound = depends_on_data(history.reads),
                 .unwatched = trace.process.unwatched,
                 .main_device = find_main_device(history)};
-  std::vector<Findings> findings;
-  for (const DeviceHistory& device : history.devices) {
-    const Device card = find_card(trace, device.index);
-    Device judged = card;
+  for (size_t i = 0; i < history.devices.size(); ++i) {
+    const DeviceHistory& device = history.devices[i];
+    Device judged = find_card(trace, device.index);
     if (inputs.judged_bytes > 0) judged.total_bytes = inputs.judged_bytes;
-    findings.push_back(explain(device, history.settings, judged, inputs.batch));
-  }
-  blame_imbalance(history.devices, findings);
-  for (size_t i = 0; i < findings.size(); ++i) {
-    forget_size(trace, history.devices[i].index, findings[i].cause);
-    report.devices.push_back(report_device(trace, history.devices[i], findings[i]));
-    if (!inputs.batch && !trace.process.snapshot) infer_batch(history.devices[i], report.devices.back());
+    const Findings findings = explain(device, {.settings = history.settings,
+                                               .device = judged,
+                                               .batch = inputs.batch,
+                                               .total_is_known = is_total_known(trace, device.index),
+                                               .imbalance = compare_devices(history.devices, i)});
+    report.devices.push_back(report_device(trace, device, findings));
   }
   report.limits = list_limits(trace, history, inputs);
   for (const RecorderNote& note : history.notes)

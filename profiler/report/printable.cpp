@@ -1,5 +1,7 @@
 #include "profiler/report/printable.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -49,8 +51,8 @@ size_t index_of(std::string_view text, size_t columns) {
 
 /// What stands for the few characters beyond ASCII that our own texts use.
 std::string_view in_ascii(uint32_t code) {
-  constexpr std::pair<uint32_t, std::string_view> kSpellings[] = {{0x2190, "<-"}, {0x2192, "->"}, {0x00D7, "x"},
-                                                                  {0x2264, "<="}, {0x2219, "*"},  {0x2026, "..."}};
+  constexpr std::pair<uint32_t, std::string_view> kSpellings[] = {
+      {0x2190, "<-"}, {0x2192, "->"}, {0x00D7, "x"}, {0x2264, "<="}, {0x2265, ">="}, {0x2219, "*"}, {0x2026, "..."}};
   for (const auto& [known, spelling] : kSpellings) {
     if (known == code) return spelling;
   }
@@ -92,6 +94,21 @@ std::string printable_end(std::string_view text, size_t columns) {
   const size_t total = count_columns(safe);
   if (total <= columns || columns < 8) return safe;
   return "..." + safe.substr(index_of(safe, total - columns + 3));
+}
+
+std::string escape_controls(std::string json) {
+  std::string safe;
+  size_t copied = 0;
+  for (size_t at = 0; at < json.size();) {
+    const Character next = read_character(std::string_view(json).substr(at));
+    if (next.code > '~' && is_obeyed(next.code)) {
+      safe.append(json, copied, at - copied).append(fmt::format("\\u{:04x}", next.code));
+      copied = at + next.bytes;
+    }
+    at += std::max<size_t>(next.bytes, 1);
+  }
+  if (copied == 0) return json;
+  return safe.append(json, copied);
 }
 
 std::string printable_lines(std::string_view text, bool unicode) { return replace_controls(text, true, unicode); }

@@ -17,4 +17,7 @@ std::string printable_end(std::string_view text, size_t columns);
 /// A text of several lines, as it is to be printed: line ends stay. Without `unicode` nothing but ASCII is left.
 std::string printable_lines(std::string_view text, bool unicode = true);
 
+/// The same JSON; what a terminal would obey in its strings is written "\u009b".
+std::string escape_controls(std::string json);
+
 }  // namespace oomdiag

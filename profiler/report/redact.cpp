@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "profiler/report/json.h"
+#include "profiler/report/json_text.h"
 
 // By way of its JSON: so no text of a report can be forgotten, also not one that is added later.
 
@@ -64,7 +65,7 @@ Report redact(const Report& report, const std::vector<std::string>& secrets) {
   const std::string schema = json["schema"];
   redact(json, secrets);
   json["schema"] = schema;
-  Report redacted = from_json(json.dump());
+  Report redacted = from_json(json_text(json));
   redacted.snapshot = report.snapshot;
   redacted.folder = last_part(report.folder);
   redacted.command = last_part(report.command.substr(0, report.command.find(' ')));

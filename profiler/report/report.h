@@ -87,10 +87,11 @@ struct ReportPinnedSegment {
 
 struct ReportCause {
   CauseKind kind = CauseKind::capacity;
+  std::string because{};  ///< which row of kCauses
   int64_t short_by_bytes = 0;
-  Figures evidence{};
-  std::vector<ReportPinnedSegment> pinned{};
-  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch
+  FailureFacts evidence{};
+  std::vector<ReportPinnedSegment> pinned{};  ///< where free and cached bytes are enough
+  std::vector<OutsideOwner> holders{};        ///< of outside_pytorch
 
   bool operator==(const ReportCause&) const = default;
 };

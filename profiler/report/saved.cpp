@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "profiler/explain/shape.h"
 #include "profiler/replay/last_walk.h"
-#include "profiler/report/card_report.h"
 
 namespace oomdiag {
 std::vector<ReportSavedTensor> list_last_walk(const Trace& trace) {

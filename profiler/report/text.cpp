@@ -118,11 +118,8 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   add(text, "earlier", earlier_of(device));
   add_autocast(text, device);
   if (!device.cause) return;
-  add(text, "cause", cause_text(device));
-  const Figures& evidence = device.cause->evidence;
-  const bool is_measured = std::any_of(evidence.begin(), evidence.end(),
-                                       [](const auto& one) { return one.first == "whole_run_allocated_bytes"; });
-  if (is_measured) {
+  add(text, "cause", cause_text(*device.cause));
+  if (device.cause->evidence.complete_run_allocated_bytes) {
     add(text, "needs", fmt::format("{} of card (measured: a whole run with room)", with_unit(device.needs_bytes)));
   } else if (device.cause->kind == CauseKind::capacity || device.cause->kind == CauseKind::workspace) {
     add(text, "needs", fmt::format("at least {} of card to get past this (predicted)", with_unit(device.needs_bytes)));

@@ -30,7 +30,7 @@ std::string place_of(const PageLocked& place) {
 }  // namespace
 
 std::string holes_table(const ReportOfDevice& device) {
-  if (!device.cause || device.cause->pinned.empty()) return {};
+  if (!device.cause || device.cause->kind != CauseKind::fragmentation || device.cause->pinned.empty()) return {};
   int64_t largest = 0;
   for (const ReportPinnedSegment& segment : device.cause->pinned) largest = std::max(largest, segment.bytes);
   const Unit unit = unit_for(largest);

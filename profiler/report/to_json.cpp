@@ -2,6 +2,7 @@
 
 #include "profiler/report/fields.h"
 #include "profiler/report/json.h"
+#include "profiler/report/json_text.h"
 
 namespace oomdiag {
 namespace {
@@ -75,8 +76,7 @@ std::string to_json(const Report& report, int indent) {
   json["limits"] = report.limits;
   json["notes"] = Writer::convert(report.notes);
   json["case"] = Writer::convert(report.reference_case);
-  // A name may hold any bytes; JSON may not.
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+  return json_text(json, indent);
 }
 
 }  // namespace oomdiag

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <string_view>
 
+#include "profiler/report/cause_text.h"
 #include "profiler/report/limits.h"
 
 namespace oomdiag {
 namespace {
-
-constexpr const char* kWholeRun = "whole_run_allocated_bytes";
 
 const ReportOfDevice* find_device(const Report& report, int index) {
   const auto device = std::find_if(report.devices.begin(), report.devices.end(),
@@ -28,9 +27,7 @@ void keep_remedies_of_the_moment(std::vector<Remedy>& remedies, const ReportOfDe
 }
 
 bool has_whole_run(const ReportOfDevice& device) {
-  if (!device.cause) return false;
-  const Figures& evidence = device.cause->evidence;
-  return std::any_of(evidence.begin(), evidence.end(), [](const auto& one) { return one.first == kWholeRun; });
+  return device.cause && device.cause->evidence.complete_run_allocated_bytes;
 }
 
 void take_back_no_whole_step(Report& report) {
@@ -63,14 +60,11 @@ void take_whole_run(Report& failed, const Report& whole) {
   ReportCause& cause = *device.cause;
   const int64_t needed = seen->peak.allocated_bytes;
   if (is_share_of_card(needed, seen->device.total_bytes)) return;
-  const int64_t room = device.device.total_bytes - device.card.outside_pytorch_bytes;
-  const bool may_be_capacity =
-      cause.kind == CauseKind::capacity || cause.kind == CauseKind::fragmentation || cause.kind == CauseKind::workspace;
-  if (needed > room && may_be_capacity) {
-    cause = {.kind = CauseKind::capacity, .short_by_bytes = needed - room, .evidence = {{"step_bytes", needed}}};
-  }
-  cause.evidence.emplace_back(kWholeRun, needed);
-  cause.evidence.emplace_back("whole_run_reserved_bytes", seen->peak.reserved_bytes);
+  FailureFacts& facts = cause.evidence;
+  facts.step = {.bytes = needed, .whole = true};
+  facts.complete_run_allocated_bytes = needed;
+  facts.complete_run_reserved_bytes = seen->peak.reserved_bytes;
+  decide_again(cause);
   device.needs_bytes = needed + device.card.outside_pytorch_bytes;
   std::vector<Remedy> remedies = seen->remedies;
   if (cause.kind == CauseKind::fragmentation) keep_remedies_of_the_moment(remedies, device, needed);

@@ -13,8 +13,8 @@ namespace oomdiag {
 
 /// Of numbers that are no bytes 0.
 inline int64_t whole(double bytes) {
-  constexpr double kMostBytes = 9e18;
-  return std::isfinite(bytes) ? static_cast<int64_t>(std::clamp(bytes, -kMostBytes, kMostBytes)) : 0;
+  constexpr double kLargest = 9e18;
+  return std::isfinite(bytes) ? static_cast<int64_t>(std::clamp(bytes, -kLargest, kLargest)) : 0;
 }
 
 /// Takes a total at some time. False where it is no new peak.

@@ -5,25 +5,24 @@
 #include <streambuf>
 #include <vector>
 
+#include "profiler/trace/unnamed_file.h"
+
 struct gzFile_s;
 
 namespace oomdiag {
 
-/// A gzip file unpacked into a nameless temporary one, which is gone with this object.
+/// A gzip file unpacked into an unnamed one, which is gone with this object.
 class UnpackedFile {
  public:
   /// Throws Error(input) for a damaged file or one that unpacks to a thousand times its size, Error(environment) where there
   /// is no room.
   explicit UnpackedFile(const std::filesystem::path& packed);
-  ~UnpackedFile();
-  UnpackedFile(const UnpackedFile&) = delete;
-  UnpackedFile& operator=(const UnpackedFile&) = delete;
 
   /// To be opened while this object lives.
-  std::filesystem::path path() const;
+  std::filesystem::path path() const { return file_.path(); }
 
  private:
-  int file_ = -1;
+  UnnamedFile file_;
 };
 
 /// The bytes of a file from front to back; of one packed by gzip those that were packed.

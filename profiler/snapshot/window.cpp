@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 #include <vector>
+
+#include "profiler/snapshot/prefix_matches.h"
 
 // Steps repeat, so a place is told by what is in use there, then by how far the events agree. The state is compared by its
 // sum first, which is kept while walking over the whole; the sizes themselves only at the place that was chosen.
@@ -76,13 +79,6 @@ class InUse {
   int64_t bytes_ = 0, count_ = 0;
 };
 
-uint64_t agreeing(const std::vector<Element>& part, const std::vector<Element>& whole, size_t at) {
-  const size_t most = std::min({part.size(), whole.size() - at, static_cast<size_t>(kMost)});
-  size_t i = 0;
-  while (i < most && part[i].is_like(whole[at + i])) ++i;
-  return i;
-}
-
 }  // namespace
 
 std::optional<Window> find_window(const Trace& part, const Trace& whole, uint8_t device) {
@@ -96,8 +92,11 @@ std::optional<Window> find_window(const Trace& part, const Trace& whole, uint8_t
     auto operator<=>(const Place&) const = default;
   };
   Place best;
+  const auto is_like = [](const Element& one, const Element& other) { return one.is_like(other); };
+  const auto begin = std::span<const Element>(a).first(std::min<size_t>(a.size(), kMost));
+  PrefixMatches<Element, decltype(is_like)> matches(begin, is_like);
   for (size_t at = 0; at < b.size(); ++at) {
-    if (const uint64_t agree = agreeing(a, b, at); agree > 0) {
+    if (const uint64_t agree = matches.next(b, at); agree > 0) {
       best = std::max(best, {agree, in_use.has_sum_of(at_begin), b.size() - at >= a.size(), at});
     }
     in_use.apply(b[at]);

@@ -53,6 +53,14 @@ void EventFile::read(EventWindow& window) const {
   file_->read(offset_ + window.number * sizeof window.events, window.events.data(), sizeof window.events);
 }
 
+void EventFile::hide(uint64_t slot, uint64_t sequence) {
+  for (const auto& window : windows_) {
+    if (window->number != slot / EventWindow::kEvents) continue;
+    window->events[slot % EventWindow::kEvents] = {.sequence = sequence};
+    return;
+  }
+}
+
 std::shared_ptr<const EventWindow> EventFile::window(uint64_t slot) {
   const uint64_t number = slot / EventWindow::kEvents;
   const auto is_it = [&](const auto& window) { return window->number == number; };

@@ -51,6 +51,8 @@ class EventFile {
   std::shared_ptr<const EventWindow> window(uint64_t slot);
   /// A copy of the event in this slot.
   Event event(uint64_t slot) { return window(slot)->events[slot % EventWindow::kEvents]; }
+  /// Puts an event of kind none with this sequence in place of what was read of the slot, as long as its window is kept.
+  void hide(uint64_t slot, uint64_t sequence);
 
  private:
   static constexpr size_t kMostWindows = 48;  // 3 MiB

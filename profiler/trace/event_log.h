@@ -19,9 +19,27 @@ struct EventRun {
   uint32_t slot = 0;   ///< … and its place in the file
 };
 
+/// A sequence that does not follow on the one before it.
+struct SequenceStart {
+  uint32_t first = 0;     ///< index of the event in the trace
+  uint64_t sequence = 0;  ///< its sequence; those after it count on
+};
+
+/// Which events of a file were no longer there when they were read.
+class LostEvents {
+ public:
+  void add(uint64_t index);
+  uint64_t count() const { return count_; }
+
+ private:
+  std::vector<bool> lost_;  ///< by index, as each pass over the events finds them again
+  uint64_t count_ = 0;
+};
+
 /// The events of a trace by ascending sequence: in memory, or left in their file and read as they are asked for. What is
 /// read is copied out of the file and never mapped, so neither a file that shrinks nor one that is still being written
-/// does harm, and resident are a few windows only. Copies are cheap. One thread at a time.
+/// does harm, and resident are a few windows only. An event that was overwritten since the file was put in order reads as
+/// one of kind none. Copies are cheap. One thread at a time.
 class EventLog {
  public:
   /// Walks the events in order. An event is there until the iterator moves on.
@@ -64,11 +82,14 @@ class EventLog {
   EventLog() = default;
   EventLog(std::vector<Event> events) : memory_(std::move(events)) {}
   EventLog(std::initializer_list<Event> events) : memory_(events) {}
-  /// `size` events in `file`, in `runs`, which are in order.
-  EventLog(EventFile file, std::vector<EventRun> runs, uint64_t size);
+  /// `size` events in `file`, in `runs`, which are in order. Each of `starts` is the first of a run: by them every
+  /// event's sequence is checked as it is read. Without any the events are taken as they are.
+  EventLog(EventFile file, std::vector<EventRun> runs, uint64_t size, std::vector<SequenceStart> starts = {});
 
   uint64_t size() const { return runs_.empty() ? memory_.size() : size_; }
   bool empty() const { return size() == 0; }
+  /// How many of the events that were read were overwritten since the file was put in order, or cut off.
+  uint64_t lost() const { return lost_ == nullptr ? 0 : lost_->count(); }
   /// A copy of one event; a few dozen nanoseconds where it lies in a file: iterate where there are many.
   Event operator[](uint64_t index) const { return *from(index); }
   Event front() const { return (*this)[0]; }
@@ -91,9 +112,13 @@ class EventLog {
 
  private:
   size_t run_of(uint64_t index) const;
+  uint64_t sequence_of(uint64_t index) const;
+  std::shared_ptr<const EventWindow> read(uint64_t index, uint64_t slot, uint64_t count) const;
 
   std::vector<Event> memory_;
   std::vector<EventRun> runs_;
+  std::vector<SequenceStart> starts_;
+  std::shared_ptr<LostEvents> lost_;  ///< null where the events are in memory; copies share it
   uint64_t size_ = 0;
   mutable EventFile file_;
 };

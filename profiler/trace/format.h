@@ -6,9 +6,9 @@
 //   │        │                │ each     │ where it ended │ tensors     │ their alloc events   │ one thread each     │
 //   └────────┴────────────────┴──────────┴────────────────┴─────────────┴──────────────────────┴─────────────────────┘
 //
-// The file is created sparse and mapped shared; pages are reserved (posix_fallocate) before they are used, because a store
-// into an unreserved page of a full disk is a SIGBUS in the user's training. What was stored survives SIGKILL: it is in the
-// page cache. Writers publish by storing one word last (an event's sequence, a section's count), so a reader never sees
+// The file is created sparse and mapped shared (shared_file.h); pages are reserved before they are used, because a store into
+// an unreserved page of a full disk is a SIGBUS in the user's training. What was stored survives SIGKILL: it is in the page
+// cache. Writers publish by storing one word last (an event's sequence, a section's count), so a reader never sees
 // half a record, whenever the process died.
 //
 // A chunk is written by one thread at a time; what a thread leaves of it goes to another. When the budget is used up, the

@@ -11,7 +11,8 @@ namespace {
 
 class InitialBlocks {
  public:
-  InitialBlocks(const TraceHeader& header, uint64_t first_sequence) : header_(header), first_(first_sequence) {}
+  InitialBlocks(const TraceHeader& header, uint64_t first_sequence, uint64_t last_sequence)
+      : header_(header), first_(first_sequence), last_(last_sequence) {}
 
   std::vector<Event> find(const std::shared_ptr<const InputFile>& file, const EventLog& events) {
     for (uint32_t d = 0; d < header_.device_count; ++d) read_table(file, d);
@@ -28,10 +29,16 @@ class InitialBlocks {
     EventFile slots(file, offset);
     const uint64_t count = std::min(header_.slots_per_device, (file->bytes() - offset) / sizeof(Event));
     for (uint64_t slot = 0; slot < count; ++slot) {
-      const Event block = slots.event(slot);
+      Event block = slots.event(slot);
       if (block.kind != EventKind::alloc || block.device != device || block.sequence >= first_) continue;
       if (!is_sound(block, header_.device_count)) continue;
-      (block.flags & kSlotFreed) != 0 ? freed_.push_back(block) : found_.push_back(block);
+      const bool is_freed = (block.flags & kSlotFreed) != 0;
+      if (is_freed && block.detail <= last_) {
+        freed_.push_back(block);
+        continue;
+      }
+      if (is_freed) block.detail = block.flags = 0;  // after the last event that counts: its stream and pool are gone
+      found_.push_back(block);
     }
   }
 
@@ -54,7 +61,7 @@ class InitialBlocks {
   static bool by_free(const Event& a, const Event& b) { return a.detail < b.detail; }
 
   const TraceHeader& header_;
-  uint64_t first_;
+  uint64_t first_, last_;
   std::vector<Event> freed_;           ///< slots of blocks that were freed since, by the sequence of their free
   std::unordered_set<uint64_t> seen_;  ///< addresses that were allocated or freed
   std::vector<Event> found_;
@@ -63,8 +70,8 @@ class InitialBlocks {
 }  // namespace
 
 std::vector<Event> find_initial_blocks(const std::shared_ptr<const InputFile>& file, const TraceHeader& header,
-                                       uint64_t first_sequence, const EventLog& events) {
-  return InitialBlocks(header, first_sequence).find(file, events);
+                                       uint64_t first_sequence, uint64_t last_sequence, const EventLog& events) {
+  return InitialBlocks(header, first_sequence, last_sequence).find(file, events);
 }
 
 }  // namespace oomdiag

@@ -3,12 +3,23 @@
 #include <cstring>
 
 namespace oomdiag {
+namespace {
+
+/// The beginning of a name in UTF-8, of at most so many bytes, that ends where a character does.
+std::string_view cut(std::string_view name, size_t most) {
+  if (name.size() <= most) return name;
+  const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; };
+  while (most > 0 && continues(name[most])) --most;
+  return name.substr(0, most);
+}
+
+}  // namespace
 
 size_t Interner::ContextHash::operator()(const Context& context) const noexcept {
   return std::hash<std::string_view>{}({reinterpret_cast<const char*>(&context), sizeof context});
 }
 
-Interner::Interner(MappedFile& file, TraceHeader& header)
+Interner::Interner(SharedFile& file, TraceHeader& header)
     : file_(file),
       header_(header),
       name_section_{header.names_offset, header.names_bytes},
@@ -18,7 +29,7 @@ Interner::Interner(MappedFile& file, TraceHeader& header)
 }
 
 uint32_t Interner::intern(std::string_view name) {
-  name = name.substr(0, 4096);
+  name = cut(name, 4096);
   const std::lock_guard lock(mutex_);
   const auto [entry, fresh] = names_.try_emplace(std::string(name), static_cast<uint32_t>(names_.size()));
   if (!fresh || append(name)) return entry->second;
@@ -40,7 +51,7 @@ uint32_t Interner::intern(const Context& context) {
 bool Interner::append(std::string_view name) {
   const uint64_t used = header_.names_used.load(std::memory_order_relaxed);
   const uint64_t end = used + sizeof(uint32_t) + name.size();
-  if (end > name_section_.bytes || !file_.reserve_up_to(name_section_, end)) return false;
+  if (end > name_section_.bytes || name_section_.reserve_up_to(file_, end) != Room::enough) return false;
   char* at = file_.at(name_section_.offset + used);
   const auto length = static_cast<uint32_t>(name.size());
   std::memcpy(at, &length, sizeof length);
@@ -51,7 +62,7 @@ bool Interner::append(std::string_view name) {
 
 bool Interner::append(const Context& context, uint32_t index) {
   const uint64_t end = (uint64_t{index} + 1) * sizeof context;
-  if (end > context_section_.bytes || !file_.reserve_up_to(context_section_, end)) return false;
+  if (end > context_section_.bytes || context_section_.reserve_up_to(file_, end) != Room::enough) return false;
   std::memcpy(file_.at(context_section_.offset + end - sizeof context), &context, sizeof context);
   header_.context_count.store(index + 1, std::memory_order_release);
   return true;

@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "profiler/trace/format.h"
-#include "profiler/trace/mapped_file.h"
+#include "profiler/trace/shared_file.h"
 
 namespace oomdiag {
 
@@ -15,7 +15,7 @@ namespace oomdiag {
 class Interner {
  public:
   /// `header` says where they go, and learns how many there are. Both live as long as this.
-  Interner(MappedFile& file, TraceHeader& header);
+  Interner(SharedFile& file, TraceHeader& header);
 
   /// The index, the same for equal ones; 0, which says nothing, when there is no more room.
   uint32_t intern(std::string_view name);
@@ -28,7 +28,7 @@ class Interner {
   bool append(std::string_view name);
   bool append(const Context& context, uint32_t index);
 
-  MappedFile& file_;
+  SharedFile& file_;
   TraceHeader& header_;
   FileSection name_section_, context_section_;
   std::mutex mutex_;

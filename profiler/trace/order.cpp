@@ -74,9 +74,11 @@ class Merger {
     if (order_.size + count >= kMostEvents || slot + count > ~uint32_t{0}) {
       throw Error(ErrorKind::input, "the trace has too many events", "record with a smaller OOMDIAG_TRACE_MIB");
     }
-    if (order_.size > 0 && sequence != next_ && sequence + kTornEvents < last_) order_.after_last_hole = order_.size;
+    const bool starts = order_.size == 0 || sequence != next_;
+    if (order_.size > 0 && starts && sequence + kTornEvents < last_) order_.after_last_hole = order_.size;
+    if (starts) order_.starts.push_back({static_cast<uint32_t>(order_.size), sequence});
     next_ = sequence + count;
-    if (order_.runs.empty() || slot != end_slot_) {
+    if (starts || slot != end_slot_) {
       order_.runs.push_back({static_cast<uint32_t>(order_.size), static_cast<uint32_t>(slot)});
     }
     end_slot_ = slot + count;
@@ -93,6 +95,22 @@ class Merger {
   uint64_t last_ = 0, next_ = 0, end_slot_ = 0;
 };
 
+/// `pieces` of `size` events without the first `count` events. `skip` takes events away from the front of a piece.
+template <class Piece, class Skip>
+std::vector<Piece> without_front(const std::vector<Piece>& pieces, uint64_t size, uint64_t count, Skip skip) {
+  std::vector<Piece> left;
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    Piece piece = pieces[p];
+    const uint64_t end = p + 1 < pieces.size() ? pieces[p + 1].first : size;
+    if (end <= count) continue;
+    const uint64_t cut = piece.first < count ? count - piece.first : 0;
+    skip(piece, cut);
+    piece.first = static_cast<uint32_t>(piece.first + cut - count);
+    left.push_back(piece);
+  }
+  return left;
+}
+
 }  // namespace
 
 bool is_sound(const Event& event, uint32_t devices) {
@@ -105,15 +123,12 @@ EventOrder merge_chunks(EventFile& file, std::vector<ChunkExtent> chunks, uint32
 }
 
 EventOrder drop_front(EventOrder order, uint64_t count) {
-  std::vector<EventRun> runs;
-  for (size_t r = 0; r < order.runs.size(); ++r) {
-    EventRun run = order.runs[r];
-    const uint64_t end = r + 1 < order.runs.size() ? order.runs[r + 1].first : order.size;
-    if (end <= count) continue;
-    const uint64_t cut = run.first < count ? count - run.first : 0;
-    runs.push_back({static_cast<uint32_t>(run.first + cut - count), static_cast<uint32_t>(run.slot + cut)});
-  }
-  return {.runs = std::move(runs), .size = order.size - std::min(count, order.size)};
+  count = std::min(count, order.size);
+  const auto skip_slots = [](EventRun& run, uint64_t events) { run.slot += static_cast<uint32_t>(events); };
+  const auto skip_sequences = [](SequenceStart& start, uint64_t events) { start.sequence += events; };
+  return {.runs = without_front(order.runs, order.size, count, skip_slots),
+          .starts = without_front(order.starts, order.size, count, skip_sequences),
+          .size = order.size - count};
 }
 
 }  // namespace oomdiag

@@ -18,6 +18,7 @@ struct ChunkExtent {
 /// The events of a trace in order.
 struct EventOrder {
   std::vector<EventRun> runs;
+  std::vector<SequenceStart> starts;
   uint64_t size = 0;
   uint64_t after_last_hole = 0;  ///< index of the event before which a sequence is missing, the last such; 0 = none
 };

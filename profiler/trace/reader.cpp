@@ -4,7 +4,9 @@
 #include "profiler/error.h"
 #include "profiler/trace/initial_blocks.h"
 #include "profiler/trace/order.h"
+#include "profiler/trace/read_header.h"
 #include "profiler/trace/trace.h"
+#include "profiler/trace/unnamed_file.h"
 
 // Reading a file that anything may have happened to: written by a process that was killed in the middle or still writes,
 // cut off by a full disk, or no trace at all. The header is checked strictly, the records one by one; a bad record is left
@@ -24,39 +26,14 @@ std::vector<T> read_values(const InputFile& file, uint64_t offset, uint64_t coun
 }
 
 // A damaged header may say anything; these are some times what a recorder writes (TraceBudget).
-constexpr uint64_t kMostNamesBytes = uint64_t{32} << 20;
 constexpr uint64_t kMostContexts = uint64_t{1} << 19;
 constexpr uint64_t kMostKept = uint64_t{1} << 17;
 constexpr uint64_t kMostSteps = uint64_t{1} << 22;
-constexpr uint64_t kMostSlots = uint64_t{1} << 22;
-constexpr uint64_t kMostChunks = uint64_t{1} << 20;
 constexpr uint32_t kMostStride = 1 << 7;  // so that steps fit into 32 bits
 
 template <size_t N>
 std::string text(const char (&field)[N]) {
   return {field, strnlen(field, N)};
-}
-
-// Its atomics are those of another process, if any: here it is a copy, byte by byte.
-void read_header(const InputFile& file, const std::filesystem::path& path, TraceHeader& header) {
-  file.read(0, static_cast<void*>(&header), sizeof header);
-  if (file.bytes() < sizeof header || std::memcmp(header.magic, kTraceMagic, sizeof kTraceMagic) != 0) {
-    throw Error(ErrorKind::input, path.string() + " is not a trace of oomdiag",
-                "give the folder oomdiag-<pid>, its trace, or a report.json");
-  }
-  if (header.version != kTraceVersion) {
-    throw Error(ErrorKind::input, path.string() + " is a trace of version " + std::to_string(header.version) +
-                                      "; this oomdiag reads version " + std::to_string(kTraceVersion));
-  }
-  constexpr uint64_t kLimit = uint64_t{1} << 46;  // keeps the sums below from overflowing
-  const bool sane = header.header_bytes == kHeaderBytes && header.device_count <= kMaxDevices &&
-                    header.names_offset < kLimit && header.names_bytes < kLimit && header.contexts_offset < kLimit &&
-                    header.contexts_capacity < kLimit / sizeof(Context) && header.steps_offset < kLimit &&
-                    header.kept_offset < kLimit && header.tables_offset < kLimit &&
-                    header.slots_per_device < kMostSlots && header.chunks_offset < kLimit &&
-                    header.chunk_bytes > sizeof(ChunkHeader) && header.chunk_bytes < kLimit &&
-                    header.chunk_bytes % sizeof(Event) == 0 && header.chunk_capacity < kMostChunks;
-  if (!sane) throw Error(ErrorKind::input, path.string() + " is damaged: its header makes no sense");
 }
 
 ProcessInfo process_of(const TraceHeader& header) {
@@ -134,8 +111,39 @@ std::vector<Event> read_kept(const InputFile& file, const TraceHeader& header, u
   return kept;
 }
 
-// How far a chunk was written: up to an event that is not later than the one before, left over from the chunk's last use.
-ChunkExtent measure_chunk(EventFile& events, uint64_t slot, uint64_t slots, uint64_t first_sequence, uint32_t devices) {
+bool has_wrapped(const TraceHeader& header) { return header.chunk_count.load() > header.chunk_capacity; }
+
+/// Whether its process may still write over the oldest events. What was killed looks the same.
+bool is_being_overwritten(const TraceHeader& header) {
+  return has_wrapped(header) && header.end_state.load() == EndState::running;
+}
+
+// A program that trains overwrites the events as fast as they are read, and they are read several times. A copy is taken in a
+// moment, and from then on all passes see the same; what was written since the header was read is left out of it (see
+// `last_sequence`). Without room for it the file itself is read, and what is overwritten meanwhile is counted.
+std::shared_ptr<const InputFile> copy_of(std::shared_ptr<const InputFile> file, const TraceHeader& header) {
+  constexpr size_t kPiece = size_t{1} << 20;
+  const uint64_t end = std::min(file->bytes(), header.chunks_offset + header.chunk_capacity * header.chunk_bytes);
+  std::vector<char> piece(kPiece);
+  try {
+    UnnamedFile copy;
+    for (uint64_t at = 0; at < end; at += kPiece) {
+      const size_t count = std::min<uint64_t>(kPiece, end - at);
+      file->read(at, piece.data(), count);
+      const bool is_hole =
+          std::all_of(piece.begin(), piece.begin() + static_cast<ptrdiff_t>(count), [](char c) { return c == 0; });
+      if (!is_hole || at + count == end) copy.write(at, piece.data(), count);
+    }
+    return std::make_shared<const InputFile>(copy.path());
+  } catch (const Error&) {
+    return file;
+  }
+}
+
+// How far a chunk was written: up to an event that is not later than the one before, left over from the chunk's last use, or
+// to one after `last_sequence`.
+ChunkExtent measure_chunk(EventFile& events, uint64_t slot, uint64_t slots, uint64_t first_sequence,
+                          uint64_t last_sequence, uint32_t devices) {
   ChunkExtent extent{.slot = slot};
   uint64_t previous = first_sequence - 1;
   while (extent.count < slots) {
@@ -143,7 +151,7 @@ ChunkExtent measure_chunk(EventFile& events, uint64_t slot, uint64_t slots, uint
     uint64_t place = (slot + extent.count) % EventWindow::kEvents;
     for (; place < EventWindow::kEvents && extent.count < slots; ++place, ++extent.count) {
       const Event& event = window->events[place];
-      if (event.sequence <= previous) return extent;
+      if (event.sequence <= previous || event.sequence > last_sequence) return extent;
       if (extent.count == 0) extent.first_sequence = event.sequence;
       extent.dense &= (extent.count == 0 || event.sequence == previous + 1) && is_sound(event, devices);
       extent.last_sequence = previous = event.sequence;
@@ -153,7 +161,8 @@ ChunkExtent measure_chunk(EventFile& events, uint64_t slot, uint64_t slots, uint
 }
 
 // The slots of the chunks are counted from where the first chunk begins. A chunk begins with a header, one slot long.
-std::vector<ChunkExtent> find_chunks(const InputFile& file, EventFile& events, const TraceHeader& header) {
+std::vector<ChunkExtent> find_chunks(const InputFile& file, EventFile& events, const TraceHeader& header,
+                                     uint64_t last_sequence) {
   std::vector<ChunkExtent> chunks;
   const uint64_t slots = header.chunk_bytes / sizeof(Event);
   const uint64_t used = std::min<uint64_t>(header.chunk_count.load(), header.chunk_capacity);
@@ -161,19 +170,19 @@ std::vector<ChunkExtent> find_chunks(const InputFile& file, EventFile& events, c
     uint64_t first_sequence = 0;
     file.read(header.chunks_offset + c * header.chunk_bytes, &first_sequence, sizeof first_sequence);
     if (first_sequence == 0) continue;
-    chunks.push_back(measure_chunk(events, c * slots + 1, slots - 1, first_sequence, header.device_count));
+    chunks.push_back(
+        measure_chunk(events, c * slots + 1, slots - 1, first_sequence, last_sequence, header.device_count));
   }
   return chunks;
 }
 
 // Once chunks were taken again, everything before the last missing event is a story with holes: cut it off. A few events
 // at the very end may be missing because their threads were killed while they wrote.
-EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHeader& header) {
+EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHeader& header, uint64_t last_sequence) {
   EventFile events(file, header.chunks_offset);
-  EventOrder order = merge_chunks(events, find_chunks(*file, events, header), header.device_count);
-  const bool overwritten = header.chunk_count.load() > header.chunk_capacity;
-  if (const uint64_t first = order.after_last_hole; overwritten) order = drop_front(std::move(order), first);
-  return {std::move(events), std::move(order.runs), order.size};
+  EventOrder order = merge_chunks(events, find_chunks(*file, events, header, last_sequence), header.device_count);
+  if (const uint64_t first = order.after_last_hole; has_wrapped(header)) order = drop_front(std::move(order), first);
+  return {std::move(events), std::move(order.runs), order.size, std::move(order.starts)};
 }
 
 }  // namespace
@@ -205,14 +214,20 @@ ProcessInfo read_process(const std::filesystem::path& path) {
 }
 
 Trace read_trace(const std::filesystem::path& path) {
-  const auto file = std::make_shared<const InputFile>(path);
+  auto file = std::make_shared<const InputFile>(path);
   TraceHeader header;
   read_header(*file, path, header);
+  check_length(*file, path, header);
+  uint64_t last_sequence = ~uint64_t{0};
+  if (is_being_overwritten(header)) {
+    last_sequence = header.last_sequence.load();
+    file = copy_of(std::move(file), header);
+  }
   Trace trace{.process = process_of(header),
               .devices = read_devices(header),
               .names = read_names(*file, header),
               .contexts = read_contexts(*file, header),
-              .events = read_events(file, header),
+              .events = read_events(file, header, last_sequence),
               .initial = {},
               .dropped_events = header.dropped_events.load(),
               .dropped_blocks = header.dropped_slots.load(),
@@ -227,7 +242,7 @@ Trace read_trace(const std::filesystem::path& path) {
   if (const uint64_t first = trace.events.empty() ? 0 : trace.events.front().sequence; first > 1) {
     trace.overwritten_events = first - 1;
     trace.kept = read_kept(*file, header, first);
-    trace.initial = find_initial_blocks(file, header, first, trace.events);
+    trace.initial = find_initial_blocks(file, header, first, last_sequence, trace.events);
   }
   const uint64_t ticks = header.end_ticks.load() - header.start_ticks;
   const uint64_t time_ns = header.end_time_ns.load() - header.start_time_ns;

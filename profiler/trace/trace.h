@@ -80,7 +80,7 @@ struct Trace {
 ProcessInfo read_process(const std::filesystem::path& file);
 
 /// Reads a trace, also one whose process was killed or is still running. Its events stay in the file, which is kept open
-/// but may be deleted; where it is overwritten or cut off later, events change or say nothing. Throws Error(input) if `file` is not a trace or
+/// but may be deleted; what is overwritten or cut off later reads as an event of kind none (EventLog::lost). Throws Error(input) if `file` is not a trace or
 /// its header makes no sense; damage elsewhere costs the damaged records only.
 Trace read_trace(const std::filesystem::path& file);
 

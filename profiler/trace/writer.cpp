@@ -1,17 +1,19 @@
 #include "profiler/trace/writer.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 #ifdef __x86_64__
 #include <x86intrin.h>
 #endif
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <span>
+#include <string>
 
+#include "profiler/error.h"
 #include "profiler/trace/evenly_spaced.h"
 #include "profiler/trace/store.h"
 
@@ -19,9 +21,7 @@ namespace oomdiag {
 
 namespace {
 
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t kReservedSlots = 4096;  // at a time
-constexpr char kDiskFull[] = "no room left on the disk of the trace";
+constexpr uint64_t kReservedSlots = 4096;               // at a time
 constexpr uint64_t kTicksBetweenLooks = 1'000'000'000;  // a third of a second or so
 
 uint64_t monotonic_ns() noexcept {
@@ -64,22 +64,34 @@ void HeldChunk::give_back() noexcept {
   list = nullptr;
 }
 
+const char* describe_shortage(Room room) noexcept {
+  switch (room) {
+    case Room::none:
+      return "no room left on the disk of the trace";
+    case Room::unreachable:
+      return "the trace cannot be opened any more under its name";
+    case Room::enough:
+      break;
+  }
+  return "";
+}
+
 // Says in the header where everything goes.
 TraceHeader& lay_out(TraceHeader& header, uint32_t device_count, const TraceBudget& budget) {
   header.device_count = std::min(device_count, kMaxDevices);
   header.names_offset = kHeaderBytes;
-  header.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kPage);
+  header.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kPageBytes);
   header.contexts_offset = header.names_offset + header.names_bytes;
   header.contexts_capacity = budget.contexts;
-  header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kPage);
+  header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kPageBytes);
   header.steps_capacity = uint64_t{std::max(budget.steps, 2u)} / 2 * 2;
-  header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kPage);
+  header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kPageBytes);
   header.kept_capacity = std::max(budget.kept_events, 1u);
-  header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kPage);
+  header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kPageBytes);
   header.slots_per_device = budget.slots_per_device;
   const uint64_t slots = uint64_t{header.device_count} * header.slots_per_device;
-  header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kPage);
-  header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kPage);
+  header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kPageBytes);
+  header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kPageBytes);
   header.chunk_capacity = std::max<uint64_t>(static_cast<uint64_t>(budget.event_bytes) / header.chunk_bytes, 2);
   header.file_bytes = header.chunks_offset + header.chunk_capacity * header.chunk_bytes;
   return header;
@@ -94,6 +106,19 @@ uint64_t file_bytes_of(uint32_t device_count, const TraceBudget& budget) {
   return lay_out(header, device_count, budget).file_bytes;
 }
 
+/// The beginning of the file. Throws Error(environment) if there is none.
+char* require(SharedFile& file) {
+  int error = file.error();
+  if (file) {
+    const bool is_full = file.may_lose_room() && file.find_room() == Room::none;
+    if (!is_full && file.reserve(0, kHeaderBytes) == Room::enough) return file.at(0);
+    error = ENOSPC;
+    file.remove();
+  }
+  throw Error(ErrorKind::environment, "cannot create the trace " + file.path() + ": " + std::strerror(error),
+              "choose a folder with room by --folder");
+}
+
 }  // namespace
 
 uint64_t read_ticks() noexcept {
@@ -105,8 +130,8 @@ uint64_t read_ticks() noexcept {
 }
 
 TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_count, const TraceBudget& budget)
-    : file_(file, file_bytes_of(device_count, budget), kHeaderBytes),
-      header_(&lay_out(*new (file_.at(0)) TraceHeader, device_count, budget)),
+    : file_(file, file_bytes_of(device_count, budget), SharedFile::Opening::create),
+      header_(&lay_out(*new (require(file_)) TraceHeader, device_count, budget)),
       device_count_(header_->device_count),
       interner_(file_, *header_),
       chunks_(static_cast<uint32_t>(header_->chunk_capacity), slots_of(*header_)),
@@ -145,16 +170,23 @@ void TraceWriter::leave_to_parent() noexcept {
   on_.store(false);
   held = {nullptr, nullptr, nullptr};
   held_owner.disown();
-  file_.become_private();
+  file_.become_private(kHeaderBytes);
+}
+
+bool TraceWriter::fail_unless_enough(Room room) noexcept {
+  if (room == Room::enough) return true;
+  fail(describe_shortage(room));
+  return false;
 }
 
 // A page that is written back by the kernel is one that a store needs room for. So whoever stores has looked a moment ago, and
-// on a disk that is nearly full nothing is stored to the file any more, by any thread: not even why.
+// on a disk that is nearly full, or that cannot be looked at, nothing is stored to the file any more, by any thread: not even why.
 bool TraceWriter::look_at_disk() noexcept {
   next_look_.store(read_ticks() + kTicksBetweenLooks, std::memory_order_relaxed);
-  if (!file_.disk_is_nearly_full()) return true;
-  file_.become_private();
-  fail(kDiskFull);
+  const Room room = file_.find_room();
+  if (room == Room::enough) return true;
+  file_.become_private(kHeaderBytes);
+  fail(describe_shortage(room));
   file_.write_out(0, kHeaderBytes);
   return false;
 }
@@ -219,17 +251,12 @@ bool TraceWriter::take_chunk() noexcept {
     return false;
   }
   const uint64_t offset = header_->chunks_offset + taken->chunk * header_->chunk_bytes;
-  if (taken->is_fresh && !file_.reserve(offset, header_->chunk_bytes)) {
-    fail(kDiskFull);
-    return false;
-  }
+  if (taken->is_fresh && !fail_unless_enough(file_.reserve(offset, header_->chunk_bytes))) return false;
   auto* chunk = reinterpret_cast<ChunkHeader*>(file_.at(offset));
   if (taken->used == 0) {
     header_->chunk_count.fetch_add(1, std::memory_order_relaxed);
     chunk->first_sequence.store(header_->last_sequence.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
-  // One system call here instead of a page fault for every 64 events. Older kernels do not know it: then the faults.
-  if (taken->is_fresh) madvise(chunk, header_->chunk_bytes, MADV_POPULATE_WRITE);
   thread_end.awaited = true;
   held_owner.list = &chunks_;
   held_owner.chunk = taken->chunk;
@@ -252,10 +279,7 @@ bool TraceWriter::reserve_slots(uint32_t device, LiveTable& table) noexcept {
   const uint64_t first =
       header_->tables_offset + (device * header_->slots_per_device + table.reserved()) * sizeof(Event);
   const uint64_t room = std::min<uint64_t>(kReservedSlots, table.capacity() - table.reserved());
-  if (!file_.reserve(first, room * sizeof(Event))) {
-    fail(kDiskFull);
-    return false;
-  }
+  if (!fail_unless_enough(file_.reserve(first, room * sizeof(Event)))) return false;
   table.set_reserved(table.reserved() + static_cast<uint32_t>(room));
   return true;
 }
@@ -276,7 +300,7 @@ void TraceWriter::write_and_keep(Event& event) noexcept {
   const uint64_t count = header_->kept_count.load(std::memory_order_relaxed);
   const uint64_t place = count % header_->kept_capacity * sizeof(Event);
   if (!on() || event.sequence == 0) return;
-  if (!file_.reserve_up_to(kept_, place + sizeof(Event))) return fail(kDiskFull);
+  if (!fail_unless_enough(kept_.reserve_up_to(file_, place + sizeof(Event)))) return;
   store_event(*reinterpret_cast<Event*>(file_.at(kept_.offset + place)), event);
   header_->kept_count.store(count + 1, std::memory_order_release);
 }
@@ -290,8 +314,8 @@ void TraceWriter::end_step(uint64_t events) noexcept {
   if (count == header_->steps_capacity) {
     count = static_cast<uint32_t>(keep_every_second(std::span(steps, count)));
     header_->step_stride.store(header_->step_stride.load() * 2, std::memory_order_relaxed);
-  } else if (!file_.reserve_up_to(steps_, (count + uint64_t{1}) * sizeof(uint64_t))) {
-    return fail(kDiskFull);
+  } else if (!fail_unless_enough(steps_.reserve_up_to(file_, (count + uint64_t{1}) * sizeof(uint64_t)))) {
+    return;
   }
   steps[count] = events;
   header_->step_count.store(count + 1, std::memory_order_release);

@@ -12,7 +12,7 @@
 #include "profiler/trace/format.h"
 #include "profiler/trace/interner.h"
 #include "profiler/trace/live_table.h"
-#include "profiler/trace/mapped_file.h"
+#include "profiler/trace/shared_file.h"
 
 namespace oomdiag {
 
@@ -109,10 +109,11 @@ class TraceWriter {
   void post_late_place(const Event& written, uint32_t context) noexcept;
   void take_late_place(uint32_t device) noexcept;
   [[gnu::cold]] bool reserve_slots(uint32_t device, LiveTable& table) noexcept;
+  [[gnu::cold]] bool fail_unless_enough(Room room) noexcept;
   [[gnu::cold]] bool look_at_disk() noexcept;
   [[gnu::cold]] bool take_chunk() noexcept;
 
-  MappedFile file_;
+  SharedFile file_;
   TraceHeader* header_;  ///< in the file
   uint32_t device_count_;
   std::atomic<bool> on_ = true;

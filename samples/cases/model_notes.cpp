@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "profiler/report/card_report.h"
+#include "profiler/explain/shape.h"
 #include "profiler/report/table.h"
 #include "samples/cases/bytes.h"
 #include "samples/cases/notes.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "profiler/report/card_report.h"
+#include "profiler/explain/shape.h"
 #include "profiler/report/table.h"
 #include "samples/cases/bytes.h"
 #include "samples/cases/notes.h"

@@ -96,6 +96,21 @@ class Run(CommandLine):
         entries = self.oomdiag(*REAL, "printenv", "LD_PRELOAD", env=environment).stdout.strip().split(":")
         self.assertEqual((entries[0], entries[-1]), ("libdl.so.2", "libm.so.6"))
 
+    def test_what_triton_compiles_for_virtual_cards_lies_where_only_the_user_can_write(self):
+        def folder_of(cache):
+            shown = self.oomdiag("run", "--device", "rtx3060", "--", "printenv", "TRITON_CACHE_DIR",
+                                 env=os.environ | {"XDG_CACHE_HOME": str(cache)})
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+            return pathlib.Path(shown.stdout.strip())
+        own, everybodys = self.folder / "own", self.folder / "everybodys"
+        everybodys.mkdir()
+        everybodys.chmod(0o777)
+        self.assertEqual(folder_of(own), own / "oomdiag/virtual/triton")
+        self.assertEqual((own / "oomdiag/virtual").stat().st_mode & 0o777, 0o700)
+        instead = folder_of(everybodys)
+        self.assertFalse(instead.is_relative_to(everybodys), instead)
+        self.assertFalse(instead.parent.exists(), "it goes with the run")
+
     def test_a_program_that_is_not_there(self):
         self.check_error(["run", "--device", "real", "--folder", "runs", "--", "no-such-program"], 127, "no-such-program", "hint: ")
         self.assertEqual(list((self.folder / "runs").iterdir()), [])

@@ -1,6 +1,7 @@
 #include "cli/python.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
+#include "tests/cli/test_folder.h"
 
 using namespace oomdiag;
 
@@ -78,6 +79,25 @@ TEST_CASE("another environment never takes the place of a python that is not the
     CHECK(error.kind() == ErrorKind::environment);
     CHECK(std::string(error.what()).find("/nowhere/bin/python3") != std::string::npos);
   }
+}
+
+TEST_CASE("another environment never takes the place of a named python that has no torch", "[cli]") {
+  const TestFolder folder;
+  const std::filesystem::path named = folder.write("venv/bin/python3", "#!/bin/sh\necho cpython-311\necho\n");
+  std::filesystem::permissions(named, std::filesystem::perms::owner_all);
+  Install install = built_for("2.15.0+cu132");
+
+  try {
+    prepare_torch(named.string(), install);
+    FAIL("it was replaced");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::environment);
+    CHECK(std::string(error.what()) == "'" + named.string() + "' has no torch");
+    CHECK(error.hint() == "install it there: " + named.string() +
+                              " -m pip install torch; or name /private/python, which has torch 2.15.0+cu132");
+  }
+  Install without_torch;  // of a wheel: there is no other environment, and it runs as it is
+  CHECK(prepare_torch(named.string(), without_torch) == named.string());
 }
 
 TEST_CASE("a python whose torch cannot be recorded runs all the same, and it is said why", "[cli]") {

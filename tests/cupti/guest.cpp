@@ -1,4 +1,5 @@
-// Another tool that uses CUPTI in the same process: it wants the only slot, and the beginnings and ends of cuMemAlloc.
+// Another tool that uses CUPTI in the same process: it wants the only slot, and the beginnings and ends of cuMemAlloc; or, as
+// Extrae and VampirTrace do, all callbacks of all domains.
 
 #include <cupti.h>
 
@@ -9,12 +10,20 @@
 namespace {
 
 std::atomic<int> calls = 0;
+std::atomic<int> allocations = 0;
 CUpti_SubscriberHandle subscriber = nullptr;
+
+bool is_allocation(CUpti_CallbackDomain domain, CUpti_CallbackId id) {
+  return domain == CUPTI_CB_DOMAIN_DRIVER_API && id == CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2;
+}
 
 void CUPTIAPI on_callback(void* user_data, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void*) {
   // Anything but what it asked for would be a fault: counted where it shows.
-  const bool wanted = domain == CUPTI_CB_DOMAIN_DRIVER_API && id == CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2;
-  *static_cast<std::atomic<int>*>(user_data) += wanted ? 1 : 1000;
+  *static_cast<std::atomic<int>*>(user_data) += is_allocation(domain, id) ? 1 : 1000;
+}
+
+void CUPTIAPI on_any_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void*) {
+  if (is_allocation(domain, id)) ++allocations;
 }
 
 }  // namespace
@@ -36,3 +45,20 @@ CALLED_BY_TESTS int unsubscribe() {
   return cuptiUnsubscribe(subscriber);
 }
 CALLED_BY_TESTS int finalize() { return cuptiFinalize(); }
+
+// All callbacks: 0 or CUPTI's error.
+CALLED_BY_TESTS int subscribe_to_all() {
+  const int result = cuptiSubscribe(&subscriber, on_any_callback, nullptr);
+  return result != CUPTI_SUCCESS ? result : static_cast<int>(cuptiEnableAllDomains(1, subscriber));
+}
+CALLED_BY_TESTS int enable_all(unsigned enable) { return cuptiEnableAllDomains(enable, subscriber); }
+CALLED_BY_TESTS int enable_driver(unsigned enable) {
+  return cuptiEnableDomain(enable, subscriber, CUPTI_CB_DOMAIN_DRIVER_API);
+}
+CALLED_BY_TESTS int heard_allocations() { return allocations; }
+// Whether CUPTI says that the beginnings and ends of cuMemAlloc come to us.
+CALLED_BY_TESTS int is_told_of_allocations() {
+  uint32_t enabled = 0;
+  cuptiGetCallbackState(&enabled, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2);
+  return enabled != 0 ? 1 : 0;
+}

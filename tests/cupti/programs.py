@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 
 import torch
 
@@ -171,6 +172,37 @@ def tools():
         os._exit(0)
     os.waitpid(child, 0)
     say(first=first, second=second, left=left, heard=heard, heard_later=tool.heard(), used=peak())
+
+
+def tool_of_all():
+    """Another tool that enables everything and nothing; a library takes memory after each, and a thread all the while."""
+    tool = ctypes.CDLL(f"{LIBRARIES}/liboomdiag_test_guest.so")
+    own, other = extension(), workspace()
+    torch.zeros(1, device="cuda")
+    heard, told, results = [], [], [tool.subscribe_to_all()]
+
+    def take():
+        before = tool.heard_allocations()
+        own.take_device(2 * MIB)
+        heard.append(tool.heard_allocations() - before)
+        told.append(tool.is_told_of_allocations())
+
+    take()
+    for enable in (tool.enable_all, tool.enable_driver):
+        for wish in (0, 1, 0):
+            results.append(enable(wish))
+            take()
+    beside = threading.Thread(target=lambda: [other.take_device(2 * MIB) for _ in range(200)])
+    beside.start()
+    while beside.is_alive():
+        tool.enable_driver(1)
+        tool.enable_driver(0)
+        tool.enable_all(1)
+        tool.enable_all(0)
+    results.append(tool.enable_all(1))
+    results.append(tool.unsubscribe())
+    take()
+    say(results=results, heard=heard, told=told[:-1], used=peak())
 
 
 def long():

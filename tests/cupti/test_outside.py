@@ -158,6 +158,15 @@ class OutsideTest(unittest.TestCase):
         self.check_all_explained(said, report)
         self.assertEqual(self.held(report)[EXTENSION, "device"], (2 + 4 + 8 + 16) * MIB)
 
+    def test_a_tool_that_enables_all_domains_hears_all_and_one_that_disables_them_takes_nothing_from_us(self):
+        said, report, _ = self.run_program("tool_of_all")
+        self.assertEqual(said["results"], [0] * 9)
+        self.assertEqual(said["heard"], [2, 0, 2, 0, 0, 2, 0, 0])  # a call: its beginning and its end
+        self.assertEqual(said["told"], [1, 0, 1, 0, 0, 1, 0])
+        self.check_all_explained(said, report)
+        held = self.held(report)
+        self.assertEqual((held[EXTENSION, "device"], held[WORKSPACE, "device"]), (8 * 2 * MIB, 200 * 2 * MIB))
+
     def test_without_cupti_or_nvml_the_card_still_adds_up(self):
         said, report, done = self.run_program("everything", OOMDIAG_CUPTI="0")
         self.assertNotIn("warning", done.stderr)

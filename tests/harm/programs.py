@@ -377,6 +377,27 @@ def oom_after_nested_backward():
 
 
 @program
+def outputs_are_swapped():
+    """PyTorch swaps only tensors to which nothing refers weakly."""
+    w = torch.randn(64, 64, device="cuda", requires_grad=True)
+    y = (w @ w).relu()
+    torch.utils.swap_tensors(y, torch.zeros(64, 64, device="cuda"))
+    say(y.requires_grad, torch.cuda.memory_allocated())
+
+
+@program
+def graphs_die_when_they_are_dropped():
+    """Whatever their nodes are: what they saved is free at once."""
+    model = net(256)
+    for _ in range(3):
+        x = model(torch.ones(4096, 256, device="cuda"))
+        y = Scale.apply(x.view(-1)[:4096].mul_(2)).sigmoid()
+        before = torch.cuda.memory_allocated()
+        del x, y
+        say(before, torch.cuda.memory_allocated())
+
+
+@program
 def double_backward():
     x = torch.ones(64, 64, device="cuda", requires_grad=True)
     for _ in range(3):
@@ -607,6 +628,94 @@ def modules_are_made_in_forward():
     train(model=nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), Lazy()) for _ in range(10)]).cuda())
 
 
+class Noticed(type):
+    """Tells which of its attributes somebody asks for."""
+    asked = []
+
+    def __getattribute__(cls, name):
+        type.__getattribute__(cls, "asked").append(name)
+        return type.__getattribute__(cls, name)
+
+
+@program
+def a_metaclass_that_notices_who_asks():
+    class Model(nn.Linear, metaclass=Noticed):
+        pass
+
+    class Optimizer(torch.optim.SGD, metaclass=Noticed):
+        pass
+
+    model = Model(64, 64).cuda()
+    optimizer = Optimizer(model.parameters(), 0.1)
+    Noticed.asked.clear()
+    for _ in range(2):
+        model(torch.ones(4, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    say(sorted(Noticed.asked))
+
+
+@program
+def a_function_whose_key_is_asked_for():
+    """torch.autograd.Function lets a class say what its graphs are compiled by."""
+    asked = []
+
+    class Keyed(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            context.save_for_backward(x, None)
+            return x * 2
+
+        @staticmethod
+        def backward(context, gradient):
+            x, _ = context.saved_tensors
+            return gradient * x
+
+        @staticmethod
+        def _compiled_autograd_key(context):
+            asked.append(context)
+            return (context._autograd_function_id,)
+
+    model = net()
+    for _ in range(3):
+        Keyed.apply(model(torch.ones(4, 64, device="cuda"))).sum().backward()
+    y = Keyed.apply(model(torch.ones(4, 64, device="cuda")))
+    try:
+        too_much()
+    except torch.OutOfMemoryError:
+        say(len(asked), tuple(y.shape))
+
+
+@program
+def a_collector_that_is_the_programs_own():
+    seen = []
+    train(1)
+    genuine, gc.get_objects = gc.get_objects, lambda *_: seen.append("asked") or []
+    sys.addaudithook(lambda event, _: seen.append(event) if event.startswith("gc.") else None)
+    optimizer = torch.optim.SGD(net().parameters(), 0.1)  # not met by a step: it would have to be searched for
+    try:
+        too_much()
+    except torch.OutOfMemoryError:
+        say(seen, len(optimizer.param_groups))
+    gc.get_objects = genuine
+
+
+@program
+def code_and_its_constants_die():
+    """Code that a program makes may have anything as constants."""
+    for i in range(20):
+        large = torch.zeros(1 << 20, device="cuda")
+        made = {}
+        exec(compile("def scale(x):\n    return x * 2\n", f"made_{i}.py", "exec"), made)
+        scale = made["scale"]
+        scale.__code__ = scale.__code__.replace(co_consts=(*scale.__code__.co_consts, large))
+        references = sys.getrefcount(scale.__code__)
+        scale(torch.ones(4, device="cuda"))
+        say(references == sys.getrefcount(scale.__code__))
+        del large, made, scale
+        gc.collect()
+    say(torch.cuda.memory_allocated())
+
+
 @program
 def hooks_that_fail():
     model = net()
@@ -701,6 +810,19 @@ def pytorchs_history():
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     say([(entry["action"], entry["size"]) for entry in trace])
     torch.cuda.memory._record_memory_history(enabled=None)
+
+
+@program
+def pytorchs_history_of_an_oom():
+    torch.cuda.memory._record_memory_history(max_entries=10000)
+    train(1)
+    w = torch.randn(64, 64, device="cuda", requires_grad=True)
+    y = (w @ w).relu()
+    try:
+        too_much()
+    except torch.OutOfMemoryError:
+        say(tuple(y.shape))
+    say(sorted(entry["action"] for entry in torch.cuda.memory._snapshot()["device_traces"][0]))
 
 
 @program
@@ -855,6 +977,84 @@ def the_trace_is_deleted():
     if folder and os.path.exists(folder + "/trace"):
         os.unlink(folder + "/trace")
     train()
+
+
+def many_events(count=6000):
+    """Enough for new chunks of the trace."""
+    x = torch.ones(64, device="cuda")
+    for i in range(count):
+        y = x * 2 if i % 2 else x + 1
+        del y
+
+
+@program
+def closes_descriptors_that_it_does_not_know():
+    """As who becomes a daemon does: its next file has the number that one of ours would have had."""
+    model = train()
+    os.closerange(3, 1024)
+    with tempfile.NamedTemporaryFile(suffix=".pt") as checkpoint:
+        torch.save(model.state_dict(), checkpoint)
+        checkpoint.flush()
+        train(2, model)
+        many_events()
+        say(os.path.getsize(checkpoint.name), len(torch.load(checkpoint.name)))
+
+
+@program
+def a_thread_closes_descriptors_all_the_time():
+    train()
+    place, stop, is_mine = tempfile.mkdtemp(), threading.Event(), []
+
+    def close_and_open():
+        while not stop.is_set():
+            os.closerange(3, 1024)
+            mine = os.open(place + "/mine", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            os.write(mine, b"mine")
+            time.sleep(1e-4)
+            is_mine.append(os.pread(mine, 100, 0) == b"mine" and os.fstat(mine).st_ino == os.stat(place + "/mine").st_ino)
+
+    thread = threading.Thread(target=close_and_open)
+    thread.start()
+    many_events()
+    stop.set()
+    thread.join()
+    say(all(is_mine), os.path.getsize(place + "/mine"))
+
+
+@program
+def standard_streams_are_closed_from_the_start():
+    kept = [os.dup(number) for number in range(3)]
+    for number in range(3):
+        os.close(number)
+    train()
+    ctypes.CDLL(None).perror(b"what a library says to whoever has number 2")
+    many_events()
+    found = [number for number in range(3) if os.path.exists(f"/proc/self/fd/{number}")]
+    for number in range(3):
+        os.dup2(kept[number], number)
+    say("descriptors that somebody else opened:", found)
+
+
+@program
+def the_run_folder_is_elsewhere_for_a_while():
+    train()
+    folder = os.environ.get("OOMDIAG_OUTPUT")
+    if folder:
+        os.rename(folder, folder + "-moved")
+    many_events()
+    if folder:
+        os.rename(folder + "-moved", folder)
+
+
+@program
+def the_run_folder_is_outside_of_a_chroot():
+    model = train()
+    try:
+        os.chroot(tempfile.mkdtemp())
+    except PermissionError:
+        say("no right to do so")
+    train(2, model)
+    many_events()
 
 
 @program(report=None)

@@ -757,6 +757,54 @@ class Explain(DiagnosisTest):
                 process.terminate()
         self.assertRegex(oomdiag("explain", run).stdout, "^oomdiag: killed by signal 15")
 
+    def test_a_trace_that_was_cut_off_is_an_error_and_no_empty_run(self):
+        self.train("--model", "simplecnn")
+        run = next(self.folder.glob("oomdiag-*"))
+        (run / "report.json").unlink()
+        for size in (4096, 5000, 20_000):
+            os.truncate(run / "trace", size)
+            with self.subTest(size=size):
+                done = oomdiag("explain", run)
+                self.assertEqual((done.returncode, done.stdout), (1, ""))
+                self.assertRegex(done.stderr, rf"{re.escape(str(run))}/trace is cut off: \d+ of its \d+ bytes are missing")
+
+    def test_a_program_that_cuts_off_its_trace_keeps_its_exit_code(self):
+        done, report = self.run_code("""
+            import glob, os, time, torch
+            x = torch.ones(1 << 20, device="cuda")
+            (trace,) = glob.glob(os.path.join(os.environ["OOMDIAG_FOLDER_OF_TEST"], "oomdiag-*", "trace"))
+            os.truncate(trace, 4096)
+            time.sleep(1.5)  # the command line looks at it meanwhile
+            os._exit(7)
+        """, env=dict(os.environ, OOMDIAG_FOLDER_OF_TEST=str(self.folder)))
+        self.assertEqual((done.returncode, report), (7, None), done.stderr)
+        self.assertIn("is cut off", done.stderr)
+
+    def test_a_thousand_cells_of_a_recurrent_network_have_a_saving_node_each(self):
+        done, report = self.run_code("""
+            import torch
+            cell = torch.nn.RNNCell(64, 64).cuda()
+            optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+            def forward(cells):
+                hidden, kept = torch.zeros(8, 64, device="cuda"), []
+                for _ in range(cells):
+                    hidden = cell(torch.zeros(8, 64, device="cuda"), hidden)
+                    kept.append(hidden)
+                return torch.stack(kept).sum()
+            for cells in (1000, 1000, 1100):
+                optimizer.zero_grad()
+                loss = forward(cells)
+                if cells > 1000: loss = loss + torch.empty(1 << 40, dtype=torch.uint8, device="cuda").sum()
+                loss.backward()
+                optimizer.step()
+        """)
+        self.assertEqual(report["failure"]["step"], 3, done.stderr)
+        run = next(self.folder.glob("oomdiag-*"))
+        limited = ["prlimit", f"--as={1 << 30}", str(build / "bin/oomdiag"), "explain", str(run), "--json"]
+        again = subprocess.run(limited, capture_output=True, text=True)
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual(json.loads(again.stdout)["categories"], report["categories"])
+
     def test_text_reports_end_with_the_next_command(self):
         done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6720", folder=self.folder)
         self.assertEqual(done.returncode, 3, done.stderr)
@@ -766,6 +814,41 @@ class Explain(DiagnosisTest):
 
 class LongRuns(DiagnosisTest):
     """Thousands of steps in a trace that holds a few hundred."""
+
+    def test_a_report_on_a_program_that_trains_tells_its_true_peak(self):
+        code = textwrap.dedent("""
+            import os, torch
+            from torch import nn
+            model = nn.Sequential(*[m for _ in range(8) for m in (nn.Linear(256, 256), nn.ReLU())]).cuda()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            step = 0
+            while not os.path.exists("stop"):
+                step += 1
+                optimizer.zero_grad()
+                model(torch.zeros((64, 256, 128)[step % 3], 256, device="cuda")).sum().backward()
+                optimizer.step()
+                if step == 3000: open("ready", "w").close()
+            print(torch.cuda.max_memory_allocated())
+        """)
+        command = [str(build / "bin/oomdiag"), "run", "--device", "rtx3060", "-o", "end.json", "--", sys.executable, "-c", code]
+        environment = dict(os.environ, OOMDIAG_TRACE_MIB="4")
+        with subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True) as process:
+            try:
+                while not (self.folder / "ready").exists():
+                    self.assertIsNone(process.poll())
+                    time.sleep(0.1)
+                (run,) = self.folder.glob("oomdiag-*")
+                looks = [self.check_report(json.loads(oomdiag("explain", run, "--json").stdout)) for _ in range(6)]
+            finally:
+                (self.folder / "stop").touch()
+            peak = int(process.communicate(timeout=60)[0])
+        for look in looks:
+            lost = [limit for limit in look["limits"] if "overwritten or cut off while they were read" in limit]
+            self.assertTrue(any("were overwritten: peaks" in limit for limit in look["limits"]), look["limits"])
+            self.assertEqual((look["still_runs"], look["peak"]["allocated_bytes"], lost), (True, peak, []))
+        steps = [look["steps"] for look in looks]
+        self.assertEqual(steps, sorted(steps))
 
     def test_an_oom_after_thousands_of_steps_is_still_explained(self):
         done, report = self.run_code("""

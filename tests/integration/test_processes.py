@@ -411,7 +411,7 @@ class PythonEndings(ProcessTest):
         self.assertEqual((report["outcome"], report["rank"]), ("out_of_memory", 1), done.stderr)
         self.assertIsNone(report["ranks"][0]["failure"])
         self.assertEqual((report["cause"]["kind"], report["ranks"][1]["cause"]), ("imbalance", "imbalance"), done.stderr)
-        self.assertEqual(report["cause"]["evidence"]["others_bytes"], report["ranks"][0]["peak"]["allocated_bytes"])
+        self.assertEqual(report["cause"]["evidence"]["imbalance"]["others_bytes"], report["ranks"][0]["peak"]["allocated_bytes"])
         self.assertRegex(done.stderr, "cause +imbalance: this card holds .* evenly spread it would fit")
 
 

@@ -23,6 +23,7 @@ case "$*" in
   *) what=unit_for_another_torch ;;
 esac
 echo $what >>"$COMPILER_LOG"
+case "$COMPILER $*" in "of C++23 "*-std=c++20*) echo "std.h:1: error: needs C++23" >&2; exit 1 ;; esac
 [ "$COMPILER" != broken ] || { echo "unit.cpp:1: error: broken" >&2; exit 1; }
 while [ $# -gt 0 ]; do [ "$1" = -o ] && output=$2; shift; done
 if [ $what = link ]; then exec cc -shared -o "$output" -x c /dev/null; else : >"$output"; fi
@@ -83,10 +84,44 @@ class WithACompilerThatPretends(FirstUse):
         self.assertEqual(answers[0], answers[1])
         self.assertTrue(pathlib.Path(answers[0]["recorder"]).exists())
 
+    def recorder(self):
+        """`oomdiag recorder`, once."""
+        return subprocess.run([options.build / "bin" / "oomdiag", "recorder", options.python], cwd=self.folder,
+                              env=self.environment, text=True, capture_output=True, timeout=100)
+
+    def test_headers_that_want_more_than_cpp20_are_compiled_as_cpp23(self):
+        self.environment["COMPILER"] = "of C++23"
+        done = self.recorder()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(self.log.read_text().split()), ["link"] * 2 + ["unit"] * 8)
+        self.assertEqual([path.name for path in self.built()[0].iterdir() if path.suffix in (".log", ".o", ".cpp")], [])
+
+    def test_a_recorder_that_another_user_could_have_put_there_is_not_taken(self):
+        self.addCleanup(os.umask, os.umask(0))  # what is built is the user's alone all the same
+        recorder = pathlib.Path(json.loads(self.recorder().stdout)["recorder"])
+        self.assertEqual(self.recorder().returncode, 0)
+        for path in (recorder, recorder.parent, recorder.parent.parent, recorder.with_name("liboomdiag_forget.so")):
+            with self.subTest(path.name):
+                mode = path.stat().st_mode
+                self.assertEqual(mode & 0o022, 0)
+                path.chmod(mode | 0o020)
+                self.assert_refused(self.recorder(), f"'{path}' may be written by others")
+                path.chmod(mode)
+                if os.geteuid() == 0:
+                    os.chown(path, 65534, 65534)
+                    self.assert_refused(self.recorder(), f"'{path}' belongs to")
+                    os.chown(path, 0, 0)
+        self.assertEqual(self.recorder().returncode, 0)
+
+    def assert_refused(self, done, why):
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertIn(why, done.stderr)
+        self.assertIn("hint: oomdiag loads code from there", done.stderr)
+
     def test_a_compiler_that_fails_is_told_with_its_line_and_what_still_works(self):
         self.environment["COMPILER"] = "broken"
-        done = subprocess.run([options.build / "bin" / "oomdiag", "recorder", options.python], cwd=self.folder,
-                              env=self.environment, text=True, capture_output=True, timeout=100)
+        done = self.recorder()
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("unit.cpp:1: error: broken", done.stderr)
         self.assertIn("the virtual device still works", done.stderr)

@@ -40,9 +40,10 @@ class PreloadTest(unittest.TestCase):
         self.assertEqual(answers, [BEFORE, AFTER])
 
     def test_a_torch_for_a_major_of_cuda_that_is_not_recorded_is_named(self):
-        answers, word = self.ask("11.0")
-        self.assertEqual(answers, [BEFORE, AFTER])
-        self.assertRegex(word, "torch is built for CUDA 11, and oomdiag records with CUDA 12 and 13")
+        for runtime, major in ("11.0", "11"), ("14", "14"):
+            answers, word = self.ask(runtime)
+            self.assertEqual(answers, [BEFORE, AFTER])
+            self.assertRegex(word, f"torch is built for CUDA {major}, and oomdiag records with CUDA 12 and 13")
 
     def test_a_torch_for_cuda_12_is_asked_for_as_one_for_13(self):
         (self.torch / "version.py").write_text("__version__ = '2.15.0+cu128'\n")
@@ -81,6 +82,52 @@ class PreloadTest(unittest.TestCase):
         self.assertEqual(answers[1], AFTER)
         self.assertRegex(word, "this Python is a free-threaded build.*take the ordinary build")
         self.assertEqual(word.count("\n"), 1)
+
+
+FINDINGS = {"address": "heap-use-after-free", "leak": "detected memory leaks", "thread": "data race",
+            "undefined": "signed integer overflow"}
+
+
+class SanitizerTest(unittest.TestCase):
+    """Programs that were built with a sanitizer start, and find what they would find alone."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def compare(self, *command, **more):
+        """The outcome under `oomdiag run` on a virtual card, which is that of the command alone."""
+        def run(*before):
+            return subprocess.run([*before, *command], capture_output=True, text=True, env=os.environ | more)
+        recorded = run(build / "bin/oomdiag", "run", "--device", "rtx3060", "--folder", self.folder, "--")
+        alone = run()
+        self.assertEqual((recorded.returncode, recorded.stdout), (alone.returncode, alone.stdout), recorded.stderr)
+        return recorded
+
+    def programs(self):
+        found = {name: build / f"bin/oomdiag_test_sanitized_{name}" for name in FINDINGS}
+        return {name: program for name, program in found.items() if program.exists()}
+
+    def test_a_program_with_a_sanitizer_starts(self):
+        for name, program in self.programs().items():
+            with self.subTest(name):
+                self.assertEqual(self.compare(program).returncode, 3)
+
+    def test_so_does_one_that_a_shell_script_starts_with_options_of_its_own(self):
+        for name, program in self.programs().items():
+            with self.subTest(name):
+                script = f"ASAN_OPTIONS=color=never '{program}'; echo ended with $?"
+                self.assertIn("ended with 3", self.compare("sh", "-c", script).stdout)
+
+    def test_what_the_sanitizer_is_there_to_find_is_found(self):
+        for name, program in self.programs().items():
+            with self.subTest(name):
+                self.assertIn(FINDINGS[name], self.compare(program, name).stderr)
+
+    def test_a_sanitizer_that_is_preloaded_into_a_program_without_one_comes_in_too(self):
+        runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+        if not os.path.isabs(runtime):
+            self.skipTest("there is no libasan.so to preload")
+        self.assertEqual(self.compare("sh", "-c", "exit 5", LD_PRELOAD=os.path.realpath(runtime)).returncode, 5)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CORPUS = sorted((HERE / "corpus").glob("*.json"))
 SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
-FREE = {"evidence", "figures", "packing", "attribution", "phase_peaks", "private_pools"}  # names of figures, which are not fixed
+FREE = {"figures", "packing", "attribution", "phase_peaks", "private_pools"}  # names of figures, which are not fixed
 INLINE = {"notes": "note", "pinned_segments": "pinned_segment"}  # objects without a definition of their own in the schema
 
 

@@ -7,6 +7,7 @@ from device_cases import MIB, Skip, case, expect, expect_equal, load_optional, m
 from stand_ins import CUBLAS, CUDA_MAJOR, RUNTIME
 
 DRIVER = "libcuda.so.1"
+PTX = b".version 8.0\n.target sm_75\n.visible .entry kernel() { ret; }\n"
 
 
 def start():
@@ -56,7 +57,7 @@ def batches_of_copies_and_libraries_of_code_are_served():
     expect_equal(runtime.cudaMemcpyBatchAsync(targets, sources, sizes, ctypes.c_size_t(2), *no_attributes, *which_failed, None), 0)
     expect_equal((read(runtime, block, 4), read(runtime, block, 4, 32)), (b"abcd", b"efgh"), "what the batch copied")
     library, kernel, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-    expect_equal(runtime.cudaLibraryLoadData(ctypes.byref(library), b"code", None, None, 0, None, None, 0), 0)
+    expect_equal(runtime.cudaLibraryLoadData(ctypes.byref(library), PTX, None, None, 0, None, None, 0), 0)
     expect_equal(runtime.cudaLibraryGetKernel(ctypes.byref(kernel), library, b"kernel"), 0)
     expect_equal(runtime.cudaGetDriverEntryPoint(b"cuMemAlloc", ctypes.byref(function), ctypes.c_ulonglong(0), None), 0)
     expect(kernel.value and function.value, "no kernel, or no function of the driver")
@@ -85,7 +86,7 @@ def a_program_of_the_driver_alone_links_and_runs_a_kernel():
     registers, back = ctypes.c_int(), ctypes.create_string_buffer(64)
     results = [
         driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), driver.cuCtxPushCurrent_v2(context),
-        driver.cuLinkCreate_v2(0, None, None, ctypes.byref(linker)), driver.cuLinkAddData_v2(linker, 1, b"code", ctypes.c_size_t(4), b"name", 0, None, None),
+        driver.cuLinkCreate_v2(0, None, None, ctypes.byref(linker)), driver.cuLinkAddData_v2(linker, 1, PTX, ctypes.c_size_t(len(PTX)), b"name", 0, None, None),
         driver.cuLinkComplete(linker, ctypes.byref(code), ctypes.byref(size)), driver.cuModuleLoadDataEx(ctypes.byref(module), code, 0, None, None),
         driver.cuLinkDestroy(linker), driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"kernel"), driver.cuFuncGetAttribute(ctypes.byref(registers), 4, kernel),
         driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(64)), driver.cuMemsetD8_v2(block, 3, ctypes.c_size_t(64)),
@@ -209,7 +210,7 @@ def an_older_name_of_the_same_function_is_that_function():
     expect_equal(driver.cuEventCreate(ctypes.byref(event), 0), 0)
     expect_equal((driver.cuEventDestroy(event), driver.cuCtxPopCurrent(ctypes.byref(context)), driver.cuDevicePrimaryCtxRelease(0)), (0, 0, 0))
     state = ctypes.c_void_p()
-    expect_equal((driver.cuLinkCreate(0, None, None, ctypes.byref(state)), driver.cuLinkAddData(state, 1, b"", ctypes.c_size_t(1), b"", 0, None, None)), (0, 0))
+    expect_equal((driver.cuLinkCreate(0, None, None, ctypes.byref(state)), driver.cuLinkAddData(state, 1, PTX, ctypes.c_size_t(len(PTX)), b"", 0, None, None)), (0, 0))
     # One with other types, of 32 bits, must not be taken for today's.
     expect_equal(driver.cuMemAlloc(ctypes.byref(context), 64), 801, "cuMemAlloc of CUDA 3.1")
     expect_equal(driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active)), 0)

@@ -74,6 +74,7 @@ def pools_suballocate_too():
     expect_equal((ask(used_now), ask(reserved_now)), (512000, 32 * MIB), "after it")
     for block in blocks:
         cuda.cudaFreeAsync(block, None)
+    cuda.cudaDeviceSynchronize()
     expect_equal((ask(used_now), ask(reserved_now), before - free_bytes()), (0, 0, 0), "an empty pool")
 
 

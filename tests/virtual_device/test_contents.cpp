@@ -54,9 +54,9 @@ TEST_CASE("later writes and sets cover earlier ones, in part too", "[virtual_dev
   Contents contents;
   write(contents, 100, "aaaaaaaaaa");
   write(contents, 103, "bb");
-  contents.fill(107, 'c', 6);
+  contents.fill(107, Pattern("c", 1), 6);
   CHECK(read(contents, 100, 13, Origin::host) == "aaabbaacccccc");
-  contents.fill(0, 0, 1000);
+  contents.fill(0, Pattern("\0", 1), 1000);
   CHECK(read(contents, 100, 3, Origin::host) == "...");
 }
 

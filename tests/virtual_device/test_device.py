@@ -16,6 +16,7 @@ import tempfile
 
 import card_cases  # noqa: F401, the import registers its cases
 import contents_cases  # noqa: F401
+import contract_cases  # noqa: F401
 import device_cases
 import entry_point_cases  # noqa: F401
 import ledger_cases  # noqa: F401

@@ -1,8 +1,10 @@
 // cuBLASLt. PyTorch takes the largest workspace that it allows itself, whatever the heuristic says,
-// so that any successful answer will do. Descriptors are opaque; of matrices the sizes are kept.
+// so that any successful answer will do, where the card multiplies such types. Descriptors are opaque; of matrices the types and
+// sizes are kept.
 
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "extension/virtual_device/blas/handle.h"
@@ -29,6 +31,41 @@ double count_flops(const Layout& first, const Layout& result) {
   if (result.rows == 0) return 0;
   const double common = first.rows * first.columns / result.rows;
   return oomdiag::count_flops(result.rows, result.columns, common, result.batch, first.type);
+}
+
+struct FactorType {
+  cudaDataType type;
+  int capability;  ///< the least that multiplies it, as in 89
+};
+
+/// What the factors of a product may be (cuBLAS, cublasLtMatmul: "supported data types"; 8 bits from 8.9 on, 4 bits from 10.0).
+constexpr FactorType kFactorTypes[] = {
+    {CUDA_R_16F, 0}, {CUDA_R_16BF, 0}, {CUDA_R_32F, 0},      {CUDA_R_64F, 0},      {CUDA_C_32F, 0},
+    {CUDA_C_64F, 0}, {CUDA_R_8I, 0},   {CUDA_R_8F_E4M3, 89}, {CUDA_R_8F_E5M2, 89}, {CUDA_R_4F_E2M1, 100},
+};
+
+int compute_capability() {
+  CUdevice device = 0;
+  int major = 0;
+  int minor = 0;
+  if (cuCtxGetDevice(&device)) return 0;
+  cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+  cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
+  return major * 10 + minor;
+}
+
+bool is_multiplied(cudaDataType type, int capability) {
+  return std::ranges::any_of(kFactorTypes,
+                             [&](const FactorType& one) { return one.type == type && one.capability <= capability; });
+}
+
+/// Success where the card multiplies such factors. Two of E5M2 are multiplied by none.
+cublasStatus_t check_factors(cublasLtMatrixLayout_t first, cublasLtMatrixLayout_t second) {
+  const cudaDataType types[] = {find_layout(first).type, find_layout(second).type};
+  const int capability = compute_capability();
+  const bool is_known = is_multiplied(types[0], capability) && is_multiplied(types[1], capability);
+  const bool is_twice_e5m2 = types[0] == CUDA_R_8F_E5M2 && types[1] == CUDA_R_8F_E5M2;
+  return is_known && !is_twice_e5m2 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t submit(cudaStream_t stream) {
@@ -84,6 +121,8 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLay
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                                     cublasLtMatrixLayoutAttribute_t attribute,
                                                                     const void* value, size_t bytes) {
+  const bool is_type = attribute == CUBLASLT_MATRIX_LAYOUT_TYPE && bytes == sizeof(uint32_t);
+  if (is_type) std::memcpy(&reinterpret_cast<Layout*>(layout)->type, value, bytes);
   const bool is_batch = attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == sizeof(int32_t);
   if (is_batch) std::memcpy(&reinterpret_cast<Layout*>(layout)->batch, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
@@ -102,11 +141,13 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLt
 }
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
-                                                                  cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                                                  cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                                                  cublasLtMatmulPreference_t, int wanted,
-                                                                  cublasLtMatmulHeuristicResult_t* results,
+                                                                  cublasLtMatrixLayout_t first,
+                                                                  cublasLtMatrixLayout_t second, cublasLtMatrixLayout_t,
+                                                                  cublasLtMatrixLayout_t, cublasLtMatmulPreference_t,
+                                                                  int wanted, cublasLtMatmulHeuristicResult_t* results,
                                                                   int* given) {
+  *given = 0;
+  if (const cublasStatus_t refusal = check_factors(first, second)) return refusal;
   *given = wanted > 0;
   if (*given) results[0] = {};  // state 0 is CUBLAS_STATUS_SUCCESS
   return CUBLAS_STATUS_SUCCESS;
@@ -118,12 +159,12 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cubl
   return CUBLAS_STATUS_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t,
-                                                           cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                           cublasLtMatrixLayout_t first, cublasLtMatrixLayout_t second,
                                                            cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                                            const cublasLtMatmulAlgo_t*,
                                                            cublasLtMatmulHeuristicResult_t* result) {
   *result = {};
-  return CUBLAS_STATUS_SUCCESS;
+  return check_factors(first, second);
 }
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t*,
                                                                         cublasLtMatmulAlgoConfigAttributes_t,
@@ -140,10 +181,11 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cu
 }
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t, const void*, const void*,
-                                                  cublasLtMatrixLayout_t first, const void*, cublasLtMatrixLayout_t,
-                                                  const void*, const void*, cublasLtMatrixLayout_t, void*,
-                                                  cublasLtMatrixLayout_t result, const cublasLtMatmulAlgo_t*, void*,
-                                                  size_t, cudaStream_t stream) {
+                                                  cublasLtMatrixLayout_t first, const void*,
+                                                  cublasLtMatrixLayout_t second, const void*, const void*,
+                                                  cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t result,
+                                                  const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t stream) {
+  if (const cublasStatus_t refusal = check_factors(first, second)) return refusal;
   const double flops = count_flops(find_layout(first), find_layout(result));
   return oomdiag_device_compute(stream, 0, flops) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "extension/virtual_device/driver/array.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/devices.h"
 
 using oomdiag::Array;
 using oomdiag::find_array;
@@ -35,7 +35,7 @@ struct View {
 View* find_view(unsigned long long object) { return reinterpret_cast<View*>(object); }
 
 CUresult create_view(unsigned long long* object, const View& view) {
-  if (!oomdiag::current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult error = oomdiag::check_context()) return error;
   *object = reinterpret_cast<unsigned long long>(new View(view));
   return CUDA_SUCCESS;
 }

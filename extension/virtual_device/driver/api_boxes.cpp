@@ -3,7 +3,9 @@
 #include <cuda.h>
 
 #include "extension/virtual_device/driver/array.h"
+#include "extension/virtual_device/driver/copies.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/memory.h"
 
 namespace {
 
@@ -15,6 +17,16 @@ struct Side {
   char* row(size_t y, size_t z) const { return begin + (z * rows + y) * pitch; }
 };
 
+struct Extent {
+  size_t width = 0, height = 1, depth = 1;  ///< the first in bytes
+
+  /// From the first byte of a side to its last one.
+  size_t span(const Side& side) const {
+    if (width * height * depth == 0) return 0;
+    return static_cast<size_t>(side.row(height - 1, depth - 1) - side.begin) + width;
+  }
+};
+
 Side place(CUmemorytype type, const void* host, CUdeviceptr device, CUarray handle, size_t pitch, size_t rows) {
   if (type == CU_MEMORYTYPE_ARRAY) {
     const oomdiag::Array& array = *oomdiag::find_array(handle);
@@ -24,11 +36,10 @@ Side place(CUmemorytype type, const void* host, CUdeviceptr device, CUarray hand
   return {static_cast<char*>(const_cast<void*>(begin)), pitch, rows};
 }
 
-struct Extent {
-  size_t width = 0, height = 1, depth = 1;  ///< the first in bytes
-};
-
 CUresult copy(Side to, Side from, Extent extent, CUstream stream) {
+  const bool is_allowed =
+      oomdiag::can_copy_to(to.begin, extent.span(to)) && oomdiag::can_copy_from(from.begin, extent.span(from));
+  if (!is_allowed) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEMCPY)) return error;
   for (size_t z = 0; z < extent.depth; ++z) {
     for (size_t y = 0; y < extent.height; ++y) oomdiag_device_copy(to.row(y, z), from.row(y, z), extent.width);
@@ -57,11 +68,11 @@ CUresult copy_box(const Copy& c, CUstream stream) {
 /// Sets `width` numbers in each row.
 CUresult set(CUdeviceptr to, size_t pitch, unsigned value, size_t number_bytes, size_t width, size_t height,
              CUstream stream) {
+  const Side side{reinterpret_cast<char*>(to), pitch, height};
+  const Extent extent{.width = width * number_bytes, .height = height};
+  if (!oomdiag::can_copy_to(side.begin, extent.span(side))) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEMSET)) return error;
-  for (size_t y = 0; y < height; ++y) {
-    oomdiag_device_fill_numbers(reinterpret_cast<void*>(to + y * pitch), width * number_bytes, &value, number_bytes,
-                                false);
-  }
+  for (size_t y = 0; y < height; ++y) oomdiag::set_numbers(side.row(y, 0), value, number_bytes, width);
   return CUDA_SUCCESS;
 }
 

@@ -4,7 +4,7 @@
 
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
-#include "extension/virtual_device/driver/contents.h"
+#include "extension/virtual_device/driver/copies.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
 
@@ -32,7 +32,8 @@ void pass_time(oomdiag::Stream& stream, const void* to, const void* from, size_t
 CUresult copy_now(void* to, const void* from, size_t bytes) {
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
   oomdiag::Stream* stream = oomdiag::find_stream(nullptr);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(nullptr);
+  if (!oomdiag::can_copy(to, from, bytes)) return CUDA_ERROR_INVALID_VALUE;
   pass_time(*stream, to, from, bytes);
   oomdiag::wait_until(oomdiag::end_of(*stream));
   oomdiag_device_copy(to, from, bytes);
@@ -46,7 +47,7 @@ CUresult check_captured_copy(CUstream handle, const void* to, const void* from) 
   return oomdiag::invalidate_capture(*stream);
 }
 
-/// Does it now, or, on a stream that is being captured, whenever the graph runs.
+/// Does it now, or, on a stream that is being captured, whenever the graph runs: `act` then finds what is there by then.
 template <typename Act>
 void act_on(oomdiag::Stream& stream, Act act) {
   std::unique_lock guard(oomdiag::stream_lock(), std::defer_lock);
@@ -62,25 +63,23 @@ void act_on(oomdiag::Stream& stream, Act act) {
 CUresult copy_on(CUstream stream, void* to, const void* from, size_t bytes) {
   if (const CUresult error = check_captured_copy(stream, to, from)) return error;
   oomdiag::Stream* found = oomdiag::find_stream(stream);
-  if (!found) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!found) return oomdiag::stream_error(stream);
+  if (!oomdiag::can_copy(to, from, bytes)) return CUDA_ERROR_INVALID_VALUE;
   oomdiag::capture_work(*found, CU_GRAPH_NODE_TYPE_MEMCPY);
   pass_time(*found, to, from, bytes);
-  act_on(*found, [to, from, bytes] { oomdiag_device_copy(to, from, bytes); });
+  act_on(*found, [to, from, bytes] {
+    if (oomdiag::can_copy(to, from, bytes)) oomdiag_device_copy(to, from, bytes);
+  });
   return CUDA_SUCCESS;
 }
 
-/// Sets numbers of 1 or 4 bytes, on a card or in memory of the host.
-void set_numbers(CUdeviceptr to, unsigned value, size_t number_bytes, size_t count) {
-  const auto range = oomdiag::find_range(pointer(to));
-  if (range && range->kind == oomdiag::MemoryKind::device) {
-    return oomdiag_device_fill_numbers(pointer(to), count * number_bytes, &value, number_bytes, false);
-  }
-  oomdiag::Pattern(&value, number_bytes).repeat(pointer(to), 0, count * number_bytes);
-}
-
 CUresult set_on(CUstream stream, CUdeviceptr to, unsigned value, size_t number_bytes, size_t count) {
+  const size_t bytes = count * number_bytes;
+  if (!oomdiag::can_copy_to(pointer(to), bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEMSET)) return error;
-  act_on(*oomdiag::find_stream(stream), [=] { set_numbers(to, value, number_bytes, count); });
+  act_on(*oomdiag::find_stream(stream), [=] {
+    if (oomdiag::can_copy_to(pointer(to), bytes)) oomdiag::set_numbers(pointer(to), value, number_bytes, count);
+  });
   return CUDA_SUCCESS;
 }
 

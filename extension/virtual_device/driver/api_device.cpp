@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/neighbours.h"
@@ -265,7 +266,8 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
   for (unsigned i = 0; oomdiag_device_neighbour(index, i, &pid, &held, &name); ++i) {
     processes.push_back({.pid = static_cast<pid_t>(pid), .bytes = held});
   }
-  if (device->has_context) processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->ledger.held()});
+  if (oomdiag::holds_context(*device))
+    processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->ledger.held()});
   const int count = static_cast<int>(processes.size());
   for (int i = 0; i < std::min(count, room); ++i) {
     pids[i] = processes[static_cast<size_t>(i)].pid;

@@ -10,12 +10,12 @@
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/graph.h"
 #include "extension/virtual_device/driver/small_heap.h"
 
-using oomdiag::current_device;
-using oomdiag::Device;
+using oomdiag::Context;
 using oomdiag::find_graph;
 using oomdiag::find_stream;
 using oomdiag::Graph;
@@ -28,8 +28,9 @@ namespace {
 
 struct Executable {
   std::shared_ptr<GraphBody> body;
-  Device* device = nullptr;
-  int64_t bytes = 0;  ///< of the card
+  Context* context = nullptr;
+  uint64_t times_destroyed = 0;  ///< the context was, before this was made
+  int64_t bytes = 0;             ///< of the card
 };
 
 GraphNode* find_node(CUgraphNode handle) { return reinterpret_cast<GraphNode*>(handle); }
@@ -57,24 +58,26 @@ CUresult give_nodes(const List& list, ToPointer to_pointer, CUgraphNode* nodes, 
   return CUDA_SUCCESS;
 }
 
-/// All executables of a card together hold whole pages.
-bool resize_graphs(Device& device, int64_t more) {
+/// All executables of a context together hold whole pages.
+bool resize_graphs(Context& context, int64_t more) {
   std::lock_guard guard(oomdiag::memory_lock());
-  const int64_t sum = device.graph_bytes + more;
-  const int64_t pages = oomdiag::round_to_pages(sum) - oomdiag::round_to_pages(device.graph_bytes);
-  if (pages > 0 && !oomdiag::take(device, oomdiag::Holder::graphs, pages)) return false;
-  if (pages < 0) oomdiag::give_back(device, oomdiag::Holder::graphs, -pages);
-  device.graph_bytes = sum;
+  const int64_t sum = context.graph_bytes + more;
+  const int64_t pages = oomdiag::round_to_pages(sum) - oomdiag::round_to_pages(context.graph_bytes);
+  if (pages > 0 && !oomdiag::take(*context.device, oomdiag::Holder::graphs, pages)) return false;
+  if (pages < 0) oomdiag::give_back(*context.device, oomdiag::Holder::graphs, -pages);
+  context.graph_bytes = sum;
   return true;
 }
 
 CUresult instantiate(CUgraphExec* executable, CUgraph graph) {
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  auto made = std::make_unique<Executable>(Executable{.body = find_graph(graph)->body, .device = current_device()});
-  if (!made->device) return CUDA_ERROR_INVALID_CONTEXT;
+  Context* context = oomdiag::current_context();
+  if (!context) return oomdiag::check_context();
+  auto made = std::make_unique<Executable>(
+      Executable{.body = find_graph(graph)->body, .context = context, .times_destroyed = context->times_destroyed});
   made->bytes = made->body->executable_bytes();
   if (made->bytes > 0) oomdiag_device_note("estimate", "memory of captured CUDA graphs");
-  if (!resize_graphs(*made->device, made->bytes)) {
+  if (!resize_graphs(*context, made->bytes)) {
     oomdiag::tell_refusal(made->bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -211,7 +214,7 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphUpload(CUgraphExec, CUstream) { return CUDA_
 OOMDIAG_ENTRY_POINT CUresult cuGraphExecDestroy(CUgraphExec executable) {
   std::lock_guard guard(oomdiag::stream_lock());
   auto* gone = reinterpret_cast<Executable*>(executable);
-  resize_graphs(*gone->device, -gone->bytes);
+  if (gone->times_destroyed == gone->context->times_destroyed) resize_graphs(*gone->context, -gone->bytes);
   delete gone;
   return CUDA_SUCCESS;
 }

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/devices.h"
 
 using oomdiag::Device;
 
@@ -59,7 +59,8 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResour
   return give_whole(oomdiag::find_device(device), resource, type);
 }
 OOMDIAG_ENTRY_POINT CUresult cuCtxGetDevResource(CUcontext context, CUdevResource* resource, CUdevResourceType type) {
-  return give_whole(reinterpret_cast<Device*>(context), resource, type);
+  const oomdiag::Context* found = oomdiag::find_context(context);
+  return found ? give_whole(found->device, resource, type) : CUDA_ERROR_INVALID_CONTEXT;
 }
 OOMDIAG_ENTRY_POINT CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource* resource,
                                                       CUdevResourceType type) {
@@ -99,7 +100,7 @@ OOMDIAG_ENTRY_POINT CUresult cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDe
                                               unsigned) {
   Device* device = oomdiag::find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  if (const CUresult error = oomdiag::make_context(*device)) return error;
+  if (const CUresult error = oomdiag::make_context(oomdiag::primary_context(*device))) return error;
   oomdiag_device_note("estimate",
                       "green contexts: what they take of a card's memory is not known and taken to be nothing");
   *green = reinterpret_cast<CUgreenCtx>(new Green{device, *reinterpret_cast<const CUdevResource*>(descriptor)});
@@ -110,14 +111,14 @@ OOMDIAG_ENTRY_POINT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx green) {
-  *context = reinterpret_cast<CUcontext>(find_green(green)->device);
+  *context = oomdiag::context_handle(&oomdiag::primary_context(*find_green(green)->device));
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuGreenCtxStreamCreate(CUstream* stream, CUgreenCtx green, unsigned flags, int priority) {
-  Device* before = oomdiag::current_device();
-  oomdiag::set_current_device(find_green(green)->device);
+  oomdiag::Context* before = oomdiag::chosen_context();
+  oomdiag::set_current_context(&oomdiag::primary_context(*find_green(green)->device));
   const CUresult result = cuStreamCreateWithPriority(stream, flags, priority);
-  oomdiag::set_current_device(before);
+  oomdiag::set_current_context(before);
   return result;
 }
 

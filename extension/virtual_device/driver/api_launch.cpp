@@ -1,7 +1,7 @@
 // Launches of kernels, and how many blocks of one a multiprocessor takes.
 //
-// A launch is refused as a card does: for its shape, and for more dynamic shared memory than a block may opt in to. Which
-// kernels have opted in is not followed. What registers and a kernel's own shared memory allow is in its code, which is not
+// A launch is refused as a card does: for its shape, and for more dynamic shared memory than the kernel has opted in to. What
+// registers and a kernel's own shared memory allow is in its code, which is not
 // looked at: occupancy is by threads, blocks and the shared memory that is asked for. CUB's sizes, which follow from it, were
 // those of real cards in all recordings that were run again; who has a block size chosen by it is told so in the report.
 
@@ -10,9 +10,10 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/arguments.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/launch_bounds.h"
+#include "extension/virtual_device/driver/module.h"
 
 using oomdiag::current_device;
 using oomdiag::Device;
@@ -22,10 +23,11 @@ namespace {
 
 constexpr int kWarp = 32;
 
-CUresult launch(Shape grid, Shape block, unsigned shared_bytes, CUstream stream, void** arguments) {
+CUresult launch(CUfunction kernel, Shape grid, Shape block, unsigned shared_bytes, CUstream stream, void** arguments) {
   const Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
-  const bool has_room = shared_bytes <= static_cast<unsigned>(device->card.shared_bytes_per_block_optin);
+  if (!device) return oomdiag::check_context();
+  const bool has_room = shared_bytes <= static_cast<unsigned>(device->card.shared_bytes_per_block) ||
+                        shared_bytes <= static_cast<unsigned>(oomdiag::dynamic_shared_bytes(device->card, kernel));
   if (!has_room || !oomdiag::is_launchable(grid, block)) return CUDA_ERROR_INVALID_VALUE;
   oomdiag::forget_arguments(arguments);
   return oomdiag_device_launch(stream, grid.count() * block.count());
@@ -43,7 +45,7 @@ int count_blocks(const oomdiag::Card& card, int threads, size_t bytes) {
 /// The largest block of those with which the most threads are resident, and the grid that fills the card with it.
 CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t shared_bytes, int most_threads) {
   const Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!device) return oomdiag::check_context();
   oomdiag_device_note("estimate", "block sizes by occupancy: the registers of kernels are not known");
   int most_resident = 0;
   for (int threads = most_threads > 0 ? std::min(most_threads, 1024) : 1024; threads > 0;
@@ -59,26 +61,28 @@ CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t 
 
 }  // namespace
 
-OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+OOMDIAG_ENTRY_POINT CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                             unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                                             CUstream stream, void** arguments, void**) {
-  return launch({grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
+  return launch(kernel, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction, void** arguments, void**) {
-  return launch({config->gridDimX, config->gridDimY, config->gridDimZ},
+OOMDIAG_ENTRY_POINT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction kernel, void** arguments,
+                                              void**) {
+  return launch(kernel, {config->gridDimX, config->gridDimY, config->gridDimZ},
                 {config->blockDimX, config->blockDimY, config->blockDimZ}, config->sharedMemBytes, config->hStream,
                 arguments);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                                       unsigned block_x, unsigned block_y, unsigned block_z,
-                                                       unsigned shared_bytes, CUstream stream, void** arguments) {
-  return launch({grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
+OOMDIAG_ENTRY_POINT CUresult cuLaunchCooperativeKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y,
+                                                       unsigned grid_z, unsigned block_x, unsigned block_y,
+                                                       unsigned block_z, unsigned shared_bytes, CUstream stream,
+                                                       void** arguments) {
+  return launch(kernel, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, arguments);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction, int threads,
                                                                          size_t bytes) {
   const Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!device) return oomdiag::check_context();
   *blocks = count_blocks(device->card, threads, bytes);
   return CUDA_SUCCESS;
 }
@@ -109,7 +113,7 @@ OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfun
 /// What each of so many blocks on a multiprocessor may have, of what a kernel has that did not opt in to more.
 OOMDIAG_ENTRY_POINT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction, int blocks, int) {
   const Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!device) return oomdiag::check_context();
   if (blocks < 1) return CUDA_ERROR_INVALID_VALUE;
   const oomdiag::Card& card = device->card;
   const int each = card.shared_bytes_per_multiprocessor / blocks - card.reserved_shared_bytes_per_block;

@@ -44,6 +44,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 OOMDIAG_ENTRY_POINT CUresult cuMemMap(CUdeviceptr begin, size_t bytes, size_t offset,
                                       CUmemGenericAllocationHandle handle, unsigned long long flags) {
   OOMDIAG_OBSERVED(cuMemMap, begin, bytes, offset, handle, flags);
+  if (offset != 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;  // "currently must be zero" (cuda.h)
   return oomdiag::map_pages(begin, static_cast<int64_t>(bytes), handle);
 }
 

@@ -2,11 +2,17 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "extension/virtual_device/driver/pool.h"
 
 using oomdiag::current_device;
 using oomdiag::Device;
@@ -19,7 +25,7 @@ void* host_pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address
 /// What a call needs that takes or gives memory: a context, and no capture that forbids it.
 CUresult check_memory_call() {
   if (const CUresult error = oomdiag::check_initialized()) return error;
-  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult error = oomdiag::check_context()) return error;
   return oomdiag::check_unsafe_call();
 }
 
@@ -28,7 +34,7 @@ CUresult check_memory_call() {
 OOMDIAG_ENTRY_POINT CUresult cuMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = current_device();
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!device) return oomdiag::check_context();
   const int64_t total = device->card.total_bytes;
   if (free_bytes) *free_bytes = static_cast<size_t>(oomdiag::count_free_bytes(*device));
   if (total_bytes) *total_bytes = static_cast<size_t>(total);
@@ -54,9 +60,11 @@ OOMDIAG_ENTRY_POINT CUresult cuMemFree(CUdeviceptr block) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
   const auto range = oomdiag::find_range(host_pointer(block));
-  const Device* owner = range ? oomdiag::find_device(range->device) : nullptr;
-  if (owner) oomdiag::wait_until(owner->end_ns);  // a card that is still at work is waited for
-  return oomdiag::free_block(host_pointer(block));
+  if (range && range->context)
+    oomdiag::wait_until(range->context->end_ns);  // a card that is still at work is waited for
+  const CUresult result = oomdiag::free_block(host_pointer(block));
+  if (range && range->pool) oomdiag::trim_pools();  // that wait counts for a pool, too
+  return result;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemHostAlloc(void** block, size_t bytes, unsigned flags) {
@@ -111,51 +119,80 @@ OOMDIAG_ENTRY_POINT CUresult cuMemPrefetchAsync(CUdeviceptr, size_t, CUmemLocati
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-  const auto range = oomdiag::find_range(host_pointer(address));
-  if (!range) return CUDA_ERROR_INVALID_VALUE;
-  const bool is_host = range->kind == MemoryKind::host;
+namespace {
+
+/// Bytes of an attribute's answer, by its type in cuda.h (cuPointerGetAttribute).
+size_t bytes_of_answer(CUpointer_attribute attribute) {
   switch (static_cast<int>(attribute)) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      *static_cast<CUcontext*>(value) = reinterpret_cast<CUcontext>(oomdiag::find_device(range->device));
-      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+      return sizeof(uint64_t);
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      return sizeof(CUDA_POINTER_ATTRIBUTE_P2P_TOKENS);
+    default:
+      return sizeof(int);
+  }
+}
+
+/// The answer as a number; nullopt where the range has none.
+std::optional<uint64_t> answer(CUpointer_attribute attribute, const oomdiag::MemoryRange& range, CUdeviceptr address) {
+  switch (static_cast<int>(attribute)) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      return reinterpret_cast<uintptr_t>(oomdiag::context_handle(range.context));
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      *static_cast<unsigned*>(value) = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-      return CUDA_SUCCESS;
+      return range.kind == MemoryKind::host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      return range.kind == MemoryKind::device ? std::nullopt : std::optional<uint64_t>(address);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-      *static_cast<CUdeviceptr*>(value) = address;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (range->kind == MemoryKind::device) return CUDA_ERROR_INVALID_VALUE;
-      *static_cast<CUdeviceptr*>(value) = address;
-      return CUDA_SUCCESS;
+      return address;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      *static_cast<int*>(value) = range->device;
-      return CUDA_SUCCESS;
+      return static_cast<uint64_t>(range.device);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      *static_cast<unsigned*>(value) = range->kind == MemoryKind::managed;
-      return CUDA_SUCCESS;
+      return range.kind == MemoryKind::managed;
     case CU_POINTER_ATTRIBUTE_MAPPED:
-      *static_cast<unsigned*>(value) = 1;
-      return CUDA_SUCCESS;
+      return 1;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      *static_cast<CUdeviceptr*>(value) = range->begin;
-      return CUDA_SUCCESS;
+      return range.begin;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      *static_cast<size_t*>(value) = static_cast<size_t>(range->bytes);
-      return CUDA_SUCCESS;
+      return static_cast<uint64_t>(range.bytes);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return reinterpret_cast<uintptr_t>(range.pool);
     default:
-      *static_cast<unsigned*>(value) = 0;
-      return CUDA_SUCCESS;
+      return 0;
   }
+}
+
+void write_answer(void* value, CUpointer_attribute attribute, uint64_t number) {
+  std::memset(value, 0, bytes_of_answer(attribute));
+  std::memcpy(value, &number, std::min(sizeof number, bytes_of_answer(attribute)));  // low bytes first
+}
+
+}  // namespace
+
+OOMDIAG_ENTRY_POINT CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  const auto range = oomdiag::find_range(host_pointer(address));
+  const auto number = range ? answer(attribute, *range, address) : std::nullopt;
+  if (!number) return CUDA_ERROR_INVALID_VALUE;
+  write_answer(value, attribute, *number);
+  return CUDA_SUCCESS;
 }
 
 /// cuda.h: unlike the single query, an address that CUDA does not know is no error, its answers are null.
 OOMDIAG_ENTRY_POINT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** values,
                                                     CUdeviceptr address) {
+  const auto range = oomdiag::find_range(host_pointer(address));
   for (unsigned i = 0; i < count; ++i) {
-    if (cuPointerGetAttribute(values[i], attributes[i], address)) *static_cast<unsigned*>(values[i]) = 0;
+    write_answer(values[i], attributes[i], range ? answer(attributes[i], *range, address).value_or(0) : 0);
   }
   return CUDA_SUCCESS;
 }

@@ -1,37 +1,77 @@
-// Modules, libraries and kernels (their launch: api_launch.cpp). Code is never looked at, so every load succeeds and every name exists:
-// cuDNN's engines that are compiled at run time and Triton need that, and give up otherwise.
+// Modules, libraries and kernels (module.h; their launch: api_launch.cpp), and linking at run time.
 
 #include <cuda.h>
 
-#include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/memory.h"
+#include <string>
+#include <utility>
 
+#include "extension/virtual_device/driver/code.h"
+#include "extension/virtual_device/driver/context.h"
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/module.h"
+
+using oomdiag::Code;
+using oomdiag::current_context;
 using oomdiag::current_device;
 using oomdiag::Device;
 
 namespace {
 
-constexpr int64_t kGlobalBytes = 64 << 10;
-
-/// A module, library, kernel or function: whatever handle is asked for. Nobody may look behind it.
 template <typename Handle>
-CUresult give_token(Handle* handle) {
-  static char token;
-  *handle = reinterpret_cast<Handle>(&token);
+Handle handle_of(const void* object) {
+  return reinterpret_cast<Handle>(const_cast<void*>(object));
+}
+
+/// A module of the current context, or a library, of what `read` reads.
+template <typename Handle, typename Read>
+CUresult load(Handle* handle, bool is_library, Read read) {
+  if (const CUresult error = is_library ? oomdiag::check_initialized() : oomdiag::check_context()) return error;
+  Code code;
+  if (const CUresult error = read(code)) return error;
+  *handle = handle_of<Handle>(oomdiag::add_module(std::move(code), is_library ? nullptr : current_context()));
   return CUDA_SUCCESS;
 }
 
-/// One range for all global variables of all modules: their contents are never computed.
-CUresult give_global(CUdeviceptr* address, size_t* bytes) {
-  static void* block = nullptr;
-  static const CUresult result = oomdiag::allocate_managed(0, kGlobalBytes, &block);
-  if (address) *address = reinterpret_cast<CUdeviceptr>(block);
-  if (bytes) *bytes = kGlobalBytes;
-  return result;
+template <typename Handle>
+CUresult load_data(Handle* handle, bool is_library, const void* image) {
+  return load(handle, is_library, [image](Code& code) { return oomdiag::read_code(image, code); });
 }
 
-int function_attribute(CUfunction_attribute attribute) {
-  const Device* device = current_device();
+template <typename Handle>
+CUresult load_file(Handle* handle, bool is_library, const char* path) {
+  return load(handle, is_library, [path](Code& code) { return oomdiag::read_code_file(path, code); });
+}
+
+template <typename Handle>
+CUresult give_kernel(Handle* handle, const void* module, const char* name) {
+  const oomdiag::Kernel* kernel = nullptr;
+  if (const CUresult error = oomdiag::find_kernel(module, name, &kernel)) return error;
+  *handle = handle_of<Handle>(kernel);
+  return CUDA_SUCCESS;
+}
+
+CUresult give_global(CUdeviceptr* address, size_t* bytes, const void* module, const char* name) {
+  oomdiag::Global global;
+  if (const CUresult error = oomdiag::find_global(module, name, &global)) return error;
+  if (address) *address = global.address;
+  if (bytes) *bytes = global.bytes;
+  return CUDA_SUCCESS;
+}
+
+template <typename Handle>
+CUresult give_module_of(Handle* handle, const void* kernel) {
+  const oomdiag::Kernel* known = oomdiag::known_kernel(kernel);
+  *handle = handle_of<Handle>(known ? known->module : nullptr);
+  return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult give_name(const char** name, const void* kernel) {
+  const oomdiag::Kernel* known = oomdiag::known_kernel(kernel);
+  *name = known ? known->name.c_str() : "unknown";
+  return CUDA_SUCCESS;
+}
+
+int function_attribute(const Device* device, CUfunction_attribute attribute, const void* kernel) {
   switch (static_cast<int>(attribute)) {
     case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
       return 1024;
@@ -41,85 +81,158 @@ int function_attribute(CUfunction_attribute attribute) {
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
       return device ? device->architecture : 0;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      return device ? device->card.shared_bytes_per_block : 0;
+      return device ? oomdiag::dynamic_shared_bytes(device->card, kernel) : 0;
     default:
       return 0;
   }
 }
 
-/// A kernel may ask for no more shared memory than the card lets a block opt in to (cuda.h, cuFuncSetAttribute).
-CUresult check_attribute(const Device* device, CUfunction_attribute attribute, int value) {
-  if (!device) return CUDA_ERROR_INVALID_CONTEXT;
-  const bool is_too_much =
-      attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > device->card.shared_bytes_per_block_optin;
-  return is_too_much ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+CUresult set_attribute(const Device* device, CUfunction_attribute attribute, const void* kernel, int value) {
+  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_SUCCESS;
+  return oomdiag::set_dynamic_shared_bytes(device->card, kernel, value);
+}
+
+/// What is being linked: the names of all inputs, or that those of one are not known.
+struct Link {
+  Code code{.names = oomdiag::CodeNames{}};
+  std::string result{};
+};
+
+Link* find_link(CUlinkState state) { return reinterpret_cast<Link*>(state); }
+
+CUresult add_to(Link& link, CUresult error, Code input) {
+  if (error) return error;
+  if (!input.names) link.code.names.reset();
+  if (!link.code.names || !input.names) return CUDA_SUCCESS;
+  link.code.names->kernels.merge(input.names->kernels);
+  link.code.names->globals.merge(input.names->globals);
+  return CUDA_SUCCESS;
+}
+
+/// Whether the names of such an input can be read: objects, archives and intermediate code are not looked at.
+bool has_names(CUjitInputType type) {
+  return type == CU_JIT_INPUT_CUBIN || type == CU_JIT_INPUT_PTX || type == CU_JIT_INPUT_FATBINARY;
 }
 
 }  // namespace
 
-OOMDIAG_ENTRY_POINT CUresult cuModuleLoad(CUmodule* module, const char*) { return give_token(module); }
-OOMDIAG_ENTRY_POINT CUresult cuModuleLoadData(CUmodule* module, const void*) { return give_token(module); }
-OOMDIAG_ENTRY_POINT CUresult cuModuleLoadDataEx(CUmodule* module, const void*, unsigned, CUjit_option*, void**) {
-  return give_token(module);
+OOMDIAG_ENTRY_POINT CUresult cuModuleLoad(CUmodule* module, const char* path) { return load_file(module, false, path); }
+OOMDIAG_ENTRY_POINT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  return load_data(module, false, image);
 }
-OOMDIAG_ENTRY_POINT CUresult cuModuleLoadFatBinary(CUmodule* module, const void*) { return give_token(module); }
-OOMDIAG_ENTRY_POINT CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char*) {
-  return give_token(function);
+OOMDIAG_ENTRY_POINT CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
+  return load_data(module, false, image);
 }
-OOMDIAG_ENTRY_POINT CUresult cuModuleGetGlobal(CUdeviceptr* address, size_t* bytes, CUmodule, const char*) {
-  return give_global(address, bytes);
+OOMDIAG_ENTRY_POINT CUresult cuModuleLoadFatBinary(CUmodule* module, const void* image) {
+  return load_data(module, false, image);
+}
+OOMDIAG_ENTRY_POINT CUresult cuModuleUnload(CUmodule module) { return oomdiag::unload_module(module); }
+OOMDIAG_ENTRY_POINT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  return give_kernel(function, module, name);
+}
+OOMDIAG_ENTRY_POINT CUresult cuModuleGetGlobal(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
+  return give_global(address, bytes, module, name);
 }
 OOMDIAG_ENTRY_POINT CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
   *mode = CU_MODULE_LAZY_LOADING;
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuLibraryLoadData(CUlibrary* library, const void*, CUjit_option*, void**, unsigned,
+OOMDIAG_ENTRY_POINT CUresult cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option*, void**, unsigned,
                                                CUlibraryOption*, void**, unsigned) {
-  return give_token(library);
+  return load_data(library, true, image);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryLoadFromFile(CUlibrary* library, const char*, CUjit_option*, void**, unsigned,
-                                                   CUlibraryOption*, void**, unsigned) {
-  return give_token(library);
+OOMDIAG_ENTRY_POINT CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option*, void**,
+                                                   unsigned, CUlibraryOption*, void**, unsigned) {
+  return load_file(library, true, path);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryUnload(CUlibrary) { return CUDA_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char*) { return give_token(kernel); }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetModule(CUmodule* module, CUlibrary) { return give_token(module); }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary, const char*) {
-  return give_global(address, bytes);
+OOMDIAG_ENTRY_POINT CUresult cuLibraryUnload(CUlibrary library) { return oomdiag::unload_module(library); }
+OOMDIAG_ENTRY_POINT CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  return give_kernel(kernel, library, name);
 }
-OOMDIAG_ENTRY_POINT CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary, const char*) {
-  return give_global(address, bytes);
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuKernelGetFunction(CUfunction* function, CUkernel) { return give_token(function); }
-OOMDIAG_ENTRY_POINT CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel, CUdevice) {
-  *value = function_attribute(attribute);
+OOMDIAG_ENTRY_POINT CUresult cuLibraryGetModule(CUmodule* module, CUlibrary library) {
+  *module = handle_of<CUmodule>(library);
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel,
+OOMDIAG_ENTRY_POINT CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                                                const char* name) {
+  return give_global(address, bytes, library, name);
+}
+OOMDIAG_ENTRY_POINT CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                                                 const char* name) {
+  return give_global(address, bytes, library, name);
+}
+
+OOMDIAG_ENTRY_POINT CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  *function = handle_of<CUfunction>(kernel);
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuKernelGetLibrary(CUlibrary* library, CUkernel kernel) {
+  return give_module_of(library, kernel);
+}
+OOMDIAG_ENTRY_POINT CUresult cuKernelGetName(const char** name, CUkernel kernel) { return give_name(name, kernel); }
+OOMDIAG_ENTRY_POINT CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel kernel,
                                                   CUdevice device) {
-  return check_attribute(oomdiag::find_device(device), attribute, value);
+  *value = function_attribute(oomdiag::find_device(device), attribute, kernel);
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
+                                                  CUdevice ordinal) {
+  const Device* device = oomdiag::find_device(ordinal);
+  return device ? set_attribute(device, attribute, kernel, value) : CUDA_ERROR_INVALID_DEVICE;
 }
 OOMDIAG_ENTRY_POINT CUresult cuKernelSetCacheConfig(CUkernel, CUfunc_cache, CUdevice) { return CUDA_SUCCESS; }
 
-OOMDIAG_ENTRY_POINT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
-  *value = function_attribute(attribute);
+OOMDIAG_ENTRY_POINT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
+  *value = function_attribute(current_device(), attribute, function);
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, int value) {
-  return check_attribute(current_device(), attribute, value);
+OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  const CUresult error = oomdiag::check_context();
+  return error ? error : set_attribute(current_device(), attribute, function, value);
 }
 OOMDIAG_ENTRY_POINT CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUresult cuFuncGetModule(CUmodule* module, CUfunction) { return give_token(module); }
+OOMDIAG_ENTRY_POINT CUresult cuFuncGetModule(CUmodule* module, CUfunction function) {
+  return give_module_of(module, function);
+}
 OOMDIAG_ENTRY_POINT CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction) {
   *state = CU_FUNCTION_LOADING_STATE_LOADED;
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuFuncLoad(CUfunction) { return CUDA_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction) {
-  *name = "unknown";
+OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction function) { return give_name(name, function); }
+
+OOMDIAG_ENTRY_POINT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state) {
+  *state = reinterpret_cast<CUlinkState>(new Link);
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuLinkAddData(CUlinkState state, CUjitInputType type, void* data, size_t bytes,
+                                           const char*, unsigned, CUjit_option*, void**) {
+  Code code;
+  if (!has_names(type)) return add_to(*find_link(state), CUDA_SUCCESS, code);
+  std::string image(static_cast<const char*>(data), bytes);
+  image.append(sizeof(uint64_t), '\0');  // PTX need not end with 0
+  const CUresult error = oomdiag::read_code(image.data(), code);
+  return add_to(*find_link(state), error, std::move(code));
+}
+OOMDIAG_ENTRY_POINT CUresult cuLinkAddFile(CUlinkState state, CUjitInputType type, const char* path, unsigned,
+                                           CUjit_option*, void**) {
+  Code code;
+  CUresult error = oomdiag::read_code_file(path, code);
+  if (error != CUDA_ERROR_FILE_NOT_FOUND && !has_names(type)) error = CUDA_SUCCESS;
+  return add_to(*find_link(state), error, std::move(code));
+}
+
+/// The result has the names of the inputs; it lives as long as the state (cuda.h).
+OOMDIAG_ENTRY_POINT CUresult cuLinkComplete(CUlinkState state, void** code, size_t* bytes) {
+  std::string& result = find_link(state)->result;
+  result = oomdiag::write_code(find_link(state)->code);
+  if (code) *code = result.data();
+  if (bytes) *bytes = result.size() + 1;
+  return CUDA_SUCCESS;
+}
+OOMDIAG_ENTRY_POINT CUresult cuLinkDestroy(CUlinkState state) {
+  delete find_link(state);
   return CUDA_SUCCESS;
 }
 

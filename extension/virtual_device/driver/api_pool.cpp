@@ -1,10 +1,10 @@
-// Stream-ordered memory pools (pool.h). A freed block is free at once, whatever the clocks say.
+// Stream-ordered memory pools (pool.h). A freed block serves the next request at once, whatever the clocks say.
 
 #include <cuda.h>
 
 #include <array>
 #include <atomic>
-#include <memory>
+#include <mutex>
 
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
@@ -20,13 +20,13 @@ namespace {
 Pool* find_pool(CUmemoryPool handle) { return reinterpret_cast<Pool*>(handle); }
 
 CUresult give_default_pool(CUmemoryPool* handle, CUdevice ordinal) {
-  static auto& pools = *new std::array<std::unique_ptr<Pool>, oomdiag::kMostDevices>;
+  static auto& pools = *new std::array<Pool*, oomdiag::kMostDevices>{};
+  static auto& made = *new std::array<std::once_flag, oomdiag::kMostDevices>;
   Device* device = oomdiag::find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  std::lock_guard guard(oomdiag::memory_lock());
-  auto& pool = pools[static_cast<size_t>(ordinal)];
-  if (!pool) pool = std::make_unique<Pool>(*device);
-  *handle = reinterpret_cast<CUmemoryPool>(pool.get());
+  const auto place = static_cast<size_t>(ordinal);
+  std::call_once(made[place], [&] { pools[place] = &Pool::make(*device); });
+  *handle = reinterpret_cast<CUmemoryPool>(pools[place]);
   return CUDA_SUCCESS;
 }
 
@@ -76,7 +76,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemPoolCreate(CUmemoryPool* handle, const CUmemPo
   if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
     return at(wanted->location, [](CUdevice) { return CUDA_SUCCESS; });
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  *handle = reinterpret_cast<CUmemoryPool>(new Pool(*device));
+  *handle = reinterpret_cast<CUmemoryPool>(&Pool::make(*device));
   return CUDA_SUCCESS;
 }
 
@@ -146,9 +146,9 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* block, size_t 
 OOMDIAG_ENTRY_POINT CUresult cuMemAllocAsync(CUdeviceptr* block, size_t bytes, CUstream handle) {
   OOMDIAG_OBSERVED(cuMemAllocAsync, block, bytes, handle);
   const oomdiag::Stream* stream = oomdiag::find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(handle);
   CUmemoryPool pool;
-  if (const CUresult error = give_pool(&pool, stream->device->ordinal)) return error;
+  if (const CUresult error = give_pool(&pool, stream->context->device->ordinal)) return error;
   return cuMemAllocFromPoolAsync(block, bytes, pool, handle);
 }
 

@@ -8,9 +8,10 @@
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/pool.h"
 #include "extension/virtual_device/driver/stream.h"
 
-using oomdiag::current_device;
+using oomdiag::current_context;
 using oomdiag::Event;
 using oomdiag::find_event;
 using oomdiag::find_stream;
@@ -18,21 +19,17 @@ using oomdiag::Stream;
 
 namespace {
 
-std::atomic<uint64_t> next_stream_id = 100;
-
 CUresult create_stream(CUstream* handle, unsigned flags, int priority) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
-  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
-  auto* stream = new Stream{
-      .device = current_device(), .flags = flags, .priority = std::clamp(priority, -5, 0), .id = next_stream_id++};
-  *handle = oomdiag::stream_handle(stream);
+  if (const CUresult error = oomdiag::check_context()) return error;
+  *handle = oomdiag::stream_handle(&oomdiag::add_stream(*current_context(), flags, std::clamp(priority, -5, 0)));
   return CUDA_SUCCESS;
 }
 
 /// Asking whether work is done breaks a capture: captured work is never done.
 CUresult check_not_capturing(CUstream handle) {
   Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(handle);
   if (!oomdiag::is_any_capturing()) return CUDA_SUCCESS;
   std::lock_guard guard(oomdiag::stream_lock());
   return stream->capture ? oomdiag::invalidate_capture(*stream) : CUDA_SUCCESS;
@@ -51,9 +48,9 @@ namespace {
 
 CUresult submit(CUstream handle, CUgraphNodeType type, const oomdiag::Work& work) {
   Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(handle);
   if (type == CU_GRAPH_NODE_TYPE_KERNEL) [[likely]] {
-    if (const CUresult error = oomdiag::load_kernels(*stream->device)) return error;
+    if (const CUresult error = oomdiag::load_kernels(*stream->context)) return error;
   }
   oomdiag::capture_work(*stream, type);
   oomdiag::add_work(*stream, work);
@@ -75,7 +72,7 @@ CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flo
 CUresult oomdiag_device_spin(CUstream handle, int64_t cycles) {
   if (const CUresult error = oomdiag_device_launch(handle, 1)) return error;
   Stream& stream = *find_stream(handle);
-  oomdiag::add_time(stream, oomdiag::time_of_cycles(stream.device->card, cycles));
+  oomdiag::add_time(stream, oomdiag::time_of_cycles(stream.context->device->card, cycles));
   return CUDA_SUCCESS;
 }
 
@@ -91,8 +88,9 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamDestroy(CUstream handle) {
     return CUDA_ERROR_INVALID_HANDLE;
   std::lock_guard guard(oomdiag::stream_lock());
   Stream* stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture) return oomdiag::invalidate_capture(*stream);
-  delete stream;
+  oomdiag::drop_stream(*stream);
   return CUDA_SUCCESS;
 }
 
@@ -104,47 +102,48 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamQuery(CUstream handle) {
 OOMDIAG_ENTRY_POINT CUresult cuStreamSynchronize(CUstream handle) {
   if (const CUresult error = check_not_capturing(handle)) return error;
   oomdiag::wait_until(oomdiag::end_of(*find_stream(handle)));
+  oomdiag::trim_pools();
   return handle ? CUDA_SUCCESS : oomdiag::check_unsafe_call();
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
   Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
-  return oomdiag::wait_for_event(*stream, *find_event(event), flags);
+  if (!stream) return oomdiag::stream_error(handle);
+  return find_event(event) ? oomdiag::wait_for_event(*stream, *find_event(event), flags) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetPriority(CUstream handle, int* priority) {
   const Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(handle);
   *priority = stream->priority;
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
   const Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(handle);
   *flags = stream->flags;
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
   const Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(handle);
   *id = stream->id;
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
   const Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
-  *device = stream->device->ordinal;
+  if (!stream) return oomdiag::stream_error(handle);
+  *device = stream->context->device->ordinal;
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
   const Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
-  *context = reinterpret_cast<CUcontext>(stream->device);
+  if (!stream) return oomdiag::stream_error(handle);
+  *context = oomdiag::context_handle(stream->context);
   return CUDA_SUCCESS;
 }
 
@@ -165,7 +164,7 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr
 /// Captured, it becomes a node and is not called; otherwise all work before it is done already.
 OOMDIAG_ENTRY_POINT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
   Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return oomdiag::stream_error(handle);
   const bool is_captured = stream->capture;
   oomdiag::capture_work(*stream, CU_GRAPH_NODE_TYPE_HOST);
   if (!is_captured) function(argument);
@@ -180,42 +179,49 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamAddCallback(CUstream stream, CUstreamCallba
 
 OOMDIAG_ENTRY_POINT CUresult cuEventCreate(CUevent* handle, unsigned flags) {
   if (const CUresult error = oomdiag::check_initialized()) return error;
-  if (!current_device()) return CUDA_ERROR_INVALID_CONTEXT;
-  *handle = reinterpret_cast<CUevent>(new Event{.device = current_device(), .flags = flags});
+  if (const CUresult error = oomdiag::check_context()) return error;
+  *handle = oomdiag::event_handle(&oomdiag::add_event(*current_context(), flags));
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventDestroy(CUevent event) {
-  delete find_event(event);
+  if (!find_event(event)) return CUDA_ERROR_INVALID_HANDLE;
+  oomdiag::drop_event(*find_event(event));
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned flags) {
   Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
-  return oomdiag::record_event(*find_event(event), *stream, flags);
+  if (!stream) return oomdiag::stream_error(handle);
+  return find_event(event) ? oomdiag::record_event(*find_event(event), *stream, flags) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventRecord(CUevent event, CUstream stream) {
   return cuEventRecordWithFlags(event, stream, 0);
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuEventQuery(CUevent event) {
-  if (oomdiag::spoils_capture(*find_event(event))) return CUDA_ERROR_CAPTURED_EVENT;
+OOMDIAG_ENTRY_POINT CUresult cuEventQuery(CUevent handle) {
+  const Event* event = find_event(handle);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (oomdiag::spoils_capture(*event)) return CUDA_ERROR_CAPTURED_EVENT;
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
-  return is_ahead(find_event(event)->recorded_ns) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+  return is_ahead(event->recorded_ns) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuEventSynchronize(CUevent event) {
-  if (oomdiag::spoils_capture(*find_event(event))) return CUDA_ERROR_CAPTURED_EVENT;
-  oomdiag::wait_until(find_event(event)->recorded_ns);
+OOMDIAG_ENTRY_POINT CUresult cuEventSynchronize(CUevent handle) {
+  const Event* event = find_event(handle);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (oomdiag::spoils_capture(*event)) return CUDA_ERROR_CAPTURED_EVENT;
+  oomdiag::wait_until(event->recorded_ns);
+  oomdiag::trim_pools();
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
-  const Event& first = *find_event(start);
-  const Event& last = *find_event(end);
-  if (first.device != last.device || !has_time(first) || !has_time(last)) return CUDA_ERROR_INVALID_HANDLE;
-  *milliseconds = static_cast<float>(last.recorded_ns - first.recorded_ns) / 1e6f;
+  const Event* first = find_event(start);
+  const Event* last = find_event(end);
+  const bool is_timed = first && last && has_time(*first) && has_time(*last);
+  if (!is_timed || first->context->device != last->context->device) return CUDA_ERROR_INVALID_HANDLE;
+  *milliseconds = static_cast<float>(last->recorded_ns - first->recorded_ns) / 1e6f;
   return CUDA_SUCCESS;
 }

@@ -4,15 +4,8 @@
 #include <cuda.h>
 
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/devices.h"
 
 namespace {
-
-/// A device has its primary context and no other (api_context.cpp).
-CUresult create_context(CUcontext* context, CUdevice ordinal) {
-  if (const CUresult error = cuDevicePrimaryCtxRetain(context, ordinal)) return error;
-  return cuCtxPushCurrent(*context);
-}
 
 CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count, CUstream stream) {
   for (size_t i = 0; i < count; ++i) {
@@ -21,18 +14,7 @@ CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t co
   return CUDA_SUCCESS;
 }
 
-/// The result of linking: nobody looks at code (api_module.cpp).
-char nothing_linked[64];
-
 }  // namespace
-
-OOMDIAG_ENTRY_POINT CUresult cuCtxSynchronize_v2(CUcontext context) {
-  oomdiag::Device* before = oomdiag::current_device();
-  if (context) oomdiag::set_current_device(reinterpret_cast<oomdiag::Device*>(context));
-  const CUresult result = cuCtxSynchronize();
-  oomdiag::set_current_device(before);
-  return result;
-}
 
 #undef cuLaunchHostFunc_v2
 OOMDIAG_ENTRY_POINT CUresult cuLaunchHostFunc_v2(CUstream stream, CUhostFn function, void* argument, unsigned) {
@@ -43,27 +25,6 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* conte
   if (green) *green = nullptr;
   return cuStreamGetCtx(stream, context);
 }
-
-#undef cuCtxCreate
-OOMDIAG_ENTRY_POINT CUresult cuCtxCreate_v2(CUcontext* context, unsigned, CUdevice ordinal) {
-  return create_context(context, ordinal);
-}
-OOMDIAG_ENTRY_POINT CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam*, int, unsigned, CUdevice ordinal) {
-  return create_context(context, ordinal);
-}
-OOMDIAG_ENTRY_POINT CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams*, unsigned, CUdevice ordinal) {
-  return create_context(context, ordinal);
-}
-
-/// It stays, as every context does; but it is nobody's current one.
-OOMDIAG_ENTRY_POINT CUresult cuCtxDestroy(CUcontext context) {
-  CUcontext current = nullptr;
-  cuCtxGetCurrent(&current);
-  return current == context ? cuCtxPopCurrent(nullptr) : CUDA_SUCCESS;
-}
-
-/// What a reset would free is not followed: programs do it at their end.
-OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxReset(CUdevice) { return CUDA_SUCCESS; }
 
 #undef cuDeviceGetUuid
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
@@ -129,24 +90,6 @@ OOMDIAG_ENTRY_POINT CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* fr
                                                 CUmemcpyAttributes*, size_t*, size_t, size_t*, CUstream stream) {
   return copy_batch(to, from, bytes, count, stream);
 }
-
-OOMDIAG_ENTRY_POINT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state) {
-  *state = reinterpret_cast<CUlinkState>(nothing_linked);
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuLinkAddData(CUlinkState, CUjitInputType, void*, size_t, const char*, unsigned,
-                                           CUjit_option*, void**) {
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuLinkAddFile(CUlinkState, CUjitInputType, const char*, unsigned, CUjit_option*, void**) {
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuLinkComplete(CUlinkState, void** code, size_t* bytes) {
-  if (code) *code = nothing_linked;
-  if (bytes) *bytes = sizeof nothing_linked;
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuLinkDestroy(CUlinkState) { return CUDA_SUCCESS; }
 
 // What kernels prefer of caches, and where managed memory should be: nothing here.
 

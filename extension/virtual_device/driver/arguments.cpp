@@ -5,14 +5,11 @@
 
 #include "extension/virtual_device/driver/arguments.h"
 
-#include <sys/uio.h>
-#include <unistd.h>
-
-#include <array>
 #include <cstdint>
 
 #include "extension/virtual_device/driver/capture.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/host_memory.h"
 #include "extension/virtual_device/driver/memory.h"
 
 namespace {
@@ -21,11 +18,7 @@ constexpr size_t kMostArguments = 32;
 
 thread_local int known_kernels = 0;
 
-bool read_word(const void* from, uintptr_t* word) {
-  iovec here{word, sizeof *word};
-  iovec there{const_cast<void*>(from), sizeof *word};
-  return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(sizeof *word);
-}
+bool read_word(const void* from, uintptr_t* word) { return oomdiag::read_safely(word, from, sizeof *word); }
 
 void forget_now_or_at_replay(const void* at) {
   if (oomdiag::is_any_capturing()) return oomdiag::capture_action([at] { oomdiag_device_forget_whole(at); });

@@ -90,7 +90,7 @@ void capture_action(const std::function<void()>& action) {
 CUresult begin_capture(CUstream handle, CUstreamCaptureMode mode, Graph* graph, std::vector<GraphNode*> dependencies) {
   std::lock_guard guard(stream_lock());
   Stream* stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!stream) return stream_error(handle);
   if (handle == nullptr || handle == CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
   auto* capture = new Capture{.id = next_id++,
@@ -128,6 +128,15 @@ CUresult end_capture(CUstream handle, CUgraph* graph) {
   return result;
 }
 
+void abandon_capture(Stream& stream) {
+  std::lock_guard guard(stream_lock());
+  Capture* capture = stream.capture;
+  if (!capture) return;
+  close_capture(capture);
+  if (capture->owns_graph) delete capture->graph;
+  delete capture;
+}
+
 void capture_work(Stream& stream, CUgraphNodeType type) {
   if (!is_any_capturing()) return;
   std::lock_guard guard(stream_lock());
@@ -151,7 +160,7 @@ CUresult record_event(Event& event, Stream& stream, unsigned flags) {
     return CUDA_SUCCESS;
   }
   capture_work(stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD);
-  if (event.device != stream.device) return CUDA_ERROR_INVALID_HANDLE;
+  if (event.context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
   event.capture_id = 0;
   event.dependencies.clear();
   event.recorded_ns = std::max(host_time_ns(), end_of(stream));

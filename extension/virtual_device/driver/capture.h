@@ -28,6 +28,9 @@ struct Capture {
 CUresult begin_capture(CUstream stream, CUstreamCaptureMode mode, Graph* graph, std::vector<GraphNode*> dependencies);
 CUresult end_capture(CUstream stream, CUgraph* graph);
 
+/// The stream's capture ends without a graph, if it has one.
+void abandon_capture(Stream& stream);
+
 /// Whether any stream of the process is being captured: one atomic load, for the paths that ask on every launch.
 bool is_any_capturing() noexcept;
 

@@ -45,7 +45,7 @@ bool is_blocking(const Stream& stream) { return !(stream.flags & CU_STREAM_NON_B
 /// CUDA programming guide, "Legacy default stream": it and the blocking streams wait for each other.
 int64_t start_on(const Stream& stream) {
   const int64_t now = std::max(host_time_ns(), end_of(stream));
-  return is_blocking(stream) && !is_legacy(stream) ? std::max<int64_t>(now, stream.device->legacy_end_ns) : now;
+  return is_blocking(stream) && !is_legacy(stream) ? std::max<int64_t>(now, stream.context->legacy_end_ns) : now;
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ int64_t time_of_cycles(const Card& card, int64_t cycles) {
 }
 
 void add_work(Stream& stream, const Work& work) {
-  if (is_clocked()) add_time(stream, time_of(stream.device->card, work));
+  if (is_clocked()) add_time(stream, time_of(stream.context->device->card, work));
 }
 
 void add_time(Stream& stream, int64_t time_ns) {
@@ -85,17 +85,17 @@ void add_time(Stream& stream, int64_t time_ns) {
   }
   const int64_t end = start_on(stream) + time_ns;
   stream.end_ns = end;
-  Device& device = *stream.device;
-  device.end_ns = std::max<int64_t>(device.end_ns, end);
+  Context& context = *stream.context;
+  context.end_ns = std::max<int64_t>(context.end_ns, end);
   if (is_legacy(stream)) {
-    device.legacy_end_ns = end;
+    context.legacy_end_ns = end;
   } else if (is_blocking(stream)) {
-    device.blocking_end_ns = std::max<int64_t>(device.blocking_end_ns, end);
+    context.blocking_end_ns = std::max<int64_t>(context.blocking_end_ns, end);
   }
 }
 
 int64_t end_of(const Stream& stream) noexcept {
-  return is_legacy(stream) ? std::max<int64_t>(stream.end_ns, stream.device->blocking_end_ns) : stream.end_ns.load();
+  return is_legacy(stream) ? std::max<int64_t>(stream.end_ns, stream.context->blocking_end_ns) : stream.end_ns.load();
 }
 
 }  // namespace oomdiag

@@ -92,11 +92,6 @@ void Contents::write(uintptr_t to, const void* from, size_t bytes, Origin origin
   keep_within_bounds();
 }
 
-void Contents::fill(uintptr_t to, int value, size_t bytes) {
-  const char byte = static_cast<char>(value);
-  fill(to, Pattern(&byte, 1), bytes);
-}
-
 void Contents::fill(uintptr_t to, const Pattern& pattern, size_t bytes, Origin origin) {
   std::lock_guard guard(lock_);
   erase(to, bytes);

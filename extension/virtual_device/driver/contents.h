@@ -81,7 +81,6 @@ class Contents {
  public:
   /// What the host wrote, or what is taken for a kernel's.
   void write(uintptr_t to, const void* from, size_t bytes, Origin origin = Origin::host);
-  void fill(uintptr_t to, int value, size_t bytes);
   void fill(uintptr_t to, const Pattern& pattern, size_t bytes, Origin origin = Origin::host);
   void forget(uintptr_t at, size_t bytes);
   /// What holds `at`, as far as it was written at once.

@@ -1,5 +1,7 @@
 // Copies and sets between any two places, as far as contents are known (contents.h).
 
+#include "extension/virtual_device/driver/copies.h"
+
 #include <sys/mman.h>
 
 #include <atomic>
@@ -81,6 +83,16 @@ void read(void* to, const void* from, size_t bytes) {
 
 }  // namespace
 
+bool oomdiag::can_copy(void* to, const void* from, size_t bytes) {
+  return can_copy_to(to, bytes) && can_copy_from(from, bytes);
+}
+
+void oomdiag::set_numbers(void* to, unsigned value, size_t number_bytes, size_t count) {
+  const size_t bytes = count * number_bytes;
+  if (is_on_card(to)) return oomdiag_device_fill_numbers(to, bytes, &value, number_bytes, false);
+  Pattern(&value, number_bytes).repeat(to, 0, bytes);
+}
+
 void oomdiag_device_copy(void* to, const void* from, size_t bytes) {
   if (!bytes) return;
   const bool to_card = is_on_card(to);
@@ -95,15 +107,6 @@ void oomdiag_device_copy(void* to, const void* from, size_t bytes) {
     contents.copy(address_of(to), address_of(from), bytes);
   } else {
     contents.write(address_of(to), from, bytes);
-  }
-}
-
-void oomdiag_device_fill(void* to, int value, size_t bytes) {
-  if (!bytes) return;
-  if (!is_on_card(to)) {
-    std::memset(to, value, bytes);
-  } else if (keeps_contents) {
-    contents.fill(address_of(to), value, bytes);
   }
 }
 

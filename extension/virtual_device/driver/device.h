@@ -43,9 +43,8 @@ OOMDIAG_ENTRY_POINT CUresult oomdiag_device_use_library();
 /// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED where a capture forbids an unsafe call (allocation, synchronisation) on this thread.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_check_capture();
 
-/// Copies between any two places and sets any place, as far as contents are kept. No stream order: work is done at once.
+/// Copies between any two places, as far as contents are kept. No stream order: work is done at once. Neither place is checked.
 OOMDIAG_ENTRY_POINT void oomdiag_device_copy(void* to, const void* from, size_t bytes);
-OOMDIAG_ENTRY_POINT void oomdiag_device_fill(void* to, int value, size_t bytes);
 
 /// Fills with a number of 1, 2, 4, 8 or 16 bytes; `is_guess`: who looks is told that a kernel wrote it.
 OOMDIAG_ENTRY_POINT void oomdiag_device_fill_numbers(void* to, size_t bytes, const void* number, size_t number_bytes,

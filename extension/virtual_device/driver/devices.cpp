@@ -10,7 +10,6 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/shared_cards.h"
@@ -26,7 +25,6 @@ std::atomic<size_t> installed_count = 0;
 std::atomic<size_t> visible_count = 0;
 std::atomic<CUresult> initialized = CUDA_ERROR_NOT_INITIALIZED;
 std::atomic<bool> forked = false;
-thread_local Device* current = nullptr;
 
 /// A card file's number may be overridden by a size in bytes: OOMDIAG_MEMORY.
 void override_memory(Card& card) {
@@ -93,20 +91,6 @@ void pick_visible() {
   }
 }
 
-/// What is taken of a card once and for ever: its context, its first code. `is_there` says that it was.
-CUresult take_once(Device& device, std::atomic<bool>& is_there, Holder holder, int64_t bytes,
-                   CUpti_CallbackIdResource what) {
-  {
-    std::lock_guard guard(memory_lock());
-    if (is_there) return CUDA_SUCCESS;
-    is_there = take(device, holder, bytes);
-  }
-  if (!is_there) tell_refusal(bytes);
-  if (!is_there) return CUDA_ERROR_OUT_OF_MEMORY;
-  tell_resource(what, &device);
-  return CUDA_SUCCESS;
-}
-
 void read_cards() {
   const char* list = std::getenv("OOMDIAG_CARD");
   std::string path;
@@ -165,23 +149,6 @@ Device* find_device(int ordinal) noexcept {
 
 Device* find_installed(int index) noexcept {
   return index >= 0 && static_cast<size_t>(index) < installed_count ? &installed[static_cast<size_t>(index)] : nullptr;
-}
-
-Device* current_device() noexcept { return current; }
-
-void set_current_device(Device* device) noexcept { current = device; }
-
-CUresult make_context(Device& device) {
-  if (device.has_context.load(std::memory_order_acquire)) return CUDA_SUCCESS;
-  return take_once(device, device.has_context, Holder::context, device.card.context_bytes,
-                   CUPTI_CBID_RESOURCE_CONTEXT_CREATED);
-}
-
-CUresult load_kernels(Device& device) {
-  if (device.has_kernels.load(std::memory_order_acquire)) return CUDA_SUCCESS;
-  if (const CUresult error = make_context(device)) return error;
-  return take_once(device, device.has_kernels, Holder::modules, device.card.first_kernel_bytes,
-                   CUPTI_CBID_RESOURCE_MODULE_LOADED);
 }
 
 }  // namespace oomdiag

@@ -8,29 +8,21 @@
 
 #include "extension/virtual_device/driver/card.h"
 #include "extension/virtual_device/driver/ledger.h"
-#include "extension/virtual_device/driver/limits.h"
 
 namespace oomdiag {
 
 /// The most cards that a machine may have.
 inline constexpr size_t kMostDevices = 16;
 
-/// One card of the machine. Its context stays once it is made.
+/// One card of the machine.
 struct Device {
   int index = 0;     ///< its place in the machine, which NVML counts by: what its bus id and uuid are made of
   int ordinal = -1;  ///< what this process calls it; -1 where CUDA_VISIBLE_DEVICES hides it
   Card card;
   std::string cudnn_description;
   int architecture = 0;
-  int64_t graph_bytes = 0;  ///< of executables, before rounding to pages; under memory_lock()
-  std::atomic<bool> has_context = false;
-  std::atomic<bool> has_kernels = false;
-  std::atomic<uint32_t> peers = 0;           ///< a bit for each ordinal whose memory it may reach
-  Ledger ledger;                             ///< what this process holds of it
-  Limits limits;                             ///< what kernels may use; under memory_lock()
-  std::atomic<int64_t> end_ns = 0;           ///< clock.h: when all its work will be done,
-  std::atomic<int64_t> legacy_end_ns = 0;    ///< that on its legacy stream,
-  std::atomic<int64_t> blocking_end_ns = 0;  ///< and that on the streams which wait for the legacy stream
+  std::atomic<uint32_t> peers = 0;  ///< a bit for each ordinal whose memory it may reach
+  Ledger ledger;                    ///< what this process holds of it
 };
 
 /// The branch of the machine's driver: OOMDIAG_DRIVER, or 0 for the newest.
@@ -62,15 +54,7 @@ Device* find_device(int ordinal) noexcept;
 /// The card at that place in the machine, visible or not; null when there is none.
 Device* find_installed(int index) noexcept;
 
-/// The device of the thread's current context, null when it has none.
+/// The device of the thread's current context, null when it has none (context.h).
 Device* current_device() noexcept;
-void set_current_device(Device* device) noexcept;
-
-/// Makes the device's context: properties and device count must not on a real card. CUDA_ERROR_OUT_OF_MEMORY where the card
-/// has no room for it; the next call tries again.
-CUresult make_context(Device& device);
-
-/// The first kernel or library handle takes its share of the card; the same.
-CUresult load_kernels(Device& device);
 
 }  // namespace oomdiag

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/callbacks.h"
-#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/small_heap.h"
 
 namespace oomdiag {
@@ -27,21 +27,28 @@ int64_t bytes_of(const Device& device, const Limits& limits) {
 
 }  // namespace
 
-CUresult set_limit(Device& device, CUlimit limit, size_t value) {
+CUresult set_limit(Context& context, CUlimit limit, size_t value) {
+  Device& device = *context.device;
   int64_t more = 0;
   {
     std::lock_guard guard(memory_lock());
-    Limits wanted = device.limits;
+    Limits wanted = context.limits;
     wanted.values[limit] = std::min<size_t>(value, size_t{1} << 40);
-    more = bytes_of(device, wanted) - bytes_of(device, device.limits);
+    more = bytes_of(device, wanted) - bytes_of(device, context.limits);
     if (more < 0) give_back(device, Holder::heaps, -more);
     if (more <= 0 || take(device, Holder::heaps, more)) {
-      device.limits = wanted;
+      context.limits = wanted;
       return CUDA_SUCCESS;
     }
   }
   tell_refusal(more);
   return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void refund_limits(Context& context) {
+  std::lock_guard guard(memory_lock());
+  give_back(*context.device, Holder::heaps, bytes_of(*context.device, context.limits));
+  context.limits = {};
 }
 
 }  // namespace oomdiag

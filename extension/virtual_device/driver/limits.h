@@ -7,7 +7,7 @@
 
 namespace oomdiag {
 
-struct Device;
+struct Context;
 
 /// The limits of a context, with the defaults that cuda.h and the programming guide give for a stack and the two heaps.
 struct Limits {
@@ -22,6 +22,9 @@ struct Limits {
 
 /// Sets a limit. What it takes of the card above the default, which every context includes, is taken at once: the heaps, and
 /// a stack for each thread that may be resident. CUDA_ERROR_OUT_OF_MEMORY where the card has not so much.
-CUresult set_limit(Device& device, CUlimit limit, size_t value);
+CUresult set_limit(Context& context, CUlimit limit, size_t value);
+
+/// All limits are the defaults again, and the card has back what they took.
+void refund_limits(Context& context);
 
 }  // namespace oomdiag

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "extension/virtual_device/driver/address_space.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 
 namespace oomdiag {
@@ -25,6 +26,34 @@ auto find_entry(CUdeviceptr address) {
   if (entry == mappings.begin()) return mappings.end();
   --entry;
   return address - entry->first < static_cast<CUdeviceptr>(entry->second.bytes) ? entry : mappings.end();
+}
+
+bool is_whole_pages(CUdeviceptr begin, int64_t bytes) {
+  return bytes > 0 && bytes % kPageBytes == 0 && begin % static_cast<CUdeviceptr>(kPageBytes) == 0;
+}
+
+bool is_reserved(CUdeviceptr begin, int64_t bytes) {
+  auto entry = reservations.upper_bound(begin);
+  if (entry == reservations.begin()) return false;
+  --entry;
+  return begin + static_cast<CUdeviceptr>(bytes) <= entry->first + static_cast<CUdeviceptr>(entry->second);
+}
+
+/// Whether any of the range is.
+bool is_mapped(CUdeviceptr begin, int64_t bytes) {
+  const auto next = mappings.lower_bound(begin);
+  const bool begins_within = next != mappings.end() && next->first < begin + static_cast<CUdeviceptr>(bytes);
+  return begins_within || find_entry(begin) != mappings.end();
+}
+
+bool are_whole_mappings(CUdeviceptr begin, int64_t bytes) {
+  const CUdeviceptr end = begin + static_cast<CUdeviceptr>(bytes);
+  while (begin < end) {
+    const auto entry = mappings.find(begin);
+    if (entry == mappings.end()) return false;
+    begin += static_cast<CUdeviceptr>(entry->second.bytes);
+  }
+  return begin == end;
 }
 
 void drop_reference(PhysicalHandle handle) {
@@ -58,7 +87,7 @@ CUresult free_addresses(CUdeviceptr begin, int64_t bytes) {
 
 CUresult create_pages(Device* device, int64_t bytes, PhysicalHandle* handle) {
   if (bytes <= 0 || bytes % kPageBytes) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult error = device ? make_context(*device) : CUDA_SUCCESS) return error;
+  if (const CUresult error = device ? make_context(context_on(*device)) : CUDA_SUCCESS) return error;
   std::lock_guard guard(memory_lock());
   if (device && !take(*device, Holder::mappings, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   *handle = next_handle++;
@@ -76,13 +105,20 @@ CUresult release_pages(PhysicalHandle handle) {
 CUresult map_pages(CUdeviceptr begin, int64_t bytes, PhysicalHandle handle) {
   std::lock_guard guard(memory_lock());
   const auto entry = handles.find(handle);
-  if (entry == handles.end()) return CUDA_ERROR_INVALID_VALUE;
+  const bool is_known = entry != handles.end() && bytes <= entry->second.bytes;
+  if (!is_known || !is_whole_pages(begin, bytes) || !is_reserved(begin, bytes) || is_mapped(begin, bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   ++entry->second.references;
   mappings[begin] = {.bytes = bytes, .handle = handle};
   return CUDA_SUCCESS;
 }
 
 CUresult unmap_pages(CUdeviceptr begin, int64_t bytes) {
+  {
+    std::lock_guard guard(memory_lock());
+    if (bytes <= 0 || !are_whole_mappings(begin, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  }
   oomdiag_device_forget(reinterpret_cast<void*>(begin), static_cast<size_t>(bytes));
   std::lock_guard guard(memory_lock());
   auto entry = mappings.lower_bound(begin);
@@ -102,6 +138,30 @@ CUresult retain_pages(uintptr_t address, PhysicalHandle* handle) {
   return CUDA_SUCCESS;
 }
 
+void release_pages_of(const Device& device) {
+  std::lock_guard guard(memory_lock());
+  const auto is_of_device = [&](PhysicalHandle handle) {
+    const auto entry = handles.find(handle);
+    return entry != handles.end() && entry->second.device == device.ordinal;
+  };
+  for (auto entry = mappings.begin(); entry != mappings.end();) {
+    if (!is_of_device(entry->second.handle)) {
+      ++entry;
+      continue;
+    }
+    oomdiag_device_forget(reinterpret_cast<void*>(entry->first), static_cast<size_t>(entry->second.bytes));
+    entry = mappings.erase(entry);
+  }
+  for (auto entry = handles.begin(); entry != handles.end();) {
+    if (entry->second.device != device.ordinal) {
+      ++entry;
+      continue;
+    }
+    give_back(*find_device(device.ordinal), Holder::mappings, entry->second.bytes);
+    entry = handles.erase(entry);
+  }
+}
+
 std::optional<PhysicalPages> find_pages(PhysicalHandle handle) {
   std::lock_guard guard(memory_lock());
   const auto entry = handles.find(handle);
@@ -112,7 +172,10 @@ std::optional<MemoryRange> find_mapping(uintptr_t address) {
   const auto entry = find_entry(address);
   if (entry == mappings.end()) return std::nullopt;
   const int device = handles[entry->second.handle].device;
-  return MemoryRange{.begin = static_cast<uintptr_t>(entry->first), .bytes = entry->second.bytes, .device = device};
+  return MemoryRange{.begin = static_cast<uintptr_t>(entry->first),
+                     .bytes = entry->second.bytes,
+                     .device = device,
+                     .is_mapping = true};
 }
 
 }  // namespace oomdiag

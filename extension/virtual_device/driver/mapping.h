@@ -30,11 +30,17 @@ CUresult free_addresses(CUdeviceptr begin, int64_t bytes);
 CUresult create_pages(Device* device, int64_t bytes, PhysicalHandle* handle);
 CUresult release_pages(PhysicalHandle handle);
 
+/// CUDA_ERROR_INVALID_VALUE unless the range is whole pages of one reservation, none of them mapped, and the handle has so many.
 CUresult map_pages(CUdeviceptr begin, int64_t bytes, PhysicalHandle handle);
+
+/// CUDA_ERROR_INVALID_VALUE unless the range is one or more whole mappings without a gap.
 CUresult unmap_pages(CUdeviceptr begin, int64_t bytes);
 
 /// One more reference to the pages mapped at `address`.
 CUresult retain_pages(uintptr_t address, PhysicalHandle* handle);
+
+/// All handles of the device and what is mapped of them are gone.
+void release_pages_of(const Device& device);
 
 std::optional<PhysicalPages> find_pages(PhysicalHandle handle);
 

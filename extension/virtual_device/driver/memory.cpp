@@ -1,9 +1,13 @@
 #include "extension/virtual_device/driver/memory.h"
 
+#include <atomic>
 #include <map>
+#include <vector>
 
 #include "extension/virtual_device/driver/address_space.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/driver/host_memory.h"
 #include "extension/virtual_device/driver/mapping.h"
 #include "extension/virtual_device/driver/pool.h"
 
@@ -43,7 +47,9 @@ auto find_entry(uintptr_t address) {
 }
 
 MemoryRange& add_range(uintptr_t begin, int64_t bytes, int device, MemoryKind kind) {
-  return ranges[begin] = {.begin = begin, .bytes = bytes, .device = device, .kind = kind};
+  MemoryRange& range = ranges[begin];
+  range = {.begin = begin, .bytes = bytes, .device = device, .kind = kind, .context = current_context()};
+  return range;
 }
 
 CUresult result_of(Refusal refusal) {
@@ -54,18 +60,35 @@ CUresult result_of(Refusal refusal) {
 /// A block of the card's own heap, or of a pool's.
 CUresult allocate(Device& device, Pool* pool, int64_t bytes, void** block) {
   *block = nullptr;
-  if (const CUresult error = make_context(device)) return error;
+  Context& context = context_on(device);
+  if (const CUresult error = make_context(context)) return error;
   if (bytes == 0) return CUDA_SUCCESS;
   if (bytes < 0 || bytes > device.card.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   uintptr_t begin = 0;
-  Refusal refusal;
-  {
+  Refusal refusal = Refusal::by_card;
+  const auto try_once = [&] {
     std::lock_guard guard(memory_lock());
     refusal = pool ? pool->allocate(bytes, &begin) : heap_of(device).allocate(bytes, &begin);
-    if (refusal == Refusal::none) add_range(begin, bytes, device.ordinal, MemoryKind::device).pool = pool;
-  }
+    if (refusal == Refusal::none) {
+      MemoryRange& range = add_range(begin, bytes, device.ordinal, MemoryKind::device);
+      range.pool = pool;
+      range.context = pool ? nullptr : &context;
+    }
+  };
+  try_once();
+  if (refusal == Refusal::by_card && trim_pools()) try_once();  // what is about to be given back serves first
   *block = reinterpret_cast<void*>(begin);
   return result_of(refusal);
+}
+
+std::atomic<int64_t> page_locked_bytes = 0;
+
+/// Counts a page-locked block of so many bytes; false where the machine has not so much.
+bool charge_host(int64_t bytes) {
+  if (bytes <= host_memory_bytes() - page_locked_bytes.fetch_add(bytes)) return true;
+  page_locked_bytes -= bytes;
+  oomdiag_device_note("unsupported", "page-locked memory beyond what this machine has for its processes");
+  return false;
 }
 
 /// An accessible range that no card is charged for.
@@ -92,6 +115,33 @@ std::optional<MemoryRange> take_range(const void* begin, Predicate fits) {
 }
 
 bool is_no_host_memory(const MemoryRange& range) { return range.kind != MemoryKind::host; }
+
+/// Bytes from `address` to the end of the range. What a small block is rounded to is its own.
+size_t bytes_to_end(const MemoryRange& range, uintptr_t address) {
+  return range.begin + static_cast<uintptr_t>(SmallHeap::align(range.bytes)) - address;
+}
+
+/// Whether all `bytes` lie in what CUDA knows there; nullopt where it knows nothing, or where what was registered ends.
+std::optional<bool> is_within_known(const void* begin, size_t bytes) {
+  auto address = reinterpret_cast<uintptr_t>(begin);
+  auto range = find_range(begin);
+  if (!range) return std::nullopt;
+  while (bytes > bytes_to_end(*range, address)) {
+    if (range->is_registered) return std::nullopt;
+    bytes -= bytes_to_end(*range, address);
+    address += bytes_to_end(*range, address);
+    const auto next = find_range(reinterpret_cast<void*>(address));
+    if (!range->is_mapping || !next || !next->is_mapping) return false;
+    range = next;
+  }
+  return true;
+}
+
+/// Of managed memory, or of a page-locked block.
+void free_pages_of_host(const MemoryRange& range) {
+  unmap_host_memory(reinterpret_cast<void*>(range.begin), range.bytes);
+  if (range.kind == MemoryKind::host) page_locked_bytes -= range.bytes;
+}
 
 void give_up(const MemoryRange& range) {
   if (range.is_imported) return give_addresses(range.begin, round_to_pages(range.bytes));
@@ -122,7 +172,12 @@ CUresult allocate_managed(int device, int64_t bytes, void** block) {
 
 CUresult allocate_host(int64_t bytes, void** block) {
   const Device* device = current_device();
-  return allocate_uncharged(device ? device->ordinal : 0, bytes, MemoryKind::host, block);
+  const int64_t whole = bytes > 0 ? round_to_pages(bytes) : 0;
+  *block = nullptr;
+  if (whole > host_memory_bytes() || !charge_host(whole)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult error = allocate_uncharged(device ? device->ordinal : 0, bytes, MemoryKind::host, block);
+  if (error) page_locked_bytes -= whole;
+  return error;
 }
 
 CUresult free_block(void* block) {
@@ -137,7 +192,7 @@ CUresult free_block(void* block) {
     if (range && range->kind == MemoryKind::device) give_up(*range);
   }
   if (!range) return CUDA_ERROR_INVALID_VALUE;
-  if (range->kind == MemoryKind::managed) unmap_host_memory(block, range->bytes);
+  if (range->kind == MemoryKind::managed) free_pages_of_host(*range);
   return CUDA_SUCCESS;
 }
 
@@ -149,16 +204,52 @@ CUresult free_host(void* block) {
         take_range(block, [](const MemoryRange& found) { return !is_no_host_memory(found) && !found.is_registered; });
   }
   if (!range) return CUDA_ERROR_INVALID_VALUE;
-  unmap_host_memory(block, range->bytes);
+  free_pages_of_host(*range);
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+template <typename Predicate>
+void free_all(Predicate fits) {
+  std::vector<MemoryRange> gone;
+  {
+    std::lock_guard guard(memory_lock());
+    std::erase_if(ranges,
+                  [&](const auto& entry) { return fits(entry.second) && (gone.push_back(entry.second), true); });
+  }
+  for (const MemoryRange& range : gone) {  // before anybody else can have the address
+    oomdiag_device_forget(reinterpret_cast<void*>(range.begin), static_cast<size_t>(range.bytes));
+  }
+  std::lock_guard guard(memory_lock());
+  for (const MemoryRange& range : gone) {
+    if (range.kind == MemoryKind::device) {
+      give_up(range);
+    } else if (!range.is_registered) {
+      free_pages_of_host(range);
+    }
+  }
+}
+
+}  // namespace
+
+void free_memory_of(const Context& context) {
+  free_all([&](const MemoryRange& range) { return range.context == &context; });
+}
+
+void free_pools_of(const Device& device) {
+  free_all([&](const MemoryRange& range) { return range.pool && &range.pool->device() == &device; });
+  trim_pools_of(device);
+}
+
 CUresult register_host(void* begin, int64_t bytes) {
-  if (!begin || bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!begin || bytes <= 0 || !can_read(begin, static_cast<size_t>(bytes))) return CUDA_ERROR_INVALID_VALUE;
   const Device* device = current_device();
   std::lock_guard guard(memory_lock());
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  if (find_entry(address) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  const auto next = ranges.lower_bound(address);
+  const bool overlaps = next != ranges.end() && next->first < address + static_cast<uintptr_t>(bytes);
+  if (overlaps || find_entry(address) != ranges.end()) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   add_range(address, bytes, device ? device->ordinal : 0, MemoryKind::host).is_registered = true;
   return CUDA_SUCCESS;
 }
@@ -175,6 +266,16 @@ std::optional<MemoryRange> find_range(const void* address) {
   const auto entry = find_entry(reinterpret_cast<uintptr_t>(address));
   if (entry != ranges.end()) return entry->second;
   return find_mapping(reinterpret_cast<uintptr_t>(address));
+}
+
+bool can_copy_from(const void* begin, size_t bytes) {
+  const auto is_known = is_within_known(begin, bytes);
+  return bytes == 0 || (is_known ? *is_known : can_read(begin, bytes));
+}
+
+bool can_copy_to(void* begin, size_t bytes) {
+  const auto is_known = is_within_known(begin, bytes);
+  return bytes == 0 || (is_known ? *is_known : can_write(begin, bytes));
 }
 
 }  // namespace oomdiag

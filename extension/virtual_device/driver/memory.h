@@ -28,6 +28,7 @@
 namespace oomdiag {
 
 class Pool;
+struct Context;
 
 enum class MemoryKind { device, host, managed };
 
@@ -39,13 +40,16 @@ struct MemoryRange {
   MemoryKind kind = MemoryKind::device;
   bool is_registered = false;  ///< host memory of the program, which must not be unmapped
   bool is_imported = false;    ///< of a card, and charged to the process that shares it
+  bool is_mapping = false;     ///< of mapping.h: others may follow it without a gap
   Pool* pool = nullptr;        ///< whose block it is
+  Context* context = nullptr;  ///< with which it goes; null for what is of a device and of no context
 };
 
 /// `bytes` of the device's memory. Makes its context.
 CUresult allocate_block(Device& device, int64_t bytes, void** block);
 CUresult allocate_from(Pool& pool, int64_t bytes, void** block);
 CUresult allocate_managed(int device, int64_t bytes, void** block);
+/// CUDA_ERROR_OUT_OF_MEMORY beyond what this machine has (host_memory.h), all page-locked blocks together.
 CUresult allocate_host(int64_t bytes, void** block);
 
 /// Address space for a block of another process on the device.
@@ -56,10 +60,19 @@ CUresult import_block(Device& device, int64_t bytes, void** block);
 CUresult free_block(void* block);
 CUresult free_host(void* block);
 
+/// Frees all that goes with the context, and all blocks of the device's pools.
+void free_memory_of(const Context& context);
+void free_pools_of(const Device& device);
+
 CUresult register_host(void* begin, int64_t bytes);
 CUresult unregister_host(void* begin);
 
 /// The range that holds `address`, a mapping of mapping.h included.
 std::optional<MemoryRange> find_range(const void* address);
+
+/// Whether a copy or a set may read, or write, `bytes` from there on: no further than the block that holds the address, or the
+/// mappings without a gap; where CUDA does not know it, as far as the host can (host_memory.h).
+bool can_copy_from(const void* begin, size_t bytes);
+bool can_copy_to(void* begin, size_t bytes);
 
 }  // namespace oomdiag

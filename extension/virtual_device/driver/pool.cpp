@@ -1,6 +1,8 @@
 #include "extension/virtual_device/driver/pool.h"
 
 #include <algorithm>
+#include <atomic>
+#include <vector>
 
 namespace oomdiag {
 namespace {
@@ -9,7 +11,16 @@ constexpr int64_t round_to_steps(int64_t bytes) {
   return (bytes + Pool::kStepBytes - 1) / Pool::kStepBytes * Pool::kStepBytes;
 }
 
+auto& pools = *new std::vector<Pool*>;  // all of the process, under memory_lock(), never destroyed
+std::atomic<bool> may_have_surplus = false;
+
 }  // namespace
+
+Pool& Pool::make(Device& device) {
+  std::lock_guard guard(memory_lock());
+  pools.push_back(new Pool(device));
+  return *pools.back();
+}
 
 bool Pool::take_pages(int64_t bytes) {
   const int64_t missing = paged_bytes_ + bytes - reserved_bytes_;
@@ -30,7 +41,7 @@ bool Pool::grow(int64_t bytes) {
 
 void Pool::give_pages(int64_t bytes) {
   paged_bytes_ -= bytes;
-  trim(release_threshold_);
+  may_have_surplus = true;
 }
 
 Refusal Pool::allocate(int64_t bytes, uintptr_t* begin) {
@@ -44,6 +55,28 @@ Refusal Pool::allocate(int64_t bytes, uintptr_t* begin) {
 void Pool::free(uintptr_t begin, int64_t bytes) {
   used_bytes_ -= SmallHeap::align(bytes);
   heap_.free(begin, bytes);
+}
+
+bool Pool::release_surplus() {
+  const int64_t before = reserved_bytes_;
+  trim(release_threshold_);
+  return reserved_bytes_ < before;
+}
+
+void trim_pools_of(const Device& device) {
+  std::lock_guard guard(memory_lock());
+  for (Pool* pool : pools) {
+    if (&pool->device() == &device) pool->trim(0);
+  }
+}
+
+bool trim_pools() {
+  if (!may_have_surplus.load(std::memory_order_relaxed) || is_forked_child()) return false;
+  std::lock_guard guard(memory_lock());
+  may_have_surplus = false;
+  bool has_released = false;
+  for (Pool* pool : pools) has_released |= pool->release_surplus();
+  return has_released;
 }
 
 void Pool::trim(uint64_t least) {

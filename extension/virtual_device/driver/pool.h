@@ -9,13 +9,14 @@ namespace oomdiag {
 
 /// A stream-ordered memory pool. It takes pages of the card in steps of 32 MiB, as drivers do, and where the card has not so
 /// much left, those that it needs. What is freed serves the next request, wherever it lies, for pools map pages where they
-/// are wanted; above the release threshold (cuda.h, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) it goes back to the card.
-/// Under memory_lock().
+/// are wanted. What it keeps above the release threshold goes back to the card when the host next waits for a stream, an event
+/// or a context (cuda.h, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). Under memory_lock(), but for those that say otherwise.
 class Pool final : public Pages {
  public:
   static constexpr int64_t kStepBytes = 32 << 20;
 
-  explicit Pool(Device& device) : device_(device) {}
+  /// Takes the lock. A pool is never destroyed: blocks of it may outlive its handle.
+  static Pool& make(Device& device);
 
   bool take_pages(int64_t bytes) override;
   void give_pages(int64_t bytes) override;
@@ -36,7 +37,11 @@ class Pool final : public Pages {
   uint64_t release_threshold() const { return release_threshold_; }
   void set_release_threshold(uint64_t bytes) { release_threshold_ = bytes; }
 
+  /// Gives back what it keeps above the threshold; whether that was anything.
+  bool release_surplus();
+
  private:
+  explicit Pool(Device& device) : device_(device) {}
   bool grow(int64_t bytes);
 
   Device& device_;
@@ -48,5 +53,11 @@ class Pool final : public Pages {
   int64_t reserved_high_bytes_ = 0;
   uint64_t release_threshold_ = 0;
 };
+
+/// The device's pools keep nothing but what their blocks need. Takes the lock.
+void trim_pools_of(const Device& device);
+
+/// The host has waited: every pool gives back what it keeps above its threshold. Whether any did. Takes the lock.
+bool trim_pools();
 
 }  // namespace oomdiag

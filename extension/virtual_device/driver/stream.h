@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "extension/virtual_device/driver/devices.h"
+#include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/graph.h"
 #include "extension/virtual_device/driver/locks.h"
 
@@ -17,17 +17,17 @@ namespace oomdiag {
 struct Capture;
 
 struct Stream {
-  Device* device = nullptr;
+  Context* context = nullptr;  ///< null once it is destroyed
   unsigned flags = 0;
   int priority = 0;
-  uint64_t id = 0;                         ///< 0: the legacy stream of its device
+  uint64_t id = 0;                         ///< 0: the legacy stream of its context
   std::atomic<int64_t> end_ns = 0;         ///< when its work will be done
   Capture* capture = nullptr;              ///< null unless it is being captured
   std::vector<GraphNode*> dependencies{};  ///< what the next captured node will follow
 };
 
 struct Event {
-  Device* device = nullptr;
+  Context* context = nullptr;  ///< null once it is destroyed
   unsigned flags = 0;
   int64_t recorded_ns = -1;                ///< when the work before it is done; -1: not recorded, or into a capture
   uint64_t capture_id = 0;                 ///< 0 unless it was recorded into a capture
@@ -37,11 +37,25 @@ struct Event {
 /// Guards streams, events, captures and graphs. Recursive: a captured host function's destructor may call back.
 StreamsLock& stream_lock() noexcept;
 
-/// The stream behind a handle; 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are the current device's default stream.
-/// Null when the thread has no current device.
+/// The stream behind a handle; 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are the current context's default stream. Null where
+/// there is no current context or the stream is destroyed; why is told by stream_error.
 Stream* find_stream(CUstream handle) noexcept;
+CUresult stream_error(CUstream handle) noexcept;
+
+/// The event behind a handle; null for none, and for one that is destroyed.
+Event* find_event(CUevent handle) noexcept;
+
+Stream& add_stream(Context& context, unsigned flags, int priority);
+Event& add_event(Context& context, unsigned flags);
+
+/// The handle is nobody's any more. It may be given out again.
+void drop_stream(Stream& stream);
+void drop_event(Event& event);
+
+/// Drops all streams and events of the context, and the captures of those; nothing is pending on its legacy stream.
+void drop_streams_of(Context& context);
 
 inline CUstream stream_handle(Stream* stream) { return reinterpret_cast<CUstream>(stream); }
-inline Event* find_event(CUevent handle) { return reinterpret_cast<Event*>(handle); }
+inline CUevent event_handle(Event* event) { return reinterpret_cast<CUevent>(event); }
 
 }  // namespace oomdiag

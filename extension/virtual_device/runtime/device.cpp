@@ -105,10 +105,8 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetDevice(int* ordinal) {
 
 /// Since CUDA 12 choosing a device makes its context (cuda_runtime_api.h, cudaSetDevice).
 OOMDIAG_ENTRY_POINT cudaError_t cudaSetDevice(int ordinal) {
-  if (const CUresult error = oomdiag::initialize()) return report(error);
-  CUcontext context = nullptr;
-  if (const CUresult error = cuDevicePrimaryCtxRetain(&context, ordinal)) return report(error);
-  return report(cuCtxSetCurrent(context));
+  const CUresult error = oomdiag::initialize();
+  return report(error ? error : oomdiag::choose_device(ordinal));
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaInitDevice(int ordinal, unsigned, unsigned) {

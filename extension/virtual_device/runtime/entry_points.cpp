@@ -8,7 +8,8 @@ using oomdiag::in_context;
 using oomdiag::report;
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceReset() {
-  return in_context([] { return cuDevicePrimaryCtxReset(oomdiag::current_ordinal()); });
+  const CUresult error = oomdiag::initialize();
+  return report(error ? error : cuDevicePrimaryCtxReset(oomdiag::current_ordinal()));
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,
@@ -88,12 +89,13 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t* library, 
     return cuLibraryLoadFromFile(reinterpret_cast<CUlibrary*>(library), file, nullptr, nullptr, 0, nullptr, nullptr, 0);
   });
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryUnload(cudaLibrary_t) { return cudaSuccess; }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t, const char* name) {
-  return report(cuLibraryGetKernel(reinterpret_cast<CUkernel*>(kernel), nullptr, name));
+OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryUnload(cudaLibrary_t library) { return report(cuLibraryUnload(library)); }
+OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t library, const char* name) {
+  return report(cuLibraryGetKernel(reinterpret_cast<CUkernel*>(kernel), library, name));
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetGlobal(void** address, size_t* bytes, cudaLibrary_t, const char* name) {
-  return report(cuLibraryGetGlobal(reinterpret_cast<CUdeviceptr*>(address), bytes, nullptr, name));
+OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetGlobal(void** address, size_t* bytes, cudaLibrary_t library,
+                                                     const char* name) {
+  return report(cuLibraryGetGlobal(reinterpret_cast<CUdeviceptr*>(address), bytes, library, name));
 }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaLibraryGetManaged(void** address, size_t* bytes, cudaLibrary_t library,

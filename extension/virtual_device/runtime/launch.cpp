@@ -35,11 +35,8 @@ struct CallConfiguration {
 };
 thread_local CallConfiguration configuration;
 
-int ask_device(CUdevice_attribute attribute) {
-  int value = 0;
-  cuDeviceGetAttribute(&value, attribute, oomdiag::current_ordinal());
-  return value;
-}
+/// The driver's handle of a kernel: what the program calls it by (module.h).
+CUfunction function_of(const void* kernel) { return reinterpret_cast<CUfunction>(const_cast<void*>(kernel)); }
 
 oomdiag::Shape shape(dim3 size) { return {size.x, size.y, size.z}; }
 
@@ -50,8 +47,8 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, size_t shared_byte
   return in_context([&] {
     if (spin && kernel == spin) return oomdiag_device_spin(stream, *static_cast<const int64_t*>(arguments[0]));
     const auto shared = static_cast<unsigned>(std::min<size_t>(shared_bytes, UINT_MAX));
-    return cuLaunchKernel(nullptr, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream, arguments,
-                          nullptr);
+    return cuLaunchKernel(function_of(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream,
+                          arguments, nullptr);
   });
 }
 
@@ -121,23 +118,26 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* co
 }
 
 /// The architecture decides which tuning CUB takes, hence its scratch: it must be one that the wheel has code for.
-OOMDIAG_ENTRY_POINT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+OOMDIAG_ENTRY_POINT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
   if (const CUresult error = oomdiag::initialize()) return report(error);
   *attributes = {};
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
   attributes->ptxVersion = attributes->binaryVersion = oomdiag_device_architecture(oomdiag::current_ordinal());
-  attributes->maxDynamicSharedSizeBytes = ask_device(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
+  CUdevice device = oomdiag::current_ordinal();
+  cuKernelGetAttribute(&attributes->maxDynamicSharedSizeBytes, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                       reinterpret_cast<CUkernel>(function_of(kernel)), device);
   return cudaSuccess;
 }
 /// The driver's enumeration has the same numbers.
-OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
-  return in_context([&] { return cuFuncSetAttribute(nullptr, static_cast<CUfunction_attribute>(attribute), value); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t, cudaFuncAttribute attribute, int value,
-                                                                int device) {
+OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   return in_context(
-      [&] { return cuKernelSetAttribute(static_cast<CUfunction_attribute>(attribute), value, nullptr, device); });
+      [&] { return cuFuncSetAttribute(function_of(kernel), static_cast<CUfunction_attribute>(attribute), value); });
+}
+OOMDIAG_ENTRY_POINT cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, cudaFuncAttribute attribute,
+                                                                int value, int device) {
+  return in_context(
+      [&] { return cuKernelSetAttribute(static_cast<CUfunction_attribute>(attribute), value, kernel, device); });
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSuccess; }
 

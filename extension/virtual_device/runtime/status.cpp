@@ -9,19 +9,30 @@ thread_local cudaError_t last_error = cudaSuccess;
 
 CUresult initialize() { return cuInit(0); }
 
+namespace {
+
+thread_local int chosen_ordinal = 0;
+
+}  // namespace
+
 int current_ordinal() {
   CUdevice device = 0;
-  return cuCtxGetDevice(&device) ? 0 : device;
+  return cuCtxGetDevice(&device) ? chosen_ordinal : device;
+}
+
+CUresult choose_device(int ordinal) {
+  CUcontext context = nullptr;
+  if (const CUresult error = cuDevicePrimaryCtxRetain(&context, ordinal)) return error;
+  chosen_ordinal = ordinal;
+  return cuCtxSetCurrent(context);
 }
 
 CUresult bind_context() {
-  CUcontext context = nullptr;
-  const CUresult state = cuCtxGetCurrent(&context);
-  if (context && !state) [[likely]]
+  CUdevice device = 0;
+  if (cuCtxGetDevice(&device) == CUDA_SUCCESS) [[likely]]
     return CUDA_SUCCESS;
   if (const CUresult error = initialize()) return error;
-  if (const CUresult error = cuDevicePrimaryCtxRetain(&context, 0)) return error;
-  return cuCtxSetCurrent(context);
+  return choose_device(chosen_ordinal);
 }
 
 }  // namespace oomdiag

@@ -30,7 +30,11 @@ CUresult initialize();
 /// The thread's device: that of its current context, else the one it chose, else 0. Creates nothing.
 int current_ordinal();
 
-/// Makes sure that the thread has a context, which the first real use of a device makes.
+/// Makes the primary context of the device, where there is none, and makes it the thread's.
+CUresult choose_device(int ordinal);
+
+/// Makes sure that the thread has a context, which the first real use of a device makes, and the first one
+/// after a reset again.
 CUresult bind_context();
 
 /// Runs a driver call in a context: `return in_context([&] { return cuMemAlloc(…); });`

@@ -15,8 +15,17 @@ namespace {
 
 struct Variable {
   size_t bytes = 0;
-  void* block = nullptr;  // made at the first question for its address
+  void* block = nullptr;  // made at the first question for its address, and at the first after a reset
+  bool is_hosts = false;  // it is managed: there before CUDA, and whatever becomes of the context
 };
+
+/// Whether the block is still there: a reset takes it.
+bool is_placed(const Variable& variable) {
+  CUdeviceptr begin = 0;
+  const auto address = reinterpret_cast<CUdeviceptr>(variable.block);
+  return variable.is_hosts ||
+         (variable.block && !cuPointerGetAttribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address));
+}
 
 // Never destroyed.
 auto& lock = *new oomdiag::LibraryLock;
@@ -31,7 +40,7 @@ CUresult place_variable(const void* symbol, void** address, size_t* bytes) {
   if (bytes) *bytes = variable.bytes;
   if (!address) return CUDA_SUCCESS;
   CUresult error = CUDA_SUCCESS;
-  if (!variable.block) {
+  if (!is_placed(variable)) {
     error = cuMemAllocManaged(reinterpret_cast<CUdeviceptr*>(&variable.block), std::max<size_t>(variable.bytes, 1),
                               CU_MEM_ATTACH_GLOBAL);
   }
@@ -50,7 +59,7 @@ OOMDIAG_ENTRY_POINT void __cudaRegisterManagedVar(void**, void** symbol, char*, 
                                                   int) {
   std::lock_guard guard(lock);
   auto& variable = variables[symbol];
-  variable = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1))};
+  variable = {.bytes = bytes, .block = std::calloc(1, std::max<size_t>(bytes, 1)), .is_hosts = true};
   *symbol = variable.block;  // through which the program reads and writes it, before CUDA is initialised, too
 }
 

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <functional>
+
 #include "profiler/diff/diff.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
@@ -49,6 +52,48 @@ TEST_CASE("of modules inside of each other the innermost that tells all is named
   before.devices[0].owners_by.module = {{"model", 2_GiB, 9}, {"model.h.0", 1_GiB, 3}, {"model.h.1", 1_GiB, 3}};
   after.devices[0].owners_by.module = {{"model", 4_GiB, 9}, {"model.h.0", 2_GiB, 3}, {"model.h.1", 2_GiB, 3}};
   CHECK(diff(before, after).modules == std::vector<DiffRow>{{"model.h.*", 2_GiB, 4_GiB}});
+}
+
+namespace {
+
+/// Modules of which those from `kMostOwned` on are cut off, as list_owners does. `bytes` of the one numbered `grown`.
+std::vector<OwnedBytes> cut_off(int grown, int64_t bytes) {
+  std::vector<OwnedBytes> all;
+  for (int i = 0; i < 150; ++i) all.push_back({"enc.m" + std::to_string(1000 + i), i == grown ? bytes : 1_MiB, 1});
+  std::ranges::stable_sort(all, std::greater{}, &OwnedBytes::bytes);
+  int64_t rest = 0;
+  for (size_t i = kMostOwned - 1; i < all.size(); ++i) rest += all[i].bytes;
+  all.resize(kMostOwned - 1);
+  all.push_back({"others", rest, 51});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a name that one report lists and the other cuts off is told with the least that it changed", "[diff]") {
+  Report before = report_with({}, 100_MiB), after = report_with({}, 100_MiB);
+  before.devices[0].owners_by.module = cut_off(-1, 0);
+  after.devices[0].owners_by.module = cut_off(140, 1_MiB + 128_KiB);  // comes into the list, another one leaves it
+  CHECK(diff(before, after).modules ==
+        std::vector<DiffRow>{{"enc.m1140", 1_MiB, 1_MiB + 128_KiB, true}});  // the one that left held no more
+
+  after.devices[0].owners_by.module = cut_off(140, 64_MiB);
+  const ReportDiff found = diff(before, after);
+  CHECK(found.modules == std::vector<DiffRow>{{"enc.m1140", 1_MiB, 64_MiB, true}});
+  CHECK(to_text(found).find("≥ +63.00") != std::string::npos);
+}
+
+TEST_CASE("of layers that are told as one, those that are listed on one side only are taken as cut off", "[diff]") {
+  Report before = report_with({}, 100_MiB), after = report_with({}, 100_MiB);
+  const auto layers = [](int first) {
+    std::vector<OwnedBytes> list;
+    for (int i = first; i < first + 99; ++i) list.push_back({"h." + std::to_string(i) + ".mlp", 1_MiB, 1});
+    list.push_back({"others", 51_MiB, 51});
+    return list;
+  };
+  before.devices[0].owners_by.module = layers(0);
+  after.devices[0].owners_by.module = layers(51);
+  CHECK(diff(before, after).modules.empty());
 }
 
 TEST_CASE("another end is a difference, also where the bytes are the same", "[diff]") {

@@ -1,3 +1,4 @@
+#include "profiler/explain/batch.h"
 #include "profiler/explain/explain.h"
 #include "profiler/explain/remedies.h"
 #include "profiler/replay/replay.h"
@@ -27,13 +28,6 @@ Cause cause_of(const Refused& situation, const AllocatorSettings& settings = {},
                OutOfMemory failure = {}) {
   failure.requested_bytes = situation.requested;
   return find_cause(failure, situation.moment(), settings, card_of(situation.total(), context_bytes));
-}
-
-int64_t evidence(const Cause& cause, std::string_view name) {
-  for (const auto& [known, bytes] : cause.evidence) {
-    if (known == name) return bytes;
-  }
-  return -1;
 }
 
 }  // namespace
@@ -78,7 +72,7 @@ TEST_CASE("what the rest of the step lacks is what a request that would fit is s
                                  {.bytes = refused.total() + 2_GiB});
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
-  CHECK(evidence(cause, "step_at_least_bytes") == refused.total() + 2_GiB);
+  CHECK(cause.facts.step == StepNeed{.bytes = refused.total() + 2_GiB});
 }
 
 TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "[explain]") {
@@ -99,13 +93,13 @@ TEST_CASE("what private pools keep in their caches serves nobody else", "[explai
   const Cause cause = find_cause(failure, moment, {}, card_of(refused.total()));
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
-  CHECK(evidence(cause, "cached_in_other_pools_bytes") == 8_GiB);
-  CHECK(evidence(cause, "largest_hole_bytes") == 0);
+  CHECK(cause.facts.other_pools_cached_bytes == 8_GiB);
+  CHECK(cause.facts.largest_free_block_bytes == 0);
 
   failure.pool = 1;  // the pool itself asks: it may use all of that
   const Cause own = find_cause(failure, moment, {}, card_of(refused.total()));
   CHECK(own.kind == CauseKind::fragmentation);
-  CHECK(evidence(own, "cached_in_other_pools_bytes") == -1);
+  CHECK(own.facts.other_pools_cached_bytes == 0);
 }
 
 TEST_CASE("what private pools keep is needed besides, and no remedy is said to fit into it", "[explain]") {
@@ -114,14 +108,65 @@ TEST_CASE("what private pools keep is needed besides, and no remedy is said to f
   Moment& moment = device.moment;
   moment = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
   moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_hole_bytes = 8_GiB, .pool = 1}};
-  CHECK(explain(device, {}, card_of(12_GiB), {}).needs_bytes == 15_GiB);
-  CHECK(explain(device, {}, card_of(12_GiB), 64).batch->largest_batch == 25);  // of 5 GiB, 3 - 1 are left
+  CHECK(explain(device, {.device = card_of(12_GiB)}).needs_bytes == 15_GiB);
+  CHECK(explain(device, {.device = card_of(12_GiB), .batch = 64}).batch->largest_batch ==
+        25);  // of 5 GiB, 3 - 1 are left
 
   device.failure->pool = 1;  // the pool itself asks: it may use all of that
-  CHECK(explain(device, {}, card_of(12_GiB), {}).needs_bytes == 7_GiB);
+  CHECK(explain(device, {.device = card_of(12_GiB)}).needs_bytes == 7_GiB);
 
   device.failure.reset();
-  CHECK(explain(device, {}, card_of(12_GiB), {}).headroom_bytes == 2_GiB);
+  CHECK(explain(device, {.device = card_of(12_GiB)}).headroom_bytes == 2_GiB);
+}
+
+TEST_CASE("what private pools keep is no headroom for an inferred batch either", "[explain]") {
+  DeviceHistory device;
+  Moment& moment = device.moment;
+  moment = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .outside_bytes = 1_GiB, .free_bytes = 1_GiB};
+  moment.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
+  moment.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_hole_bytes = 8_GiB, .pool = 1}};
+  const Findings findings = explain(device, {.device = card_of(12_GiB)});
+  REQUIRE(findings.batch);
+  CHECK(findings.batch->inferred);
+  CHECK(findings.batch->largest_batch == 96);  // 12 - 1 - 8 GiB are 3, and 64 examples take 2
+}
+
+TEST_CASE("what becomes known later is a fact more, and all causes are asked again", "[explain]") {
+  const FailureFacts known{.requested_bytes = 1_GiB,
+                           .segment_bytes = 1_GiB,
+                           .total_bytes = 12_GiB,
+                           .free_bytes = 500_MiB,
+                           .reserved_bytes = 11_GiB,
+                           .cached_bytes = 600_MiB,
+                           .usable_cached_bytes = 600_MiB,
+                           .allowed_bytes = 12_GiB};
+  const auto kind = [](const FailureFacts& facts) { return decide_cause(facts).kind; };
+  CHECK(kind(known) == CauseKind::fragmentation);
+
+  FailureFacts complete = known;
+  complete.step = {.bytes = 13_GiB, .whole = true};
+  CHECK(kind(complete) == CauseKind::capacity);
+  complete.imbalance = Imbalance{11_GiB, 2_GiB, 6_GiB};
+  CHECK(kind(complete) == CauseKind::imbalance);
+  complete.grown_bytes = 2_GiB;
+  CHECK(kind(complete) == CauseKind::leak);
+}
+
+TEST_CASE("of a device whose size is not known no request is too large, and nobody takes what is missing",
+          "[explain]") {
+  FailureFacts facts{.requested_bytes = 9_GiB, .segment_bytes = 9_GiB, .total_bytes = 8_GiB, .allowed_bytes = 8_GiB};
+  facts.non_pytorch_bytes = 8_GiB;
+  CHECK(decide_cause(facts).kind == CauseKind::oversized_request);
+  facts.total_is_known = false;
+  CHECK(decide_cause(facts).kind == CauseKind::capacity);
+  facts.requested_bytes = facts.segment_bytes = 1_GiB;
+  CHECK(decide_cause(facts).kind == CauseKind::capacity);
+}
+
+TEST_CASE("every row of the causes is found by its kind and name", "[explain]") {
+  CHECK(find_cause_row(CauseKind::workspace, "library_allocation").because == "library_allocation");
+  CHECK(find_cause_row(CauseKind::workspace, "scratch_space").because == "scratch_space");
+  CHECK(find_cause_row(CauseKind::leak, "of another version").because == "short");
 }
 
 TEST_CASE("a small request that needs a whole segment looks like fragmentation, and is capacity", "[explain]") {
@@ -129,7 +174,7 @@ TEST_CASE("a small request that needs a whole segment looks like fragmentation, 
 
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 12_MiB);
-  CHECK(evidence(cause, "segment_bytes") == 20_MiB);
+  CHECK(cause.facts.segment_bytes == 20_MiB);
 }
 
 TEST_CASE("an oversized request fits no card of this size", "[explain]") {
@@ -148,7 +193,7 @@ TEST_CASE("a limit that the program set is the cause if the card had room", "[ex
 
   CHECK(cause.kind == CauseKind::fraction_cap);
   CHECK(cause.short_by_bytes == 512_MiB);
-  CHECK(evidence(cause, "allowed_bytes") == 4_GiB + 512_MiB);
+  CHECK(cause.facts.allowed_bytes == 4_GiB + 512_MiB);
 }
 
 TEST_CASE("a refusal though the card had room is the work of a limit, which is not known but bounded", "[explain]") {
@@ -156,8 +201,8 @@ TEST_CASE("a refusal though the card had room is the work of a limit, which is n
   const Cause cause = cause_of(refused);
 
   CHECK(cause.kind == CauseKind::fraction_cap);
-  CHECK(evidence(cause, "allowed_bytes") == -1);
-  CHECK(evidence(cause, "allowed_at_most_bytes") == 8_GiB - 1);
+  CHECK(cause.facts.limit_is_inferred);
+  CHECK(cause.facts.allowed_bytes == 8_GiB - 1);
   CHECK(cause.short_by_bytes == 0);
 
   Moment moment = refused.moment();
@@ -205,14 +250,14 @@ TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]"
 
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
-  const Findings findings = explain(device, {}, card_of(100_MiB), {});
+  const Findings findings = explain(device, {.device = card_of(100_MiB)});
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::fragmentation);
   REQUIRE(findings.cause->pinned.size() == 5);
   CHECK(findings.cause->pinned[0].largest_hole_bytes == 16_MiB);
   REQUIRE(findings.cause->pinned[0].pinned_by.size() == 1);
   CHECK(findings.cause->pinned[0].pinned_by[0].made.module == "a");
-  CHECK(evidence(*findings.cause, "largest_hole_bytes") == 16_MiB);
+  CHECK(findings.cause->facts.largest_free_block_bytes == 16_MiB);
   CHECK(findings.packing == Packing{16_MiB + 512, 18_MiB, 82_MiB, 100_MiB});
 }
 

@@ -171,11 +171,11 @@ TEST_CASE("an OOM that would not have come without the growth is a leak", "[expl
   trace.op({.op = "aten::relu"}).nodes(21).alloc("x", 64_MiB).alloc("y", 64_MiB).refuse(320_MiB).op_failed();
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
-  const Findings findings = explain(device, {}, card_of(512_MiB), {});
+  const Findings findings = explain(device, {.device = card_of(512_MiB)});
 
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::leak);
-  CHECK(findings.cause->evidence.back() == Figures::value_type{"bytes_per_step", 16_MiB});
+  CHECK(findings.cause->facts.bytes_per_step == 16_MiB);
 }
 
 TEST_CASE("of long runs evenly spread steps are kept", "[explain][growth]") {

@@ -239,10 +239,10 @@ TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][re
 
 TEST_CASE("what fits only with the help of what private pools keep is not said to fit", "[explain][remedies]") {
   const StepLives lives = small_step();
-  const auto fits = [&](int64_t room_bytes, int64_t out_of_reach_bytes) {
+  const auto fits = [&](int64_t room_bytes, int64_t private_pool_cached_bytes) {
     Situation situation = situation_of(lives);
     situation.room_bytes = room_bytes;
-    situation.out_of_reach_bytes = out_of_reach_bytes;
+    situation.private_pool_cached_bytes = private_pool_cached_bytes;
     return find(predict_remedies(situation), "half_batch")->predicted_fits;
   };
   CHECK(fits(1_GiB, 0) == true);

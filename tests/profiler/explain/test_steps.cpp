@@ -43,6 +43,22 @@ StepLives second_step(uint32_t gradient_died, int64_t bytes = 64_MiB) {
                      block(Category::optimizer_state, Phase::optimizer, 16_MiB, BlockLife::kBefore), refused}};
 }
 
+/// As many blocks as a step may have, each of another place; those that it began with are freed.
+StepLives many_places(const std::vector<std::string>& modules, bool died) {
+  StepLives step{.step = 2};
+  for (const std::string& module : modules) {
+    BlockLife old = block(Category::input, Phase::other, 1_MiB, BlockLife::kBefore, died ? 1 : BlockLife::kNever);
+    old.made = {.op = "aten::to", .module = module};
+    step.blocks.push_back(old);
+  }
+  for (size_t i = 0; i < modules.size(); ++i) {
+    BlockLife made = block(Category::input, Phase::forward, 1_MiB, static_cast<uint32_t>(i + 2));
+    made.made = {.op = "aten::to", .module = modules[modules.size() - 1 - i]};
+    step.blocks.push_back(made);
+  }
+  return step;
+}
+
 LiveBlock parameter(const char* name, int64_t bytes, const char* group = "") {
   LiveBlock live{.bytes = bytes, .category = Category::parameter, .name = name, .group = group};
   live.trained = !live.group.empty();
@@ -50,6 +66,13 @@ LiveBlock parameter(const char* name, int64_t bytes, const char* group = "") {
 }
 
 }  // namespace
+
+TEST_CASE("what a step of 100 000 places makes again is found at once", "[explain]") {
+  std::vector<std::string> modules;
+  for (int i = 0; i < 50'000; ++i) modules.push_back("m" + std::to_string(i));
+  const StepLives step = run_on(many_places(modules, true), many_places(modules, false));
+  CHECK(step.blocks.size() >= 100'000);  // 2.5 ∙ 10⁹ comparisons of blocks else
+}
 
 TEST_CASE("a step that was cut short is like the one before if it asked for the same", "[explain][steps]") {
   CHECK(is_like(second_step(1), first_step()));

@@ -39,6 +39,17 @@ TEST_CASE("a tied weight is told by its shape, also as it was transposed", "[rep
   CHECK(find_autocast(moment_with({weight, cast("lm_head", "[256, 2048] bfloat16", 1_MiB)})).cache_bytes == 0);
 }
 
+TEST_CASE("each of 50 000 casts finds its weight at once", "[replay]") {
+  constexpr int kLayers = 50'000;
+  std::vector<std::string> modules, names;
+  for (int i = 0; i < kLayers; ++i) modules.push_back("h." + std::to_string(i));
+  for (const std::string& module : modules) names.push_back(module + ".weight");
+  std::vector<LiveBlock> blocks;
+  for (const std::string& name : names) blocks.push_back(parameter(name, "[512, 512] float32", 1_MiB));
+  for (int i = kLayers; i-- > 0;) blocks.push_back(cast(modules[static_cast<size_t>(i)], "", 512_KiB));
+  CHECK(find_autocast(moment_with(std::move(blocks))).cache_bytes == kLayers * 512_KiB);  // 10⁹ comparisons else
+}
+
 TEST_CASE("results of ops, gradients and what needs no cast are no casts", "[replay]") {
   const LiveBlock weight = parameter("fc.weight", "[1024, 1024] float32", 4_MiB);
   LiveBlock result = cast("fc", "", 2_MiB);

@@ -1,8 +1,10 @@
+#include <fmt/format.h>
+
 #include <memory>
 #include <numeric>
 
+#include "profiler/explain/batch.h"
 #include "profiler/fold_indices.h"
-#include "profiler/report/batch.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
@@ -131,6 +133,14 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
                        .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
                        .moment()) == std::nullopt);
   CHECK(find_batch(Moment{}) == std::nullopt);
+
+  Moment many;  // 10¹⁰ divisions if each size is held against each
+  std::vector<std::string> shapes;
+  for (int size = 1'000'000; size < 1'100'000; ++size) shapes.push_back(fmt::format("[{}, 2] float32", size));
+  for (const std::string& shape : shapes) {
+    many.blocks.push_back({.bytes = 1_MiB, .category = Category::activation, .shape = shape});
+  }
+  CHECK(find_batch(many) == std::nullopt);
 }
 
 TEST_CASE("a foreign program that fits is told its largest batch, and that the batch was inferred", "[report]") {

@@ -80,6 +80,8 @@ TEST_CASE("a rank that ran out where an even share would have fitted is blamed o
     ReportOfDevice& device = full.report.devices[0];
     device.failure->requested_bytes = 2_GiB;
     device.cause = ReportCause{.kind = CauseKind::capacity, .short_by_bytes = 1_GiB};
+    device.cause->evidence = {
+        .requested_bytes = 1_GiB, .segment_bytes = 1_GiB, .total_bytes = 16_GiB, .allowed_bytes = 16_GiB};
     device.card = {.allocated_bytes = 15_GiB, .free_bytes = 1_GiB};
     JobMember other = member(0, other_bytes);
     other.report.devices[0].phases = {reached};

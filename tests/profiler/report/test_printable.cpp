@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/printable.h"
 #include "profiler/report/text.h"
@@ -21,6 +22,15 @@ bool is_safe(const std::string& text) {
 }
 
 }  // namespace
+
+TEST_CASE("JSON on a terminal has nothing that it would obey, and says the same", "[report]") {
+  Report report;
+  report.command = "python \xc2\x9b\x31m größe \xe2\x80\xae \x7f \x9b";
+  const std::string json = to_json(report);
+  CHECK(is_safe(json));
+  CHECK(json.find("python \\u009b1m größe \\u202e \\u007f \xef\xbf\xbd") != json.npos);
+  CHECK(from_json(json).command == "python \xc2\x9b\x31m größe \xe2\x80\xae \x7f \xef\xbf\xbd");
+}
 
 TEST_CASE("what a terminal would obey is replaced, and letters of all languages stay", "[report]") {
   CHECK(printable(kHostile, 100) == "?[31m?????????");

@@ -32,4 +32,10 @@ TEST_CASE("a redacted report has neither paths, nor arguments, nor names of user
   CHECK(redacted.devices.front().failure->wanted == failure.wanted);
 }
 
+TEST_CASE("a report whose names are no UTF-8 is redacted as well", "[report]") {
+  Report report;
+  report.limits = {"recording stopped: \xff"};
+  CHECK(redact(report, {}).limits == std::vector<std::string>{"recording stopped: \xef\xbf\xbd"});
+}
+
 }  // namespace oomdiag

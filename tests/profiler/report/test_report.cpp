@@ -3,7 +3,7 @@
 #include <numeric>
 #include <random>
 
-#include "profiler/report/card_report.h"
+#include "profiler/explain/shape.h"
 #include "profiler/report/json.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"

@@ -10,6 +10,13 @@ Report failed_by(CauseKind cause) {
   ReportOfDevice device{.device = {.name = "card", .total_bytes = 12 * kGiB, .compute_capability = "8.6"},
                         .failure = ReportFailure{},
                         .cause = ReportCause{.kind = cause}};
+  device.cause->evidence = {.requested_bytes = kGiB,
+                            .segment_bytes = kGiB,
+                            .total_bytes = 12 * kGiB,
+                            .free_bytes = cause == CauseKind::fragmentation ? kGiB : 0,
+                            .non_pytorch_bytes = kGiB,
+                            .usual_non_pytorch_bytes = kGiB,
+                            .allowed_bytes = 12 * kGiB};
   device.card.outside_pytorch_bytes = kGiB;
   device.remedies = {
       {.id = "expandable_segments", .label = "expandable_segments:True", .predicted_peak_bytes = 9 * kGiB}};
@@ -40,7 +47,7 @@ TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[r
   take_whole_run(report, whole_run(13 * kGiB));
   CHECK(report.devices[0].cause->kind == CauseKind::capacity);
   CHECK(report.devices[0].cause->short_by_bytes == 2 * kGiB);
-  CHECK(report.devices[0].cause->evidence.front() == Figures::value_type{"step_bytes", 13 * kGiB});
+  CHECK(report.devices[0].cause->evidence.step == StepNeed{.bytes = 13 * kGiB, .whole = true});
 }
 
 TEST_CASE("where the whole run would fit, holes stay the cause and their remedy stays first", "[report]") {

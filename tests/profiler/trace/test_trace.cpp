@@ -234,6 +234,109 @@ TEST_CASE("a trace that is cut off or deleted while it is read does no harm", "[
   CHECK(walked == 100000);
   CHECK(there < walked);
   CHECK(trace.events.back().kind == EventKind::none);
+  CHECK(trace.events.lost() == walked - there);
+}
+
+TEST_CASE("events that are overwritten between two passes read as nothing, and are counted once", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(4096));
+  for (uint64_t i = 1; i <= 100000; ++i) write_block(writer, i * 512, 100);
+  writer.publish();
+  const Trace trace = read_trace(folder.file());
+  const auto count_there = [&] {
+    uint64_t there = 0;
+    for (const Event& event : trace.events) there += event.kind == EventKind::alloc ? 1 : 0;
+    return there;
+  };
+  REQUIRE(count_there() == 100000);
+  REQUIRE(trace.events.lost() == 0);
+
+  // As when the first chunk is used again: whole events, but later ones.
+  std::fstream file(folder.file(), std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(writer.header().chunks_offset + sizeof(ChunkHeader)));
+  for (uint64_t i = 0; i < 10; ++i) {
+    Event later = alloc(512, 1 << 30);
+    later.sequence = 200000 + i;
+    file.write(reinterpret_cast<const char*>(&later), sizeof later);
+  }
+  file.close();
+  for (int pass = 0; pass < 2; ++pass) {
+    CHECK(count_there() == 99990);
+    CHECK(trace.events.lost() == 10);
+  }
+  CHECK(trace.events.front() == Event{.sequence = 1});
+}
+
+TEST_CASE("a trace that its program goes on to overwrite is read as it was at one moment", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(64));
+  writer.publish();
+  uint64_t address = 0;
+  const auto train = [&](int events) {
+    for (int i = 0; i < events; i += 2) {
+      write_block(writer, ++address * 512, 100);
+      free_block(writer, address * 512, 100);
+    }
+  };
+  train(100'000);
+  const Trace trace = read_trace(folder.file());
+  const uint64_t first = trace.events.front().sequence, size = trace.events.size();
+  REQUIRE(size > 3000);
+  train(100'000);
+
+  uint64_t expected = first;
+  for (const Event& event : trace.events) {
+    REQUIRE(event.sequence == expected++);
+    REQUIRE(event.bytes == 100);
+  }
+  CHECK(trace.events.lost() == 0);
+  CHECK(trace.events.back().sequence == 100'000);
+}
+
+TEST_CASE("a trace that was cut off is an error that says how much is missing", "[trace]") {
+  const TemporaryFolder folder;
+  {
+    TraceWriter writer(folder.file(), 1, small_budget(64));
+    for (uint64_t i = 1; i <= 1000; ++i) write_block(writer, i * 512, 100);
+    writer.publish();
+    writer.finish();
+  }
+  const auto refusal_at = [&](uint64_t bytes) -> std::string {
+    std::filesystem::resize_file(folder.file(), bytes);
+    try {
+      read_trace(folder.file());
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  const uint64_t whole = std::filesystem::file_size(folder.file());
+  const uint64_t written = [&] {
+    const Trace trace = read_trace(folder.file());
+    REQUIRE(trace.events.size() == 1000);
+    return whole - (64 - 16) * (1 << 12);  // 63 events a chunk
+  }();
+  CHECK(refusal_at(written) == "");  // what nobody wrote is not missed
+  CHECK(refusal_at(written - 1) ==
+        folder.file().string() + " is cut off: 1 of its " + std::to_string(written) + " bytes are missing");
+  CHECK(refusal_at(4096) == folder.file().string() + " is cut off: " + std::to_string(written - 4096) + " of its " +
+                                std::to_string(written) + " bytes are missing");
+}
+
+TEST_CASE("a name that is too long is cut between two characters", "[trace]") {
+  const TemporaryFolder folder;
+  TraceWriter writer(folder.file(), 1, small_budget(16));
+  const uint32_t ascii = writer.intern(std::string(4097, 'a'));
+  const uint32_t letters = writer.intern("x" + [] {
+    std::string text;
+    for (int i = 0; i < 4096; ++i) text += "ä";
+    return text;
+  }());
+  writer.publish();
+  const Trace trace = read_trace(folder.file());
+  CHECK(trace.name(ascii) == std::string(4096, 'a'));
+  CHECK(trace.name(letters).size() == 4095);
+  CHECK(trace.name(letters).ends_with("ä"));
 }
 
 TEST_CASE("after SIGKILL the trace ends with a whole event", "[trace]") {

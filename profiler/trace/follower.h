@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "profiler/trace/event_file.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {
@@ -27,34 +28,33 @@ struct LiveFigures {
   bool operator==(const LiveFigures&) const = default;
 };
 
-/// Follows a trace while it is written, from another process. Reads only what is new, and asks nothing of the writer.
-class TraceTail {
+/// Follows a trace while it is written, from another process. Reads only what is new, and asks nothing of the writer. A file
+/// that is cut off meanwhile tells nothing more, and does no harm.
+class TraceFollower {
  public:
   /// Null if `file` is no trace (yet).
-  static std::unique_ptr<TraceTail> open(const std::filesystem::path& file);
-  ~TraceTail();
-  TraceTail(const TraceTail&) = delete;
-  TraceTail& operator=(const TraceTail&) = delete;
+  static std::unique_ptr<TraceFollower> open(const std::filesystem::path& file);
 
   /// Reads the events that were written since, and gives the figures after them.
   const LiveFigures& read_on();
 
  private:
-  TraceTail(const char* map, uint64_t bytes);
+  explicit TraceFollower(const std::filesystem::path& file);
   struct Place {
     uint64_t first_sequence = 0;  ///< of the chunk when it was last read; another one means that it was taken again
     uint64_t next = 0;            ///< index of the first event that was not read
     uint64_t last_sequence = 0;
   };
+  template <class T>
+  T read_value(uint64_t offset) const;
   void read_chunk(uint64_t chunk, std::vector<Event>& events);
   void take(const Event& event);
   void end_step();
   bool is_optimizer_step(uint64_t name);
+  void read_names();
 
-  const TraceHeader& header() const { return *reinterpret_cast<const TraceHeader*>(map_); }
-
-  const char* map_;
-  uint64_t bytes_;
+  InputFile file_;
+  TraceHeader header_;                 ///< as it was at the beginning
   std::vector<Place> places_;          ///< by chunk
   std::vector<bool> optimizer_names_;  ///< of each name: whether it is that of an optimizer's step
   uint64_t names_read_ = 0;            ///< bytes

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace c10 {
+struct IValue;
+}
+
+namespace oomdiag {
+
+/// A pointer that owns an autograd node: a shared_ptr, from torch 2.13 on an intrusive_ptr.
+using NodePtr = std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;
+
+template <class Pointer>
+struct WeakPointer;
+template <class T>
+struct WeakPointer<std::shared_ptr<T>> {
+  using type = std::weak_ptr<T>;
+};
+template <class T>
+struct WeakPointer<c10::intrusive_ptr<T>> {
+  using type = c10::weak_intrusive_ptr<T>;
+};
+
+/// The autograd nodes that made the newest outputs of a thread: an OOM in forward has no graph task, but what these nodes can
+/// reach is the graph so far. They are held weakly, and the tensors not at all: PyTorch counts the weak references to a tensor
+/// (torch.utils.swap_tensors), nobody those to a node. A dead node has let go of what it saved; what stays of it, some hundred
+/// bytes, is gone 256 outputs later. One thread.
+class NewestNodes {
+ public:
+  /// Of the tensors among `outputs`.
+  void remember(const std::vector<c10::IValue>& outputs);
+  /// Those that are alive, newest first.
+  std::vector<NodePtr> living() const;
+
+ private:
+  using WeakNode = WeakPointer<NodePtr>::type;
+  static constexpr size_t kMax = 256;
+
+  void remember(const at::Tensor& output);
+
+  std::vector<WeakNode> ring_;
+  size_t next_ = 0;
+};
+
+}  // namespace oomdiag

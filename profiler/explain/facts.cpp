@@ -1,0 +1,129 @@
+#include "profiler/explain/facts.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "profiler/replay/categories.h"
+#include "profiler/replay/rounding.h"
+
+// When the allocator gives up it has already returned every cached segment that was wholly free, so what is still cached lies
+// in free blocks beside blocks in use. A cached segment that is wholly free even so is of a pool that the allocator may not
+// touch, as while a CUDA graph is captured: it is not usable; nor is what other pools than that of the request cache.
+
+namespace oomdiag {
+namespace {
+
+// A context and the libraries' own memory on a real device, where nothing says how much that is.
+constexpr int64_t kUsualContextBytes = kGiB;
+
+// Another process may have freed what was missing a moment before.
+bool shares_device(const Moment& moment) {
+  return std::any_of(moment.outside.begin(), moment.outside.end(),
+                     [](const OutsideOwner& owner) { return owner.kind == "process"; });
+}
+
+void read_segments(const Moment& moment, uint8_t pool, FailureFacts& facts) {
+  facts.usable_cached_bytes = facts.cached_bytes;
+  for (const SegmentLayout& segment : moment.segments) {
+    const int64_t cached = segment.bytes - segment.used_bytes;
+    const bool serves = segment.pool == pool;
+    if (segment.used_bytes == 0) facts.releasable_bytes += segment.bytes;
+    if (segment.used_bytes == 0 || !serves) facts.usable_cached_bytes -= cached;
+    if (!serves) facts.other_pools_cached_bytes += cached;
+    if (serves) facts.largest_free_block_bytes = std::max(facts.largest_free_block_bytes, segment.largest_hole_bytes);
+  }
+  facts.usable_cached_bytes = std::max<int64_t>(0, facts.usable_cached_bytes);
+}
+
+void read_limit(const Moment& moment, const AllocatorSettings& settings, FailureFacts& facts) {
+  facts.allowed_bytes = facts.total_bytes;
+  if (settings.memory_fraction < 1) {
+    facts.allowed_bytes = std::llround(settings.memory_fraction * static_cast<double>(facts.total_bytes));
+  } else if (facts.free_bytes >= facts.segment_bytes && !shares_device(moment)) {
+    // The device had enough free, and the request still failed: a limit was set at run time
+    // (set_per_process_memory_fraction). It is not recorded; it was not above this.
+    facts.limit_is_inferred = true;
+    facts.allowed_bytes = facts.reserved_bytes + facts.segment_bytes - 1;
+  }
+}
+
+// cuBLAS asks for what PyTorch was configured to give it; what else a matrix product allocates after its first block is a
+// tensor: under autocast the casts of its arguments come before its result.
+bool asks_for_workspace(const OutOfMemory& failure, const Device& device) {
+  if (!takes_workspace(failure.where.inner) || failure.first_in_op || !failure.wanted_shape.empty()) return false;
+  if (!is_gemm(failure.where.inner)) return true;
+  return is_cublas_workspace(failure.requested_bytes, device.cublas_workspace_bytes);
+}
+
+// A buffer that grows is made anew while the old one lives: the request itself has grown, too, as much as one of them.
+int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& growths) {
+  for (const Growth& growth : growths) {
+    const bool itself = growth.held.op == failure.where.op && growth.held.source == failure.where.source;
+    if (growth.kind != GrowthKind::growing_buffer || !itself) continue;
+    return std::min(failure.requested_bytes, growth.grown_bytes / static_cast<int64_t>(growth.place_count));
+  }
+  return 0;
+}
+
+bool is_own(const OutsideOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
+
+// What any process takes of the device before PyTorch does. Part of it may be unexplained.
+int64_t usual_non_pytorch(const Moment& moment, int64_t context_bytes) {
+  int64_t own = 0;
+  int64_t unexplained = 0;
+  for (const OutsideOwner& owner : moment.outside) {
+    if (is_own(owner)) own += owner.bytes;
+    if (owner.owner == "unexplained") unexplained = owner.bytes;
+  }
+  if (own == 0) return context_bytes > 0 ? context_bytes : kUsualContextBytes;
+  return own + std::clamp<int64_t>(unexplained, 0, std::max<int64_t>(0, kUsualContextBytes - own));
+}
+
+// Libraries ask the driver for what their handles, code and communicators take. The allocator is not asked and frees nothing
+// for it.
+std::string find_library(const DeviceHistory& device) {
+  const auto asked = std::ranges::find(device.driver_refusals, device.failure->requested_bytes, &OutsideOwner::bytes);
+  return asked == device.driver_refusals.end() ? std::string() : asked->owner;
+}
+
+bool saves_for_backward(const Moment& moment) {
+  return std::any_of(moment.blocks.begin(), moment.blocks.end(),
+                     [](const LiveBlock& block) { return block.category == Category::activation; });
+}
+
+}  // namespace
+
+std::vector<OutsideOwner> list_foreign_owners(const Moment& moment) {
+  std::vector<OutsideOwner> owners = moment.outside;
+  std::erase_if(owners, [](const OutsideOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
+  std::stable_sort(owners.begin(), owners.end(),
+                   [](const OutsideOwner& a, const OutsideOwner& b) { return a.bytes > b.bytes; });
+  return owners;
+}
+
+FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings& settings, const Device& limits,
+                           const std::vector<Growth>& growths, const StepNeed& need) {
+  const OutOfMemory& failure = *device.failure;
+  const Moment& moment = device.moment;
+  FailureFacts facts{.requested_bytes = failure.requested_bytes,
+                     .segment_bytes = segment_size(failure.requested_bytes, settings),
+                     .is_workspace = asks_for_workspace(failure, limits),
+                     .forward_continues = failure.phase == Phase::forward && saves_for_backward(moment),
+                     .library = find_library(device),
+                     .total_bytes = limits.total_bytes,
+                     .free_bytes = moment.free_bytes,
+                     .reserved_bytes = moment.reserved_bytes,
+                     .cached_bytes = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
+                     .pending_free_bytes = moment.pending_free_bytes,
+                     .non_pytorch_bytes = moment.outside_bytes,
+                     .usual_non_pytorch_bytes = usual_non_pytorch(moment, limits.context_bytes),
+                     .grown_bytes = sum_grown(growths) + grown_in_request(failure, growths),
+                     .bytes_per_step = sum_per_step(growths),
+                     .grown_until_step = growths.empty() ? 0 : growths.front().last_step,
+                     .step = need};
+  read_segments(moment, failure.pool, facts);
+  read_limit(moment, settings, facts);
+  return facts;
+}
+
+}  // namespace oomdiag
