@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -47,18 +48,28 @@ std::string list_capabilities() {
   return fmt::format("{} and {}", fmt::join(capabilities, ", "), last);
 }
 
-std::string explain_no_code(const std::string& capability) {
-  return fmt::format("its compute capability is {}, and this torch has code for {}", capability, list_capabilities());
+std::string explain_no_code(ComputeCapability capability) {
+  return fmt::format("its compute capability is {}, and this torch has code for {}", capability.text(),
+                     list_capabilities());
+}
+
+/// Of "8.6"; 0.0 if it is none.
+ComputeCapability read_capability(const std::string& text) {
+  ComputeCapability capability;
+  const char* const end = text.data() + text.size();
+  const auto major = std::from_chars(text.data(), end, capability.major);
+  if (major.ptr != end) std::from_chars(major.ptr + 1, end, capability.minor);
+  return capability;
 }
 
 CardEntry describe(const Card& card, const std::filesystem::path& file) {
-  const std::string capability = fmt::format("{}.{}", card.compute_major, card.compute_minor);
+  const ComputeCapability capability{card.compute_major, card.compute_minor};
   return {.id = card.id,
           .name = card.name,
           .aliases = card.aliases,
           .total_bytes = card.total_bytes,
           .mark = card.total_mark,
-          .compute_capability = capability,
+          .capability = capability,
           .context_bytes = card.context_bytes + card.first_kernel_bytes,
           .why_not = runs_code_for(card, architectures()) ? "" : explain_no_code(capability),
           .file = file,
@@ -95,6 +106,8 @@ Error refuse(const CardEntry& card) {
 
 }  // namespace
 
+std::string ComputeCapability::text() const { return fmt::format("{}.{}", major, minor); }
+
 CardEntry read_card_entry(const std::filesystem::path& file) {
   try {
     return describe(read_card(file.string()), std::filesystem::absolute(file));
@@ -117,11 +130,11 @@ std::vector<CardEntry> read_unsupported(const std::filesystem::path& folder) {
   const nlohmann::json others = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
   if (!others.is_array()) return cards;  // a folder of somebody's own, which has none
   for (const nlohmann::json& json : others) {
-    const std::string capability = json.at("compute_capability");
+    const ComputeCapability capability = read_capability(json.at("compute_capability"));
     CardEntry card;
     card.id = json.at("id");
     card.name = json.at("name");
-    card.compute_capability = capability;
+    card.capability = capability;
     card.why_not = json.value("why", explain_no_code(capability));
     cards.push_back(std::move(card));
   }

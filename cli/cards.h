@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -10,19 +11,27 @@
 
 namespace oomdiag {
 
+/// "8.6".
+struct ComputeCapability {
+  int major = 0, minor = 0;  ///< 0.0 = not known
+
+  std::string text() const;
+  auto operator<=>(const ComputeCapability&) const = default;
+};
+
 /// A card of the catalogue, or of a user's own file.
 struct CardEntry {
   std::string id;    ///< as after --device
   std::string name;  ///< as CUDA gives it
   std::vector<std::string> aliases;
-  int64_t total_bytes = 0;         ///< as the CUDA runtime reports it
-  std::string mark;                ///< how total_bytes is known: the mark of its source
-  std::string compute_capability;  ///< "8.6"
-  int64_t context_bytes = 0;       ///< estimate of what a process takes before PyTorch does, first kernel included
-  int driver = 0;                  ///< the branch of the driver that was asked for, as in 550; 0 = the newest
-  std::string why_not;             ///< why this wheel cannot run on it; empty if it can
-  std::filesystem::path file;      ///< empty for a card of which too little is known
-  Card card;                       ///< all of the file; empty with it
+  int64_t total_bytes = 0;  ///< as the CUDA runtime reports it
+  std::string mark;         ///< how total_bytes is known: the mark of its source
+  ComputeCapability capability;
+  int64_t context_bytes = 0;   ///< estimate of what a process takes before PyTorch does, first kernel included
+  int driver = 0;              ///< the branch of the driver that was asked for, as in 550; 0 = the newest
+  std::string why_not;         ///< why this wheel cannot run on it; empty if it can
+  std::filesystem::path file;  ///< empty for a card of which too little is known
+  Card card;                   ///< all of the file; empty with it
 
   bool operator==(const CardEntry& other) const { return id == other.id && file == other.file; }
   /// Whether it is told what an older driver leaves of its memory, if it is such that was asked for.

@@ -162,7 +162,7 @@ bool takes_other_allocator(const Checkup& checkup) {
 }  // namespace
 
 Checkup check_up(const std::string& python, const DeviceChoice& device, const Install& install) {
-  Checkup checkup{.has_gpu = has_real_gpu(), .virtual_device = device.is_virtual()};
+  Checkup checkup{.has_gpu = !name_of_real_gpu().empty(), .virtual_device = device.is_virtual()};
   read_settings(checkup);
   try {
     Install own = install;

@@ -41,12 +41,6 @@ struct Found {
   std::vector<fs::path> files{}, folders{};  ///< of it, in the order in which they go
 };
 
-bool is_written_by_us(const std::string& name) {
-  constexpr const char* kFiles[] = {"trace",  "report.json", "report.json.part", "report.html", "output.txt",
-                                    "loaded", "cards",       "run.json"};
-  return std::find(std::begin(kFiles), std::end(kFiles), name) != std::end(kFiles);
-}
-
 /// "<32 digits>-mail": what ranks shared (kSharedFolder) when `oomdiag run` itself was killed.
 bool is_shared_by_ranks(std::string_view name) {
   constexpr size_t kDigits = 32;
@@ -86,7 +80,7 @@ void look_into(const fs::path& folder, Found& found, bool is_inner) {
     const double age = std::difftime(std::time(nullptr), info.st_mtime) / 86400;
     found.days = std::min(found.days, age);
     const bool is_shared = folder.filename() == kSharedFolder && is_shared_by_ranks(name);
-    if (S_ISREG(info.st_mode) && (is_shared || is_written_by_us(name))) {
+    if (S_ISREG(info.st_mode) && (is_shared || is_run_file(name))) {
       if (name == "trace" && is_alive(entry->path())) found.stays = "its program still runs";
       found.files.push_back(entry->path());
     } else if (S_ISDIR(info.st_mode) && !is_inner && (is_of_process(name) || name == kSharedFolder)) {
@@ -184,7 +178,7 @@ void add_clean(CLI::App& app, Command& chosen) {
   command.add_option("DIR", options->folder, "where they are; default: here")->type_name("");
   command.add_option("--older-than", options->older_than_days, "remove those that are older than so many days")
       ->type_name("DAYS")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(number_in(0, 1e6));
   command.add_flag("--yes", options->yes, "remove all of them");
   command.add_flag("--cache", options->cache,
                    "remove instead what was built for each torch, and compiled for virtual cards");

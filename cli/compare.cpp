@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/help.h"
+#include "cli/json_text.h"
 #include "cli/reports.h"
 #include "profiler/report/printable.h"
 
@@ -139,7 +140,7 @@ int compare_files(const CompareOptions& options) {
   const Trace left = load_trace(options.left), right = load_trace(options.right);
   const Comparison comparison = compare(left, right, static_cast<uint8_t>(options.device));
   if (options.json) {
-    fmt::print("{}\n", to_json(comparison).dump(2));
+    fmt::print("{}\n", to_text(to_json(comparison)));
   } else {
     print(comparison);
   }

@@ -21,11 +21,9 @@ DiagnosisRequest unseen(DiagnosisRequest request) {
 
 }  // namespace
 
-DiagnosisRequest with_room(DiagnosisRequest request) {
-  const DeviceChoice& device = request.device;
-  request.judged_bytes = device.memory_bytes > 0 ? device.memory_bytes : device.cards.front().total_bytes;
-  request.device.memory_bytes = kRoomBytes;
-  return unseen(std::move(request));
+VirtualHost with_room(VirtualHost host) {
+  host.memory_bytes = kRoomBytes;
+  return host;
 }
 
 namespace {
@@ -52,9 +50,12 @@ void try_expandable_segments(Report& failed, DiagnosisRequest request, const Ins
 }  // namespace
 
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install) {
-  if (!request.device.is_virtual() || !failed.report || failed.report->outcome != "out_of_memory") return;
+  const VirtualHost* const host = request.device.virtual_host();
+  if (host == nullptr || !failed.report || failed.report->outcome != "out_of_memory") return;
   const TemporaryFolder folder;
-  DiagnosisRequest again = with_room(request);
+  DiagnosisRequest again = unseen(request);
+  again.device = {.device = with_room(*host)};
+  again.judged_bytes = host->bytes_of_device();
   again.base = folder.path();
   uint32_t step = 1;
   for (const ReportOfDevice& device : failed.report->devices) {

@@ -10,8 +10,8 @@ constexpr int64_t kRoomBytes = int64_t{16} << 40;
 /// Steps after which a run with room is ended though its peak still rises: it grows without end.
 constexpr uint32_t kMostSteps = 200;
 
-/// `request` on the same kind of card with all the memory that the program wants; remedies are judged by the card itself.
-DiagnosisRequest with_room(DiagnosisRequest request);
+/// The same devices with all the memory that any program wants.
+VirtualHost with_room(VirtualHost host);
 
 /// Where `failed` ran out of memory on a virtual card: runs the program again with room, and takes the need and the
 /// remedies of the whole run into its report and report.json.

@@ -22,19 +22,6 @@ constexpr int kLeastDriverOfCuda13 = 580;  // CUDA Toolkit release notes
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
 constexpr int64_t kMostMemory = int64_t{16} << 40;
 
-CardEntry find(const std::string& device, const Install& install) { return choose_card(install.cards, device); }
-
-std::vector<CardEntry> find_all(const std::string& list, const Install& install) {
-  std::vector<CardEntry> cards;
-  std::istringstream names(list);
-  for (std::string name; std::getline(names, name, ',');) {
-    if (!name.empty()) cards.push_back(find(name, install));
-  }
-  if (cards.empty())
-    throw Error(ErrorKind::usage, fmt::format("--device '{}' names no device", list), "as in: --device rtx4090");
-  return cards;
-}
-
 void check_one_driver(const std::vector<CardEntry>& cards) {
   const CardEntry& first = cards.front();
   const auto other = std::ranges::find_if(cards, [&](const CardEntry& card) { return card.driver != first.driver; });
@@ -87,47 +74,75 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
                    "work on the virtual device takes modelled time: frees across streams wait for it");
 }
 
-std::string describe(const DeviceChoice& choice) {
-  if (!choice.is_virtual()) return "the real GPU";
-  const std::string& name = choice.cards.front().name;
-  const bool is_one_kind =
-      std::all_of(choice.cards.begin(), choice.cards.end(), [&](const CardEntry& card) { return card.name == name; });
-  if (choice.cards.size() == 1) return name + " (virtual)";
-  if (is_one_kind) return fmt::format("{} x {} (virtual)", choice.cards.size(), name);
+std::string describe(const VirtualHost& host) {
+  const std::string& name = host.cards.front().name;
+  if (host.cards.size() == 1) return name + " (virtual)";
+  if (std::ranges::all_of(host.cards, [&](const CardEntry& card) { return card.name == name; })) {
+    return fmt::format("{} x {} (virtual)", host.cards.size(), name);
+  }
   std::vector<std::string> names;
-  for (const CardEntry& card : choice.cards) names.push_back(card.name);
+  for (const CardEntry& card : host.cards) names.push_back(card.name);
   return fmt::format("{} (virtual)", fmt::join(names, ", "));
 }
 
+std::string describe(const DeviceChoice& choice) {
+  const VirtualHost* const host = choice.virtual_host();
+  return host == nullptr ? "the real GPU" : describe(*host);
+}
+
 void say_default(const DeviceChoice& choice) {
-  if (!choice.by_default || !choice.is_virtual()) return;
+  const VirtualHost* const host = choice.virtual_host();
+  if (!choice.by_default || host == nullptr) return;
   say(fmt::format("no --device and no GPU: running on a virtual {}; oomdiag devices lists others",
-                  choice.cards.front().name));
+                  host->cards.front().name));
 }
 
 bool names_real_gpu(const std::string& device) { return device == "real" || device == "cuda"; }
 
+std::vector<CardEntry> choose_cards(const std::string& list, const Install& install) {
+  std::vector<CardEntry> cards;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (!name.empty()) cards.push_back(choose_card(install.cards, name));
+  }
+  if (cards.empty())
+    throw Error(ErrorKind::usage, fmt::format("--device '{}' names no device", list), "as in: --device rtx4090");
+  return cards;
+}
+
 DeviceChoice choose_device(const DeviceOptions& options, const Install& install) {
   const int64_t memory_bytes = options.memory.empty() ? 0 : read_memory(options.memory);
-  const bool by_default = options.device.empty();
+  const bool by_default = options.device.empty(), names_real = names_real_gpu(options.device);
   const bool wants_virtual = memory_bytes != 0 || options.count != 0 || options.clocked;
-  const bool is_real = by_default ? !wants_virtual && has_real_gpu() : names_real_gpu(options.device);
-  if (is_real && wants_virtual) {
+  if (names_real && wants_virtual) {
     throw Error(ErrorKind::usage, "--memory, --count and --clocked are for virtual devices only",
                 "name one: --device rtx4090");
   }
-  if (is_real) return {.by_default = by_default};
-  const std::vector<CardEntry> cards = find_all(by_default ? kDefaultCard : options.device, install);
+  if (names_real) return {.device = RealGpu{name_of_real_gpu()}};
+  if (by_default && !wants_virtual) {
+    if (std::string name = name_of_real_gpu(); !name.empty()) {
+      return {.device = RealGpu{std::move(name)}, .by_default = true};
+    }
+  }
+  const std::vector<CardEntry> cards = choose_cards(by_default ? kDefaultCard : options.device, install);
   check_one_driver(cards);
-  return {.cards = repeat(cards, options.count),
-          .memory_bytes = memory_bytes,
-          .clocked = options.clocked,
-          .by_default = by_default && !wants_virtual};
+  return {
+      .device =
+          VirtualHost{.cards = repeat(cards, options.count), .memory_bytes = memory_bytes, .clocked = options.clocked},
+      .by_default = by_default && !wants_virtual};
+}
+
+void require_gpu(const DeviceChoice& choice) {
+  const RealGpu* const gpu = std::get_if<RealGpu>(&choice.device);
+  if (gpu == nullptr || !gpu->name.empty()) return;
+  throw Error(ErrorKind::environment, "no NVIDIA GPU or no driver was found here",
+              "leave out --device, or name a virtual device, as in: --device rtx4090");
 }
 
 void check_driver(const DeviceChoice& choice, const std::string& torch_version) {
-  if (!choice.is_virtual()) return;
-  const CardEntry& card = choice.cards.front();
+  const VirtualHost* const host = choice.virtual_host();
+  if (host == nullptr) return;
+  const CardEntry& card = host->cards.front();
   const std::size_t cuda = torch_version.find("+cu");
   const bool is_cuda_13 = cuda != std::string::npos && torch_version.compare(cuda, 5, "+cu13") == 0;
   if (card.driver == 0 || !is_cuda_13 || card.driver >= kLeastDriverOfCuda13) return;

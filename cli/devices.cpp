@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/install.h"
+#include "cli/json_text.h"
 #include "cli/launcher.h"
 #include "cli/sizes.h"
 #include "profiler/error.h"
@@ -39,7 +40,7 @@ std::string_view explain_mark(std::string_view mark) {
 nlohmann::json to_json(const CardEntry& entry) {
   nlohmann::json told = {{"id", entry.id},
                          {"name", entry.name},
-                         {"compute_capability", entry.compute_capability},
+                         {"compute_capability", entry.capability.text()},
                          {"supported", entry.why_not.empty()}};
   if (!entry.why_not.empty()) told["why_not"] = entry.why_not;
   if (entry.file.empty()) return told;
@@ -66,7 +67,7 @@ int print_json(const std::vector<CardEntry>& catalogue, const std::vector<CardEn
   nlohmann::json list = nlohmann::json::array();
   for (const CardEntry& card : catalogue) list.push_back(to_json(card));
   for (const CardEntry& card : others) list.push_back(to_json(card));
-  fmt::print("{}\n", list.dump(2));
+  fmt::print("{}\n", to_text(list));
   return 0;
 }
 
@@ -94,7 +95,7 @@ int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardE
   fmt::print(kRow, "device", "name", "memory, GiB", "context, GiB", "SMs", "compute", "memory is");
   for (const CardEntry& card : catalogue) {
     fmt::print(kRow, card.id, card.name, to_gib(card.total_bytes), to_gib(card.context_bytes),
-               card.card.multiprocessors, card.compute_capability, explain_mark(card.mark));
+               card.card.multiprocessors, card.capability.text(), explain_mark(card.mark));
   }
   if (all) print_unsupported(others);
   fmt::print(

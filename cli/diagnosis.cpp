@@ -2,19 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <new>
 #include <optional>
 
 #include "cli/cache.h"
 #include "cli/environment.h"
+#include "cli/host.h"
 #include "cli/live_line.h"
 #include "cli/preload.h"
 #include "cli/recipe.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/temporary_folder.h"
-#include "cli/terminal.h"
+#include "cli/workers.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
 #include "profiler/trace/trace.h"
@@ -65,15 +68,15 @@ constexpr std::pair<const char*, const char*> kDecidesOnHost[] = {{"VLLM_USE_V2_
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries,
                 const std::optional<VirtualCaches>& caches) {
   Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
-  const bool is_virtual = request.device.is_virtual();
+  const VirtualHost* const host = request.device.virtual_host();
   const auto set = [&](const char* name, const std::string& value) {
     program.environment.emplace_back(name, value.empty() ? std::nullopt : std::optional(value));
   };
   set("LD_PRELOAD", compose_preload({.first = environment(variables::kPreloadFirst),
                                      .libraries = libraries,
-                                     .virtual_device = is_virtual ? libraries / "virtual_device" : "",
-                                     .cuda_major = install.cuda_major,
-                                     .users_own = environment("LD_PRELOAD")}));
+                                    .virtual_device = host != nullptr ? libraries / "virtual_device" : "",
+                                    .cuda_major = install.cuda_major,
+                                    .users_own = environment("LD_PRELOAD")}));
   set(variables::kRecorder, install.recorder.string());
   set(variables::kRecorderFor, install.torch_version);
   set(variables::kNoRecorder, install.no_recorder);
@@ -82,11 +85,13 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   if (!install.architectures.empty()) set(variables::kArchitectures, install.architectures);
   set(variables::kAttachAtStep, request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
   set(variables::kNativeStacks, request.native_stacks ? "1" : environment(variables::kNativeStacks));
-  set(variables::kCard, list_files(request.device.cards));
-  const int driver = is_virtual ? request.device.cards.front().driver : 0;
+  const VirtualHost none;
+  const VirtualHost& devices = host != nullptr ? *host : none;
+  const int driver = host != nullptr ? host->cards.front().driver : 0;
+  set(variables::kCard, list_files(devices.cards));
   set(variables::kDriver, driver == 0 ? "" : std::to_string(driver));
-  set(variables::kMemory, request.device.memory_bytes == 0 ? "" : std::to_string(request.device.memory_bytes));
-  set(variables::kClocked, request.device.clocked ? "1" : "");
+  set(variables::kMemory, devices.memory_bytes == 0 ? "" : std::to_string(devices.memory_bytes));
+  set(variables::kClocked, devices.clocked ? "1" : "");
   if (caches) {
     set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
     for (const auto& [variable, folder] : caches->variables()) set(variable, folder);
@@ -113,6 +118,8 @@ void check_virtual_device(const Install& install) {
               "build it: scripts/build");
 }
 
+constexpr const char* kNoMemory = "no report: the host has not enough memory to read the trace";
+
 std::string explain_absence(const Leftovers& left, const DiagnosisRequest& request, const Install& install) {
   if (!left.refusal.empty()) return fmt::format("no report: {}", left.refusal);
   if (!left.is_writable) return "no report: the folder of the run was removed, or could no longer be written";
@@ -122,9 +129,7 @@ std::string explain_absence(const Leftovers& left, const DiagnosisRequest& reque
         "open no Optimizer.step scopes",
         request.attach_at_step);
   }
-  if (left.was_loaded) {
-    return "none of the processes that oomdiag was loaded into used CUDA from PyTorch: there is nothing to report";
-  }
+  if (left.was_loaded) return "no CUDA memory was used; nothing to report";
   if (!is_there(install.libraries / "liboomdiag_preload.so")) {
     return fmt::format("no report: the recorder is missing from '{}'; build it: scripts/build",
                        install.libraries.string());
@@ -153,8 +158,32 @@ void name_ranks(const std::filesystem::path& folder) {
   }
 }
 
+/// What the report says beside the trace; in a process of its own.
+std::string make_report_apart(const Diagnosis& diagnosis, const DiagnosisRequest& request) {
+  std::string why;
+  std::optional<Report> report;
+  try {
+    write_recipe(recipe_of(request), diagnosis.folder);
+    name_ranks(diagnosis.folder);
+    report = explain_run(diagnosis.folder,
+                         {.ending = diagnosis.ending,
+                          .batch = request.batch,
+                          .reference_case = {},
+                          .judged_bytes = request.judged_bytes},
+                         /*write_each=*/true);
+    keep_json(*report, diagnosis.folder);
+    remove_shared_files(diagnosis.folder);
+  } catch (const std::bad_alloc&) {
+    why = kNoMemory;
+  } catch (const std::exception& error) {
+    why = fmt::format("no report: {}", error.what());
+  }
+  std::ranges::replace(why, '\n', ' ');
+  return why + '\n' + (report ? pack(*report) : "");
+}
+
 // The program has ended: whatever goes wrong from here on, a report that cannot be made for want of memory too, leaves its
-// exit code alone.
+// exit code alone. So a process of its own makes it, and comes to no harm but its own.
 void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const Install& install) {
   try {
     const Leftovers left = look_into(diagnosis.folder);
@@ -162,21 +191,32 @@ void read_outcome(Diagnosis& diagnosis, const DiagnosisRequest& request, const I
       diagnosis.why_no_report = explain_absence(left, request, install);
       return;
     }
-    write_recipe(recipe_of(request), diagnosis.folder);
-    name_ranks(diagnosis.folder);
-    diagnosis.report = explain_run(diagnosis.folder,
-                                   {.ending = diagnosis.ending,
-                                    .batch = request.batch,
-                                    .reference_case = {},
-                                    .judged_bytes = request.judged_bytes},
-                                   /*write_each=*/true);
-    keep_json(*diagnosis.report, diagnosis.folder);
-    remove_shared_files(diagnosis.folder);
+    const auto answer = run_apart([&] { return make_report_apart(diagnosis, request); });
+    if (!answer) {
+      diagnosis.why_no_report = kNoMemory;
+      return;
+    }
+    const std::size_t line = answer->find('\n');
+    diagnosis.why_no_report = answer->substr(0, line);
+    if (line + 1 < answer->size()) diagnosis.report = unpack(std::string_view(*answer).substr(line + 1));
+  } catch (const Interrupted&) {
+    diagnosis.why_no_report = "no report: interrupted before it was made; oomdiag explain makes it from the run folder";
   } catch (const std::bad_alloc&) {
-    diagnosis.why_no_report = "no report: the host has not enough memory to read the trace";
+    diagnosis.why_no_report = kNoMemory;
   } catch (const std::exception& error) {
     diagnosis.why_no_report = fmt::format("no report: {}", error.what());
   }
+}
+
+/// Why a program ended by SIGKILL that nobody here sent; empty for others. `kills` counted the kernel's before the run.
+std::string explain_kill(const Ending& ending, std::optional<int64_t> kills) {
+  if (ending.signal != SIGKILL) return {};
+  const std::string killed = "the program was killed by SIGKILL (exit code 137)";
+  const std::optional<int64_t> now = count_oom_kills();
+  if (kills && now && *now > *kills) {
+    return killed + ": the kernel's OOM killer ended it, as the host's memory or the limit of its cgroup was used up";
+  }
+  return killed + ", often by the kernel's OOM killer: host memory was used up; see dmesg";
 }
 
 }  // namespace
@@ -195,6 +235,7 @@ Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
     program.environment.insert(program.environment.end(), variables.begin(), variables.end());
   }
   Diagnosis diagnosis;
+  const std::optional<int64_t> kills = count_oom_kills();
   LiveLine line;
   std::optional<Tick> tick;
   if (request.shows_progress && line.is_shown()) tick = Tick{.work = [&] { line.update(diagnosis.folder); }};
@@ -211,10 +252,12 @@ Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
     if (!diagnosis.folder.empty()) remove_empty_run(diagnosis.folder);
     throw;
   }
+  diagnosis.why_killed = explain_kill(diagnosis.ending, kills);
   if (job_folder) diagnosis.stages = read_stages(job_folder->path());
   if (watch.is_over()) {
     diagnosis.stopped_at_step = watch.step();
     diagnosis.ending = {};  // it was we who ended it: what was seen counts as a run that passed
+    diagnosis.why_killed.clear();
   }
   read_outcome(diagnosis, request, install);
   return diagnosis;

@@ -37,7 +37,8 @@ struct Diagnosis {
   Ending ending;
   std::filesystem::path folder;
   std::optional<Report> report;  ///< also in folder/report.json
-  std::string why_no_report;     ///< one line, where there is none
+  std::string why_no_report;     ///< one line, where there is none, or it could not be written into the folder
+  std::string why_killed{};      ///< one line, where the program ended by SIGKILL
   std::vector<int> stages{};     ///< the ranks of the first pipeline that a lone rank was in
 };
 

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/device.h"
 #include "cli/help.h"
+#include "cli/json_text.h"
 #include "cli/sizes.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
@@ -50,7 +51,7 @@ void print_json(const Checkup& checkup, const std::vector<Trouble>& troubles) {
   }
   for (const Trouble& trouble : troubles)
     json["troubles"].push_back({{"what", trouble.what}, {"remedy", trouble.remedy}});
-  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  fmt::print("{}\n", to_text(json));
 }
 
 void print_pairs(const char* title, const std::vector<std::pair<std::string, std::string>>& pairs) {
@@ -89,6 +90,7 @@ int run(const DoctorOptions& options) {
   }
   const Install install = find_install();
   const DeviceChoice device = choose_device(options.device, install);
+  require_gpu(device);
   const std::string python = options.program.empty() ? install.python.string() : options.program.front();
   Checkup checkup;
   {

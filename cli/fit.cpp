@@ -12,10 +12,10 @@
 #include "cli/fit_text.h"
 #include "cli/help.h"
 #include "cli/programs.h"
-#include "cli/real_gpu.h"
 #include "cli/reports.h"
 #include "cli/search_rows.h"
 #include "cli/terminal.h"
+#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -50,7 +50,7 @@ struct Answer {
   bool found = false;
 };
 
-int say(const Answer& answer, const FitOptions& options, const std::vector<std::string>& program) {
+int print_answer(const Answer& answer, const FitOptions& options, const std::vector<std::string>& program) {
   fmt::print("{}", options.json ? answer.json : answer.text);
   if (!options.html.empty()) {
     const SearchPage page{.text = answer.text,
@@ -60,6 +60,10 @@ int say(const Answer& answer, const FitOptions& options, const std::vector<std::
     write_whole(to_html(page), options.html);
   }
   return answer.found ? 0 : kOutOfMemory;
+}
+
+void say_interrupted(const std::vector<FitRun>& runs, const FitOptions& options) {
+  write_out(options.json ? interrupted_json(runs) : interrupted_text(runs));
 }
 
 void check_variables(const std::vector<Variable>& variables, const std::vector<std::string>& program) {
@@ -94,6 +98,7 @@ FitRequest make_request(const FitOptions& options, Install& install, bool by_bat
   FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
                      .steps = options.steps,
                      .most_runs = options.most_runs};
+  require_gpu(request.device);
   if (options.model.model.empty()) {
     request.program = resolve_program(options.program, install);
     return request;
@@ -112,13 +117,20 @@ FitRequest make_request(const FitOptions& options, Install& install, bool by_bat
 int fit_card(const FitOptions& options, const FitRequest& request, Trials& trials) {
   Steps steps("fit");
   Fitter fitter(request, trials, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
-  const SmallestCard card = find_smallest_card(fitter, {});
+  SmallestCard card;
+  try {
+    card = find_smallest_card(fitter, {});
+  } catch (const Interrupted&) {
+    steps.hide();
+    say_interrupted(fitter.runs(), options);
+    throw;
+  }
   steps.hide();
   const Answer answer{.text = card_text(card, fitter.runs()),
                       .json = card_json(card, fitter.runs()),
                       .rows = rows_of(std::vector<FitOfCard>{{.card = {}, .largest = {}, .runs = fitter.runs()}}),
                       .found = card.bytes > 0};
-  return say(answer, options, request.program);
+  return print_answer(answer, options, request.program);
 }
 
 CardEntry real_card() {
@@ -129,10 +141,10 @@ CardEntry real_card() {
 
 /// The cards of --devices, or the one of --device. The real one has no entry but its name.
 std::vector<CardEntry> cards_of(const FitOptions& options, const FitRequest& request, const Install& install) {
-  if (options.devices.empty() && !request.device.is_virtual()) return {real_card()};
-  if (options.devices.empty()) return {request.device.cards.front()};
   if (options.devices == "all") return read_catalogue(install.cards);
-  return choose_device({.device = options.devices}, install).cards;
+  if (!options.devices.empty()) return choose_cards(options.devices, install);
+  const VirtualHost* const host = request.device.virtual_host();
+  return {host == nullptr ? real_card() : host->cards.front()};
 }
 
 int say_plans(const std::vector<Plan>& plans, const FitOptions& options, const std::vector<std::string>& program = {},
@@ -141,7 +153,21 @@ int say_plans(const std::vector<Plan>& plans, const FitOptions& options, const s
                       .json = plans_json(plans, searched),
                       .rows = rows_of(plans),
                       .found = best_plan(plans) != nullptr};
-  return say(answer, options, program);
+  return print_answer(answer, options, program);
+}
+
+/// What the command of each of a job's plans says of its host.
+std::vector<std::string> options_of_job(const FitOptions& options) {
+  std::vector<std::string> words;
+  const auto add = [&](const char* option, const std::string& value) {
+    if (!value.empty()) words.insert(words.end(), {option, value});
+  };
+  add("--device", device_name(options, options.host.hosts()));
+  add("--memory", options.memory);
+  add("--local-world-size",
+      options.host.local_world_size > 0 ? std::to_string(options.host.local_world_size) : std::string());
+  add("--topology", options.host.topology);
+  return words;
 }
 
 int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, const FitRequest& request,
@@ -152,42 +178,55 @@ int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, 
       throw Error(ErrorKind::usage, fmt::format("a search of {} is no list of jobs", planning.searched->name),
                   fmt::format("list its values, as in: --vary {}=1,2,4,8", planning.searched->name));
     }
-    const std::string name = device_name(options, options.host.hosts());
-    std::string device = name.empty() ? "" : "--device " + name;
-    if (!options.memory.empty()) device += " --memory " + options.memory;
-    if (options.host.local_world_size > 0)
-      device += fmt::format(" --local-world-size {}", options.host.local_world_size);
-    if (!options.host.topology.empty()) device += fmt::format(" --topology {}", options.host.topology);
-    fmt::print("{}", print_jobs(planning.plans, request, device, "plans"));
+    fmt::print("{}", print_jobs(planning.plans, request, options_of_job(options), "plans"));
     return 0;
   }
   Steps steps("fit");
-  const auto found = run_plans(planning, request, options.host, install,
-                               [&](std::size_t over) { steps.show(over, planning.plans.size()); });
+  std::vector<Plan> found;
+  const std::string searched = planning.searched ? planning.searched->name : "";
+  const auto take = [&](Plan plan) {
+    found.push_back(std::move(plan));
+    steps.show(found.size(), planning.plans.size());
+  };
+  try {
+    run_plans(planning, request, options.host, install, take);
+  } catch (const Interrupted&) {
+    steps.hide();
+    complain(fmt::format("oomdiag: interrupted after {} of {} plans\n", found.size(), planning.plans.size()));
+    if (!found.empty()) say_plans(found, options, request.program, searched);
+    throw;
+  }
   steps.hide();
-  return say_plans(found, options, request.program, planning.searched ? planning.searched->name : "");
+  return say_plans(found, options, request.program, searched);
 }
 
-int fit_value(const FitOptions& options, FitRequest request, const Install& install, Trials& trials) {
-  std::vector<Variable> variables;
-  for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
-  check_variables(variables, request.program);
+int fit_value(const FitOptions& options, const std::vector<Variable>& variables, FitRequest request,
+              const Install& install, Trials& trials) {
   if (is_plan(variables)) return fit_plan(options, variables, request, install);
   const std::vector<Values> combinations = combine(std::span(variables).subspan(1));
   const std::vector<CardEntry> cards = cards_of(options, request, install);
   const std::size_t expected = combinations.size() * cards.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
   std::vector<FitOfCard> found;
+  std::vector<FitRun> earlier;                  // of the cards before
   std::map<Values, std::optional<Line>> lines;  // what a card has shown is a good guess for the next
   for (const CardEntry& card : cards) {
-    if (request.device.is_virtual()) request.device.cards = {card};
+    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->cards = {card};
     Fitter fitter(request, trials, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
     FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
-    for (const Values& others : combinations) {
-      of_card.largest.push_back(find_largest_value(fitter, variables.front(), others, lines[others]));
-      lines[others] = of_card.largest.back().line;
+    try {
+      for (const Values& others : combinations) {
+        of_card.largest.push_back(find_largest_value(fitter, variables.front(), others, lines[others]));
+        lines[others] = of_card.largest.back().line;
+      }
+    } catch (const Interrupted&) {
+      steps.hide();
+      earlier.insert(earlier.end(), fitter.runs().begin(), fitter.runs().end());
+      say_interrupted(earlier, options);
+      throw;
     }
     of_card.runs = fitter.runs();
+    earlier.insert(earlier.end(), of_card.runs.begin(), of_card.runs.end());
     found.push_back(std::move(of_card));
   }
   steps.hide();
@@ -196,7 +235,7 @@ int fit_value(const FitOptions& options, FitRequest request, const Install& inst
                       .json = values_json(variables.front().name, found),
                       .rows = rows_of(found),
                       .found = any};
-  return say(answer, options, request.program);
+  return print_answer(answer, options, request.program);
 }
 
 int fit(FitOptions options) {
@@ -213,11 +252,15 @@ int fit(FitOptions options) {
     throw Error(ErrorKind::usage, "another size of card than the real one needs a virtual device",
                 "name one of oomdiag devices, as in: --device rtx4090");
   }
-  if (is_real) require_real_gpu();
+  std::vector<Variable> variables;
+  for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
+  if (has_program) check_variables(variables, options.program);  // before anything is run
   Install install = find_install();
   const FitRequest request = make_request(options, install, !options.smallest_card);
+  if (has_model) check_variables(variables, request.program);
   Trials trials(install);
-  return options.smallest_card ? fit_card(options, request, trials) : fit_value(options, request, install, trials);
+  return options.smallest_card ? fit_card(options, request, trials)
+                               : fit_value(options, variables, request, install, trials);
 }
 
 }  // namespace

@@ -59,7 +59,8 @@ class Fitter {
   Fitter(const FitRequest& request, Trials& trials, std::function<void(std::size_t)> tell)
       : request_(request), trials_(trials), tell_(std::move(tell)) {}
 
-  /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory.
+  /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory;
+  /// Interrupted, and then runs() has what was over.
   std::vector<FitRun> run(const std::vector<std::pair<Values, int64_t>>& cases);
   const std::vector<FitRun>& runs() const { return runs_; }
   /// How many values are worth trying together.
@@ -88,7 +89,8 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
 struct SmallestCard {
   int64_t bytes = 0;  ///< 0: it passes on none
   int64_t outside_bytes = 0;
-  std::string fails_in{};  ///< with a page less
+  bool takes_share = false;  ///< of whatever card it runs on: it needs less than it takes on a larger one
+  std::string fails_in{};    ///< with a page less
 };
 SmallestCard find_smallest_card(Fitter& fitter, const Values& values);
 

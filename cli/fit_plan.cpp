@@ -56,10 +56,11 @@ Plan run_plan(const Values& values, const FitRequest& request, const RankOptions
   ranks.ranks = "distinct";
   const Job job = choose_job(ranks, 1);
   const DiagnosisRequest diagnosis{.program = fill_in(request.program, values),
-                                   .device = host_of(job, request.device),
+                                   .device = {.device = host_of(job, request.device)},
                                    .base = folder.path(),
                                    .steady = SteadyRule{.steps = request.steps}};
-  const RanksDiagnosis found = diagnose_ranks(job, diagnosis, install, [](std::size_t) {});
+  RanksDiagnosis found = run_ranks(job, diagnosis, install, [](std::size_t) {});
+  explain_ranks(found);
   Plan plan{.values = values};
   if (found.report) plan = read_plan(values, *found.report);
   const auto why = std::find_if(found.why_failed.begin(), found.why_failed.end(),
@@ -138,26 +139,27 @@ Plan read_plan(const Values& values, const Report& report) {
   return plan;
 }
 
-std::vector<Plan> run_plans(const Planning& planning, const FitRequest& request, const RankOptions& host,
-                            const Install& install, const std::function<void(std::size_t)>& tell) {
-  std::vector<Plan> found;
+void run_plans(const Planning& planning, const FitRequest& request, const RankOptions& host, const Install& install,
+               const std::function<void(Plan)>& take) {
   for (const Values& values : planning.plans) {
-    found.push_back(planning.searched ? search_plan(values, *planning.searched, request, host, install)
-                                      : run_plan(values, request, host, install));
-    tell(found.size());
+    take(planning.searched ? search_plan(values, *planning.searched, request, host, install)
+                           : run_plan(values, request, host, install));
   }
-  return found;
 }
 
-std::string print_jobs(const std::vector<Values>& plans, const FitRequest& request, const std::string& device_options,
-                       const std::string& folder) {
+std::string print_jobs(const std::vector<Values>& plans, const FitRequest& request,
+                       const std::vector<std::string>& options, const std::string& folder) {
   std::string text;
   for (const Values& values : plans) {
-    text += fmt::format(
-        "mkdir -p {0} && oomdiag run {1} --world-size {2} --ranks distinct --no-progress --folder {0} -o {3} --",
-        quoted(folder), device_options, values.at(kWorld),
-        quoted((fs::path(folder) / (name_of(values) + ".json")).string()));
-    for (const std::string& word : fill_in(request.program, values)) text += " " + quoted(word);
+    std::vector<std::string> words{"oomdiag", "run"};
+    words.insert(words.end(), options.begin(), options.end());
+    words.insert(words.end(),
+                 {"--world-size", std::to_string(values.at(kWorld)), "--ranks", "distinct", "--no-progress", "--folder",
+                  folder, "-o", (fs::path(folder) / (name_of(values) + ".json")).string(), "--"});
+    const std::vector<std::string> program = fill_in(request.program, values);
+    words.insert(words.end(), program.begin(), program.end());
+    text += fmt::format("mkdir -p {} &&", quoted(folder));
+    for (const std::string& word : words) text += " " + quoted(word);
     text += "\n";
   }
   return text;

@@ -48,14 +48,15 @@ Planning list_plans(std::vector<Variable> variables);
 
 Plan read_plan(const Values& values, const Report& report);
 
-/// Runs them; of a search the plan with the value that was found, or with the least. `tell` is called with the number of plans
-/// that are over.
-std::vector<Plan> run_plans(const Planning& planning, const FitRequest& request, const RankOptions& host,
-                            const Install& install, const std::function<void(std::size_t)>& tell);
+/// Runs them and gives each to `take` when it is over; of a search the plan with the value that was found, or with the
+/// least. Throws Interrupted.
+void run_plans(const Planning& planning, const FitRequest& request, const RankOptions& host, const Install& install,
+               const std::function<void(Plan)>& take);
 
-/// The same runs as commands for other machines, one a line; each writes its report into the folder.
-std::string print_jobs(const std::vector<Values>& plans, const FitRequest& request, const std::string& device_options,
-                       const std::string& folder);
+/// The same runs as commands for other machines, one a line, each word quoted for a shell; each writes its report into the
+/// folder. `options` are those of `oomdiag run`.
+std::string print_jobs(const std::vector<Values>& plans, const FitRequest& request,
+                       const std::vector<std::string>& options, const std::string& folder);
 
 /// Reads what these have written. Throws Error(input).
 std::vector<Plan> collect_plans(const std::filesystem::path& folder);

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "cli/fit_plan.h"
+#include "cli/json_text.h"
 #include "cli/sizes.h"
 
 namespace oomdiag {
@@ -78,7 +79,7 @@ std::string plans_json(const std::vector<Plan>& plans, const std::string& search
     if (!plan.why.empty()) one["why"] = plan.why;
     json["plans"].push_back(std::move(one));
   }
-  return json.dump(2) + "\n";
+  return to_text(json) + "\n";
 }
 
 }  // namespace oomdiag

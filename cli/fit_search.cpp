@@ -6,6 +6,7 @@
 #include "cli/workers.h"
 #include "profiler/error.h"
 #include "profiler/replay/allocator/rounding.h"
+#include "profiler/report/whole_run.h"
 
 // Each run is a whole run of the program on a virtual card. The driver gives memory in pages of 2 MiB, so that is how exact
 // the smallest card can be.
@@ -34,9 +35,19 @@ std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& c
   for (const auto& [values, memory_bytes] : cases) {
     TrialRequest& request = requests.emplace_back(TrialRequest{
         .program = fill_in(request_.program, values), .device = request_.device, .steady = {.steps = request_.steps}});
-    if (memory_bytes > 0) request.device.memory_bytes = memory_bytes;
+    auto* const host = std::get_if<VirtualHost>(&request.device.device);
+    if (memory_bytes > 0 && host != nullptr) host->memory_bytes = memory_bytes;
   }
-  std::vector<Trial> trials = trials_.run(requests, tell_);
+  std::vector<Trial> trials;
+  try {
+    trials = trials_.run(requests, tell_);
+  } catch (const Interrupted&) {
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const std::optional<Trial>& trial = trials_.finished()[i];
+      if (trial) runs_.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .trial = *trial});
+    }
+    throw;
+  }
   std::vector<FitRun> runs;
   for (std::size_t i = 0; i < trials.size(); ++i) {
     if (!trials[i].passed() && !trials[i].ran_out()) {
@@ -95,7 +106,9 @@ SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
   const Trial large = fitter.run({{values, kLargestCard}}).front().trial;
   if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
-  SmallestCard card{.bytes = 0, .outside_bytes = large.outside_bytes};
+  SmallestCard card{.bytes = 0,
+                    .outside_bytes = large.outside_bytes,
+                    .takes_share = is_share_of_card(large.allocated_bytes, large.total_bytes)};
   const TrialsOf trials = [&](const std::vector<int64_t>& sizes) {
     std::vector<std::pair<Values, int64_t>> cases;
     for (const int64_t bytes : sizes) cases.emplace_back(values, bytes);
@@ -103,15 +116,11 @@ SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
     for (const FitRun& run : fitter.run(cases)) passed.push_back(run.trial.passed());
     return passed;
   };
-  int64_t fails = std::max(kLeastCard, large.outside_bytes + large.allocated_bytes) - kPageBytes;
-  int64_t passes = std::max(kLeastCard, large.outside_bytes + large.reserved_bytes + kPageBytes);
-  const std::vector<bool> ends = trials({fails, passes});
-  for (bool done = ends[1]; !done; done = trials({passes}).front()) passes += passes / 8;
-  for (bool done = !ends[0]; !done && fails >= kLeastCard; done = !trials({fails}).front()) {
-    passes = fails;
-    fails -= std::max(kPageBytes, fails / 16);
-  }
-  card.bytes = find_smallest(fails, passes, kPageBytes, at_once, trials);
+  const int64_t held = large.outside_bytes + large.allocated_bytes;
+  const int64_t passes = std::max(kLeastCard + kPageBytes, large.outside_bytes + large.reserved_bytes + kPageBytes);
+  const Bracket around =
+      find_bracket({.fails = held - kPageBytes, .passes = passes}, kPageBytes, kLeastCard, kLargestCard, trials);
+  card.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, trials);
   for (int64_t below = 1; below <= kPagesBelow && card.bytes - below * kPageBytes >= kLeastCard;) {
     const int64_t bytes = card.bytes - below * kPageBytes;
     const auto known = std::find_if(fitter.runs().begin(), fitter.runs().end(), [&](const FitRun& run) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/json_text.h"
 #include "cli/sizes.h"
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/report/table.h"
@@ -146,7 +147,7 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
   };
   if (found.size() == 1) {
     describe(found.front(), json);
-    return json.dump(2) + "\n";
+    return to_text(json) + "\n";
   }
   json["devices"] = Json::array();
   for (const FitOfCard& one : found) {
@@ -154,7 +155,7 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
     describe(one, entry);
     json["devices"].push_back(std::move(entry));
   }
-  return json.dump(2) + "\n";
+  return to_text(json) + "\n";
 }
 
 std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs) {
@@ -162,10 +163,30 @@ std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs)
   std::string text = fmt::format("oomdiag: needs {} GiB: the smallest card on which it passes has {} bytes\n\n",
                                  to_gib(card.bytes), card.bytes);
   if (!card.fails_in.empty()) text += fmt::format("  with 2 MiB less it runs out of memory in {}\n", card.fails_in);
+  if (card.takes_share) text += "  it takes a share of whatever card it runs on: on a larger one it takes more\n";
   return text +
          fmt::format(
              "  {:.2f} GiB of them are outside PyTorch (on a virtual card: an estimate); {} runs, all measured{}\n",
              static_cast<double>(card.outside_bytes) / static_cast<double>(kGiB), runs.size(), stopped(runs));
+}
+
+std::string interrupted_text(const std::vector<FitRun>& runs) {
+  std::string text = fmt::format("oomdiag: interrupted after {} run{}{}\n", runs.size(), runs.size() == 1 ? "" : "s",
+                                 runs.empty() ? "" : ", all measured\n");
+  for (const FitRun& run : runs) {
+    const Trial& trial = run.trial;
+    const std::string card = run.memory_bytes > 0 ? fmt::format("{} GiB of card", to_gib(run.memory_bytes)) : "";
+    text += fmt::format("  {:<28} {}\n", run.values.empty() ? card : describe(run.values),
+                        trial.passed()    ? fmt::format("fits, {} GiB allocated", to_gib(trial.allocated_bytes))
+                        : trial.ran_out() ? "out of memory in " + trial.place
+                                          : trial.why);
+  }
+  return text;
+}
+
+std::string interrupted_json(const std::vector<FitRun>& runs) {
+  const Json json = {{"schema", "oomdiag-fit/1"}, {"interrupted", true}, {"runs", runs.size()}, {"tried", tried(runs)}};
+  return to_text(json) + "\n";
 }
 
 std::string card_json(const SmallestCard& card, const std::vector<FitRun>& runs) {
@@ -173,7 +194,7 @@ std::string card_json(const SmallestCard& card, const std::vector<FitRun>& runs)
   json["smallest_card_bytes"] = card.bytes > 0 ? Json(card.bytes) : Json(nullptr);
   json["runs"] = runs.size();
   json["tried"] = tried(runs);
-  return json.dump(2) + "\n";
+  return to_text(json) + "\n";
 }
 
 }  // namespace oomdiag

@@ -19,6 +19,9 @@ struct FitOfCard {
 std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found);
 std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found);
 std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs);
+/// Of a search that somebody interrupted: what was measured.
+std::string interrupted_text(const std::vector<FitRun>& runs);
+std::string interrupted_json(const std::vector<FitRun>& runs);
 std::string card_json(const SmallestCard& card, const std::vector<FitRun>& runs);
 
 }  // namespace oomdiag

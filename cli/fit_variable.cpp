@@ -89,6 +89,10 @@ Variable parse_variable(const std::string& text) {
     if (read_range(values, variable) || (values.find("..") == values.npos && read_list(values, variable)))
       return variable;
   }
+  if (variable.most > 0 && variable.least > variable.most) {
+    throw Error(ErrorKind::usage, fmt::format("--vary '{}': {} is above {}", text, variable.least, variable.most),
+                fmt::format("the smaller one comes first: {}={}..{}", variable.name, variable.most, variable.least));
+  }
   throw Error(ErrorKind::usage, fmt::format("--vary '{}' names no positive numbers", text),
               "as in: batch=1..65536, batch=8..512:8, batch=1..1024:pow2, or seq=128,256,512");
 }

@@ -12,11 +12,11 @@
 #include "cli/help.h"
 #include "cli/models.h"
 #include "cli/programs.h"
-#include "cli/real_gpu.h"
 #include "cli/recipe.h"
 #include "cli/reports.h"
 #include "cli/search_rows.h"
 #include "cli/terminal.h"
+#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -53,6 +53,20 @@ std::string virtual_name(const Report& report, const std::string& folder, const 
   return twin_of(report.devices[report.main_device].device.name, install);
 }
 
+/// A real GPU can neither have more memory nor less than it has: it is measured as the virtual device of its name, and what
+/// is said to fit is run on itself.
+void set_device(Patient& patient, const DeviceChoice& choice, const Install& install) {
+  require_gpu(choice);
+  say_default(choice);
+  const VirtualHost* const host = choice.virtual_host();
+  patient.proves_on_real = host == nullptr;
+  if (host != nullptr) {
+    patient.device = *host;
+  } else {
+    patient.device = {.cards = choose_cards(twin_of(std::get<RealGpu>(choice.device).name, install), install)};
+  }
+}
+
 /// Card and settings of a report or a snapshot, which have no program that could be run.
 Patient read_patient_of_file(const FixOptions& options, const Install& install) {
   const Explained from = load_explained(options.folder);
@@ -65,7 +79,8 @@ Patient read_patient_of_file(const FixOptions& options, const Install& install) 
     device.device = virtual_name(report, options.folder, install);
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
   }
-  Patient patient{.program = options.program, .device = choose_device(device, install)};
+  Patient patient{.program = options.program};
+  set_device(patient, choose_device(device, install), install);
   const std::string settings = from.trace ? from.trace->process.allocator_settings : "";
   if (!settings.empty()) patient.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", settings);
   return patient;
@@ -103,7 +118,8 @@ Patient read_patient(const FixOptions& options, const Install& install) {
     if (device.memory.empty() && recipe.memory_bytes > 0) device.memory = std::to_string(recipe.memory_bytes);
     device.clocked |= recipe.clocked;
   }
-  Patient patient{.program = recipe.program, .device = choose_device(device, install), .rank = recipe.rank};
+  Patient patient{.program = recipe.program, .rank = recipe.rank};
+  set_device(patient, choose_device(device, install), install);
   recognise_model(patient, recipe.batch, install);
   for (const auto& [name, value] : recipe.environment) patient.environment.emplace_back(name, value);
   std::error_code error;
@@ -116,12 +132,12 @@ Patient read_patient(const FixOptions& options, const Install& install) {
 }
 
 /// The rank that is to fit, and its host.
-void add_rank(Patient& patient, const Job& job, const FixOptions& options) {
+void add_rank(Patient& patient, const Job& job, const DeviceChoice& choice, const FixOptions& options) {
   if (!options.ranks.is_job()) return;
   if (job.is_distinct || job.ranks.size() != 1) {
     throw Error(ErrorKind::usage, "fix helps one rank", "name it: --world-size 64 --rank 5");
   }
-  patient.device = host_of(job, patient.device);
+  patient.device = host_of(job, choice);
   patient.rank = LoneRank{.job = job, .number = job.ranks.front()};
 }
 
@@ -132,7 +148,9 @@ Patient make_patient(const FixOptions& options, Install& install) {
     return patient;
   }
   const Job job = choose_job(options.ranks, options.device.count);
-  Patient patient{.device = choose_device(device_of(job, options.device), install)};
+  const DeviceChoice choice = choose_device(device_of(job, options.device), install);
+  Patient patient;
+  if (!options.ranks.is_job()) set_device(patient, choice, install);
   if (!options.model.model.empty()) {
     const Model model = find_model(read_models(install.models), options.model.model);
     patient.program = program_of_model(options.model, model, install);
@@ -146,12 +164,13 @@ Patient make_patient(const FixOptions& options, Install& install) {
   }
   patient.program = resolve_program(options.program, install);
   if (options.batch > 0) patient.batch = options.batch;
-  add_rank(patient, job, options);
+  add_rank(patient, job, choice, options);
   return patient;
 }
 
 void check(const FixOptions& options) {
   const int sources = int{!options.program.empty()} + int{!options.folder.empty()} + int{!options.model.model.empty()};
+  if (!options.folder.empty()) check_exists(options.folder);
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(options.folder, ignored);
   if (is_file && options.program.empty()) {
@@ -175,23 +194,29 @@ int fix(FixOptions options) {
   };
   const std::filesystem::path folder = from_here(options.folder), html = from_here(options.html),
                               output = from_here(options.output);
-  const bool is_real = names_real_gpu(options.device.device);
-  if (is_real) options.device.device = twin_of(require_real_gpu(), install);  // room and figures; proofs from itself
-  Patient patient = make_patient(options, install);
-  patient.proves_on_real = is_real;
-  say_default(patient.device);
+  const Patient patient = make_patient(options, install);
   Trials trials(install);
   Steps steps("fix");
-  const Fixed fixed = search_fix(patient, trials, [&](std::size_t over, std::size_t all) { steps.show(over, all); });
+  const auto tell = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
+  Fixed fixed;
+  try {
+    fixed = search_fix(patient, trials, tell);
+  } catch (const Interrupted&) {
+    steps.hide();
+    say("interrupted before the program as it is was measured");
+    throw;
+  }
   steps.hide();
+  if (fixed.interrupted_by != 0) say(fmt::format("interrupted after {} runs; what was measured:", fixed.runs));
   const std::string command = fmt::format("{}", fmt::join(patient.program, " "));
   const std::string json = to_json(fixed, patient, command);
   if (!output.empty()) write_whole(json + "\n", output);
-  if (options.program.empty() && !folder.empty()) remember(fixed, json, folder);
   const std::string text = to_text(fixed, patient, command);
-  fmt::print("{}", options.json ? json + "\n" : text);
+  write_out(options.json ? json + "\n" : text);
+  if (options.program.empty() && !folder.empty()) remember(fixed, json, folder);
   const SearchPage page{.text = text, .program = command, .found = fixed.helped(), .rows = rows_of(fixed)};
   if (!html.empty()) write_whole(to_html(page), html);
+  if (fixed.interrupted_by != 0) return 128 + fixed.interrupted_by;
   return fixed.helped() ? 0 : kNothingHelps;
 }
 

@@ -14,8 +14,8 @@ namespace oomdiag {
 /// A program that is to be helped, and how it is run.
 struct Patient {
   std::vector<std::string> program{};  ///< may hold {batch}
-  DeviceChoice device{};               ///< on which it is to fit
-  bool proves_on_real = false;         ///< what runs on the card runs on the real one, of which `device` is the twin
+  VirtualHost device{};                ///< on which it is to fit; of a real GPU the virtual one of its name
+  bool proves_on_real = false;         ///< a run without more memory is made on the real GPU
   Environment environment{};
   std::optional<LoneRank> rank{};  ///< of a job whose others are not there
   std::optional<int64_t> batch{};  ///< of {batch}
@@ -109,6 +109,7 @@ struct Fixed {
   std::vector<Remedied> remedies;  ///< proved ones that help, then the others by their peak, then unproved ones
   std::size_t runs = 0;
   double seconds = 0;
+  int interrupted_by = 0;  ///< signal; what was measured by then stands
 
   bool helped() const;
 };
@@ -131,7 +132,8 @@ Change expandable_segments();
 /// the product of their shares.
 std::vector<std::vector<Change>> combine(const std::vector<Remedied>& measured, const Before& before);
 
-/// Runs all that is needed.
+/// Runs all that is needed, or what was run when somebody interrupted. Throws Interrupted where not even the program as it is
+/// was run.
 Fixed search_fix(const Patient& patient, Trials& trials, const std::function<void(std::size_t, std::size_t)>& tell);
 
 /// Writes what was found into a run folder: fix.json, and the measured figures into the remedies of report.json.

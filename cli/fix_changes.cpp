@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "cli/fix.h"
+#include "profiler/explain/step_model.h"
 
 // What there is to try. Which change makes sense is read from a look at the whole run; how much it should save, where the
 // report knows it, comes from there.
@@ -35,10 +36,6 @@ std::string with_setting(const char* variable, const std::string& setting) {
   return before == nullptr || *before == '\0' ? setting : fmt::format("{},{}", before, setting);
 }
 
-bool has_bfloat16(const DeviceChoice& device) {
-  return !device.cards.empty() && device.cards.front().compute_capability >= "8";
-}
-
 /// What a phase took at most, in any step; 0 if there was none.
 int64_t peak_of(const Report& whole, Phase phase) {
   int64_t peak = 0;
@@ -56,7 +53,7 @@ void add_of_modules(std::vector<Change>& changes, const Look& look, const Report
   if (!backward) changes.push_back(injected("no_grad", "grad", "torch.no_grad()", kNoWork));
   if (look.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
   if (look.bytes_of_float32 > 0 && !look.has_autocast) {
-    const bool bf16 = has_bfloat16(patient.device);
+    const bool bf16 = has_bfloat16(patient.device.cards.front().capability.major);
     changes.push_back(bf16 ? injected("autocast_bf16", "autocast", "bf16 autocast", kLessPrecise)
                            : injected("autocast_fp16", "autocast", "fp16 autocast, loss scaled", kLessPrecise));
     changes.back().changes_numerics = true;
@@ -180,7 +177,7 @@ std::vector<Change> list_changes(const Patient& patient, const Look& look, const
   }
   if (look.has_root) add_of_modules(changes, look, whole, patient, before.grows);
   if (patient.takes_amp) {
-    const char* const type = has_bfloat16(patient.device) ? "bf16" : "fp16";
+    const char* const type = has_bfloat16(patient.device.cards.front().capability.major) ? "bf16" : "fp16";
     changes.push_back({.id = fmt::format("autocast_{}", type),
                        .group = "autocast",
                        .label = fmt::format("{} autocast", type),
@@ -191,8 +188,7 @@ std::vector<Change> list_changes(const Patient& patient, const Look& look, const
   }
   add_of_batches(changes, look, patient);
   for (Change& change : changes) {
-    const std::string id = change.id == "autocast_fp16" ? "autocast_bf16" : change.id;  // of the same size
-    change.predicted_peak_bytes = predicted(whole, id);
+    change.predicted_peak_bytes = predicted(whole, change.id);
   }
   std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) { return a.cost < b.cost; });
   return changes;

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <fstream>
 
 #include "cli/fix.h"
 #include "cli/reports.h"
+#include "cli/run_folder.h"
 
 namespace oomdiag {
 namespace {
@@ -28,7 +28,7 @@ void add_measured(std::vector<Remedy>& remedies, const Remedied& measured) {
 }  // namespace
 
 void remember(const Fixed& fixed, const std::string& json, const std::filesystem::path& folder) {
-  std::ofstream(folder / "fix.json") << json << '\n';
+  write_whole(json + "\n", folder / kFixFile, 0600);
   Report report = load_report(folder);
   if (report.main_device >= report.devices.size()) return;
   for (const Remedied& one : fixed.remedies) {

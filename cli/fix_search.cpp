@@ -6,6 +6,7 @@
 #include "cli/completion.h"
 #include "cli/fix.h"
 #include "cli/sizes.h"
+#include "cli/workers.h"
 #include "profiler/error.h"
 #include "profiler/report/whole_run.h"
 
@@ -31,7 +32,9 @@ class Search {
   TrialRequest request(const std::vector<Change>& changes, Where where) const;
   std::vector<Trial> make(const std::vector<TrialRequest>& requests);
   void look_at_the_whole_run();
-  std::vector<Remedied> measure(const std::vector<std::vector<Change>>& candidates);
+  void measure(const std::vector<std::vector<Change>>& candidates);
+  void run_and_take(const std::vector<std::size_t>& which, const std::vector<Where>& places);
+  void search();
   void take(Remedied& remedy, const Trial& trial, bool on_card) const;
   std::string why_unproved(const Remedied& remedy, const Trial& trial) const;
   void use_fewer_checkpoints();
@@ -54,7 +57,7 @@ std::string replace_batch(std::string word, int64_t batch) {
 
 TrialRequest Search::request(const std::vector<Change>& changes, Where where) const {
   TrialRequest request{.program = patient_.program,
-                       .device = patient_.device,
+                       .device = {.device = patient_.device},
                        .environment = patient_.environment,
                        .rank = patient_.rank};
   request.batch = patient_.batch;
@@ -74,9 +77,8 @@ TrialRequest Search::request(const std::vector<Change>& changes, Where where) co
   }
   if (where == Where::card && patient_.proves_on_real) request.device = {};
   if (where == Where::with_room) {
-    request.judged_bytes =
-        patient_.device.memory_bytes > 0 ? patient_.device.memory_bytes : patient_.device.cards.front().total_bytes;
-    request.device.memory_bytes = kRoomBytes;
+    request.judged_bytes = patient_.device.bytes_of_device();
+    request.device = {.device = with_room(patient_.device)};
     request.steady.most = kMostSteps;
   }
   return request;
@@ -97,7 +99,7 @@ void Search::look_at_the_whole_run() {
   const Trial &first = trials[0], &whole = trials[1];
   if (!first.passed() && !first.ran_out()) {
     throw Error(ErrorKind::environment, fmt::format("the program fails, and not for want of memory: {}", first.why),
-                "make it pass first: oomdiag run --device NAME --memory 16TiB -- PROGRAM");
+                "all that it says is shown by: oomdiag run -- PROGRAM");
   }
   before_.outcome = first.outcome;
   before_.place = first.place;
@@ -169,35 +171,53 @@ void Search::take(Remedied& remedy, const Trial& trial, bool on_card) const {
   }
 }
 
-/// Runs each where it is expected to pass first, and once more where that was wrong.
-std::vector<Remedied> Search::measure(const std::vector<std::vector<Change>>& candidates) {
-  std::vector<Remedied> remedies;
-  std::vector<Where> places;
+/// Runs these of remedies_, each at its place.
+void Search::run_and_take(const std::vector<std::size_t>& which, const std::vector<Where>& places) {
   std::vector<TrialRequest> requests;
+  for (std::size_t i = 0; i < which.size(); ++i) requests.push_back(request(remedies_[which[i]].changes, places[i]));
+  const auto take_one = [&](std::size_t i, const Trial& trial) {
+    take(remedies_[which[i]], trial, places[i] == Where::card);
+  };
+  try {
+    const std::vector<Trial> trials = make(requests);
+    for (std::size_t i = 0; i < which.size(); ++i) take_one(i, trials[i]);
+  } catch (const Interrupted&) {
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      Remedied& remedy = remedies_[which[i]];
+      if (trials_.finished()[i]) {
+        take_one(i, *trials_.finished()[i]);
+      } else if (remedy.measured_peak_bytes) {
+        remedy.unproved = fmt::format("{} GiB with more memory; it was not run on the device itself",
+                                      to_gib(*remedy.measured_peak_bytes));
+      }
+    }
+    throw;
+  }
+}
+
+/// Runs each where it is expected to pass first, and once more where that was wrong.
+void Search::measure(const std::vector<std::vector<Change>>& candidates) {
+  std::vector<std::size_t> which, again;
+  std::vector<Where> places, places_again;
   for (const std::vector<Change>& changes : candidates) {
     const auto& predicted = changes.front().predicted_peak_bytes;
     const bool should_fit = changes.size() > 1 || changes.front().id == "expandable_segments" ||
                             (predicted && *predicted < before_.room_bytes);
     places.push_back(should_fit ? Where::card : Where::with_room);
-    requests.push_back(request(changes, places.back()));
-    remedies.push_back({.changes = changes});
+    which.push_back(remedies_.size());
+    remedies_.push_back({.changes = changes, .unproved = "it was not run"});
   }
-  const std::vector<Trial> first = make(requests);
-  std::vector<std::size_t> again;
-  requests.clear();
-  for (std::size_t i = 0; i < first.size(); ++i) {
+  run_and_take(which, places);
+  for (std::size_t i = 0; i < which.size(); ++i) {
+    const Remedied& remedy = remedies_[which[i]];
     const bool on_card = places[i] == Where::card;
-    take(remedies[i], first[i], on_card);
-    const bool wants_figure = on_card && first[i].ran_out() && remedies[i].unproved.empty();
-    const bool wants_proof = !on_card && remedies[i].measured_peak_bytes.value_or(kRoomBytes) <= before_.room_bytes;
+    const bool wants_figure = on_card && remedy.unproved.empty() && !remedy.measured_peak_bytes;
+    const bool wants_proof = !on_card && remedy.measured_peak_bytes.value_or(kRoomBytes) <= before_.room_bytes;
     if (!wants_figure && !wants_proof) continue;
-    places[i] = on_card ? Where::with_room : Where::card;
-    again.push_back(i);
-    requests.push_back(request(remedies[i].changes, places[i]));
+    again.push_back(which[i]);
+    places_again.push_back(on_card ? Where::with_room : Where::card);
   }
-  const std::vector<Trial> second = make(requests);
-  for (std::size_t i = 0; i < again.size(); ++i) take(remedies[again[i]], second[i], places[again[i]] == Where::card);
-  return remedies;
+  run_and_take(again, places_again);
 }
 
 // Checkpoints of all blocks were measured; most programs need fewer. The fewest that should do, by what was reserved, are tried
@@ -237,32 +257,36 @@ bool Search::any_fits() const {
   return std::any_of(remedies_.begin(), remedies_.end(), [](const Remedied& one) { return one.helps(); });
 }
 
+void Search::search() {
+  std::vector<std::vector<Change>> singles;
+  std::vector<Remedied> missing;
+  for (const Change& change : list_changes(patient_, look_, whole_, before_)) {
+    if (change.missing.empty()) {
+      singles.push_back({change});
+    } else {
+      missing.push_back({.changes = {change}, .unproved = change.missing});
+    }
+  }
+  measure(singles);
+  remedies_.insert(remedies_.end(), missing.begin(), missing.end());
+  use_fewer_checkpoints();
+  if (any_fits() || before_.grows) return;
+  auto together = combine(remedies_, before_);
+  if (together.size() > kMostCombinations) together.resize(kMostCombinations);
+  for (std::size_t i = 0; i < together.size() && !any_fits(); i += 2) {
+    const auto last = std::min(together.size(), i + 2);
+    measure({together.begin() + static_cast<std::ptrdiff_t>(i), together.begin() + static_cast<std::ptrdiff_t>(last)});
+  }
+}
+
 Fixed Search::run() {
   const auto begin = std::chrono::steady_clock::now();
+  int interrupted_by = 0;
   look_at_the_whole_run();
-  if (before_.outcome != "ok") {
-    std::vector<std::vector<Change>> singles;
-    std::vector<Remedied> missing;
-    for (const Change& change : list_changes(patient_, look_, whole_, before_)) {
-      if (change.missing.empty()) {
-        singles.push_back({change});
-      } else {
-        missing.push_back({.changes = {change}, .unproved = change.missing});
-      }
-    }
-    remedies_ = measure(singles);
-    remedies_.insert(remedies_.end(), missing.begin(), missing.end());
-    use_fewer_checkpoints();
-    if (!any_fits() && !before_.grows) {
-      auto together = combine(remedies_, before_);
-      if (together.size() > kMostCombinations) together.resize(kMostCombinations);
-      for (std::size_t i = 0; i < together.size() && !any_fits(); i += 2) {
-        const auto last = std::min(together.size(), i + 2);
-        const std::vector<std::vector<Change>> few(together.begin() + static_cast<std::ptrdiff_t>(i),
-                                                   together.begin() + static_cast<std::ptrdiff_t>(last));
-        for (Remedied& remedy : measure(few)) remedies_.push_back(std::move(remedy));
-      }
-    }
+  try {
+    if (before_.outcome != "ok") search();
+  } catch (const Interrupted& interrupted) {
+    interrupted_by = interrupted.signal;
   }
   std::stable_sort(remedies_.begin(), remedies_.end(), [](const Remedied& a, const Remedied& b) {
     if (a.helps() != b.helps()) return a.helps();
@@ -270,7 +294,11 @@ Fixed Search::run() {
     return a.measured_peak_bytes.value_or(kRoomBytes) < b.measured_peak_bytes.value_or(kRoomBytes);
   });
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
-  return {.before = before_, .remedies = remedies_, .runs = trials_.count(), .seconds = time.count()};
+  return {.before = before_,
+          .remedies = remedies_,
+          .runs = trials_.count(),
+          .seconds = time.count(),
+          .interrupted_by = interrupted_by};
 }
 
 }  // namespace

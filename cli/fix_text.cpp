@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cli/fix.h"
+#include "cli/json_text.h"
 #include "cli/sizes.h"
 #include "profiler/report/table.h"
 
@@ -125,9 +126,10 @@ std::string to_json(const Fixed& fixed, const Patient& patient, const std::strin
                                 {"how", remedy.lines},
                                 {"unproved", remedy.unproved.empty() ? Json(nullptr) : Json(remedy.unproved)}});
   }
+  json["interrupted"] = fixed.interrupted_by != 0;
   json["runs"] = fixed.runs;
   json["seconds"] = fixed.seconds;
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  return oomdiag::to_text(json);
 }
 
 }  // namespace oomdiag

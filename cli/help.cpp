@@ -41,6 +41,17 @@ CLI::Validator range(int64_t least, int64_t most) {
   return {check, ""};
 }
 
+CLI::Validator number_in(double least, double most) {
+  const auto check = [least, most](std::string& text) {
+    double number = 0;
+    const bool is_number = CLI::detail::lexical_cast(text, number);
+    return is_number && number >= least && number <= most
+               ? std::string()
+               : fmt::format("'{}' is not a number from {} to {}", text, least, most);
+  };
+  return {check, ""};
+}
+
 CLI::Validator one_of(const std::vector<std::string>& words) {
   const auto check = [words](const std::string& text) {
     const bool is_known = std::find(words.begin(), words.end(), text) != words.end();

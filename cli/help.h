@@ -21,6 +21,9 @@ struct Help {
 /// Accepts whole numbers from `least` to `most`, and says so otherwise.
 CLI::Validator range(int64_t least, int64_t most);
 
+/// Accepts numbers from `least` to `most`, fractions too, and says so otherwise.
+CLI::Validator number_in(double least, double most);
+
 /// Accepts these words, and lists them otherwise.
 CLI::Validator one_of(const std::vector<std::string>& words);
 

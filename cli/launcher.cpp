@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/process_tree.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
 
@@ -131,16 +132,20 @@ int wait_a_while(const WaitingSignals& signals, std::chrono::milliseconds time, 
   return sigtimedwait(&signals.set(), &info, &limit);
 }
 
-/// Asks the child to end, and where it does not within a second makes it.
+bool has_ended(pid_t child) {
+  siginfo_t ended{};
+  return waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid != 0;
+}
+
+/// Asks the child to end. What has not ended within a second of it and of what it started, as the ranks of torchrun, is
+/// made to; where the child ends by itself before that, what it left behind too.
 void end_at_once(pid_t child) {
+  const std::vector<KnownProcess> tree = find_tree(child);
   kill(child, SIGTERM);
   constexpr useconds_t kMoment = 10'000;
-  for (int i = 0; i < 100; ++i) {
-    siginfo_t ended{};
-    if (waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid != 0) return;
-    usleep(kMoment);
-  }
-  kill(child, SIGKILL);
+  for (int i = 0; i < 100 && !has_ended(child); ++i) usleep(kMoment);
+  kill_processes(tree);
+  kill_processes(find_tree(child));
 }
 
 int take_pending(const WaitingSignals& signals, siginfo_t& info) {
@@ -179,15 +184,24 @@ Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<
   }
 }
 
-Error not_started(const std::string& name, int error) {
-  std::string hint;
-  if (error == ENOENT)
-    hint = "is it installed, and in PATH? oomdiag run -- PROGRAM takes what you would type in a shell";
-  if (error == EACCES) hint = "is it executable? a script without that goes as: oomdiag run -- python " + name;
-  return {ErrorKind::input, fmt::format("cannot run '{}': {}", name, std::strerror(error)), hint};
+/// What to type instead.
+std::string hint_for(const std::string& name, int error) {
+  std::error_code ignored;
+  const bool is_here = name.find('/') == name.npos && std::filesystem::is_regular_file(name, ignored);
+  const bool is_script = name.ends_with(".py");
+  if (is_script && (error == EACCES || is_here))
+    return "a script is run by its interpreter: oomdiag run -- python " + name;
+  if (error == EACCES) return "is it executable? chmod +x " + name;
+  if (error != ENOENT) return {};
+  if (is_here) return "programs without a folder are looked up in PATH; the one here is: oomdiag run -- ./" + name;
+  return "is it installed, and in PATH? oomdiag run -- PROGRAM takes what you would type in a shell";
 }
 
 }  // namespace
+
+NotStarted::NotStarted(const std::string& name, int error)
+    : Error(ErrorKind::input, fmt::format("cannot run '{}': {}", name, std::strerror(error)), hint_for(name, error)),
+      exit_code_(error == ENOENT ? 127 : 126) {}
 
 Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,
               const std::optional<Tick>& tick) {
@@ -212,7 +226,7 @@ Ending launch(const Program& program, const std::function<std::filesystem::path(
     waitpid(child, nullptr, 0);
     int number = 0;
     std::memcpy(&number, error.data(), sizeof number);
-    throw not_started(program.arguments.front(), number);
+    throw NotStarted(program.arguments.front(), number);
   }
   return wait_for(child, signals, tick);
 }

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "profiler/error.h"
+
 namespace oomdiag {
 
 /// Variables over our own environment; nullopt takes one away.
@@ -20,6 +22,18 @@ struct Program {
   std::vector<std::string> arguments;  ///< the first is looked up in PATH
   Environment environment;
   bool keeps_output = false;  ///< stdout and stderr go to `output.txt` in the run folder instead of ours
+};
+
+/// A program could not be started.
+class NotStarted : public Error {
+ public:
+  NotStarted(const std::string& name, int error);
+
+  /// As shells give it: 127 where there is no such program, 126 where it cannot be run.
+  int exit_code() const { return exit_code_; }
+
+ private:
+  int exit_code_;
 };
 
 /// How a child ended.
@@ -42,7 +56,7 @@ struct Tick {
 
 /// Runs `program` to its end. `make_folder` is called with the child's pid before the program starts and gives its run
 /// folder, which the child finds in OOMDIAG_OUTPUT. The child has our stdin, stdout, stderr, process group and signal
-/// settings; signals that are sent to us meanwhile are passed on to it. Throws Error(input) if it cannot be started,
+/// settings; signals that are sent to us meanwhile are passed on to it. Throws NotStarted if it cannot be started,
 /// and whatever `make_folder` throws: then it is not started. `tick`, if there is one, is called meanwhile.
 Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,
               const std::optional<Tick>& tick = {});

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/install.h"
+#include "cli/json_text.h"
 #include "cli/nearest.h"
 #include "profiler/error.h"
 
@@ -29,7 +30,7 @@ nlohmann::json read(const std::filesystem::path& file) {
 int print_models(bool as_json) {
   const std::filesystem::path file = find_install().models;
   if (as_json) {
-    fmt::print("{}\n", read(file).dump(2));
+    fmt::print("{}\n", to_text(read(file)));
     return 0;
   }
   fmt::print("{:<17} {:<5} {:>6}  {}\n", "model", "case", "batch", "about");

@@ -97,17 +97,18 @@ DeviceOptions device_of(const Job& job, DeviceOptions device) {
   return device;
 }
 
-DeviceChoice host_of(const Job& job, DeviceChoice device) {
-  if (!device.is_virtual()) {
-    throw Error(ErrorKind::usage, "a rank whose job is not there runs on a virtual device only",
-                "name one: --device h100-sxm");
-  }
+VirtualHost host_of(const Job& job, VirtualHost host) {
   const auto count = static_cast<std::size_t>(job.local_world_size);
-  if (device.cards.size() == 1) device.cards.resize(count, CardEntry(device.cards.front()));
-  if (device.cards.size() >= count) return device;
-  throw Error(ErrorKind::usage,
-              fmt::format("a host of {} ranks has {} cards", job.local_world_size, device.cards.size()),
+  if (host.cards.size() == 1) host.cards.resize(count, CardEntry(host.cards.front()));
+  if (host.cards.size() >= count) return host;
+  throw Error(ErrorKind::usage, fmt::format("a host of {} ranks has {} cards", job.local_world_size, host.cards.size()),
               "name one card, which all have, or one for each rank");
+}
+
+VirtualHost host_of(const Job& job, const DeviceChoice& choice) {
+  if (const VirtualHost* const host = choice.virtual_host()) return host_of(job, *host);
+  throw Error(ErrorKind::usage, "a rank whose job is not there runs on a virtual device only",
+              "name one: --device h100-sxm");
 }
 
 std::vector<int> read_stages(const std::filesystem::path& folder) {

@@ -60,8 +60,10 @@ DeviceOptions device_of(const Job& job, DeviceOptions device);
 /// Adds --local-world-size and --topology to a command.
 void add_host_options(CLI::App& command, RankOptions& options);
 
-/// The host of the job: each of its cards.
-DeviceChoice host_of(const Job& job, DeviceChoice device);
+/// The host of the job: each of its cards. Throws Error(usage) if it has too few cards.
+VirtualHost host_of(const Job& job, VirtualHost host);
+/// Throws Error(usage) for a real GPU too.
+VirtualHost host_of(const Job& job, const DeviceChoice& choice);
 
 /// The variables of a rank as torchrun sets them, and those of ours. `folder` is that of its job: an own one for each run,
 /// which must be there as long as the program runs.

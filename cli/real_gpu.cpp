@@ -7,8 +7,6 @@
 #include <array>
 #include <cerrno>
 
-#include "profiler/error.h"
-
 namespace oomdiag {
 namespace {
 
@@ -46,14 +44,6 @@ std::string name_of_real_gpu() {
   while (child > 0 && waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
   }
   return answered ? name.data() : "";
-}
-
-bool has_real_gpu() { return !name_of_real_gpu().empty(); }
-
-std::string require_real_gpu() {
-  std::string name = name_of_real_gpu();
-  if (!name.empty()) return name;
-  throw Error(ErrorKind::environment, "there is no GPU here", "name one that need not be: --device rtx4090");
 }
 
 }  // namespace oomdiag

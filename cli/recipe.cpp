@@ -9,13 +9,14 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "cli/json_text.h"
+#include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
 namespace {
 
-constexpr const char* kFile = "run.json";
 constexpr const char* kSchema = "oomdiag-run/1";
 
 /// What changes how a program of torch takes memory, by the beginning of its name.
@@ -63,13 +64,16 @@ Recipe recipe_of(const DiagnosisRequest& request) {
   std::error_code ignored;
   Recipe recipe{.program = request.program,
                 .directory = std::filesystem::current_path(ignored).string(),
-                .device = request.device.is_virtual() ? "" : "real",
-                .memory_bytes = request.device.memory_bytes,
-                .clocked = request.device.clocked,
+                .device = "real",
                 .batch = request.batch,
                 .rank = request.rank,
                 .environment = settings_of_torch()};
-  for (const CardEntry& card : request.device.cards) {
+  const VirtualHost* const host = request.device.virtual_host();
+  if (host == nullptr) return recipe;
+  recipe.memory_bytes = host->memory_bytes;
+  recipe.clocked = host->clocked;
+  recipe.device.clear();
+  for (const CardEntry& card : host->cards) {
     recipe.device += (recipe.device.empty() ? "" : ",") + card.file.string();
   }
   return recipe;
@@ -83,16 +87,15 @@ void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noe
   json["rank"] = to_json(recipe.rank);
   json["environment"] = nlohmann::ordered_json::object();
   for (const auto& [name, value] : recipe.environment) json["environment"][name] = value;
-  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
-  std::ofstream(folder / kFile) << json.dump(2, ' ', false, kReplace) << '\n';
+  write_whole(to_text(json) + "\n", folder / kRunConfigFile, 0600);  // it holds the command line
 } catch (...) {  // the run itself is worth more than the note of how it was started
 }
 
 Recipe read_recipe(const std::filesystem::path& folder) {
-  std::filesystem::path file = folder / kFile;
+  std::filesystem::path file = folder / kRunConfigFile;
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored) && folder.filename().string().starts_with(kRankFolder)) {
-    file = folder.parent_path() / kFile;
+    file = folder.parent_path() / kRunConfigFile;
   }
   std::ifstream stream(file);
   const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);

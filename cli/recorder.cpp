@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/help.h"
 #include "cli/install.h"
+#include "cli/json_text.h"
 #include "cli/python.h"
 #include "cli/terminal.h"
 #include "profiler/error.h"
@@ -25,7 +26,7 @@ int print_recorder(const std::string& python) {
                                  {"recorder", install.recorder.string()},
                                  {"contents", install.contents.string()},
                                  {"reports", (install.libraries / "liboomdiag_reports.so").string()}};
-  write_out(answer.dump(2) + '\n');
+  write_out(to_text(answer) + '\n');
   return 0;
 }
 

@@ -1,9 +1,12 @@
 #include "cli/reports.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -25,8 +28,6 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kTakes =
-    "give a run folder (oomdiag-<pid>), its trace, a report.json, or a snapshot.pickle of PyTorch";
 constexpr const char* kTraces = "give a run folder (oomdiag-<pid>), its trace, or a snapshot.pickle of PyTorch";
 
 [[noreturn]] void refuse_format(const fs::path& file, FileFormat format, const char* hint) {
@@ -129,11 +130,23 @@ void add_source(CLI::App& command, std::string& path, const char* name) {
   command.add_option(name, path, "a run folder, a trace, a report or a snapshot.pickle")->type_name("")->required();
 }
 
+void check_exists(const fs::path& path, const char* hint) {
+  if (access(path.c_str(), F_OK) == 0) return;
+  const int error = errno;
+  if (error == ENOENT || error == ENOTDIR) {
+    throw Error(ErrorKind::input, fmt::format("no such file or directory: '{}'", path.string()), hint);
+  }
+  throw Error(ErrorKind::input, fmt::format("cannot look at '{}': {}", path.string(), std::strerror(error)));
+}
+
 Report explain_trace(const fs::path& trace, const RunFacts& facts) { return explain_kept(trace, facts).report; }
 
 Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_each) {
   const std::vector<fs::path> traces = find_traces(folder);
   if (traces.empty()) {
+    if (access(folder.c_str(), R_OK | X_OK) != 0) {
+      throw Error(ErrorKind::input, fmt::format("cannot read '{}': {}", folder.string(), std::strerror(errno)));
+    }
     throw Error(ErrorKind::input, fmt::format("'{}' holds neither a trace nor a report", folder.string()), kTakes);
   }
   if (traces.size() == 1) return explain_trace(traces.front(), facts);
@@ -157,8 +170,7 @@ Report explain_run(const fs::path& folder, const RunFacts& facts, bool write_eac
 
 Trace load_trace(const fs::path& path) {
   std::error_code ignored;
-  if (!fs::exists(path, ignored))
-    throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTraces);
+  check_exists(path, kTraces);
   if (fs::is_directory(path, ignored)) {
     if (fs::exists(path / "trace", ignored)) return read_trace(path / "trace");
     throw Error(ErrorKind::input, fmt::format("'{}' holds no trace", path.string()), kTraces);
@@ -234,9 +246,7 @@ Explained load_file(const fs::path& path, const fs::path& as, const ToldCard& ca
 
 Explained load_explained(const fs::path& path, const ToldCard& card) {
   std::error_code ignored;
-  if (!fs::exists(path, ignored)) {
-    throw Error(ErrorKind::input, fmt::format("'{}' is not there", path.string()), kTakes);
-  }
+  check_exists(path);
   if (!fs::is_directory(path, ignored)) return load_file(path, path, card);
   if (card.is_told()) refuse_card(path);
   return load_folder(path);

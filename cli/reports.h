@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/launcher.h"
@@ -20,6 +21,13 @@ class App;
 }
 
 namespace oomdiag {
+
+/// What load_report() and load_explained() read, as a hint.
+inline constexpr const char* kTakes =
+    "give a run folder (oomdiag-<pid>), its trace, a report.json, or a snapshot.pickle of PyTorch";
+
+/// Throws Error(input), with `hint`, if there is nothing at `path`.
+void check_exists(const std::filesystem::path& path, const char* hint = kTakes);
 
 /// Adds the argument that names what load_report() and load_explained() read.
 void add_source(CLI::App& command, std::string& path, const char* name = "FILE");
@@ -67,6 +75,10 @@ void write_whole(const std::string& text, const std::filesystem::path& file, mod
 void write_json(const Report& report, const std::filesystem::path& file, mode_t mode = 0666);
 /// The same as `folder`/report.json, for its owner only: it holds command lines and paths.
 void keep_json(const Report& report, const std::filesystem::path& folder);
+
+/// A report as text for another process of oomdiag, and back: with what its JSON leaves out.
+std::string pack(const Report& report);
+Report unpack(std::string_view text);
 
 /// Throws Error(usage) if a report could not be written to `file`: before a long run, not after it. Empty is fine.
 void check_writable(const std::filesystem::path& file);

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
 #include <memory>
+#include <new>
 
 #include "cli/commands.h"
 #include "cli/completion.h"
@@ -14,6 +17,7 @@
 #include "cli/run_folder.h"
 #include "cli/run_ranks.h"
 #include "cli/terminal.h"
+#include "cli/workers.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -40,38 +44,79 @@ std::vector<std::string> join_program(std::vector<std::string> before, const std
   return before;
 }
 
+/// The exit code of the program, or the one that the user wants instead for an out of memory.
+int exit_code_of(int programs_own, const std::optional<Report>& report, const RunOptions& options) {
+  const bool out_of_memory = report && report->outcome == "out_of_memory";
+  return out_of_memory && options.oom_exit_code >= 0 ? options.oom_exit_code : programs_own;
+}
+
+/// Makes and shows a report after the program has ended: the exit code is the program's, whatever happens here.
+void guard(const std::function<void()>& report) {
+  try {
+    report();
+  } catch (const Interrupted&) {
+    say("warning: interrupted before the report was made");
+  } catch (const std::bad_alloc&) {
+    say("warning: the host has not enough memory for the report");
+  } catch (const std::exception& error) {
+    say(fmt::format("warning: {}", error.what()));
+  }
+}
+
+void write_files(const Report& report, const std::filesystem::path& folder, const RunOptions& options) {
+  if (!options.output.empty()) write_json(report, options.output);
+  if (options.html.empty()) return;
+  // The page is made of the trace, which may be too much for this host.
+  const auto said = run_apart([&]() -> std::string {
+    try {
+      write_page(load_explained(folder), options.html);
+      return {};
+    } catch (const std::bad_alloc&) {
+      return "the host has not enough memory for the page";
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  });
+  const std::string why = said.value_or("the process that was to write the page died");
+  if (!why.empty()) throw Error(ErrorKind::environment, why);
+}
+
 void show(const Diagnosis& diagnosis, const RunOptions& options) {
+  if (!diagnosis.why_killed.empty()) say(diagnosis.why_killed);
+  if (!diagnosis.why_no_report.empty()) say(diagnosis.why_no_report);
   if (!diagnosis.report) {
-    say(diagnosis.why_no_report);
     remove_empty_run(diagnosis.folder);
     return;
   }
   print_text(*diagnosis.report, stderr);
-  if (!options.output.empty()) write_json(*diagnosis.report, options.output);
-  if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
+  write_files(*diagnosis.report, diagnosis.folder, options);
 }
 
-int run_ranks(const RunOptions& options, const Job& job, const DiagnosisRequest& request, const Install& install) {
+void complete_worst(RanksDiagnosis& ranks, const Job& job, DiagnosisRequest request, const Install& install) {
+  Diagnosis worst;
+  worst.folder = ranks.folder;
+  worst.report = ranks.report;
+  request.rank = LoneRank{.job = job, .number = worst.report->rank};
+  complete(worst, request, install);
+  ranks.report = std::move(worst.report);
+}
+
+int run_job(const RunOptions& options, const Job& job, const DiagnosisRequest& request, const Install& install) {
   Steps steps("ranks");
   const std::size_t expected = std::max<std::size_t>(job.ranks.size(), 2);
   RanksDiagnosis ranks =
-      diagnose_ranks(job, request, install, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
+      run_ranks(job, request, install, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
   steps.hide();
-  if (options.completes && ranks.report) {
-    Diagnosis worst;
-    worst.folder = ranks.folder;
-    worst.report = std::move(ranks.report);
-    DiagnosisRequest again = request;
-    again.rank = LoneRank{.job = job, .number = worst.report->rank};
-    complete(worst, again, install);
-    ranks.report = std::move(worst.report);
-  }
-  if (ranks.report) print_text(*ranks.report, stderr);
-  fmt::print(stderr, "{}", kinds_text(ranks));
-  if (ranks.report && !options.output.empty()) write_json(*ranks.report, options.output);
-  if (ranks.report && !options.html.empty()) write_page(load_explained(ranks.folder), options.html);
-  const bool out_of_memory = ranks.report && ranks.report->outcome == "out_of_memory";
-  return out_of_memory && options.oom_exit_code >= 0 ? options.oom_exit_code : ranks.exit_code();
+  guard([&] { explain_ranks(ranks); });
+  guard([&] {
+    if (options.completes && ranks.report) complete_worst(ranks, job, request, install);
+  });
+  guard([&] {
+    if (ranks.report) print_text(*ranks.report, stderr);
+    complain(kinds_text(ranks));
+    if (ranks.report) write_files(*ranks.report, ranks.folder, options);
+  });
+  return exit_code_of(ranks.exit_code(), ranks.report, options);
 }
 
 int run(const RunOptions& options) {
@@ -92,19 +137,16 @@ int run(const RunOptions& options) {
                            .native_stacks = options.native_stacks,
                            .keeps_output = false};
   if (options.ranks.is_job()) {
-    request.device = host_of(job, device);
-    if (job.is_distinct || job.ranks.size() > 1) return run_ranks(options, job, request, install);
+    request.device = {.device = host_of(job, device)};
+    if (job.is_distinct || job.ranks.size() > 1) return run_job(options, job, request, install);
     request.rank = LoneRank{.job = job, .number = job.ranks.front()};
   }
   Diagnosis diagnosis = diagnose(request, install);
-  try {
+  guard([&] {
     if (options.completes) complete(diagnosis, request, install);
-    show(diagnosis, options);
-  } catch (const std::exception& error) {
-    say(fmt::format("warning: {}", error.what()));  // the exit code is the program's, whatever happens to the report
-  }
-  const bool out_of_memory = diagnosis.report && diagnosis.report->outcome == "out_of_memory";
-  return out_of_memory && options.oom_exit_code >= 0 ? options.oom_exit_code : diagnosis.ending.code();
+  });
+  guard([&] { show(diagnosis, options); });
+  return exit_code_of(diagnosis.ending.code(), diagnosis.report, options);
 }
 
 }  // namespace

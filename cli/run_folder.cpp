@@ -13,6 +13,7 @@
 
 #include "cli/terminal.h"
 #include "profiler/error.h"
+#include "profiler/report/printable.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
@@ -88,6 +89,12 @@ Leftovers look_into(const fs::path& folder) {
   return left;
 }
 
+bool is_run_file(std::string_view name) {
+  constexpr std::string_view kPart = ".part";  // see write_whole()
+  if (name.ends_with(kPart)) name.remove_suffix(kPart.size());
+  return std::ranges::find(kRunFiles, name) != kRunFiles.end();
+}
+
 void remove_shared_files(const fs::path& folder) {
   std::error_code ignored;
   for (const char* name : {"loaded", "cards"}) fs::remove(folder / name, ignored);
@@ -120,8 +127,8 @@ std::string last_line(const fs::path& output) {
   for (std::string line; std::getline(stream, line);) {
     if (line.find_first_not_of(" \t\r") != line.npos) last = line;
   }
-  constexpr std::size_t kMost = 300;
-  return last.substr(0, kMost);
+  constexpr std::size_t kMostColumns = 300;
+  return printable(last, kMostColumns);
 }
 
 std::string as_typed(const fs::path& path) {

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -17,6 +18,14 @@ std::filesystem::path choose_base(const std::string& wanted);
 /// only, as traces hold command lines and paths. Throws
 /// Error(environment) if it cannot.
 std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t pid);
+
+/// Files that a run, its report or a command over it (fix, explain --open) writes into its folder. Nothing else is ever
+/// removed from there.
+inline constexpr std::string_view kRunConfigFile = "run.json", kFixFile = "fix.json";
+inline constexpr std::array<std::string_view, 8> kRunFiles = {"trace",  "report.json", "report.html",  "output.txt",
+                                                              "loaded", "cards",       kRunConfigFile, kFixFile};
+/// Whether this is the name of one of them, or of one that was being written.
+bool is_run_file(std::string_view name);
 
 /// In a run folder each rank has its own: this, its number, and perhaps a dash and a process id.
 inline constexpr std::string_view kRankFolder = "rank-";

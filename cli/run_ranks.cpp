@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "cli/executor.h"
 #include "cli/reports.h"
 #include "cli/run_folder.h"
 #include "cli/workers.h"
@@ -18,27 +18,10 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-/// In the process of the rank.
-std::string diagnose_rank(const Job& job, int rank, DiagnosisRequest request, const Install& install) {
-  nlohmann::json answer;
-  try {
-    request.rank = LoneRank{.job = job, .number = rank};
-    request.keeps_output = true;
-    request.shows_progress = false;
-    const Diagnosis diagnosis = diagnose(request, install);
-    answer = {{"folder", diagnosis.folder.string()},
-              {"exit_code", diagnosis.ending.code()},
-              {"stages", diagnosis.stages},
-              {"why", diagnosis.why_no_report}};
-  } catch (const Error& error) {
-    answer = {{"error", error.what()}, {"hint", error.hint()}, {"kind", static_cast<int>(error.kind())}};
-  }
-  return answer.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 /// Moves what is left of a rank to its place and gives its last words, if it did not end well.
-std::string take_over(const nlohmann::json& answer, const fs::path& folder, int rank) {
-  const fs::path from = answer["folder"].get<std::string>();
+std::string take_over(const Executed& executed, const fs::path& folder, int rank) {
+  const fs::path& from = executed.folder;
+  if (from.empty()) return executed.why_no_report;
   const fs::path to = folder / fmt::format("{}{}", kRankFolder, rank);
   std::error_code ignored;
   const std::vector<fs::path> traces = find_traces(from);
@@ -48,56 +31,42 @@ std::string take_over(const nlohmann::json& answer, const fs::path& folder, int 
   fs::rename(from / "output.txt", to / "output.txt", ignored);
   fs::rename(from / "run.json", folder / "run.json", ignored);
   fs::remove_all(from, ignored);
-  if (answer["exit_code"].get<int>() == 0) return answer["why"].get<std::string>();
-  return fmt::format("exit code {}: {}", answer["exit_code"].get<int>(), last_line(to / "output.txt"));
+  if (executed.exit_code == 0) return executed.why_no_report;
+  return fmt::format("exit code {}: {}", executed.exit_code, last_line(to / "output.txt"));
 }
 
 class RankRuns {
  public:
   RankRuns(const Job& job, const DiagnosisRequest& request, const Install& install,
            const std::function<void(std::size_t)>& tell)
-      : job_(job), request_(request), install_(install), tell_(tell) {
+      : job_(job), request_(request), executor_(install), tell_(tell) {
     result_.folder = make_run_folder(request.base, getpid());
     request_.base = result_.folder;
+    request_.keeps_output = true;
+    request_.shows_progress = false;
   }
 
   void run(const std::vector<RankKind>& kinds) {
-    std::vector<std::function<std::string()>> works;
-    for (const RankKind& kind : kinds) {
-      works.emplace_back([this, kind] { return diagnose_rank(job_, kind.rank, request_, install_); });
-    }
-    const std::size_t before = result_.kinds.size();
-    const auto answers = run_in_processes(works, programs_at_once(0), [&](std::size_t over) { tell_(before + over); });
-    for (std::size_t i = 0; i < kinds.size(); ++i) keep(kinds[i], answers[i].value_or(""));
+    std::vector<DiagnosisRequest> requests(kinds.size(), request_);
+    for (std::size_t i = 0; i < kinds.size(); ++i) requests[i].rank = LoneRank{.job = job_, .number = kinds[i].rank};
+    const std::vector<Executed> executed = executor_.run(requests, tell_);
+    for (std::size_t i = 0; i < kinds.size(); ++i) keep(kinds[i], executed[i]);
   }
 
-  std::vector<int> stages() const { return stages_; }
-
-  RanksDiagnosis finish() {
-    if (find_traces(result_.folder).empty()) return std::move(result_);
-    const Ending ending{.exit_code = result_.exit_code(), .signal = 0};
-    result_.report = explain_run(result_.folder, {.ending = ending}, /*write_each=*/true);
-    keep_json(*result_.report, result_.folder);
-    return std::move(result_);
-  }
+  const std::vector<int>& stages() const { return stages_; }
+  RanksDiagnosis take_result() { return std::move(result_); }
 
  private:
-  void keep(const RankKind& kind, const std::string& text) {
-    const auto answer = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!answer.is_object()) throw Error(ErrorKind::internal, "a process that was to run a rank died", "");
-    if (answer.contains("error")) {
-      throw Error(static_cast<ErrorKind>(answer["kind"].get<int>()), answer["error"].get<std::string>(),
-                  answer["hint"].get<std::string>());
-    }
-    stages_ = answer["stages"].get<std::vector<int>>();
+  void keep(const RankKind& kind, const Executed& executed) {
+    stages_ = executed.stages;
     result_.kinds.push_back(kind);
-    result_.exit_codes.push_back(answer["exit_code"].get<int>());
-    result_.why_failed.push_back(take_over(answer, result_.folder, kind.rank));
+    result_.exit_codes.push_back(executed.exit_code);
+    result_.why_failed.push_back(take_over(executed, result_.folder, kind.rank));
   }
 
   const Job& job_;
   DiagnosisRequest request_;
-  const Install& install_;
+  Executor executor_;
   const std::function<void(std::size_t)>& tell_;
   std::vector<int> stages_{};
   RanksDiagnosis result_{};
@@ -110,23 +79,33 @@ int RanksDiagnosis::exit_code() const {
   return bad == exit_codes.end() ? 0 : *bad;
 }
 
-RanksDiagnosis diagnose_ranks(const Job& job, const DiagnosisRequest& request, const Install& install,
-                              const std::function<void(std::size_t)>& tell) {
+RanksDiagnosis run_ranks(const Job& job, const DiagnosisRequest& request, const Install& install,
+                         const std::function<void(std::size_t)>& tell) {
   RankRuns runs(job, request, install, tell);
-  std::vector<RankKind> kinds;
-  for (const int rank : job.ranks) kinds.push_back({.rank = rank});
-  if (job.is_distinct) {
-    runs.run({{.rank = 0}});  // tells by what it sends to whom which kinds there are
-    kinds = find_kinds(job.world_size, runs.stages());
-    const RankKind first = kinds.front();
-    kinds.erase(kinds.begin());
+  if (!job.is_distinct) {
+    std::vector<RankKind> kinds;
+    for (const int rank : job.ranks) kinds.push_back({.rank = rank});
     runs.run(kinds);
-    RanksDiagnosis result = runs.finish();
-    result.kinds.front() = first;
-    return result;
+    return runs.take_result();
   }
-  runs.run(kinds);
-  return runs.finish();
+  runs.run({{.rank = 0}});  // tells by what it sends to whom which kinds there are
+  const std::vector<RankKind> kinds = find_kinds(job.world_size, runs.stages());
+  runs.run({kinds.begin() + 1, kinds.end()});
+  RanksDiagnosis result = runs.take_result();
+  result.kinds.front() = kinds.front();
+  return result;
+}
+
+void explain_ranks(RanksDiagnosis& ranks) {
+  if (find_traces(ranks.folder).empty()) return;
+  const std::optional<std::string> text = run_apart([&] {
+    const Ending ending{.exit_code = ranks.exit_code(), .signal = 0};
+    const Report report = explain_run(ranks.folder, {.ending = ending}, /*write_each=*/true);
+    keep_json(report, ranks.folder);
+    return pack(report);
+  });
+  if (!text) throw Error(ErrorKind::environment, "no report: the host has not enough memory to read the traces");
+  ranks.report = unpack(*text);
 }
 
 }  // namespace oomdiag

@@ -34,9 +34,13 @@ struct RanksDiagnosis {
   int exit_code() const;  ///< the first that is not 0
 };
 
-/// Runs ranks of the job, each alone, beside each other as far as cores and memory allow. Throws Interrupted.
-RanksDiagnosis diagnose_ranks(const Job& job, const DiagnosisRequest& request, const Install& install,
-                              const std::function<void(std::size_t)>& tell);
+/// Runs ranks of the job, each alone, with an Executor; without a report yet. Throws Error if one cannot be started,
+/// Interrupted.
+RanksDiagnosis run_ranks(const Job& job, const DiagnosisRequest& request, const Install& install,
+                         const std::function<void(std::size_t)>& tell);
+
+/// Makes the report on all of them. Throws Error where it cannot.
+void explain_ranks(RanksDiagnosis& ranks);
 
 /// Which rank stands for which, and what those said that failed; empty where each stands for itself and all ended well.
 std::string kinds_text(const RanksDiagnosis& diagnosis);

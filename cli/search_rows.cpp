@@ -10,15 +10,15 @@
 namespace oomdiag {
 namespace {
 
-void append(std::string& text, const std::string& part) {
+void append_note(std::string& text, const std::string& part) {
   if (!part.empty()) text += (text.empty() ? "" : "; ") + part;
 }
 
 SearchRow row_of(const FitRun& run, const std::string& card) {
   const Trial& trial = run.trial;
   SearchRow row{.label = card, .fits = trial.passed(), .note = trial.passed() ? "" : trial.why};
-  append(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of card" : "");
-  append(row.label, describe(run.values));
+  append_note(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of card" : "");
+  append_note(row.label, describe(run.values));
   if (trial.ran_out()) row.note = "out of memory in " + trial.place;
   if (trial.allocated_bytes > 0) row.measured_bytes = trial.allocated_bytes;
   if (trial.reserved_bytes > 0) row.reserved_bytes = trial.reserved_bytes;
@@ -33,7 +33,7 @@ SearchRow row_of(const Plan& plan) {
     row.reserved_bytes = plan.reserved_bytes;
     row.note = fmt::format("worst is rank {}", plan.worst_rank);
   }
-  append(row.note, plan.outcome == "out_of_memory" ? "out of memory in " + plan.place : plan.why);
+  append_note(row.note, plan.outcome == "out_of_memory" ? "out of memory in " + plan.place : plan.why);
   return row;
 }
 
@@ -46,9 +46,9 @@ SearchRow row_of(const Remedied& remedy, int64_t room_bytes) {
                 .note = remedy.unproved,
                 .lines = remedy.lines};
   if (remedy.unproved.empty()) row.fits = remedy.helps();
-  append(row.note, remedy.still_grows ? "grows from step to step all the same" : "");
-  if (remedy.extra_forward() > 0) append(row.note, fmt::format("forward +{:.0f} %", 100 * remedy.extra_forward()));
-  append(row.note, remedy.changes_numerics() ? "numerics change" : "");
+  append_note(row.note, remedy.still_grows ? "grows from step to step all the same" : "");
+  if (remedy.extra_forward() > 0) append_note(row.note, fmt::format("forward +{:.0f} %", 100 * remedy.extra_forward()));
+  append_note(row.note, remedy.changes_numerics() ? "numerics change" : "");
   return row;
 }
 
@@ -78,7 +78,7 @@ std::vector<SearchRow> rows_of(const Fixed& fixed) {
                                .room_bytes = before.room_bytes,
                                .fits = before.outcome == "ok",
                                .note = before.outcome == "ok" ? "" : "out of memory in " + before.place}};
-  if (!before.is_whole) append(rows.front().note, "at least: no whole run could be seen");
+  if (!before.is_whole) append_note(rows.front().note, "at least: no whole run could be seen");
   for (const Remedied& remedy : fixed.remedies) rows.push_back(row_of(remedy, before.room_bytes));
   return rows;
 }

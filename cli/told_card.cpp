@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 
 #include "cli/cards.h"
 #include "cli/install.h"
@@ -42,10 +41,8 @@ void tell_card(const ToldCard& told, Trace& trace) {
     const CardEntry entry = find_told(told.device);
     card.name = entry.name;
     card.total_bytes = entry.total_bytes;
-    const std::string& capability = entry.compute_capability;
-    const char* const end = capability.data() + capability.size();
-    const auto major = std::from_chars(capability.data(), end, card.compute_major);
-    if (major.ptr != end) std::from_chars(major.ptr + 1, end, card.compute_minor);
+    card.compute_major = entry.capability.major;
+    card.compute_minor = entry.capability.minor;
   }
   if (!told.memory.empty()) card.total_bytes = parse_bytes(told.memory);
   for (Device& device : trace.devices) {

@@ -16,6 +16,7 @@
 #include "cli/terminal.h"
 #include "profiler/error.h"
 #include "profiler/report/case_text.h"
+#include "profiler/trace/trace.h"
 #include "samples/cases/notes.h"
 
 namespace oomdiag {
@@ -73,8 +74,29 @@ int give_up(const Diagnosis& diagnosis) {
   const std::string last = last_lines(diagnosis.folder / "output.txt");
   remove_empty_run(diagnosis.folder);
   if (diagnosis.ending.signal == SIGINT) return kInterrupted;
-  throw Error(ErrorKind::environment, fmt::format("the training program ended with exit code {}; {}\n{}",
-                                                  diagnosis.ending.code(), diagnosis.why_no_report, last));
+  const std::string& killed = diagnosis.why_killed;
+  throw Error(
+      ErrorKind::environment,
+      fmt::format("{}; {}\n{}",
+                  killed.empty() ? fmt::format("the training program ended with exit code {}", diagnosis.ending.code())
+                                 : killed,
+                  diagnosis.why_no_report, last));
+}
+
+/// Why recording stopped before the program ended, or empty: then what was seen says nothing about the whole.
+std::string why_recording_stopped(const Diagnosis& diagnosis) {
+  for (const std::filesystem::path& trace : find_traces(diagnosis.folder)) {
+    if (std::string why = read_process(trace).recorder_failure; !why.empty()) return why;
+  }
+  return {};
+}
+
+void check_recording(const Diagnosis& diagnosis) {
+  const std::string why = why_recording_stopped(diagnosis);
+  if (why.empty()) return;
+  throw Error(ErrorKind::environment,
+              fmt::format("recording stopped before the training ended: {} ('{}')", why, diagnosis.folder.string()),
+              "give a folder on another disk: --folder DIR");
 }
 
 /// What is written and printed, and the exit code.
@@ -121,6 +143,7 @@ int train(TrainOptions options) {
     return train_on_host(options, model, compose_program(options, install, options.variant, "cpu"));
   }
   const DeviceChoice device = choose_device(options.device, install);
+  require_gpu(device);
   say_default(device);
   const Study study{model, options.variant, [&](const std::string& variant, const std::string& where) {
                       return compose_program(options, install, variant, where);
@@ -140,6 +163,7 @@ int train(TrainOptions options) {
     }
     return result;
   }();
+  check_recording(diagnosis);
   return diagnosis.report ? finish(options, diagnosis) : give_up(diagnosis);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/diagnosis.h"
+#include "cli/executor.h"
 #include "cli/temporary_folder.h"
 
 namespace oomdiag {
@@ -47,24 +48,25 @@ int64_t needed_bytes(const ReportOfDevice& device);
 /// Where it ran out of memory: "backward, step 2"; empty where it did not.
 std::string place_of_failure(const ReportOfDevice& device);
 
-/// Makes trials, beside each other as far as cores and memory allow; one at a time on a real card. Nothing is left of them.
+/// Makes trials with an Executor. Nothing is left of them.
 class Trials {
  public:
-  explicit Trials(const Install& install) : install_(install) {}
+  explicit Trials(const Install& install) : install_(install), executor_(install) {}
 
   /// Their results, in their order. `tell` is called with the number of all trials that are over, whenever one ends.
-  /// Throws Error if one cannot be started, Interrupted.
+  /// Throws Error if one cannot be started; Interrupted, and then finished() has what was over.
   std::vector<Trial> run(const std::vector<TrialRequest>& requests, const std::function<void(std::size_t)>& tell);
   Trial run(const TrialRequest& request, const std::function<void(std::size_t)>& tell);
 
-  std::size_t count() const { return count_; }
+  /// What came of each request of the call that was interrupted; nullopt where it did not end.
+  const std::vector<std::optional<Trial>>& finished() const { return finished_; }
+  std::size_t count() const { return executor_.count(); }
 
  private:
-  std::vector<Trial> run_once(const std::vector<TrialRequest>& requests, const std::function<void(std::size_t)>& tell);
-
   const Install& install_;
+  Executor executor_;
   TemporaryFolder folder_;
-  std::size_t count_ = 0;
+  std::vector<std::optional<Trial>> finished_{};
 };
 
 }  // namespace oomdiag

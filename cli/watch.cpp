@@ -135,7 +135,7 @@ void add_watch(CLI::App& app, Command& chosen) {
   command.add_option("PID|FOLDER", options->target, "the process, or the folder of its run")->type_name("")->required();
   command.add_option("--every", options->every_seconds, "how often to look; default 2")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.1, 3600.0));
+      ->check(number_in(0.1, 3600));
   command.add_flag("--once", options->once, "one look only");
   command.callback([options, &chosen] { chosen = [options] { return watch(*options); }; });
 }

@@ -4,20 +4,20 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <map>
-#include <thread>
 
+#include "cli/host.h"
+#include "cli/process_tree.h"
 #include "profiler/error.h"
 
 // Processes and no threads: a launcher of programs deals with signals and children of its whole process, so each has one
@@ -69,6 +69,19 @@ struct Worker {
   }
 }
 
+/// Where too little memory is left, an allocation of ours fails rather than one of another process, and if the kernel has to
+/// end a process after all, it is this one.
+void bound_memory() {
+  constexpr rlim_t kLeast = rlim_t{64} << 20;
+  std::ofstream("/proc/self/oom_score_adj") << 1000;
+  rlimit limit{};
+  const std::optional<int64_t> available = available_memory();
+  if (!available || getrlimit(RLIMIT_DATA, &limit) != 0) return;
+  const rlim_t bytes = std::max(kLeast, static_cast<rlim_t>(*available) / 4 * 3);
+  limit.rlim_cur = std::min(limit.rlim_cur, bytes);
+  setrlimit(RLIMIT_DATA, &limit);
+}
+
 std::pair<pid_t, Worker> start(const std::function<std::string()>& work, std::size_t index, const WaitingEnd& signals) {
   const int answer = memfd_create("oomdiag answer", MFD_CLOEXEC);
   const pid_t child = answer < 0 ? -1 : fork();
@@ -91,34 +104,9 @@ std::optional<std::string> take_answer(const Worker& worker, int status) {
   return text;
 }
 
-/// The parent of each process.
-std::multimap<pid_t, pid_t> children_by_parent() {
-  std::multimap<pid_t, pid_t> children;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    const std::string name = entry.path().filename();
-    pid_t pid = 0, parent = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc{}) continue;
-    std::string stat;
-    std::getline(std::ifstream(entry.path() / "stat"), stat);
-    const std::size_t after_name = stat.rfind(')');  // "4711 (name) S parent ..."
-    if (after_name == stat.npos || after_name + 4 >= stat.size()) continue;
-    std::from_chars(stat.data() + after_name + 4, stat.data() + stat.size(), parent);
-    children.emplace(parent, pid);
-  }
-  return children;
-}
-
-void kill_tree(pid_t root, const std::multimap<pid_t, pid_t>& children) {
-  kill(root, SIGKILL);
-  const auto [first, last] = children.equal_range(root);
-  for (auto child = first; child != last; ++child) kill_tree(child->second, children);
-}
-
 void kill_all(std::map<pid_t, Worker>& workers) {
-  const auto children = children_by_parent();
   for (const auto& [pid, worker] : workers) {
-    kill_tree(pid, children);
+    kill_processes(find_tree(pid));
     waitpid(pid, nullptr, 0);
     close(worker.answer);
   }
@@ -127,9 +115,8 @@ void kill_all(std::map<pid_t, Worker>& workers) {
 
 }  // namespace
 
-std::vector<std::optional<std::string>> run_in_processes(const std::vector<std::function<std::string()>>& works,
-                                                         int at_once, const std::function<void(std::size_t)>& tell) {
-  std::vector<std::optional<std::string>> answers(works.size());
+void run_each_in_a_process(const std::vector<std::function<std::string()>>& works, int at_once,
+                           const TakeAnswer& take) {
   std::map<pid_t, Worker> workers;
   const WaitingEnd signals;
   std::size_t begun = 0, over = 0;
@@ -146,31 +133,44 @@ std::vector<std::optional<std::string>> run_in_processes(const std::vector<std::
           ++worker;
           continue;
         }
-        answers[worker->second.work] = take_answer(worker->second, status);
+        const Worker ended = worker->second;
         worker = workers.erase(worker);
-        tell(++over);
+        ++over;
+        take(ended.work, take_answer(ended, status));
       }
     }
   } catch (...) {
     kill_all(workers);
     throw;
   }
+}
+
+std::vector<std::optional<std::string>> run_in_processes(const std::vector<std::function<std::string()>>& works,
+                                                         int at_once, const std::function<void(std::size_t)>& tell) {
+  std::vector<std::optional<std::string>> answers(works.size());
+  std::size_t over = 0;
+  run_each_in_a_process(works, at_once, [&](std::size_t work, std::optional<std::string> answer) {
+    answers[work] = std::move(answer);
+    tell(++over);
+  });
   return answers;
 }
 
-int programs_at_once(long bytes_of_one) {
-  const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  if (bytes_of_one <= 0) return cores;
-  std::ifstream file("/proc/meminfo");
-  for (std::string name, unit; file >> name;) {
-    long kibibytes = 0;
-    file >> kibibytes;
-    std::getline(file, unit);
-    if (name == "MemAvailable:") {
-      return static_cast<int>(std::clamp<long>(kibibytes * 1024 / (bytes_of_one + bytes_of_one / 4), 1, cores));
-    }
-  }
-  return cores;
+int programs_at_once(int64_t bytes_of_one) {
+  constexpr int64_t kUsualBytes = int64_t{2} << 30;  // of a Python program with torch on a virtual device
+  const int cores = available_cores();
+  const std::optional<int64_t> available = available_memory();
+  if (!available) return cores;
+  const int64_t bytes = bytes_of_one > 0 ? bytes_of_one : kUsualBytes;
+  return static_cast<int>(std::clamp<int64_t>(*available / (bytes + bytes / 4), 1, cores));
+}
+
+std::optional<std::string> run_apart(const std::function<std::string()>& work) {
+  const auto bounded = [&] {
+    bound_memory();
+    return work();
+  };
+  return run_in_processes({bounded}, 1, [](std::size_t) {}).front();
 }
 
 }  // namespace oomdiag

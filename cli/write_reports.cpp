@@ -51,6 +51,15 @@ void write_json(const Report& report, const fs::path& file, mode_t mode) {
   write_whole(to_json(report) + "\n", file, mode);
 }
 
+std::string pack(const Report& report) { return report.folder + '\0' + to_json(report, /*indent=*/-1); }
+
+Report unpack(std::string_view text) {
+  const std::size_t end = text.find('\0');
+  Report report = from_json(text.substr(end + 1));
+  report.folder = text.substr(0, end);
+  return report;
+}
+
 void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
   std::error_code ignored;
   const bool is_special = fs::exists(file, ignored) && !fs::is_regular_file(file, ignored);

@@ -159,18 +159,17 @@ std::optional<ModifiedStep> use_autocast(const StepModel& model, const char* typ
   return ModifiedStep{.blocks = std::move(blocks), .lines = std::move(lines)};
 }
 
-// GPUs before Ampere have no bfloat16.
-bool has_bfloat16(const StepModel& model) { return model.compute_major == 0 || model.compute_major >= 8; }
-
 }  // namespace
 
+bool has_bfloat16(int compute_major) { return compute_major == 0 || compute_major >= 8; }
+
 std::optional<ModifiedStep> use_bf16_autocast(const StepModel& model) {
-  if (!has_bfloat16(model)) return {};
+  if (!has_bfloat16(model.compute_major)) return {};
   return use_autocast(model, "torch.bfloat16", "loss.backward()");
 }
 
 std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model) {
-  if (has_bfloat16(model)) return {};
+  if (has_bfloat16(model.compute_major)) return {};
   auto step =
       use_autocast(model, "torch.float16", "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
   if (step && !may_train(model)) step->label = "fp16 autocast";

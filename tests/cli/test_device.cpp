@@ -20,6 +20,7 @@ struct Catalogue {
     install.cards = folder.path() / "cards";
   }
   DeviceChoice choose(const DeviceOptions& options) const { return choose_device(options, install); }
+  VirtualHost host(const DeviceOptions& options) const { return std::get<VirtualHost>(choose(options).device); }
 
   TestFolder folder;
   Install install;
@@ -29,20 +30,23 @@ struct Catalogue {
 
 TEST_CASE("several devices are a list, or a number of one", "[cli]") {
   const Catalogue catalogue;
-  CHECK(catalogue.choose({.device = "h200,t4,t4"}).cards.size() == 3);
+  CHECK(catalogue.host({.device = "h200,t4,t4"}).cards.size() == 3);
   CHECK(describe(catalogue.choose({.device = "h200,t4"})) == "NVIDIA h200, NVIDIA t4 (virtual)");
   CHECK(describe(catalogue.choose({.device = "t4", .count = 4})) == "4 x NVIDIA t4 (virtual)");
   CHECK(describe(catalogue.choose({.count = 2})) == "2 x NVIDIA h200 (virtual)");
-  CHECK(catalogue.choose({.device = "t4", .memory = "8GiB", .count = 2}).memory_bytes == int64_t{8} << 30);
+  const VirtualHost host = catalogue.host({.device = "t4", .memory = "8GiB", .count = 2});
+  CHECK(host.memory_bytes == int64_t{8} << 30);
+  CHECK(host.bytes_of_device() == int64_t{8} << 30);
+  CHECK(catalogue.host({.device = "t4"}).bytes_of_device() == 16'000'000'000);
   CHECK(describe(catalogue.choose({.device = "real"})) == "the real GPU");
 }
 
 TEST_CASE("a machine has one driver, which runs the CUDA that torch is for", "[cli]") {
   Catalogue catalogue;
   CHECK_THROWS_AS(catalogue.choose({.device = "h200@580,t4"}), Error);
-  CHECK(catalogue.choose({.device = "h200@580,t4@580"}).cards.size() == 2);
+  CHECK(catalogue.host({.device = "h200@580,t4@580"}).cards.size() == 2);
   const DeviceChoice older = catalogue.choose({.device = "t4@550", .count = 2});
-  CHECK(older.cards[1].driver == 550);
+  CHECK(older.virtual_host()->cards[1].driver == 550);
   CHECK_NOTHROW(check_driver(older, "2.8.0+cu128"));
   CHECK_THROWS_AS(check_driver(older, "2.15.0+cu132"), Error);
   CHECK_NOTHROW(check_driver(catalogue.choose({.device = "t4@580"}), "2.15.0+cu132"));

@@ -80,9 +80,11 @@ TEST_CASE("the best plan has the smallest world, and of these the lowest peak", 
 
 TEST_CASE("jobs are commands that a shell takes", "[ranks]") {
   const FitRequest request{.program = {"python", "my train.py", "--tp={tp}"}};
-  CHECK(print_jobs({{{"tp", 2}, {"world", 16}}}, request, "--device h200", "plans") ==
+  CHECK(print_jobs({{{"tp", 2}, {"world", 16}}}, request, {"--device", "h200"}, "plans") ==
         "mkdir -p plans && oomdiag run --device h200 --world-size 16 --ranks distinct --no-progress --folder plans "
         "-o plans/tp=2,world=16.json -- python 'my train.py' --tp=2\n");
+  const std::string quoted = print_jobs({{{"world", 16}}}, request, {"--device", "my cards/$c.json"}, "a plan");
+  CHECK(quoted.starts_with("mkdir -p 'a plan' && oomdiag run --device 'my cards/$c.json' --world-size 16 "));
 }
 
 TEST_CASE("a topology names cards, links between them and between hosts", "[ranks]") {

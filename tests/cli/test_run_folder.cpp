@@ -4,6 +4,7 @@
 
 #include <array>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "cli/recipe.h"
 #include "cli/reports.h"
@@ -55,6 +56,30 @@ TEST_CASE("a wanted folder is made", "[cli]") {
   CHECK_THROWS_AS(choose_base((base.write("file") / "runs").string()), Error);
 }
 
+TEST_CASE("what a program said last is cut between characters", "[cli]") {
+  const TestFolder run;
+  std::string line = "ValueError:";
+  for (int i = 0; i < 300; ++i) line += "ä";
+  const std::string last = last_line(run.write("output.txt", "first\n" + line + "\n  \n"));
+  CHECK(last.starts_with("ValueError:ä"));
+  CHECK(nlohmann::json(last).dump().size() > last.size());  // throws where a character was cut
+}
+
+TEST_CASE("every file that oomdiag writes into a run folder is known as such", "[cli]") {
+  for (const char* name : {"trace", "report.json", "report.json.part", "run.json", "run.json.part", "fix.json"}) {
+    CHECK(is_run_file(name));
+  }
+  for (const char* name : {"notes", "fix", ".part", "trace.part.part"}) CHECK_FALSE(is_run_file(name));
+}
+
+TEST_CASE("how a run was started is its owner's business", "[cli]") {
+  const TestFolder run;
+  write_recipe({.program = {"python", "train.py", "--token=secret"}, .directory = "/home", .device = "real"},
+               run.path());
+  const auto rights = std::filesystem::status(run.path() / "run.json").permissions();
+  CHECK(rights == (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
+}
+
 TEST_CASE("how a run was started is read again, of each of its ranks", "[cli]") {
   const TestFolder run;
   Recipe recipe{.program = {"python", "train.py"}, .directory = "/home", .device = "h100.json", .batch = 8};
@@ -68,6 +93,12 @@ TEST_CASE("how a run was started is read again, of each of its ranks", "[cli]") 
   std::filesystem::create_directory(run.path() / "rank-9");
   CHECK(read_recipe(run.path() / "rank-9").rank->number == 9);
   CHECK_THROWS_AS(read_recipe(run.path() / "other"), Error);
+}
+
+TEST_CASE("a report that another process made is the one that it made", "[cli]") {
+  const Report report{.outcome = "failed", .exit_code = 3, .folder = "oomdiag 4711", .steps = 7};
+  CHECK(unpack(pack(report)) == report);
+  CHECK(unpack(pack({})) == Report{});
 }
 
 TEST_CASE("what is written takes the place of a file, and goes into a pipe", "[cli]") {

@@ -86,6 +86,13 @@ class RankTest(base.DiagnosisTest):
 
 
 class Quick(RankTest):
+    def test_the_exit_code_is_the_ranks_whatever_happens_to_the_report(self):
+        done = base.oomdiag("run", *self.DEVICE, "--world-size", 2, "--ranks", "0,1", "-o", "/dev/full", "--", sys.executable, "-c",
+                            "import sys, torch; torch.zeros(1 << 20, device='cuda'); sys.exit(5)", folder=self.folder,
+                            env=self.environment(), timeout=240)
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn("warning: cannot write '/dev/full': No space left on device", done.stderr)
+
     def test_a_data_parallel_rank_alone_equals_it_among_two(self):
         self.check_equal("ddp", 2, ranks=[1])
 
