@@ -21,9 +21,6 @@
 namespace oomdiag {
 namespace {
 
-constexpr int kFailed = 1;
-constexpr int kUsage = 2;
-
 /// The words of the command line, cut at the first "--".
 struct Words {
   std::vector<std::string> ours;

@@ -10,6 +10,11 @@ class App;
 
 namespace oomdiag {
 
+/// Exit codes; `run` passes its program's own through.
+inline constexpr int kFailed = 1, kUsage = 2;
+inline constexpr int kOutOfMemory = 3;  ///< of train; of fit and fix: nothing makes it fit
+inline constexpr int kInterrupted = 130;
+
 /// What the command line asked for: runs it and returns the exit code.
 using Command = std::function<int()>;
 

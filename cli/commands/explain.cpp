@@ -20,7 +20,7 @@ namespace {
 struct ExplainOptions {
   std::string path;
   std::string output;
-  ToldCard card;
+  SnapshotDevice card;
   bool json = false;
   bool redact = false;
   bool opens = false;
@@ -39,11 +39,11 @@ int show_page(const Explained& from, const std::filesystem::path& path) {
 
 /// Totals make no report.
 int explain_timeline(const ExplainOptions& options) {
-  if (options.json || options.redact || options.opens || !options.output.empty() || options.card.is_told()) {
+  if (options.json || options.redact || options.opens || !options.output.empty() || options.card.is_given()) {
     throw Error(ErrorKind::usage, fmt::format("'{}' is a memory timeline: it takes no options", options.path),
                 "what it tells makes no report; oomdiag explain FILE prints it");
   }
-  write_out(to_text(read_timeline(options.path), manners_of(STDOUT_FILENO).unicode));
+  write_out(to_text(read_timeline(options.path), output_capabilities(STDOUT_FILENO).unicode));
   return 0;
 }
 
@@ -71,7 +71,7 @@ void add_explain(CLI::App& app, Command& chosen) {
                               "Of a memory timeline or a Chrome trace of torch.profiler it prints the totals.",
                      .usage = "oomdiag explain [OPTIONS] FILE"});
   add_source(command, options->path);
-  add_card_options(command, options->card);
+  add_snapshot_device_options(command, options->card);
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_flag("--redact", options->redact,
                    "for reports that leave the house: without paths, the command line and names of users");

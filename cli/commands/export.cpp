@@ -28,7 +28,7 @@ namespace {
 
 struct ExportOptions {
   std::string path, to, output;
-  ToldCard card;
+  SnapshotDevice card;
   bool redact = false;
 };
 
@@ -174,7 +174,7 @@ void add_export(CLI::App& app, Command& chosen) {
   command.add_option("--to", options->to, names_of_formats())->type_name("FORMAT")->required();
   command.add_option("-o,--output", options->output, "the file to write; - for stdout")->type_name("FILE");
   command.add_flag("--redact", options->redact, "without paths, the command line and names of users");
-  add_card_options(command, options->card);
+  add_snapshot_device_options(command, options->card);
   command.callback([options, &chosen] { chosen = [options] { return export_file(*options); }; });
 }
 

@@ -21,8 +21,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr int kOutOfMemory = 3;
-constexpr int64_t kMostCombinations = 256;
+constexpr int64_t kMaxCombinations = 256;
 
 constexpr const char* kDevice = "h200";
 
@@ -76,9 +75,8 @@ void check_variables(const std::vector<Variable>& variables, const std::vector<s
   if (is_plan(variables)) return;  // of which all are tried
   int64_t combinations = 1;
   for (std::size_t i = 1; i < variables.size(); ++i) {
-    combinations =
-        variables[i].count() > kMostCombinations ? kMostCombinations + 1 : combinations * variables[i].count();
-    if (combinations <= kMostCombinations) continue;
+    combinations = variables[i].count() > kMaxCombinations ? kMaxCombinations + 1 : combinations * variables[i].count();
+    if (combinations <= kMaxCombinations) continue;
     throw Error(ErrorKind::usage,
                 fmt::format("{} has too many values: of several variables only the first is searched, and all "
                             "values of the others are tried",
@@ -114,9 +112,9 @@ FitRequest make_request(const FitOptions& options, Install& install, bool by_bat
   return request;
 }
 
-int fit_card(const FitOptions& options, const FitRequest& request, Trials& trials) {
+int fit_card(const FitOptions& options, const FitRequest& request, Experiments& experiments) {
   Steps steps("fit");
-  Fitter fitter(request, trials, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
+  Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
   SmallestCard card;
   try {
     card = find_smallest_card(fitter, {});
@@ -201,7 +199,7 @@ int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, 
 }
 
 int fit_value(const FitOptions& options, const std::vector<Variable>& variables, FitRequest request,
-              const Install& install, Trials& trials) {
+              const Install& install, Experiments& experiments) {
   if (is_plan(variables)) return fit_plan(options, variables, request, install);
   const std::vector<Values> combinations = combine(std::span(variables).subspan(1));
   const std::vector<CardEntry> cards = cards_of(options, request, install);
@@ -212,7 +210,7 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   std::map<Values, std::optional<Line>> lines;  // what a card has shown is a good guess for the next
   for (const CardEntry& card : cards) {
     if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->cards = {card};
-    Fitter fitter(request, trials, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
+    Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
     FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
     try {
       for (const Values& others : combinations) {
@@ -258,9 +256,9 @@ int fit(FitOptions options) {
   Install install = find_install();
   const FitRequest request = make_request(options, install, !options.smallest_card);
   if (has_model) check_variables(variables, request.program);
-  Trials trials(install);
-  return options.smallest_card ? fit_card(options, request, trials)
-                               : fit_value(options, variables, request, install, trials);
+  Experiments experiments(install);
+  return options.smallest_card ? fit_card(options, request, experiments)
+                               : fit_value(options, variables, request, install, experiments);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "cli/experiments/search_rows.h"
 #include "cli/launch/models.h"
 #include "cli/launch/programs.h"
-#include "cli/launch/recipe.h"
+#include "cli/launch/run_config.h"
 #include "cli/process/workers.h"
 #include "cli/reports/reports.h"
 #include "cli/terminal/help.h"
@@ -21,8 +21,6 @@
 
 namespace oomdiag {
 namespace {
-
-constexpr int kNothingHelps = 3;
 
 struct FixOptions {
   std::vector<std::string> program;
@@ -55,20 +53,20 @@ std::string virtual_name(const Report& report, const std::string& folder, const 
 
 /// A real GPU can neither have more memory nor less than it has: it is measured as the virtual device of its name, and what
 /// is said to fit is run on itself.
-void set_device(Patient& patient, const DeviceChoice& choice, const Install& install) {
+void set_device(Target& target, const DeviceChoice& choice, const Install& install) {
   require_gpu(choice);
   say_default(choice);
   const VirtualHost* const host = choice.virtual_host();
-  patient.proves_on_real = host == nullptr;
+  target.proves_on_real = host == nullptr;
   if (host != nullptr) {
-    patient.device = *host;
+    target.device = *host;
   } else {
-    patient.device = {.cards = choose_cards(twin_of(std::get<RealGpu>(choice.device).name, install), install)};
+    target.device = {.cards = choose_cards(twin_of(std::get<RealGpu>(choice.device).name, install), install)};
   }
 }
 
 /// Card and settings of a report or a snapshot, which have no program that could be run.
-Patient read_patient_of_file(const FixOptions& options, const Install& install) {
+Target read_target_of_file(const FixOptions& options, const Install& install) {
   const Explained from = load_explained(options.folder);
   const Report& report = from.report;
   DeviceOptions device = options.device;
@@ -79,16 +77,16 @@ Patient read_patient_of_file(const FixOptions& options, const Install& install) 
     device.device = virtual_name(report, options.folder, install);
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
   }
-  Patient patient{.program = options.program};
-  set_device(patient, choose_device(device, install), install);
+  Target target{.program = options.program};
+  set_device(target, choose_device(device, install), install);
   const std::string settings = from.trace ? from.trace->process.allocator_settings : "";
-  if (!settings.empty()) patient.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", settings);
-  return patient;
+  if (!settings.empty()) target.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", settings);
+  return target;
 }
 
 /// A reference loop that was recorded can be asked for another batch size and precision.
-void recognise_model(Patient& patient, const std::optional<int64_t>& recorded_batch, const Install& install) {
-  std::vector<std::string>& words = patient.program;
+void recognise_model(Target& target, const std::optional<int64_t>& recorded_batch, const Install& install) {
+  std::vector<std::string>& words = target.program;
   if (words.front() != install.samples.string()) return;
   const auto value_of = [&](const char* option) {
     const auto at = std::find(words.begin(), words.end(), option);
@@ -97,10 +95,10 @@ void recognise_model(Patient& patient, const std::optional<int64_t>& recorded_ba
   const auto name = value_of("--model");
   if (name == words.end()) return;
   const Model model = find_model(read_models(install.models), *name);
-  patient.takes_amp = model.takes_amp && value_of("--amp") == words.end();
-  patient.accumulates = model.accumulates && value_of("--accumulate") == words.end();
+  target.takes_amp = model.takes_amp && value_of("--amp") == words.end();
+  target.accumulates = model.accumulates && value_of("--accumulate") == words.end();
   if (model.default_batch == 0) return;
-  patient.batch = recorded_batch.value_or(model.default_batch);
+  target.batch = recorded_batch.value_or(model.default_batch);
   if (const auto batch = value_of("--batch"); batch != words.end()) {
     *batch = "{batch}";
   } else {
@@ -109,63 +107,63 @@ void recognise_model(Patient& patient, const std::optional<int64_t>& recorded_ba
 }
 
 /// Command, card and settings of the recorded run; what the command line says goes before.
-Patient read_patient(const FixOptions& options, const Install& install) {
-  const Recipe recipe = read_recipe(options.folder);
+Target read_target(const FixOptions& options, const Install& install) {
+  const RunConfig config = read_run_config(options.folder);
   DeviceOptions device = options.device;
   if (device.device.empty()) {
     device.device =
-        recipe.device == "real" ? virtual_name(load_report(options.folder), options.folder, install) : recipe.device;
-    if (device.memory.empty() && recipe.memory_bytes > 0) device.memory = std::to_string(recipe.memory_bytes);
-    device.clocked |= recipe.clocked;
+        config.device == "real" ? virtual_name(load_report(options.folder), options.folder, install) : config.device;
+    if (device.memory.empty() && config.memory_bytes > 0) device.memory = std::to_string(config.memory_bytes);
+    device.clocked |= config.clocked;
   }
-  Patient patient{.program = recipe.program, .rank = recipe.rank};
-  set_device(patient, choose_device(device, install), install);
-  recognise_model(patient, recipe.batch, install);
-  for (const auto& [name, value] : recipe.environment) patient.environment.emplace_back(name, value);
+  Target target{.program = config.program, .rank = config.rank};
+  set_device(target, choose_device(device, install), install);
+  recognise_model(target, config.batch, install);
+  for (const auto& [name, value] : config.environment) target.environment.emplace_back(name, value);
   std::error_code error;
-  std::filesystem::current_path(recipe.directory, error);
+  std::filesystem::current_path(config.directory, error);
   if (error) {
     throw Error(ErrorKind::environment,
-                fmt::format("cannot go to '{}', where it ran: {}", recipe.directory, error.message()));
+                fmt::format("cannot go to '{}', where it ran: {}", config.directory, error.message()));
   }
-  return patient;
+  return target;
 }
 
 /// The rank that is to fit, and its host.
-void add_rank(Patient& patient, const Job& job, const DeviceChoice& choice, const FixOptions& options) {
+void add_rank(Target& target, const Job& job, const DeviceChoice& choice, const FixOptions& options) {
   if (!options.ranks.is_job()) return;
   if (job.is_distinct || job.ranks.size() != 1) {
     throw Error(ErrorKind::usage, "fix helps one rank", "name it: --world-size 64 --rank 5");
   }
-  patient.device = host_of(job, choice);
-  patient.rank = LoneRank{.job = job, .number = job.ranks.front()};
+  target.device = host_of(job, choice);
+  target.rank = LoneRank{.job = job, .number = job.ranks.front()};
 }
 
-Patient make_patient(const FixOptions& options, Install& install) {
+Target make_target(const FixOptions& options, Install& install) {
   if (!options.folder.empty()) {
-    Patient patient = options.program.empty() ? read_patient(options, install) : read_patient_of_file(options, install);
-    patient.program = resolve_program(std::move(patient.program), install);
-    return patient;
+    Target target = options.program.empty() ? read_target(options, install) : read_target_of_file(options, install);
+    target.program = resolve_program(std::move(target.program), install);
+    return target;
   }
   const Job job = choose_job(options.ranks, options.device.count);
   const DeviceChoice choice = choose_device(device_of(job, options.device), install);
-  Patient patient;
-  if (!options.ranks.is_job()) set_device(patient, choice, install);
+  Target target;
+  if (!options.ranks.is_job()) set_device(target, choice, install);
   if (!options.model.model.empty()) {
     const Model model = find_model(read_models(install.models), options.model.model);
-    patient.program = program_of_model(options.model, model, install);
-    patient.takes_amp = model.takes_amp && options.model.amp.empty();
-    patient.accumulates = model.accumulates && options.model.accumulate.empty();
+    target.program = program_of_model(options.model, model, install);
+    target.takes_amp = model.takes_amp && options.model.amp.empty();
+    target.accumulates = model.accumulates && options.model.accumulate.empty();
     if (model.default_batch > 0) {
-      patient.batch = options.batch > 0 ? options.batch : model.default_batch;
-      patient.program.insert(patient.program.end(), {"--batch", "{batch}"});
+      target.batch = options.batch > 0 ? options.batch : model.default_batch;
+      target.program.insert(target.program.end(), {"--batch", "{batch}"});
     }
-    return patient;
+    return target;
   }
-  patient.program = resolve_program(options.program, install);
-  if (options.batch > 0) patient.batch = options.batch;
-  add_rank(patient, job, choice, options);
-  return patient;
+  target.program = resolve_program(options.program, install);
+  if (options.batch > 0) target.batch = options.batch;
+  add_rank(target, job, choice, options);
+  return target;
 }
 
 void check(const FixOptions& options) {
@@ -194,13 +192,13 @@ int fix(FixOptions options) {
   };
   const std::filesystem::path folder = from_here(options.folder), html = from_here(options.html),
                               output = from_here(options.output);
-  const Patient patient = make_patient(options, install);
-  Trials trials(install);
+  const Target target = make_target(options, install);
+  Experiments experiments(install);
   Steps steps("fix");
   const auto tell = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
   Fixed fixed;
   try {
-    fixed = search_fix(patient, trials, tell);
+    fixed = search_fix(target, experiments, tell);
   } catch (const Interrupted&) {
     steps.hide();
     say("interrupted before the program as it is was measured");
@@ -208,26 +206,26 @@ int fix(FixOptions options) {
   }
   steps.hide();
   if (fixed.interrupted_by != 0) say(fmt::format("interrupted after {} runs; what was measured:", fixed.runs));
-  const std::string command = fmt::format("{}", fmt::join(patient.program, " "));
-  const std::string json = to_json(fixed, patient, command);
+  const std::string command = fmt::format("{}", fmt::join(target.program, " "));
+  const std::string json = to_json(fixed, target, command);
   if (!output.empty()) write_whole(json + "\n", output);
-  const std::string text = to_text(fixed, patient, command);
+  const std::string text = to_text(fixed, target, command);
   write_out(options.json ? json + "\n" : text);
   if (options.program.empty() && !folder.empty()) remember(fixed, json, folder);
   const SearchPage page{.text = text, .program = command, .found = fixed.helped(), .rows = rows_of(fixed)};
   if (!html.empty()) write_whole(to_html(page), html);
   if (fixed.interrupted_by != 0) return 128 + fixed.interrupted_by;
-  return fixed.helped() ? 0 : kNothingHelps;
+  return fixed.helped() ? 0 : kOutOfMemory;
 }
 
 }  // namespace
 
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
   auto options = std::make_shared<FixOptions>();
-  CLI::App& command = *app.add_subcommand("fix", "find remedies for an out of memory, each one proved by a run");
+  CLI::App& command = *app.add_subcommand("fix", "find fixes for an out of memory, each one proved by a run");
   set_help(command,
            {.example = "oomdiag fix --device rtx4090 -- python train.py",
-            .about = "Applies each remedy to the unchanged program, runs it on a virtual card and measures it.\n"
+            .about = "Applies each fix to the unchanged program, runs it on a virtual card and measures it.\n"
                      "FOLDER is that of a run: its command, card and settings are taken. Of a report.json or a\n"
                      "snapshot.pickle card and settings are, and the program is named.\n"
                      "Exit code: 0 a remedy makes it fit, 3 none does, 1 failed.",

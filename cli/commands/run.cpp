@@ -8,7 +8,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/export.h"
-#include "cli/experiments/completion.h"
+#include "cli/experiments/complete.h"
 #include "cli/experiments/run_ranks.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/programs.h"

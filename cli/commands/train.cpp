@@ -7,7 +7,7 @@
 #include "cli/commands/commands.h"
 #include "cli/commands/export.h"
 #include "cli/experiments/case_study.h"
-#include "cli/experiments/completion.h"
+#include "cli/experiments/complete.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/launch/models.h"
 #include "cli/reports/reports.h"
@@ -21,9 +21,6 @@
 
 namespace oomdiag {
 namespace {
-
-constexpr int kOutOfMemory = 3;
-constexpr int kInterrupted = 130;
 
 struct TrainOptions {
   std::string model = "deepcnn";
@@ -145,9 +142,9 @@ int train(TrainOptions options) {
   const DeviceChoice device = choose_device(options.device, install);
   require_gpu(device);
   say_default(device);
-  const Study study{model, options.variant, [&](const std::string& variant, const std::string& where) {
-                      return compose_program(options, install, variant, where);
-                    }};
+  const CaseStudy study{model, options.variant, [&](const std::string& variant, const std::string& where) {
+                          return compose_program(options, install, variant, where);
+                        }};
   DiagnosisRequest request{.program = study.compose(options.variant, "cuda"),
                            .device = device,
                            .base = choose_base(options.folder),

@@ -106,7 +106,7 @@ std::string look(const std::vector<fs::path>& traces, bool running) {
 
 int watch(const WatchOptions& options) {
   const std::vector<fs::path> traces = traces_of(options.target);
-  const bool redraws = manners_of(STDOUT_FILENO).moves_cursor;
+  const bool redraws = output_capabilities(STDOUT_FILENO).moves_cursor;
   std::ptrdiff_t lines = 0;
   while (true) {
     const auto begin = Clock::now();

@@ -18,16 +18,6 @@
 namespace oomdiag {
 namespace {
 
-/// "a100-40gb" as "a10040gb": what may be typed in several ways.
-std::string plain(std::string_view name) {
-  std::string result;
-  for (const char letter : name) {
-    if (letter == '-' || letter == '_' || letter == ' ') continue;
-    result += static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  }
-  return result;
-}
-
 // OOMDIAG_ARCHITECTURES comes from cli/CMakeLists.txt: "75,80,86,…".
 std::string architectures() {
   const char* const own = std::getenv("OOMDIAG_ARCHITECTURES");
@@ -93,7 +83,7 @@ std::vector<CardEntry> read_folder(const std::filesystem::path& folder) {
 }
 
 bool goes_by(const CardEntry& card, const std::string& typed) {
-  const auto is_typed = [&](const std::string& name) { return plain(name) == typed; };
+  const auto is_typed = [&](const std::string& name) { return plain_name(name) == typed; };
   return is_typed(card.id) || is_typed(card.name) || std::any_of(card.aliases.begin(), card.aliases.end(), is_typed);
 }
 
@@ -141,7 +131,7 @@ std::vector<CardEntry> read_unsupported(const std::filesystem::path& folder) {
 }
 
 const CardEntry& find_card(const std::vector<CardEntry>& catalogue, std::string_view wanted) {
-  const std::string typed = plain(wanted);
+  const std::string typed = plain_name(wanted);
   std::vector<std::string> ids;
   for (const CardEntry& card : catalogue) {
     if (goes_by(card, typed)) return card;
@@ -185,7 +175,7 @@ CardEntry choose_card(const std::filesystem::path& folder, const std::string& wa
     return with_driver(own, driver);
   }
   for (const CardEntry& card : read_unsupported(folder)) {
-    if (goes_by(card, plain(device))) throw refuse(card);
+    if (goes_by(card, plain_name(device))) throw refuse(card);
   }
   return with_driver(find_card(read_catalogue(folder), device), driver);
 }

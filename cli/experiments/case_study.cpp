@@ -28,7 +28,7 @@ CaseRun read_host_run(const HostRun& host) {
 }
 
 /// The runs beside the first; shorter than they should be if the user interrupted.
-bool run_others(const Study& study, DiagnosisRequest request, const Install& install, std::vector<CaseRun>& runs) {
+bool run_others(const CaseStudy& study, DiagnosisRequest request, const Install& install, std::vector<CaseRun>& runs) {
   const TemporaryFolder folder;
   request.base = folder.path();
   for (const std::string& variant : study.model.variants) {
@@ -59,7 +59,7 @@ std::map<std::string, std::string> read_facts(const fs::path& folder) {
   return facts;
 }
 
-std::optional<ReportCase> study_case(const Study& study, const DiagnosisRequest& request, const Diagnosis& first,
+std::optional<ReportCase> study_case(const CaseStudy& study, const DiagnosisRequest& request, const Diagnosis& first,
                                      const Install& install) {
   std::vector<CaseRun> runs{read_run(study.variant, first)};
   if (!run_others(study, request, install, runs)) return std::nullopt;

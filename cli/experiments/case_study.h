@@ -14,7 +14,7 @@
 namespace oomdiag {
 
 /// A sample whose case is to be told: how its program is called for one of its variants.
-struct Study {
+struct CaseStudy {
   Model model;
   std::string variant;  ///< that was run; empty if the model has none
   /// The command line for a variant, on the device "cuda" or "cpu".
@@ -26,7 +26,7 @@ std::map<std::string, std::string> read_facts(const std::filesystem::path& folde
 
 /// Runs the other variants of the sample as `request` was run, in a folder that goes away again, and says what they show
 /// beside `first`. nullopt if there is nothing to say, or if the user interrupted.
-std::optional<ReportCase> study_case(const Study& study, const DiagnosisRequest& request, const Diagnosis& first,
+std::optional<ReportCase> study_case(const CaseStudy& study, const DiagnosisRequest& request, const Diagnosis& first,
                                      const Install& install);
 
 /// A run on the host: no recorder, no card. The figures are what the CPU allocator reported.

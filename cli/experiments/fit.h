@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/experiments/search.h"
-#include "cli/experiments/trial.h"
+#include "cli/experiments/border_search.h"
+#include "cli/experiments/experiment.h"
 
 // oomdiag fit: the largest value and the smallest card, found by runs. Values here, the stages in fit_*.cpp.
 namespace oomdiag {
@@ -50,14 +50,14 @@ struct FitRequest {
 struct FitRun {
   Values values;
   int64_t memory_bytes = 0;  ///< of the card, 0 = its own
-  Trial trial;
+  Experiment experiment;
 };
 
 /// Runs and remembers.
 class Fitter {
  public:
-  Fitter(const FitRequest& request, Trials& trials, std::function<void(std::size_t)> tell)
-      : request_(request), trials_(trials), tell_(std::move(tell)) {}
+  Fitter(const FitRequest& request, Experiments& experiments, std::function<void(std::size_t)> tell)
+      : request_(request), experiments_(experiments), tell_(std::move(tell)) {}
 
   /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory;
   /// Interrupted, and then runs() has what was over.
@@ -69,7 +69,7 @@ class Fitter {
 
  private:
   const FitRequest& request_;
-  Trials& trials_;
+  Experiments& experiments_;
   std::function<void(std::size_t)> tell_;
   std::vector<FitRun> runs_;
 };

@@ -77,17 +77,21 @@ Plan search_plan(const Values& others, const Variable& variable, const FitReques
   BorderSearch search(
       variable.count(), [&](int64_t i) { return variable.value(i); }, std::min(request.most_runs, kRunsOfSearch));
   std::map<int64_t, Plan> plans;
-  for (auto positions = search.next(1); !positions.empty(); positions = search.next(1)) {
+  std::optional<Plan> failed;
+  run_search(search, 1, [&](const std::vector<int64_t>& positions) -> std::optional<std::vector<Point>> {
     Values values = others;
     values[variable.name] = variable.value(positions.front());
     const Plan& plan = plans[positions.front()] = run_plan(values, request, host, install);
-    if (!plan.fits() && plan.outcome != "out_of_memory") return plan;
-    search.take(positions.front(), {.passes = plan.fits(),
-                                    .allocated_bytes = plan.allocated_bytes,
-                                    .needed_bytes = plan.needed_bytes,
-                                    .room_bytes = plan.room_bytes});
-  }
-  return plans.at(search.found().value_or(0));
+    if (!plan.fits() && plan.outcome != "out_of_memory") {
+      failed = plan;
+      return std::nullopt;
+    }
+    return std::vector<Point>{{.passes = plan.fits(),
+                               .allocated_bytes = plan.allocated_bytes,
+                               .needed_bytes = plan.needed_bytes,
+                               .room_bytes = plan.room_bytes}};
+  });
+  return failed ? *failed : plans.at(search.found().value_or(0));
 }
 
 /// A batch can be searched; how a model is split is tried.

@@ -25,7 +25,7 @@ struct Plan {
   std::string why{};               ///< it failed for another reason than memory
   int worst_rank = 0;              ///< that ran out, else the one with the highest peak
   int64_t allocated_bytes = 0, reserved_bytes = 0;
-  int64_t needed_bytes = 0;  ///< as of a Trial
+  int64_t needed_bytes = 0;  ///< as of an Experiment
   int64_t room_bytes = 0;    ///< what PyTorch may take of the card
   std::string place{};       ///< where it ran out
 

@@ -31,33 +31,35 @@ std::vector<std::string> fill_in(std::vector<std::string> program, const Values&
 }
 
 std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& cases) {
-  std::vector<TrialRequest> requests;
+  std::vector<ExperimentRequest> requests;
   for (const auto& [values, memory_bytes] : cases) {
-    TrialRequest& request = requests.emplace_back(TrialRequest{
+    ExperimentRequest& request = requests.emplace_back(ExperimentRequest{
         .program = fill_in(request_.program, values), .device = request_.device, .steady = {.steps = request_.steps}});
     auto* const host = std::get_if<VirtualHost>(&request.device.device);
     if (memory_bytes > 0 && host != nullptr) host->memory_bytes = memory_bytes;
   }
-  std::vector<Trial> trials;
+  std::vector<Experiment> experiments;
   try {
-    trials = trials_.run(requests, tell_);
+    experiments = experiments_.run(requests, tell_);
   } catch (const Interrupted&) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      const std::optional<Trial>& trial = trials_.finished()[i];
-      if (trial) runs_.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .trial = *trial});
+      const std::optional<Experiment>& experiment = experiments_.finished()[i];
+      if (experiment)
+        runs_.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = *experiment});
     }
     throw;
   }
   std::vector<FitRun> runs;
-  for (std::size_t i = 0; i < trials.size(); ++i) {
-    if (!trials[i].passed() && !trials[i].ran_out()) {
+  for (std::size_t i = 0; i < experiments.size(); ++i) {
+    if (!experiments[i].passed() && !experiments[i].ran_out()) {
       throw Error(ErrorKind::environment,
                   fmt::format("with {} the program fails, and not for want of memory: {}",
-                              cases[i].first.empty() ? "a run" : describe(cases[i].first), trials[i].why),
+                              cases[i].first.empty() ? "a run" : describe(cases[i].first), experiments[i].why),
                   "oomdiag run shows all that it says");
     }
-    runs.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .trial = std::move(trials[i])});
-    runs.back().trial.report.reset();
+    runs.push_back(
+        {.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = std::move(experiments[i])});
+    runs.back().experiment.report.reset();
     runs_.push_back(runs.back());
   }
   return runs;
@@ -69,22 +71,22 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
                                 const std::optional<Line>& prior) {
   BorderSearch search(
       variable.count(), [&](int64_t i) { return variable.value(i); }, fitter.most_runs(), prior);
-  const int at_once = fitter.at_once();
-  for (auto positions = search.next(at_once); !positions.empty(); positions = search.next(at_once)) {
+  run_search(search, fitter.at_once(), [&](const std::vector<int64_t>& positions) {
     std::vector<std::pair<Values, int64_t>> cases;
     for (const int64_t position : positions) {
       cases.emplace_back(others, 0);
       cases.back().first[variable.name] = variable.value(position);
     }
-    const std::vector<FitRun> runs = fitter.run(cases);
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      const Trial& trial = runs[i].trial;
-      search.take(positions[i], {.passes = trial.passed(),
-                                 .allocated_bytes = trial.allocated_bytes,
-                                 .needed_bytes = trial.needed_bytes,
-                                 .room_bytes = trial.total_bytes - trial.outside_bytes});
+    std::vector<Point> points;
+    for (const FitRun& run : fitter.run(cases)) {
+      const Experiment& experiment = run.experiment;
+      points.push_back({.passes = experiment.passed(),
+                        .allocated_bytes = experiment.allocated_bytes,
+                        .needed_bytes = experiment.needed_bytes,
+                        .room_bytes = experiment.total_bytes - experiment.outside_bytes});
     }
-  }
+    return std::optional(std::move(points));
+  });
   LargestValue largest{.others = others, .line = search.line()};
   const std::optional<int64_t> found = search.found();
   if (!found) return largest;
@@ -104,34 +106,34 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
 // free, libraries choose other algorithms, which may take more or less than that.
 SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
-  const Trial large = fitter.run({{values, kLargestCard}}).front().trial;
+  const Experiment large = fitter.run({{values, kLargestCard}}).front().experiment;
   if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
   SmallestCard card{.bytes = 0,
                     .outside_bytes = large.outside_bytes,
                     .takes_share = is_share_of_card(large.allocated_bytes, large.total_bytes)};
-  const TrialsOf trials = [&](const std::vector<int64_t>& sizes) {
+  const TryValues try_values = [&](const std::vector<int64_t>& sizes) {
     std::vector<std::pair<Values, int64_t>> cases;
     for (const int64_t bytes : sizes) cases.emplace_back(values, bytes);
     std::vector<bool> passed;
-    for (const FitRun& run : fitter.run(cases)) passed.push_back(run.trial.passed());
+    for (const FitRun& run : fitter.run(cases)) passed.push_back(run.experiment.passed());
     return passed;
   };
   const int64_t held = large.outside_bytes + large.allocated_bytes;
   const int64_t passes = std::max(kLeastCard + kPageBytes, large.outside_bytes + large.reserved_bytes + kPageBytes);
   const Bracket around =
-      find_bracket({.fails = held - kPageBytes, .passes = passes}, kPageBytes, kLeastCard, kLargestCard, trials);
-  card.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, trials);
+      find_bracket({.fails = held - kPageBytes, .passes = passes}, kPageBytes, kLeastCard, kLargestCard, try_values);
+  card.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, try_values);
   for (int64_t below = 1; below <= kPagesBelow && card.bytes - below * kPageBytes >= kLeastCard;) {
     const int64_t bytes = card.bytes - below * kPageBytes;
     const auto known = std::find_if(fitter.runs().begin(), fitter.runs().end(), [&](const FitRun& run) {
       return run.memory_bytes == bytes && run.values == values;
     });
-    const bool passed = known != fitter.runs().end() ? known->trial.passed() : trials({bytes}).front();
+    const bool passed = known != fitter.runs().end() ? known->experiment.passed() : try_values({bytes}).front();
     if (passed) card.bytes = bytes;
     below = passed ? 1 : below + 1;
   }
   for (const FitRun& run : fitter.runs()) {
-    if (run.memory_bytes == card.bytes - kPageBytes && run.values == values) card.fails_in = run.trial.place;
+    if (run.memory_bytes == card.bytes - kPageBytes && run.values == values) card.fails_in = run.experiment.place;
   }
   return card;
 }

@@ -23,7 +23,7 @@ const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values) {
 
 std::string stopped(const std::vector<FitRun>& runs) {
   uint32_t last = 0;
-  for (const FitRun& run : runs) last = std::max(last, run.trial.stopped_at_step);
+  for (const FitRun& run : runs) last = std::max(last, run.experiment.stopped_at_step);
   return last == 0 ? "" : fmt::format("; runs were ended when their peak was steady, at step {} at the latest", last);
 }
 
@@ -33,20 +33,20 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
     values[variable.name] = variable.value(0);
     const FitRun* run = find_run(runs, values);
     return fmt::format("oomdiag: {} already runs out of memory in {}\n", describe(values),
-                       run == nullptr ? "" : run->trial.place);
+                       run == nullptr ? "" : run->experiment.place);
   }
   values[variable.name] = *largest.value;
   std::string text = fmt::format("oomdiag: fits up to {}\n\n", describe(values));
   if (const FitRun* run = find_run(runs, values)) {
-    text += fmt::format("  its peak is {} GiB allocated, {} GiB reserved\n", to_gib(run->trial.allocated_bytes),
-                        to_gib(run->trial.reserved_bytes));
+    text += fmt::format("  its peak is {} GiB allocated, {} GiB reserved\n", to_gib(run->experiment.allocated_bytes),
+                        to_gib(run->experiment.reserved_bytes));
   }
   if (largest.is_last_of_range) text += "  it is the largest that was asked for\n";
   for (const int64_t above : largest.failed_above) {
     values[variable.name] = above;
     const FitRun* run = find_run(runs, values);
     if (run != nullptr && above == largest.failed_above.front()) {
-      text += fmt::format("  {} runs out of memory in {}", above, run->trial.place);
+      text += fmt::format("  {} runs out of memory in {}", above, run->experiment.place);
     }
   }
   if (largest.failed_above.size() > 1) {
@@ -61,7 +61,7 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   std::vector<int64_t> below;
   for (const FitRun& run : runs) {
     values[variable.name] = run.values.at(variable.name);
-    if (!run.trial.passed() && run.values == values && values[variable.name] < *largest.value) {
+    if (!run.experiment.passed() && run.values == values && values[variable.name] < *largest.value) {
       below.push_back(values[variable.name]);
     }
   }
@@ -80,10 +80,11 @@ std::string table(const Variable& variable, const std::vector<FitOfCard>& found)
       Values values = largest.others;
       values[variable.name] = largest.value.value_or(0);
       const FitRun* run = largest.value ? find_run(one.runs, values) : nullptr;
-      text += fmt::format("  {} {} {:>8}   {}\n", padded(one.card, 18),
-                          padded(describe(largest.others), largest.others.empty() ? 0 : 20),
-                          largest.value ? std::to_string(*largest.value) : "none",
-                          run == nullptr ? "" : fmt::format("{:>7} GiB allocated", to_gib(run->trial.allocated_bytes)));
+      text += fmt::format(
+          "  {} {} {:>8}   {}\n", padded(one.card, 18),
+          padded(describe(largest.others), largest.others.empty() ? 0 : 20),
+          largest.value ? std::to_string(*largest.value) : "none",
+          run == nullptr ? "" : fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes)));
     }
   }
   return text + fmt::format("\n  {} runs, all measured\n", runs);
@@ -96,11 +97,11 @@ Json tried(const std::vector<FitRun>& runs, bool is_real = false) {
     Json one = Json::object();
     for (const auto& [name, value] : run.values) one[name] = value;
     if (run.memory_bytes > 0) one["memory_bytes"] = run.memory_bytes;
-    one["fits"] = run.trial.passed();
-    one["peak_allocated_bytes"] = run.trial.allocated_bytes;
-    one["peak_reserved_bytes"] = run.trial.reserved_bytes;
-    one["stopped_at_step"] = run.trial.stopped_at_step;
-    if (is_real) one["seconds"] = run.trial.seconds;
+    one["fits"] = run.experiment.passed();
+    one["peak_allocated_bytes"] = run.experiment.allocated_bytes;
+    one["peak_reserved_bytes"] = run.experiment.reserved_bytes;
+    one["stopped_at_step"] = run.experiment.stopped_at_step;
+    if (is_real) one["seconds"] = run.experiment.seconds;
     list.push_back(std::move(one));
   }
   return list;
@@ -174,12 +175,12 @@ std::string interrupted_text(const std::vector<FitRun>& runs) {
   std::string text = fmt::format("oomdiag: interrupted after {} run{}{}\n", runs.size(), runs.size() == 1 ? "" : "s",
                                  runs.empty() ? "" : ", all measured\n");
   for (const FitRun& run : runs) {
-    const Trial& trial = run.trial;
+    const Experiment& experiment = run.experiment;
     const std::string card = run.memory_bytes > 0 ? fmt::format("{} GiB of card", to_gib(run.memory_bytes)) : "";
     text += fmt::format("  {:<28} {}\n", run.values.empty() ? card : describe(run.values),
-                        trial.passed()    ? fmt::format("fits, {} GiB allocated", to_gib(trial.allocated_bytes))
-                        : trial.ran_out() ? "out of memory in " + trial.place
-                                          : trial.why);
+                        experiment.passed() ? fmt::format("fits, {} GiB allocated", to_gib(experiment.allocated_bytes))
+                        : experiment.ran_out() ? "out of memory in " + experiment.place
+                                               : experiment.why);
   }
   return text;
 }

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "cli/experiments/trial.h"
+#include "cli/experiments/experiment.h"
 
-// oomdiag fix: remedies, each applied to the unchanged program and run. Values here, the stages in fix_*.cpp.
+// oomdiag fix: fixes, each applied to the unchanged program and run. Values here, the stages in fix_*.cpp.
 namespace oomdiag {
 
 /// A program that is to be helped, and how it is run.
-struct Patient {
+struct Target {
   std::vector<std::string> program{};  ///< may hold {batch}
   VirtualHost device{};                ///< on which it is to fit; of a real GPU the virtual one of its name
   bool proves_on_real = false;         ///< a run without more memory is made on the real GPU
@@ -23,8 +23,8 @@ struct Patient {
   bool accumulates = false;        ///< one of the samples, with --accumulate
 };
 
-/// What a look at the whole run told of the program; see extension/python/remedies/oomdiag_remedies/look.py.
-struct Look {
+/// What a complete run showed of the program; see extension/python/remedies/oomdiag_remedies/look.py.
+struct ProgramProfile {
   /// A module that is one of several alike, and can be run again in backward.
   struct Block {
     std::string container, path;
@@ -44,9 +44,9 @@ struct Look {
   int64_t loader_batch = 0;               ///< the largest of a DataLoader
   std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
 
-  bool operator==(const Look&) const = default;
+  bool operator==(const ProgramProfile&) const = default;
 };
-Look read_look(const std::vector<nlohmann::json>& told);
+ProgramProfile read_profile(const std::vector<nlohmann::json>& told);
 
 /// Whether the outputs of a call have the shapes of another's. What only one of them has (a cache of keys and values that
 /// a checkpoint must do without) does not count.
@@ -57,7 +57,7 @@ inline constexpr int kNoWork = 0, kLessPrecise = 1, kForwardAgain = 2, kSmallerB
 
 /// One change to the program.
 struct Change {
-  std::string id;     ///< of the remedy, as in the report and in OOMDIAG_REMEDIES
+  std::string id;     ///< of the fix, as in the report and in OOMDIAG_REMEDIES
   std::string group;  ///< of several in a group only one can be
   std::string label;
   int cost = kNoWork;
@@ -75,7 +75,7 @@ struct Change {
 };
 
 /// One or several changes together, and what came of them.
-struct Remedied {
+struct MeasuredFix {
   std::vector<Change> changes;
   std::optional<int64_t> measured_peak_bytes{}, measured_reserved_bytes{};
   bool fits = false;                 ///< it passed on the card
@@ -106,7 +106,7 @@ struct Before {
 
 struct Fixed {
   Before before;
-  std::vector<Remedied> remedies;  ///< proved ones that help, then the others by their peak, then unproved ones
+  std::vector<MeasuredFix> fixes;  ///< proved ones that help, then the others by their peak, then unproved ones
   std::size_t runs = 0;
   double seconds = 0;
   int interrupted_by = 0;  ///< signal; what was measured by then stands
@@ -114,32 +114,34 @@ struct Fixed {
   bool helped() const;
 };
 
-/// What might help, cheapest first. `whole` is the report on the whole run, its remedies judged by the card.
-std::vector<Change> list_changes(const Patient& patient, const Look& look, const Report& whole, const Before& before);
+/// What might help, cheapest first. `whole` is the report on the whole run, its fixes judged by the card.
+std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
+                                 const Before& before);
 
 /// Takes from the report what autograd keeps of each block.
-void weigh_blocks(Look& look, const Report& whole);
+void weigh_blocks(ProgramProfile& profile, const Report& whole);
 
 /// Checkpoints of `count` blocks: of those that keep most for each module that runs again.
-Change checkpoint_blocks(const Look& look, std::size_t count);
+Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count);
 
 /// As few blocks as should do, where checkpoints of all lower what is reserved from `before` to `reserved`, below `room`. Each is
 /// taken to save by the share of what it keeps.
-std::size_t fewest_checkpoints(const Look& look, int64_t before, int64_t reserved, int64_t room);
+std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t room);
 Change expandable_segments();
 
 /// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by
 /// the product of their shares.
-std::vector<std::vector<Change>> combine(const std::vector<Remedied>& measured, const Before& before);
+std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before);
 
 /// Runs all that is needed, or what was run when somebody interrupted. Throws Interrupted where not even the program as it is
 /// was run.
-Fixed search_fix(const Patient& patient, Trials& trials, const std::function<void(std::size_t, std::size_t)>& tell);
+Fixed search_fix(const Target& target, Experiments& experiments,
+                 const std::function<void(std::size_t, std::size_t)>& tell);
 
-/// Writes what was found into a run folder: fix.json, and the measured figures into the remedies of report.json.
+/// Writes what was found into a run folder: fix.json, and the measured figures into the fixes of report.json.
 void remember(const Fixed& fixed, const std::string& json, const std::filesystem::path& folder);
 
-std::string to_text(const Fixed& fixed, const Patient& patient, const std::string& command);
-std::string to_json(const Fixed& fixed, const Patient& patient, const std::string& command);
+std::string to_text(const Fixed& fixed, const Target& target, const std::string& command);
+std::string to_json(const Fixed& fixed, const Target& target, const std::string& command);
 
 }  // namespace oomdiag

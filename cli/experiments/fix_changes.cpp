@@ -47,36 +47,36 @@ int64_t peak_of(const Report& whole, Phase phase) {
   return peak;
 }
 
-void add_of_modules(std::vector<Change>& changes, const Look& look, const Report& whole, const Patient& patient,
-                    bool grows) {
+void add_of_modules(std::vector<Change>& changes, const ProgramProfile& profile, const Report& whole,
+                    const Target& target, bool grows) {
   const bool backward = peak_of(whole, Phase::backward) > 0;
   if (!backward) changes.push_back(injected("no_grad", "grad", "torch.no_grad()", kNoWork));
-  if (look.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
-  if (look.bytes_of_float32 > 0 && !look.has_autocast) {
-    const bool bf16 = has_bfloat16(patient.device.cards.front().capability.major);
+  if (profile.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
+  if (profile.bytes_of_float32 > 0 && !profile.has_autocast) {
+    const bool bf16 = has_bfloat16(target.device.cards.front().capability.major);
     changes.push_back(bf16 ? injected("autocast_bf16", "autocast", "bf16 autocast", kLessPrecise)
                            : injected("autocast_fp16", "autocast", "fp16 autocast, loss scaled", kLessPrecise));
     changes.back().changes_numerics = true;
   }
-  if (!look.blocks.empty() && backward) changes.push_back(checkpoint_blocks(look, look.blocks.size()));
+  if (!profile.blocks.empty() && backward) changes.push_back(checkpoint_blocks(profile, profile.blocks.size()));
   if (backward && !grows)  // it would grow on the host
     changes.push_back(injected("offload_activations", "checkpoint", "saved tensors on the host", kForwardAgain));
-  if (look.logits >= kManyLogits && backward) {
+  if (profile.logits >= kManyLogits && backward) {
     changes.push_back(injected("chunked_cross_entropy", "loss", "cross-entropy in chunks", kNoWork));
   }
-  if (look.convolutions > 0) {
+  if (profile.convolutions > 0) {
     changes.push_back(injected("channels_last", "layout", "channels_last", kNoWork));
   }
 }
 
-void add_of_batches(std::vector<Change>& changes, const Look& look, const Patient& patient) {
-  if (look.loader_batch > 1 && look.loader_batch % 2 == 0 && look.has_optimizer) {
+void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile, const Target& target) {
+  if (profile.loader_batch > 1 && profile.loader_batch % 2 == 0 && profile.has_optimizer) {
     Change change = injected("accumulate_2", "batch", "2 micro-batches, accumulated", kSmallerBatches);
     change.settings = {{"batches", 2}};
     change.changes_batch = true;
     changes.push_back(change);
   }
-  if (patient.accumulates && patient.batch >= 2) {
+  if (target.accumulates && target.batch >= 2) {
     changes.push_back({.id = "accumulate_2",
                        .group = "batch",
                        .label = "2 micro-batches, accumulated",
@@ -86,8 +86,8 @@ void add_of_batches(std::vector<Change>& changes, const Look& look, const Patien
                        .lines = {"--accumulate 2"}});
   }
   for (const int64_t parts : {2, 4}) {
-    if (!patient.batch || *patient.batch / parts < 1) continue;
-    const int64_t batch = *patient.batch / parts;
+    if (!target.batch || *target.batch / parts < 1) continue;
+    const int64_t batch = *target.batch / parts;
     changes.push_back({.id = parts == 2 ? "half_batch" : fmt::format("batch_{}", batch),
                        .group = "batch",
                        .label = fmt::format("batch {}", batch),
@@ -112,42 +112,44 @@ Change expandable_segments() {
           .lines = {fmt::format("export {}={}", kVariable, value)}};
 }
 
-Look read_look(const std::vector<nlohmann::json>& told) try {
-  Look look;
+ProgramProfile read_profile(const std::vector<nlohmann::json>& told) try {
+  ProgramProfile profile;
   for (const nlohmann::json& line : told) {
-    if (line.contains("keeps_gradients")) look.keeps_gradients = true;
-    if (line.contains("output")) look.outputs.push_back(line["output"]);
+    if (line.contains("keeps_gradients")) profile.keeps_gradients = true;
+    if (line.contains("output")) profile.outputs.push_back(line["output"]);
     if (line.contains("loader") && line["loader"]["batch_size"].is_number_integer()) {
-      look.loader_batch = std::max(look.loader_batch, line["loader"]["batch_size"].get<int64_t>());
+      profile.loader_batch = std::max(profile.loader_batch, line["loader"]["batch_size"].get<int64_t>());
     }
     if (line.contains("optimizer")) {
       const nlohmann::json& one = line["optimizer"];
       const auto is = [&](const char* name, bool value) { return one[name].is_boolean() && one[name] == value; };
-      look.has_optimizer |= one["of_torch"].get<bool>() && !is("foreach", false) && !is("fused", true);
-      look.has_adam |= one["of_torch"].get<bool>() && (one["kind"] == "Adam" || one["kind"] == "AdamW");
+      profile.has_optimizer |= one["of_torch"].get<bool>() && !is("foreach", false) && !is("fused", true);
+      profile.has_adam |= one["of_torch"].get<bool>() && (one["kind"] == "Adam" || one["kind"] == "AdamW");
     }
     if (line.contains("ops")) {
-      const auto block = std::ranges::find(look.blocks, line["ops"]["path"].get<std::string>(), &Look::Block::path);
-      if (block != look.blocks.end() && block->ops == 0) block->ops = line["ops"]["count"];
+      const auto block =
+          std::ranges::find(profile.blocks, line["ops"]["path"].get<std::string>(), &ProgramProfile::Block::path);
+      if (block != profile.blocks.end() && block->ops == 0) block->ops = line["ops"]["count"];
     }
-    if (line.contains("logits")) look.logits = std::max(look.logits, line["logits"]["elements"].get<int64_t>());
-    look.has_8bit |= line.value("has_8bit", false);
+    if (line.contains("logits")) profile.logits = std::max(profile.logits, line["logits"]["elements"].get<int64_t>());
+    profile.has_8bit |= line.value("has_8bit", false);
     if (!line.contains("root")) continue;
     const nlohmann::json& root = line["root"];
-    look.has_root = true;
-    look.is_trained |= root["trained"].get<bool>();
-    look.has_autocast |= root["autocast"].get<bool>();
-    look.relus += root["relus"].get<int64_t>();
-    look.convolutions += root["convolutions"].get<int64_t>();
-    look.bytes_of_float32 += root["bytes_of_float32"].get<int64_t>();
-    if (root["leaves"].get<int64_t>() <= look.leaves) continue;  // of several networks the largest is cut into blocks
-    look.leaves = root["leaves"];
-    look.blocks.clear();
+    profile.has_root = true;
+    profile.is_trained |= root["trained"].get<bool>();
+    profile.has_autocast |= root["autocast"].get<bool>();
+    profile.relus += root["relus"].get<int64_t>();
+    profile.convolutions += root["convolutions"].get<int64_t>();
+    profile.bytes_of_float32 += root["bytes_of_float32"].get<int64_t>();
+    if (root["leaves"].get<int64_t>() <= profile.leaves)
+      continue;  // of several networks the largest is cut into blocks
+    profile.leaves = root["leaves"];
+    profile.blocks.clear();
     for (const nlohmann::json& one : root["blocks"]) {
-      look.blocks.push_back({.container = one["container"], .path = one["path"], .leaves = one["leaves"]});
+      profile.blocks.push_back({.container = one["container"], .path = one["path"], .leaves = one["leaves"]});
     }
   }
-  return look;
+  return profile;
 } catch (const nlohmann::json::exception&) {
   return {};  // nothing that can be relied on
 }
@@ -159,25 +161,26 @@ bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
   });
 }
 
-std::vector<Change> list_changes(const Patient& patient, const Look& look, const Report& whole, const Before& before) {
+std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
+                                 const Before& before) {
   std::vector<Change> changes;
   if (before.allocated_bytes <= before.room_bytes) changes.push_back(expandable_segments());
-  if (look.keeps_gradients) {
+  if (profile.keeps_gradients) {
     changes.push_back(injected("set_to_none", "zero_grad", "zero_grad(set_to_none=True)", kNoWork));
   }
-  if (look.has_optimizer && peak_of(whole, Phase::optimizer) > before.room_bytes) {
+  if (profile.has_optimizer && peak_of(whole, Phase::optimizer) > before.room_bytes) {
     changes.push_back(injected("foreach_off", "optimizer", "optimizer with foreach=False", kNoWork));
     changes.push_back(injected("fused_optimizer", "optimizer", "fused optimizer", kNoWork));
   }
-  if (look.has_adam) {
+  if (profile.has_adam) {
     changes.push_back(injected("adam_8bit", "optimizer", "8-bit Adam", kLessPrecise));
     changes.back().changes_numerics = true;
-    if (!look.has_8bit)
+    if (!profile.has_8bit)
       changes.back().missing = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes";
   }
-  if (look.has_root) add_of_modules(changes, look, whole, patient, before.grows);
-  if (patient.takes_amp) {
-    const char* const type = has_bfloat16(patient.device.cards.front().capability.major) ? "bf16" : "fp16";
+  if (profile.has_root) add_of_modules(changes, profile, whole, target, before.grows);
+  if (target.takes_amp) {
+    const char* const type = has_bfloat16(target.device.cards.front().capability.major) ? "bf16" : "fp16";
     changes.push_back({.id = fmt::format("autocast_{}", type),
                        .group = "autocast",
                        .label = fmt::format("{} autocast", type),
@@ -186,7 +189,7 @@ std::vector<Change> list_changes(const Patient& patient, const Look& look, const
                        .added = {"--amp", type},
                        .lines = {fmt::format("--amp {}", type)}});
   }
-  add_of_batches(changes, look, patient);
+  add_of_batches(changes, profile, target);
   for (Change& change : changes) {
     change.predicted_peak_bytes = predicted(whole, change.id);
   }

@@ -11,24 +11,24 @@
 namespace oomdiag {
 namespace {
 
-double worth(const Look::Block& block) {
+double worth(const ProgramProfile::Block& block) {
   const int64_t work = block.ops > 0 ? block.ops : block.leaves;
   return static_cast<double>(block.saved_bytes) / static_cast<double>(std::max<int64_t>(1, work));
 }
 
-/// Of look.blocks, the most worth first; the first of those that are worth the same.
-std::vector<std::size_t> by_worth(const Look& look) {
-  std::vector<std::size_t> order(look.blocks.size());
+/// Of profile.blocks, the most worth first; the first of those that are worth the same.
+std::vector<std::size_t> by_worth(const ProgramProfile& profile) {
+  std::vector<std::size_t> order(profile.blocks.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return worth(look.blocks[a]) > worth(look.blocks[b]); });
+                   [&](std::size_t a, std::size_t b) { return worth(profile.blocks[a]) > worth(profile.blocks[b]); });
   return order;
 }
 
 /// "layer1.*, layer2.*", of more than two the first and the last.
-std::string name_containers(const std::vector<Look::Block>& blocks) {
+std::string name_containers(const std::vector<ProgramProfile::Block>& blocks) {
   std::vector<std::string> names;
-  for (const Look::Block& block : blocks) {
+  for (const ProgramProfile::Block& block : blocks) {
     if (names.empty() || names.back() != block.container) names.push_back(block.container);
   }
   if (names.size() == 1) return names.front() + ".*";
@@ -37,10 +37,10 @@ std::string name_containers(const std::vector<Look::Block>& blocks) {
 
 }  // namespace
 
-void weigh_blocks(Look& look, const Report& whole) {
+void weigh_blocks(ProgramProfile& profile, const Report& whole) {
   if (whole.main_device >= whole.devices.size()) return;
   for (const ReportSavedTensor& tensor : whole.devices[whole.main_device].saved_tensors) {
-    for (Look::Block& block : look.blocks) {
+    for (ProgramProfile::Block& block : profile.blocks) {
       const bool keeps = std::any_of(tensor.saved_by_modules.begin(), tensor.saved_by_modules.end(),
                                      [&](const std::string& module) { return is_inside(module, block.path); });
       if (keeps) block.saved_bytes += tensor.bytes;
@@ -48,8 +48,8 @@ void weigh_blocks(Look& look, const Report& whole) {
   }
 }
 
-Change checkpoint_blocks(const Look& look, std::size_t count) {
-  std::vector<std::size_t> chosen = by_worth(look);
+Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count) {
+  std::vector<std::size_t> chosen = by_worth(profile);
   chosen.resize(std::min(count, chosen.size()));
   std::sort(chosen.begin(), chosen.end());
   Change change{.id = "checkpoint", .group = "checkpoint", .label = "", .cost = kForwardAgain};
@@ -57,24 +57,24 @@ Change checkpoint_blocks(const Look& look, std::size_t count) {
   int64_t leaves = 0, ops = 0;
   bool all_seen = true;
   for (const std::size_t i : chosen) {
-    change.settings["blocks"].push_back(look.blocks[i].path);
-    leaves += look.blocks[i].leaves;
-    ops += look.blocks[i].ops;
-    all_seen &= look.blocks[i].ops > 0;
+    change.settings["blocks"].push_back(profile.blocks[i].path);
+    leaves += profile.blocks[i].leaves;
+    ops += profile.blocks[i].ops;
+    all_seen &= profile.blocks[i].ops > 0;
   }
-  change.label = chosen.size() == look.blocks.size()
-                     ? "checkpoint " + name_containers(look.blocks)
-                     : fmt::format("checkpoint {} of {} blocks", chosen.size(), look.blocks.size());
-  if (look.leaves > 0) change.extra_forward = static_cast<double>(leaves) / static_cast<double>(look.leaves);
+  change.label = chosen.size() == profile.blocks.size()
+                     ? "checkpoint " + name_containers(profile.blocks)
+                     : fmt::format("checkpoint {} of {} blocks", chosen.size(), profile.blocks.size());
+  if (profile.leaves > 0) change.extra_forward = static_cast<double>(leaves) / static_cast<double>(profile.leaves);
   if (all_seen) change.recomputed_ops = ops;
   return change;
 }
 
-std::size_t fewest_checkpoints(const Look& look, int64_t before, int64_t reserved, int64_t room) {
-  const std::vector<std::size_t> order = by_worth(look);
+std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t room) {
+  const std::vector<std::size_t> order = by_worth(profile);
   if (reserved >= before || before <= room) return order.size();
   const auto kept = [&](std::size_t i) {
-    return static_cast<double>(std::max<int64_t>(1, look.blocks[i].saved_bytes));
+    return static_cast<double>(std::max<int64_t>(1, profile.blocks[i].saved_bytes));
   };
   double all = 0, saved = 0;
   for (const std::size_t i : order) all += kept(i);

@@ -23,11 +23,11 @@ bool clashes(const Choice& choice, const Change& with) {
                      [&](const Change& change) { return change.group == with.group; });
 }
 
-std::vector<Choice> extend(const std::vector<Choice>& choices, const std::vector<Remedied>& measured, double whole) {
+std::vector<Choice> extend(const std::vector<Choice>& choices, const std::vector<MeasuredFix>& measured, double whole) {
   std::vector<Choice> longer;
   for (const Choice& choice : choices) {
     for (std::size_t i = choice.next; i < measured.size(); ++i) {
-      const Remedied& one = measured[i];
+      const MeasuredFix& one = measured[i];
       if (!one.measured_peak_bytes || one.changes.size() != 1 || clashes(choice, one.changes.front())) continue;
       const double share = static_cast<double>(*one.measured_peak_bytes) / whole;
       if (share > kNoSaving) continue;
@@ -40,7 +40,7 @@ std::vector<Choice> extend(const std::vector<Choice>& choices, const std::vector
 
 }  // namespace
 
-std::vector<std::vector<Change>> combine(const std::vector<Remedied>& measured, const Before& before) {
+std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before) {
   const auto whole = static_cast<double>(before.allocated_bytes), room = static_cast<double>(before.room_bytes);
   const std::vector<Choice> singles = extend({{.changes = {}, .cost = 0, .peak = whole, .next = 0}}, measured, whole);
   std::vector<Choice> choices;
@@ -59,29 +59,29 @@ std::vector<std::vector<Change>> combine(const std::vector<Remedied>& measured, 
   return result;
 }
 
-std::string Remedied::label() const {
+std::string MeasuredFix::label() const {
   std::string text;
   for (const Change& change : changes) text += (text.empty() ? "" : " + ") + change.label;
   return text;
 }
 
-int Remedied::cost() const {
+int MeasuredFix::cost() const {
   int sum = 0;
   for (const Change& change : changes) sum += change.cost * 10 + 1 + static_cast<int>(change.extra_forward * 9);
   return sum;
 }
 
-bool Remedied::changes_numerics() const {
+bool MeasuredFix::changes_numerics() const {
   return std::any_of(changes.begin(), changes.end(), [](const Change& change) { return change.changes_numerics; });
 }
 
-double Remedied::extra_forward() const {
+double MeasuredFix::extra_forward() const {
   double sum = 0;
   for (const Change& change : changes) sum += change.extra_forward;
   return sum;
 }
 
-std::optional<int64_t> Remedied::recomputed_ops() const {
+std::optional<int64_t> MeasuredFix::recomputed_ops() const {
   int64_t sum = 0;
   for (const Change& change : changes) {
     if (change.extra_forward == 0) continue;
@@ -91,13 +91,13 @@ std::optional<int64_t> Remedied::recomputed_ops() const {
   return sum;
 }
 
-std::optional<int64_t> Remedied::predicted_peak_bytes() const {
+std::optional<int64_t> MeasuredFix::predicted_peak_bytes() const {
   return changes.size() == 1 ? changes.front().predicted_peak_bytes : std::nullopt;
 }
 
 bool Fixed::helped() const {
   return before.outcome == "ok" ||
-         std::any_of(remedies.begin(), remedies.end(), [](const Remedied& one) { return one.helps(); });
+         std::any_of(fixes.begin(), fixes.end(), [](const MeasuredFix& one) { return one.helps(); });
 }
 
 }  // namespace oomdiag

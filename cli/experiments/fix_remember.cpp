@@ -8,7 +8,7 @@ namespace oomdiag {
 namespace {
 
 /// A remedy that the report does not name yet is added to it; a combination has the ids of its parts joined.
-void add_measured(std::vector<Remedy>& remedies, const Remedied& measured) {
+void add_measured(std::vector<Remedy>& remedies, const MeasuredFix& measured) {
   std::string id;
   for (const Change& change : measured.changes) id += (id.empty() ? "" : "+") + change.id;
   auto remedy = std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& one) { return one.id == id; });
@@ -31,7 +31,7 @@ void remember(const Fixed& fixed, const std::string& json, const std::filesystem
   write_whole(json + "\n", folder / kFixFile, 0600);
   Report report = load_report(folder);
   if (report.main_device >= report.devices.size()) return;
-  for (const Remedied& one : fixed.remedies) {
+  for (const MeasuredFix& one : fixed.fixes) {
     if (one.measured_peak_bytes) add_measured(report.devices[report.main_device].remedies, one);
   }
   keep_json(report, folder);

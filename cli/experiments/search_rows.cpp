@@ -15,14 +15,14 @@ void append_note(std::string& text, const std::string& part) {
 }
 
 SearchRow row_of(const FitRun& run, const std::string& card) {
-  const Trial& trial = run.trial;
-  SearchRow row{.label = card, .fits = trial.passed(), .note = trial.passed() ? "" : trial.why};
+  const Experiment& experiment = run.experiment;
+  SearchRow row{.label = card, .fits = experiment.passed(), .note = experiment.passed() ? "" : experiment.why};
   append_note(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of card" : "");
   append_note(row.label, describe(run.values));
-  if (trial.ran_out()) row.note = "out of memory in " + trial.place;
-  if (trial.allocated_bytes > 0) row.measured_bytes = trial.allocated_bytes;
-  if (trial.reserved_bytes > 0) row.reserved_bytes = trial.reserved_bytes;
-  row.room_bytes = std::max<int64_t>(trial.total_bytes - trial.outside_bytes, 0);
+  if (experiment.ran_out()) row.note = "out of memory in " + experiment.place;
+  if (experiment.allocated_bytes > 0) row.measured_bytes = experiment.allocated_bytes;
+  if (experiment.reserved_bytes > 0) row.reserved_bytes = experiment.reserved_bytes;
+  row.room_bytes = std::max<int64_t>(experiment.total_bytes - experiment.outside_bytes, 0);
   return row;
 }
 
@@ -37,18 +37,18 @@ SearchRow row_of(const Plan& plan) {
   return row;
 }
 
-SearchRow row_of(const Remedied& remedy, int64_t room_bytes) {
-  SearchRow row{.label = remedy.label(),
-                .measured_bytes = remedy.measured_peak_bytes,
-                .reserved_bytes = remedy.measured_reserved_bytes,
-                .predicted_bytes = remedy.predicted_peak_bytes(),
+SearchRow row_of(const MeasuredFix& fix, int64_t room_bytes) {
+  SearchRow row{.label = fix.label(),
+                .measured_bytes = fix.measured_peak_bytes,
+                .reserved_bytes = fix.measured_reserved_bytes,
+                .predicted_bytes = fix.predicted_peak_bytes(),
                 .room_bytes = room_bytes,
-                .note = remedy.unproved,
-                .lines = remedy.lines};
-  if (remedy.unproved.empty()) row.fits = remedy.helps();
-  append_note(row.note, remedy.still_grows ? "grows from step to step all the same" : "");
-  if (remedy.extra_forward() > 0) append_note(row.note, fmt::format("forward +{:.0f} %", 100 * remedy.extra_forward()));
-  append_note(row.note, remedy.changes_numerics() ? "numerics change" : "");
+                .note = fix.unproved,
+                .lines = fix.lines};
+  if (fix.unproved.empty()) row.fits = fix.helps();
+  append_note(row.note, fix.still_grows ? "grows from step to step all the same" : "");
+  if (fix.extra_forward() > 0) append_note(row.note, fmt::format("forward +{:.0f} %", 100 * fix.extra_forward()));
+  append_note(row.note, fix.changes_numerics() ? "numerics change" : "");
   return row;
 }
 
@@ -79,7 +79,7 @@ std::vector<SearchRow> rows_of(const Fixed& fixed) {
                                .fits = before.outcome == "ok",
                                .note = before.outcome == "ok" ? "" : "out of memory in " + before.place}};
   if (!before.is_whole) append_note(rows.front().note, "at least: no whole run could be seen");
-  for (const Remedied& remedy : fixed.remedies) rows.push_back(row_of(remedy, before.room_bytes));
+  for (const MeasuredFix& fix : fixed.fixes) rows.push_back(row_of(fix, before.room_bytes));
   return rows;
 }
 

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "cli/launch/live_line.h"
-#include "cli/launch/recipe.h"
+#include "cli/launch/run_config.h"
 #include "cli/process/environment.h"
 #include "cli/process/host.h"
 #include "cli/process/temporary_folder.h"
@@ -161,7 +161,7 @@ std::string make_report_apart(const Diagnosis& diagnosis, const DiagnosisRequest
   std::string why;
   std::optional<Report> report;
   try {
-    write_recipe(recipe_of(request), diagnosis.folder);
+    write_run_config(run_config_of(request), diagnosis.folder);
     name_ranks(diagnosis.folder);
     report = explain_run(diagnosis.folder,
                          {.ending = diagnosis.ending,

@@ -68,8 +68,8 @@ std::string describe_step_peaks(const std::vector<int64_t>& peaks, size_t column
 }
 
 LiveLine::LiveLine()
-    : shown_(manners_of(STDERR_FILENO).is_terminal && manners_of(STDERR_FILENO).moves_cursor),
-      unicode_(manners_of(STDERR_FILENO).unicode) {}
+    : shown_(output_capabilities(STDERR_FILENO).is_terminal && output_capabilities(STDERR_FILENO).moves_cursor),
+      unicode_(output_capabilities(STDERR_FILENO).unicode) {}
 
 LiveLine::~LiveLine() {
   if (rows_ == 0) return;

@@ -184,9 +184,9 @@ Trace load_trace(const fs::path& path) {
 
 namespace {
 
-Explained explain_snapshot(const fs::path& path, const fs::path& as, const ToldCard& card) {
+Explained explain_snapshot(const fs::path& path, const fs::path& as, const SnapshotDevice& card) {
   Trace trace = to_trace(read_snapshot(path));
-  tell_card(card, trace);
+  set_device_of_snapshot(card, trace);
   Explained kept;
   explain_into(kept, std::move(trace), {.folder = as.string()});
   return kept;
@@ -228,14 +228,14 @@ Explained load_folder(const fs::path& path) {
   return kept;
 }
 
-Explained load_file(const fs::path& path, const fs::path& as, const ToldCard& card) {
+Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevice& card) {
   const FileFormat format = find_format(path);
   if (format == FileFormat::gzip && path == as) {
     const UnpackedFile unpacked(path);
     return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, card); });
   }
   if (format == FileFormat::pickle) return explain_snapshot(path, as, card);
-  if (card.is_told()) refuse_card(as);
+  if (card.is_given()) refuse_card(as);
   if (format == FileFormat::report) return only(read_report(path));
   if (format != FileFormat::trace) refuse_format(path, format, kTakes);
   const bool is_of_a_run = path.filename() == "trace";
@@ -244,14 +244,14 @@ Explained load_file(const fs::path& path, const fs::path& as, const ToldCard& ca
 
 }  // namespace
 
-Explained load_explained(const fs::path& path, const ToldCard& card) {
+Explained load_explained(const fs::path& path, const SnapshotDevice& card) {
   std::error_code ignored;
   check_exists(path);
   if (!fs::is_directory(path, ignored)) return load_file(path, path, card);
-  if (card.is_told()) refuse_card(path);
+  if (card.is_given()) refuse_card(path);
   return load_folder(path);
 }
 
-Report load_report(const fs::path& path, const ToldCard& card) { return load_explained(path, card).report; }
+Report load_report(const fs::path& path, const SnapshotDevice& card) { return load_explained(path, card).report; }
 
 }  // namespace oomdiag

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/device/told_card.h"
+#include "cli/device/snapshot_device.h"
 #include "cli/process/launcher.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
@@ -54,7 +54,7 @@ Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, b
 /// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
 /// exit code and the batch size that its report remembers. `card`: of a snapshot, told by hand. Throws Error(input) for
 /// anything else, Error(usage) if a card is told of what knows its own.
-Report load_report(const std::filesystem::path& path, const ToldCard& card = {});
+Report load_report(const std::filesystem::path& path, const SnapshotDevice& card = {});
 
 /// A report and, where it was made here, what it was made from.
 struct Explained {
@@ -66,7 +66,7 @@ struct Explained {
 };
 
 /// The same with what it was made from.
-Explained load_explained(const std::filesystem::path& path, const ToldCard& card = {});
+Explained load_explained(const std::filesystem::path& path, const SnapshotDevice& card = {});
 
 /// Writes `text` to `file`: whole or not at all; what is no regular file (/dev/stdout, a pipe) is written and stays what it is.
 /// Throws Error(environment).

@@ -80,9 +80,9 @@ void check_writable(const fs::path& file) {
 }
 
 void print_text(const Report& report, std::FILE* stream) {
-  const Manners manners = manners_of(fileno(stream));
-  std::string text = to_text(report, {.unicode = manners.unicode});
-  if (manners.color) {
+  const OutputCapabilities capabilities = output_capabilities(fileno(stream));
+  std::string text = to_text(report, {.unicode = capabilities.unicode});
+  if (capabilities.color) {
     const std::size_t headline = std::min(text.find('\n'), text.size());
     text = fmt::format("\033[1m{}\033[0m{}", text.substr(0, headline), text.substr(headline));
   }

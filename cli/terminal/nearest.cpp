@@ -11,15 +11,6 @@ namespace {
 
 constexpr std::size_t kMostNames = 3;
 
-std::string plain(std::string_view name) {
-  std::string result;
-  for (const char letter : name) {
-    if (letter == '-' || letter == '_' || letter == ' ') continue;
-    result += static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
-  }
-  return result;
-}
-
 /// "3060ti" and "rtx3060": more than half of the shorter name is in the other, in one piece of at least four letters.
 bool share_core(std::string_view left, std::string_view right) {
   const std::size_t length = std::max<std::size_t>(4, std::min(left.size(), right.size()) / 2 + 1);
@@ -30,6 +21,15 @@ bool share_core(std::string_view left, std::string_view right) {
 }
 
 }  // namespace
+
+std::string plain_name(std::string_view name) {
+  std::string result;
+  for (const char letter : name) {
+    if (letter == '-' || letter == '_' || letter == ' ') continue;
+    result += static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
+  }
+  return result;
+}
 
 std::size_t edit_distance(std::string_view left, std::string_view right) {
   std::vector<std::size_t> before;
@@ -50,10 +50,10 @@ std::size_t edit_distance(std::string_view left, std::string_view right) {
 }
 
 std::vector<std::string> nearest(std::string_view wanted, const std::vector<std::string>& names) {
-  const std::string typed = plain(wanted);
+  const std::string typed = plain_name(wanted);
   std::vector<std::pair<std::size_t, std::string>> near;
   for (const std::string& name : names) {
-    const std::string known = plain(name);
+    const std::string known = plain_name(name);
     const bool contains = typed.size() >= 2 && known.find(typed) != std::string::npos;
     const std::size_t distance = contains ? 1 : edit_distance(typed, known);
     const std::size_t most = std::max<std::size_t>(1, std::min(typed.size(), known.size()) / 3);

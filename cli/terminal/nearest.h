@@ -7,6 +7,9 @@
 
 namespace oomdiag {
 
+/// "A100-40gb" as "a10040gb": without what may be typed in several ways.
+std::string plain_name(std::string_view name);
+
 /// Letters to insert, delete, replace or swap with their neighbour to make `left` into `right`.
 std::size_t edit_distance(std::string_view left, std::string_view right);
 

@@ -29,11 +29,11 @@ bool has_utf8_locale() {
 
 }  // namespace
 
-Manners manners_of(int descriptor) {
-  Manners manners{.is_terminal = isatty(descriptor) == 1, .unicode = has_utf8_locale()};
-  manners.moves_cursor = manners.is_terminal && environment("TERM") != "dumb" && !environment("TERM").empty();
-  manners.color = manners.is_terminal && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
-  return manners;
+OutputCapabilities output_capabilities(int descriptor) {
+  OutputCapabilities capabilities{.is_terminal = isatty(descriptor) == 1, .unicode = has_utf8_locale()};
+  capabilities.moves_cursor = capabilities.is_terminal && environment("TERM") != "dumb" && !environment("TERM").empty();
+  capabilities.color = capabilities.is_terminal && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
+  return capabilities;
 }
 
 void say(std::string_view text) { complain(fmt::format("oomdiag: {}\n", text)); }
@@ -58,7 +58,7 @@ void finish_output() {
   throw Error(ErrorKind::environment, fmt::format("cannot write to stdout: {}", reason));
 }
 
-Progress::Progress(std::string_view text) : shown_(manners_of(STDERR_FILENO).moves_cursor) {
+Progress::Progress(std::string_view text) : shown_(output_capabilities(STDERR_FILENO).moves_cursor) {
   if (shown_) std::fputs((printable(text, text.size()) + "\r").c_str(), stderr);
 }
 

@@ -9,15 +9,15 @@
 namespace oomdiag {
 
 /// What may be written to an output.
-struct Manners {
+struct OutputCapabilities {
   bool is_terminal = false;
   bool moves_cursor = false;  ///< a terminal that can do more than print: not TERM=dumb
   bool color = false;         ///< a terminal, without NO_COLOR and not TERM=dumb
   bool unicode = false;       ///< the locale is UTF-8
 };
 
-/// Manners for a file descriptor, from the environment.
-Manners manners_of(int descriptor);
+/// OutputCapabilities for a file descriptor, from the environment.
+OutputCapabilities output_capabilities(int descriptor);
 
 /// One line on stderr: "oomdiag: <text>". Where stderr takes nothing it is lost: what a program's run is worth does not hang on it.
 void say(std::string_view text);

@@ -35,7 +35,8 @@ TEST_CASE("what fails below the border and what fails above it is said", "[cli]"
   const Variable variable{.name = "batch", .least = 1, .most = 99};
   FitOfCard found{.card = "t4", .largest = {{.others = {}, .value = 22, .failed_above = {23}}}, .runs = {}};
   for (const auto& [batch, outcome] : {std::pair(22, "ok"), {21, "out_of_memory"}, {23, "out_of_memory"}}) {
-    found.runs.push_back({.values = {{"batch", batch}}, .trial = {.outcome = outcome, .place = "backward, step 1"}});
+    found.runs.push_back(
+        {.values = {{"batch", batch}}, .experiment = {.outcome = outcome, .place = "backward, step 1"}});
   }
   const std::string text = values_text(variable, {found});
   CHECK(text.find("fits up to batch = 22\n") != text.npos);

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "cli/launch/recipe.h"
+#include "cli/launch/run_config.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "profiler/error.h"
@@ -73,25 +73,25 @@ TEST_CASE("every file that oomdiag writes into a run folder is known as such", "
 
 TEST_CASE("how a run was started is its owner's business", "[cli]") {
   const TestFolder run;
-  write_recipe({.program = {"python", "train.py", "--token=secret"}, .directory = "/home", .device = "real"},
-               run.path());
+  write_run_config({.program = {"python", "train.py", "--token=secret"}, .directory = "/home", .device = "real"},
+                   run.path());
   const auto rights = std::filesystem::status(run.path() / "run.json").permissions();
   CHECK(rights == (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
 }
 
 TEST_CASE("how a run was started is read again, of each of its ranks", "[cli]") {
   const TestFolder run;
-  Recipe recipe{.program = {"python", "train.py"}, .directory = "/home", .device = "h100.json", .batch = 8};
-  write_recipe(recipe, run.path());
-  CHECK(read_recipe(run.path()) == recipe);
-  recipe.rank =
+  RunConfig config{.program = {"python", "train.py"}, .directory = "/home", .device = "h100.json", .batch = 8};
+  write_run_config(config, run.path());
+  CHECK(read_run_config(run.path()) == config);
+  config.rank =
       LoneRank{.job = {.world_size = 64, .local_world_size = 8, .ranks = {5}, .topology = {.links = "nvlink,rdma"}},
                .number = 5};
-  write_recipe(recipe, run.path());
-  CHECK(read_recipe(run.path()) == recipe);
+  write_run_config(config, run.path());
+  CHECK(read_run_config(run.path()) == config);
   std::filesystem::create_directory(run.path() / "rank-9");
-  CHECK(read_recipe(run.path() / "rank-9").rank->number == 9);
-  CHECK_THROWS_AS(read_recipe(run.path() / "other"), Error);
+  CHECK(read_run_config(run.path() / "rank-9").rank->number == 9);
+  CHECK_THROWS_AS(read_run_config(run.path() / "other"), Error);
 }
 
 TEST_CASE("a report that another process made is the one that it made", "[cli]") {

@@ -1,4 +1,4 @@
-#include "cli/device/told_card.h"
+#include "cli/device/snapshot_device.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@ namespace oomdiag {
 namespace {
 
 // Cards that this torch has no code for are as good: nothing is run.
-CardEntry find_told(std::string device) {
+CardEntry find_named(std::string device) {
   const int driver = take_driver(device);
   const std::filesystem::path folder = find_install().cards;
   if (device.ends_with(".json")) return with_driver(read_card_entry(device), driver);
@@ -26,7 +26,7 @@ CardEntry find_told(std::string device) {
 
 }  // namespace
 
-void add_card_options(CLI::App& command, ToldCard& told) {
+void add_snapshot_device_options(CLI::App& command, SnapshotDevice& told) {
   command
       .add_option("--device", told.device,
                   "of a snapshot: the card that it was taken on, a name of oomdiag devices; no snapshot tells it")
@@ -34,11 +34,11 @@ void add_card_options(CLI::App& command, ToldCard& told) {
   command.add_option("--memory", told.memory, "of a snapshot: the memory of its card, as in 24GiB")->type_name("SIZE");
 }
 
-void tell_card(const ToldCard& told, Trace& trace) {
-  if (!told.is_told()) return;
+void set_device_of_snapshot(const SnapshotDevice& told, Trace& trace) {
+  if (!told.is_given()) return;
   Device card{.name = "unknown model"};
   if (!told.device.empty()) {
-    const CardEntry entry = find_told(told.device);
+    const CardEntry entry = find_named(told.device);
     card.name = entry.name;
     card.total_bytes = entry.total_bytes;
     card.compute_major = entry.capability.major;

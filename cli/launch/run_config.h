@@ -10,7 +10,7 @@
 namespace oomdiag {
 
 /// How a run was started, so that it can be started again: `run.json` in its folder.
-struct Recipe {
+struct RunConfig {
   std::vector<std::string> program;
   std::string directory;  ///< where it was started
   std::string device;     ///< as after --device; "real" for what was there
@@ -20,15 +20,15 @@ struct Recipe {
   std::optional<LoneRank> rank{};  ///< without the card of its topology, which is in `device`
   std::vector<std::pair<std::string, std::string>> environment{};  ///< the settings of torch and CUDA that were set
 
-  bool operator==(const Recipe&) const = default;
+  bool operator==(const RunConfig&) const = default;
 };
 
 /// How `request` is started here and now.
-Recipe recipe_of(const DiagnosisRequest& request);
+RunConfig run_config_of(const DiagnosisRequest& request);
 
-void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noexcept;
+void write_run_config(const RunConfig& config, const std::filesystem::path& folder) noexcept;
 
 /// That of a folder rank-N lies beside it. Throws Error(input) if there is none.
-Recipe read_recipe(const std::filesystem::path& folder);
+RunConfig read_run_config(const std::filesystem::path& folder);
 
 }  // namespace oomdiag

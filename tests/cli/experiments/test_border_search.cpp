@@ -2,7 +2,7 @@
 #include <functional>
 #include <vector>
 
-#include "cli/experiments/search.h"
+#include "cli/experiments/border_search.h"
 #include "tests/catch.h"
 
 namespace oomdiag {
@@ -37,7 +37,7 @@ int64_t affine(int64_t value) { return 300'000 + 1'777 * value; }
 }  // namespace
 
 TEST_CASE("the smallest value that passes is found to the step", "[cli]") {
-  const TrialsOf from_1234 = [](const std::vector<int64_t>& values) {
+  const TryValues from_1234 = [](const std::vector<int64_t>& values) {
     std::vector<bool> passed;
     for (const int64_t value : values) passed.push_back(value >= 1234);
     return passed;
@@ -123,17 +123,17 @@ TEST_CASE("a border far from where it was guessed is found in few runs", "[cli]"
     for (const Bracket guess : {Bracket{60'000'000 - 2, 60'000'000}, Bracket{9'000, 9'400}, Bracket{0, 258}}) {
       CAPTURE(border, guess.fails);
       int runs = 0;
-      const TrialsOf trials = [&](const std::vector<int64_t>& values) {
+      const TryValues experiments = [&](const std::vector<int64_t>& values) {
         std::vector<bool> passed;
         for (const int64_t value : values) passed.push_back(value >= border);
         runs += static_cast<int>(values.size());
         return passed;
       };
-      const Bracket found = find_bracket(guess, kStep, kLeast, kMost, trials);
+      const Bracket found = find_bracket(guess, kStep, kLeast, kMost, experiments);
       CHECK(found.fails < border);
       CHECK(found.passes >= border);
       CHECK(runs <= 30);
-      CHECK(find_smallest(found.fails, found.passes, kStep, 1, trials) == border);
+      CHECK(find_smallest(found.fails, found.passes, kStep, 1, experiments) == border);
     }
   }
 }

@@ -70,8 +70,14 @@ class BorderSearch {
   int64_t stride_ = 1;  ///< of the last step above a run that passes
 };
 
+/// What runs at these positions showed, in their order; nullopt ends the search.
+using RunPositions = std::function<std::optional<std::vector<Point>>(const std::vector<int64_t>&)>;
+
+/// Runs what the search asks for until it has its border, or `run` ends it.
+void run_search(BorderSearch& search, int at_once, const RunPositions& run);
+
 /// Whether runs with these values pass, in their order.
-using TrialsOf = std::function<std::vector<bool>(const std::vector<int64_t>&)>;
+using TryValues = std::function<std::vector<bool>(const std::vector<int64_t>&)>;
 
 /// Two values: one that fails and a larger one that passes.
 struct Bracket {
@@ -83,10 +89,10 @@ struct Bracket {
 /// Starts with `guess`, of which both ends are tried, and moves it in strides that double until one end fails and the other
 /// passes, so also where the guess is far off. Multiples of `step` from `least` to `most`: `most` is taken to pass; where even
 /// `least` passes, `fails` is a step below it.
-Bracket find_bracket(Bracket guess, int64_t step, int64_t least, int64_t most, const TrialsOf& trials);
+Bracket find_bracket(Bracket guess, int64_t step, int64_t least, int64_t most, const TryValues& experiments);
 
 /// The smallest multiple of `step` above `fails` and not above `passes` that passes, `at_once` values at a time. `passes`
 /// is taken to pass and `fails` to fail: neither is tried.
-int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, int at_once, const TrialsOf& trials);
+int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, int at_once, const TryValues& experiments);
 
 }  // namespace oomdiag

@@ -1,4 +1,4 @@
-#include "cli/experiments/search.h"
+#include "cli/experiments/border_search.h"
 
 #include <algorithm>
 #include <cmath>
@@ -165,31 +165,39 @@ std::vector<int64_t> BorderSearch::next(int at_once) {
   return prove(*passes, at_once);
 }
 
-Bracket find_bracket(Bracket guess, int64_t step, int64_t least, int64_t most, const TrialsOf& trials) {
+void run_search(BorderSearch& search, int at_once, const RunPositions& run) {
+  for (auto positions = search.next(at_once); !positions.empty(); positions = search.next(at_once)) {
+    const std::optional<std::vector<Point>> points = run(positions);
+    if (!points) return;
+    for (std::size_t i = 0; i < positions.size(); ++i) search.take(positions[i], (*points)[i]);
+  }
+}
+
+Bracket find_bracket(Bracket guess, int64_t step, int64_t least, int64_t most, const TryValues& experiments) {
   guess.fails = std::max(guess.fails, least);
-  const std::vector<bool> ends = trials({guess.fails, guess.passes});
+  const std::vector<bool> ends = experiments({guess.fails, guess.passes});
   bool fails = !ends[0], passes = ends[1];
   for (int64_t stride = std::max(step, guess.passes / 16); !passes; stride *= 2) {
     guess = {.fails = guess.passes, .passes = std::min(most, guess.passes + stride)};
-    passes = guess.passes == most || trials({guess.passes}).front();
+    passes = guess.passes == most || experiments({guess.passes}).front();
     fails = true;
   }
   for (int64_t stride = std::max(step, guess.fails / 16); !fails; stride *= 2) {
     guess.passes = guess.fails;
     if (guess.fails == least) return {.fails = least - step, .passes = least};
     guess.fails = std::max(least, guess.fails - stride);
-    fails = !trials({guess.fails}).front();
+    fails = !experiments({guess.fails}).front();
   }
   return guess;
 }
 
-int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, int at_once, const TrialsOf& trials) {
+int64_t find_smallest(int64_t fails, int64_t passes, int64_t step, int at_once, const TryValues& experiments) {
   int64_t low = fails / step, high = (passes + step - 1) / step;
   while (high - low > 1) {
     std::vector<int64_t> values;
     const int64_t ways = std::min<int64_t>(at_once + 1, high - low);
     for (int64_t i = 1; i < ways; ++i) values.push_back((low + (high - low) * i / ways) * step);
-    const std::vector<bool> passed = trials(values);
+    const std::vector<bool> passed = experiments(values);
     for (std::size_t i = 0; i < values.size(); ++i) {  // the lowest that passes is the next upper end
       const int64_t at = values[i] / step;
       if (passed[i]) {

@@ -1,4 +1,4 @@
-#include "cli/launch/recipe.h"
+#include "cli/launch/run_config.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -60,38 +60,38 @@ std::optional<LoneRank> read_rank(const nlohmann::json& json, const std::filesys
 
 }  // namespace
 
-Recipe recipe_of(const DiagnosisRequest& request) {
+RunConfig run_config_of(const DiagnosisRequest& request) {
   std::error_code ignored;
-  Recipe recipe{.program = request.program,
-                .directory = std::filesystem::current_path(ignored).string(),
-                .device = "real",
-                .batch = request.batch,
-                .rank = request.rank,
-                .environment = settings_of_torch()};
+  RunConfig config{.program = request.program,
+                   .directory = std::filesystem::current_path(ignored).string(),
+                   .device = "real",
+                   .batch = request.batch,
+                   .rank = request.rank,
+                   .environment = settings_of_torch()};
   const VirtualHost* const host = request.device.virtual_host();
-  if (host == nullptr) return recipe;
-  recipe.memory_bytes = host->memory_bytes;
-  recipe.clocked = host->clocked;
-  recipe.device.clear();
+  if (host == nullptr) return config;
+  config.memory_bytes = host->memory_bytes;
+  config.clocked = host->clocked;
+  config.device.clear();
   for (const CardEntry& card : host->cards) {
-    recipe.device += (recipe.device.empty() ? "" : ",") + card.file.string();
+    config.device += (config.device.empty() ? "" : ",") + card.file.string();
   }
-  return recipe;
+  return config;
 }
 
-void write_recipe(const Recipe& recipe, const std::filesystem::path& folder) noexcept try {
+void write_run_config(const RunConfig& config, const std::filesystem::path& folder) noexcept try {
   nlohmann::ordered_json json = {
-      {"schema", kSchema},       {"program", recipe.program},           {"directory", recipe.directory},
-      {"device", recipe.device}, {"memory_bytes", recipe.memory_bytes}, {"clocked", recipe.clocked}};
-  json["batch"] = recipe.batch ? nlohmann::ordered_json(*recipe.batch) : nlohmann::ordered_json(nullptr);
-  json["rank"] = to_json(recipe.rank);
+      {"schema", kSchema},       {"program", config.program},           {"directory", config.directory},
+      {"device", config.device}, {"memory_bytes", config.memory_bytes}, {"clocked", config.clocked}};
+  json["batch"] = config.batch ? nlohmann::ordered_json(*config.batch) : nlohmann::ordered_json(nullptr);
+  json["rank"] = to_json(config.rank);
   json["environment"] = nlohmann::ordered_json::object();
-  for (const auto& [name, value] : recipe.environment) json["environment"][name] = value;
+  for (const auto& [name, value] : config.environment) json["environment"][name] = value;
   write_whole(to_text(json) + "\n", folder / kRunConfigFile, 0600);  // it holds the command line
 } catch (...) {  // the run itself is worth more than the note of how it was started
 }
 
-Recipe read_recipe(const std::filesystem::path& folder) {
+RunConfig read_run_config(const std::filesystem::path& folder) {
   std::filesystem::path file = folder / kRunConfigFile;
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored) && folder.filename().string().starts_with(kRankFolder)) {
@@ -101,15 +101,15 @@ Recipe read_recipe(const std::filesystem::path& folder) {
   const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
   try {
     if (json.is_object() && json.at("schema") == kSchema) {
-      Recipe recipe{.program = json.at("program"),
-                    .directory = json.at("directory"),
-                    .device = json.at("device"),
-                    .memory_bytes = json.at("memory_bytes"),
-                    .clocked = json.at("clocked")};
-      if (!json.at("batch").is_null()) recipe.batch = json.at("batch").get<int64_t>();
-      recipe.rank = read_rank(json.value("rank", nlohmann::json()), folder);
-      for (const auto& [name, value] : json.at("environment").items()) recipe.environment.emplace_back(name, value);
-      if (!recipe.program.empty()) return recipe;
+      RunConfig config{.program = json.at("program"),
+                       .directory = json.at("directory"),
+                       .device = json.at("device"),
+                       .memory_bytes = json.at("memory_bytes"),
+                       .clocked = json.at("clocked")};
+      if (!json.at("batch").is_null()) config.batch = json.at("batch").get<int64_t>();
+      config.rank = read_rank(json.value("rank", nlohmann::json()), folder);
+      for (const auto& [name, value] : json.at("environment").items()) config.environment.emplace_back(name, value);
+      if (!config.program.empty()) return config;
     }
   } catch (const nlohmann::json::exception&) {  // said below
   }
