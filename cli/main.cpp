@@ -8,21 +8,18 @@
 #include <system_error>
 #include <vector>
 
-#include "cli/commands.h"
-#include "cli/help.h"
-#include "cli/launcher.h"
-#include "cli/nearest.h"
-#include "cli/terminal.h"
-#include "cli/workers.h"
+#include "cli/commands/commands.h"
+#include "cli/process/launcher.h"
+#include "cli/process/workers.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/nearest.h"
+#include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 
 // OOMDIAG_VERSION comes from CMakeLists.txt.
 
 namespace oomdiag {
 namespace {
-
-constexpr int kFailed = 1;
-constexpr int kUsage = 2;
 
 /// The words of the command line, cut at the first "--".
 struct Words {
