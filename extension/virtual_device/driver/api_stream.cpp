@@ -144,16 +144,11 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx(CUstream handle, CUcontext* context)
   return CUDA_SUCCESS;
 }
 
-// What attributes change (the second-level cache, scheduling) is nothing here: they stay at their defaults.
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamSetAttribute(CUstream, CUstreamAttrID, const CUstreamAttrValue*) {
-  return CUDA_SUCCESS;
-}
+/// Attributes stay at their defaults.
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue* value) {
   *value = {};
   return attribute == CU_STREAM_ATTRIBUTE_PRIORITY ? cuStreamGetPriority(stream, &value->priority) : CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuStreamCopyAttributes(CUstream, CUstream) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr, size_t, unsigned) {
   return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_EMPTY);
 }
@@ -191,10 +186,6 @@ OOMDIAG_ENTRY_POINT CUresult cuEventRecordWithFlags(CUevent event, CUstream hand
   Stream* stream = find_stream(handle);
   if (!stream) return oomdiag::stream_error(handle);
   return find_event(event) ? oomdiag::record_event(*find_event(event), *stream, flags) : CUDA_ERROR_INVALID_HANDLE;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuEventRecord(CUevent event, CUstream stream) {
-  return cuEventRecordWithFlags(event, stream, 0);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventQuery(CUevent handle) {
