@@ -4,7 +4,8 @@
 #include <tuple>
 
 #include "profiler/explain/fix_rules.h"
-#include "profiler/replay/categories.h"
+#include "profiler/one_of.h"
+#include "profiler/replay/evidence/categories.h"
 
 // bf16 autocast (torch/amp, ATen/autocast_mode.h). Matrix products and convolutions take and give bfloat16; softmax, norms
 // over features, losses and some functions take and give float32; all other ops go on with what they get. So the type of a
@@ -25,7 +26,7 @@ namespace {
 bool lowers(std::string_view op) {
   constexpr std::array<std::string_view, 6> kLowering = {"aten::conv1d", "aten::conv2d", "aten::conv3d",
                                                          "aten::einsum", "aten::prelu",  "aten::chain_matmul"};
-  return is_gemm(op) || is_any_of(op, kLowering) || op.find("convolution") != op.npos ||
+  return is_gemm(op) || is_one_of(op, kLowering) || op.find("convolution") != op.npos ||
          op.find("scaled_dot_product") != op.npos || op.find("rnn") != op.npos || op.find("lstm") != op.npos;
 }
 
@@ -54,7 +55,7 @@ bool raises(std::string_view op) {
                                                          "aten::log1p",
                                                          "aten::cosine_similarity",
                                                          "aten::binary_cross_entropy_with_logits"};
-  return is_any_of(op, kRaising);
+  return is_one_of(op, kRaising);
 }
 
 bool is_addition(std::string_view op) { return op == "aten::add" || op == "aten::add_" || op == "aten::sub"; }
@@ -69,8 +70,8 @@ bool is_partial_sum(const BlockLife& block) {
 
 bool is_low_saver(const Where& saver) { return lowers(saver.op); }
 
-using Place = std::tuple<std::string_view, std::string_view, std::string_view>;
-Place place_of(const Where& where) { return {where.op, where.module, where.source}; }
+using ForwardPlace = std::tuple<std::string_view, std::string_view, std::string_view>;
+ForwardPlace place_of(const Where& where) { return {where.op, where.module, where.source}; }
 
 /// Goes through the step and halves what would be bfloat16.
 class Caster {
@@ -134,7 +135,7 @@ class Caster {
   Lives blocks_;
   const uint32_t last_backward_;
   const bool whole_;
-  std::map<Place, bool> low_;  ///< by place of the forward op
+  std::map<ForwardPlace, bool> low_;  ///< by place of the forward op
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };
 
@@ -158,18 +159,17 @@ std::optional<ModifiedStep> use_autocast(const StepModel& model, const char* typ
   return ModifiedStep{.blocks = std::move(blocks), .lines = std::move(lines)};
 }
 
-// GPUs before Ampere have no bfloat16.
-bool has_bfloat16(const StepModel& model) { return model.compute_major == 0 || model.compute_major >= 8; }
-
 }  // namespace
 
+bool has_bfloat16(int compute_major) { return compute_major == 0 || compute_major >= 8; }
+
 std::optional<ModifiedStep> use_bf16_autocast(const StepModel& model) {
-  if (!has_bfloat16(model)) return {};
+  if (!has_bfloat16(model.compute_major)) return {};
   return use_autocast(model, "torch.bfloat16", "loss.backward()");
 }
 
 std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model) {
-  if (has_bfloat16(model)) return {};
+  if (has_bfloat16(model.compute_major)) return {};
   auto step =
       use_autocast(model, "torch.float16", "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
   if (step && !may_train(model)) step->label = "fp16 autocast";

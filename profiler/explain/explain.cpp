@@ -9,7 +9,7 @@
 #include "profiler/explain/predict_fixes.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/explain/whole_step.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 

@@ -6,6 +6,7 @@
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/shape.h"
 #include "profiler/fold_indices.h"
+#include "profiler/one_of.h"
 
 // What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
 
@@ -42,7 +43,7 @@ bool makes_scores(std::string_view op) {
       "aten::softmax", "aten::_softmax",     "aten::matmul", "aten::bmm",  "aten::baddbmm", "aten::mul",
       "aten::div",     "aten::masked_fill",  "aten::where",  "aten::add",  "aten::dropout", "aten::to",
       "aten::einsum",  "aten::masked_fill_", "aten::mul_",   "aten::div_", "aten::add_"};
-  return is_any_of(op, kOps);
+  return is_one_of(op, kOps);
 }
 
 bool is_score(const BlockLife& block, const std::set<Scores>& scores) {
@@ -62,7 +63,7 @@ bool attends(const Lives& blocks) {
 bool makes_loss(std::string_view op) {
   constexpr std::array<std::string_view, 4> kOps = {"aten::cross_entropy_loss", "aten::log_softmax", "aten::nll_loss",
                                                     "aten::nll_loss_nd"};
-  return is_any_of(op, kOps);
+  return is_one_of(op, kOps);
 }
 
 // The probabilities of all classes, which the loss saves: nothing for a few classes.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "profiler/explain/what_if.h"
-#include "profiler/replay/settings.h"
+#include "profiler/replay/allocator/settings.h"
 
 namespace oomdiag {
 
@@ -38,6 +38,9 @@ struct StepModel {
 bool trains(const StepModel& model);
 /// … or it is not known, as no complete step was seen.
 bool may_train(const StepModel& model);
+
+/// Whether GPUs of this compute capability have bfloat16: from Ampere, 8.0, on. 0 = not known, taken to have it.
+bool has_bfloat16(int compute_major);
 
 /// A step as a fix would leave it. What the fix's row says for all programs is left empty.
 struct ModifiedStep {

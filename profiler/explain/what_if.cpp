@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <set>
 
-#include "profiler/replay/categories.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/one_of.h"
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/evidence/categories.h"
 
 namespace oomdiag {
 namespace {
@@ -29,7 +30,7 @@ Hints read_hints(const Lives& blocks) {
 bool is_weight_cast(const BlockLife& block, const std::set<int64_t>& parameter_sizes) {
   constexpr std::array<std::string_view, 5> kMakers = {"aten::empty_strided", "aten::empty_like", "aten::empty",
                                                        "aten::_to_copy", "aten::to"};
-  const bool cast = !block.made.autocast.empty() && block.made.node.empty() && is_any_of(block.made.inner, kMakers);
+  const bool cast = !block.made.autocast.empty() && block.made.node.empty() && is_one_of(block.made.inner, kMakers);
   return cast && block.phase == Phase::forward && parameter_sizes.contains(2 * block.bytes);
 }
 
