@@ -71,6 +71,8 @@ std::string card_of(const ReportDevice& device, bool snapshot) {
   return fmt::format("{}{}, {}", printable(name, 40), kind, with_unit(device.total_bytes));
 }
 
+bool keeps_casts(const ReportOfDevice& device) { return device.autocast && device.autocast->cache_bytes > 0; }
+
 void add_autocast(std::string& text, const ReportOfDevice& device) {
   if (!device.autocast) return;
   const ReportAutocast& autocast = *device.autocast;
@@ -137,7 +139,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   if (options.all) add(text, "called", callers_text(failure, options));
   add(text, "requested", requested_text(failure));
   if (options.all) add(text, "earlier", earlier_of(device));
-  if (options.all) add_autocast(text, device);
+  if (options.all || keeps_casts(device)) add_autocast(text, device);
   if (!device.cause) return;
   add(text, "why", cause_text(*device.cause));
   add(text, "kept by", kept_by_text(device, options));
@@ -160,7 +162,7 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
                   with_unit(peak.reserved_bytes)));
   add(text, "set by", place_text(peak, options));
   if (report.snapshot) return;
-  if (options.all) add_autocast(text, device);
+  if (options.all || keeps_casts(device)) add_autocast(text, device);
   add(text, "headroom", with_unit(device.headroom_bytes) + " at the peak");
   if (!device.growth.empty()) add(text, "kept by", kept_by_text(device, options));
   if (report.outcome == "killed" && !device.timeline.empty()) {

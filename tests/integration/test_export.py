@@ -152,7 +152,7 @@ class Exports(Runs):
             text = self.export(folder, "markdown").read_text()
             self.assertLessEqual(len(text.splitlines()), 40)
         text = self.export(self.fails, "markdown").read_text()
-        self.assertTrue(text.startswith("### oomdiag: out of memory in backward, step 1"), text)
+        self.assertTrue(text.startswith("### oomdiag: out of memory on cuda:0 in backward, step 1"), text)
         self.assertIn("- **cause** fragmentation", text)
         self.assertIn("| bf16 autocast | predicted", text)
 

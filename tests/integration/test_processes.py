@@ -272,7 +272,7 @@ class NotRecorded(ProcessTest):
         done, report = self.record(self.program, "pluggable", "16")
         self.assertEqual((done.returncode, report["outcome"]), (0, "ok"), done.stderr)
         self.assertIn("pluggable", " ".join(report["limits"]))
-        self.assertIn("could not be seen", done.stderr)
+        self.assertIn("could not be recorded", done.stderr)
 
     def fake_torch(self, version):
         """A site-packages with the real torch under another version."""
