@@ -84,7 +84,11 @@ std::optional<BatchModel> describe_batch(const DeviceHistory& device, const Step
   const int64_t available = step.available_bytes - step.private_pool_cached_bytes;
   BatchModel model = model_batch(device.moment, requested, *batch, available);
   model.inferred = !step.batch;
-  if (!failed) model.largest_batch = find_largest_batch(step, *batch, model.largest_batch);
+  if (step.leaks) {
+    model.largest_batch = 0;  // none fits for good
+  } else if (!failed) {
+    model.largest_batch = find_largest_batch(step, *batch, model.largest_batch);
+  }
   return model;
 }
 
