@@ -39,6 +39,8 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   add(trace.dropped_names, "names or places found no room in the trace: what was to be told by them is not named");
   add(trace.dropped_driver, "allocations by libraries outside of PyTorch found no room in the books");
   add(trace.deep_calls, "ops ran too deep inside of others: what they allocated is told as that of an op around them");
+  add(trace.unnumbered_threads,
+      "threads began after 65,534 others: which forward op made their autograd nodes is not known");
   add(trace.folded_names, "scopes that differ by numbers only are told together, with # for the number");
   if (!trace.process.recorder_failure.empty()) {
     limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);

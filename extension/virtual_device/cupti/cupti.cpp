@@ -15,6 +15,7 @@
 #include <ctime>
 #include <mutex>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
@@ -84,7 +85,7 @@ void on_call(CUpti_CallbackDomain domain, CUpti_CallbackId id, const char* name,
 
 /// OOMDIAG_CUPTI_HOLDER names a tool that holds the only slot from the start, as nsys does: for tests.
 const char* holder_from_outside() {
-  const char* name = std::getenv("OOMDIAG_CUPTI_HOLDER");
+  const char* name = std::getenv(oomdiag::variables::kCuptiHolder);
   return name && *name ? name : nullptr;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <ctime>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/capture.h"
 
 namespace oomdiag {
@@ -69,7 +70,7 @@ int64_t start_on(const Stream& stream) {
 
 bool is_clocked() noexcept {
   static const bool clocked = [] {
-    const char* text = std::getenv("OOMDIAG_CLOCKED");
+    const char* text = std::getenv(variables::kClocked);
     return text && *text && *text != '0';
   }();
   return clocked;

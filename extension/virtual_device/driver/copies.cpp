@@ -10,6 +10,7 @@
 #include <memory>
 #include <utility>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/contents.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
@@ -20,7 +21,7 @@ namespace {
 auto& contents = *new oomdiag::Contents;
 
 bool asks_for_contents() {
-  const char* text = std::getenv("OOMDIAG_CONTENTS");
+  const char* text = std::getenv(oomdiag::variables::kContents);
   return !text || !*text || *text != '0';
 }
 std::atomic<bool> keeps_contents = asks_for_contents();
