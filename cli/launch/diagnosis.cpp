@@ -74,9 +74,9 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   };
   set("LD_PRELOAD", compose_preload({.first = environment(variables::kPreloadFirst),
                                      .libraries = libraries,
-                                    .virtual_device = host != nullptr ? libraries / "virtual_device" : "",
-                                    .cuda_major = install.cuda_major,
-                                    .users_own = environment("LD_PRELOAD")}));
+                                     .virtual_device = host != nullptr ? libraries / "virtual_device" : "",
+                                     .cuda_major = install.cuda_major,
+                                     .users_own = environment("LD_PRELOAD")}));
   set(variables::kRecorder, install.recorder.string());
   set(variables::kRecorderFor, install.torch_version);
   set(variables::kNoRecorder, install.no_recorder);
