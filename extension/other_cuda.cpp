@@ -12,10 +12,10 @@
 namespace {
 
 int ask_other(const char* runtime, const char* major, int* count) {
-  static std::atomic<bool> told = false;
+  static std::atomic<bool> is_reported = false;
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (torch != nullptr) dlclose(torch);
-  if (torch != nullptr && !told.exchange(true)) {
+  if (torch != nullptr && !is_reported.exchange(true)) {
     oomdiag::refuse(std::string("the program's torch is built for CUDA ") + major +
                     ", and oomdiag records with CUDA 12 and 13; take such a torch: pip install torch --index-url "
                     "https://download.pytorch.org/whl/cu130");

@@ -7,6 +7,7 @@
 #include <memory>
 #include <sstream>
 
+#include "extension/environment.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/session.h"
 #include "extension/reports.h"
@@ -17,7 +18,7 @@ namespace {
 
 /// Where the launcher says, else beside this library.
 std::string find_library() {
-  if (const char* named = std::getenv("OOMDIAG_REPORTS"); named != nullptr && *named != '\0') return named;
+  if (const char* named = std::getenv(variables::kReports); named != nullptr && *named != '\0') return named;
   Dl_info own{};
   dladdr(reinterpret_cast<void*>(ask_own_report), &own);
   return (std::filesystem::path(own.dli_fname == nullptr ? "" : own.dli_fname).parent_path() / kReportsLibrary)

@@ -19,6 +19,7 @@
 
 #include "extension/cuda_major.h"
 #include "extension/cupti/interpose.h"
+#include "extension/environment.h"
 #include "extension/leave_word.h"
 #include "extension/nvtx.h"
 #include "extension/python_build.h"
@@ -51,9 +52,9 @@ std::string variable(const char* name) {
 // Another minor version of torch has other virtual tables: recording would crash it.
 bool fits_torch() {
   const std::string version = oomdiag::loaded_torch_version();
-  const std::string recorders = variable("OOMDIAG_RECORDER_FOR");
+  const std::string recorders = variable(oomdiag::variables::kRecorderFor);
   if (version.empty()) {
-    oomdiag::refuse("no file in '" + oomdiag::loaded_torch_folder().string() +
+    oomdiag::refuse("no file in '" + oomdiag::loaded_torch_folder() +
                     "' says which torch this is, and the recorder was built for torch " + recorders);
     return false;
   }
@@ -75,12 +76,12 @@ const oomdiag::RecorderFunctions* find_recorder(const char* path) {
 }
 
 void load_recorder() {
-  const char* path = std::getenv("OOMDIAG_RECORDER");
+  const char* path = std::getenv(oomdiag::variables::kRecorder);
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (torch == nullptr) return;  // not a torch program, or not yet
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
-  if (const std::string why = variable("OOMDIAG_NO_RECORDER"); !why.empty()) return oomdiag::refuse(why);
+  if (const std::string why = variable(oomdiag::variables::kNoRecorder); !why.empty()) return oomdiag::refuse(why);
   if (path == nullptr) return;
   if (!fits_torch()) return;
   if (oomdiag::python_is_free_threaded()) return oomdiag::refuse(oomdiag::kFreeThreaded);
@@ -92,8 +93,8 @@ void load_recorder() {
   polling.store(true, std::memory_order_release);
 }
 
-// Tells the launcher that preloading worked in this process, whatever comes of it.
-__attribute__((constructor)) void say_loaded() { oomdiag::leave_word(""); }
+// Reports to the launcher that preloading worked in this process, whatever comes of it.
+__attribute__((constructor)) void report_loaded() { oomdiag::leave_word(""); }
 
 template <typename Major>
 int count_devices(GetDevice own, int* count) {
@@ -123,7 +124,7 @@ OOMDIAG_INTERPOSED oomdiag_device_12(int* device) { return find_device<oomdiag::
 OOMDIAG_OF_CUDA_12(oomdiag_count_12, "cudaGetDeviceCount", "libcudart");
 OOMDIAG_OF_CUDA_12(oomdiag_device_12, "cudaGetDevice", "libcudart");
 
-/// AddressSanitizer's runtime asks for options by this name before the environment's, and ends a program that preloads any
+/// AddressSanitizer's runtime takes options from a function of this name before the environment's, and ends a program that preloads any
 /// other library before it. We define no allocator and none of what it intercepts, so the order does no harm. A program that
 /// defines the function itself is asked instead of us: for it OOMDIAG_PRELOAD_FIRST names the runtime.
 extern "C" __attribute__((visibility("default"))) const char* __asan_default_options();

@@ -1,16 +1,16 @@
 #pragma once
 
-#include <dlfcn.h>
-
 #include <cstring>
+
+#include "extension/python_symbols.h"
 
 namespace oomdiag {
 
 /// Whether the interpreter in this process, if there is one, is a free-threaded build ("3.14.0 free-threading build"). There
 /// threads run Python at the same time, and what the recorder knows of Python is guarded by the GIL.
 inline bool python_is_free_threaded() {
-  const auto version = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "Py_GetVersion"));
-  return version != nullptr && std::strstr(version(), "free-threading") != nullptr;
+  const char* (*version)() = nullptr;
+  return python_symbols::find(version, "Py_GetVersion") && std::strstr(version(), "free-threading") != nullptr;
 }
 inline constexpr char kFreeThreaded[] =
     "this Python is a free-threaded build, in which the recorder cannot read the program's frames without racing with "

@@ -3,7 +3,7 @@
 #include <cupti.h>
 
 // CUPTI as this file was compiled for: its major version is that of the CUDA whose headers these are, and so of the torch that
-// the recorder is for. What later versions added is declared here for older headers, whose CUPTI never tells of it.
+// the recorder is for. What later versions added is declared here for older headers, whose CUPTI never reports it.
 
 #if CUDA_VERSION >= 13000
 #define OOMDIAG_CUPTI_LIBRARY "libcupti.so.13"

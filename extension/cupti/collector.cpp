@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <mutex>
 
-#include "extension/cupti/card_watch.h"
-#include "extension/cupti/driver_books.h"
-#include "extension/cupti/outlet.h"
+#include "extension/cupti/context_accounting.h"
+#include "extension/cupti/driver_allocations.h"
+#include "extension/cupti/event_sink.h"
 #include "extension/cupti/slot.h"
 
 // Callbacks come on the thread that calls the driver, inside its call; where that thread is PyTorch's allocator, under the
@@ -28,8 +28,8 @@ class Collector {
  public:
   explicit Collector(const CollectorOptions& options)
       : options_(options),
-        books_(options.virtual_device ? kVirtualPageBytes : 1),
-        watch_(books_, outlet_, options.virtual_device) {}
+        allocations_(options.virtual_device ? kVirtualPageBytes : 1),
+        accounting_(allocations_, sink_, options.virtual_device) {}
 
   /// Once CUPTI has initialised the driver.
   void find_driver() {
@@ -44,38 +44,38 @@ class Collector {
     const int device = device_of_new_context(id, data.functionParams);
     if (device < 0) return on_memory_call(id, data);
     const std::lock_guard guard(lock_);
-    if (data.callbackSite == CUPTI_API_ENTER) return watch_.before_context(in_range(device));
+    if (data.callbackSite == CUPTI_API_ENTER) return accounting_.before_context(in_range(device));
     const CUresult result = *static_cast<const CUresult*>(data.functionReturnValue);
-    if (result == CUDA_SUCCESS) watch_.after_context(in_range(device), true);
+    if (result == CUDA_SUCCESS) accounting_.after_context(in_range(device), true);
   }
 
   void on_resource(CUpti_CallbackId id, const CUpti_ResourceData& data) {
     const bool is_module = id == CUPTI_CBID_RESOURCE_MODULE_LOADED;
-    const uint16_t asker = is_module ? outlet_.askers().find() : uint16_t{0};
+    const uint16_t library = is_module ? sink_.libraries().find() : uint16_t{0};
     const std::lock_guard guard(lock_);
-    if (is_module) return watch_.after_module(device_of(data.context), asker);
-    if (id == CUPTI_CBID_RESOURCE_CONTEXT_CREATED) return watch_.after_context(device_of(data.context), false);
+    if (is_module) return accounting_.after_module(device_of(data.context), library);
+    if (id == CUPTI_CBID_RESOURCE_CONTEXT_CREATED) return accounting_.after_context(device_of(data.context), false);
     while (true) {  // a context that is destroyed takes its memory with it
-      const BookEntry booked = books_.drop_one_of(reinterpret_cast<uintptr_t>(data.context));
-      if (booked.change == BookEntry::Change::none) return;
-      write(booked, 0);
+      const AllocationChange change = allocations_.drop_one_of(reinterpret_cast<uintptr_t>(data.context));
+      if (change.kind == AllocationChange::Kind::none) return;
+      write(change, 0);
     }
   }
 
   void attach(TraceWriter& writer, MakeEvent make_event) {
     const std::lock_guard guard(lock_);
-    outlet_.attach(writer, make_event);
-    for (uint8_t d = 0; d < writer.header().device_count; ++d) watch_.attach(d);
+    sink_.attach(writer, make_event);
+    for (uint8_t d = 0; d < writer.header().device_count; ++d) accounting_.attach(d);
   }
 
   void describe(uint8_t device) {
     const std::lock_guard guard(lock_);
-    if (outlet_.writer() == nullptr || device >= kMaxDevices) return;
-    watch_.write_processes(device);
-    TraceHeader& header = outlet_.writer()->header();
-    header.dropped_driver.store(books_.lost() + outlet_.lost(), std::memory_order_relaxed);
+    if (sink_.writer() == nullptr || device >= kMaxDevices) return;
+    accounting_.write_processes(device);
+    TraceHeader& header = sink_.writer()->header();
+    header.dropped_driver.store(allocations_.lost() + sink_.lost(), std::memory_order_relaxed);
     if (header.chunk_count.load() <= header.chunk_capacity) return;  // the trace still has every event
-    books_.for_each([&](const DriverEntry& entry) {
+    allocations_.for_each([&](const DriverEntry& entry) {
       if (entry.device == device) write(EventKind::driver_alloc, entry, kDriverAnnounced, 0);
     });
   }
@@ -89,29 +89,29 @@ class Collector {
     const bool allocates = call.action == DriverAction::allocate;
     const uint32_t stack = allocates && options_.with_stacks ? intern_stack() : 0;
     const DriverCaller caller{.context = reinterpret_cast<uintptr_t>(data.context),
-                              .owner = allocates ? outlet_.askers().find() : uint16_t{0},
+                              .owner = allocates ? sink_.libraries().find() : uint16_t{0},
                               .device = allocates ? current_device() : uint8_t{0}};
     const std::lock_guard guard(lock_);
-    if (call.refused) return write_refusal(call, caller);
+    if (call.out_of_memory) return write_out_of_memory(call, caller);
     while (true) {
-      const BookEntry booked = books_.book(call, caller);
-      write(booked, stack);
-      if (booked.unmapped <= 0 || booked.unmapped >= call.bytes) return;
-      call.mapped += static_cast<uint64_t>(booked.unmapped);  // the next mapping in the range
-      call.bytes -= booked.unmapped;
+      const AllocationChange change = allocations_.record(call, caller);
+      write(change, stack);
+      if (change.unmapped <= 0 || change.unmapped >= call.bytes) return;
+      call.mapped += static_cast<uint64_t>(change.unmapped);  // the next mapping in the range
+      call.bytes -= change.unmapped;
     }
   }
 
-  void write(const BookEntry& booked, uint32_t stack) {
-    switch (booked.change) {
-      case BookEntry::Change::none:
+  void write(const AllocationChange& change, uint32_t stack) {
+    switch (change.kind) {
+      case AllocationChange::Kind::none:
         return;
-      case BookEntry::Change::allocated:
-        return write(EventKind::driver_alloc, booked.entry, 0, stack);
-      case BookEntry::Change::freed:
-        return write(EventKind::driver_free, booked.entry, 0, 0);
-      case BookEntry::Change::mapped:
-        return write_mapping(booked);
+      case AllocationChange::Kind::allocated:
+        return write(EventKind::driver_alloc, change.entry, 0, stack);
+      case AllocationChange::Kind::freed:
+        return write(EventKind::driver_free, change.entry, 0, 0);
+      case AllocationChange::Kind::mapped:
+        return write_mapping(change);
     }
   }
 
@@ -121,34 +121,34 @@ class Collector {
   }
 
   void write(EventKind kind, const DriverEntry& entry, unsigned flags, uint32_t stack) {
-    Event event = outlet_.make(kind);
+    Event event = sink_.make(kind);
     event.address = key_of(entry);
     event.bytes = entry.bytes;
     event.device = entry.device;
     event.flags = static_cast<uint16_t>(static_cast<unsigned>(entry.memory) | flags);
     if (stack != 0) event.context = stack;
-    outlet_.write(event, entry.owner, {});
+    sink_.write(event, entry.owner, {});
   }
 
   // Expandable segments map every page of theirs; only where others map may a segment of PyTorch's lie in their pages.
-  void write_mapping(const BookEntry& booked) {
-    if (std::string_view(outlet_.askers().name(booked.entry.owner)) == "libc10_cuda.so") return;
-    Event event = outlet_.make(EventKind::driver_map);
-    event.address = booked.mapped;
-    event.bytes = booked.entry.bytes;
-    event.device = booked.entry.device;
-    event.detail = key_of(booked.entry);
-    outlet_.write_plain(event);
+  void write_mapping(const AllocationChange& change) {
+    if (std::string_view(sink_.libraries().name(change.entry.owner)) == "libc10_cuda.so") return;
+    Event event = sink_.make(EventKind::driver_map);
+    event.address = change.mapped;
+    event.bytes = change.entry.bytes;
+    event.device = change.entry.device;
+    event.detail = key_of(change.entry);
+    sink_.write_plain(event);
   }
 
-  void write_refusal(const DriverCall& call, const DriverCaller& caller) {
+  void write_out_of_memory(const DriverCall& call, const DriverCaller& caller) {
     const DriverEntry wanted{
         .bytes = call.bytes, .owner = caller.owner, .device = caller.device, .memory = call.memory};
     write(EventKind::driver_alloc, wanted, kDriverRefused, 0);
   }
 
   uint32_t intern_stack() {
-    TraceWriter* writer = outlet_.writer();
+    TraceWriter* writer = sink_.writer();
     if (writer == nullptr) return 0;
     Context context;
     context.source = writer->intern(std::string_view(describe_stack()));
@@ -184,22 +184,22 @@ class Collector {
       unsigned flags = 0;
       int active = 0;
       if (state_of(d, &flags, &active) != 0) return;
-      active != 0 ? watch_.skip_context(in_range(d)) : watch_.before_context(in_range(d));
+      active != 0 ? accounting_.skip_context(in_range(d)) : accounting_.before_context(in_range(d));
     }
   }
 
   CollectorOptions options_;
   std::mutex lock_;
-  Outlet outlet_;
-  DriverBooks books_;
-  CardWatch watch_;
+  EventSink sink_;
+  DriverAllocations allocations_;
+  ContextAccounting accounting_;
   GetDevice get_device_ = nullptr;
   GetDeviceOf get_device_of_ = nullptr;
 };
 
 Collector* collector = nullptr;  // never destroyed: memory is freed until the very end
 std::atomic<bool> collecting = false;
-std::string& refusal = *new std::string("not started");
+std::string& why_not = *new std::string("not started");
 
 void CUPTIAPI on_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void* data) {
   if (!collecting.load(std::memory_order_acquire)) return;
@@ -216,12 +216,12 @@ void CUPTIAPI on_callback(void*, CUpti_CallbackDomain domain, CUpti_CallbackId i
 void start_collecting(const CollectorOptions& options) noexcept try {
   if (collector != nullptr) return;
   collector = new Collector(options);
-  refusal = options.may_hold_slot ? take_slot(on_callback) : "torch.profiler of this version needs CUPTI for itself";
+  why_not = options.may_hold_slot ? take_slot(on_callback) : "torch.profiler of this version needs CUPTI for itself";
   collector->find_driver();
-  collecting.store(refusal.empty(), std::memory_order_release);
-  if (refusal.empty()) return;
+  collecting.store(why_not.empty(), std::memory_order_release);
+  if (why_not.empty()) return;
   std::fprintf(stderr, "oomdiag: warning: %s: the report cannot tell which library holds memory outside of PyTorch\n",
-               refusal.c_str());
+               why_not.c_str());
 } catch (...) {
 }
 
@@ -237,12 +237,12 @@ void describe_card(uint8_t device) noexcept try {
 
 void resume_collecting() noexcept try {
   if (!lost_slot() || !collecting.load()) return;
-  refusal = take_slot(on_callback);
+  why_not = take_slot(on_callback);
 } catch (...) {
 }
 
 void stop_collecting_in_child() noexcept { collecting.store(false); }
 
-std::string why_not_collecting() { return refusal; }
+std::string why_not_collecting() { return why_not; }
 
 }  // namespace oomdiag

@@ -4,7 +4,7 @@
 
 #include "profiler/trace/writer.h"
 
-// What the driver gives to everybody in this process, not to PyTorch alone: CUPTI tells of each call that takes or gives
+// What the driver gives to everybody in this process, not to PyTorch alone: CUPTI reports each call that takes or gives
 // memory, NVML how much of the card is used and by which processes. Together they name the bytes that PyTorch does not count.
 
 namespace oomdiag {
@@ -20,7 +20,7 @@ struct CollectorOptions {
 using MakeEvent = Event (*)(EventKind) noexcept;
 
 /// Subscribes to CUPTI and opens NVML: once, and best before the process uses CUDA. If CUPTI is not to be had, says so in one
-/// line on stderr, with the name of whoever holds it: the report then has less to tell.
+/// line on stderr, with the name of whoever holds it: the report then names no owners.
 void start_collecting(const CollectorOptions& options) noexcept;
 
 /// What the shim calls in place of CUPTI (slot.h).

@@ -67,7 +67,7 @@ struct Reader {
   DriverCall allocated(DriverMemory memory, const Pointer* place, int64_t bytes) const {
     if (enters()) return {};
     if (result() == CUDA_ERROR_OUT_OF_MEMORY) {
-      return {.action = DriverAction::allocate, .memory = memory, .refused = true, .bytes = bytes};
+      return {.action = DriverAction::allocate, .memory = memory, .out_of_memory = true, .bytes = bytes};
     }
     if (result() != CUDA_SUCCESS || place == nullptr || *place == Pointer{}) return {};
     return {.action = DriverAction::allocate, .memory = memory, .address = number_of(*place), .bytes = bytes};

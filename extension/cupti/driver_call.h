@@ -9,7 +9,7 @@
 
 namespace oomdiag {
 
-/// What a call of the driver means for the books.
+/// What a call of the driver means for the allocations.
 enum class DriverAction : uint8_t {
   none,
   allocate,  ///< after the call
@@ -22,10 +22,10 @@ enum class DriverAction : uint8_t {
 struct DriverCall {
   DriverAction action = DriverAction::none;
   DriverMemory memory = DriverMemory::device;
-  bool refused = false;  ///< allocate: the driver had not so much
-  int device = -1;       ///< where the call says so
-  uint64_t address = 0;  ///< pointer; of handle memory: the handle
-  uint64_t mapped = 0;   ///< map, unmap: where
+  bool out_of_memory = false;  ///< allocate: the driver failed for lack of memory
+  int device = -1;             ///< where the call says so
+  uint64_t address = 0;        ///< pointer; of handle memory: the handle
+  uint64_t mapped = 0;         ///< map, unmap: where
   int64_t bytes = 0;
 
   bool operator==(const DriverCall&) const = default;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "profiler/trace/live_table.h"
+#include "profiler/trace/mix.h"
 
 namespace oomdiag {
 
@@ -56,7 +57,7 @@ class FixedMap {
   };
 
   Entry* entries() const { return static_cast<Entry*>(pages_.data()); }
-  static size_t home(uint64_t key) { return (key * 0x9e3779b97f4a7c15u) >> (64 - 17); }
+  static size_t home(uint64_t key) { return spread(key) >> (64 - 17); }
   static_assert(kPlaces == size_t{1} << 17);
 
   Entry* place_of(uint64_t key) noexcept {

@@ -13,7 +13,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostIds = 2048;
+constexpr size_t kMaxIds = 2048;
 constexpr CUpti_CallbackId kResources[] = {CUPTI_CBID_RESOURCE_CONTEXT_CREATED,
                                            CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING,
                                            CUPTI_CBID_RESOURCE_MODULE_LOADED};
@@ -63,23 +63,23 @@ const Cupti& cupti() {
   return found;
 }
 
-/// Who shares our slot. `enabled` has its own bits, so that it is not told of what only we enabled.
+/// Who shares our slot. `enabled` has its own bits, so that it does not get the callbacks that only we enabled.
 struct Guest {
   std::atomic<CUpti_CallbackFunc> callback = nullptr;
   std::atomic<void*> user_data = nullptr;
-  std::atomic<bool> enabled[CUPTI_CB_DOMAIN_SIZE][kMostIds] = {};
+  std::atomic<bool> enabled[CUPTI_CB_DOMAIN_SIZE][kMaxIds] = {};
 };
 
 auto& lock = *new std::recursive_mutex;  // recursive: a callback may subscribe. Never destroyed
 auto& guest = *new Guest;
 auto& ours =
-    *new std::array<std::bitset<kMostIds>, CUPTI_CB_DOMAIN_SIZE>;  // what we enable; fixed before the slot is taken
+    *new std::array<std::bitset<kMaxIds>, CUPTI_CB_DOMAIN_SIZE>;  // what we enable; fixed before the slot is taken
 std::atomic<CUpti_CallbackFunc> own_callback = nullptr;
 std::atomic<CUpti_SubscriberHandle> slot = nullptr;
 std::atomic<bool> lost = false;
 
 bool is_known(CUpti_CallbackDomain domain, CUpti_CallbackId id) {
-  return domain > CUPTI_CB_DOMAIN_INVALID && domain < CUPTI_CB_DOMAIN_SIZE && id < kMostIds;
+  return domain > CUPTI_CB_DOMAIN_INVALID && domain < CUPTI_CB_DOMAIN_SIZE && id < kMaxIds;
 }
 
 // Which domains there are differs between versions of the headers.
@@ -110,7 +110,7 @@ void choose_ours() {
 
 void enable_ours() {
   for (const CUpti_CallbackDomain domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RESOURCE}) {
-    for (CUpti_CallbackId id = 0; id < kMostIds; ++id) {
+    for (CUpti_CallbackId id = 0; id < kMaxIds; ++id) {
       if (ours[domain][id]) cupti().enable_callback(1, slot, domain, id);
     }
   }
@@ -120,12 +120,12 @@ void enable_for_guest(CUpti_CallbackDomain domain, bool enable) {
   for (auto& enabled : guest.enabled[domain]) enabled = enable;
 }
 
-void forget_guest() {
+void clear_guest() {
   guest.callback = nullptr;
   visit_domains([](CUpti_CallbackDomain domain) { enable_for_guest(domain, false); });
 }
 
-std::string describe_refusal(CUptiResult result, const char* holder) {
+std::string describe_failure(CUptiResult result, const char* holder) {
   if (result == CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED) {
     return std::string("CUPTI, which lets one tool in, is held by ") + (*holder != '\0' ? holder : "another tool");
   }
@@ -182,7 +182,7 @@ CUptiResult disable_guests(CUpti_CallbackDomain domain) {
     enable_for_guest(domain, false);
     return cupti().enable_domain(0, slot, domain);
   }
-  for (CUpti_CallbackId id = 0; id < kMostIds; ++id) {
+  for (CUpti_CallbackId id = 0; id < kMaxIds; ++id) {
     if (guest.enabled[domain][id].exchange(false) && !ours[domain][id]) cupti().enable_callback(0, slot, domain, id);
   }
   return CUPTI_SUCCESS;
@@ -226,14 +226,14 @@ CUptiResult gate_unsubscribe(CUpti_SubscriberHandle handle) {
   const std::lock_guard guard(lock);
   if (!is_guests(handle)) return cupti().unsubscribe(handle);
   gate_enable_all_domains(0, handle);
-  forget_guest();
+  clear_guest();
   return CUPTI_SUCCESS;
 }
 
 CUptiResult gate_finalize() {
   const std::lock_guard guard(lock);
   const CUptiResult result = cupti().finalize();
-  forget_guest();
+  clear_guest();
   if (slot.exchange(nullptr) != nullptr) lost = true;
   return result;
 }
@@ -256,7 +256,7 @@ std::string take_slot(CUpti_CallbackFunc callback) {
   CUpti_SubscriberHandle handle = nullptr;
   char holder[2 * CUPTI_OLD_SUBSCRIBER_NAME_MIN_LEN] = {};
   const CUptiResult result = subscribe_ourselves(&handle, holder, sizeof holder);
-  if (result != CUPTI_SUCCESS) return describe_refusal(result, holder);
+  if (result != CUPTI_SUCCESS) return describe_failure(result, holder);
   slot = handle;
   lost = false;
   enable_ours();

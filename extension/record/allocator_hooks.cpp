@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include "extension/cupti/collector.h"
+#include "extension/environment.h"
 #include "extension/record/allocator_api.h"
 #include "extension/record/graph_walk.h"
 #include "extension/record/layout.h"
@@ -118,7 +119,7 @@ void write_layout(const ThreadState& state, uint8_t device) {
 }
 
 bool native_stacks_wanted() {
-  static const bool wanted = environment_number("OOMDIAG_NATIVE_STACKS", 0) != 0;
+  static const bool wanted = environment_number(variables::kNativeStacks, 0) != 0;
   return wanted;
 }
 

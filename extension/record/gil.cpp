@@ -40,7 +40,7 @@ GilScope::~GilScope() {
   if (release_) the_api->release(state_);
 }
 
-void leave_ending_gil(const PythonEnd& end) noexcept {
+void leave_gil_at_shutdown(const InterpreterShutdown& end) noexcept {
   ending_thread = pthread_self();
   python_ends.store(true);
   void* thread = end.release();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "extension/python_end.h"
+#include "extension/interpreter_shutdown.h"
 #include "extension/record/python_api.h"
 
 namespace oomdiag {
@@ -26,6 +26,6 @@ class GilScope {
 };
 
 /// Python begins to end, on this thread, which holds the GIL. Those who wait for it get it now, others do not wait any more.
-void leave_ending_gil(const PythonEnd& end) noexcept;
+void leave_gil_at_shutdown(const InterpreterShutdown& end) noexcept;
 
 }  // namespace oomdiag

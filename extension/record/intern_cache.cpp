@@ -8,7 +8,6 @@ namespace oomdiag {
 namespace {
 
 constexpr size_t kMostNames = 1 << 14;
-constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 
 /// Of the first and the last eight letters: names of nodes begin in their own ways, those of layers end so.
 uint64_t hash_of(std::string_view text) {
@@ -60,8 +59,8 @@ uint32_t InternCache::context(const Context& context) {
   uint64_t words[4];
   static_assert(sizeof words == sizeof(Context));
   std::memcpy(words, &context, sizeof words);
-  uint64_t hash = words[0] * kGolden;
-  for (int i = 1; i < 4; ++i) hash = (hash ^ words[i] ^ hash >> 29) * kGolden;
+  uint64_t hash = spread(words[0]);
+  for (int i = 1; i < 4; ++i) hash = spread(hash ^ words[i] ^ hash >> 29);
   const auto is_it = [&](const ContextEntry& entry) { return std::memcmp(&entry.context, words, sizeof words) == 0; };
   if (const ContextEntry* const known = contexts_.find(hash, is_it)) return known->id;
   const uint32_t id = writer_.intern(context);
@@ -71,7 +70,7 @@ uint32_t InternCache::context(const Context& context) {
 
 uint32_t InternCache::inner_context(uint32_t outside, const Context& inside) {
   if (outside == 0) return context(inside);  // it is that of all places that found no room
-  const uint64_t hash = (uint64_t{outside} << 32 | inside.inner) * kGolden;
+  const uint64_t hash = spread(uint64_t{outside} << 32 | inside.inner);
   const auto is_it = [&](const InnerEntry& entry) { return entry.outside == outside && entry.inner == inside.inner; };
   if (const InnerEntry* const known = inner_.find(hash, is_it)) return known->id;
   const uint32_t id = context(inside);

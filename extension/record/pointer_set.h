@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "profiler/trace/mix.h"
+
 namespace oomdiag {
 
 /// A set of pointers that any thread may ask at any time, and one at a time changes. What finds no room is not in it.
@@ -91,9 +93,7 @@ class PointerSet {
   }
 
   static constexpr size_t kFew = 128, kMost = 1 << 13, kMostProbes = 16, kWords = 8;
-  static uint64_t hash_of(const void* pointer) noexcept {
-    return reinterpret_cast<uint64_t>(pointer) * 0x9E3779B97F4A7C15u;
-  }
+  static uint64_t hash_of(const void* pointer) noexcept { return spread(reinterpret_cast<uint64_t>(pointer)); }
   static size_t first_of(const void* pointer) noexcept { return static_cast<size_t>(hash_of(pointer) >> 40); }
   static size_t word_of(const void* pointer) noexcept { return hash_of(pointer) >> 61; }
   static uint64_t bit_of(const void* pointer) noexcept { return uint64_t{1} << (hash_of(pointer) >> 55 & 63); }

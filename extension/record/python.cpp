@@ -292,10 +292,10 @@ bool python_calls_are_told_apart() noexcept {
   return mark;
 }
 
-void leave_ending_python(const PythonEnd& end) noexcept {
+void on_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
   if (python == nullptr) return;
   python->frames.forget();
-  leave_ending_gil(end);
+  leave_gil_at_shutdown(end);
 }
 
 void PythonCalls::capture() noexcept {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "extension/python_end.h"
+#include "extension/interpreter_shutdown.h"
 #include "extension/record/cache_table.h"
 #include "extension/record/gil.h"
 #include "extension/record/python_frames.h"
@@ -40,7 +40,7 @@ bool python_calls_are_told_apart() noexcept;
 /// where no Python runs on this thread. Tens of nanoseconds, also inside the allocator.
 uint64_t mark_of_python_calls() noexcept;
 /// Python begins to end, on this thread: as in gil.h, and no call is looked at without the GIL.
-void leave_ending_python(const PythonEnd& end) noexcept;
+void on_interpreter_shutdown(const InterpreterShutdown& end) noexcept;
 
 /// The Python calls of a moment in which the GIL could not be taken.
 struct PythonCalls {

@@ -1,16 +1,10 @@
 #include "extension/record/python_api.h"
 
-#include <dlfcn.h>
-
 namespace oomdiag {
 
 namespace {
 
-template <class F>
-bool find(F& function, const char* name) {
-  function = reinterpret_cast<F>(dlsym(RTLD_DEFAULT, name));
-  return function != nullptr;
-}
+using python_symbols::find;
 
 bool load_frames(PythonApi& api) {
   find(api.frame_variable, "PyFrame_GetVarString");

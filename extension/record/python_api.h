@@ -5,22 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "extension/python_symbols.h"
+
 namespace oomdiag {
 
-/// A PyObject or PyFrameObject.
-using PythonObject = void*;
-
-/// PyMethodDef, which is part of the stable ABI. To live as long as the functions that are made of it.
-struct PythonMethod {
-  static constexpr int kNoArguments = 4, kOneArgument = 8;  // METH_NOARGS, METH_O
-  const char* name;
-  PythonObject (*function)(PythonObject self, PythonObject argument);
-  int flags;
-  const char* doc;
-};
-
-/// The part of CPython's C API that the recorder calls, found by name in the process: no link to libpython, no headers of
-/// one version. All of it is documented. Everything but the first six needs the GIL.
+/// The part of CPython's C API that the recorder calls, found by name in the process (python_symbols.h). All of it is documented. Everything but the first six needs the GIL.
 ///
 /// Nothing here runs a line of Python, but for what destructors do when the last reference goes meanwhile: dictionaries, lists
 /// and slots are read as such, attributes without asking the object's class or its metaclass, and only functions of C are

@@ -17,12 +17,14 @@
 #include <string_view>
 
 #include "extension/cupti/collector.h"
+#include "extension/environment.h"
+#include "extension/interpreter_shutdown.h"
 #include "extension/leave_word.h"
 #include "extension/python_build.h"
-#include "extension/python_end.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
 #include "extension/record/fork_and_exit.h"
+#include "extension/record/internal_names.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
@@ -74,7 +76,8 @@ void write_read() {
 
 void wish_from_environment() {
   if (!wish().folder.empty()) return;
-  wish() = {.folder = environment("OOMDIAG_OUTPUT"), .attach_at_step = environment_number("OOMDIAG_ATTACH_AT_STEP", 1)};
+  wish() = {.folder = environment(variables::kOutput),
+            .attach_at_step = environment_number(variables::kAttachAtStep, 1)};
 }
 
 // The virtual device, where it is loaded, says what it answered by estimate or not at all.
@@ -136,16 +139,16 @@ bool may_hold_cupti() {
 }
 
 void start_driver_books() {
-  if (std::strcmp(environment("OOMDIAG_CUPTI"), "0") == 0 || *environment("OOMDIAG_OUTPUT") == '\0') return;
+  if (std::strcmp(environment(variables::kCupti), "0") == 0 || *environment(variables::kOutput) == '\0') return;
   start_collecting({.virtual_device = dlsym(RTLD_DEFAULT, "oomdiag_device_set_observer") != nullptr,
                     .may_hold_slot = may_hold_cupti(),
-                    .with_stacks = *environment("OOMDIAG_DRIVER_STACKS") != '\0'});
+                    .with_stacks = *environment(variables::kDriverStacks) != '\0'});
 }
 
 Session& make_session(uint32_t steps_before) {
   const auto devices = static_cast<uint32_t>(c10::cuda::device_count());
   TraceBudget budget;
-  budget.event_bytes = int64_t{environment_number("OOMDIAG_TRACE_MIB", 256)} << 20;
+  budget.event_bytes = int64_t{environment_number(variables::kTraceMib, 256)} << 20;
   PlacedTrace placed = place_trace(wish().folder, devices, budget);
   auto* session = new Session(std::move(placed.writer), std::move(placed.file));
   TraceHeader& header = session->writer().header();
@@ -157,14 +160,14 @@ Session& make_session(uint32_t steps_before) {
   return *session;
 }
 
-void note_python_end(const PythonEnd& end) noexcept {
+void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
   if (in_forked_child()) return;
   the_session->writer().header().python_ended.store(1);
-  leave_ending_python(end);
+  on_interpreter_shutdown(end);
 }
 
 void watch_program() {
-  const bool every_step = environment_number("OOMDIAG_EVERY_STEP", 0) != 0;
+  const bool every_step = environment_number(variables::kEveryStep, 0) != 0;
   install_op_callbacks(every_step ? OpCallbacks::every_step : OpCallbacks::recording);
 }
 
@@ -180,9 +183,10 @@ void begin(uint32_t steps_before) {
   if (obstacle == nullptr) attach_allocator_hooks();
   session.writer().publish();
   std::atexit(finish);
-  if (python_attached()) call_at_python_end<note_python_end>();
+  if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
   watch_program();
   is_recording.store(true);
+  check_internal_names();
   if (obstacle == nullptr) write_beginning();
   if (obstacle != nullptr) write_note("not watched", obstacle);
   listen_to_virtual_device();
@@ -212,11 +216,23 @@ void measure_callbacks(int callbacks) {
   is_recording.store(callbacks >= static_cast<int>(OpCallbacks::recording));
 }
 
+// A folder that nobody named may be one that somebody else has put there.
+std::filesystem::path make_default_folder() {
+  auto folder = std::filesystem::absolute("oomdiag-" + std::to_string(getpid()));
+  std::error_code ignored;
+  if (!make_trace_folder(folder) && std::filesystem::exists(folder, ignored)) {
+    throw Error(ErrorKind::environment, "'" + folder.string() + "' is there, and others may write into it",
+                "name a folder: oomdiag.start(\"DIR\")");
+  }
+  return folder;
+}
+
 std::filesystem::path choose_folder(const std::filesystem::path& asked) {
-  if (!asked.empty()) return std::filesystem::absolute(asked);
   wish_from_environment();
-  if (!wish().folder.empty()) return wish().folder;
-  return std::filesystem::absolute("oomdiag-" + std::to_string(getpid()));
+  if (asked.empty() && wish().folder.empty()) return make_default_folder();
+  auto folder = asked.empty() ? wish().folder : std::filesystem::absolute(asked);
+  make_trace_folder(folder);
+  return folder;
 }
 
 }  // namespace
@@ -259,7 +275,6 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
     return the_session->trace();
   }
   wish() = {.folder = choose_folder(folder), .attach_at_step = 1};
-  make_private_folder(wish().folder);
   if (allocator_is_ready()) {
     begin(0);
     stage.store(Stage::settled, std::memory_order_release);

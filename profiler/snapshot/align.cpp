@@ -4,6 +4,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "profiler/trace/mix.h"
+
 // Why not Myers? Runs of one program with two batch sizes differ in nearly every size, and then O(n ∙ differences) is
 // O(n²). Allocation sequences have long equal stretches, so it is enough to find where the next one begins:
 //
@@ -99,7 +101,7 @@ class Aligner {
 
   static uint64_t hash(std::span<const uint64_t> elements, size_t at) {
     uint64_t sum = 0;
-    for (size_t k = 0; k < kStretch; ++k) sum = (sum ^ elements[at + k]) * 0x9E3779B97F4A7C15u + k;
+    for (size_t k = 0; k < kStretch; ++k) sum = spread(sum ^ elements[at + k]) + k;
     return sum;
   }
 

@@ -226,7 +226,7 @@ class SnapshotReader {
     if (!stack.is(Kind::list)) return 0;
     uint64_t low = 0, high = 0;  // two, as a stack that is taken for another one tells a wrong line
     for (const PickleValue element : pickle.elements(stack)) {
-      low = (low ^ element.bits()) * 0x9e3779b97f4a7c15;
+      low = spread(low ^ element.bits());
       high = (std::rotl(high, 23) + element.bits()) * 0xc2b2ae3d27d4eb4f;
     }
     low ^= high >> 32;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "profiler/event.h"
+#include "profiler/trace/mix.h"
 
 namespace oomdiag {
 
@@ -69,7 +70,7 @@ class alignas(64) LiveTable {
   uint64_t find(uint64_t address) const noexcept;  ///< its place in the index, or the free place where it would go
   void close_gap(uint64_t place) noexcept;
   // Blocks are multiples of 512 bytes: the low bits say nothing.
-  uint64_t home(uint64_t address) const noexcept { return ((address >> 9) * 0x9E3779B97F4A7C15u >> 20) & mask_; }
+  uint64_t home(uint64_t address) const noexcept { return (spread(address >> 9) >> 20) & mask_; }
   void grow_index() noexcept;
 
   Event* slots_;

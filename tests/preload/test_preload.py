@@ -5,6 +5,7 @@
 import argparse
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -51,10 +52,28 @@ class PreloadTest(unittest.TestCase):
         self.assertEqual(answers, [BEFORE, AFTER])
         self.assertIn("/nowhere/liboomdiag.so", word)
 
+    def test_what_is_preloaded_needs_the_c_library_alone(self):
+        """Each child process, a shell's `true` too, loads what these need: another library costs it as much as one of ours."""
+        if not (build / "lib/virtual_device").exists():
+            self.skipTest("a sanitized build has no virtual device")
+        libraries = [build / "lib/liboomdiag_preload.so"] + [
+            library for library in sorted((build / "lib/virtual_device").glob("*.so*"))
+            if library.name not in ("liboomdiag_cudnn_by_name.so", "liboomdiag_forget.so")]  # not preloaded
+        own = {library.name for library in libraries}
+        self.assertGreater(len(own), 12)
+        for library in libraries:
+            dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+            needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+            self.assertLessEqual(needed - own, {"libc.so.6", "ld-linux-x86-64.so.2"}, library.name)
+
     def test_why_there_is_no_recorder_is_passed_on(self):
         answers, word = self.ask(OOMDIAG_NO_RECORDER="there is no compiler")
         self.assertEqual(answers, [BEFORE, AFTER])
         self.assertEqual(word, "there is no compiler\n")
+
+    def test_a_second_shorter_reason_leaves_the_first_one_as_it_is(self):
+        self.ask(OOMDIAG_NO_RECORDER="there is no compiler")
+        self.assertEqual(self.ask(OOMDIAG_NO_RECORDER="no")[1], "there is no compiler\nno\n")
 
     def test_a_torch_that_does_not_say_what_it_is(self):
         answers, word = self.ask()
@@ -92,6 +111,8 @@ class SanitizerTest(unittest.TestCase):
     """Programs that were built with a sanitizer start, and find what they would find alone."""
 
     def setUp(self):
+        if not (build / "lib/virtual_device").exists():
+            self.skipTest("a sanitized build has no virtual device")
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def compare(self, *command, **more):

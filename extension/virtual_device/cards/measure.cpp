@@ -18,7 +18,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "extension/virtual_device/nvml/nvml.h"
+#include "extension/nvml.h"
 
 namespace {
 

@@ -15,6 +15,7 @@
 #include <ctime>
 #include <mutex>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/callbacks.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
@@ -84,7 +85,7 @@ void on_call(CUpti_CallbackDomain domain, CUpti_CallbackId id, const char* name,
 
 /// OOMDIAG_CUPTI_HOLDER names a tool that holds the only slot from the start, as nsys does: for tests.
 const char* holder_from_outside() {
-  const char* name = std::getenv("OOMDIAG_CUPTI_HOLDER");
+  const char* name = std::getenv(oomdiag::variables::kCuptiHolder);
   return name && *name ? name : nullptr;
 }
 
@@ -146,8 +147,6 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiGetResultString(CUptiResult result, const c
                                                                      : "CUPTI_ERROR_UNKNOWN";
   return CUPTI_SUCCESS;
 }
-
-OOMDIAG_ENTRY_POINT CUptiResult cuptiGetLastError() { return CUPTI_SUCCESS; }
 
 OOMDIAG_ENTRY_POINT CUptiResult cuptiGetTimestamp(uint64_t* time_ns) {
   timespec now{};
@@ -217,20 +216,6 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain, uint3
 
 // The Activity API: nothing ever happens.
 
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnable(CUpti_ActivityKind) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityDisable(CUpti_ActivityKind) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId, uint8_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnableCudaEventDeviceTimestamps(uint8_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc,
-                                                               CUpti_BuffersCallbackCompleteFunc) {
-  return CUPTI_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc) {
-  return CUPTI_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityFlushAll(uint32_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityFlushPeriod(uint32_t) { return CUPTI_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetNextRecord(uint8_t*, size_t, CUpti_Activity**) {
   return CUPTI_ERROR_MAX_LIMIT_REACHED;
 }
@@ -238,14 +223,8 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext, uin
   if (dropped) *dropped = 0;
   return CUPTI_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityPushExternalCorrelationId(CUpti_ExternalCorrelationKind, uint64_t) {
-  return CUPTI_SUCCESS;
-}
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityPopExternalCorrelationId(CUpti_ExternalCorrelationKind, uint64_t* last) {
   if (last) *last = 0;
-  return CUPTI_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivitySetAttribute(CUpti_ActivityAttribute, size_t*, void*) {
   return CUPTI_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetAttribute(CUpti_ActivityAttribute, size_t* size, void* value) {

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/shared_cards.h"
@@ -28,7 +29,7 @@ std::atomic<bool> forked = false;
 
 /// A card file's number may be overridden by a size in bytes: OOMDIAG_MEMORY.
 void override_memory(Card& card) {
-  const char* text = std::getenv("OOMDIAG_MEMORY");
+  const char* text = std::getenv(variables::kMemory);
   if (!text || !*text) return;
   char* end = nullptr;
   const long long bytes = std::strtoll(text, &end, 10);
@@ -37,7 +38,7 @@ void override_memory(Card& card) {
 }
 
 int read_driver() {
-  const char* text = std::getenv("OOMDIAG_DRIVER");
+  const char* text = std::getenv(variables::kDriver);
   return text ? std::atoi(text) : 0;
 }
 
@@ -46,7 +47,7 @@ void read_device(Device& device, int index, const std::string& path) {
   device.card = with_driver(read_card(path), driver_branch());
   override_memory(device.card);
   device.cudnn_description = describe_for_cudnn(device.card);
-  const char* architectures = std::getenv("OOMDIAG_ARCHITECTURES");
+  const char* architectures = std::getenv(variables::kArchitectures);
   device.architecture = pick_architecture(device.card, architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
 }
 
@@ -92,7 +93,7 @@ void pick_visible() {
 }
 
 void read_cards() {
-  const char* list = std::getenv("OOMDIAG_CARD");
+  const char* list = std::getenv(variables::kCard);
   std::string path;
   try {
     read_devices(list ? list : "", path);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "extension/environment.h"
+
 namespace oomdiag {
 namespace {
 
@@ -16,7 +18,7 @@ struct Neighbour {
 
 std::vector<Neighbour> read_neighbours() {
   std::vector<Neighbour> found;
-  const char* text = std::getenv("OOMDIAG_OTHER_PROCESSES");
+  const char* text = std::getenv(variables::kOtherProcesses);
   std::istringstream list(text ? text : "");
   for (std::string entry; std::getline(list, entry, ',');) {
     const size_t first = entry.find(':');

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/locks.h"
@@ -30,7 +31,7 @@ bool is_known(const char* kind, const char* name) {
 }
 
 bool wants_log() {
-  const char* text = std::getenv("OOMDIAG_DEVICE_LOG");
+  const char* text = std::getenv(oomdiag::variables::kDeviceLog);
   return text && *text && *text != '0';
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/nccl/environment.h"
 
@@ -38,7 +39,7 @@ Topology read_machine(int device) {
   topology.host = reaches ? Topology::Host::pcie : Topology::Host::shared_memory;
   if (oomdiag_device_is_linked(device)) topology.host = Topology::Host::nvlink;
   topology.network = reaches ? Topology::Network::rdma : Topology::Network::tcp;
-  const char* text = std::getenv("OOMDIAG_TOPOLOGY");
+  const char* text = std::getenv(variables::kTopology);
   if (text && !read_topology(text, topology)) oomdiag_device_note("settings", "OOMDIAG_TOPOLOGY is not understood");
   return topology;
 }

@@ -12,6 +12,7 @@
 #include <iterator>
 #include <vector>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/nccl/environment.h"
 
 namespace oomdiag {
@@ -39,11 +40,11 @@ std::vector<std::string> environment_of(int rank) {
   set(environment, "ROLE_RANK", whole);
   set(environment, "LOCAL_RANK", std::to_string(rank % local));
   set(environment, "GROUP_RANK", std::to_string(rank / local));
-  set(environment, "OOMDIAG_RECORDER", "");
-  set(environment, "OOMDIAG_OUTPUT", "");
-  set(environment, "OOMDIAG_RANK_SUMMONED", "1");
-  const char* owner = std::getenv("OOMDIAG_RANK_OWNER");
-  set(environment, "OOMDIAG_RANK_OWNER", owner ? owner : std::to_string(getpid()));
+  set(environment, variables::kRecorder, "");
+  set(environment, variables::kOutput, "");
+  set(environment, variables::kRankSummoned, "1");
+  const char* owner = std::getenv(variables::kRankOwner);
+  set(environment, variables::kRankOwner, owner ? owner : std::to_string(getpid()));
   return environment;
 }
 
@@ -75,7 +76,7 @@ bool start_rank(int rank, const std::string& rank_file, const std::string& outpu
   std::vector<std::string> environment = environment_of(rank);
   const auto arguments = pointers(command);
   const auto variables = pointers(environment);
-  const char* folder = std::getenv("OOMDIAG_RANK_FOLDER");
+  const char* folder = std::getenv(variables::kRankFolder);
   const pid_t child = command.empty() ? -1 : fork();
   if (child == 0) become(arguments.data(), variables.data(), output.c_str(), folder);
   const std::string pid = std::to_string(child);

@@ -2,7 +2,7 @@
 // functions, and the question for a fabric of the expandable segments. It must agree with the driver: PyTorch asserts
 // on its answers (CUDACachingAllocator.cpp).
 
-#include "extension/virtual_device/nvml/nvml.h"
+#include "extension/nvml.h"
 
 #include <cstddef>
 #include <cstdio>

@@ -4,8 +4,9 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <filesystem>
+#include <string>
 
+#include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
 
 namespace oomdiag {
@@ -16,11 +17,12 @@ std::atomic<bool> is_waiting = false;
 int (*poll)() = nullptr;
 
 /// The one that the launcher names, for the torch of this program; else that of the build, beside this library.
-std::filesystem::path contents_library() {
-  if (const char* named = std::getenv("OOMDIAG_CONTENTS"); named && *named) return named;
+std::string contents_library() {
+  if (const char* named = std::getenv(variables::kContents); named && *named) return named;
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(load_forgetting), &info);
-  return std::filesystem::path(info.dli_fname ? info.dli_fname : "").parent_path() / "liboomdiag_forget.so";
+  const std::string own = info.dli_fname ? info.dli_fname : "";
+  return own.substr(0, own.rfind('/') + 1) + "liboomdiag_forget.so";
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ OOMDIAG_ENTRY_POINT int oomdiag_forget_poll() noexcept try {
   if (is_attached.exchange(true)) return 1;
   allocator::attachAllocatorTraceTracker(on_trace);
   oomdiag::start_computing();
-  oomdiag::rest_before_python_ends();
+  oomdiag::rest_before_interpreter_shutdown();
   return 1;
 } catch (const std::exception&) {
   return -1;

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "extension/python_end.h"
+#include "extension/interpreter_shutdown.h"
 
 namespace oomdiag {
 namespace {
@@ -56,7 +56,7 @@ void wait_for_engine() {
   }
 }
 
-void at_python_end(const PythonEnd& python) noexcept {
+void rest_at_shutdown(const InterpreterShutdown& python) noexcept {
   void* state = python.release();
   try {
     wait_for_engine();
@@ -67,6 +67,6 @@ void at_python_end(const PythonEnd& python) noexcept {
 
 }  // namespace
 
-void rest_before_python_ends() noexcept { call_at_python_end<at_python_end>(); }
+void rest_before_interpreter_shutdown() noexcept { call_at_interpreter_shutdown<rest_at_shutdown>(); }
 
 }  // namespace oomdiag

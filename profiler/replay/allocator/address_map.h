@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "profiler/trace/mix.h"
+
 namespace oomdiag {
 
 /// Hash map from 64-bit keys to small values, for the hot loops: one flat array, linear probing, no heap allocation once
@@ -61,8 +63,7 @@ class AddressMap {
   size_t mask() const { return slots_.size() - 1; }
   size_t next(size_t i) const { return (i + 1) & mask(); }
   size_t home_of(uint64_t key) const {
-    const uint64_t mixed = key * 0x9E3779B97F4A7C15u;  // Fibonacci hashing: addresses differ in their middle bits
-    return static_cast<size_t>(mixed >> 32) & mask();
+    return static_cast<size_t>(spread(key) >> 32) & mask();  // addresses differ in their middle bits
   }
   size_t place_of(uint64_t key) const {
     size_t i = home_of(key);

@@ -1,0 +1,126 @@
+#include "extension/cupti/nvml_reader.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string_view>
+
+namespace oomdiag {
+namespace {
+
+struct Nvml {
+  nvmlReturn_t (*init)();
+  nvmlReturn_t (*count)(unsigned*);
+  nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t*);
+  nvmlReturn_t (*by_bus)(const char*, nvmlDevice_t*);
+  nvmlReturn_t (*memory)(nvmlDevice_t, nvmlMemory_t*);
+  nvmlReturn_t (*compute)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*);
+  nvmlReturn_t (*graphics)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*);
+  nvmlReturn_t (*process_name)(unsigned, char*, unsigned);
+};
+Nvml nvml{};
+
+template <typename Function>
+void find(void* library, Function& function, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    if (function == nullptr) function = reinterpret_cast<Function>(dlsym(library, name));
+  }
+}
+
+bool open_nvml() {
+  void* library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return false;
+  find(library, nvml.init, {"nvmlInit_v2"});
+  find(library, nvml.count, {"nvmlDeviceGetCount_v2"});
+  find(library, nvml.by_index, {"nvmlDeviceGetHandleByIndex_v2"});
+  find(library, nvml.by_bus, {"nvmlDeviceGetHandleByPciBusId_v2"});
+  find(library, nvml.memory, {"nvmlDeviceGetMemoryInfo"});
+  find(library, nvml.compute, {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"});
+  find(library, nvml.graphics,
+       {"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"});
+  find(library, nvml.process_name, {"nvmlSystemGetProcessName"});
+  return nvml.init != nullptr && nvml.by_bus != nullptr && nvml.memory != nullptr && nvml.init() == NVML_SUCCESS;
+}
+
+int64_t used_on(nvmlDevice_t card) {
+  nvmlMemory_t memory{};
+  return nvml.memory(card, &memory) == NVML_SUCCESS ? static_cast<int64_t>(memory.used) : -1;
+}
+
+void add_processes(nvmlReturn_t (*list)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*), nvmlDevice_t card,
+                   NvmlReading& reading) {
+  std::array<nvmlProcessInfo_t, NvmlReading::kMaxProcesses> found{};
+  auto count = static_cast<unsigned>(found.size());
+  if (list == nullptr || list(card, &count, found.data()) != NVML_SUCCESS) return;
+  for (unsigned i = 0; i < std::min<size_t>(count, found.size()); ++i) {
+    if (reading.lists(found[i].pid) || reading.process_count == reading.processes.size())
+      continue;  // a process may be of both lists
+    const auto bytes = found[i].usedGpuMemory == NVML_VALUE_NOT_AVAILABLE ? 0 : found[i].usedGpuMemory;
+    reading.processes[reading.process_count++] = {found[i].pid, static_cast<int64_t>(bytes)};
+  }
+}
+
+}  // namespace
+
+void NvmlReader::open() noexcept {
+  if (ready_ || !open_nvml()) return;
+  ready_ = true;
+  unsigned count = 0;
+  if (nvml.count == nullptr || nvml.by_index == nullptr || nvml.count(&count) != NVML_SUCCESS) return;
+  for (unsigned i = 0; i < std::min<unsigned>(count, kMaxDevices); ++i) {
+    nvmlDevice_t card = nullptr;
+    if (nvml.by_index(i, &card) == NVML_SUCCESS) start_[i] = {card, used_on(card)};
+  }
+}
+
+// The driver leaves out and renumbers cards (CUDA_VISIBLE_DEVICES), NVML does not: they agree on the address on the bus.
+nvmlDevice_t NvmlReader::card_of(int device) noexcept {
+  if (!ready_ || device < 0 || device >= static_cast<int>(kMaxDevices)) return nullptr;
+  nvmlDevice_t& card = cards_[static_cast<size_t>(device)];
+  if (card != nullptr) return card;
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (driver == nullptr) return nullptr;
+  const auto bus_of = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetPCIBusId"));
+  char bus[32] = {};
+  if (bus_of == nullptr || bus_of(bus, sizeof bus, device) != 0 || nvml.by_bus(bus, &card) != NVML_SUCCESS)
+    card = nullptr;
+  return card;
+}
+
+NvmlReading NvmlReader::read(int device) noexcept {
+  NvmlReading reading;
+  nvmlDevice_t card = card_of(device);
+  if (card == nullptr) return reading;
+  reading.used_bytes = used_on(card);
+  reading.valid = reading.used_bytes >= 0;
+  add_processes(nvml.compute, card, reading);
+  add_processes(nvml.graphics, card, reading);
+  return reading;
+}
+
+int64_t NvmlReader::used_at_start(int device) noexcept {
+  const nvmlDevice_t card = card_of(device);
+  for (const Start& start : start_) {
+    if (card != nullptr && start.card == card) return start.used_bytes;
+  }
+  return -1;
+}
+
+void name_process(uint32_t pid, char* name, size_t size) noexcept {
+  *name = '\0';
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%u/comm", pid);
+  if (std::FILE* file = std::fopen(path, "r")) {
+    if (std::fgets(name, static_cast<int>(size), file) != nullptr) name[std::strcspn(name, "\n")] = '\0';
+    std::fclose(file);
+  }
+  char whole[256] = {};
+  if (*name != '\0' || nvml.process_name == nullptr || nvml.process_name(pid, whole, sizeof whole) != NVML_SUCCESS)
+    return;
+  const std::string_view text(whole, strnlen(whole, sizeof whole));
+  std::snprintf(name, size, "%s", whole + (text.rfind('/') == text.npos ? 0 : text.rfind('/') + 1));
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,84 @@
+#pragma once
+
+// All variables of the environment that are oomdiag's own; no other file of C++ spells their names. docs/environment.md is
+// generated from the lines below by scripts/environment, and a test compares.
+
+namespace oomdiag::variables {
+
+// ## For users
+
+/// libraries that are preloaded before oomdiag's own, for a sanitizer's runtime in a program that defines `__asan_default_options` itself
+inline constexpr char kPreloadFirst[] = "OOMDIAG_PRELOAD_FIRST";
+/// `1`: allocations are recorded with the C++ frames that made them, as by `run --native-stacks`
+inline constexpr char kNativeStacks[] = "OOMDIAG_NATIVE_STACKS";
+/// not empty: calls of the driver that take or give memory are recorded with the names of the functions that made them
+inline constexpr char kDriverStacks[] = "OOMDIAG_DRIVER_STACKS";
+/// MiB of the trace that hold the newest events; 256 where it is not set
+inline constexpr char kTraceMib[] = "OOMDIAG_TRACE_MIB";
+/// `1`: each step is recorded operator by operator, also where steps repeat
+inline constexpr char kEveryStep[] = "OOMDIAG_EVERY_STEP";
+/// `0`: neither CUPTI nor NVML is used: what the driver gives outside of PyTorch is not recorded
+inline constexpr char kCupti[] = "OOMDIAG_CUPTI";
+/// the links between the GPUs of a job, which decide the size of NCCL's buffers: the second part of `run --topology`
+inline constexpr char kTopology[] = "OOMDIAG_TOPOLOGY";
+/// `1`: a virtual device says on stderr what it notes for the report: what is estimated, and what it does not serve
+inline constexpr char kDeviceLog[] = "OOMDIAG_DEVICE_LOG";
+/// the recorder that `import oomdiag` loads; `oomdiag env` prints it
+inline constexpr char kLibrary[] = "OOMDIAG_LIBRARY";
+
+// ## Set by oomdiag for the program that it runs
+
+/// the run folder; empty or not set: nothing is recorded
+inline constexpr char kOutput[] = "OOMDIAG_OUTPUT";
+/// the recorder that the preloaded shim loads
+inline constexpr char kRecorder[] = "OOMDIAG_RECORDER";
+/// the version of torch that the recorder is for
+inline constexpr char kRecorderFor[] = "OOMDIAG_RECORDER_FOR";
+/// why there is no recorder for the program's torch
+inline constexpr char kNoRecorder[] = "OOMDIAG_NO_RECORDER";
+/// the library that makes reports inside the program
+inline constexpr char kReports[] = "OOMDIAG_REPORTS";
+/// the step with which recording begins
+inline constexpr char kAttachAtStep[] = "OOMDIAG_ATTACH_AT_STEP";
+/// the Python that oomdiag was installed for
+inline constexpr char kPython[] = "OOMDIAG_PYTHON";
+/// a JSON list of [id, settings] of what `oomdiag fix` applies to the program
+inline constexpr char kRemedies[] = "OOMDIAG_REMEDIES";
+
+/// the virtual device on which `pytest --oomdiag-device` runs the tests
+inline constexpr char kPytest[] = "OOMDIAG_PYTEST";
+
+// ## Set by oomdiag for a virtual device
+
+/// card files, one a line: one for each GPU
+inline constexpr char kCard[] = "OOMDIAG_CARD";
+/// bytes of each card, instead of those in its file
+inline constexpr char kMemory[] = "OOMDIAG_MEMORY";
+/// the branch of the driver, as 550
+inline constexpr char kDriver[] = "OOMDIAG_DRIVER";
+/// `1`: work takes the time that it would take on the card
+inline constexpr char kClocked[] = "OOMDIAG_CLOCKED";
+/// compute capabilities that the program's torch has code for, as `75,80`
+inline constexpr char kArchitectures[] = "OOMDIAG_ARCHITECTURES";
+/// the library by which the virtual device knows what memory holds; `0`: it is to know nothing
+inline constexpr char kContents[] = "OOMDIAG_CONTENTS";
+
+// ## Set by oomdiag for a rank whose others are not there
+
+/// the folder that the ranks of the job share
+inline constexpr char kRankJob[] = "OOMDIAG_RANK_JOB";
+/// the working folder in which other ranks are started
+inline constexpr char kRankFolder[] = "OOMDIAG_RANK_FOLDER";
+/// `1` in a rank that was started for what only it makes
+inline constexpr char kRankSummoned[] = "OOMDIAG_RANK_SUMMONED";
+/// the process that started such ranks, with which they end
+inline constexpr char kRankOwner[] = "OOMDIAG_RANK_OWNER";
+
+// ## For tests
+
+/// processes that a virtual device reports beside the program, as `999:trainer:1073741824,…`
+inline constexpr char kOtherProcesses[] = "OOMDIAG_OTHER_PROCESSES";
+/// a tool that holds CUPTI on a virtual device from the start
+inline constexpr char kCuptiHolder[] = "OOMDIAG_CUPTI_HOLDER";
+
+}  // namespace oomdiag::variables
