@@ -48,7 +48,7 @@ std::string answer_to(std::string_view what, const std::filesystem::path& file) 
   if (what == "last_walk") return list(list_last_walk(trace));
   const Report report = make_report(trace, {.still_runs = true, .folder = file.parent_path().string()});
   if (what == "json") return to_json(report);
-  if (what == "text") return to_text(report);
+  if (what == "text") return to_text(report, {.all = true});
   if (what == "peak") return list_peak(main_device(report));
   if (what == "saved_tensors") return list(main_device(report).saved_tensors);
   throw Error(ErrorKind::internal, "no report is called '" + std::string(what) + "'");

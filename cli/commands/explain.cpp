@@ -24,6 +24,7 @@ struct ExplainOptions {
   bool json = false;
   bool redact = false;
   bool opens = false;
+  bool all = false;
 };
 
 /// The page lies in the run folder, else beside the file that was given.
@@ -56,7 +57,7 @@ int explain(const ExplainOptions& options) {
   if (options.redact) redact(from);
   if (!options.output.empty()) write_json(from.report, options.output);
   if (options.opens) return show_page(from, options.path);
-  options.json ? print_json(from.report) : print_text(from.report, stdout);
+  options.json ? print_json(from.report) : print_text(from.report, stdout, options.all);
   return 0;
 }
 
@@ -72,6 +73,7 @@ void add_explain(CLI::App& app, Command& chosen) {
                      .usage = "oomdiag explain [OPTIONS] FILE"});
   add_source(command, options->path);
   add_snapshot_device_options(command, options->card);
+  command.add_flag("--all", options->all, "print every table, not the first screen only");
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_flag("--redact", options->redact,
                    "for reports that leave the house: without paths, the command line and names of users");

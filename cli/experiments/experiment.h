@@ -28,7 +28,7 @@ struct ExperimentRequest {
 
 /// What came of it. All figures are measured.
 struct Experiment {
-  std::string outcome = "failed";  ///< ok | out_of_memory | failed | killed
+  std::string outcome = "failed";  ///< as in a report
   int exit_code = 0;
   std::string why{};    ///< it neither passed nor ran out of memory: what it said last, or what stood in the way
   std::string place{};  ///< where it ran out of memory: "backward, step 2"
@@ -40,7 +40,7 @@ struct Experiment {
   std::optional<Report> report{};
 
   bool passed() const { return outcome == "ok"; }
-  bool ran_out() const { return outcome == "out_of_memory"; }
+  bool ran_out() const { return outcome == "out_of_memory" || outcome == "caught"; }
 };
 
 /// What a run on this card reserved at most; where it ran out what was reserved, with the request.

@@ -79,9 +79,9 @@ void check_writable(const fs::path& file) {
               "make it first, or name another file");
 }
 
-void print_text(const Report& report, std::FILE* stream) {
+void print_text(const Report& report, std::FILE* stream, bool all) {
   const OutputCapabilities capabilities = output_capabilities(fileno(stream));
-  std::string text = to_text(report, {.unicode = capabilities.unicode});
+  std::string text = to_text(report, {.unicode = capabilities.unicode, .all = all});
   if (capabilities.color) {
     const std::size_t headline = std::min(text.find('\n'), text.size());
     text = fmt::format("\033[1m{}\033[0m{}", text.substr(0, headline), text.substr(headline));

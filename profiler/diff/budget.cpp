@@ -65,7 +65,13 @@ Verdict against_baseline(const char* budget, int64_t found, int64_t before, cons
 // Its figures end where it did.
 Verdict judge_outcome(const Report& report) {
   if (report.outcome == "out_of_memory") return {"outcome", false, "the run is out of memory"};
-  if (report.devices.empty()) return {"outcome", false, "nothing was allocated on a card"};
+  if (report.outcome == "caught") return {"outcome", false, "the program ran out of memory and caught it"};
+  if (report.devices.empty()) return {"outcome", false, "nothing was allocated on a GPU"};
+  for (const ReportOfDevice& device : report.devices) {
+    if (!device.out_of_memory_near_step) continue;
+    return {"outcome", false,
+            fmt::format("fits so far, and grows: out of memory near step {}", *device.out_of_memory_near_step)};
+  }
   if (report.outcome == "ok") return {"outcome", true, report.snapshot ? "a snapshot without an OOM" : "the run fits"};
   return {"outcome", false, fmt::format("the run did not end well: {}", printable(report.outcome, 40))};
 }

@@ -47,6 +47,7 @@ std::optional<int64_t> find_batch(const Moment& moment) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
     const bool counts = block.category == Category::activation || block.category == Category::input;
     if (!counts || block.pending_free || shape.size() < 2) continue;  // of one size are biases and counts
+    if (block.category == Category::input && shape.front() == 1) return std::nullopt;  // tokens of one sequence
     bytes_by_first_size[shape.front()] += block.bytes;
     all += block.bytes;
   }

@@ -53,14 +53,23 @@ struct InNaturalOrder {
   }
 };
 
-// "layer3.5.conv2" cut to 2 components is "layer3.5"; modules that lie less deep are no segment.
-std::string_view cut_path(std::string_view path, size_t components) {
-  size_t end = 0;
-  for (size_t i = 0; i < components; ++i) {
-    if (end == path.npos || end >= path.size()) return {};
-    end = path.find('.', i == 0 ? 0 : end + 1);
+bool is_number(std::string_view name) {
+  return !name.empty() &&
+         std::all_of(name.begin(), name.end(), [](unsigned char letter) { return std::isdigit(letter); });
+}
+
+// "layer3.5.conv2" cut to 2 levels is "layer3.5.conv2", to 1 "layer3.5": a list of modules is no level, as the forward of an
+// nn.ModuleList never runs. Modules that lie less deep are no segment.
+std::string_view cut_path(std::string_view path, size_t levels) {
+  size_t begin = 0;
+  for (size_t level = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    const size_t next = std::min(path.find('.', std::min(end + 1, path.size())), path.size());
+    const bool list_follows = end < path.size() && is_number(path.substr(end + 1, next - end - 1));
+    if (!list_follows && ++level == levels) return path.substr(0, end);
+    begin = end + 1;
   }
-  return path.substr(0, end);
+  return {};
 }
 
 bool is_saved_outside(const BlockLife& block, std::string_view segment) {
@@ -89,10 +98,10 @@ bool is_saved_in_forward(const BlockLife& block) {
 
 using Segments = std::map<std::string_view, Segment, InNaturalOrder>;
 
-Segments find_segments(const Lives& blocks, size_t components) {
+Segments find_segments(const Lives& blocks, size_t levels) {
   Segments segments;
   for (const BlockLife& block : blocks) {
-    const std::string_view path = cut_path(block.made.module, components);
+    const std::string_view path = cut_path(block.made.module, levels);
     if (path.empty() || is_whole_model(block)) continue;
     Segment& segment = segments[path];
     if (block.phase == Phase::backward && block.is_of_step()) segment.backward = std::min(segment.backward, block.born);
@@ -126,11 +135,11 @@ void begin_backward(Lives& blocks, Segments& segments, uint32_t forward_end) {
 }
 
 // `ends_known`: where what is made again goes. Where backward was cut short nothing tells, and it is left out.
-Lives checkpoint(Lives blocks, const Segments& segments, size_t components, bool ends_known) {
+Lives checkpoint(Lives blocks, const Segments& segments, size_t levels, bool ends_known) {
   const uint32_t last_backward = find_last_backward(blocks);
   Lives again;
   for (BlockLife& block : blocks) {
-    const auto segment = segments.find(cut_path(block.made.module, components));
+    const auto segment = segments.find(cut_path(block.made.module, levels));
     if (segment == segments.end() || !is_saved_in_forward(block)) continue;
     const bool border = is_saved_outside(block, segment->first);
     if (border && !is_saved_inside(block, segment->first)) continue;
@@ -147,23 +156,24 @@ Lives checkpoint(Lives blocks, const Segments& segments, size_t components, bool
   return blocks;
 }
 
-std::string_view parent_of(std::string_view path) { return path.substr(0, std::min(path.rfind('.'), path.size())); }
+// "blocks" of "blocks.3"; of "3" the model itself, which has no name.
+std::string_view parent_of(std::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == path.npos ? std::string_view() : path.substr(0, dot);
+}
 
 // "checkpoint h.*" where one list of modules is meant, else the first and the last of them.
 std::string label_of(const Segments& segments) {
   const std::string_view first = segments.begin()->first, last = segments.rbegin()->first;
   const std::string_view parent = parent_of(first);
-  const bool one_list = std::all_of(segments.begin(), segments.end(), [&](const auto& one) {
-    return one.first.size() > parent.size() && parent_of(one.first) == parent;
-  });
-  if (segments.size() > 2 && one_list) return "checkpoint " + std::string(parent) + ".*";
+  const bool one_list =
+      std::all_of(segments.begin(), segments.end(), [&](const auto& one) { return parent_of(one.first) == parent; });
+  const bool numbered = is_number(first);  // children of an nn.Sequential
+  if (segments.size() > 2 && one_list && (numbered || !parent.empty())) {
+    return "checkpoint " + std::string(parent) + (parent.empty() ? "*" : ".*");
+  }
   if (segments.size() == 1) return "checkpoint " + std::string(first);
   return "checkpoint " + std::string(first) + (segments.size() == 2 ? ", " : " ... ") + std::string(last);
-}
-
-bool is_number(std::string_view name) {
-  return !name.empty() &&
-         std::all_of(name.begin(), name.end(), [](unsigned char letter) { return std::isdigit(letter); });
 }
 
 /// `model.layer1[0]` for layer1.0.
@@ -178,22 +188,32 @@ std::string as_python(std::string_view path) {
 }
 
 /// The modules as Python: a list of numbered ones is meant as a whole, as those that keep nothing cost nothing.
-std::string in_python(const Segments& segments) {
+std::vector<std::string> in_python(const Segments& segments) {
   std::vector<std::string> words;
   for (const auto& [path, segment] : segments) {
     const std::string_view parent = parent_of(path);
-    const bool in_list = parent.size() < path.size() && is_number(path.substr(parent.size() + 1));
-    const std::string word = in_list ? "*" + as_python(parent) : as_python(path);
+    const std::string_view name = path.substr(parent.empty() ? 0 : parent.size() + 1);
+    const std::string word = is_number(name) ? "*" + as_python(parent) : as_python(path);
     if (std::find(words.begin(), words.end(), word) == words.end()) words.push_back(word);
   }
-  if (words.size() == 1 && words.front().starts_with('*')) return words.front().substr(1);
-  return fmt::format("[{}]", fmt::join(words, ", "));
+  return words;
 }
 
+// A function, as its names are its own: a loop at the top would overwrite a variable of the program.
 std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
-  std::vector<std::string> lines{"import functools", "from torch.utils.checkpoint import checkpoint",
-                                 fmt::format("for m in {}:", in_python(segments)),
-                                 "    m.forward = functools.partial(checkpoint, m.forward, use_reentrant=False)"};
+  constexpr size_t kMostInOneLine = 80;
+  std::vector<std::string> lines{"import functools, torch.utils.checkpoint", "def checkpoint_forward(*modules):",
+                                 "    for module in modules:", "        module.forward = functools.partial(",
+                                 "            torch.utils.checkpoint.checkpoint, module.forward, use_reentrant=False)"};
+  const std::vector<std::string> words = in_python(segments);
+  const std::string call = fmt::format("checkpoint_forward({})", fmt::join(words, ", "));
+  if (call.size() <= kMostInOneLine) {
+    lines.push_back(call);
+  } else {
+    lines.emplace_back("checkpoint_forward(");
+    for (const std::string& word : words) lines.push_back("    " + word + ",");
+    lines.emplace_back(")");
+  }
   const bool has_trainer = std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
     return block.made.inner_source.find("transformers/") != std::string_view::npos;
   });
@@ -207,16 +227,17 @@ std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
   constexpr size_t kDeepest = 5;
+  if (!may_train(model)) return {};
   std::optional<ModifiedStep> best;
   int64_t best_peak = 0;
-  for (size_t components = 1; components <= kDeepest; ++components) {
-    Segments segments = find_segments(model.blocks, components);
+  for (size_t levels = 1; levels <= kDeepest; ++levels) {
+    Segments segments = find_segments(model.blocks, levels);
     if (segments.empty()) continue;
     Lives blocks = model.blocks;
     const bool backward_seen = std::any_of(segments.begin(), segments.end(),
                                            [](const auto& one) { return one.second.backward != BlockLife::kNever; });
     if (!model.whole && !backward_seen) begin_backward(blocks, segments, model.forward_end);
-    blocks = checkpoint(std::move(blocks), segments, components, model.whole || !backward_seen);
+    blocks = checkpoint(std::move(blocks), segments, levels, model.whole || !backward_seen);
     const int64_t peak = find_peak(blocks);
     if (best && peak >= best_peak) continue;
     best_peak = peak;

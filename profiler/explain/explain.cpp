@@ -4,6 +4,7 @@
 #include <map>
 
 #include "profiler/explain/batch.h"
+#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/known_rest.h"
 #include "profiler/explain/predict_fixes.h"
 #include "profiler/explain/what_if.h"
@@ -70,17 +71,34 @@ std::string_view find_optimizer(const Moment& moment) {
   return most == bytes.end() ? std::string_view() : most->first;
 }
 
-// A run that failed keeps tensors of a part of its step only: their first sizes say less.
-std::optional<BatchModel> describe_batch(const DeviceHistory& device, const std::optional<int64_t>& known,
-                                         int64_t available_bytes) {
+bool has_caught(const DeviceHistory& device) {
+  return std::ranges::find(device.refusals, Outcome::caught, &OutOfMemory::outcome) != device.refusals.end();
+}
+
+// Of a run that failed, or whose OOMs were caught, the batch did not fit, and tensors of a part of a step tell it less well.
+std::optional<BatchModel> describe_batch(const DeviceHistory& device, const StepModel& step) {
+  const bool failed = device.failure || has_caught(device);
   const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
-  if (known)
-    return *known > 0 ? std::optional(model_batch(device.moment, requested, *known, available_bytes)) : std::nullopt;
-  const auto inferred = device.failure ? std::nullopt : find_batch(device.moment);
-  if (!inferred) return std::nullopt;
-  BatchModel model = model_batch(device.moment, 0, *inferred, available_bytes);
-  model.inferred = true;
+  const std::optional<int64_t> batch = step.batch || failed ? step.batch : find_batch(device.moment);
+  if (!batch || *batch <= 0) return std::nullopt;
+  const int64_t available = step.available_bytes - step.private_pool_cached_bytes;
+  BatchModel model = model_batch(device.moment, requested, *batch, available);
+  model.inferred = !step.batch;
+  if (!failed) model.largest_batch = find_largest_batch(step, *batch, model.largest_batch);
   return model;
+}
+
+std::string growing_place(const std::vector<Growth>& growths) {
+  return growths.empty() ? std::string() : short_place(growths.front().held);
+}
+
+// A run that fits and grows: where what is left is used up at its pace.
+std::optional<uint32_t> find_step_of_failure(const DeviceHistory& device, const Findings& findings) {
+  const int64_t per_step = sum_per_step(findings.growths);
+  if (device.failure || per_step <= 0) return std::nullopt;
+  const int64_t steps = findings.headroom_bytes / per_step;
+  if (steps > kDistantSteps) return std::nullopt;
+  return findings.growths.front().last_step + static_cast<uint32_t>(steps);
 }
 
 }  // namespace
@@ -117,24 +135,32 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   findings.largest = follow_largest(moment);
   findings.headroom_bytes =
       std::max<int64_t>(0, room - private_pools - moment.allocated_bytes - moment.pending_free_bytes);
-  findings.batch = describe_batch(device, inputs.batch, room - private_pools);
+  findings.out_of_memory_near_step = find_step_of_failure(device, findings);
   const bool is_fragmented = findings.cause && findings.cause->kind == CauseKind::fragmentation;
-  findings.remedies = predict_remedies({.blocks = std::move(step.lives.blocks),
-                                        .whole = step.whole,
-                                        .forward_end = step.forward_end,
-                                        .peak_bytes = !device.failure       ? device.peak.allocated_bytes
-                                                      : step.need.bytes > 0 ? step.need.bytes
-                                                                            : moment.allocated_bytes + refused,
-                                        .available_bytes = room,
-                                        .private_pool_cached_bytes = private_pools,
-                                        .is_fragmented = is_fragmented,
-                                        .batch = inputs.batch,
-                                        .grown_bytes = sum_grown(findings.growths),
-                                        .has_backward = device.attribution.backward_bytes > 0,
-                                        .settings = settings,
-                                        .compute_major = card.compute_major,
-                                        .optimizer = find_optimizer(moment),
-                                        .sharded = device.sharded});
+  const StepModel model{
+      .blocks = std::move(step.lives.blocks),
+      .whole = step.whole,
+      .forward_end = step.forward_end,
+      .peak_bytes = !device.failure       ? device.peak.allocated_bytes
+                    : step.need.bytes > 0 ? step.need.bytes
+                                          : moment.allocated_bytes + refused,
+      .available_bytes = room,
+      .private_pool_cached_bytes = private_pools,
+      .is_fragmented = is_fragmented,
+      .batch = inputs.batch,
+      .grown_bytes = sum_grown(findings.growths),
+      .grown_per_step = sum_per_step(findings.growths),
+      .last_step = findings.growths.empty() ? 0 : findings.growths.front().last_step,
+      .growing_place = growing_place(findings.growths),
+      .leaks = findings.cause ? findings.cause->kind == CauseKind::leak : findings.out_of_memory_near_step.has_value(),
+      .has_backward = device.attribution.backward_bytes > 0,
+      .only_infers = device.attribution.backward_bytes == 0 && (step.whole || device.moment.step > 1),
+      .settings = settings,
+      .compute_major = card.compute_major,
+      .optimizer = find_optimizer(moment),
+      .sharded = device.sharded};
+  findings.batch = describe_batch(device, model);
+  findings.remedies = predict_remedies(model);
   return findings;
 }
 

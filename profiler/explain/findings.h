@@ -64,6 +64,8 @@ struct Remedy {
   std::optional<bool> fits{};  ///< measured
   /// None where nothing tells: a lower bound that is not too much. Of a lower bound only false is ever known.
   std::optional<bool> predicted_fits{};
+  /// In a leak, where no fix but the cure is one: about the step that runs out of memory with it.
+  std::optional<uint32_t> postpones_to_step{};
 
   bool operator==(const Remedy&) const = default;
 };
@@ -79,6 +81,9 @@ struct BatchModel {
   bool operator==(const BatchModel&) const = default;
 };
 
+/// Growth that fills the device only after so many steps more is not worth a word in the headline: 16 KiB per step on 16 GiB.
+inline constexpr int64_t kDistantSteps = 1'000'000;
+
 /// What is to be said about one card.
 struct Findings {
   std::optional<Cause> cause{};  ///< none unless it ran out of memory
@@ -89,6 +94,8 @@ struct Findings {
   /// not in it.
   int64_t needs_bytes = 0;
   std::vector<Growth> growths{};
+  /// Of a run that fits and grows: about the step that runs out of memory. None if that is more than kDistantSteps away.
+  std::optional<uint32_t> out_of_memory_near_step{};
   Owners owners{};
   std::optional<Lifetime> largest{};
   std::optional<BatchModel> batch{};

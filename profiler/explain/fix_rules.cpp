@@ -4,14 +4,10 @@
 #include <map>
 
 #include "profiler/explain/arena.h"
+#include "profiler/explain/shape.h"
 
 namespace oomdiag {
 namespace {
-
-std::string short_place(const Where& made) {
-  const std::string_view line = made.source.substr(made.source.rfind('/') + 1);
-  return std::string(line.empty() ? (made.module.empty() ? made.op : made.module) : line);
-}
 
 bool is_scratch(const BlockLife& block) {
   return block.category == Category::workspace || block.category == Category::temporary;
@@ -23,12 +19,35 @@ std::string_view beside(std::string_view module, std::string_view other) {
   return module.substr(0, module.find('.', static_cast<size_t>(differs - module.begin())));
 }
 
-bool fits_with(const StepModel& model, int64_t batch) {
+bool fits_with(const StepModel& model, int64_t batch, int64_t own) {
   const Lives& blocks = model.blocks;
-  const Lives scaled = scale_batch(blocks, batch, *model.batch);
+  const Lives scaled = scale_batch(blocks, batch, own);
   const int64_t room = model.available_bytes - model.private_pool_cached_bytes;
   if (model.peak_bytes - find_peak(blocks) + find_peak(scaled) > room) return false;
   return !model.whole || fits_safely(scaled, room, model.settings);
+}
+
+/// The largest batch between one that `fits` and one that `fails`; `own` is that of the step.
+int64_t bisect_batch(const StepModel& model, int64_t own, int64_t fits, int64_t fails) {
+  while (fails - fits > 1) {
+    const int64_t middle = fits + (fails - fits) / 2;
+    (fits_with(model, middle, own) ? fits : fails) = middle;
+  }
+  return fits;
+}
+
+// Of [1, 32768, 4096] there is no half. Where no shape is known, there may be.
+bool has_batch_of_one(const Lives& blocks) {
+  int64_t one = 0, all = 0;
+  for (const BlockLife& block : blocks) {
+    const std::vector<int64_t> shape = parse_shape(block.shape);
+    const bool is_data = block.category == Category::activation || block.category == Category::input ||
+                         block.category == Category::output;
+    if (shape.size() < 2 || !is_data) continue;
+    all += block.bytes;
+    one += shape.front() == 1 ? block.bytes : 0;
+  }
+  return one * 2 > all;
 }
 
 const char* cost_of_fewer(const StepModel& model) {
@@ -37,14 +56,25 @@ const char* cost_of_fewer(const StepModel& model) {
 
 }  // namespace
 
-bool trains(const StepModel& model) {
-  const Lives& blocks = model.blocks;
-  return model.has_backward || std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
-           return block.category == Category::activation || block.category == Category::gradient;
-         });
+std::string short_place(const Where& made) {
+  const std::string_view line = made.source.substr(made.source.rfind('/') + 1);
+  return std::string(line.empty() ? (made.module.empty() ? made.op : made.module) : line);
 }
 
-bool may_train(const StepModel& model) { return trains(model) || !model.whole; }
+int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_most) {
+  if (model.blocks.size() > kMostSimulated || at_most <= batch || !fits_with(model, batch, batch)) return 0;
+  return bisect_batch(model, batch, batch, at_most + 1);
+}
+
+bool trains(const StepModel& model) {
+  const Lives& blocks = model.blocks;
+  if (model.has_backward || model.only_infers) return model.has_backward;
+  return std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+    return block.category == Category::activation || block.category == Category::gradient;
+  });
+}
+
+bool may_train(const StepModel& model) { return trains(model) || (!model.whole && !model.only_infers); }
 
 /// Expandable segments, for fragmentation: the same bytes are allocated, and hardly any free blocks are between them.
 std::optional<ModifiedStep> use_expandable_segments(const StepModel& model) {
@@ -57,18 +87,14 @@ std::optional<ModifiedStep> use_expandable_segments(const StepModel& model) {
 /// peak(b/2): what follows the batch takes half its bytes (follows_batch); parameters, their gradients, optimizer state
 /// and the workspaces of matrix products stay.
 std::optional<ModifiedStep> halve_batch(const StepModel& model) {
-  if (model.batch) return {};  // fit_batch says more
+  if (model.batch || has_batch_of_one(model.blocks)) return {};  // fit_batch says more
   return ModifiedStep{.blocks = scale_batch(model.blocks, 1, 2), .costs = cost_of_fewer(model)};
 }
 
 /// The largest b with peak(b) ≤ room, by bisection over the same model.
 std::optional<ModifiedStep> fit_batch(const StepModel& model) {
-  if (!model.batch || *model.batch <= 1 || fits_with(model, *model.batch)) return {};
-  int64_t fits = 0, fails = *model.batch;
-  while (fails - fits > 1) {
-    const int64_t middle = fits + (fails - fits) / 2;
-    (fits_with(model, middle) ? fits : fails) = middle;
-  }
+  if (!model.batch || *model.batch <= 1 || fits_with(model, *model.batch, *model.batch)) return {};
+  const int64_t fits = bisect_batch(model, *model.batch, 0, *model.batch);
   if (fits == 0) return {};
   return ModifiedStep{.blocks = scale_batch(model.blocks, fits, *model.batch),
                       .variant = std::to_string(fits),
@@ -79,7 +105,7 @@ std::optional<ModifiedStep> fit_batch(const StepModel& model) {
 /// Two micro-batches of half the size, one optimizer step: peak(b/2), but from the second one on gradients live through
 /// forward, and each new one stands beside the old one until it is added.
 std::optional<ModifiedStep> accumulate(const StepModel& model) {
-  if (!trains(model)) return {};
+  if (!trains(model) || model.batch == 1 || has_batch_of_one(model.blocks)) return {};
   Lives blocks = scale_batch(model.blocks, 1, 2);
   Lives added;
   for (BlockLife& block : blocks) {
@@ -114,16 +140,18 @@ std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks)};
 }
 
-/// no_grad: nothing is saved. A tensor dies when the module beside its own that takes it has returned: a caller holds what
+/// no_grad: nothing is saved. (Under no_grad too autocast makes the casts of weights that it keeps with a graph.) A tensor dies when the module beside its own that takes it has returned: a caller holds what
 /// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
 /// true peak is higher by them.
 std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
   if (!model.whole || model.has_backward) return {};  // an OOM in forward does not tell that no backward follows
   if (find_backward(model.blocks) != BlockLife::kNever) return {};
   Lives blocks = model.blocks;
+  const std::set<int64_t> parameter_sizes = list_parameter_sizes(blocks);
   std::vector<BlockLife*> made;  // by the forward ops that autograd recorded, in order
   for (BlockLife& block : blocks) {
-    if (block.in_graph && block.is_of_step()) made.push_back(&block);
+    const bool recorded = block.in_graph && block.is_of_step() && !is_weight_cast(block, parameter_sizes);
+    if (recorded) made.push_back(&block);
   }
   for (size_t m = 0; m + 1 < made.size(); ++m) {
     size_t last = m + 1;
@@ -163,7 +191,11 @@ std::optional<ModifiedStep> stop_growth(const StepModel& model) {
   if (model.grown_bytes <= 0) return {};
   Lives blocks = model.blocks;
   blocks.push_back({.bytes = -model.grown_bytes});
-  return ModifiedStep{.blocks = std::move(blocks)};
+  ModifiedStep step{.blocks = std::move(blocks)};
+  if (model.growing_place.empty()) return step;
+  step.label = "stop keeping tensors across steps (" + model.growing_place + ")";
+  step.lines = {"# keep numbers in place of tensors of " + model.growing_place + ": .item(), or .detach().cpu()"};
+  return step;
 }
 
 }  // namespace oomdiag

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "profiler/explain/step_model.h"
@@ -8,6 +9,13 @@
 // The rules of the fixes, one function each: it changes the allocations of the step as the fix would, and gives nothing where
 // it has nothing to change. kFixes (fixes.cpp) says the rest.
 namespace oomdiag {
+
+/// "train.py:11", else the module or op that is known.
+std::string short_place(const Where& made);
+
+/// The largest batch up to `at_most` with which the step gets through the allocator, `batch` being its own; 0 where even
+/// `batch` does not surely, or the step is too long to simulate.
+int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_most);
 
 // fix_rules.cpp: what a step works on.
 std::optional<ModifiedStep> use_expandable_segments(const StepModel& model);

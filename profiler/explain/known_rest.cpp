@@ -125,30 +125,51 @@ bool stays(Category category) {
   return false;
 }
 
+/// The parameters that this step will give a gradient and state. Of several models of one structure (folds of a
+/// cross-validation, a cell that was run again) one is trained. Once backward has begun, a model that was not called gets none.
+std::vector<const LiveBlock*> list_trained(const Moment& moment, const Lives& step) {
+  std::set<std::string_view> called;
+  for (const BlockLife& block : step) {
+    if (block.is_of_step() && !block.made.module.empty()) called.insert(block.made.module);
+  }
+  const auto took_part = [&](std::string_view name) {
+    const std::string_view module = name.substr(0, std::min(name.rfind('.'), name.size()));
+    return std::any_of(called.begin(), called.end(), [&](std::string_view one) {
+      return is_inside(module, one) || is_inside(one, module) || one.find('.') == one.npos;
+    });
+  };
+  const bool all_called = moment.phase != Phase::setup && moment.phase != Phase::forward;
+  std::set<std::pair<std::string_view, int64_t>> seen;
+  std::vector<const LiveBlock*> trained;
+  for (const LiveBlock& block : moment.blocks) {
+    if (block.category != Category::parameter || !block.trained) continue;
+    if (!block.name.empty() && !seen.insert({block.name, block.bytes}).second) continue;
+    if (all_called && !called.empty() && block.name.find('.') != block.name.npos && !took_part(block.name)) continue;
+    trained.push_back(&block);
+  }
+  return trained;
+}
+
 // A gradient of each parameter that does not have one yet, one after the other.
-void add_gradients(const Moment& moment, uint32_t& position, KnownRest& rest) {
+void add_gradients(const std::vector<const LiveBlock*>& trained, uint32_t& position, KnownRest& rest) {
   std::multiset<int64_t> made;
   for (const BlockLife& block : rest.lives.blocks) {
     if (block.category == Category::gradient && block.died == BlockLife::kNever) made.insert(block.bytes);
   }
-  for (const LiveBlock& block : moment.blocks) {
-    if (block.category != Category::parameter || !block.trained) continue;
-    if (const auto own = made.find(block.bytes); own != made.end()) {
+  for (const LiveBlock* block : trained) {
+    if (const auto own = made.find(block->bytes); own != made.end()) {
       made.erase(own);
       continue;
     }
-    rest.gradient_bytes += block.bytes;
+    rest.gradient_bytes += block->bytes;
     rest.lives.blocks.push_back(
-        {.bytes = block.bytes, .born = ++position, .category = Category::gradient, .phase = Phase::backward});
+        {.bytes = block->bytes, .born = ++position, .category = Category::gradient, .phase = Phase::backward});
   }
 }
 
-void add_state(const Moment& moment, uint32_t& position, KnownRest& rest) {
+void add_state(const std::vector<const LiveBlock*>& trained, uint32_t& position, KnownRest& rest) {
   double state = 0;
-  for (const LiveBlock& block : moment.blocks) {
-    if (block.category != Category::parameter || !block.trained) continue;
-    state += least_state(block.group) * static_cast<double>(block.bytes);
-  }
+  for (const LiveBlock* block : trained) state += least_state(block->group) * static_cast<double>(block->bytes);
   int64_t there = 0;
   for (const BlockLife& block : rest.lives.blocks) {
     if (block.category == Category::optimizer_state && block.died == BlockLife::kNever) there += block.bytes;
@@ -257,8 +278,9 @@ KnownRest add_known_rest(const StepLives& cut, const Moment& moment) {
   rest.forward_end = ++position;
   position += 2 * static_cast<uint32_t>(rest.lives.blocks.size()) + 2;  // room for a backward pass
   end_step(rest.lives.blocks, position);
-  add_gradients(moment, position, rest);
-  add_state(moment, position, rest);
+  const std::vector<const LiveBlock*> trained = list_trained(moment, cut.blocks);
+  add_gradients(trained, position, rest);
+  add_state(trained, position, rest);
   return rest;
 }
 

@@ -5,6 +5,7 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/shape.h"
+#include "profiler/fold_indices.h"
 #include "profiler/one_of.h"
 
 // What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
@@ -17,9 +18,10 @@ bool is_near(int64_t a, int64_t b) { return std::abs(a - b) <= kMiB; }
 // float32 beside half precision, and either beside itself.
 bool is_same_in_some_type(int64_t a, int64_t b) { return is_near(a, b) || is_near(2 * a, b) || is_near(a, 2 * b); }
 
-/// A matrix of scores that softmax made: of each head, a row of all keys for each query.
+/// A matrix of scores that softmax made: of each head, a row of all keys for each query. Layers that are alike make the same
+/// ones: where a step was cut short, softmax of the last one was not reached.
 struct Scores {
-  std::string_view module{};
+  std::string module{};  ///< its indices folded
   int64_t bytes = 0;
 
   auto operator<=>(const Scores&) const = default;
@@ -31,7 +33,7 @@ std::set<Scores> find_scores(const Lives& blocks) {
     if (!block.is_of_step() || (block.made.op != "aten::softmax" && block.made.op != "aten::_softmax")) continue;
     const std::vector<int64_t> sizes = parse_shape(block.shape);
     const bool square = sizes.size() >= 3 && sizes.back() == sizes[sizes.size() - 2] && sizes.back() >= 64;
-    if (square && block.phase == Phase::forward) found.insert({block.made.module, block.bytes});
+    if (square && block.phase == Phase::forward) found.insert({fold_indices(block.made.module), block.bytes});
   }
   return found;
 }
@@ -47,7 +49,7 @@ bool makes_scores(std::string_view op) {
 bool is_score(const BlockLife& block, const std::set<Scores>& scores) {
   return block.is_of_step() && makes_scores(block.made.op) && block.category != Category::input &&
          std::any_of(scores.begin(), scores.end(), [&](const Scores& one) {
-           return one.module == block.made.module && is_same_in_some_type(one.bytes, block.bytes);
+           return one.module == fold_indices(block.made.module) && is_same_in_some_type(one.bytes, block.bytes);
          });
 }
 
@@ -118,6 +120,7 @@ std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
 /// save_on_cpu: what autograd keeps waits on the host; on the card remains what is used at the moment.
 std::optional<ModifiedStep> offload_activations(const StepModel& model) {
   Lives blocks = model.blocks;
+  if (!may_train(model)) return {};
   int64_t moved = 0;
   for (BlockLife& block : blocks) {
     if (block.category != Category::activation || block.phase != Phase::forward || !block.is_of_step()) continue;

@@ -38,6 +38,34 @@ void judge(const StepModel& model, const ModifiedStep& step, Remedy& fix) {
   }
 }
 
+// Of what earlier steps left behind, the part that is left with the fix: as much less is left by each step.
+double kept_share(const Lives& before, const Lives& after) {
+  const auto left = [](const Lives& blocks) {
+    int64_t bytes = 0;
+    for (const BlockLife& block : blocks)
+      bytes += !block.is_of_step() && block.phase == Phase::forward ? block.bytes : 0;
+    return static_cast<double>(bytes);
+  };
+  return left(before) > 0 ? left(after) / left(before) : 1;
+}
+
+// In a leak every step adds, whatever a step takes itself: without the growth the steps are those that got through before,
+// and with any other fix it fails later.
+void judge_leak(const StepModel& model, const FixRow& row, const ModifiedStep& step, Remedy& fix) {
+  if (!model.leaks) return;
+  const int64_t left = model.available_bytes - model.private_pool_cached_bytes - fix.predicted_peak_bytes;
+  if (row.cures_growth) {
+    fix.at_least = false;
+    fix.predicted_fits = left >= 0;
+    return;
+  }
+  fix.predicted_fits = false;
+  const double each = static_cast<double>(model.grown_per_step) * kept_share(model.blocks, step.blocks);
+  if (left <= 0 || each < 1) return;
+  const double steps = std::min(1e9, static_cast<double>(left) / each);
+  fix.postpones_to_step = model.last_step + static_cast<uint32_t>(steps);
+}
+
 Remedy fix_of(const StepModel& model, const FixRow& row, const ModifiedStep& step) {
   Remedy fix{.id = std::string(row.id),
              .label = step.label.empty() ? std::string(row.label) : step.label,
@@ -49,6 +77,7 @@ Remedy fix_of(const StepModel& model, const FixRow& row, const ModifiedStep& ste
   const bool is_shell = row.lines.starts_with("export ");
   if (is_shell || is_python(model.blocks)) fix.how = step.lines.empty() ? split_lines(row.lines) : step.lines;
   judge(model, step, fix);
+  judge_leak(model, row, step, fix);
   return fix;
 }
 
@@ -105,7 +134,8 @@ auto rank_of(const Remedy& fix) {
     cures |= row->cures_growth;
   }
   const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
-  return std::tuple(!cures, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(), peak);
+  const int64_t postpones = -int64_t{fix.postpones_to_step.value_or(0)};
+  return std::tuple(!cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(), peak);
 }
 
 }  // namespace
@@ -122,7 +152,7 @@ std::vector<Remedy> predict_remedies(const StepModel& model) {
     fixes.push_back(fix_of(model, row, *step));
     one_is_enough |= !fixes.back().changes_training && !step->at_least && may_be_enough(fixes.back());
   }
-  if (!one_is_enough) {
+  if (!one_is_enough && !model.leaks) {
     for (Remedy& pair : combine(model)) fixes.push_back(std::move(pair));
   }
   std::stable_sort(fixes.begin(), fixes.end(), is_better);

@@ -22,8 +22,12 @@ struct StepModel {
       0;                           ///< of it: cached in private pools; the step may or may not be able to reuse it
   bool is_fragmented = false;      ///< the request failed for want of a free block of its size
   std::optional<int64_t> batch{};  ///< where it is known
-  int64_t grown_bytes = 0;         ///< from step to step
-  bool has_backward = true;        ///< the program ran backward, as far as was seen
+  int64_t grown_bytes = 0, grown_per_step = 0;  ///< from step to step
+  uint32_t last_step = 0;                       ///< that the growth was measured to
+  std::string growing_place{};                  ///< "train.py:11", or what else is known of it
+  bool leaks = false;                           ///< growth is why it failed, or why it will
+  bool has_backward = true;                     ///< the program ran backward, as far as was seen
+  bool only_infers = false;                     ///< complete steps went by without a backward pass
   AllocatorSettings settings{};
   int compute_major = 0;         ///< of the device, 0 = not known
   std::string_view optimizer{};  ///< class of the one that has most parameters, "AdamW", or empty

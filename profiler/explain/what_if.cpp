@@ -24,6 +24,19 @@ Hints read_hints(const Lives& blocks) {
   return hints;
 }
 
+}  // namespace
+
+bool is_weight_cast(const BlockLife& block, const std::set<int64_t>& parameter_sizes) {
+  constexpr std::array<std::string_view, 5> kMakers = {"aten::empty_strided", "aten::empty_like", "aten::empty",
+                                                       "aten::_to_copy", "aten::to"};
+  const bool cast = !block.made.autocast.empty() && block.made.node.empty() && is_any_of(block.made.inner, kMakers);
+  return cast && block.phase == Phase::forward && parameter_sizes.contains(2 * block.bytes);
+}
+
+std::set<int64_t> list_parameter_sizes(const Lives& blocks) { return read_hints(blocks).sizes; }
+
+namespace {
+
 // The batch itself is saved, or given up for the next one; a data set is neither.
 bool is_batch(const BlockLife& block, const Hints& hints) {
   if (block.ever_saved || block.died != BlockLife::kNever) return true;
@@ -51,7 +64,7 @@ bool is_fixed(Category category) {
 
 bool follows_batch(const BlockLife& block, const Hints& hints) {
   if (block.category == Category::workspace) return workspace_follows_batch(block.made);
-  if (is_fixed(block.category) || block.freed_by_accumulate) return false;
+  if (is_fixed(block.category) || block.freed_by_accumulate || is_weight_cast(block, hints.sizes)) return false;
   switch (block.phase) {
     case Phase::setup:
       return is_batch(block, hints);

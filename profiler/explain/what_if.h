@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +33,12 @@ bool workspace_follows_batch(const Where& made);
 /// Whether the bytes of this block follow the batch size: what forward and backward pass on, save for the gradients of
 /// parameters. Data from setup counts where autograd saved it: then it is the batch itself.
 bool follows_batch(const BlockLife& block, const Lives& blocks);
+
+/// Bytes of the parameters and gradients among `blocks`.
+std::set<int64_t> list_parameter_sizes(const Lives& blocks);
+
+/// Whether autocast made it of a parameter of one of these sizes: half its bytes, kept until the region ends.
+bool is_weight_cast(const BlockLife& block, const std::set<int64_t>& parameter_sizes);
 
 /// `blocks` as they would be at `numerator`/`denominator` of the batch.
 Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator);

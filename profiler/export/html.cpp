@@ -79,7 +79,7 @@ std::string page_data(const Report& report, const std::vector<CardPicture>& card
   for (size_t c = 0; c < kCategoryCount; ++c) categories.push_back(name_of(static_cast<Category>(c)));
   return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"cards\":" + json_text(drawn) +
          ",\"categories\":" + json_text(categories) +
-         ",\"text\":" + json_text(Json(to_text(report, {.unicode = true}))) + "}";
+         ",\"text\":" + json_text(Json(to_text(report, {.unicode = true, .all = true}))) + "}";
 }
 
 std::string to_html(const Report& report, const std::vector<CardPicture>& cards) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "profiler/report/holders.h"
+#include "profiler/report/holders_table.h"
 #include "profiler/report/remedies_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text.h"
@@ -70,10 +71,10 @@ void add_holders(const ReportOfDevice& device, std::string& text) {
   for (const ReportHolder& holder : device.holders) holders.push_back(&holder);
   std::ranges::stable_sort(holders, std::greater{}, [](const ReportHolder* one) { return one->bytes; });
   if (holders.size() > kMostHolders) holders.resize(kMostHolders);
-  text += "\n| who holds the memory | what | |\n|---|---|---:|\n";
+  text += "\n| GPU memory | what | |\n|---|---|---:|\n";
   int64_t rest = device.card.allocated_bytes;
   for (const ReportHolder* holder : holders) {
-    text += fmt::format("| {} | {} | {} |\n", cell(name_of(holder->category)), cell(holder_label(*holder)),
+    text += fmt::format("| {} | {} | {} |\n", cell(label_of(holder->category)), cell(holder_label(*holder)),
                         with_unit(holder->bytes));
     rest -= holder->bytes;
   }
@@ -83,7 +84,7 @@ void add_holders(const ReportOfDevice& device, std::string& text) {
 void add_remedies(const ReportOfDevice& device, std::string& text) {
   constexpr size_t kMostRemedies = 6;
   if (device.remedies.empty()) return;
-  text += "\n| what helps | peak | fits |\n|---|---:|---|\n";
+  text += "\n| fix | peak | fits |\n|---|---:|---|\n";
   for (size_t i = 0; i < std::min(device.remedies.size(), kMostRemedies); ++i) {
     const Remedy& remedy = device.remedies[i];
     const int64_t peak = remedy.measured_peak_bytes.value_or(remedy.predicted_peak_bytes);
@@ -99,7 +100,7 @@ std::string_view trimmed(std::string_view text) {
 
 // The headline and the first paragraph are those of the report as text: "  where    relu1".
 void add_words(std::string_view words, std::string& text) {
-  constexpr size_t kMostFacts = 10, kLabel = 2, kValue = 11;
+  constexpr size_t kMostFacts = 10, kLabel = 2, kValue = 13;
   const size_t head = std::min(words.find('\n'), words.size());
   const size_t card = std::min(words.find("  "), head);
   text = fmt::format("### {} · {}\n\n", cell(words.substr(0, card), 80),
@@ -134,7 +135,7 @@ std::string to_csv(const Report& report) {
 
 std::string to_markdown(const Report& report) {
   std::string text;
-  add_words(to_text(report, {.unicode = true}), text);
+  add_words(to_text(report, {.unicode = true, .all = true}), text);
   if (report.main_device < report.devices.size()) {
     add_holders(report.devices[report.main_device], text);
     add_remedies(report.devices[report.main_device], text);

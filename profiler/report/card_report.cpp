@@ -326,6 +326,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.needs_bytes = findings.needs_bytes;
   report.replay_error_bytes = device.replay_error_bytes;
   for (const Growth& growth : findings.growths) report.growth.push_back(report_growth(growth));
+  report.out_of_memory_near_step = findings.out_of_memory_near_step;
   report.owners_by = findings.owners;
   if (findings.largest) report.largest = report_lifetime(*findings.largest);
   for (size_t p = 0; p < kPhaseCount; ++p) {

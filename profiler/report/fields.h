@@ -93,6 +93,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("bytes", value.bytes);
   visit("blocks", value.blocks);
   visit("copies", value.copies);
+  visit("block_bytes", value.block_bytes);
 }
 
 template <class Visitor, Either<ReportPinnedSegment> Value>
@@ -218,6 +219,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("measured_peak_bytes", value.measured_peak_bytes);
   visit("fits", value.fits);
   visit("predicted_fits", value.predicted_fits);
+  visit("postpones_to_step", value.postpones_to_step);
 }
 
 template <class Visitor, Either<ReportGrowingPlace> Value>
@@ -361,6 +363,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("needs_bytes", value.needs_bytes);
   visit("replay_error_bytes", value.replay_error_bytes);
   visit("growth", value.growth);
+  visit("out_of_memory_near_step", value.out_of_memory_near_step);
   visit("attribution", value.attribution);
   visit("owners", value.owners);
   visit("holders", value.holders);

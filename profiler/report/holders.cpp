@@ -108,7 +108,7 @@ class Folder {
     ReportHolder holder;
     std::set<std::string_view> paths;  ///< before they were folded
     const LiveBlock* largest = nullptr;
-    bool same_shape = true, same_op = true, same_line = true;
+    bool same_shape = true, same_op = true, same_line = true, same_bytes = true;
   };
 
   std::vector<ReportHolder> fold(const std::vector<const LiveBlock*>& blocks, Fold how) const {
@@ -167,6 +167,7 @@ class Folder {
       row.same_shape &= row.largest->shape == block.shape;
       row.same_op &= op_of(row.largest->made) == op_of(block.made);
       row.same_line &= line_of(row.largest->made) == line_of(block.made);
+      row.same_bytes &= row.largest->bytes == block.bytes;
     }
     if (row.largest == nullptr || block.bytes > row.largest->bytes) row.largest = &block;
   }
@@ -178,6 +179,7 @@ class Folder {
     holder.name = name;
     holder.kind = kind_of(block);
     holder.copies = std::max<int64_t>(1, static_cast<int64_t>(row.paths.size()));
+    if (row.same_bytes) holder.block_bytes = block.bytes;
     if (row.same_shape) holder.shape = block.shape;
     if (row.same_op) holder.op = op_of(block.made);
     if (row.same_line) holder.source = line_of(block.made);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 
 #include "profiler/report/holders.h"
@@ -17,11 +18,13 @@ constexpr size_t kHolderColumns = 62;
 class Holders {
  public:
   Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
+    const bool failed = device.failure.has_value();
     // What is free may be a hundred times what is used: neither the unit nor the bars go by it.
     largest_ = std::max(device.card.cached_bytes, device.card.outside_pytorch_bytes);
     for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
     unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
-    text_ = "  " + padded("who holds the card", kHolderColumns) + fmt::format("{:>9}\n", unit_.name);
+    text_ = "  " + padded(failed ? "GPU memory at the failure" : "GPU memory at the peak", kHolderColumns) +
+            fmt::format("{:>9}\n", unit_.name);
   }
 
   bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00
@@ -79,11 +82,18 @@ std::string shape_of(const ReportHolder& holder) {
   return printable(shape, 40);
 }
 
-// What no module names is told by its line; the shape stands there where there is room.
+// "28 × 384.00 MiB": equal allocations of one place, as of a loop that keeps them.
+std::string count_of(const ReportHolder& holder, const TextOptions& options) {
+  if (holder.copies > 1 || holder.blocks < 2 || holder.block_bytes == 0) return {};
+  return fmt::format("{} {} {}", holder.blocks, options.unicode ? "×" : "x", with_unit(holder.block_bytes));
+}
+
+// What no module names is told by its line; count and shape stand there where there is room.
 std::string label_of(const ReportHolder& holder, const TextOptions& options) {
   std::string label = name_of(holder, options);
   const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
-  for (const std::string& more : {wants_line ? short_line(holder.source) : std::string(), shape_of(holder)}) {
+  for (const std::string& more :
+       {wants_line ? short_line(holder.source) : std::string(), count_of(holder, options), shape_of(holder)}) {
     const bool fits = count_columns(label) + 2 + count_columns(more) <= kHolderColumns - 5;
     if (!more.empty() && fits) label += "  " + more;
   }
@@ -117,37 +127,110 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
 }
 
 // Unfolds into its owners, of which "unexplained" always stands there.
-void outside_rows(Holders& table, const ReportOfDevice& device) {
-  if (device.card.outside_pytorch_bytes == 0) return;
-  table.row(device.device.virtual_device ? "outside PyTorch (context: estimated)" : "outside PyTorch",
-            device.card.outside_pytorch_bytes);
+void non_pytorch_details(Holders& table, const ReportOfDevice& device) {
   for (const OutsideOwner& owner : device.outside) {
     if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
   }
 }
 
+/// The categories in the order in which a report has them.
+constexpr std::array<Category, kCategoryCount> kOrder = {
+    Category::activation, Category::gradient_in_flight, Category::input,     Category::output,
+    Category::temporary,  Category::workspace,          Category::parameter, Category::buffer,
+    Category::gradient,   Category::optimizer_state,    Category::unknown};
+
+/// What is no category, in the order in which it follows them.
+struct MemoryRow {
+  std::string label;
+  int64_t bytes = 0;
+};
+
+std::vector<MemoryRow> rows_behind_categories(const ReportOfDevice& device) {
+  const int64_t private_bytes = cached_in_private_pools(device);
+  return {{"freed, in use on another stream", device.card.pending_free_bytes},
+          {"cached (reserved, not allocated)", device.card.cached_bytes - private_bytes},
+          {"cached in private pools", private_bytes},
+          {device.device.virtual_device ? "non-PyTorch memory (context: estimated)" : "non-PyTorch memory",
+           device.card.outside_pytorch_bytes},
+          {"free", device.card.free_bytes}};
+}
+
 }  // namespace
+
+std::string_view label_of(Category category) {
+  switch (category) {
+    case Category::activation:
+      return "activations (saved for backward)";
+    case Category::gradient_in_flight:
+      return "activation gradients";
+    case Category::input:
+      return "inputs";
+    case Category::output:
+      return "outputs (live, not saved)";
+    case Category::temporary:
+      return "temporaries";
+    case Category::workspace:
+      return "workspace (cuDNN, cuBLAS)";
+    case Category::parameter:
+      return "parameters";
+    case Category::buffer:
+      return "buffers";
+    case Category::gradient:
+      return "gradients";
+    case Category::optimizer_state:
+      return "optimizer state";
+    case Category::unknown:
+      return "unknown";
+  }
+  return {};
+}
 
 std::string holders_table(const ReportOfDevice& device, const TextOptions& options) {
   Holders table(device, options);
-  category_rows(table, device, "saved for backward", Category::activation);
-  category_rows(table, device, "gradients on their way", Category::gradient_in_flight);
-  category_rows(table, device, "inputs", Category::input);
-  category_rows(table, device, "outputs that are held", Category::output);
-  category_rows(table, device, "temporaries", Category::temporary);
-  category_rows(table, device, "workspace (cuDNN, cuBLAS)", Category::workspace);
-  category_rows(table, device, "parameters", Category::parameter);
-  category_rows(table, device, "buffers", Category::buffer);
-  category_rows(table, device, "gradients", Category::gradient);
-  category_rows(table, device, "optimizer state", Category::optimizer_state);
-  category_rows(table, device, "unknown", Category::unknown);
-  table.row("freed, in use on another stream", device.card.pending_free_bytes);
-  const int64_t private_bytes = cached_in_private_pools(device);
-  table.row("cached, free", device.card.cached_bytes - private_bytes);
-  table.row("cached in private pools", private_bytes);
-  outside_rows(table, device);
-  table.row("free", device.card.free_bytes);
+  for (const Category category : kOrder) category_rows(table, device, label_of(category), category);
+  for (const MemoryRow& row : rows_behind_categories(device)) {
+    table.row(row.label, row.bytes);
+    if (row.label.starts_with("non-PyTorch") && row.bytes > 0) non_pytorch_details(table, device);
+  }
   return table.finish();
+}
+
+std::string memory_table(const ReportOfDevice& device, size_t at_most, const TextOptions& options) {
+  Holders table(device, options);
+  std::vector<MemoryRow> rows;
+  for (const Category category : kOrder) {
+    rows.push_back({std::string(label_of(category)), bytes_of(device, category)});
+  }
+  for (MemoryRow& row : rows_behind_categories(device)) rows.push_back(std::move(row));
+  std::erase_if(rows, [&](const MemoryRow& row) { return !table.shows(row.bytes); });
+  int64_t others = 0;
+  while (rows.size() > at_most || (others > 0 && rows.size() >= at_most)) {
+    const auto smallest = std::ranges::min_element(rows, {}, &MemoryRow::bytes);
+    others += smallest->bytes;
+    rows.erase(smallest);
+  }
+  for (const MemoryRow& row : rows) table.row(row.label, row.bytes);
+  table.row("others", others);
+  return table.finish();
+}
+
+std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options) {
+  if (!device.growth.empty() && (!device.cause || device.cause->kind == CauseKind::leak)) {
+    const ReportGrowth& growth = device.growth.front();
+    std::string place;
+    for (const std::string& part : {growth.op, growth.module, short_line(growth.source)}) {
+      if (!part.empty()) place += (options.unicode ? " ← " : " <- ") + printable(part, 60);
+    }
+    return fmt::format("{}{}, {} per step", in_words(std::string(oomdiag::name_of(growth.kind))), place,
+                       with_unit(growth.bytes_per_step));
+  }
+  const auto most = std::ranges::max_element(device.holders, {}, &ReportHolder::bytes);
+  if (most == device.holders.end() || most->bytes == 0) return {};
+  std::string text = fmt::format("{}, {}: {}", printable(label_of(*most, options), 80), with_unit(most->bytes),
+                                 label_of(most->category));
+  const bool same = device.largest && !device.largest->freed_by_node.empty() && device.largest->name == most->name;
+  if (same) text += fmt::format(", until {} has run", printable(device.largest->freed_by_node, 40));
+  return text;
 }
 
 std::string lines_table(const ReportOfDevice& device) {

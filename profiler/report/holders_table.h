@@ -1,13 +1,23 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
 
 namespace oomdiag {
 
-/// Who holds the card, with bars; adds up to the card. Under each category that matters stand those who hold most of it, until
+/// "activations (saved for backward)": what people read for a category, the same word everywhere.
+std::string_view label_of(Category category);
+
+/// "h.*.mlp.act ×12, 4.00 GiB: activations (saved for backward)": who keeps most; in a leak, what grows. Empty for nothing.
+std::string kept_by_text(const ReportOfDevice& device, const TextOptions& options);
+
+/// GPU memory by category in at most `at_most` rows, the smallest as "others"; adds up to the device.
+std::string memory_table(const ReportOfDevice& device, size_t at_most, const TextOptions& options);
+
+/// GPU memory by category, with bars; adds up to the device. Under each category that matters stand those who hold most of it, until
 /// four fifths are named.
 std::string holders_table(const ReportOfDevice& device, const TextOptions& options);
 

@@ -121,9 +121,10 @@ void add_imbalance(const std::vector<JobMember>& members, const JobMember& faile
   decide_again(cause);
 }
 
-std::string find_outcome(const Report& main, std::optional<int> exit_code) {
+std::string find_outcome(const Report& main, const std::vector<JobMember>& members, std::optional<int> exit_code) {
   if (main.outcome == "out_of_memory" || !exit_code) return main.outcome;
-  return *exit_code == 0 ? "ok" : *exit_code > 128 ? "killed" : "failed";
+  const bool caught = std::ranges::any_of(members, [](const JobMember& one) { return one.report.outcome == "caught"; });
+  return *exit_code == 0 ? (caught ? "caught" : "ok") : *exit_code > 128 ? "killed" : "failed";
 }
 
 }  // namespace
@@ -131,7 +132,7 @@ std::string find_outcome(const Report& main, std::optional<int> exit_code) {
 Report merge_job(const std::vector<JobMember>& members, std::optional<int> exit_code) {
   const JobMember& main = find_main(members);
   Report job = main.report;
-  job.outcome = find_outcome(job, exit_code);
+  job.outcome = find_outcome(job, members, exit_code);
   job.exit_code = exit_code;
   add_imbalance(members, main, job);
   for (const JobMember& member : members) {

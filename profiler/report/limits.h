@@ -12,7 +12,7 @@ namespace oomdiag {
 
 /// Of a card whose failure cut the first step short. A whole run on another card takes it back (whole_run.h).
 inline constexpr std::string_view kNoWholeStep =
-    "no whole step was seen: what helps is told by the least it needs; oomdiag fix measures it";
+    "no complete step was recorded: fixes are lower bounds; oomdiag fix measures them";
 
 /// What a report does not know, one sentence each: lost events, modelled figures, differences that the replay found.
 std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs);

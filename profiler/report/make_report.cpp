@@ -19,10 +19,16 @@ std::optional<bool> has_survived(const ReportInputs& inputs) {
   return std::nullopt;
 }
 
+bool has_caught(const DeviceHistory& device) {
+  return std::ranges::find(device.refusals, Outcome::caught, &OutOfMemory::outcome) != device.refusals.end();
+}
+
 std::string find_outcome(const Trace& trace, const History& history, const ReportInputs& inputs) {
   const auto failed = [](const DeviceHistory& device) { return device.failure.has_value(); };
   if (std::any_of(history.devices.begin(), history.devices.end(), failed)) return "out_of_memory";
   if (inputs.signal) return "killed";
+  const bool went_on = inputs.exit_code.value_or(0) == 0 && trace.process.end_state != EndState::running;
+  if (went_on && std::any_of(history.devices.begin(), history.devices.end(), has_caught)) return "caught";
   if (inputs.exit_code) return *inputs.exit_code == 0 ? "ok" : *inputs.exit_code > 128 ? "killed" : "failed";
   return trace.process.end_state == EndState::running && !inputs.still_runs ? "killed" : "ok";
 }

@@ -28,7 +28,7 @@ bool is_torch_function(std::string_view name) {
 }  // namespace
 
 void add(std::string& text, std::string_view label, const std::string& value) {
-  if (!value.empty()) text += fmt::format("  {:<8} {}\n", label, value);
+  if (!value.empty()) text += fmt::format("  {:<9}  {}\n", label, value);
 }
 
 std::string short_source(const std::string& source) { return source.substr(source.rfind('/') + 1); }

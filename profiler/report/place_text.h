@@ -8,7 +8,7 @@
 
 namespace oomdiag {
 
-/// Adds "  where    <value>", unless there is none.
+/// Adds "  where      <value>", unless there is none.
 void add(std::string& text, std::string_view label, const std::string& value);
 
 /// "train.py:31" of "/home/me/project/train.py:31"; the JSON has the whole path.

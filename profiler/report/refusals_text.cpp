@@ -48,8 +48,8 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
                                                         : fmt::format("steps {} to {}", place.first, place.last);
     const std::string count = several ? fmt::format("{} times up to ", place.count) : "";
     add(text, "caught",
-        fmt::format("{}{} refused in {}, {}{}{}", count, with_unit(place.largest.requested_bytes),
-                    name_of(place.largest.phase), steps, where.empty() ? "" : ": ", where));
+        fmt::format("{}{} in {}, {}{}{}", count, with_unit(place.largest.requested_bytes), name_of(place.largest.phase),
+                    steps, where.empty() ? "" : ": ", where));
   }
   const int64_t more = device.caught_count - static_cast<int64_t>(device.caught.size());
   if (more > 0) add(text, "caught", fmt::format("{} more", more));
@@ -61,15 +61,16 @@ std::string refusals_text(const ReportOfDevice& device, const TextOptions& optio
   std::string text;
   for (const ReportAbsorbed& one : sum_absorbed(device)) {
     const std::string& where = !one.node.empty() ? one.node : one.op;
-    add(text, "absorbed",
-        fmt::format("{} {} inside {}: asked {}, went on {}, which may be slower", one.count,
+    add(text, "recovered",
+        fmt::format("{} {} inside {}: the library requested {} and went on {}, which may be slower", one.count,
                     one.count == 1 ? "OOM" : "OOMs", printable(where.empty() ? "a library" : where, 40),
                     with_unit(one.requested_bytes),
                     one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
   }
   for (const OutsideOwner& one : device.driver_refusals) {
-    add(text, "refused",
-        fmt::format("{} that {} asked of the driver itself", with_unit(one.bytes), printable(one.owner, 40)));
+    add(text, "driver",
+        fmt::format("{} that {} requested itself could not be allocated", with_unit(one.bytes),
+                    printable(one.owner, 40)));
   }
   add_caught(text, device, options);
   return text;

@@ -15,4 +15,11 @@ std::string_view verdict_on(const Remedy& remedy);
 /// after a run that fits, what would lower its peak. Empty if there is nothing.
 std::string remedies_table(const ReportOfDevice& device, const TextOptions& options);
 
+/// The line "fix": the best fix with its line to change, its peak and whether it fits; where none is known to fit, how to find
+/// out. Empty after a run that fits.
+std::string best_fix_text(const Report& report, const ReportOfDevice& device, const TextOptions& options);
+
+/// At most three fixes besides the best one: of those that fit; where none is known to, of those that may.
+std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& options);
+
 }  // namespace oomdiag

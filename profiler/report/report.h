@@ -73,7 +73,8 @@ struct ReportHolder {
   std::string kind{};                              ///< what people call it: logits | loss | cast, or empty
   std::string op{}, source{}, shape{}, used_by{};  ///< empty where they differ
   int64_t bytes = 0, blocks = 0;
-  int64_t copies = 1;  ///< how many modules or parameters were folded
+  int64_t copies = 1;       ///< how many modules or parameters were folded
+  int64_t block_bytes = 0;  ///< of each block, where they are equal
 
   bool operator==(const ReportHolder&) const = default;
 };
@@ -211,6 +212,7 @@ struct ReportOfDevice {
   int64_t needs_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted
   int64_t replay_error_bytes = 0;
   std::vector<ReportGrowth> growth{};
+  std::optional<uint32_t> out_of_memory_near_step{};  ///< of a run that fits and grows
   Owners owners_by{};
   std::optional<ReportLifetime> largest{};
   Figures phase_peaks{};                ///< of all steps, by phase
@@ -272,7 +274,7 @@ struct ReportNote {
 };
 
 struct Report {
-  std::string outcome = "ok";  ///< ok | out_of_memory | killed | failed
+  std::string outcome = "ok";  ///< ok | out_of_memory | caught (it went on after OOMs) | killed | failed
   std::optional<int> exit_code{};
   std::string torch{};
   std::string command{};

@@ -20,24 +20,40 @@ namespace {
 
 constexpr size_t kColumns = 79;
 
+int64_t bytes_per_step(const ReportOfDevice& device) {
+  int64_t bytes = 0;
+  for (const ReportGrowth& growth : device.growth) bytes += growth.bytes_per_step;
+  return bytes;
+}
+
 std::string headline(const Report& report, const ReportOfDevice* device) {
-  if (device == nullptr && report.unwatched) return "oomdiag: what was allocated on the card could not be seen";
-  if (device == nullptr) return "oomdiag: nothing was allocated on a card";
+  if (device == nullptr && report.unwatched) return "oomdiag: allocations on the GPU could not be recorded";
+  if (device == nullptr) return "oomdiag: nothing was allocated on a GPU";
   if (report.snapshot && !device->failure) return "oomdiag: a memory snapshot";
   if (report.snapshot && report.steps == 0) return "oomdiag: out of memory, by a memory snapshot";
   const ReportPeak& peak = device->peak;
   const int code = report.exit_code.value_or(0);
   if (report.outcome == "out_of_memory" && device->failure) {
-    return fmt::format("oomdiag: out of memory in {}, step {}", name_of(device->failure->phase), device->failure->step);
+    return fmt::format("oomdiag: out of memory on cuda:{} in {}, step {}", device->device.index,
+                       name_of(device->failure->phase), device->failure->step);
+  }
+  if (report.outcome == "caught") {
+    return fmt::format("oomdiag: ran out of memory {} on cuda:{}, caught by the program",
+                       device->caught_count == 1 ? "once" : fmt::format("{} times", device->caught_count),
+                       device->device.index);
   }
   if (report.outcome == "killed") {
     return code > 128 ? fmt::format("oomdiag: killed by signal {}, step {}", code - 128, report.steps)
-                      : fmt::format("oomdiag: ended without a word, step {}", report.steps);
+                      : fmt::format("oomdiag: ended without a message, step {}", report.steps);
   }
   if (report.outcome == "failed") {
     return fmt::format("oomdiag: failed, exit code {}, step {}", code, report.steps);
   }
   if (report.still_runs) return fmt::format("oomdiag: still runs, step {}", report.steps);
+  if (device->out_of_memory_near_step) {
+    return fmt::format("oomdiag: fits so far, grows {} per step: out of memory near step {}",
+                       with_unit(bytes_per_step(*device)), *device->out_of_memory_near_step);
+  }
   return fmt::format("oomdiag: {}, peak in {}, step {}",
                      report.lower_bound ? "fits, as far as is known (lower bound)" : "fits", name_of(peak.phase),
                      peak.step);
@@ -45,23 +61,14 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
 
 std::string card_of(const ReportDevice& device, bool snapshot) {
   if (device.name.empty() && device.compute_capability == "0.0") {
-    return fmt::format("unknown card, {} or more", with_unit(device.total_bytes));
+    return fmt::format("unknown GPU, {} or more", with_unit(device.total_bytes));
   }
-  std::string_view name = device.name.empty() ? "unknown card" : std::string_view(device.name);
+  std::string_view name = device.name.empty() ? "unknown GPU" : std::string_view(device.name);
   for (const std::string_view maker : {"NVIDIA ", "GeForce "}) {
     if (name.starts_with(maker)) name.remove_prefix(maker.size());
   }
   const char* const kind = snapshot ? "" : device.virtual_device ? " (virtual)" : " (real)";
   return fmt::format("{}{}, {}", printable(name, 40), kind, with_unit(device.total_bytes));
-}
-
-// "relu1, 3.32 GiB: autograd keeps it until ReluBackward0 ← relu1 has run".
-std::string largest_of(const ReportLifetime& life, const TextOptions& options) {
-  if (life.freed_by_node.empty()) return {};
-  const char* const arrow = options.unicode ? " ← " : " <- ";
-  const std::string by = life.freed_by_module.empty() ? "" : arrow + printable(life.freed_by_module, 40);
-  return fmt::format("{}, {}: autograd keeps it until {}{} has run", printable(life.name, 40), with_unit(life.bytes),
-                     printable(life.freed_by_node, 40), by);
 }
 
 void add_autocast(std::string& text, const ReportOfDevice& device) {
@@ -87,12 +94,12 @@ std::string earlier_of(const ReportOfDevice& device) {
     if (phase.phase == failure.phase) same_phase = phase.allocated_bytes;
   }
   if (highest == 0 || failure.step < 2) return {};
-  const int64_t wanted = failure.allocated_bytes + failure.requested_bytes;
+  const int64_t needed = failure.allocated_bytes + failure.requested_bytes;
   const std::string most = fmt::format("step {} peaked at {}", failure.step - 1, with_unit(highest));
-  if (same_phase == 0) return fmt::format("{}; this one wanted {} so far", most, with_unit(wanted));
-  const int64_t more = wanted - same_phase;
-  return fmt::format("{}, {} in {}; this one wanted {} there, {} {}", most, with_unit(same_phase),
-                     name_of(failure.phase), with_unit(wanted), with_unit(std::abs(more)), more < 0 ? "less" : "more");
+  if (same_phase == 0) return fmt::format("{}; this one needs {} so far", most, with_unit(needed));
+  const int64_t more = needed - same_phase;
+  return fmt::format("{}, {} in {}; this one needs {} there, {} {}", most, with_unit(same_phase),
+                     name_of(failure.phase), with_unit(needed), with_unit(std::abs(more)), more < 0 ? "less" : "more");
 }
 
 // A snapshot may tell the phase only: threads of autograd have no Python frames.
@@ -102,9 +109,7 @@ std::string where_text(const ReportFailure& failure, const TextOptions& options)
   return place == "backward" ? "a node of backward; which one, stacks=\"all\" would tell" : place;
 }
 
-void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
-  const ReportFailure& failure = *device.failure;
-  add(text, "where", where_text(failure, options));
+std::string requested_text(const ReportFailure& failure) {
   std::string what;
   if (!failure.wanted.empty()) {
     what = ": " + printable(failure.wanted, 60);
@@ -113,25 +118,37 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
     what = ": inside " + printable(failure.inner_op, 60);
   }
-  add(text, "called", callers_text(failure, options));
-  add(text, "wanted", with_unit(failure.requested_bytes) + what);
-  add(text, "earlier", earlier_of(device));
-  add_autocast(text, device);
-  if (!device.cause) return;
-  add(text, "cause", cause_text(*device.cause));
-  if (device.cause->evidence.complete_run_allocated_bytes) {
-    add(text, "needs", fmt::format("{} of card (measured: a whole run with room)", with_unit(device.needs_bytes)));
-  } else if (device.cause->kind == CauseKind::capacity || device.cause->kind == CauseKind::workspace) {
-    add(text, "needs", fmt::format("at least {} of card to get past this (predicted)", with_unit(device.needs_bytes)));
+  return with_unit(failure.requested_bytes) + what;
+}
+
+// Measured where a complete run on a larger device was made; else a lower bound, where bytes are what is missing.
+std::string required_text(const ReportOfDevice& device) {
+  const ReportCause& cause = *device.cause;
+  if (cause.evidence.complete_run_allocated_bytes) {
+    return with_unit(device.needs_bytes) + " of GPU memory (measured by a complete run)";
   }
-  if (device.largest) add(text, "largest", largest_of(*device.largest, options));
+  const bool bytes_are_missing = cause.kind == CauseKind::capacity || cause.kind == CauseKind::workspace;
+  return bytes_are_missing ? fmt::format("at least {} of GPU memory (predicted)", with_unit(device.needs_bytes)) : "";
+}
+
+void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
+  const ReportFailure& failure = *device.failure;
+  add(text, "where", where_text(failure, options));
+  if (options.all) add(text, "called", callers_text(failure, options));
+  add(text, "requested", requested_text(failure));
+  if (options.all) add(text, "earlier", earlier_of(device));
+  if (options.all) add_autocast(text, device);
+  if (!device.cause) return;
+  add(text, "why", cause_text(*device.cause));
+  add(text, "kept by", kept_by_text(device, options));
+  add(text, "required", required_text(device));
 }
 
 // Without it nobody can say whether others held the card, or whether it can ever be enough.
 void ask_for_card(std::string& text, const Report& report, const ReportOfDevice& device) {
   if (!report.snapshot || !device.device.name.empty() || !device.cause || device.cause->kind != CauseKind::capacity)
     return;
-  add(text, "card?", "a snapshot does not tell its size: --device NAME or --memory SIZE would say more");
+  add(text, "GPU?", "a snapshot does not record it: pass --device NAME or --memory SIZE");
 }
 
 void add_peak(std::string& text, const Report& report, const ReportOfDevice& device, const TextOptions& options) {
@@ -143,8 +160,9 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
                   with_unit(peak.reserved_bytes)));
   add(text, "set by", place_text(peak, options));
   if (report.snapshot) return;
-  add_autocast(text, device);
-  add(text, "room", fmt::format("{} more could be allocated at the peak", with_unit(device.headroom_bytes)));
+  if (options.all) add_autocast(text, device);
+  add(text, "headroom", with_unit(device.headroom_bytes) + " at the peak");
+  if (!device.growth.empty()) add(text, "kept by", kept_by_text(device, options));
   if (report.outcome == "killed" && !device.timeline.empty()) {
     const ReportPoint& last = device.timeline.back();
     add(text, "at last",
@@ -153,33 +171,78 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
   }
   if (device.batch && device.batch->largest_batch > device.batch->batch) {
     add(text, "batch",
-        fmt::format("{}{} fits; up to {} should (predicted)", device.batch->batch,
-                    device.batch->inferred ? " (as the shapes of tensors tell)" : "", device.batch->largest_batch));
+        fmt::format("{}{} fits; up to {} should fit (predicted)", device.batch->batch,
+                    device.batch->inferred ? " (inferred from tensor shapes)" : "", device.batch->largest_batch));
   }
 }
 
 void add_limits(std::string& text, const Report& report) {
   if (report.limits.empty()) return;
-  text += "\n  what this report does not know\n";
+  text += "\n  limitations\n";
   for (const std::string& limit : report.limits) text += wrapped(limit, 100);
 }
 
-// What is worth most now: remedies that are run after an OOM, how far it goes after a run that fits.
-std::string next_command(const Report& report) {
+bool is_measured(const Report& report) {
+  return std::ranges::any_of(report.devices[report.main_device].remedies,
+                             [](const Remedy& fix) { return fix.fits == true; });
+}
+
+// What is worth most now: fixes that are measured after an OOM, the details after a run that fits.
+std::string next_command(const Report& report, const TextOptions& options) {
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
   const bool of_run = !report.snapshot && report.ranks.empty() && !report.folder.empty();
-  if (of_run && report.outcome == "out_of_memory") return fmt::format("\n  next: oomdiag fix {}\n", folder);
-  return fmt::format("\n  next: oomdiag explain {} --open\n", folder);
+  const bool failed = report.outcome == "out_of_memory" || report.outcome == "caught";
+  const std::string more = options.all ? std::string() : fmt::format("   (details: oomdiag explain {} --all)", folder);
+  if (of_run && failed && !is_measured(report)) return fmt::format("\n  next: oomdiag fix {}{}\n", folder, more);
+  return fmt::format("\n  next: oomdiag explain {} {}\n", folder, options.all ? "--open" : "--all");
 }
 
 // Of an allocator that tells nothing only the totals are known.
-std::string totals_of(const Report& report, const ReportOfDevice& device) {
+std::string totals_of(const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   std::string text;
   add(text, "peak",
       fmt::format("{} allocated, {} reserved: the allocator's own totals", with_unit(device.peak.allocated_bytes),
                   with_unit(device.peak.reserved_bytes)));
   add_limits(text, report);
-  return text + next_command(report);
+  return text + next_command(report, options);
+}
+
+void add_table(std::string& text, const std::string& table) {
+  if (!table.empty()) text += "\n" + table;
+}
+
+/// What the first screen has no room for.
+std::string details_of(const Report& report, const ReportOfDevice& device, const TextOptions& options) {
+  std::string text;
+  add_table(text, growth_table(device, options));
+  add_table(text, holders_table(device, options));
+  add_table(text, lines_table(device));
+  add_table(text, page_locked_table(device));
+  add_table(text, groups_table(device));
+  add_table(text, ranks_table(report));
+  add_table(text, cards_table(report));
+  add_table(text, holes_table(device));
+  add_table(text, marks_table(device));
+  add_table(text, remedies_table(device, options));
+  if (report.reference_case) text += "\n" + case_text(*report.reference_case);
+  add_limits(text, report);
+  return text;
+}
+
+size_t count_lines(const std::string& text) { return static_cast<size_t>(std::ranges::count(text, '\n')); }
+
+/// `text` is what stands above; the table of memory gets the lines that are left.
+std::string rest_of_first_screen(const Report& report, const ReportOfDevice& device, const std::string& above,
+                                 const TextOptions& options) {
+  constexpr size_t kMostLines = 24, kFewestRows = 3, kFrame = 4;  // a blank line and a title; a blank line and "next"
+  std::string text;
+  if (!device.failure) add_table(text, growth_table(device, options));
+  add_table(text, ranks_table(report));
+  add_table(text, other_fixes_table(device, options));
+  const size_t used = count_lines(above) + count_lines(text) + kFrame;
+  add_table(text, memory_table(device, std::max(kFewestRows, kMostLines - std::min(used, kMostLines)), options));
+  if (report.reference_case && !device.failure) text += "\n" + case_text(*report.reference_case);
+  return text;
 }
 
 std::string compose(const Report& report, const TextOptions& options) {
@@ -194,7 +257,7 @@ std::string compose(const Report& report, const TextOptions& options) {
   }
   const std::string card = card_of(device->device, report.snapshot);
   text = padded(text, std::max(text.size() + 2, kColumns - std::min(kColumns, card.size()))) + card + "\n\n";
-  if (report.unwatched) return text + totals_of(report, *device);
+  if (report.unwatched) return text + totals_of(report, *device, options);
 
   if (device->failure) {
     add_failure(text, *device, options);
@@ -203,20 +266,9 @@ std::string compose(const Report& report, const TextOptions& options) {
     add_peak(text, report, *device, options);
   }
   text += refusals_text(*device, options);
-  if (const std::string growth = growth_table(*device, options); !growth.empty()) text += "\n" + growth;
-  text += "\n" + holders_table(*device, options);
-  if (const std::string lines = lines_table(*device); !lines.empty()) text += "\n" + lines;
-  if (const std::string host = page_locked_table(*device); !host.empty()) text += "\n" + host;
-  if (const std::string groups = groups_table(*device); !groups.empty()) text += "\n" + groups;
-  if (const std::string ranks = ranks_table(report); !ranks.empty()) text += "\n" + ranks;
-  if (const std::string cards = cards_table(report); !cards.empty()) text += "\n" + cards;
-  if (const std::string holes = holes_table(*device); !holes.empty()) text += "\n" + holes;
-  if (const std::string marks = marks_table(*device); !marks.empty()) text += "\n" + marks;
-  if (const std::string remedies = remedies_table(*device, options); !remedies.empty()) text += "\n" + remedies;
-  if (report.reference_case) text += "\n" + case_text(*report.reference_case);
-  add_limits(text, report);
-  if (used) text += next_command(report);
-  return text;
+  text += best_fix_text(report, *device, options);
+  text += options.all ? details_of(report, *device, options) : rest_of_first_screen(report, *device, text, options);
+  return text + next_command(report, options);
 }
 
 }  // namespace

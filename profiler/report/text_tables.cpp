@@ -34,8 +34,8 @@ std::string holes_table(const ReportOfDevice& device) {
   int64_t largest = 0;
   for (const ReportPinnedSegment& segment : device.cause->pinned) largest = std::max(largest, segment.bytes);
   const Unit unit = unit_for(largest);
-  std::string text = "  " + padded(fmt::format("largest holes, {}", unit.name), 24) +
-                     fmt::format("{:>9}{:>9}   pinned by\n", "hole", "segment");
+  std::string text = "  " + padded(fmt::format("largest free blocks, {}", unit.name), 24) +
+                     fmt::format("{:>9}{:>9}   blocked by\n", "free", "segment");
   for (const ReportPinnedSegment& segment : device.cause->pinned) {
     if (segment.largest_hole_bytes * 200 < unit.bytes) continue;
     const std::string by = segment.pinned_by.empty() ? "" : label_of(segment.pinned_by.front());
@@ -51,7 +51,7 @@ std::string page_locked_table(const ReportOfDevice& device) {
   for (const PageLocked& place : device.page_locked) all += place.bytes;
   if (all < kLeast) return {};
   const Unit unit = unit_for(all);
-  std::string text = "  " + padded("page-locked memory of the host", 58) + fmt::format("{:>13}\n", unit.name);
+  std::string text = "  " + padded("pinned host memory", 58) + fmt::format("{:>13}\n", unit.name);
   for (const PageLocked& place : device.page_locked) {
     if (place.bytes * kLeastShare < all) break;
     text += "    " + padded(place_of(place), 56) + fmt::format("{:>13}\n", in_unit(place.bytes, unit));

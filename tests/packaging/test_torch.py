@@ -63,7 +63,7 @@ class Recording(TorchTest):
         self.assertIn(failure["module"], ("conv1", "norm", "conv2", ""))
         self.assertTrue(failure["op"])
         self.assertEqual(sum(report["categories"].values()), failure["allocated_bytes"])
-        self.assertIn("who holds the card", self.done.stderr)
+        self.assertIn("GPU memory at the failure", self.done.stderr)
 
     def test_an_oom_in_backward_has_node_and_forward_line(self):
         code = """

@@ -8,9 +8,9 @@ from typing import Any, Dict, Iterator, List, Union
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_CATEGORIES = {"activation": "saved for backward", "parameter": "parameters", "gradient": "gradients", "input": "inputs",
-               "optimizer_state": "optimizer state", "output": "outputs that are held", "buffer": "buffers",
-               "gradient_in_flight": "gradients on their way", "temporary": "temporaries", "workspace": "workspaces"}
+_CATEGORIES = {"activation": "activations (saved for backward)", "parameter": "parameters", "gradient": "gradients", "input": "inputs",
+               "optimizer_state": "optimizer state", "output": "outputs (live, not saved)", "buffer": "buffers",
+               "gradient_in_flight": "activation gradients", "temporary": "temporaries", "workspace": "workspaces"}
 
 
 class BudgetExceeded(AssertionError):

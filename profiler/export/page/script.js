@@ -5,8 +5,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const report = data.report;
 const words = {
   parameter: "parameters", buffer: "buffers", gradient: "gradients", optimizer_state: "optimizer state",
-  activation: "saved for backward", input: "inputs", output: "outputs that are held",
-  gradient_in_flight: "gradients on their way", temporary: "temporaries", workspace: "workspaces",
+  activation: "activations (saved for backward)", input: "inputs", output: "outputs (live, not saved)",
+  gradient_in_flight: "activation gradients", temporary: "temporaries", workspace: "workspaces",
   unknown: "unknown", pending_free: "freed, in use on another stream", free: "free", mixed: "small blocks", others: "others",
 };
 const word = name => words[name] || name;

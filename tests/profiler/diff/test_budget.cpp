@@ -67,3 +67,13 @@ TEST_CASE("verdicts become JUnit's XML and annotations, whatever stands in them"
   CHECK(to_github({{"max allocated", false, "2 % above"}}, "r.json") ==
         "::error title=oomdiag max allocated::r.json: 2 %25 above\n");
 }
+
+TEST_CASE("a run whose OOMs were caught, or that grows until it will run out, is not kept", "[budget]") {
+  oomdiag::Report report{.outcome = "caught", .devices = {oomdiag::ReportOfDevice{}}};
+  CHECK_FALSE(check(report, {}).front().kept);
+  report.outcome = "ok";
+  CHECK(check(report, {}).front().kept);
+  report.devices.front().out_of_memory_near_step = 1450;
+  CHECK_FALSE(check(report, {}).front().kept);
+  CHECK(check(report, {}).front().words == "fits so far, and grows: out of memory near step 1450");
+}

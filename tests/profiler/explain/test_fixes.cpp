@@ -4,6 +4,7 @@
 #include <fstream>
 #include <set>
 
+#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/predict_fixes.h"
 #include "profiler/explain/what_if.h"
@@ -276,6 +277,102 @@ TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain]
   StepModel model = model_of(lives);
   model.has_backward = model.whole = false;
   CHECK_FALSE(find(predict_remedies(model), "no_grad"));
+}
+
+TEST_CASE("in a leak the cure fits, and everything else postpones", "[explain][fixes]") {
+  StepLives lives = small_step();
+  lives.blocks.insert(lives.blocks.begin(), {.bytes = 400_MiB, .category = Category::output, .phase = Phase::forward});
+  StepModel model = model_of(lives);
+  model.available_bytes = model.peak_bytes - 8_MiB;
+  model.grown_bytes = 400_MiB;
+  model.grown_per_step = 8_MiB;
+  model.last_step = 50;
+  model.growing_place = "train.py:11";
+  model.leaks = true;
+  const auto fixes = predict_remedies(model);
+  REQUIRE_FALSE(fixes.empty());
+  CHECK(fixes.front().id == "stop_growth");
+  CHECK(fixes.front().label == "stop keeping tensors across steps (train.py:11)");
+  CHECK(fixes.front().predicted_fits == true);
+  CHECK_FALSE(fixes.front().postpones_to_step);
+  for (const Remedy& fix : fixes) {
+    INFO(fix.id);
+    if (fix.id != "stop_growth") CHECK(fix.predicted_fits == false);
+    CHECK(fix.ids.empty());  // no pair is enough
+  }
+  // Half the batch leaves half of what grew, and each step leaves half as much: 288 MiB are left for 4 MiB a step.
+  REQUIRE(find(fixes, "half_batch"));
+  CHECK(find(fixes, "half_batch")->postpones_to_step == 50 + 72);
+}
+
+TEST_CASE("a request for scores that softmax did not reach goes with fused attention, too", "[explain][fixes]") {
+  const Where first{.op = "aten::softmax", .module = "h.0.attn"}, last{.op = "aten::bmm", .module = "h.1.attn"};
+  BlockLife scores = saved(64_MiB, 1, 9, first, {first});
+  scores.shape = "[8, 16, 256, 256] float32";
+  const BlockLife request{.bytes = 64_MiB, .born = 2, .phase = Phase::forward, .made = last};
+  const StepLives lives = step_of({parameter(32_MiB), scores, request});
+  REQUIRE(find(predict_remedies(model_of(lives)), "sdpa"));
+  CHECK(find(predict_remedies(model_of(lives)), "sdpa")->predicted_peak_bytes == 32_MiB);
+}
+
+TEST_CASE("casts of weights do not follow the batch, and no_grad does not remove them", "[explain][fixes]") {
+  BlockLife cast{.bytes = 16_MiB, .born = 1, .category = Category::output, .phase = Phase::forward, .in_graph = true};
+  cast.made = {.op = "aten::linear", .inner = "aten::_to_copy", .module = "0"};
+  cast.made.autocast = "float16";
+  const Lives blocks = {parameter(32_MiB), cast};
+  CHECK_FALSE(follows_batch(cast, blocks));
+  CHECK(follows_batch(cast, {parameter(16_MiB), cast}));  // half of no parameter
+
+  StepModel model = model_of(step_of(blocks));
+  model.has_backward = false;
+  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
+}
+
+TEST_CASE("a batch of one has no half", "[explain][fixes]") {
+  StepLives lives = small_step();
+  for (BlockLife& block : lives.blocks) {
+    if (block.category == Category::activation) block.shape = "[1, 32768, 4096] float32";
+  }
+  const auto fixes = predict_remedies(model_of(lives));
+  CHECK_FALSE(find(fixes, "half_batch"));
+  CHECK_FALSE(find(fixes, "accumulate_2"));
+}
+
+TEST_CASE("a program whose steps went by without backward gets no lines for training", "[explain][fixes]") {
+  StepModel model = model_of(small_step());
+  model.has_backward = false;
+  model.only_infers = true;
+  const auto fixes = predict_remedies(model);
+  for (const char* id : {"accumulate_2", "checkpoint", "offload_activations"}) CHECK_FALSE(find(fixes, id));
+  REQUIRE(find(fixes, "half_batch"));
+  CHECK_FALSE(find(fixes, "half_batch")->changes_training);
+}
+
+TEST_CASE("checkpoints are for modules whose forward runs: a list of modules is meant by its children",
+          "[explain][fixes]") {
+  std::vector<std::string> names;
+  for (int i = 0; i < 3; ++i) names.push_back("blocks." + std::to_string(i));
+  StepLives lives{.step = 1};
+  for (uint32_t i = 0; i < 3; ++i) {
+    const Where layer{.op = "aten::relu", .module = names[i], .source = "/home/me/gpt.py:12"};
+    for (uint32_t b = 0; b < 2; ++b) lives.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 40 - 5 * i, layer, {layer}));
+    lives.blocks.push_back(gradient_on_its_way(1_MiB, 39 - 5 * i, 41 - 5 * i, layer));
+  }
+  const auto fixes = predict_remedies(model_of(lives));
+  const Remedy* fix = find(fixes, "checkpoint");
+  REQUIRE(fix);
+  CHECK(fix->modules == names);
+  CHECK(fix->how.back() == "checkpoint_forward(*model.blocks)");
+  CHECK(std::ranges::count(fix->how, "def checkpoint_forward(*modules):") == 1);
+}
+
+TEST_CASE("the largest batch is one with which the step gets through the allocator", "[explain][fixes]") {
+  StepModel model = model_of(small_step());
+  model.available_bytes = 1_GiB;
+  const int64_t largest = find_largest_batch(model, 64, 330);  // 192 MiB of 64 examples would be 992 MiB of 330
+  CHECK(largest > 64);
+  CHECK(largest < 330);  // the last sixty-fourth and the holes are not promised
+  CHECK(find_largest_batch(model, 64, 64) == 0);
 }
 
 TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][fixes]") {

@@ -193,6 +193,24 @@ TEST_CASE("gradients and Adam's state that are still to be made count, those tha
   CHECK(resumed.state_bytes == 0);
 }
 
+TEST_CASE("of several models of one structure one is trained", "[explain][steps]") {
+  Moment moment{.phase = Phase::forward};
+  for (int copy = 0; copy < 3; ++copy) moment.blocks.push_back(parameter("fc.weight", 40_MiB, "Adam, group 0"));
+  const StepLives cut{.step = 1, .blocks = {block(Category::parameter, Phase::setup, 120_MiB, BlockLife::kBefore)}};
+  const KnownRest rest = add_known_rest(cut, moment);
+  CHECK(rest.gradient_bytes == 40_MiB);
+  CHECK(rest.state_bytes == 80_MiB);
+}
+
+TEST_CASE("a model that took no part in forward gets no gradient", "[explain][steps]") {
+  Moment moment{.phase = Phase::backward};
+  moment.blocks = {parameter("student.fc.weight", 40_MiB, "Adam, group 0"),
+                   parameter("old.fc.weight", 60_MiB, "Adam, group 0")};
+  StepLives cut{.step = 1, .blocks = {block(Category::parameter, Phase::setup, 100_MiB, BlockLife::kBefore)}};
+  cut.blocks.push_back(named(block(Category::activation, Phase::forward, 8_MiB, 1), "student.fc"));
+  CHECK(add_known_rest(cut, moment).gradient_bytes == 40_MiB);
+}
+
 TEST_CASE("the state of an optimizer is told by its class", "[explain][steps]") {
   CHECK(least_state("AdamW, group 1") == 2);
   CHECK(least_state("AdamW 2, group 0 (head)") == 2);

@@ -6,6 +6,7 @@
 #include "profiler/explain/batch.h"
 #include "profiler/fold_indices.h"
 #include "profiler/report/holders.h"
+#include "profiler/report/holders_table.h"
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
 #include "tests/catch.h"
@@ -68,7 +69,8 @@ TEST_CASE("the same tensor of each layer is one row", "[report]") {
                                 .shape = "[8, 1024, 3072] float32",
                                 .bytes = 36_MiB,
                                 .blocks = 12,
-                                .copies = 12});
+                                .copies = 12,
+                                .block_bytes = 3_MiB});
   CHECK(rows[1].bytes == 12_MiB);
 }
 
@@ -122,6 +124,17 @@ TEST_CASE("what no module made is told by its op and line, also inside of a pack
   CHECK((rows[0].op == "aten::cat" && rows[0].source == "transformers/cache_utils.py:120"));
 }
 
+TEST_CASE("equal allocations of one line are counted", "[report]") {
+  Blocks blocks;
+  for (int i = 0; i < 28; ++i) blocks.add(Category::output, "", 384_MiB, "", "aten::cdist", "train.py:39");
+  const auto rows = fold_holders(blocks.moment());
+  REQUIRE(rows.size() == 1);
+  CHECK(rows[0].block_bytes == 384_MiB);
+  ReportOfDevice device{.categories = {{"output", 28 * 384_MiB}}, .holders = rows};
+  device.card.allocated_bytes = 28 * 384_MiB;
+  CHECK(holders_table(device, {}).find("aten::cdist  train.py:39  28 × 384.00 MiB") != std::string::npos);
+}
+
 TEST_CASE("the batch size is what first sizes have in common", "[report]") {
   CHECK(find_batch(Blocks()
                        .add(Category::activation, "h", 6_MiB, "[8, 1024, 768] float32")
@@ -133,6 +146,10 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
                        .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
                        .moment()) == std::nullopt);
   CHECK(find_batch(Moment{}) == std::nullopt);
+  CHECK(find_batch(Blocks()  // the tokens of one sequence are no batch
+                       .add(Category::input, "ids", 1_MiB, "[1, 32768] int64")
+                       .add(Category::activation, "h", 6_MiB, "[32768, 4096] float32")
+                       .moment()) == std::nullopt);
 
   Moment many;  // 10¹⁰ divisions if each size is held against each
   std::vector<std::string> shapes;
@@ -148,7 +165,7 @@ TEST_CASE("a foreign program that fits is told its largest batch, and that the b
   REQUIRE(report.devices.front().batch);
   CHECK(report.devices.front().batch->batch == 64);
   CHECK(report.devices.front().batch->inferred);
-  CHECK(to_text(report).find("64 (as the shapes of tensors tell) fits; up to ") != std::string::npos);
+  CHECK(to_text(report).find("64 (inferred from tensor shapes) fits; up to ") != std::string::npos);
 }
 
 }  // namespace oomdiag

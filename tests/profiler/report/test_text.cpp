@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -26,7 +27,28 @@ void check_golden(const std::string& name, const std::string& text) {
   CHECK(text == read_file(path));
 }
 
-std::string text_of(const Trace& trace, const ReportInputs& inputs) { return to_text(make_report(trace, inputs)); }
+std::string text_of(const Trace& trace, const ReportInputs& inputs) {
+  return to_text(make_report(trace, inputs), {.all = true});
+}
+
+std::string first_screen_of(const Trace& trace, const ReportInputs& inputs) {
+  return to_text(make_report(trace, inputs));
+}
+
+/// 8 steps, each of which keeps 16 MiB more; 1 GiB in all.
+Trace growing_training() {
+  EventBuilder trace({.card_bytes = 1_GiB});
+  const SmallTraining training;
+  training.setup(trace);
+  for (uint64_t step = 0; step < 8; ++step) {
+    training.forward(trace, step * 3);
+    trace.op({.op = "aten::clone", .source = "train.py:20"}).alloc("kept " + std::to_string(step), 16_MiB).no_op();
+    training.backward(trace, step * 3);
+    training.optimizer(trace, step == 0);
+    training.zero_grad(trace);
+  }
+  return trace;
+}
 
 }  // namespace
 
@@ -66,6 +88,39 @@ TEST_CASE("a leak reads well", "[report][golden]") {
   }
   trace.op({.op = "aten::relu", .source = "train.py:11"}).nodes(24).alloc("x", 384_MiB).refuse(400_MiB).op_failed();
   check_golden("leak.txt", text_of(trace, {.exit_code = 1, .folder = "oomdiag-4711"}));
+}
+
+TEST_CASE("the first screen of an OOM answers", "[report][golden]") {
+  check_golden("first_screen.txt",
+               first_screen_of(oom_in_backward(), {.exit_code = 1, .batch = 64, .folder = "oomdiag-4711"}));
+}
+
+TEST_CASE("the first screen has at most 24 lines", "[report]") {
+  for (const Trace& trace :
+       {oom_in_backward(), oom_in_forward(), oom_in_optimizer(), training_that_fits(), growing_training()}) {
+    const std::string text = first_screen_of(trace, {.exit_code = 1, .folder = "oomdiag-4711"});
+    INFO(text);
+    CHECK(std::ranges::count(text, '\n') <= 24);
+  }
+}
+
+TEST_CASE("a run that fits and grows is headlined by the step that will run out of memory", "[report]") {
+  const Report report = make_report(growing_training(), {.exit_code = 0, .folder = "oomdiag-4711"});
+  const ReportOfDevice& device = report.devices.front();
+  REQUIRE(device.out_of_memory_near_step);
+  CHECK(*device.out_of_memory_near_step == 8 + static_cast<uint32_t>(device.headroom_bytes / 16_MiB));
+  const std::string text = to_text(report);
+  INFO(text);
+  CHECK(text.starts_with(fmt::format("oomdiag: fits so far, grows 16.00 MiB per step: out of memory near step {}",
+                                     *device.out_of_memory_near_step)));
+  CHECK(text.find("train.py:20") != text.npos);
+}
+
+TEST_CASE("a run whose OOMs were caught did not fit: neither headline nor batch say so", "[report]") {
+  Report report = make_report(training_that_fits(), {.exit_code = 0, .batch = 64});
+  report.outcome = "caught";
+  report.devices.front().caught_count = 3;
+  CHECK(to_text(report).starts_with("oomdiag: ran out of memory 3 times on cuda:0, caught by the program"));
 }
 
 TEST_CASE("a killed run reads well", "[report][golden]") {

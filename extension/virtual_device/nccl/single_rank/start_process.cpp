@@ -1,5 +1,3 @@
-#include "extension/virtual_device/nccl/start_rank.h"
-
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +12,7 @@
 
 #include "extension/environment.h"
 #include "extension/virtual_device/nccl/environment.h"
+#include "extension/virtual_device/nccl/start_rank.h"
 
 namespace oomdiag {
 namespace {
