@@ -1,3 +1,5 @@
+#include "extension/virtual_device/nccl/start_rank.h"
+
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,7 +14,6 @@
 
 #include "extension/environment.h"
 #include "extension/virtual_device/nccl/environment.h"
-#include "extension/virtual_device/nccl/start_rank.h"
 
 namespace oomdiag {
 namespace {

@@ -1,9 +1,10 @@
 // Communicators: made, asked, ended.
 
+#include "extension/virtual_device/nccl/communicator.h"
+
 #include <memory>
 
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/nccl/communicator.h"
 #include "extension/virtual_device/nccl/lone.h"
 #include "extension/virtual_device/nccl/unique_id.h"
 

@@ -1,3 +1,5 @@
+#include "extension/virtual_device/nccl/lone.h"
+
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +14,6 @@
 #include "extension/environment.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
-#include "extension/virtual_device/nccl/lone.h"
 #include "extension/virtual_device/nccl/start_rank.h"
 
 namespace oomdiag {
