@@ -76,7 +76,7 @@ EventKind kind_of(Action action) noexcept {
   } else {
     now.writer().write(event);
   }
-  if (kind == EventKind::out_of_memory && state != nullptr) state->refusal = event;
+  if (kind == EventKind::out_of_memory && state != nullptr) state->oom.note_request(event);
   if (kind == EventKind::alloc) {
     now.add_live_bytes(device, event.bytes);
     if (event.sequence != 0) now.writer().add_block(event);
@@ -138,18 +138,15 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   if (!recording()) return;
   ThreadState& state = thread_state();
   const auto index = static_cast<uint8_t>(device);
-  state.refused = true;
-  if (state.refusal.kind != EventKind::out_of_memory) state.refusal = state.event(EventKind::op_failed);
-  settle_surprise(state);
+  state.oom.open(state.event(EventKind::op_failed), index);
+  state.divergence.resolve(state);
   const RunningNode node(state);
-  state.refusal.kind = EventKind::op_failed;
-  state.refusal.device = index;
   write_stats(state, index);
   write_device_memory(state, index);
   // A convolution may be refused dozens of workspaces: what it found at the first one still holds.
-  const bool same_op = state.op_serial != 0 && state.described_serial == state.op_serial;
-  state.described_serial = state.op_serial;
-  if (same_op || session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals) return;
+  if (state.oom.is_described(state.place.now().call_id) ||
+      session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals)
+    return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
   if (native_stacks_wanted()) write_native_stack(state);
@@ -190,7 +187,7 @@ void note_library_refusal(int device, int64_t bytes) noexcept try {
   event.bytes = bytes;
   event.device = static_cast<uint8_t>(device);
   session().writer().write(event);
-  state.refusal = event;
+  state.oom.note_request(event);
   on_refusal(device, 0, 0, 0);
 } catch (...) {
 }

@@ -206,12 +206,12 @@ void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
 }
 
 void describe_graph_at_refusal(ThreadState& state) {
-  if (state.node_sequence != kNoNode) write_wanted(state);
-  if (session().several_devices && state.node_sequence != kNoNode) return;  // walked when the task began
+  if (state.place.in_node()) write_wanted(state);
+  if (session().several_devices && state.place.in_node()) return;  // walked when the task began
   Walk walk(state);
   walk.begin(~uint64_t{0});
-  if (state.node_sequence != kNoNode) {
-    for (const RunningTask& task : state.tasks.running(state.running_nodes())) walk.from(owned(task.root));
+  if (state.place.in_node()) {
+    for (const RunningTask& task : state.tasks.running(state.place.running_nodes())) walk.from(owned(task.root));
     for (autograd::Node* node : nodes_of_running_task())
       walk.from(owned(node));  // where the root is not its first node
   }

@@ -64,75 +64,30 @@ void check_node_type(const torch::autograd::Node& node) {
 
 void claim_nodes(ThreadState& state) {
   const uint64_t next = at::sequence_number::peek();
-  if (next <= state.claimed) [[likely]]
+  const uint64_t first = state.nodes.next();
+  if (next <= first) [[likely]]
     return;
   Event event = state.event(EventKind::nodes_created);
-  if (state.node_sequence < kNoNode) {
-    event.address = state.node_sequence + 1;
-    event.detail = state.node_thread;
+  const WorkPlace& now = state.place.now();
+  if (now.node_sequence < kNoNode) {
+    event.address = now.node_sequence + 1;
+    event.detail = now.node_thread;
   }
-  event.node_sequence = state.claimed;
+  event.node_sequence = first;
   event.node_thread = state.thread_of_nodes;
-  event.bytes = static_cast<int64_t>(next - state.claimed);
-  state.claimed = next;
+  event.bytes = static_cast<int64_t>(next - first);
+  state.nodes.claim_up_to(next);
   if (event.node_thread != ThreadNumbers::kUnnumbered) {
     learn(state, event);
     session().writer().write(event);
   }
-  if (state.context.node == 0) session().steps().note_forward();
-}
-
-Frame& push_frame(ThreadState& state, const void* call) {
-  Frame& frame = state.frames[state.depth++];
-  frame.call = call;
-  frame.outside = state;
-  frame.is_outermost = frame.is_builtin = frame.is_accumulate = frame.is_optimizer_step = frame.runs_node = false;
-  frame.scope_name = 0;
-  return frame;
-}
-
-void go_back_to(ThreadState& state, const Frame& frame) { static_cast<WorkPlace&>(state) = frame.outside; }
-
-// Calls may end out of order: what is open inside of the frame stays open, and is no longer inside of it when it ends. An op that
-// opened scopes ends before them where ops are dispatched in Python (record_function() under a TorchDispatchMode).
-void take_out(ThreadState& state, uint32_t index, const Frame& ended) {
-  Frame* const inside = state.frames + index;
-  Frame* const end = state.frames + state.depth;
-  std::move(inside + 1, end, inside);
-  inside->outside = ended.outside;
-  const bool opened_scopes = ended.is_outermost && ended.scope_name == 0 && !ended.runs_node &&
-                             std::all_of(inside, end - 1, [](const Frame& frame) { return frame.scope_name != 0; });
-  if (!opened_scopes) return;
-  const auto leave_op = [&](WorkPlace& place) {
-    place.context.op = ended.outside.context.op;
-    place.context.inner = ended.outside.context.inner;
-    place.context.flags = ended.outside.context.flags;
-    place.context_id = state.names.context(place.context);
-    place.op_serial = ended.outside.op_serial;
-  };
-  std::for_each(inside + 1, end - 1, [&](Frame& frame) { leave_op(frame.outside); });
-  leave_op(state);
-}
-
-// False for a call that began before recording did: it has no frame.
-bool remove_frame(ThreadState& state, const void* call, Frame& frame) {
-  uint32_t at = state.depth;
-  while (at > 0 && state.frames[at - 1].call != call) --at;
-  if (at == 0) return false;
-  frame = state.frames[at - 1];
-  if (at == state.depth) {
-    go_back_to(state, frame);
-  } else {
-    take_out(state, at - 1, frame);
-  }
-  --state.depth;
-  return true;
+  if (now.context.node == 0) session().steps().note_forward();
 }
 
 // Recording stopped inside of the call: it may go on some day, and then nothing must be left of it.
 void forget_frame(const at::RecordFunction& call) {
   Frame frame;
-  if (ThreadState* state = existing_thread_state(); state != nullptr) remove_frame(*state, &call, frame);
+  if (ThreadState* state = existing_thread_state(); state != nullptr) state->place.leave(&call, state->names, frame);
 }
 
 // Steady training ended in the middle of a node, which has no frame: the op that starts in it would pass for a forward op.
@@ -141,47 +96,48 @@ bool adopt_running_node(ThreadState& state) {
   const auto node = torch::autograd::get_current_node();
   if (!node) [[likely]]
     return false;
-  state.context.node = state.names.name(std::string_view(node->name()));
-  state.node_sequence = node->sequence_nr();
-  state.node_thread = ThreadNumbers::of_node(node->thread_id());
-  join_graph_task(state, state.running_nodes(), torch::autograd::get_current_graph_task_id(), node.get());
+  state.place.adopt_node(state.names.name(std::string_view(node->name())), node->sequence_nr(),
+                         ThreadNumbers::of_node(node->thread_id()));
+  join_graph_task(state, state.place.running_nodes(), torch::autograd::get_current_graph_task_id(), node.get());
   return true;
 }
 
 void enter_outermost_op(ThreadState& state, Frame& frame, uint32_t name, bool is_differentiated) {
   frame.is_outermost = true;
-  if (state.node_sequence == kNoNode) frame.runs_node = adopt_running_node(state);
-  if (frame.runs_node) count_unentered_node(state.node_sequence);
+  if (!state.place.in_node()) frame.runs_node = adopt_running_node(state);
+  WorkPlace& now = state.place.change();
+  if (frame.runs_node) count_unentered_node(now.node_sequence);
   if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
-  state.context.op = name;
-  state.op_serial = session().next_serial();
+  now.context.op = name;
+  now.call_id = session().next_serial();
   session().steps().note_op();
-  if (is_differentiated) state.context.flags |= kGradMode;
-  state.context.flags |= autocast_flags();
-  const bool forward = state.node_sequence == kNoNode;
-  if (!forward && is_differentiated) state.context.flags |= kRecomputation;
+  if (is_differentiated) now.context.flags |= kGradMode;
+  now.context.flags |= autocast_flags();
+  const bool forward = !state.place.in_node();
+  if (!forward && is_differentiated) now.context.flags |= kRecomputation;
   // Inside PyTorch's own scopes (an optimizer's step) the line is that of the scope.
-  if ((forward || is_differentiated) && state.context.scope == 0) locate_in_python(state.context, state.places);
+  if ((forward || is_differentiated) && now.context.scope == 0) locate_in_python(now.context, state.known_places);
 }
 
 /// `known` may be null: the op was not called from this place before.
 void enter_op(ThreadState& state, Frame& frame, const char* name, const at::RecordFunction& call,
               const KnownCall* known) {
-  KnownCall now{.text = name, .outside = state.context_id};
-  now.name = known != nullptr ? known->name : state.names.name(now.text);
-  now.is_builtin = known != nullptr ? known->is_builtin : std::string_view(now.text).starts_with("aten::");
-  frame.is_builtin = now.is_builtin;
-  if (state.context.op == 0) enter_outermost_op(state, frame, now.name, call.seqNr() >= 0);
-  state.context.inner = now.name;
+  WorkPlace& now = state.place.change();
+  KnownCall met{.text = name, .outside = now.context_id};
+  met.name = known != nullptr ? known->name : state.names.name(met.text);
+  met.is_builtin = known != nullptr ? known->is_builtin : std::string_view(met.text).starts_with("aten::");
+  frame.is_builtin = met.is_builtin;
+  if (now.context.op == 0) enter_outermost_op(state, frame, met.name, call.seqNr() >= 0);
+  now.context.inner = met.name;
   if (frame.is_outermost) {
-    state.context_id = state.names.context(state.context);
+    now.context_id = state.names.context(now.context);
   } else if (known != nullptr && known->inside != 0) {
-    state.context_id = known->inside;
+    now.context_id = known->inside;
   } else {
-    state.context_id = state.names.inner_context(now.outside, state.context);
-    if (now.outside != 0) now.inside = state.context_id;
+    now.context_id = state.names.inner_context(met.outside, now.context);
+    if (met.outside != 0) met.inside = now.context_id;
   }
-  if (known == nullptr && is_registered(call)) state.calls.add(now);
+  if (known == nullptr && is_registered(call)) state.calls.add(met);
 }
 
 void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
@@ -192,12 +148,12 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   frame.is_outermost = true;
   frame.is_accumulate = name.ends_with("AccumulateGrad");
   const InternCache::Node known = state.names.node(name);
-  state.context = {.node = known.name};
-  state.context_id = known.context;
-  state.op_serial = session().next_serial();
-  state.node_sequence = node->sequence_nr();
-  state.node_thread = ThreadNumbers::of_node(node->thread_id());
-  const size_t level = state.running_nodes();
+  state.place.change() = {.context = {.node = known.name},
+                          .context_id = known.context,
+                          .call_id = session().next_serial(),
+                          .node_sequence = node->sequence_nr(),
+                          .node_thread = ThreadNumbers::of_node(node->thread_id())};
+  const size_t level = state.place.running_nodes();
   frame.runs_node = true;
   enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());
 }
@@ -215,22 +171,22 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   frame.scope_name = scope.id;
   frame.is_optimizer_step = scope.is_optimizer_step;
   if (!steady() && scope.of_optimizer) meet_optimizer();
-  state.outer_paths.push_back(state.module_path);
+  state.scope_path.enter();
+  WorkPlace& now = state.place.change();
   const LearnedScope* const expected = steady() ? repeat_scope(state, frame.scope_name) : nullptr;
   if (expected != nullptr) {
-    state.context.source = expected->context.source;
-    state.context.inner_source = expected->context.inner_source;
+    now.context.source = expected->context.source;
+    now.context.inner_source = expected->context.inner_source;
   }
   if (scope.of_pytorch) {
-    if (state.context.scope == 0 && expected == nullptr) locate_in_python(state.context, state.places);
-    state.context.scope = frame.scope_name;
+    if (now.context.scope == 0 && expected == nullptr) locate_in_python(now.context, state.known_places);
+    now.context.scope = frame.scope_name;
   } else {
-    if (state.context.module == 0) state.module_path.clear();
-    state.module_path += (state.module_path.empty() ? "" : ".") + scope.told;
-    state.context.module = state.names.name(tell_path(state.module_path));
+    state.scope_path.append(scope.told, now.context.module == 0);
+    now.context.module = state.names.name(tell_path(state.scope_path.text()));
   }
-  const bool is_known = expected != nullptr && expected->context == state.context;
-  state.context_id = is_known ? expected->context_id : state.names.context(state.context);
+  const bool is_known = expected != nullptr && expected->context == now.context;
+  now.context_id = is_known ? expected->context_id : state.names.context(now.context);
   Event event = state.event(EventKind::scope_begin);
   event.detail = frame.scope_name;
   if (expected == nullptr) learn(state, event);
@@ -240,22 +196,24 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
   if (!recording()) return nullptr;
   ThreadState& state = thread_state();
-  if (state.depth != 0 && state.frames[state.depth - 1].call == &call) return nullptr;  // told twice: set_calls()
+  if (const Frame* top = state.place.innermost(); top != nullptr && top->call == &call) {
+    return nullptr;  // called twice: set_calls()
+  }
   prepare_recording(state);
-  if (state.surprise.written != nullptr) [[unlikely]]
-    settle_surprise(state);
+  if (state.divergence.is_unresolved()) [[unlikely]]
+    state.divergence.resolve(state);
   if (!steady()) claim_nodes(state);
   look_for_saved_tensor_hooks();
-  if (state.depth == ThreadState::kMaxDepth) {
+  if (state.place.is_full()) {
     session().writer().header().deep_calls.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
   }
-  Frame& frame = push_frame(state, &call);
+  Frame& frame = state.place.enter(&call);
   const char* name = call.name();
   const bool is_scope = call.scope() == at::RecordScope::USER_SCOPE;
-  if (state.surprise.is_open) [[unlikely]]
-    go_on_in_surprise(state, name);
-  const KnownCall* const known = is_scope ? nullptr : state.calls.find(name, state.context_id);
+  if (state.divergence.may_go_on()) [[unlikely]]
+    state.divergence.resume(state, name);
+  const KnownCall* const known = is_scope ? nullptr : state.calls.find(name, state.place.now().context_id);
   if (is_scope) {
     enter_scope(state, frame, name);
   } else if (known == nullptr && std::string_view(name).starts_with(kEnginePrefix)) {
@@ -268,26 +226,20 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& call) {
 
 // PyTorch's own ops may catch what the ops inside of them throw; others are the program's, and what those catch it caught.
 bool runs_inside_of_builtin_op(const ThreadState& state) {
-  return state.depth != 0 && state.frames[state.depth - 1].is_builtin;
+  const Frame* const top = state.place.innermost();
+  return top != nullptr && top->is_builtin;
 }
 
 // An OOM leaves the op that it came up in as an exception, one of C++ or where that op is written in Python one of
 // Python's, or the op absorbed it: cuDNN catches its own and takes a slower plan.
 void settle_refusal(ThreadState& state) {
-  state.refused = false;
+  Event event = state.oom.close(read_ticks());
   if (std::uncaught_exceptions() == 0 && !python_raises()) return;
-  Event event = state.refusal;
-  event.kind = EventKind::op_failed;
-  event.time = read_ticks();
-  event.address = event.detail = 0;
   session().writer().write(event);
 }
 
 void leave_scope(ThreadState& state, const Frame& frame) {
-  if (!state.outer_paths.empty()) {
-    state.module_path = std::move(state.outer_paths.back());
-    state.outer_paths.pop_back();
-  }
+  state.scope_path.leave();
   Event event = state.event(EventKind::scope_end);
   event.detail = frame.scope_name;
   session().writer().write(event);
@@ -311,18 +263,16 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!recording()) return forget_frame(call);
   ThreadState& state = thread_state();
   if (!steady()) claim_nodes(state);
-  if (state.depth == 0) return;
-  const Frame& top = state.frames[state.depth - 1];
-  if (top.call == &call && top.is_plain() && !state.refused) [[likely]] {
-    --state.depth;
-    return go_back_to(state, top);
-  }
-  const Context inside = state.context;
-  const uint32_t inside_id = state.context_id;
+  const Frame* const top = state.place.innermost();
+  if (top == nullptr) return;
+  if (top->call == &call && top->is_plain() && !state.oom.is_open()) [[likely]]
+    return state.place.leave();
+  const Context inside = state.place.now().context;
+  const uint32_t inside_id = state.place.now().context_id;
   Frame frame;
-  if (!remove_frame(state, &call, frame)) return;
-  if (frame.is_accumulate && !state.refused) note_accumulated_gradient(state, inside);
-  if (state.refused && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) settle_refusal(state);
+  if (!state.place.leave(&call, state.names, frame)) return;
+  if (frame.is_accumulate && !state.oom.is_open()) note_accumulated_gradient(state, inside);
+  if (state.oom.is_open() && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) settle_refusal(state);
   if (frame.is_optimizer_step && claim_telling_of_groups()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, inside_id);
@@ -403,23 +353,20 @@ void enter_or_leave_range(const char* name) noexcept try {
   prepare_recording(state);
   Frame frame;
   if (name == nullptr) {
-    if (remove_frame(state, &range, frame)) leave_scope(state, frame);
-  } else if (state.depth < ThreadState::kMaxDepth) {
-    enter_scope(state, push_frame(state, &range), name);
+    if (state.place.leave(&range, state.names, frame)) leave_scope(state, frame);
+  } else if (!state.place.is_full()) {
+    enter_scope(state, state.place.enter(&range), name);
   }
 } catch (...) {
 }
 
 RunningNode::RunningNode(ThreadState& state)
-    : state_(state), adopted_(state.node_sequence == kNoNode && adopt_running_node(state)) {
-  state.node_adopted = adopted_;
+    : state_(state), adopted_(!state.place.in_node() && adopt_running_node(state)) {
+  if (adopted_) state.place.begin_adopted_node();
 }
 
 RunningNode::~RunningNode() {
-  if (!adopted_) return;
-  state_.node_adopted = false;
-  state_.context.node = 0;
-  state_.node_sequence = kNoNode;
+  if (adopted_) state_.place.end_adopted_node();
 }
 
 // Reads of thread-local memory.

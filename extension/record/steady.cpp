@@ -24,13 +24,14 @@ namespace {
   uint64_t type = 0;
   if (node != nullptr)
     std::memcpy(&type, node, sizeof type);  // its table of virtual functions: one read instead of three
-  return {.mark = mark_of_python_calls() ^ type, .next_node = at::sequence_number::peek(), .claimed = state.claimed};
+  return {
+      .mark = mark_of_python_calls() ^ type, .next_node = at::sequence_number::peek(), .claimed = state.nodes.next()};
 }
 Moment look(const ThreadState& state) noexcept { return look(state, torch::autograd::get_current_node().get()); }
 
 /// For what needs no mark.
 Moment count(const ThreadState& state) noexcept {
-  return {.mark = 0, .next_node = at::sequence_number::peek(), .claimed = state.claimed};
+  return {.mark = 0, .next_node = at::sequence_number::peek(), .claimed = state.nodes.next()};
 }
 
 /// Which autograd node an event belongs to, if the op callbacks have not told.
@@ -52,17 +53,8 @@ void write_nodes(ThreadState& state, Event event, uint64_t first, uint64_t end) 
 void disown_nodes(ThreadState& state) noexcept {
   const Moment now = count(state);
   const uint64_t sure = session().learner().first_unsure_node(state.training, now);
-  state.claimed = now.next_node;
+  state.nodes.claim_up_to(now.next_node);
   write_nodes(state, state.event(EventKind::nodes_created), sure, now.next_node);
-}
-
-// Autograd made the op's node just before the op ran, and ops are watched from here on: what is new is of that op, too.
-void claim_nodes_of(ThreadState& state, const Surprise& surprise, uint32_t context) {
-  Event event = state.event(EventKind::nodes_created);
-  event.context = context;
-  event.op_serial = surprise.op_serial;
-  state.claimed = at::sequence_number::peek();
-  write_nodes(state, event, surprise.first_node, state.claimed);
 }
 
 /// Writes the nodes_created and gradients that follow in the learned step, up to the next allocation, read or scope.
@@ -72,7 +64,8 @@ void claim_nodes_of(ThreadState& state, const Surprise& surprise, uint32_t conte
   for (Event note; learner.next_note(state.training, now, note);) {
     note.time = time;
     if (note.kind == EventKind::nodes_created) {
-      now.claimed = state.claimed = note.node_sequence + static_cast<uint64_t>(note.bytes);
+      now.claimed = note.node_sequence + static_cast<uint64_t>(note.bytes);
+      state.nodes.claim_up_to(now.claimed);
     }
     session().writer().write(note);
   }
@@ -84,35 +77,6 @@ void leave_steady_training(ThreadState* state) noexcept try {
   if (state != nullptr) disown_nodes(*state);
   watch_ops_as_needed();
 } catch (...) {
-}
-
-void note_surprise(ThreadState& state, const Event& event) noexcept {
-  Surprise& surprise = state.surprise;
-  surprise.written = event.sequence == 0 ? nullptr : session().writer().last_written();
-  surprise.sequence = event.sequence;
-  surprise.op_serial = event.op_serial;
-  surprise.is_open = false;
-  surprise.mark = mark_of_python_calls();
-  const uint64_t next = at::sequence_number::peek();
-  const bool made_one = next > session().learner().first_unsure_node(state.training, count(state));
-  surprise.first_node = made_one ? next - 1 : next;
-  surprise.context = state.context;
-  surprise.context.flags |= autocast_flags();
-  surprise.in_grad_mode = at::GradMode::is_enabled();
-  surprise.calls.capture();
-  surprise.stack.capture();
-  const auto node = torch::autograd::get_current_node();
-  surprise.node_type = node ? typeid(*node).name() : nullptr;
-  surprise.node_sequence = event.node_sequence;
-}
-
-// The engine has gone on to another node where the name is not asked for at once; a node in Python only knows its own name.
-std::string name_of_node(const Surprise& surprise) {
-  const auto node = torch::autograd::get_current_node();
-  if (node && node->sequence_nr() == surprise.node_sequence) return node->name();
-  const std::string name = c10::demangle(surprise.node_type);
-  const size_t colons = name.rfind(':');
-  return colons == name.npos ? name : name.substr(colons + 1);
 }
 
 // What a graph keeps is looked at in steps that are watched. Where it was when more was alive than ever is wanted.
@@ -152,7 +116,7 @@ void prepare_recording(ThreadState& state) {
 void learn(ThreadState& state, const Event& event) noexcept {
   if (!session().learner().wanted()) return;
   const bool is_note = event.kind == EventKind::nodes_created || event.kind == EventKind::gradient;
-  session().learner().learn(state.training, event, is_note ? count(state) : look(state), state.context);
+  session().learner().learn(state.training, event, is_note ? count(state) : look(state), state.place.now().context);
 }
 
 [[gnu::hot]] bool write_in_step(ThreadState* state, Event& event) noexcept {
@@ -185,7 +149,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
   if (event.op_serial == 0 && event.kind == EventKind::alloc) event.op_serial = now.next_serial();
   learn(*state, event);
   now.writer().write(event);
-  note_surprise(*state, event);
+  state->divergence.note(*state, event);
   return false;
 }
 
@@ -197,32 +161,68 @@ const LearnedScope* repeat_scope(ThreadState& state, uint32_t name) {
   return scope;
 }
 
-void settle_surprise(ThreadState& state) {
-  Surprise& surprise = state.surprise;
-  Event* written = std::exchange(surprise.written, nullptr);
-  Context context = surprise.context;
-  if (written == nullptr) return;
-  if (surprise.node_type != nullptr) context.node = state.names.name(std::string_view(name_of_node(surprise)));
-  const FoundOps ops = find_ops(surprise.stack, state.names, context);
-  const bool is_differentiated = surprise.in_grad_mode && ops.takes_tensors;
-  if (is_differentiated) context.flags |= kGradMode | (context.node != 0 ? uint32_t{kRecomputation} : 0);
-  if ((context.node == 0 || is_differentiated) && context.scope == 0) locate_in_python(context, surprise.calls);
-  const uint32_t id = state.names.context(context);
-  session().writer().place(written, surprise.sequence, id);
-  if (context.node == 0 && is_differentiated) claim_nodes_of(state, surprise, id);
-  surprise.is_open = context.op != 0 && context.node == 0 && surprise.mark != 0;
-  surprise.context = context;
-  if (state.refusal.sequence == surprise.sequence) state.refusal.context = id;
+void StepDivergence::note(ThreadState& state, const Event& event) noexcept {
+  written_ = event.sequence == 0 ? nullptr : session().writer().last_written();
+  sequence_ = event.sequence;
+  call_id_ = event.op_serial;
+  is_open_ = false;
+  mark_ = mark_of_python_calls();
+  const uint64_t next = at::sequence_number::peek();
+  const bool made_one = next > session().learner().first_unsure_node(state.training, count(state));
+  first_node_ = made_one ? next - 1 : next;
+  context_ = state.place.now().context;
+  context_.flags |= autocast_flags();
+  in_grad_mode_ = at::GradMode::is_enabled();
+  calls_.capture();
+  stack_.capture();
+  const auto node = torch::autograd::get_current_node();
+  node_type_ = node ? typeid(*node).name() : nullptr;
+  node_sequence_ = event.node_sequence;
 }
 
-void go_on_in_surprise(ThreadState& state, const char* name) {
-  Surprise& surprise = state.surprise;
-  const bool is_next_call = state.names.name(name) == surprise.context.op;
-  surprise.is_open = !is_next_call && surprise.mark == mark_of_python_calls();
-  if (!surprise.is_open || state.context.op != 0 || state.node_sequence != kNoNode) return;
-  state.context = surprise.context;
-  state.context_id = state.names.context(state.context);
-  state.op_serial = surprise.op_serial;
+// The engine has gone on to another node where the name is not asked for at once; a node in Python only knows its own name.
+std::string StepDivergence::name_of_node() const {
+  const auto node = torch::autograd::get_current_node();
+  if (node && node->sequence_nr() == node_sequence_) return node->name();
+  const std::string name = c10::demangle(node_type_);
+  const size_t colons = name.rfind(':');
+  return colons == name.npos ? name : name.substr(colons + 1);
+}
+
+// Autograd made the op's node just before the op ran, and ops are watched from here on: what is new is of that op, too.
+void StepDivergence::claim_nodes(ThreadState& state, uint32_t context) const noexcept {
+  Event event = state.event(EventKind::nodes_created);
+  event.context = context;
+  event.op_serial = call_id_;
+  state.nodes.claim_up_to(at::sequence_number::peek());
+  write_nodes(state, event, first_node_, state.nodes.next());
+}
+
+void StepDivergence::resolve(ThreadState& state) {
+  Event* written = std::exchange(written_, nullptr);
+  Context context = context_;
+  if (written == nullptr) return;
+  if (node_type_ != nullptr) context.node = state.names.name(std::string_view(name_of_node()));
+  const FoundOps ops = find_ops(stack_, state.names, context);
+  const bool is_differentiated = in_grad_mode_ && ops.takes_tensors;
+  if (is_differentiated) context.flags |= kGradMode | (context.node != 0 ? uint32_t{kRecomputation} : 0);
+  if ((context.node == 0 || is_differentiated) && context.scope == 0) locate_in_python(context, calls_);
+  const uint32_t id = state.names.context(context);
+  session().writer().place(written, sequence_, id);
+  if (context.node == 0 && is_differentiated) claim_nodes(state, id);
+  is_open_ = context.op != 0 && context.node == 0 && mark_ != 0;
+  context_ = context;
+  state.oom.place(sequence_, id);
+}
+
+void StepDivergence::resume(ThreadState& state, const char* name) {
+  const bool is_next_call = state.names.name(name) == context_.op;
+  is_open_ = !is_next_call && mark_ == mark_of_python_calls();
+  WorkPlace& now = state.place.change();
+  if (!is_open_ || now.context.op != 0 || state.place.in_node()) return;
+  now.context = context_;
+  now.context_id = state.names.context(context_);
+  now.call_id = call_id_;
 }
 
 void end_of_step(ThreadState& state, uint32_t context) {

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "extension/record/learned_step.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/python.h"
@@ -11,20 +14,37 @@ namespace oomdiag {
 
 struct ThreadState;
 
-/// The request that ended steady training: ops were not watched, so which op made it is found out afterwards.
-struct Surprise {
-  Event* written = nullptr;  ///< its event in the trace, null = nothing to find out
-  uint64_t sequence = 0;
-  uint32_t op_serial = 0;
-  Context context;  ///< as far as it was known, then all of it
-  bool in_grad_mode = false;
-  bool is_open = false;             ///< the op may still run
-  uint64_t mark = 0;                ///< of the Python calls
-  uint64_t first_node = 0;          ///< the autograd nodes from here on may be of the op
-  const char* node_type = nullptr;  ///< typeid of the autograd node in which it was made, null = in none
-  uint64_t node_sequence = kNoNode;
-  PythonCalls calls;
-  NativeStack stack;
+/// The request that ended steady training: ops were not watched, so which op made it is found out afterwards. One thread;
+/// belongs to steady.cpp.
+class StepDivergence {
+ public:
+  /// `event`, which was written, is not the expected one. Takes the stacks. May run inside the allocator.
+  void note(ThreadState& state, const Event& event) noexcept;
+  /// Whether it is still to be found out.
+  bool is_unresolved() const noexcept { return written_ != nullptr; }
+  /// Finds out where the request was made, by its stacks. Outside of the allocator.
+  void resolve(ThreadState& state);
+  /// Whether the op that made the request may still run.
+  bool may_go_on() const noexcept { return is_open_; }
+  /// The op `name` starts: if it does so inside of that op, `state` goes back into it.
+  void resume(ThreadState& state, const char* name);
+
+ private:
+  std::string name_of_node() const;
+  void claim_nodes(ThreadState& state, uint32_t context) const noexcept;
+
+  Event* written_ = nullptr;  ///< its event in the trace, null = nothing to find out
+  uint64_t sequence_ = 0;
+  uint32_t call_id_ = 0;
+  Context context_;  ///< as far as it was known, then all of it
+  bool in_grad_mode_ = false;
+  bool is_open_ = false;
+  uint64_t mark_ = 0;                ///< of the Python calls
+  uint64_t first_node_ = 0;          ///< the autograd nodes from here on may be of the op
+  const char* node_type_ = nullptr;  ///< typeid of the autograd node in which it was made, null = in none
+  uint64_t node_sequence_ = kNoNode;
+  PythonCalls calls_;
+  NativeStack stack_;
 };
 
 /// Whether places of allocations are those of a learned step.
@@ -45,12 +65,6 @@ bool write_in_step(ThreadState* state, Event& event) noexcept;
 
 /// The same for a scope that begins: the learned one, null if it is not expected. Outside of the allocator.
 const LearnedScope* repeat_scope(ThreadState& state, uint32_t name);
-
-/// Finds out where the unexpected request was made, by its stacks. Outside of the allocator.
-void settle_surprise(ThreadState& state);
-
-/// The op `name` starts: if it does so inside of the one whose request was not expected, `state` goes back into that.
-void go_on_in_surprise(ThreadState& state, const char* name);
 
 /// The end of an optimizer's step on this thread; `context` names the place. Outside of the allocator.
 void end_of_step(ThreadState& state, uint32_t context);

@@ -32,7 +32,7 @@ thread_local StateOwner owner;
     the_session->writer().header().unnumbered_threads.fetch_add(1, std::memory_order_relaxed);
   }
   owner.armed = true;
-  state->claimed = at::sequence_number::peek();
+  state->nodes.claim_up_to(at::sequence_number::peek());
   the_session->learner().add(state->training);
   return *state;
 }
@@ -43,22 +43,17 @@ ThreadState* existing_thread_state() noexcept { return state; }
 
 ThreadState& thread_state() { return state != nullptr ? *state : make_state(); }
 
-size_t ThreadState::running_nodes() const noexcept {
-  size_t count = node_adopted ? 1 : 0;
-  for (uint32_t i = 0; i < depth; ++i) count += frames[i].runs_node ? 1 : 0;
-  return count;
-}
-
 Event ThreadState::event(EventKind kind) const noexcept { return event(kind, read_ticks()); }
 
 Event ThreadState::event(EventKind kind, uint64_t time) const noexcept {
   Event event;
   event.time = time;
   event.kind = kind;
-  event.context = context_id;
-  event.op_serial = op_serial;
-  event.node_sequence = node_sequence;
-  event.node_thread = node_thread;
+  const WorkPlace& now = place.now();
+  event.context = now.context_id;
+  event.op_serial = now.call_id;
+  event.node_sequence = now.node_sequence;
+  event.node_thread = now.node_thread;
   event.thread = thread;
   return event;
 }

@@ -11,8 +11,9 @@
 namespace oomdiag {
 namespace {
 
-// What the failing node wanted: the gradient of one of its inputs, if one has just the size that was refused.
-void find_wanted(const Trace& trace, const NodeTable& nodes, const AllocatorSettings& settings, OutOfMemory& refusal) {
+// What the failing node asked for: the gradient of one of its inputs, if one has just the size that was refused.
+void find_requested_tensor(const Trace& trace, const NodeTable& nodes, const AllocatorSettings& settings,
+                           OutOfMemory& refusal) {
   for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
     const Event& event = *at;
     if (event.kind != EventKind::wanted || !refusal.wanted_shape.empty()) continue;
@@ -59,37 +60,37 @@ bool shards_parameters(const Trace& trace) {
 
 History replay(const Trace& trace, std::optional<bool> survived) {
   const AllocatorSettings settings = parse_allocator_settings(trace.process.allocator_settings);
-  Outline outline = read_outline(trace, survived);
-  Measurements measured = measure(trace, outline, settings);
+  TracePrescan prescan = prescan_trace(trace, survived);
+  Measurements measured = measure(trace, prescan, settings);
 
   History history{.settings = settings,
                   .devices = {},
                   .steps = measured.steps,
-                  .notes = std::move(outline.notes),
-                  .reads = std::move(outline.reads)};
-  std::erase_if(measured.devices, [](const Measured& device) { return !device.used; });
-  std::vector<Wanted> wanted;
-  for (Measured& device : measured.devices) {
+                  .notes = std::move(prescan.notes),
+                  .reads = std::move(prescan.reads)};
+  std::erase_if(measured.devices, [](const MeasuredDevice& device) { return !device.used; });
+  std::vector<ViewRequest> requested;
+  for (MeasuredDevice& device : measured.devices) {
     for (OutOfMemory& refusal : device.history.refusals) {
-      find_wanted(trace, measured.nodes, settings, refusal);
-      find_surroundings(trace, outline.stacks, refusal);
+      find_requested_tensor(trace, measured.nodes, settings, refusal);
+      find_surroundings(trace, prescan.stacks, refusal);
       refusal.first_in_op = is_first_in_op(trace, refusal);
       if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
     }
-    wanted.push_back({find_instant(trace, device.history),
-                      {typical_step(device.history), complete_step(trace, outline, device.history)}});
+    requested.push_back({find_state_point(trace, device.history),
+                         {typical_step(device.history), complete_step(trace, prescan, device.history)}});
   }
-  Views views = follow_lives(trace, outline, measured.nodes, settings, wanted);
+  AllocationViews views = follow_allocations(trace, prescan, measured.nodes, settings, requested);
   const bool sharded = shards_parameters(trace);
   for (size_t d = 0; d < measured.devices.size(); ++d) {
-    Measured& device = measured.devices[d];
-    CardViews& card = views.cards[d];
+    MeasuredDevice& device = measured.devices[d];
+    DeviceViews& card = views.devices[d];
     const OutOfMemory* failure = device.history.failure ? &*device.history.failure : nullptr;
     device.history.curves = std::move(card.curves);
     device.history.lives = read_step(trace, measured.nodes, views, card.steps[0], failure);
     device.history.complete = read_step(trace, measured.nodes, views, card.steps[1], nullptr);
-    device.history.moment = read_moment(trace, device, measured.nodes, views, card.cut);
-    OutsideState outside = read_outside(trace, device.outside_events, trace.events.size());
+    device.history.moment = read_moment(trace, device, measured.nodes, views, card.live_set);
+    NonPytorchState outside = read_non_pytorch(trace, device.outside_events, trace.events.size());
     device.history.card_steps = std::move(outside.steps);
     device.history.driver_refusals = std::move(outside.refusals);
     device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();

@@ -7,44 +7,26 @@ import re
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODULES = ROOT / "extension" / "python" / "remedies" / "oomdiag_remedies"
-MEASURED_ONLY = {"channels_last"}  # what it saves, cuDNN alone knows
 
 
-def texts(folder, pattern):
-    return [file.read_text() for file in sorted((ROOT / folder).rglob(pattern))]
-
-
-def predicted():
-    ids = set()
-    for text in texts("profiler/explain", "*.cpp"):
-        for value in re.findall(r"\.id = ([^;,]*)", text):
-            ids |= set(re.findall(r'"(\w+)"', value))
-    return ids
-
-
-def applied():
-    return {file.stem for file in MODULES.glob("*.py") if re.search(r"^def apply\(", file.read_text(), re.M)} - {"look"}
+def known():
+    """Ids of the table of fixes, by which the report predicts and Python modules apply them."""
+    return set(re.findall(r'^    \{\.id = "(\w+)"', (ROOT / "profiler/explain/fixes.cpp").read_text(), re.M))
 
 
 def run():
-    """Those that `fix` names: injected(...) applies a Python module, .id = "..." another way."""
+    """Those that `fix` runs: injected(...) applies a Python module, .id = "..." another way. A number at the end is a setting."""
     ids = set()
-    for text in texts("cli", "fix*.cpp"):
-        ids |= set(re.findall(r'injected\("(\w+)"', text)) | set(re.findall(r'\.id = (?:parts == 2 \? )?"(\w+)"', text))
-    return ids
+    for file in (ROOT / "cli/experiments").glob("fix*.cpp"):
+        ids |= set(re.findall(r'injected\("(\w+)"|\.id = (?:parts == 2 \? )?"(\w+)"', file.read_text()))
+    return {re.sub(r"_\d+$", "", first or second) for first, second in ids}
 
 
 class Ids(unittest.TestCase):
-    """In the rules that predict a fix, in `oomdiag fix` that runs it, and in the Python module that applies it."""
-
     def test_what_fix_runs_is_what_the_report_predicts(self):
+        self.assertGreater(len(known()), 20)
         self.assertGreater(len(run()), 10)
-        self.assertEqual(run() - predicted(), MEASURED_ONLY)
-
-    def test_each_python_module_applies_a_fix_that_is_run(self):
-        ids = {"accumulate" if id == "accumulate_2" else id for id in run()}
-        self.assertEqual(applied() - ids, set())
+        self.assertEqual(run() - known(), set())
 
 
 class Json(unittest.TestCase):

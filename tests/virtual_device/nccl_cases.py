@@ -84,16 +84,22 @@ def parts_never_share_a_mailbox():
     expect_equal(len({read_id(nccl, part) for part in again}), 1, "ids of one part")
 
 
-def find_mailbox():
-    """The file of the only communicator of this process."""
+def mailboxes():
+    """The files of this process's communicators, which other cases may have made."""
     lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
-    return pathlib.Path({line.split(maxsplit=5)[5] for line in lines if line.endswith("-mail")}.pop())
+    return {pathlib.Path(line.split(maxsplit=5)[5]) for line in lines if line.endswith("-mail")}
+
+
+def communicators_and_mailbox():
+    before = mailboxes()
+    nccl, whole = communicators()
+    mailbox, = mailboxes() - before
+    return nccl, whole, mailbox
 
 
 @case(card=CARDS)
 def ranks_share_files_in_a_folder_of_their_own_and_leave_none():
-    nccl, whole = communicators()
-    mailbox = find_mailbox()
+    nccl, whole, mailbox = communicators_and_mailbox()
     folder = mailbox.parent.stat()
     expect_equal((folder.st_uid, stat.S_IMODE(folder.st_mode)), (os.geteuid(), 0o700), "whose folder it is")
     opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
@@ -106,11 +112,10 @@ def ranks_share_files_in_a_folder_of_their_own_and_leave_none():
 
 @case(card=CARDS)
 def a_link_in_the_place_of_a_file_of_ranks_is_not_followed():
-    nccl, whole = communicators()
+    nccl, whole, mailbox = communicators_and_mailbox()
     with tempfile.NamedTemporaryFile() as victim:
         victim.write(b"precious")
         victim.flush()
-        mailbox = find_mailbox()
         planted = mailbox.with_name(mailbox.name.replace("-mail", "-1"))
         planted.symlink_to(victim.name)
         split(nccl, whole, [0] * 4)

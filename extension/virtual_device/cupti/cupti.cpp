@@ -49,8 +49,8 @@ CUcontext current_context() {
   return cuCtxGetCurrent(&context) ? nullptr : context;
 }
 
-void tell_api(CUpti_CallbackFunc function, CUpti_CallbackId id, const char* name, const void* params,
-              const CUresult* result) {
+void notify_api(CUpti_CallbackFunc function, CUpti_CallbackId id, const char* name, const void* params,
+                const CUresult* result) {
   if (!result) {
     correlation = ++calls;
     correlation_data = 0;
@@ -67,7 +67,7 @@ void tell_api(CUpti_CallbackFunc function, CUpti_CallbackId id, const char* name
   function(subscriber.user_data, CUPTI_CB_DOMAIN_DRIVER_API, id, &data);
 }
 
-void tell_resource(CUpti_CallbackFunc function, CUpti_CallbackId id, const void* context) {
+void notify_resource(CUpti_CallbackFunc function, CUpti_CallbackId id, const void* context) {
   CUpti_ModuleResourceData module{};
   CUpti_ResourceData data{};
   data.context = static_cast<CUcontext>(const_cast<void*>(context));
@@ -79,8 +79,8 @@ void on_call(CUpti_CallbackDomain domain, CUpti_CallbackId id, const char* name,
              const CUresult* result) {
   const CUpti_CallbackFunc function = subscriber.function;
   if (!function || !is_known(domain, id) || !subscriber.enabled[domain][id].load(std::memory_order_relaxed)) return;
-  if (domain == CUPTI_CB_DOMAIN_RESOURCE) return tell_resource(function, id, params);
-  tell_api(function, id, name, params, result);
+  if (domain == CUPTI_CB_DOMAIN_RESOURCE) return notify_resource(function, id, params);
+  notify_api(function, id, name, params, result);
 }
 
 /// OOMDIAG_CUPTI_HOLDER names a tool that holds the only slot from the start, as nsys does: for tests.

@@ -10,8 +10,8 @@
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
-#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/shared_cards.h"
+#include "extension/virtual_device/driver/simulated_processes.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 using oomdiag::Card;
@@ -263,7 +263,7 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
   unsigned pid = 0;
   int64_t held = 0;
   const char* name = nullptr;
-  for (unsigned i = 0; oomdiag_device_neighbour(index, i, &pid, &held, &name); ++i) {
+  for (unsigned i = 0; oomdiag_device_simulated_process(index, i, &pid, &held, &name); ++i) {
     processes.push_back({.pid = static_cast<pid_t>(pid), .bytes = held});
   }
   if (oomdiag::holds_context(*device))

@@ -63,8 +63,8 @@ bool resize_graphs(Context& context, int64_t more) {
   std::lock_guard guard(oomdiag::memory_lock());
   const int64_t sum = context.graph_bytes + more;
   const int64_t pages = oomdiag::round_to_pages(sum) - oomdiag::round_to_pages(context.graph_bytes);
-  if (pages > 0 && !oomdiag::take(*context.device, oomdiag::Holder::graphs, pages)) return false;
-  if (pages < 0) oomdiag::give_back(*context.device, oomdiag::Holder::graphs, -pages);
+  if (pages > 0 && !oomdiag::charge(*context.device, oomdiag::Holder::graphs, pages)) return false;
+  if (pages < 0) oomdiag::refund(*context.device, oomdiag::Holder::graphs, -pages);
   context.graph_bytes = sum;
   return true;
 }
@@ -78,7 +78,7 @@ CUresult instantiate(CUgraphExec* executable, CUgraph graph) {
   made->bytes = made->body->executable_bytes();
   if (made->bytes > 0) oomdiag_device_note("estimate", "memory of captured CUDA graphs");
   if (!resize_graphs(*context, made->bytes)) {
-    oomdiag::tell_refusal(made->bytes);
+    oomdiag::notify_oom(made->bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *executable = reinterpret_cast<CUgraphExec>(made.release());

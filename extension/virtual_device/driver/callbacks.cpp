@@ -10,7 +10,7 @@ namespace {
 std::atomic<OomdiagCallback> told = nullptr;
 thread_local bool inside = false;
 
-void tell_failed_allocation(int64_t bytes) {
+void notify_failed_allocation(int64_t bytes) {
   const OomdiagCallback callback = told.load(std::memory_order_acquire);
   if (!callback) return;
   CUdeviceptr none = 0;
@@ -29,14 +29,14 @@ namespace oomdiag {
 
 bool is_observed() noexcept { return !inside && told.load(std::memory_order_acquire) != nullptr; }
 
-void tell_resource(CUpti_CallbackIdResource what, const void* context) {
+void notify_resource(CUpti_CallbackIdResource what, const void* context) {
   const OomdiagCallback callback = told.load(std::memory_order_acquire);
   if (callback) callback(CUPTI_CB_DOMAIN_RESOURCE, static_cast<CUpti_CallbackId>(what), "", context, nullptr);
 }
 
-void tell_refusal(int64_t bytes) {
+void notify_oom(int64_t bytes) {
   const bool was_inside = std::exchange(inside, true);
-  tell_failed_allocation(bytes);
+  notify_failed_allocation(bytes);
   inside = was_inside;
   oomdiag_device_note_refusal(bytes);
 }

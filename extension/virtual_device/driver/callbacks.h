@@ -26,11 +26,11 @@ namespace oomdiag {
 bool is_observed() noexcept;
 
 /// Something of the resource domain has happened: a context was created, or its first kernel or library has loaded its code.
-void tell_resource(CUpti_CallbackIdResource what, const void* context);
+void notify_resource(CUpti_CallbackIdResource what, const void* context);
 
 /// The card has no room for what the driver itself wanted on somebody's behalf, a context or its code: told as a cuMemAlloc of
 /// so many bytes that failed, for CUPTI has no other word for it, and to who observes refusals (device.h).
-void tell_refusal(int64_t bytes);
+void notify_oom(int64_t bytes);
 
 /// A call of the driver from its beginning (construction) to its end.
 class ObservedCall {

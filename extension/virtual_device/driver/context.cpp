@@ -37,11 +37,11 @@ CUresult charge_once(Context& context, std::atomic<bool>& is_there, Holder holde
   {
     std::lock_guard guard(memory_lock());
     if (is_there) return CUDA_SUCCESS;
-    is_there = take(*context.device, holder, bytes);
+    is_there = charge(*context.device, holder, bytes);
   }
-  if (!is_there) tell_refusal(bytes);
+  if (!is_there) notify_oom(bytes);
   if (!is_there) return CUDA_ERROR_OUT_OF_MEMORY;
-  tell_resource(what, &context);
+  notify_resource(what, &context);
   return CUDA_SUCCESS;
 }
 
@@ -49,10 +49,10 @@ void refund_shares(Context& context) {
   Device& device = *context.device;
   refund_limits(context);
   std::lock_guard guard(memory_lock());
-  give_back(device, Holder::graphs, round_to_pages(context.graph_bytes));
+  refund(device, Holder::graphs, round_to_pages(context.graph_bytes));
   context.graph_bytes = 0;
-  if (context.has_kernels.exchange(false)) give_back(device, Holder::modules, device.card.first_kernel_bytes);
-  if (context.is_alive.exchange(false)) give_back(device, Holder::context, device.card.context_bytes);
+  if (context.has_kernels.exchange(false)) refund(device, Holder::modules, device.card.first_kernel_bytes);
+  if (context.is_alive.exchange(false)) refund(device, Holder::context, device.card.context_bytes);
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ bool holds_context(const Device& device) {
 
 void destroy_context(Context& context) {
   if (!context.is_alive) return;
-  tell_resource(CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING, &context);
+  notify_resource(CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING, &context);
   drop_streams_of(context);
   unload_modules_of(context);
   free_memory_of(context);

@@ -4,17 +4,17 @@
 
 namespace oomdiag {
 
-Refusal Heap::allocate(int64_t bytes, uintptr_t* begin) {
+Oom Heap::allocate(int64_t bytes, uintptr_t* begin) {
   if (!SmallHeap::serves(bytes)) return allocate_pages(round_to_pages(bytes), begin);
   auto place = small_.take(bytes);
   if (!place) {
     uintptr_t page = 0;
-    if (const Refusal refusal = allocate_pages(kPageBytes, &page); refusal != Refusal::none) return refusal;
+    if (const Oom oom = allocate_pages(kPageBytes, &page); oom != Oom::none) return oom;
     small_.add_page(page);
     place = small_.take(bytes);
   }
   *begin = *place;
-  return Refusal::none;
+  return Oom::none;
 }
 
 void Heap::free(uintptr_t begin, int64_t bytes) {
@@ -22,17 +22,17 @@ void Heap::free(uintptr_t begin, int64_t bytes) {
   if (const auto page = small_.give(begin)) free_pages(*page, kPageBytes);
 }
 
-Refusal Heap::allocate_pages(int64_t bytes, uintptr_t* begin) {
-  if (!pages_.take_pages(bytes)) return Refusal::by_card;
+Oom Heap::allocate_pages(int64_t bytes, uintptr_t* begin) {
+  if (!pages_.charge_pages(bytes)) return Oom::of_gpu;
   *begin = take_addresses(bytes);
-  if (*begin != 0) return Refusal::none;
-  pages_.give_pages(bytes);
-  return Refusal::by_host;
+  if (*begin != 0) return Oom::none;
+  pages_.refund_pages(bytes);
+  return Oom::of_host;
 }
 
 void Heap::free_pages(uintptr_t begin, int64_t bytes) {
   give_addresses(begin, bytes);
-  pages_.give_pages(bytes);
+  pages_.refund_pages(bytes);
 }
 
 }  // namespace oomdiag

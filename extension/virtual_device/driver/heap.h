@@ -9,14 +9,14 @@ namespace oomdiag {
 /// Where a heap's pages are taken: of a card, or of a pool.
 class Pages {
  public:
-  virtual bool take_pages(int64_t bytes) = 0;
-  virtual void give_pages(int64_t bytes) = 0;
+  virtual bool charge_pages(int64_t bytes) = 0;
+  virtual void refund_pages(int64_t bytes) = 0;
 
  protected:
   ~Pages() = default;
 };
 
-enum class Refusal { none, by_card, by_host };
+enum class Oom { none, of_gpu, of_host };
 
 /// Blocks of a card: small ones share pages, a larger one has its own. Under memory_lock().
 class Heap {
@@ -24,12 +24,12 @@ class Heap {
   explicit Heap(Pages& pages) : pages_(pages) {}
 
   /// Room for `bytes` at `begin`, or why there is none.
-  Refusal allocate(int64_t bytes, uintptr_t* begin);
+  Oom allocate(int64_t bytes, uintptr_t* begin);
 
   void free(uintptr_t begin, int64_t bytes);
 
  private:
-  Refusal allocate_pages(int64_t bytes, uintptr_t* begin);
+  Oom allocate_pages(int64_t bytes, uintptr_t* begin);
   void free_pages(uintptr_t begin, int64_t bytes);
 
   Pages& pages_;

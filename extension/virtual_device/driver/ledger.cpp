@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/devices.h"
-#include "extension/virtual_device/driver/neighbours.h"
 #include "extension/virtual_device/driver/shared_cards.h"
+#include "extension/virtual_device/driver/simulated_processes.h"
 
 namespace oomdiag {
 namespace {
 
-int64_t held_by_others(int index) noexcept { return count_bytes_of_others(index) + neighbour_bytes(index); }
+int64_t held_by_others(int index) noexcept { return count_bytes_of_others(index) + simulated_bytes(index); }
 
 }  // namespace
 
@@ -24,7 +24,7 @@ MemoryLock& memory_lock() noexcept {
   return lock;
 }
 
-bool take(Device& device, Holder holder, int64_t bytes) noexcept {
+bool charge(Device& device, Holder holder, int64_t bytes) noexcept {
   const SharedCardsLock guard;
   Ledger& ledger = device.ledger;
   if (bytes > device.card.total_bytes - held_by_others(device.index) - ledger.held()) return false;
@@ -33,7 +33,7 @@ bool take(Device& device, Holder holder, int64_t bytes) noexcept {
   return true;
 }
 
-void give_back(Device& device, Holder holder, int64_t bytes) noexcept {
+void refund(Device& device, Holder holder, int64_t bytes) noexcept {
   device.ledger.held_[static_cast<size_t>(holder)] -= bytes;
   publish_own_bytes(device.index, device.ledger.held());
 }

@@ -27,14 +27,14 @@ struct Device;
 enum class Holder : uint8_t { context, modules, heaps, graphs, blocks, pools, mappings };
 inline constexpr size_t kHolders = 7;
 
-/// What this process holds of one card. Read from any thread; changed by take() and give_back().
+/// What this process holds of one card. Read from any thread; changed by charge() and refund().
 class Ledger {
  public:
   int64_t held() const noexcept;
 
  private:
-  friend bool take(Device& device, Holder holder, int64_t bytes) noexcept;
-  friend void give_back(Device& device, Holder holder, int64_t bytes) noexcept;
+  friend bool charge(Device& device, Holder holder, int64_t bytes) noexcept;
+  friend void refund(Device& device, Holder holder, int64_t bytes) noexcept;
 
   std::array<std::atomic<int64_t>, kHolders> held_{};
 };
@@ -43,8 +43,8 @@ class Ledger {
 MemoryLock& memory_lock() noexcept;
 
 /// Takes `bytes` of the card; false when it has not so many left, by this process and the others. Under memory_lock().
-bool take(Device& device, Holder holder, int64_t bytes) noexcept;
-void give_back(Device& device, Holder holder, int64_t bytes) noexcept;
+bool charge(Device& device, Holder holder, int64_t bytes) noexcept;
+void refund(Device& device, Holder holder, int64_t bytes) noexcept;
 
 /// What all processes hold of the card.
 int64_t count_used_bytes(const Device& device) noexcept;

@@ -35,19 +35,19 @@ CUresult set_limit(Context& context, CUlimit limit, size_t value) {
     Limits wanted = context.limits;
     wanted.values[limit] = std::min<size_t>(value, size_t{1} << 40);
     more = bytes_of(device, wanted) - bytes_of(device, context.limits);
-    if (more < 0) give_back(device, Holder::heaps, -more);
-    if (more <= 0 || take(device, Holder::heaps, more)) {
+    if (more < 0) refund(device, Holder::heaps, -more);
+    if (more <= 0 || charge(device, Holder::heaps, more)) {
       context.limits = wanted;
       return CUDA_SUCCESS;
     }
   }
-  tell_refusal(more);
+  notify_oom(more);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void refund_limits(Context& context) {
   std::lock_guard guard(memory_lock());
-  give_back(*context.device, Holder::heaps, bytes_of(*context.device, context.limits));
+  refund(*context.device, Holder::heaps, bytes_of(*context.device, context.limits));
   context.limits = {};
 }
 

@@ -21,8 +21,8 @@ auto& ranges = *new std::map<uintptr_t, MemoryRange>;
 class CardPages final : public Pages {
  public:
   explicit CardPages(Device& device) : device_(device) {}
-  bool take_pages(int64_t bytes) override { return take(device_, Holder::blocks, bytes); }
-  void give_pages(int64_t bytes) override { give_back(device_, Holder::blocks, bytes); }
+  bool charge_pages(int64_t bytes) override { return charge(device_, Holder::blocks, bytes); }
+  void refund_pages(int64_t bytes) override { refund(device_, Holder::blocks, bytes); }
 
  private:
   Device& device_;
@@ -52,9 +52,9 @@ MemoryRange& add_range(uintptr_t begin, int64_t bytes, int device, MemoryKind ki
   return range;
 }
 
-CUresult result_of(Refusal refusal) {
-  if (refusal == Refusal::by_host) note_no_addresses();
-  return refusal == Refusal::none ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+CUresult result_of(Oom oom) {
+  if (oom == Oom::of_host) note_no_addresses();
+  return oom == Oom::none ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /// A block of the card's own heap, or of a pool's.
@@ -65,20 +65,20 @@ CUresult allocate(Device& device, Pool* pool, int64_t bytes, void** block) {
   if (bytes == 0) return CUDA_SUCCESS;
   if (bytes < 0 || bytes > device.card.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   uintptr_t begin = 0;
-  Refusal refusal = Refusal::by_card;
+  Oom oom = Oom::of_gpu;
   const auto try_once = [&] {
     std::lock_guard guard(memory_lock());
-    refusal = pool ? pool->allocate(bytes, &begin) : heap_of(device).allocate(bytes, &begin);
-    if (refusal == Refusal::none) {
+    oom = pool ? pool->allocate(bytes, &begin) : heap_of(device).allocate(bytes, &begin);
+    if (oom == Oom::none) {
       MemoryRange& range = add_range(begin, bytes, device.ordinal, MemoryKind::device);
       range.pool = pool;
       range.context = pool ? nullptr : &context;
     }
   };
   try_once();
-  if (refusal == Refusal::by_card && trim_pools()) try_once();  // what is about to be given back serves first
+  if (oom == Oom::of_gpu && trim_pools()) try_once();  // what is about to be given back serves first
   *block = reinterpret_cast<void*>(begin);
-  return result_of(refusal);
+  return result_of(oom);
 }
 
 std::atomic<int64_t> page_locked_bytes = 0;
@@ -97,7 +97,7 @@ CUresult allocate_uncharged(int device, int64_t bytes, MemoryKind kind, void** b
   if (bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
   const int64_t whole = round_to_pages(bytes);
   void* space = map_host_memory(whole);
-  if (!space) return result_of(Refusal::by_host);
+  if (!space) return result_of(Oom::of_host);
   std::lock_guard guard(memory_lock());
   add_range(reinterpret_cast<uintptr_t>(space), whole, device, kind);
   *block = space;
@@ -163,7 +163,7 @@ CUresult import_block(Device& device, int64_t bytes, void** block) {
     if (begin) add_range(begin, bytes, device.ordinal, MemoryKind::device).is_imported = true;
   }
   *block = reinterpret_cast<void*>(begin);
-  return result_of(begin ? Refusal::none : Refusal::by_host);
+  return result_of(begin ? Oom::none : Oom::of_host);
 }
 
 CUresult allocate_managed(int device, int64_t bytes, void** block) {

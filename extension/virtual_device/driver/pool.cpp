@@ -22,7 +22,7 @@ Pool& Pool::make(Device& device) {
   return *pools.back();
 }
 
-bool Pool::take_pages(int64_t bytes) {
+bool Pool::charge_pages(int64_t bytes) {
   const int64_t missing = paged_bytes_ + bytes - reserved_bytes_;
   if (missing > 0 && !grow(missing)) return false;
   paged_bytes_ += bytes;
@@ -31,7 +31,7 @@ bool Pool::take_pages(int64_t bytes) {
 
 bool Pool::grow(int64_t bytes) {
   for (const int64_t step : {round_to_steps(bytes), bytes}) {
-    if (!take(device_, Holder::pools, step)) continue;
+    if (!charge(device_, Holder::pools, step)) continue;
     reserved_bytes_ += step;
     reserved_high_bytes_ = std::max(reserved_high_bytes_, reserved_bytes_);
     return true;
@@ -39,17 +39,17 @@ bool Pool::grow(int64_t bytes) {
   return false;
 }
 
-void Pool::give_pages(int64_t bytes) {
+void Pool::refund_pages(int64_t bytes) {
   paged_bytes_ -= bytes;
   may_have_surplus = true;
 }
 
-Refusal Pool::allocate(int64_t bytes, uintptr_t* begin) {
-  const Refusal refusal = heap_.allocate(bytes, begin);
-  if (refusal != Refusal::none) return refusal;
+Oom Pool::allocate(int64_t bytes, uintptr_t* begin) {
+  const Oom oom = heap_.allocate(bytes, begin);
+  if (oom != Oom::none) return oom;
   used_bytes_ += SmallHeap::align(bytes);  // what was asked for, also where a block has pages of its own
   used_high_bytes_ = std::max(used_high_bytes_, used_bytes_);
-  return Refusal::none;
+  return Oom::none;
 }
 
 void Pool::free(uintptr_t begin, int64_t bytes) {
@@ -83,7 +83,7 @@ void Pool::trim(uint64_t least) {
   const auto asked = static_cast<int64_t>(std::min<uint64_t>(least, INT64_MAX));
   const int64_t kept = std::max(asked, round_to_steps(paged_bytes_));
   if (kept >= reserved_bytes_) return;
-  give_back(device_, Holder::pools, reserved_bytes_ - kept);
+  refund(device_, Holder::pools, reserved_bytes_ - kept);
   reserved_bytes_ = kept;
 }
 

@@ -18,10 +18,10 @@ class Pool final : public Pages {
   /// Takes the lock. A pool is never destroyed: blocks of it may outlive its handle.
   static Pool& make(Device& device);
 
-  bool take_pages(int64_t bytes) override;
-  void give_pages(int64_t bytes) override;
+  bool charge_pages(int64_t bytes) override;
+  void refund_pages(int64_t bytes) override;
 
-  Refusal allocate(int64_t bytes, uintptr_t* begin);
+  Oom allocate(int64_t bytes, uintptr_t* begin);
   void free(uintptr_t begin, int64_t bytes);
 
   /// Gives back what no block needs, down to `least` bytes.

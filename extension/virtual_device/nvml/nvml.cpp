@@ -10,7 +10,7 @@
 #include <string>
 
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/simulated_processes.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace {
@@ -171,7 +171,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char* te
   unsigned known = 0;
   int64_t bytes = 0;
   const char* name = nullptr;
-  for (unsigned i = 0; oomdiag_device_neighbour(0, i, &known, &bytes, &name); ++i) {
+  for (unsigned i = 0; oomdiag_device_simulated_process(0, i, &known, &bytes, &name); ++i) {
     if (known == pid) return give_text(text, length, name);
   }
   return NVML_ERROR_NOT_FOUND;

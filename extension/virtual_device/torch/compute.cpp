@@ -28,9 +28,9 @@
 #include <utility>
 
 #include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/torch/cpu_shadow_call.h"
 #include "extension/virtual_device/torch/operators.h"
 #include "extension/virtual_device/torch/spans.h"
-#include "extension/virtual_device/torch/twin.h"
 
 namespace oomdiag {
 namespace {
@@ -39,9 +39,9 @@ using Argument = OperatorRules::Argument;
 
 /// An operator that runs.
 struct Call : at::ObserverContext {
-  std::unique_ptr<Twin> twin;
+  std::unique_ptr<CpuShadowCall> shadow;
   int known_before = 0;  ///< oomdiag_device_set_known_kernels
-  bool has_run = false;  ///< the twin, for what the operator asked for
+  bool has_run = false;  ///< the shadow, for what the operator asked for
   bool has_kernels = false;
   bool validates = false;
 };
@@ -59,33 +59,33 @@ void for_written(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> in
   }
 }
 
-/// Tells what the operator will ask the card for; true if the twin has run for it.
-bool expect_answer(Twin& twin) {
+/// Tells what the operator will ask the card for; true if the shadow has run for it.
+bool expect_answer(CpuShadowCall& shadow) {
   using Asks = OperatorRules::Asks;
-  const Asks asks = twin.rules->asks;
-  const at::Tensor read = twin.arguments[0].toTensor();
+  const Asks asks = shadow.rules->asks;
+  const at::Tensor read = shadow.arguments[0].toTensor();
   const bool counts = asks == Asks::nonzero || (asks == Asks::distinct_or_trues && read.scalar_type() == at::kBool);
-  if (twin.is_collapsed && asks != Asks::truth) {
-    oomdiag_device_expect(!counts ? 1 : read.is_nonzero() ? twin.read_numbers : 0, twin.is_known);
+  if (shadow.is_uniform && asks != Asks::truth) {
+    oomdiag_device_expect(!counts ? 1 : read.is_nonzero() ? shadow.read_numbers : 0, shadow.is_known);
     return false;
   }
-  if (!run(twin)) return false;
-  const c10::IValue& answer = twin.arguments[0];
+  if (!run(shadow)) return false;
+  const c10::IValue& answer = shadow.arguments[0];
   const int64_t number = asks == Asks::truth ? int64_t{answer.toBool()}
                          : counts            ? read.count_nonzero().item<int64_t>()
                                              : answer.toTensor().size(0);
-  oomdiag_device_expect(number, twin.is_known);
+  oomdiag_device_expect(number, shadow.is_known);
   return true;
 }
 
 /// The call on the CPU that goes with this one; null where nothing follows from what is known, which then is forgotten.
-std::unique_ptr<Twin> begin(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs) {
+std::unique_ptr<CpuShadowCall> begin(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs) {
   if (oomdiag_device_is_capturing()) {
     for_written(rules, inputs, forget_at_replay);
     return nullptr;
   }
   if (rules.is_computable && !c10::impl::dispatch_mode_enabled()) {
-    if (auto twin = make_twin(rules, inputs, validating > 0)) return twin;
+    if (auto shadow = make_shadow_call(rules, inputs, validating > 0)) return shadow;
   }
   for_written(rules, inputs, forget);
   return nullptr;
@@ -99,15 +99,15 @@ std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
     const bool is_plain = !rules.is_foreign && !rules.has_kernels && !rules.validates;
     if (is_plain && (!rules.handle || (!rules.is_computable && !rules.changes_contents))) return nullptr;
     const at::DisableRecordFunctionGuard no_ops;
-    auto twin = rules.handle ? begin(rules, call.inputs()) : nullptr;
-    if (!twin && is_plain) return nullptr;
+    auto shadow = rules.handle ? begin(rules, call.inputs()) : nullptr;
+    if (!shadow && is_plain) return nullptr;
     auto running = std::make_unique<Call>();
     running->known_before = known_before;
     running->has_kernels = rules.has_kernels && !oomdiag_device_is_capturing();
     running->validates = rules.validates;
     if (rules.is_foreign) oomdiag_device_set_known_kernels(0);
-    if (twin && rules.asks != OperatorRules::Asks::nothing) running->has_run = expect_answer(*twin);
-    running->twin = std::move(twin);
+    if (shadow && rules.asks != OperatorRules::Asks::nothing) running->has_run = expect_answer(*shadow);
+    running->shadow = std::move(shadow);
     validating += rules.validates ? 1 : 0;  // at_end takes it back, if there is a context
     return running;
   } catch (const std::exception&) {
@@ -116,12 +116,12 @@ std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
 }
 
 /// Gives `there`, on the card, the contents of `here`.
-void put(const at::Tensor& there, const at::Tensor& here, const Twin& twin) {
+void put(const at::Tensor& there, const at::Tensor& here, const CpuShadowCall& shadow) {
   if (!is_on_card(there) || there.sizes() != here.sizes() || there.scalar_type() != here.scalar_type()) return;
-  const bool is_guess = !twin.is_known;
+  const bool is_guess = !shadow.is_known;
   if (is_guess && !is_whole_number(here)) return forget(there);
   const Span span = span_of(there);
-  if (span.bytes == 0 || span.bytes > twin.most_bytes) return;
+  if (span.bytes == 0 || span.bytes > shadow.most_bytes) return;
   if (!there.is_non_overlapping_and_dense() && !is_known(there)) return forget(there);
   const at::Tensor whole = mirror(there);
   whole.copy_(here);
@@ -133,36 +133,36 @@ void put(const at::Tensor& there, const at::Tensor& here, const Twin& twin) {
 }
 
 /// Fills `there` with the one number of `here`.
-void put_collapsed(const at::Tensor& there, const at::Tensor& here, const Twin& twin) {
+void put_uniform(const at::Tensor& there, const at::Tensor& here, const CpuShadowCall& shadow) {
   if (!is_on_card(there) || there.numel() == 0) return;
   const bool fits = here.numel() == 1 && there.scalar_type() == here.scalar_type() && here.element_size() <= 16;
-  const bool may_say = twin.is_known || is_whole_number(here);
+  const bool may_say = shadow.is_known || is_whole_number(here);
   if (!fits || !may_say || !there.is_non_overlapping_and_dense()) return forget(there);
-  const bool is_sum = twin.rules->sums;
-  const at::Tensor number = (is_sum ? here.mul(twin.read_numbers / there.numel()) : here).contiguous();
+  const bool is_sum = shadow.rules->sums;
+  const at::Tensor number = (is_sum ? here.mul(shadow.read_numbers / there.numel()) : here).contiguous();
   const Span span = span_of(there);
-  oomdiag_device_fill_numbers(span.begin, span.bytes, number.const_data_ptr(), number.element_size(), !twin.is_known);
+  oomdiag_device_fill_numbers(span.begin, span.bytes, number.const_data_ptr(), number.element_size(), !shadow.is_known);
 }
 
-void put_all(const std::vector<c10::IValue>& there, const Twin& twin) {
+void put_all(const std::vector<c10::IValue>& there, const CpuShadowCall& shadow) {
   const at::DisableRecordFunctionGuard no_ops;
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  for (size_t i = 0; i < there.size() && i < twin.arguments.size(); ++i) {
-    if (!there[i].isTensor() || !twin.arguments[i].isTensor()) continue;
-    (twin.is_collapsed ? put_collapsed : put)(there[i].toTensor(), twin.arguments[i].toTensor(), twin);
+  for (size_t i = 0; i < there.size() && i < shadow.arguments.size(); ++i) {
+    if (!there[i].isTensor() || !shadow.arguments[i].isTensor()) continue;
+    (shadow.is_uniform ? put_uniform : put)(there[i].toTensor(), shadow.arguments[i].toTensor(), shadow);
   }
 }
 
 /// Small inputs may have large results, and numbers that no host wrote are not guessed at.
-bool is_worth_computing(const Twin& twin, const std::vector<c10::IValue>& results) {
-  if (!twin.rules->is_computable || (twin.is_collapsed && !twin.rules->collapses)) return false;
+bool is_worth_computing(const CpuShadowCall& shadow, const std::vector<c10::IValue>& results) {
+  if (!shadow.rules->is_computable || (shadow.is_uniform && !shadow.rules->takes_uniform_values)) return false;
   bool may_guess = false;
   for (const c10::IValue& result : results) {
     if (!result.isTensor() || !result.toTensor().defined()) return false;
-    if (!twin.is_collapsed && result.toTensor().nbytes() > twin.most_bytes) return false;
+    if (!shadow.is_uniform && result.toTensor().nbytes() > shadow.most_bytes) return false;
     may_guess |= is_whole_number(result.toTensor());
   }
-  return twin.is_known || may_guess;
+  return shadow.is_known || may_guess;
 }
 
 void forget_all(const std::vector<c10::IValue>& results) {
@@ -172,11 +172,11 @@ void forget_all(const std::vector<c10::IValue>& results) {
 }
 
 void finish(Call& running, const std::vector<c10::IValue>& results) try {
-  Twin* const twin = running.twin.get();
-  if (twin && twin->rules->asks != OperatorRules::Asks::nothing) oomdiag_device_expect(-1, false);
-  if (twin && is_worth_computing(*twin, results)) {
-    if (running.has_run || run(*twin)) put_all(results, *twin);
-  } else if (running.has_kernels || (twin && twin->rules->changes_contents)) {
+  CpuShadowCall* const shadow = running.shadow.get();
+  if (shadow && shadow->rules->asks != OperatorRules::Asks::nothing) oomdiag_device_expect(-1, false);
+  if (shadow && is_worth_computing(*shadow, results)) {
+    if (running.has_run || run(*shadow)) put_all(results, *shadow);
+  } else if (running.has_kernels || (shadow && shadow->rules->changes_contents)) {
     forget_all(results);
   }
 } catch (const std::exception&) {

@@ -100,7 +100,7 @@ constexpr std::array<std::string_view, 72> kComputable = {"aten::__iand__",
                                                           "aten::_to_copy"};
 
 /// Beside those that are pointwise.
-constexpr std::array<std::string_view, 20> kCollapsing = {
+constexpr std::array<std::string_view, 20> kOnUniformValues = {
     "aten::__iand__",      "aten::__ior__", "aten::__ixor__", "aten::_to_copy",    "aten::all",
     "aten::amax",          "aten::amin",    "aten::any",      "aten::clone",       "aten::copy_",
     "aten::count_nonzero", "aten::equal",   "aten::fill_",    "aten::masked_fill", "aten::masked_fill_",
@@ -153,7 +153,8 @@ OperatorRules make_rules(const at::RecordFunction& call) {
   rules.copies = is_one_of(kCopies, name);
   rules.is_computable = (handle->hasTag(at::Tag::pointwise) || is_one_of(kComputable, name)) &&
                         !handle->hasTag(at::Tag::nondeterministic_seeded);
-  rules.collapses = rules.is_computable && (handle->hasTag(at::Tag::pointwise) || is_one_of(kCollapsing, name));
+  rules.takes_uniform_values =
+      rules.is_computable && (handle->hasTag(at::Tag::pointwise) || is_one_of(kOnUniformValues, name));
   rules.sums = is_one_of(kSumming, name);
   rules.compares = is_one_of(kComparing, name);
   rules.validates = is_one_of(kValidating, name);

@@ -18,13 +18,13 @@ struct OperatorRules {
   };
   std::optional<c10::OperatorHandle> handle{};
   std::vector<Argument> arguments{};
-  bool is_computable = false;  ///< elementwise, or one of a few that put values together: cheap on small inputs
-  bool answers = false;        ///< with truth values or whole numbers, whatever it reads
-  bool copies = false;         ///< its results are what it read, whatever the size
-  bool collapses = false;      ///< where all it reads is one number, so is each of its results
-  bool sums = false;           ///< … multiplied by how many numbers went into each
-  bool compares = false;       ///< for (in)equality
-  bool validates = false;      ///< fails by contents of its arguments: sums of weights or windows that are zero
+  bool is_computable = false;         ///< elementwise, or one of a few that put values together: cheap on small inputs
+  bool answers = false;               ///< with truth values or whole numbers, whatever it reads
+  bool copies = false;                ///< its results are what it read, whatever the size
+  bool takes_uniform_values = false;  ///< where all it reads is one number, so is each of its results
+  bool sums = false;                  ///< … multiplied by how many numbers went into each
+  bool compares = false;              ///< for (in)equality
+  bool validates = false;             ///< fails by contents of its arguments: sums of weights or windows that are zero
   /// What it works out on the card and then asks for: how many there are (of truth values how many are true, where it sorts
   /// none: Unique.cu), or whether it is so.
   enum class Asks : uint8_t { nothing, nonzero, distinct, distinct_or_trues, truth };

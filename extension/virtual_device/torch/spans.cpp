@@ -41,11 +41,11 @@ at::Tensor one_number(const at::Tensor& like) {
   return at::zeros(ones, like.options().device(at::kCPU));
 }
 
-std::optional<Collapsed> collapse(const at::Tensor& tensor) {
+std::optional<UniformValue> find_uniform_value(const at::Tensor& tensor) {
   enum { mixed, known, guess, dropped, unknown };  // oomdiag_device_look
   if (!is_on_card(tensor) || tensor.numel() == 0) return std::nullopt;
   const Span span = span_of(tensor);
-  Collapsed result{.number = one_number(tensor)};
+  UniformValue result{.number = one_number(tensor)};
   alignas(16) char number[16] = {};
   const size_t bytes = tensor.element_size();
   const int found = oomdiag_device_look(span.begin, span.bytes, number, bytes);

@@ -25,12 +25,12 @@ bool is_whole_number(const at::Tensor& tensor);
 at::Tensor mirror(const at::Tensor& tensor);
 
 /// The same where all its numbers are one, or none is known: each dimension is 1 long. Null where they differ.
-struct Collapsed {
+struct UniformValue {
   at::Tensor number{};
   bool is_known = false;
   bool is_dropped = false;  ///< the host wrote numbers that were not kept
 };
-std::optional<Collapsed> collapse(const at::Tensor& tensor);
+std::optional<UniformValue> find_uniform_value(const at::Tensor& tensor);
 
 /// A tensor of zeros, each of `like`'s dimensions 1 long.
 at::Tensor one_number(const at::Tensor& like);

@@ -12,7 +12,7 @@
 namespace oomdiag {
 
 /// Where in a trace the state to describe lies.
-struct Instant {
+struct StatePoint {
   uint8_t device = 0;
   uint64_t event = 0;            ///< the failing request, or the allocation that made the peak
   uint64_t state_end = 0;        ///< events before this one made the state
@@ -21,27 +21,27 @@ struct Instant {
   Phase phase = Phase::setup;
 };
 
-/// What is to be looked at of one card.
-struct Wanted {
-  Instant instant{};
+/// What is to be looked at of one device.
+struct ViewRequest {
+  StatePoint point{};
   std::vector<uint32_t> steps{};  ///< that are to be told block by block; 0 is none
 };
 
-/// What one card's blocks tell.
-struct CardViews {
-  Cut cut{};
-  std::vector<StepSlice> steps{};  ///< as they were wanted
+/// What one device's blocks tell.
+struct DeviceViews {
+  LiveSet live_set{};
+  std::vector<StepAllocations> steps{};  ///< as they were requested
   StepCurves curves{};
 };
 
 /// All of them, and the table that they are views of.
-struct Views {
-  BlockTable table{};
-  std::vector<CardViews> cards{};  ///< as they were wanted
+struct AllocationViews {
+  AllocationTable table{};
+  std::vector<DeviceViews> devices{};  ///< as they were requested
 };
 
 /// The second pass over `trace`: follows every block from its allocation to its free.
-Views follow_lives(const Trace& trace, const Outline& outline, const NodeTable& nodes,
-                   const AllocatorSettings& settings, std::span<const Wanted> wanted);
+AllocationViews follow_allocations(const Trace& trace, const TracePrescan& prescan, const NodeTable& nodes,
+                                   const AllocatorSettings& settings, std::span<const ViewRequest> requested);
 
 }  // namespace oomdiag

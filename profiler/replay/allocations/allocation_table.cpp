@@ -4,45 +4,45 @@
 
 namespace oomdiag {
 
-uint32_t BlockTable::add(Row row, uint64_t address) {
-  const uint8_t device = row.device;
+uint32_t AllocationTable::add(Allocation allocation, uint64_t address) {
+  const uint8_t device = allocation.device;
   detach(device, address);
-  auto id = static_cast<uint32_t>(rows_.size());
+  auto id = static_cast<uint32_t>(allocations_.size());
   if (unused_.empty()) {
-    rows_.push_back(std::move(row));
+    allocations_.push_back(std::move(allocation));
     attached_.push_back(true);
   } else {
     id = unused_.back();
     unused_.pop_back();
-    rows_[id] = std::move(row);
+    allocations_[id] = std::move(allocation);
     attached_[id] = true;
   }
   at_[device][address] = id;
   return id;
 }
 
-void BlockTable::detach(uint8_t device, uint64_t address) {
+void AllocationTable::detach(uint8_t device, uint64_t address) {
   const uint32_t id = find(device, address);
   if (id == kNone) return;
   at_[device].erase(address);
   attached_[id] = false;
-  if (rows_[id].views == 0) retire(id);
+  if (allocations_[id].views == 0) retire(id);
 }
 
-void BlockTable::let_go(uint32_t id) {
-  if (--rows_[id].views == 0 && !attached_[id]) retire(id);
+void AllocationTable::let_go(uint32_t id) {
+  if (--allocations_[id].views == 0 && !attached_[id]) retire(id);
 }
 
-std::vector<uint32_t> BlockTable::living(uint8_t device) const {
+std::vector<uint32_t> AllocationTable::living(uint8_t device) const {
   std::vector<uint32_t> ids;
-  for (uint32_t id = 0; id < rows_.size(); ++id) {
-    if (attached_[id] && rows_[id].device == device && rows_[id].alive()) ids.push_back(id);
+  for (uint32_t id = 0; id < allocations_.size(); ++id) {
+    if (attached_[id] && allocations_[id].device == device && allocations_[id].alive()) ids.push_back(id);
   }
   return ids;
 }
 
-void BlockTable::retire(uint32_t id) {
-  rows_[id].savers = {};
+void AllocationTable::retire(uint32_t id) {
+  allocations_[id].saving_nodes = {};
   unused_.push_back(id);
 }
 

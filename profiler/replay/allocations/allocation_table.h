@@ -12,19 +12,19 @@ namespace oomdiag {
 /// An index of an event that never comes.
 inline constexpr uint64_t kNoEvent = ~uint64_t{0};
 
-/// A node of a walked graph, which keeps a block for its backward.
-struct Saver {
+/// A node of a traversed graph, which keeps a block for its backward.
+struct SavingNode {
   uint64_t node_sequence = 0;
   uint32_t context = 0;
-  uint32_t shape = 0;  ///< index of its name
-  uint32_t graph = 0;  ///< which forward pass made the node, see graphs.h
-  uint32_t walk = 0;   ///< which walk found it
+  uint32_t shape = 0;      ///< index of its name
+  uint32_t graph = 0;      ///< which forward pass made the node, see graphs.h
+  uint32_t traversal = 0;  ///< which traversal found it
   uint16_t node_thread = 0;
 };
 
-/// A block from its allocation to its free, and all that events say of it. Nothing of what was said before of its address,
-/// which is used again and again. Times are indices of events.
-struct Row {
+/// A block from its alloc to its free, and all that events say of it. Facts recorded for an earlier block at this address do
+/// not apply. Times are indices of events.
+struct Allocation {
   Event maker{};                            ///< its alloc event; empty where that is not known
   uint32_t event = Block::kNone;            ///< as in Block: index of the maker, perhaps in the trace's `initial`
   uint32_t views = 0;                       ///< how many views it is part of: it outlives its block for them
@@ -38,13 +38,13 @@ struct Row {
   Phase phase = Phase::other;  ///< in which it was allocated
   uint8_t device = 0;
   bool parameter = false, buffer = false, state = false, ever_saved = false;
-  bool trained = false;              ///< a parameter of an optimizer that wants a gradient
-  bool op_made_nodes = false;        ///< the op that made it recorded itself for backward
-  bool died_in_op = false;           ///< freed by the op call, or the node, that made it
-  bool died_in_optimizer = false;    ///< freed inside the optimizer step that made it
-  bool freed_in_node = false;        ///< by an autograd node
-  bool freed_by_accumulate = false;  ///< by AccumulateGrad: it was added to a gradient
-  std::vector<Saver> savers{};       ///< of the newest graph that keeps it
+  bool trained = false;                    ///< a parameter of an optimizer that wants a gradient
+  bool op_made_nodes = false;              ///< the op that made it recorded itself for backward
+  bool died_in_op = false;                 ///< freed by the op call, or the node, that made it
+  bool died_in_optimizer = false;          ///< freed inside the optimizer step that made it
+  bool freed_in_node = false;              ///< by an autograd node
+  bool freed_by_accumulate = false;        ///< by AccumulateGrad: it was added to a gradient
+  std::vector<SavingNode> saving_nodes{};  ///< of the newest graph that keeps it
 
   bool alive() const { return died == kNoEvent; }
   /// Older than the events of the trace.
@@ -53,15 +53,15 @@ struct Row {
   bool first_in_op() const { return maker.op_serial == 0 || nth_in_op == 0; }
 };
 
-/// The rows of all cards: those of blocks that live, and those that views keep. The places of others are used again, so
+/// The allocations of all devices: those that live, and those that views reference. The places of others are used again, so
 /// memory follows what lives, however long the program runs.
-class BlockTable {
+class AllocationTable {
  public:
-  BlockTable() : at_(kMaxDevices) {}
+  AllocationTable() : at_(kMaxDevices) {}
 
-  /// Puts in a row, at its device and address; what was there is gone.
-  uint32_t add(Row row, uint64_t address);
-  /// The newest row of this address, or kNone.
+  /// Adds an allocation at its device and address; the one before at that address is detached.
+  uint32_t add(Allocation allocation, uint64_t address);
+  /// The newest allocation of this address, or kNone.
   uint32_t find(uint8_t device, uint64_t address) const {
     const uint32_t* id = at_[device].find(address);
     return id == nullptr ? kNone : *id;
@@ -69,13 +69,13 @@ class BlockTable {
   /// The block at this address is gone: events name it no more.
   void detach(uint8_t device, uint64_t address);
 
-  /// A view takes this row in, or lets it go.
-  void hold(uint32_t id) { ++rows_[id].views; }
+  /// A view references this allocation, or no longer does.
+  void hold(uint32_t id) { ++allocations_[id].views; }
   void let_go(uint32_t id);
 
-  Row& operator[](uint32_t id) { return rows_[id]; }
-  const Row& operator[](uint32_t id) const { return rows_[id]; }
-  /// The rows of this card's blocks that live.
+  Allocation& operator[](uint32_t id) { return allocations_[id]; }
+  const Allocation& operator[](uint32_t id) const { return allocations_[id]; }
+  /// This device's allocations that live.
   std::vector<uint32_t> living(uint8_t device) const;
 
   static constexpr uint32_t kNone = ~uint32_t{0};
@@ -83,7 +83,7 @@ class BlockTable {
  private:
   void retire(uint32_t id);
 
-  std::vector<Row> rows_;
+  std::vector<Allocation> allocations_;
   std::vector<bool> attached_;
   std::vector<uint32_t> unused_;
   std::vector<AddressMap<uint32_t>> at_;  ///< by device

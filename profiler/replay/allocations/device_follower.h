@@ -13,22 +13,22 @@
 
 namespace oomdiag {
 
-/// What all cards share on the way through a trace.
-struct Pass {
-  Pass(const Trace& events, const Outline& outline) : trace(events), phases(events, outline) {}
+/// What all devices share on the way through a trace.
+struct PassState {
+  PassState(const Trace& events, const TracePrescan& prescan) : trace(events), phases(events, prescan) {}
 
   const Trace& trace;
   Phases phases;
-  BlockTable table{};
+  AllocationTable table{};
   OpenOps ops{};
   Graphs graphs{};
   uint64_t optimizer_open_since = kNoEvent;  ///< scope_begin of an optimizer step that has not ended
 };
 
-/// Follows the blocks of one card: give it the card's events in order.
-class CardFollower {
+/// Follows the blocks of one device: give it the device's events in order.
+class DeviceFollower {
  public:
-  CardFollower(Pass& pass, const AllocatorSettings& settings, const Wanted& wanted);
+  DeviceFollower(PassState& pass, const AllocatorSettings& settings, const ViewRequest& requested);
 
   void allocate(const Event& event, uint64_t index);
   void request_free(const Event& event, uint64_t index);
@@ -47,38 +47,38 @@ class CardFollower {
   uint64_t next_stop() const;
   void stop(uint64_t index);
 
-  /// Whether a walk that begins here is the first that describes this card's OOM.
-  bool begins_own_walk(uint64_t index) const;
-  void note_walk(uint64_t index);
-  void note_backward() { savers_.note_backward(); }
-  /// No graph of the newest walk lives any more.
-  void end_walk() { savers_.conclude(pass_.table, lives_.cut); }
+  /// Whether a traversal that begins here is the first that describes this device's OOM.
+  bool begins_own_traversal(uint64_t index) const;
+  void note_traversal(uint64_t index);
+  void note_backward() { saving_nodes_.note_backward(); }
+  /// No graph of the newest traversal lives any more.
+  void end_traversal() { saving_nodes_.conclude(pass_.table, lives_.live_set); }
 
   /// After the trace. `nodes` of the whole trace.
-  CardViews finish(const NodeTable& nodes);
+  DeviceViews finish(const NodeTable& nodes);
 
  private:
-  uint8_t device() const { return wanted_.instant.device; }
-  bool has_own_walk() const;
-  Horizon horizon_at(uint64_t index) const;
+  uint8_t device() const { return request_.point.device; }
+  bool has_own_traversal() const;
+  ObservationWindow observed_until(uint64_t index) const;
   void end_steps(uint64_t index);
-  void cut(uint64_t index);
+  void take_live_set(uint64_t index);
   void adopt(const std::vector<Event>& layout, uint64_t index);
-  uint32_t ensure_row(const Block& block, uint64_t index);
-  void describe_initial(Row& row) const;
-  void show(uint32_t row, uint64_t index);
+  uint32_t ensure_allocation(const Block& block, uint64_t index);
+  void describe_initial(Allocation& allocation) const;
+  void show(uint32_t allocation, uint64_t index);
   bool is_described(uint64_t index) const;
 
-  Pass& pass_;
-  const Wanted& wanted_;
+  PassState& pass_;
+  const ViewRequest& request_;
   Blocks blocks_;
   PlaceCounter counter_;
   GrowthSamples places_;
-  CutSavers savers_;
-  bool has_failed_ = false, is_cut_ = false;
-  bool own_walk_ = false;    ///< the OOM's description holds a walk
-  bool own_walked_ = false;  ///< … and it has begun
-  CardViews lives_;
+  LiveSetSavingNodes saving_nodes_;
+  bool has_failed_ = false, is_taken_ = false;
+  bool own_traversal_ = false;  ///< the OOM's description holds a traversal
+  bool own_traversed_ = false;  ///< … and it has begun
+  DeviceViews lives_;
 };
 
 }  // namespace oomdiag

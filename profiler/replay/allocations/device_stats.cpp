@@ -5,7 +5,7 @@
 
 namespace oomdiag {
 
-DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, uint8_t device)
+DeviceStats::DeviceStats(const Trace& trace, const AllocatorSettings& settings, uint8_t device)
     : trace_(trace),
       device_(device),
       whole_(trace.overwritten_events == 0 && trace.initial.empty()),
@@ -20,7 +20,7 @@ DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, 
   if (trace.process.snapshot) history().peak.phase = Phase::other;
 }
 
-void DeviceMeter::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
+void DeviceStats::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
   const Phase phase = phases.phase_of(event);
   peak_since_mark_ = std::max(peak_since_mark_, blocks_.allocated_bytes());
   phase_peaks_.add(phases.step(), phase, blocks_.allocated_bytes());
@@ -33,7 +33,7 @@ void DeviceMeter::note_alloc(const Event& event, uint64_t index, const Phases& p
   if (phase == Phase::backward && event.bytes == sane_bytes(event.bytes)) attribute(event, nodes);
 }
 
-void DeviceMeter::note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal) {
+void DeviceStats::note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal) {
   refusal.step = phases.step();
   refusal.phase = phases.phase_of(event);
   refusal.where = locate(trace_, nodes, event);
@@ -46,7 +46,7 @@ void DeviceMeter::note_refusal(const Event& event, const Phases& phases, const N
   result_.used = true;
 }
 
-void DeviceMeter::check_stats(const Event& event) {
+void DeviceStats::check_stats(const Event& event) {
   if (trace_.process.unwatched) return take_totals(event);
   if (!whole_) {
     blocks_.set_reserved_bytes(sane_bytes(event.address));
@@ -58,20 +58,20 @@ void DeviceMeter::check_stats(const Event& event) {
 }
 
 // The allocator told nothing of its blocks: what it counted itself is all there is.
-void DeviceMeter::take_totals(const Event& event) {
+void DeviceStats::take_totals(const Event& event) {
   result_.used = true;
   history().peak.allocated_bytes = sane_bytes(event.node_sequence);
   history().peak.reserved_bytes = sane_bytes(event.detail);
 }
 
-void DeviceMeter::read_device_memory(const Event& event, uint64_t index) {
+void DeviceStats::read_device_memory(const Event& event, uint64_t index) {
   const int64_t outside = sane_bytes(event.bytes) - sane_bytes(event.address) - blocks_.reserved_bytes();
   result_.outside.push_back({index, std::max<int64_t>(0, outside)});
   if (result_.outside.size() > 64)
     result_.outside.erase(result_.outside.begin() + 16);  // long runs say it at each step
 }
 
-void DeviceMeter::check_layout(std::span<const Event> layout) {
+void DeviceStats::check_layout(std::span<const Event> layout) {
   Blocks told = blocks_;
   told.adopt(layout, device_);
   const int64_t difference = told.allocated_bytes() - blocks_.allocated_bytes();
@@ -81,7 +81,7 @@ void DeviceMeter::check_layout(std::span<const Event> layout) {
   history().reserved_known = true;
 }
 
-void DeviceMeter::begin_with(std::span<const Event> layout, uint64_t index, const Phases& phases) {
+void DeviceStats::begin_with(std::span<const Event> layout, uint64_t index, const Phases& phases) {
   blocks_.adopt(layout, device_);
   whole_ = false;
   result_.used = true;
@@ -94,7 +94,7 @@ void DeviceMeter::begin_with(std::span<const Event> layout, uint64_t index, cons
   timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
 }
 
-void DeviceMeter::note_mark(const Event& event, uint32_t step) {
+void DeviceStats::note_mark(const Event& event, uint32_t step) {
   constexpr size_t kMostMarks = 1000;
   if (history().marks.size() == kMostMarks) return;
   const int64_t now = blocks_.allocated_bytes();
@@ -103,12 +103,12 @@ void DeviceMeter::note_mark(const Event& event, uint32_t step) {
   peak_since_mark_ = now;
 }
 
-void DeviceMeter::note_packed(const Event& event) {
-  packed_in_walk_ += static_cast<int64_t>(std::min<uint64_t>(event.detail, 1 << 20));
-  history().packed_tensors = std::max(history().packed_tensors, packed_in_walk_);
+void DeviceStats::note_packed(const Event& event) {
+  packed_in_traversal_ += static_cast<int64_t>(std::min<uint64_t>(event.detail, 1 << 20));
+  history().packed_tensors = std::max(history().packed_tensors, packed_in_traversal_);
 }
 
-Measured DeviceMeter::finish() {
+MeasuredDevice DeviceStats::finish() {
   history().timeline = timeline_.finish();
   for (TimelinePoint& point : history().timeline) point.time_ns = trace_.time_ns(trace_.events[point.event]);
   history().step_ends = step_ends_.finish();
@@ -116,11 +116,11 @@ Measured DeviceMeter::finish() {
   return std::move(result_);
 }
 
-void DeviceMeter::note_error(int64_t difference) {
+void DeviceStats::note_error(int64_t difference) {
   history().replay_error_bytes = std::max(history().replay_error_bytes, std::abs(difference));
 }
 
-void DeviceMeter::attribute(const Event& event, const NodeTable& nodes) {
+void DeviceStats::attribute(const Event& event, const NodeTable& nodes) {
   Attribution& sum = history().attribution;
   if (sum.backward_bytes > kMostBytes) return;
   sum.backward_bytes += event.bytes;

@@ -11,9 +11,9 @@
 namespace oomdiag {
 
 /// Measures one device in the first pass over a trace: give it the device's events in order.
-class DeviceMeter {
+class DeviceStats {
  public:
-  DeviceMeter(const Trace& trace, const AllocatorSettings& settings, uint8_t device);
+  DeviceStats(const Trace& trace, const AllocatorSettings& settings, uint8_t device);
 
   /// An alloc, free or segment event.
   void apply(const Event& event, uint64_t index) {
@@ -39,7 +39,7 @@ class DeviceMeter {
   /// A note that the program set.
   void note_mark(const Event& event, uint32_t step);
   /// graph_begin and packed_tensor events.
-  void note_walk() { packed_in_walk_ = 0; }
+  void note_traversal() { packed_in_traversal_ = 0; }
   void note_packed(const Event& event);
 
   /// Says that a step has ended; 0: what came before the first one.
@@ -47,7 +47,7 @@ class DeviceMeter {
     if (step != 0) step_ends_.add({step, blocks_.allocated_bytes()});
   }
 
-  Measured finish();
+  MeasuredDevice finish();
 
  private:
   DeviceHistory& history() { return result_.history; }
@@ -62,9 +62,9 @@ class DeviceMeter {
   Timeline timeline_;
   PhasePeaks phase_peaks_;
   StepEnds step_ends_;
-  int64_t packed_in_walk_ = 0;
+  int64_t packed_in_traversal_ = 0;
   int64_t peak_since_mark_ = 0;
-  Measured result_;
+  MeasuredDevice result_;
 };
 
 }  // namespace oomdiag

@@ -43,11 +43,11 @@ bool GrowthSamples::add(const Event& alloc) {
   return true;
 }
 
-void GrowthSamples::remove(const Row& row) {
-  if (row.is_initial()) earlier_.remove(row.event & ~Block::kInitial);
-  if (row.maker.context >= places_.size()) return;
-  places_[row.maker.context].bytes -= row.maker.bytes;
-  --places_[row.maker.context].blocks;
+void GrowthSamples::remove(const Allocation& allocation) {
+  if (allocation.is_initial()) earlier_.remove(allocation.event & ~Block::kInitial);
+  if (allocation.maker.context >= places_.size()) return;
+  places_[allocation.maker.context].bytes -= allocation.maker.bytes;
+  --places_[allocation.maker.context].blocks;
 }
 
 void GrowthSamples::end_step(uint32_t step) {

@@ -24,7 +24,7 @@ class GrowthSamples {
   /// An alloc event. False: it makes no sense and does not count.
   bool add(const Event& alloc);
   /// This block was freed.
-  void remove(const Row& row);
+  void remove(const Allocation& allocation);
   /// Says that this step has ended.
   void end_step(uint32_t step);
 

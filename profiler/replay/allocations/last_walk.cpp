@@ -15,26 +15,26 @@ uint64_t find_last_walk(const EventLog& events) {
 
 }  // namespace
 
-// Read as an OOM is whose description is this walk: of an earlier one nothing counts.
+// Read as an OOM is whose description is this traversal: of an earlier one nothing counts.
 std::vector<LiveBlock> read_last_walk(const Trace& trace) {
-  const uint64_t walk = find_last_walk(trace.events);
-  if (walk == kNoEvent) return {};
+  const uint64_t traversal = find_last_walk(trace.events);
+  if (traversal == kNoEvent) return {};
   const AllocatorSettings settings = parse_allocator_settings(trace.process.allocator_settings);
-  const Outline outline = read_outline(trace, {});
-  const Measurements measured = measure(trace, outline, settings);
-  std::vector<Wanted> wanted;
-  for (const Measured& device : measured.devices) {
+  const TracePrescan prescan = prescan_trace(trace, {});
+  const Measurements measured = measure(trace, prescan, settings);
+  std::vector<ViewRequest> requested;
+  for (const MeasuredDevice& device : measured.devices) {
     if (!device.used) continue;
-    wanted.push_back({.instant = {.device = static_cast<uint8_t>(device.history.index),
-                                  .event = walk,
-                                  .state_end = walk,
-                                  .description_end = trace.events.size(),
-                                  .failed = true}});
+    requested.push_back({.point = {.device = static_cast<uint8_t>(device.history.index),
+                                   .event = traversal,
+                                   .state_end = traversal,
+                                   .description_end = trace.events.size(),
+                                   .failed = true}});
   }
-  const Views views = follow_lives(trace, outline, measured.nodes, settings, wanted);
+  const AllocationViews views = follow_allocations(trace, prescan, measured.nodes, settings, requested);
   std::vector<LiveBlock> saved;
-  for (const CardViews& card : views.cards) {
-    for (LiveBlock& block : describe_blocks(trace, views, card.cut, measured.nodes)) {
+  for (const DeviceViews& card : views.devices) {
+    for (LiveBlock& block : describe_blocks(trace, views, card.live_set, measured.nodes)) {
       block.bytes = block.requested_bytes;
       if (!block.saved_by.empty()) saved.push_back(std::move(block));
     }

@@ -7,7 +7,7 @@
 
 namespace oomdiag {
 
-/// The blocks that the autograd graph keeps for backward which was walked last, by the requested bytes.
+/// The blocks that the autograd graph keeps for backward which was traversed last, by the requested bytes.
 std::vector<LiveBlock> read_last_walk(const Trace& trace);
 
 }  // namespace oomdiag

@@ -4,97 +4,99 @@
 
 namespace oomdiag {
 
-void CutSavers::begin(const Cut& cut, Phase phase, bool own_walk, const Graphs& graphs) {
-  done_ = cut.rows.empty();
-  own_walk_ = own_walk;
+void LiveSetSavingNodes::begin(const LiveSet& live_set, Phase phase, bool own_traversal, const Graphs& graphs) {
+  done_ = live_set.allocations.empty();
+  own_traversal_ = own_traversal;
   may_infer_ = phase == Phase::forward || phase == Phase::backward;
   alike_ = graphs.newest();
   alike_began_ = graphs.began();
-  const bool behind = phase == Phase::backward || phase == Phase::optimizer;  // no walk to come is of this graph
-  waits_ = own_walk || !behind;
-  if (!own_walk && phase == Phase::backward && graphs.walked()) walk_ = graphs.walk();
+  const bool behind = phase == Phase::backward || phase == Phase::optimizer;  // no traversal to come is of this graph
+  waits_ = own_traversal || !behind;
+  if (!own_traversal && phase == Phase::backward && graphs.traversed()) traversal_ = graphs.traversal();
 }
 
-void CutSavers::note_walk(const Graphs& graphs) {
+void LiveSetSavingNodes::note_traversal(const Graphs& graphs) {
   if (!waits_) return;
   waits_ = false;
-  walk_ = graphs.walk();
+  traversal_ = graphs.traversal();
 }
 
-void CutSavers::conclude(const BlockTable& table, Cut& cut) {
-  if (done_ || walk_ == 0) return;
+void LiveSetSavingNodes::conclude(const AllocationTable& table, LiveSet& live_set) {
+  if (done_ || traversal_ == 0) return;
   done_ = true;
-  for (size_t b = 0; b < cut.rows.size(); ++b) {
-    for (const Saver& saver : table[cut.rows[b]].savers) {
-      if (saver.walk == walk_) cut.savers[b].push_back(saver);
+  for (size_t b = 0; b < live_set.allocations.size(); ++b) {
+    for (const SavingNode& saving_node : table[live_set.allocations[b]].saving_nodes) {
+      if (saving_node.traversal == traversal_) live_set.saving_nodes[b].push_back(saving_node);
     }
   }
 }
 
-void CutSavers::finish(const BlockTable& table, Cut& cut) {
-  conclude(table, cut);
-  if (!done_ && may_infer_) infer(table, cut);
+void LiveSetSavingNodes::finish(const AllocationTable& table, LiveSet& live_set) {
+  conclude(table, live_set);
+  if (!done_ && may_infer_) infer(table, live_set);
   done_ = true;
 }
 
-void CutSavers::infer(const BlockTable& table, Cut& cut) const {
-  for (size_t b = 0; b < cut.rows.size(); ++b) {
-    const Row& row = table[cut.rows[b]];
-    if (!row.is_known() || row.is_initial() || row.born < alike_began_) continue;
-    cut.savers[b] = alike_->find(row);
-    cut.saved_by_likeness = cut.saved_by_likeness || !cut.savers[b].empty();
+void LiveSetSavingNodes::infer(const AllocationTable& table, LiveSet& live_set) const {
+  for (size_t b = 0; b < live_set.allocations.size(); ++b) {
+    const Allocation& allocation = table[live_set.allocations[b]];
+    if (!allocation.is_known() || allocation.is_initial() || allocation.born < alike_began_) continue;
+    live_set.saving_nodes[b] = alike_->find(allocation);
+    live_set.saved_by_likeness = live_set.saved_by_likeness || !live_set.saving_nodes[b].empty();
   }
 }
 
-void StepSlice::begin(uint64_t index, const std::vector<uint32_t>& living, BlockTable& table, const Graphs& graphs) {
+void StepAllocations::begin(uint64_t index, const std::vector<uint32_t>& living, AllocationTable& table,
+                            const Graphs& graphs) {
   is_open_ = true;
   begins_ = index;
-  walks_before_ = graphs.walk();
+  traversals_before_ = graphs.traversal();
   alike_ = graphs.newest();
-  rows_ = living;
-  for (const uint32_t row : rows_) table.hold(row);
+  allocations_ = living;
+  for (const uint32_t allocation : allocations_) table.hold(allocation);
 }
 
-void StepSlice::add(uint32_t row, uint64_t index, int64_t allocated_bytes, BlockTable& table) {
-  rows_.push_back(row);
-  table.hold(row);
+void StepAllocations::add(uint32_t allocation, uint64_t index, int64_t allocated_bytes, AllocationTable& table) {
+  allocations_.push_back(allocation);
+  table.hold(allocation);
   if (in_window_ == 0) {
     highs_.push_back({index, allocated_bytes});
   } else if (allocated_bytes > highs_.back().bytes) {
     highs_.back() = {index, allocated_bytes};
   }
   in_window_ = in_window_ + 1 == window_ ? 0 : in_window_ + 1;
-  if (rows_.size() >= limit_) thin(table);
+  if (allocations_.size() >= limit_) thin(table);
 }
 
-void StepSlice::end(const Horizon& horizon, BlockTable& table) {
+void StepAllocations::end(const ObservationWindow& observed, AllocationTable& table) {
   is_open_ = false;
-  if (rows_.size() > kMostRows) thin(table);
-  horizon_ = horizon;
+  if (allocations_.size() > kMaxAllocations) thin(table);
+  observed_ = observed;
 }
 
-std::vector<Saver> StepSlice::savers_of(const Row& row) const {
-  std::vector<Saver> savers;
-  for (const Saver& saver : row.savers) {
-    if (saver.walk > walks_before_) savers.push_back(saver);
+std::vector<SavingNode> StepAllocations::saving_nodes_of(const Allocation& allocation) const {
+  std::vector<SavingNode> saving_nodes;
+  for (const SavingNode& saving_node : allocation.saving_nodes) {
+    if (saving_node.traversal > traversals_before_) saving_nodes.push_back(saving_node);
   }
-  const bool unseen = !walked_ && row.is_known() && !row.is_initial() && row.born >= begins_;
-  return savers.empty() && unseen ? alike_->find(row) : savers;
+  const bool unseen = !traversed_ && allocation.is_known() && !allocation.is_initial() && allocation.born >= begins_;
+  return saving_nodes.empty() && unseen ? alike_->find(allocation) : saving_nodes;
 }
 
-void StepSlice::thin(BlockTable& table) {
+void StepAllocations::thin(AllocationTable& table) {
   const auto let_go = [&](uint32_t id) {
     const bool goes = !table[id].alive() && !lives_at_high_point(table[id]);
     if (goes) table.let_go(id);
     return goes;
   };
-  for (std::erase_if(rows_, let_go); rows_.size() > kMostRows / 2 && highs_.size() > 64; std::erase_if(rows_, let_go)) {
+  for (std::erase_if(allocations_, let_go); allocations_.size() > kMaxAllocations / 2 && highs_.size() > 64;
+       std::erase_if(allocations_, let_go)) {
     join_windows();
   }
-  limit_ = std::max(kMostRows, 2 * rows_.size());
+  limit_ = std::max(kMaxAllocations, 2 * allocations_.size());
 }
 
-void StepSlice::join_windows() {
+void StepAllocations::join_windows() {
   const bool half_full = highs_.size() % 2 == 1;
   for (size_t i = 0; 2 * i < highs_.size(); ++i) {
     const High& first = highs_[2 * i];
@@ -108,10 +110,10 @@ void StepSlice::join_windows() {
   if (in_window_ == window_) in_window_ = 0;
 }
 
-bool StepSlice::lives_at_high_point(const Row& row) const {
-  const auto at = std::lower_bound(highs_.begin(), highs_.end(), row.born,
+bool StepAllocations::lives_at_high_point(const Allocation& allocation) const {
+  const auto at = std::lower_bound(highs_.begin(), highs_.end(), allocation.born,
                                    [](const High& high, uint64_t index) { return high.index < index; });
-  return at != highs_.end() && at->index < row.died;
+  return at != highs_.end() && at->index < allocation.died;
 }
 
 }  // namespace oomdiag

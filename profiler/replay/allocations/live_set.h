@@ -8,94 +8,95 @@
 #include "profiler/replay/evidence/allocation_reader.h"
 #include "profiler/replay/evidence/graphs.h"
 
-// Two ways to look at the table of blocks: a moment is a cut through it, a step a slice of it. Rows that they have taken in
+// Two views of the table of allocations: what lives at one moment, and what lives in one step. Records that a view references
 // outlive their blocks, and go on learning what later events say of these.
 //
-//   blocks ↑      ────────────            │ cut: the blocks that live
+//   blocks ↑      ────────────            │ LiveSet: the blocks that live at this moment
 //          │   ───────────────────────────┼──────
 //          │         ─────── ─── ─────    │   ──────
-//          └─────────|───────── slice ────|───────→ events
+//          └─────────|─ StepAllocations ──|───────→ events
 namespace oomdiag {
 
-/// The blocks of one card at one moment.
-struct Cut {
-  std::vector<Block> blocks{};   ///< in use, by address
-  std::vector<uint32_t> rows{};  ///< of each
+/// The blocks of one device at one moment.
+struct LiveSet {
+  std::vector<Block> blocks{};          ///< in use, by address
+  std::vector<uint32_t> allocations{};  ///< of each
   std::vector<SegmentLayout> segments{};
   int64_t allocated_bytes = 0, pending_bytes = 0, reserved_bytes = 0;
-  Horizon horizon{};
-  std::vector<std::vector<Saver>> savers{};  ///< of each block: the nodes that keep it at the moment
-  bool saved_by_likeness = false;            ///< they are taken from an earlier step
+  ObservationWindow observed{};
+  std::vector<std::vector<SavingNode>> saving_nodes{};  ///< of each block: the nodes that keep it at the moment
+  bool saved_by_likeness = false;                       ///< they are taken from an earlier step
 };
 
-/// Finds out which savers count for a cut, as the walk that tells may be still to come; see graphs.h.
-class CutSavers {
+/// The graph traversal that names the saving nodes may come after the moment of a LiveSet: this decides which one applies;
+/// see graphs.h.
+class LiveSetSavingNodes {
  public:
-  /// At the cut. `own_walk`: it is an OOM whose description holds a walk.
-  void begin(const Cut& cut, Phase phase, bool own_walk, const Graphs& graphs);
-  /// A walk has begun, or backward has without one.
-  void note_walk(const Graphs& graphs);
-  void note_backward() { waits_ = waits_ && own_walk_; }
-  /// The graph that was walked ends to live.
-  void conclude(const BlockTable& table, Cut& cut);
+  /// At the moment of the live set. `own_traversal`: it is an OOM whose description holds a traversal.
+  void begin(const LiveSet& live_set, Phase phase, bool own_traversal, const Graphs& graphs);
+  /// A traversal has begun, or backward has without one.
+  void note_traversal(const Graphs& graphs);
+  void note_backward() { waits_ = waits_ && own_traversal_; }
+  /// The traversed graph has been freed.
+  void conclude(const AllocationTable& table, LiveSet& live_set);
   /// After the trace.
-  void finish(const BlockTable& table, Cut& cut);
+  void finish(const AllocationTable& table, LiveSet& live_set);
 
  private:
-  void infer(const BlockTable& table, Cut& cut) const;
+  void infer(const AllocationTable& table, LiveSet& live_set) const;
 
-  bool waits_ = false, own_walk_ = false, done_ = true;
-  uint32_t walk_ = 0;  ///< that tells; 0: none yet
+  bool waits_ = false, own_traversal_ = false, done_ = true;
+  uint32_t traversal_ = 0;  ///< that tells; 0: none yet
   bool may_infer_ = false;
   std::shared_ptr<const SavedAllocations> alike_;
   uint64_t alike_began_ = kNoEvent;  ///< younger blocks may be told by alike_
 };
 
-/// The blocks of one card in one step. Of a step of very many blocks only those that live at high points are kept: it is
+/// The allocations of one device in one step. Of a step of very many blocks only those that live at high points are kept: it is
 /// cut into windows of equally many allocations, which grow as the step does, and what lives at none of their highest
 /// moments is let go. So the peak stays what it was.
-class StepSlice {
+class StepAllocations {
  public:
-  static constexpr size_t kMostRows = size_t{1} << 16;
+  static constexpr size_t kMaxAllocations = size_t{1} << 16;
 
-  explicit StepSlice(uint32_t step) : step_(step) {}
+  explicit StepAllocations(uint32_t step) : step_(step) {}
 
   uint32_t step() const { return step_; }
   bool is_open() const { return is_open_; }
 
   /// The step begins with these blocks.
-  void begin(uint64_t index, const std::vector<uint32_t>& living, BlockTable& table, const Graphs& graphs);
+  void begin(uint64_t index, const std::vector<uint32_t>& living, AllocationTable& table, const Graphs& graphs);
   /// A block was made; then so many bytes were allocated.
-  void add(uint32_t row, uint64_t index, int64_t allocated_bytes, BlockTable& table);
-  void note_walk() { walked_ = walked_ || is_open_; }
+  void add(uint32_t allocation, uint64_t index, int64_t allocated_bytes, AllocationTable& table);
+  void note_traversal() { traversed_ = traversed_ || is_open_; }
   /// The step is over, or what is to be seen of it.
-  void end(const Horizon& horizon, BlockTable& table);
+  void end(const ObservationWindow& observed, AllocationTable& table);
 
   uint64_t begins() const { return begins_; }
-  const Horizon& horizon() const { return horizon_; }
-  const std::vector<uint32_t>& rows() const { return rows_; }
+  const ObservationWindow& observed() const { return observed_; }
+  const std::vector<uint32_t>& allocations() const { return allocations_; }
   /// The nodes that keep this block in the step.
-  std::vector<Saver> savers_of(const Row& row) const;
+  std::vector<SavingNode> saving_nodes_of(const Allocation& allocation) const;
 
  private:
   struct High {
     uint64_t index = 0;
     int64_t bytes = 0;
   };
-  void thin(BlockTable& table);
+  void thin(AllocationTable& table);
   void join_windows();
-  bool lives_at_high_point(const Row& row) const;
+  bool lives_at_high_point(const Allocation& allocation) const;
 
   uint32_t step_;
-  bool is_open_ = false, walked_ = false;
+  bool is_open_ = false, traversed_ = false;
   uint64_t begins_ = kNoEvent;
-  uint32_t walks_before_ = 0;
+  uint32_t traversals_before_ = 0;
   std::shared_ptr<const SavedAllocations> alike_;
-  Horizon horizon_{};
-  std::vector<uint32_t> rows_;
+  ObservationWindow observed_{};
+  std::vector<uint32_t> allocations_;
   std::vector<High> highs_;
   uint64_t window_ = 1, in_window_ = 0;
-  size_t limit_ = kMostRows;
+  size_t limit_ = kMaxAllocations;
 };
 
 }  // namespace oomdiag

@@ -22,17 +22,17 @@ uint64_t end_of_layout(const EventLog& events, uint64_t begin) {
 }
 
 /// The first pass over all devices.
-class Meter {
+class StatsPass {
  public:
-  Meter(const Trace& trace, const Outline& outline, const AllocatorSettings& settings)
-      : trace_(trace), outline_(outline), phases_(trace, outline) {
+  StatsPass(const Trace& trace, const TracePrescan& prescan, const AllocatorSettings& settings)
+      : trace_(trace), prescan_(prescan), phases_(trace, prescan) {
     for (uint8_t d = 0; d < kMaxDevices; ++d) devices_.emplace_back(trace, settings, d);
   }
 
   Measurements run() {
     for (auto at = trace_.events.begin(); at != trace_.events.end(); ++at) take(*at, at.index());
     result_.steps = phases_.step();
-    for (DeviceMeter& device : devices_) result_.devices.push_back(device.finish());
+    for (DeviceStats& device : devices_) result_.devices.push_back(device.finish());
     return std::move(result_);
   }
 
@@ -41,10 +41,10 @@ class Meter {
     const uint32_t step = phases_.step();
     phases_.advance(event, index);
     if (phases_.step() != step) {
-      for (DeviceMeter& device : devices_) device.end_step(step);
+      for (DeviceStats& device : devices_) device.end_step(step);
     }
     if (event.device >= kMaxDevices) return;
-    DeviceMeter& device = devices_[event.device];
+    DeviceStats& device = devices_[event.device];
     switch (event.kind) {
       case EventKind::alloc:
         device.apply(event, index);
@@ -78,7 +78,7 @@ class Meter {
         result_.nodes.add(event);
         break;
       case EventKind::graph_begin:
-        device.note_walk();
+        device.note_traversal();
         break;
       case EventKind::packed_tensor:
         device.note_packed(event);
@@ -92,7 +92,7 @@ class Meter {
         break;
       case EventKind::note:
         if (trace_.name(trace_.context(event.context).op) == kMark) {
-          for (DeviceMeter& one : devices_) one.note_mark(event, phases_.step());
+          for (DeviceStats& one : devices_) one.note_mark(event, phases_.step());
         }
         break;
       case EventKind::none:
@@ -110,13 +110,13 @@ class Meter {
     }
   }
 
-  void note_refusal(DeviceMeter& device, const Event& event, uint64_t index) {
-    while (next_refusal_ < outline_.refusals.size() && outline_.refusals[next_refusal_].event < index) ++next_refusal_;
-    if (next_refusal_ == outline_.refusals.size()) return;
-    device.note_refusal(event, phases_, result_.nodes, outline_.refusals[next_refusal_]);
+  void note_refusal(DeviceStats& device, const Event& event, uint64_t index) {
+    while (next_refusal_ < prescan_.refusals.size() && prescan_.refusals[next_refusal_].event < index) ++next_refusal_;
+    if (next_refusal_ == prescan_.refusals.size()) return;
+    device.note_refusal(event, phases_, result_.nodes, prescan_.refusals[next_refusal_]);
   }
 
-  void check_layout(DeviceMeter& device, uint64_t index) {
+  void check_layout(DeviceStats& device, uint64_t index) {
     if ((trace_.events[index].flags & kBeforeRecording) != 0) {
       if (const auto layout = find_initial_layout(trace_.events, index); !layout.empty()) {
         device.begin_with(layout, index + layout.size() - 1, phases_);
@@ -129,9 +129,9 @@ class Meter {
   }
 
   const Trace& trace_;
-  const Outline& outline_;
+  const TracePrescan& prescan_;
   Phases phases_;
-  std::vector<DeviceMeter> devices_;
+  std::vector<DeviceStats> devices_;
   Measurements result_;
   size_t next_refusal_ = 0;
   uint64_t layout_end_ = 0;
@@ -139,8 +139,8 @@ class Meter {
 
 }  // namespace
 
-Measurements measure(const Trace& trace, const Outline& outline, const AllocatorSettings& settings) {
-  return Meter(trace, outline, settings).run();
+Measurements measure(const Trace& trace, const TracePrescan& prescan, const AllocatorSettings& settings) {
+  return StatsPass(trace, prescan, settings).run();
 }
 
 }  // namespace oomdiag

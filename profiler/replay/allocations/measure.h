@@ -11,27 +11,27 @@
 namespace oomdiag {
 
 /// How much of a card others than PyTorch's allocator used, whenever the trace tells.
-struct OutsideReading {
+struct NonPytorchReading {
   uint64_t event = 0;
   int64_t outside_bytes = 0;
 };
 
 /// What the first pass over a trace finds out about one device.
-struct Measured {
+struct MeasuredDevice {
   DeviceHistory history;  ///< all but `moment`, `failure`, `curves` and `lives`
-  std::vector<OutsideReading> outside;
+  std::vector<NonPytorchReading> outside;
   std::vector<uint64_t> outside_events;  ///< indices of those that outside.h reads
   bool used = false;
 };
 
 /// The first pass over a trace.
 struct Measurements {
-  std::vector<Measured> devices;  ///< by device index
+  std::vector<MeasuredDevice> devices;  ///< by device index
   NodeTable nodes;
   uint32_t steps = 0;
 };
 
-/// Replays all of `trace`: peaks, phases, timeline, joins, and the state at each OOM of `outline`.
-Measurements measure(const Trace& trace, const Outline& outline, const AllocatorSettings& settings);
+/// Replays all of `trace`: peaks, phases, timeline, joins, and the state at each OOM of `prescan`.
+Measurements measure(const Trace& trace, const TracePrescan& prescan, const AllocatorSettings& settings);
 
 }  // namespace oomdiag

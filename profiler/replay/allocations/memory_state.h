@@ -6,13 +6,14 @@
 namespace oomdiag {
 
 /// The moment of `history` that is to be described: the failing allocation, else the peak.
-Instant find_instant(const Trace& trace, const DeviceHistory& history);
+StatePoint find_state_point(const Trace& trace, const DeviceHistory& history);
 
-/// The blocks of a cut, as people read about them, by address.
-std::vector<LiveBlock> describe_blocks(const Trace& trace, const Views& views, const Cut& cut, const NodeTable& nodes);
+/// The blocks of a live set, as people read about them, by address.
+std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews& views, const LiveSet& live_set,
+                                       const NodeTable& nodes);
 
 /// Reads it from the cut that was made there.
-Moment read_moment(const Trace& trace, const Measured& measured, const NodeTable& nodes, const Views& views,
-                   const Cut& cut);
+Moment read_moment(const Trace& trace, const MeasuredDevice& measured, const NodeTable& nodes,
+                   const AllocationViews& views, const LiveSet& live_set);
 
 }  // namespace oomdiag

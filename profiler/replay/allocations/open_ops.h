@@ -10,30 +10,30 @@ namespace oomdiag {
 /// Knows of each thread the op call that runs, and what it made: it says only later that it made autograd nodes, too.
 class OpenOps {
  public:
-  /// A new row, made by `row.maker`.
-  void note_alloc(uint32_t id, Row& row) {
-    if (row.maker.op_serial == 0) return;
-    Call& call = call_of(row.maker);
-    row.nth_in_op = call.allocs++;
-    row.op_made_nodes = call.made_nodes;
-    if (!call.made_nodes) call.rows.push_back(id);
+  /// A new allocation, made by `allocation.maker`.
+  void note_alloc(uint32_t id, Allocation& allocation) {
+    if (allocation.maker.op_serial == 0) return;
+    Call& call = call_of(allocation.maker);
+    allocation.nth_in_op = call.allocs++;
+    allocation.op_made_nodes = call.made_nodes;
+    if (!call.made_nodes) call.allocations.push_back(id);
   }
   /// A nodes_created event.
-  void note_nodes(const Event& event, BlockTable& table) {
+  void note_nodes(const Event& event, AllocationTable& table) {
     if (event.op_serial == 0) return;
     Call& call = call_of(event);
     call.made_nodes = true;
-    for (const uint32_t id : call.rows) {
+    for (const uint32_t id : call.allocations) {
       if (table[id].maker.op_serial == event.op_serial) table[id].op_made_nodes = true;
     }
-    call.rows.clear();
+    call.allocations.clear();
   }
 
  private:
   struct Call {
     uint32_t serial = 0, allocs = 0;
     bool made_nodes = false;
-    std::vector<uint32_t> rows{};
+    std::vector<uint32_t> allocations{};
   };
   Call& call_of(const Event& event) {
     if (event.thread >= calls_.size()) calls_.resize(event.thread + size_t{1});
@@ -42,7 +42,7 @@ class OpenOps {
       call.serial = event.op_serial;
       call.allocs = 0;
       call.made_nodes = false;
-      call.rows.clear();
+      call.allocations.clear();
     }
     return call;
   }

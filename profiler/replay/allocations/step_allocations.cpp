@@ -9,17 +9,24 @@ namespace {
 /// Turns indices of events into positions in the step: the n-th of its allocations and frees, from 1.
 class EventPositions {
  public:
-  EventPositions(const BlockTable& table, const StepSlice& slice) : begin_(slice.begins()), end_(slice.horizon().end) {
-    for (const uint32_t id : slice.rows()) {
+  EventPositions(const AllocationTable& table, const StepAllocations& taken)
+      : begin_(taken.begins()), end_(taken.observed().end) {
+    for (const uint32_t id : taken.allocations()) {
       if (was_born(table[id])) indices_.push_back(table[id].born);
       if (has_died(table[id])) indices_.push_back(table[id].died);
     }
     std::sort(indices_.begin(), indices_.end());
   }
-  bool was_born(const Row& row) const { return row.is_known() && !row.is_initial() && row.born >= begin_; }
-  bool has_died(const Row& row) const { return row.died < end_; }
-  uint32_t born(const Row& row) const { return was_born(row) ? position_of(row.born) : BlockLife::kBefore; }
-  uint32_t died(const Row& row) const { return has_died(row) ? position_of(row.died) : BlockLife::kNever; }
+  bool was_born(const Allocation& allocation) const {
+    return allocation.is_known() && !allocation.is_initial() && allocation.born >= begin_;
+  }
+  bool has_died(const Allocation& allocation) const { return allocation.died < end_; }
+  uint32_t born(const Allocation& allocation) const {
+    return was_born(allocation) ? position_of(allocation.born) : BlockLife::kBefore;
+  }
+  uint32_t died(const Allocation& allocation) const {
+    return has_died(allocation) ? position_of(allocation.died) : BlockLife::kNever;
+  }
   uint32_t last() const { return static_cast<uint32_t>(indices_.size()); }
   std::vector<uint64_t> finish() { return std::move(indices_); }
 
@@ -33,7 +40,7 @@ class EventPositions {
 };
 
 // What was refused, as if it had been granted.
-BlockLife wanted_block(const OutOfMemory& refusal, uint32_t position) {
+BlockLife requested_block(const OutOfMemory& refusal, uint32_t position) {
   BlockLife life{.bytes = refusal.requested_bytes, .born = position, .phase = refusal.phase};
   life.made = refusal.where;
   if (life.phase == Phase::forward) life.category = Category::output;
@@ -61,39 +68,40 @@ uint32_t typical_step(const DeviceHistory& device) {
   return 1;
 }
 
-uint32_t complete_step(const Trace& trace, const Outline& outline, const DeviceHistory& device) {
+uint32_t complete_step(const Trace& trace, const TracePrescan& prescan, const DeviceHistory& device) {
   if (!device.failure || device.failure->step < 2) return 0;
   const uint32_t step = device.failure->step - 1;
-  const bool cut_off = trace.overwritten_events > 0 && step <= outline.first_step;  // its beginning is gone
+  const bool cut_off = trace.overwritten_events > 0 && step <= prescan.first_step;  // its beginning is gone
   return cut_off ? 0 : step;
 }
 
-StepLives read_step(const Trace& trace, const NodeTable& nodes, const Views& views, const StepSlice& slice,
-                    const OutOfMemory* refusal) {
-  if (slice.step() == 0 || slice.begins() == kNoEvent) return {};
-  const RowReader reader(trace, nodes, views.table, slice.rows(), slice.horizon());
-  EventPositions positions(views.table, slice);
-  StepLives step{.step = slice.step()};
-  for (const uint32_t id : slice.rows()) {
-    const Row& row = views.table[id];
-    if (row.bytes == 0) continue;
-    std::vector<Saver> savers = slice.savers_of(row);
-    const uint32_t shape = row.shape != 0 || savers.empty() ? row.shape : savers.front().shape;
-    const bool died = positions.has_died(row);
-    step.blocks.push_back({.bytes = row.bytes,
-                           .born = positions.born(row),
-                           .died = positions.died(row),
-                           .category = reader.category_of(row, !savers.empty()),
-                           .phase = row.phase,
-                           .in_graph = reader.is_in_graph(row),
-                           .freed_in_backward = died && row.freed_in_node,
-                           .freed_by_accumulate = died && row.freed_by_accumulate,
-                           .ever_saved = row.ever_saved || !savers.empty(),
-                           .made = reader.made_of(row),
+StepLives read_step(const Trace& trace, const NodeTable& nodes, const AllocationViews& views,
+                    const StepAllocations& taken, const OutOfMemory* refusal) {
+  if (taken.step() == 0 || taken.begins() == kNoEvent) return {};
+  const AllocationReader reader(trace, nodes, views.table, taken.allocations(), taken.observed());
+  EventPositions positions(views.table, taken);
+  StepLives step{.step = taken.step()};
+  for (const uint32_t id : taken.allocations()) {
+    const Allocation& allocation = views.table[id];
+    if (allocation.bytes == 0) continue;
+    std::vector<SavingNode> saving_nodes = taken.saving_nodes_of(allocation);
+    const uint32_t shape =
+        allocation.shape != 0 || saving_nodes.empty() ? allocation.shape : saving_nodes.front().shape;
+    const bool died = positions.has_died(allocation);
+    step.blocks.push_back({.bytes = allocation.bytes,
+                           .born = positions.born(allocation),
+                           .died = positions.died(allocation),
+                           .category = reader.category_of(allocation, !saving_nodes.empty()),
+                           .phase = allocation.phase,
+                           .in_graph = reader.is_in_graph(allocation),
+                           .freed_in_backward = died && allocation.freed_in_node,
+                           .freed_by_accumulate = died && allocation.freed_by_accumulate,
+                           .ever_saved = allocation.ever_saved || !saving_nodes.empty(),
+                           .made = reader.made_of(allocation),
                            .shape = trace.name(shape),
-                           .saved_by = reader.locate_savers(std::move(savers))});
+                           .saved_by = reader.locate_saving_nodes(std::move(saving_nodes))});
   }
-  if (refusal != nullptr) step.blocks.push_back(wanted_block(*refusal, positions.last() + 1));
+  if (refusal != nullptr) step.blocks.push_back(requested_block(*refusal, positions.last() + 1));
   std::stable_sort(step.blocks.begin(), step.blocks.end(),
                    [](const BlockLife& a, const BlockLife& b) { return a.born < b.born; });
   step.events = positions.finish();

@@ -8,12 +8,12 @@
 namespace oomdiag {
 namespace {
 
-AllocationSignature signature_of(const Row& row) {
-  return {.device = row.device,
-          .context = row.maker.context,
-          .bytes = row.maker.bytes,
-          .nth_in_op = row.nth_in_op,
-          .nth_at_place = row.nth_at_place};
+AllocationSignature signature_of(const Allocation& allocation) {
+  return {.device = allocation.device,
+          .context = allocation.maker.context,
+          .bytes = allocation.maker.bytes,
+          .nth_in_op = allocation.nth_in_op,
+          .nth_at_place = allocation.nth_at_place};
 }
 
 }  // namespace
@@ -36,9 +36,9 @@ bool AllocationSignature::is_of_same_place(const AllocationSignature& other) con
   return *this == same;
 }
 
-void SavedAllocations::add(const Row& row, const Saver& saver) {
-  if (!row.is_known() || row.maker.op_serial == 0) return;
-  saved_.push_back({.signature = signature_of(row), .born = row.born, .saver = saver});
+void SavedAllocations::add(const Allocation& allocation, const SavingNode& saving_node) {
+  if (!allocation.is_known() || allocation.maker.op_serial == 0) return;
+  saved_.push_back({.signature = signature_of(allocation), .born = allocation.born, .saving_node = saving_node});
 }
 
 void SavedAllocations::finish() {
@@ -47,24 +47,25 @@ void SavedAllocations::finish() {
   });
 }
 
-std::vector<Saver> SavedAllocations::find(const Row& row) const {
-  if (row.maker.op_serial == 0) return {};
-  const AllocationSignature signature = signature_of(row);
+std::vector<SavingNode> SavedAllocations::find(const Allocation& allocation) const {
+  if (allocation.maker.op_serial == 0) return {};
+  const AllocationSignature signature = signature_of(allocation);
   const auto next = std::upper_bound(saved_.begin(), saved_.end(), signature,
-                                     [](const auto& wanted, const Saved& one) { return wanted < one.signature; });
+                                     [](const auto& requested, const Saved& one) { return requested < one.signature; });
   if (next == saved_.begin()) return {};
   const AllocationSignature& found = std::prev(next)->signature;
   const bool is_last = next == saved_.end() || !next->signature.is_of_same_place(signature);
   if (found != signature && !(is_last && found.is_of_same_place(signature))) return {};
   auto one = std::lower_bound(saved_.begin(), next, found,
-                              [](const Saved& saved, const auto& wanted) { return saved.signature < wanted; });
-  std::vector<Saver> savers;
-  for (const uint64_t youngest = one->born; one != next && one->born == youngest; ++one) savers.push_back(one->saver);
-  return savers;
+                              [](const Saved& saved, const auto& requested) { return saved.signature < requested; });
+  std::vector<SavingNode> saving_nodes;
+  for (const uint64_t youngest = one->born; one != next && one->born == youngest; ++one)
+    saving_nodes.push_back(one->saving_node);
+  return saving_nodes;
 }
 
-void Graphs::begin_walk(uint64_t index, bool at_refusal) {
-  if (!open_ || at_refusal) ++walk_;
+void Graphs::begin_traversal(uint64_t index, bool at_refusal) {
+  if (!open_ || at_refusal) ++traversal_;
   if (open_) return;
   open_ = true;
   ++graph_;
@@ -72,17 +73,18 @@ void Graphs::begin_walk(uint64_t index, bool at_refusal) {
   saved_ = std::make_shared<SavedAllocations>();
 }
 
-void Graphs::save(const Event& event, Row& row) {
-  const Saver saver{.node_sequence = event.node_sequence,
-                    .context = event.context,
-                    .shape = static_cast<uint32_t>(event.detail),
-                    .graph = graph_,
-                    .walk = walk_,
-                    .node_thread = event.node_thread};
-  row.ever_saved = true;
-  if (!row.savers.empty() && row.savers.front().graph != graph_) row.savers.clear();
-  row.savers.push_back(saver);
-  saved_->add(row, saver);
+void Graphs::save(const Event& event, Allocation& allocation) {
+  const SavingNode saving_node{.node_sequence = event.node_sequence,
+                               .context = event.context,
+                               .shape = static_cast<uint32_t>(event.detail),
+                               .graph = graph_,
+                               .traversal = traversal_,
+                               .node_thread = event.node_thread};
+  allocation.ever_saved = true;
+  if (!allocation.saving_nodes.empty() && allocation.saving_nodes.front().graph != graph_)
+    allocation.saving_nodes.clear();
+  allocation.saving_nodes.push_back(saving_node);
+  saved_->add(allocation, saving_node);
 }
 
 }  // namespace oomdiag

@@ -8,13 +8,13 @@
 
 #include "profiler/replay/allocations/allocation_table.h"
 
-// Which saved tensors count at a moment? The graph is walked when a backward pass begins, and by the OOM observer:
+// Which saved tensors count at a moment? The graph is traversed when a backward pass begins, and by the OOM observer:
 //
-//   ── forward ──┬─ walk ── backward ──┬── optimizer ──┬── forward ──┬─ walk ── backward ──
-//        ^ peak here: the next walk    ^ here: the one before        ^ OOM here: the walk in its own description
+//   ── forward ──┬─ traversal ── backward ──┬── optimizer ──┬── forward ──┬─ traversal ── backward ──
+//        ^ peak here: the next traversal    ^ here: the one before        ^ OOM here: the one in its own description
 //
-// A walk of an earlier pass says nothing any more: its graph is gone. But the recorder walks only passes that may set the
-// peak, and a step may set it by a few bytes all the same. Training steps repeat, so then the last step that was walked
+// A traversal of an earlier pass says nothing any more: its graph is gone. But the recorder traverses the graphs of passes that may set the
+// peak, and a step may set it by a few bytes all the same. Training steps repeat, so then the last step that was traversed
 // tells: a block made by the same place in the same op with the same size is kept by the same nodes. A place that runs many
 // times in a forward pass (the cell of a recurrent network) makes many such blocks: the n-th of one step is like the n-th of
 // the other.
@@ -56,46 +56,46 @@ struct AllocationSignature {
 class SavedAllocations {
  public:
   /// A node keeps this block. Of two blocks with one signature, from passes whose graphs are joined, the younger one counts.
-  void add(const Row& row, const Saver& saver);
+  void add(const Allocation& allocation, const SavingNode& saving_node);
   /// Ends to take in; before it nothing is found.
   void finish();
-  /// The nodes that keep the allocation like `row`; empty if none does. Where this graph had fewer at that place, those of
+  /// The nodes that keep an allocation like this one; empty if none does. Where this graph had fewer at that place, those of
   /// the last of them.
-  std::vector<Saver> find(const Row& row) const;
+  std::vector<SavingNode> find(const Allocation& allocation) const;
 
  private:
   struct Saved {
     AllocationSignature signature{};
     uint64_t born = 0;
-    Saver saver{};
+    SavingNode saving_node{};
   };
   std::vector<Saved> saved_;  ///< finished: by signature, the youngest first
 };
 
-/// Follows the walks of the autograd graph.
+/// Follows the traversals of the autograd graph.
 class Graphs {
  public:
   /// A graph_begin event; `at_refusal`: the first that describes a fatal OOM. What it finds is what still counts there.
-  void begin_walk(uint64_t index, bool at_refusal);
-  /// A forward op made nodes, or the trace ends: the graph of the walk lives no more.
-  void end_walk() {
+  void begin_traversal(uint64_t index, bool at_refusal);
+  /// A forward op made nodes, or the trace ends: the traversed graph has been freed.
+  void end_traversal() {
     open_ = false;
     saved_->finish();
   }
   /// A saved_tensor event of this block.
-  void save(const Event& event, Row& row);
+  void save(const Event& event, Allocation& allocation);
 
-  /// The newest walk, counted from 1.
-  uint32_t walk() const { return walk_; }
+  /// The newest traversal, counted from 1.
+  uint32_t traversal() const { return traversal_; }
   /// Its graph lives: no forward pass has begun since.
-  bool walked() const { return open_; }
-  /// What the newest walk found.
+  bool traversed() const { return open_; }
+  /// What the newest traversal found.
   std::shared_ptr<const SavedAllocations> newest() const { return saved_; }
-  /// When the walk over that graph began; blocks that are younger are of a later pass, and may be told by it.
+  /// When the traversal of that graph began; blocks that are younger are of a later pass, to which its findings may apply.
   uint64_t began() const { return began_; }
 
  private:
-  uint32_t graph_ = 0, walk_ = 0;
+  uint32_t graph_ = 0, traversal_ = 0;
   bool open_ = false;
   uint64_t began_ = kNoEvent;
   std::shared_ptr<SavedAllocations> saved_ = std::make_shared<SavedAllocations>();

@@ -55,7 +55,7 @@ bool holds(uint64_t begin, const DriverAllocation& allocation, uint64_t address)
   return address - begin < static_cast<uint64_t>(allocation.bytes);
 }
 
-void note_mapping(const Event& event, OutsideState& state) {
+void note_mapping(const Event& event, NonPytorchState& state) {
   const auto found = state.live.find(event.detail);
   if (found == state.live.end() || found->second.mapped != 0) return;
   found->second.mapped = event.address;
@@ -69,7 +69,7 @@ auto last_at_or_below(Map& map, uint64_t address) {
   return after == map.begin() ? map.end() : std::prev(after);
 }
 
-void note_segment(const Event& event, OutsideState& state) {
+void note_segment(const Event& event, NonPytorchState& state) {
   const auto block = last_at_or_below(state.live, event.address);
   if (block != state.live.end() && holds(block->first, block->second, event.address)) block->second.pytorchs = true;
   const auto mapping = last_at_or_below(state.handle_at, event.address);
@@ -78,20 +78,20 @@ void note_segment(const Event& event, OutsideState& state) {
   if (pages != state.live.end() && holds(mapping->first, pages->second, event.address)) pages->second.pytorchs = true;
 }
 
-void forget(const Event& event, OutsideState& state) {
+void forget(const Event& event, NonPytorchState& state) {
   const auto found = state.live.find(event.address);
   if (found == state.live.end()) return;
   state.handle_at.erase(found->second.mapped);
   state.live.erase(found);
 }
 
-void note_process(const Trace& trace, const Event& event, OutsideState& state) {
+void note_process(const Trace& trace, const Event& event, NonPytorchState& state) {
   if ((event.flags & kFirstProcess) != 0) state.processes.clear();
   if (event.address != 0) state.processes.push_back({event.address, sane_bytes(event.bytes), trace.name(event.detail)});
 }
 
 // PyTorch's own refusals are out_of_memory events.
-void note_refusal(const Trace& trace, const Event& event, OutsideState& state) {
+void note_refusal(const Trace& trace, const Event& event, NonPytorchState& state) {
   const std::string_view owner = or_unknown(trace.name(event.detail));
   if (owner == kPyTorchAllocator) return;
   const auto found = std::find_if(state.refusals.begin(), state.refusals.end(),
@@ -103,13 +103,13 @@ void note_refusal(const Trace& trace, const Event& event, OutsideState& state) {
   }
 }
 
-void note_allocation(const Trace& trace, const Event& event, OutsideState& state) {
+void note_allocation(const Trace& trace, const Event& event, NonPytorchState& state) {
   if ((event.flags & kDriverRefused) != 0) return note_refusal(trace, event, state);
   if ((event.flags & kDriverAnnounced) != 0 && state.live.contains(event.address)) return;
   state.live[event.address] = read_allocation(trace, event);
 }
 
-void apply(const Trace& trace, const Event& event, OutsideState& state) {
+void apply(const Trace& trace, const Event& event, NonPytorchState& state) {
   if (event.kind == EventKind::driver_alloc) note_allocation(trace, event, state);
   if (event.kind == EventKind::driver_map) note_mapping(event, state);
   if (event.kind == EventKind::driver_free) forget(event, state);
@@ -120,7 +120,7 @@ void apply(const Trace& trace, const Event& event, OutsideState& state) {
 }
 
 // Allocations that are older than the trace. Those whose own event is in it begin there.
-void apply_announced(const Trace& trace, std::span<const uint64_t> events, OutsideState& state) {
+void apply_announced(const Trace& trace, std::span<const uint64_t> events, NonPytorchState& state) {
   std::set<uint64_t> seen;
   for (const uint64_t index : events) {
     const Event event = trace.events[index];
@@ -178,8 +178,8 @@ std::string_view name_of(DriverMemory memory) {
   return "device";
 }
 
-OutsideState read_outside(const Trace& trace, std::span<const uint64_t> events, uint64_t end) {
-  OutsideState state;
+NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> events, uint64_t end) {
+  NonPytorchState state;
   if (trace.overwritten_events > 0) apply_announced(trace, events, state);
   for (const uint64_t index : events) {
     if (index >= end) break;
@@ -188,7 +188,7 @@ OutsideState read_outside(const Trace& trace, std::span<const uint64_t> events, 
   return state;
 }
 
-std::vector<OutsideOwner> list_owners(const OutsideState& state, std::span<const SegmentLayout> segments) {
+std::vector<OutsideOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments) {
   std::vector<OutsideOwner> owners;
   for (const CardStep& step : state.steps) {
     const bool modules = step.name.starts_with("modules");
@@ -210,7 +210,7 @@ std::vector<OutsideOwner> list_owners(const OutsideState& state, std::span<const
   return owners;
 }
 
-std::vector<OutsideOwner> list_host_owners(const OutsideState& state) {
+std::vector<OutsideOwner> list_host_owners(const NonPytorchState& state) {
   std::vector<OutsideOwner> owners;
   for (const auto& [address, allocation] : state.live) {
     if (is_on_card(allocation.memory)) continue;
@@ -220,7 +220,7 @@ std::vector<OutsideOwner> list_host_owners(const OutsideState& state) {
   return owners;
 }
 
-std::vector<PageLocked> list_page_locked(const Trace& trace, const OutsideState& state) {
+std::vector<PageLocked> list_page_locked(const Trace& trace, const NonPytorchState& state) {
   std::vector<PageLocked> places;
   std::map<std::pair<std::string_view, uint32_t>, size_t> place_of;  // by library and context
   for (const auto& [address, allocation] : state.live) {

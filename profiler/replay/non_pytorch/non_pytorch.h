@@ -35,30 +35,30 @@ struct CardProcess {
 };
 
 /// What the driver and NVML told about one card up to a moment.
-struct OutsideState {
+struct NonPytorchState {
   std::map<uint64_t, DriverAllocation> live{};  ///< by address or handle
   std::map<uint64_t, uint64_t> handle_at{};     ///< by address: the handle that was mapped there first
   std::vector<CardStep> steps{};
   std::vector<CardProcess> processes{};
   std::vector<OutsideOwner> refusals{};  ///< the most that each library asked for in vain
 
-  bool operator==(const OutsideState&) const = default;
+  bool operator==(const NonPytorchState&) const = default;
 };
 
 /// Folds those of `events` (indices into the trace, ascending) that lie before index `end`. Of a trace whose beginning was
 /// overwritten, what is announced later as still alive counts from the start.
-OutsideState read_outside(const Trace& trace, std::span<const uint64_t> events, uint64_t end);
+NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> events, uint64_t end);
 
 /// Who holds bytes of the card outside of PyTorch's allocator, as far as `state` knows: context, modules, libraries by name
 /// (largest first), other processes. PyTorch's own is left out; of what is older than the trace, that in which one of
 /// `segments` lies.
-std::vector<OutsideOwner> list_owners(const OutsideState& state, std::span<const SegmentLayout> segments);
+std::vector<OutsideOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments);
 
 /// Who holds page-locked and managed memory: the former is the host's, the latter may be on either side.
-std::vector<OutsideOwner> list_host_owners(const OutsideState& state);
+std::vector<OutsideOwner> list_host_owners(const NonPytorchState& state);
 
 /// The page-locked blocks by the places where they were asked for, largest first.
-std::vector<PageLocked> list_page_locked(const Trace& trace, const OutsideState& state);
+std::vector<PageLocked> list_page_locked(const Trace& trace, const NonPytorchState& state);
 
 int64_t sum_of(std::span<const OutsideOwner> owners);
 

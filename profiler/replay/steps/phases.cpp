@@ -4,10 +4,10 @@
 
 namespace oomdiag {
 
-Phases::Phases(const Trace& trace, const Outline& outline)
-    : outline_(outline),
-      iterations_(outline.iterations),
-      known_(!trace.process.snapshot || outline.first_forward != Outline::kNever) {
+Phases::Phases(const Trace& trace, const TracePrescan& prescan)
+    : prescan_(prescan),
+      iterations_(prescan.iterations),
+      known_(!trace.process.snapshot || prescan.first_forward != TracePrescan::kNever) {
   flags_.reserve(trace.contexts.size() + 1);
   for (const Context& context : trace.contexts) {
     flags_.push_back({.optimizer = is_optimizer_step(trace.name(context.scope)),
@@ -38,7 +38,7 @@ void Phases::end_scope(const Event& event) {
 }
 
 void Phases::begin_next_step() {
-  if (!outline_.has_optimizer_scopes) ++next_step_;
+  if (!prescan_.has_optimizer_scopes) ++next_step_;
   forward_open_ = false;
   ++step_;
 }

@@ -18,17 +18,17 @@ namespace oomdiag {
 /// where nothing is trained steps are iterations, see iterations.h.
 class Phases {
  public:
-  Phases(const Trace& trace, const Outline& outline);
+  Phases(const Trace& trace, const TracePrescan& prescan);
 
   /// Takes the next event; afterwards the others speak about that event.
   void advance(const Event& event, uint64_t index) {
     const bool begins = iterations_.begins(event, flags(event.context).in_module);
-    if (index == outline_.first_forward) {
-      step_ = outline_.first_step;
+    if (index == prescan_.first_forward) {
+      step_ = prescan_.first_step;
     } else if (begins && step_ > 0) [[unlikely]] {
       begin_next_step();
     }
-    if (next_step_ < outline_.step_begins.size() && index == outline_.step_begins[next_step_]) begin_next_step();
+    if (next_step_ < prescan_.step_begins.size() && index == prescan_.step_begins[next_step_]) begin_next_step();
     if (event.kind == EventKind::alloc) note_alloc(event);
     if (event.kind == EventKind::nodes_created && !flags(event.context).in_node) forward_open_ = true;
     if (event.kind == EventKind::scope_end) end_scope(event);
@@ -47,7 +47,7 @@ class Phases {
   void end_scope(const Event& event);
   void begin_next_step();
 
-  const Outline& outline_;
+  const TracePrescan& prescan_;
   IterationFollower iterations_;
   std::vector<Flags> flags_;           ///< by context
   std::vector<bool> optimizer_names_;  ///< by name

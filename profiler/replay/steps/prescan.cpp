@@ -14,7 +14,7 @@ namespace {
 bool moves_tensors(std::string_view op) {
   constexpr std::array kMovers = {
       "aten::to",        "aten::_to_copy", "aten::cuda",    "aten::detach",    "aten::clone",   "aten::alias",
-      "aten::copy_",     "aten::select",   "aten::slice",   "aten::view",      "aten::t",       "aten::narrow",
+      "aten::copy_",     "aten::select",   "aten::taken",   "aten::view",      "aten::t",       "aten::narrow",
       "aten::transpose", "aten::expand",   "aten::permute", "aten::unsqueeze", "aten::squeeze", "aten::as_strided"};
   return std::find(kMovers.begin(), kMovers.end(), op) != kMovers.end();
 }
@@ -40,16 +40,16 @@ std::vector<bool> find_optimizer_names(const Trace& trace) {
 }
 
 // Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
-void begin_in_the_middle(const Trace& trace, Outline& outline) {
+void begin_in_the_middle(const Trace& trace, TracePrescan& prescan) {
   if (trace.events.empty() || trace.step_ends.empty()) return;
   const uint64_t first = trace.events.front().sequence;
-  outline.first_step = trace.step_of(first);
-  outline.has_optimizer_scopes |= trace.steps_by_optimizer;
+  prescan.first_step = trace.step_of(first);
+  prescan.has_optimizer_scopes |= trace.steps_by_optimizer;
   if (trace.step_stride > 1) return;
-  outline.step_begins.clear();
+  prescan.step_begins.clear();
   for (auto end = std::lower_bound(trace.step_ends.begin(), trace.step_ends.end(), first); end != trace.step_ends.end();
        ++end) {
-    outline.step_begins.push_back(*end + 1 - first);  // no sequence is missing but among the newest
+    prescan.step_begins.push_back(*end + 1 - first);  // no sequence is missing but among the newest
   }
 }
 
@@ -59,31 +59,31 @@ void add_stack(const Trace& trace, const Event& event, Stacks& stacks) {
 
 }  // namespace
 
-Outline read_outline(const Trace& trace, std::optional<bool> survived) {
-  Outline outline;
-  outline.first_step = 1 + trace.process.steps_before;
+TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
+  TracePrescan prescan;
+  prescan.first_step = 1 + trace.process.steps_before;
   RefusalReader refusals;
   NoteReader notes(trace);
   IterationFinder iterations(trace);
   for (const Event& event : trace.kept) {
     notes.read(event);
-    add_stack(trace, event, outline.stacks);
+    add_stack(trace, event, prescan.stacks);
   }
   const std::vector<bool> optimizer_names = find_optimizer_names(trace);
   bool backward_ran = false;
   bool trains = false;
-  uint64_t module_runs_from = Outline::kNever;  // its first allocation, while nothing outside of modules allocates
+  uint64_t module_runs_from = TracePrescan::kNever;  // its first allocation, while nothing outside of modules allocates
   for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
     const Event& event = *at;
     const uint64_t i = at.index();
     refusals.read(event, i);
     notes.read(event);
     iterations.read(event, i);
-    add_stack(trace, event, outline.stacks);
+    add_stack(trace, event, prescan.stacks);
     if (event.kind == EventKind::grouped) trains = true;  // an optimizer lives
     if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
         optimizer_names[event.detail]) {
-      outline.has_optimizer_scopes = true;
+      prescan.has_optimizer_scopes = true;
       refusals.note_progress(0);
     }
     if (event.kind == EventKind::alloc) {
@@ -92,30 +92,31 @@ Outline read_outline(const Trace& trace, std::optional<bool> survived) {
       } else {
         const bool in_module = trace.context(event.context).module != 0;
         refusals.note_work(event, event.op_serial != 0 && in_module);
-        if (!in_module || module_runs_from == Outline::kNever) module_runs_from = in_module ? i : Outline::kNever;
+        if (!in_module || module_runs_from == TracePrescan::kNever)
+          module_runs_from = in_module ? i : TracePrescan::kNever;
       }
     }
     if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
     refusals.note_progress(event.op_serial);
-    if (outline.first_forward == Outline::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
+    if (prescan.first_forward == TracePrescan::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
       // A module may compute for long before what it computes needs a graph: the edges of a graph network.
-      const bool in_module = trace.context(event.context).module != 0 && module_runs_from != Outline::kNever;
-      outline.first_forward = first_event_of_op(trace.events, in_module ? std::min(i, module_runs_from) : i);
+      const bool in_module = trace.context(event.context).module != 0 && module_runs_from != TracePrescan::kNever;
+      prescan.first_forward = first_event_of_op(trace.events, in_module ? std::min(i, module_runs_from) : i);
     }
-    if (backward_ran) outline.step_begins.push_back(first_event_of_op(trace.events, i));
+    if (backward_ran) prescan.step_begins.push_back(first_event_of_op(trace.events, i));
     backward_ran = false;
   }
-  if (trace.overwritten_events > 0) begin_in_the_middle(trace, outline);
-  if (outline.has_optimizer_scopes) outline.step_begins.clear();
-  outline.iterations = iterations.finish(trains || outline.has_optimizer_scopes);
-  if (outline.iterations.is_told() || outline.first_forward == Outline::kNever) {
-    outline.first_forward = outline.iterations.first;
+  if (trace.overwritten_events > 0) begin_in_the_middle(trace, prescan);
+  if (prescan.has_optimizer_scopes) prescan.step_begins.clear();
+  prescan.iterations = iterations.finish(trains || prescan.has_optimizer_scopes);
+  if (prescan.iterations.is_told() || prescan.first_forward == TracePrescan::kNever) {
+    prescan.first_forward = prescan.iterations.first;
   }
-  if (trace.process.steps_before > 0 || trace.overwritten_events > 0) outline.first_forward = 0;
-  outline.refusals = refusals.finish(survived);
-  outline.notes = notes.notes();
-  outline.reads = notes.reads();
-  return outline;
+  if (trace.process.steps_before > 0 || trace.overwritten_events > 0) prescan.first_forward = 0;
+  prescan.refusals = refusals.finish(survived);
+  prescan.notes = notes.notes();
+  prescan.reads = notes.reads();
+  return prescan;
 }
 
 }  // namespace oomdiag

@@ -17,7 +17,7 @@ using Stacks = std::unordered_map<std::string_view, std::string_view>;
 
 /// What must be known of a whole trace before it can be replayed in order (an op's first allocation often comes before the
 /// event that says that the op made autograd nodes), and what needs no order.
-struct Outline {
+struct TracePrescan {
   static constexpr uint64_t kNever = ~uint64_t{0};
 
   uint64_t first_forward = kNever;    ///< index of the first event of the first forward op; 0 if the trace begins later
@@ -31,9 +31,9 @@ struct Outline {
   std::vector<DeviceRead> reads;
 };
 
-/// Reads the outline of `trace` in one pass. `survived`: the program is known to have ended well, so that no OOM was
+/// Prescans `trace` in one pass. `survived`: the program is known to have ended well, so that no OOM was
 /// fatal; or known not to have; else it is guessed from what follows an OOM.
-Outline read_outline(const Trace& trace, std::optional<bool> survived);
+TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived);
 
 /// Whether an event belongs to a backward node that runs; also for those whose node_sequence says something else.
 inline bool in_backward(const Trace& trace, const Event& event) {

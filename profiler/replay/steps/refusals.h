@@ -24,7 +24,7 @@ class RefusalReader {
   void note_progress(uint32_t op_serial);
   /// An alloc event, outside of backward; `in_module`: of an op in a module.
   void note_work(const Event& alloc, bool in_module);
-  /// All OOMs, in order. `survived` overrides the guess, see read_outline.
+  /// All OOMs, in order. `survived` overrides the guess, see prescan_trace.
   std::vector<OutOfMemory> finish(std::optional<bool> survived);
 
  private:

@@ -49,7 +49,7 @@ TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
 }
 
 TEST_CASE("the rows of blocks that are gone are used again, unless a view keeps them", "[replay]") {
-  BlockTable table;
+  AllocationTable table;
   const uint32_t kept = table.add({.bytes = 1}, 100);
   table.hold(kept);
   for (int i = 0; i < 1000; ++i) table.add({.bytes = 2}, 100);
@@ -61,22 +61,22 @@ TEST_CASE("the rows of blocks that are gone are used again, unless a view keeps 
 }
 
 TEST_CASE("of a step of very many blocks those that live at its high points are kept", "[replay]") {
-  BlockTable table;
+  AllocationTable table;
   const Graphs graphs;
-  StepSlice slice(1);
-  slice.begin(0, {}, table, graphs);
-  const uint64_t blocks = 3 * StepSlice::kMostRows;
+  StepAllocations step(1);
+  step.begin(0, {}, table, graphs);
+  const uint64_t blocks = 3 * StepAllocations::kMaxAllocations;
   for (uint64_t i = 0; i < blocks; ++i) {
     const bool highest = i == blocks / 2;
     const uint32_t id = table.add({.event = 0, .bytes = highest ? 99 : 1, .born = 2 * i}, 512);
-    slice.add(id, 2 * i, table[id].bytes, table);
+    step.add(id, 2 * i, table[id].bytes, table);
     table[id].died = 2 * i + 1;
   }
-  slice.end({}, table);
+  step.end({}, table);
 
-  CHECK(slice.rows().size() < StepSlice::kMostRows);
+  CHECK(step.allocations().size() < StepAllocations::kMaxAllocations);
   const auto is_highest = [&](uint32_t id) { return table[id].bytes == 99; };
-  CHECK(std::any_of(slice.rows().begin(), slice.rows().end(), is_highest));
+  CHECK(std::any_of(step.allocations().begin(), step.allocations().end(), is_highest));
 }
 
 }  // namespace oomdiag

@@ -41,7 +41,7 @@ struct Told {
   Told& segment(uint64_t address, int64_t bytes) {
     return add({.address = address, .bytes = bytes, .kind = EventKind::segment_alloc}, "");
   }
-  OutsideState state() const { return read_outside(trace, events, trace.events.size()); }
+  NonPytorchState state() const { return read_non_pytorch(trace, events, trace.events.size()); }
   std::vector<OutsideOwner> owners(std::vector<SegmentLayout> segments = {}) const {
     return list_owners(state(), segments);
   }
@@ -146,7 +146,7 @@ TEST_CASE("of other processes the newest list counts", "[outside]") {
 TEST_CASE("only what came before the moment counts", "[outside]") {
   Told told;
   told.take(0x1000, 10, "a.so").take(0x2000, 20, "b.so");
-  CHECK(sum_of(list_owners(read_outside(told.trace, told.events, 1), {})) == 10);
+  CHECK(sum_of(list_owners(read_non_pytorch(told.trace, told.events, 1), {})) == 10);
 }
 
 TEST_CASE("what outlived the oldest event is announced, and counts from the start", "[outside]") {
@@ -155,10 +155,10 @@ TEST_CASE("what outlived the oldest event is announced, and counts from the star
   told.take(0x1000, 10, "a.so", DriverMemory::device, kDriverAnnounced);
   told.take(0x3000, 40, "c.so").take(0x3000, 40, "c.so", DriverMemory::device, kDriverAnnounced);
   told.trace.overwritten_events = 100;
-  CHECK(list_owners(read_outside(told.trace, told.events, 1), {}) ==
+  CHECK(list_owners(read_non_pytorch(told.trace, told.events, 1), {}) ==
         std::vector<OutsideOwner>{{"b.so", "device", 20}, {"a.so", "device", 10}});
   const std::vector<SegmentLayout> segments{{.address = 0x1000, .bytes = 10}};  // whose making was overwritten
-  CHECK(list_owners(read_outside(told.trace, told.events, 1), segments).size() == 1);
+  CHECK(list_owners(read_non_pytorch(told.trace, told.events, 1), segments).size() == 1);
 }
 
 TEST_CASE("absurd sizes do not overflow the books", "[outside]") {

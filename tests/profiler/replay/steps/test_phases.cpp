@@ -14,7 +14,7 @@ struct At {
 
 /// Step and phase of the last allocation of `trace`.
 At last_alloc(const Trace& trace) {
-  const Outline outline = read_outline(trace, {});
+  const TracePrescan outline = prescan_trace(trace, {});
   Phases phases(trace, outline);
   At at{0, Phase::other};
   for (uint64_t i = 0; i < trace.events.size(); ++i) {

@@ -1,4 +1,4 @@
-#include "extension/virtual_device/driver/neighbours.h"
+#include "extension/virtual_device/driver/simulated_processes.h"
 
 #include <cstdlib>
 #include <sstream>
@@ -10,14 +10,14 @@
 namespace oomdiag {
 namespace {
 
-struct Neighbour {
+struct SimulatedProcess {
   unsigned pid = 0;
   std::string name;
   int64_t bytes = 0;
 };
 
-std::vector<Neighbour> read_neighbours() {
-  std::vector<Neighbour> found;
+std::vector<SimulatedProcess> read_simulated_processes() {
+  std::vector<SimulatedProcess> found;
   const char* text = std::getenv(variables::kOtherProcesses);
   std::istringstream list(text ? text : "");
   for (std::string entry; std::getline(list, entry, ',');) {
@@ -31,23 +31,23 @@ std::vector<Neighbour> read_neighbours() {
   return found;
 }
 
-const std::vector<Neighbour>& neighbours() {
-  static const auto& found = *new std::vector<Neighbour>(read_neighbours());
+const std::vector<SimulatedProcess>& simulated_processes() {
+  static const auto& found = *new std::vector<SimulatedProcess>(read_simulated_processes());
   return found;
 }
 
 }  // namespace
 
-int64_t neighbour_bytes(int device) {
+int64_t simulated_bytes(int device) {
   int64_t sum = 0;
-  for (const Neighbour& one : neighbours()) sum += device == 0 ? one.bytes : 0;
+  for (const SimulatedProcess& one : simulated_processes()) sum += device == 0 ? one.bytes : 0;
   return sum;
 }
 
 }  // namespace oomdiag
 
-bool oomdiag_device_neighbour(int device, unsigned index, unsigned* pid, int64_t* bytes, const char** name) {
-  const auto& found = oomdiag::neighbours();
+bool oomdiag_device_simulated_process(int device, unsigned index, unsigned* pid, int64_t* bytes, const char** name) {
+  const auto& found = oomdiag::simulated_processes();
   if (device != 0 || index >= found.size()) return false;
   *pid = found[index].pid;
   *bytes = found[index].bytes;

@@ -47,7 +47,7 @@ CUresult copy(Side to, Side from, Extent extent, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
-CUresult copy_rectangle(const CUDA_MEMCPY2D& c, CUstream stream) {
+CUresult copy_2d(const CUDA_MEMCPY2D& c, CUstream stream) {
   Side from = place(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray, c.srcPitch, 0);
   Side to = place(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, c.dstPitch, 0);
   from.begin = from.row(c.srcY, 0) + c.srcXInBytes;
@@ -57,7 +57,7 @@ CUresult copy_rectangle(const CUDA_MEMCPY2D& c, CUstream stream) {
 
 /// CUDA_MEMCPY3D, and its like between two contexts.
 template <typename Copy>
-CUresult copy_box(const Copy& c, CUstream stream) {
+CUresult copy_3d(const Copy& c, CUstream stream) {
   Side from = place(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray, c.srcPitch, c.srcHeight);
   Side to = place(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, c.dstPitch, c.dstHeight);
   from.begin = from.row(c.srcY, c.srcZ) + c.srcXInBytes;
@@ -78,18 +78,18 @@ CUresult set(CUdeviceptr to, size_t pitch, unsigned value, size_t number_bytes, 
 
 }  // namespace
 
-OOMDIAG_ENTRY_POINT CUresult cuMemcpy2D(const CUDA_MEMCPY2D* copy) { return copy_rectangle(*copy, nullptr); }
-OOMDIAG_ENTRY_POINT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* copy) { return copy_rectangle(*copy, nullptr); }
+OOMDIAG_ENTRY_POINT CUresult cuMemcpy2D(const CUDA_MEMCPY2D* copy) { return copy_2d(*copy, nullptr); }
+OOMDIAG_ENTRY_POINT CUresult cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* copy) { return copy_2d(*copy, nullptr); }
 OOMDIAG_ENTRY_POINT CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream stream) {
-  return copy_rectangle(*copy, stream);
+  return copy_2d(*copy, stream);
 }
-OOMDIAG_ENTRY_POINT CUresult cuMemcpy3D(const CUDA_MEMCPY3D* copy) { return copy_box(*copy, nullptr); }
+OOMDIAG_ENTRY_POINT CUresult cuMemcpy3D(const CUDA_MEMCPY3D* copy) { return copy_3d(*copy, nullptr); }
 OOMDIAG_ENTRY_POINT CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D* copy, CUstream stream) {
-  return copy_box(*copy, stream);
+  return copy_3d(*copy, stream);
 }
-OOMDIAG_ENTRY_POINT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* copy) { return copy_box(*copy, nullptr); }
+OOMDIAG_ENTRY_POINT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* copy) { return copy_3d(*copy, nullptr); }
 OOMDIAG_ENTRY_POINT CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* copy, CUstream stream) {
-  return copy_box(*copy, stream);
+  return copy_3d(*copy, stream);
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemcpyHtoA(CUarray to, size_t offset, const void* from, size_t bytes) {

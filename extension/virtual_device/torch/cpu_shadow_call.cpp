@@ -1,4 +1,4 @@
-#include "extension/virtual_device/torch/twin.h"
+#include "extension/virtual_device/torch/cpu_shadow_call.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
 
@@ -18,22 +18,22 @@ size_t most_bytes(const OperatorRules& rules) {
   return rules.copies || rules.asks != OperatorRules::Asks::nothing ? kMostCopiedBytes : kMostBytes;
 }
 
-class TwinMaker {
+class ShadowCallMaker {
  public:
-  TwinMaker(Twin& twin, bool guesses_ones) : twin_(twin), guesses_ones_(guesses_ones) {}
+  ShadowCallMaker(CpuShadowCall& shadow, bool guesses_ones) : shadow_(shadow), guesses_ones_(guesses_ones) {}
 
   /// False if the argument is too large or not plain.
   bool add(const c10::IValue& value, Argument kind) {
     if (value.isTensor()) {
       const auto copy = convert(value.toTensor(), kind);
-      if (copy) twin_.arguments.emplace_back(*copy);
+      if (copy) shadow_.arguments.emplace_back(*copy);
       return copy.has_value();
     }
     if (value.isTensorList()) return add_list(value.toTensorVector(), kind);
     if (value.isList() && value.toListRef().size() > 0 &&
         (value.toListRef()[0].isTensor() || value.toListRef()[0].isNone()))
       return add_optional_list(value.toListRef(), kind);
-    twin_.arguments.push_back(value.isDevice() ? c10::IValue(c10::Device(c10::kCPU)) : value);
+    shadow_.arguments.push_back(value.isDevice() ? c10::IValue(c10::Device(c10::kCPU)) : value);
     return true;
   }
   bool has_met_the_card() const { return has_met_the_card_; }
@@ -44,23 +44,23 @@ class TwinMaker {
     if (!tensor.is_cuda()) return convert_of_host(tensor);
     if (!is_on_card(tensor)) return std::nullopt;
     has_met_the_card_ = true;
-    if (twin_.read_numbers == 0) twin_.read_numbers = tensor.numel();
-    if (twin_.is_collapsed) return convert_collapsed(tensor, kind);
-    if (span_of(tensor).bytes > twin_.most_bytes) return std::nullopt;
+    if (shadow_.read_numbers == 0) shadow_.read_numbers = tensor.numel();
+    if (shadow_.is_uniform) return convert_uniform(tensor, kind);
+    if (span_of(tensor).bytes > shadow_.most_bytes) return std::nullopt;
     if (kind == Argument::overwritten || is_known(tensor)) return mirror(tensor);
     if (!may_guess(tensor)) return std::nullopt;
     return guess(tensor, mirror(tensor));
   }
   std::optional<at::Tensor> convert_of_host(const at::Tensor& tensor) const {
-    if (twin_.is_collapsed && tensor.numel() != 1) return std::nullopt;
-    return tensor.is_cpu() && tensor.nbytes() <= twin_.most_bytes ? std::optional(tensor) : std::nullopt;
+    if (shadow_.is_uniform && tensor.numel() != 1) return std::nullopt;
+    return tensor.is_cpu() && tensor.nbytes() <= shadow_.most_bytes ? std::optional(tensor) : std::nullopt;
   }
-  std::optional<at::Tensor> convert_collapsed(const at::Tensor& tensor, Argument kind) {
+  std::optional<at::Tensor> convert_uniform(const at::Tensor& tensor, Argument kind) {
     if (kind == Argument::overwritten) return one_number(tensor);
-    auto found = collapse(tensor);
+    auto found = find_uniform_value(tensor);
     if (!found || (!found->is_known && !may_guess(tensor))) return std::nullopt;
     // Numbers of the host that were not kept are not all the same, and two places of them seldom are.
-    if (found->is_dropped && twin_.rules->compares) found->number.fill_(++dropped_);
+    if (found->is_dropped && shadow_.rules->compares) found->number.fill_(++dropped_);
     return found->is_known ? found->number : guess(tensor, found->number);
   }
   /// Truths may have been guessed at before.
@@ -69,38 +69,38 @@ class TwinMaker {
   }
   /// Notes that the result will be a guess.
   bool may_guess(const at::Tensor& tensor) {
-    twin_.is_known = false;
-    return is_whole_number(tensor) || twin_.rules->answers;
+    shadow_.is_known = false;
+    return is_whole_number(tensor) || shadow_.rules->answers;
   }
   bool add_list(const std::vector<at::Tensor>& tensors, Argument kind) {
     c10::List<at::Tensor> copies;
     for (const at::Tensor& tensor : tensors) {
-      const auto copy = twin_.is_collapsed ? std::nullopt : convert(tensor, kind);
+      const auto copy = shadow_.is_uniform ? std::nullopt : convert(tensor, kind);
       if (!copy) return false;
       copies.push_back(*copy);
     }
-    twin_.arguments.emplace_back(std::move(copies));
+    shadow_.arguments.emplace_back(std::move(copies));
     return true;
   }
   bool add_optional_list(c10::ArrayRef<c10::IValue> values, Argument kind) {
     c10::List<std::optional<at::Tensor>> copies;
     for (const c10::IValue& value : values) {
       const auto copy = convert(value.isTensor() ? value.toTensor() : at::Tensor(), kind);
-      if (!copy || twin_.is_collapsed) return false;
+      if (!copy || shadow_.is_uniform) return false;
       copies.push_back(copy->defined() ? copy : std::nullopt);
     }
-    twin_.arguments.emplace_back(std::move(copies));
+    shadow_.arguments.emplace_back(std::move(copies));
     return true;
   }
 
-  Twin& twin_;
+  CpuShadowCall& shadow_;
   const bool guesses_ones_;
   bool has_met_the_card_ = false;
   int dropped_ = 0;
 };
 
-/// What most calls fail at, looked at before anything is made: not for large tensors, which may be collapsed.
-bool may_have_twin(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs, bool& is_large) {
+/// What most calls fail at, looked at before anything is made: not for large tensors, which may be uniform.
+bool may_have_shadow_call(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs, bool& is_large) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].isTensor()) continue;
     const at::Tensor& tensor = inputs[i].toTensor();
@@ -108,7 +108,7 @@ bool may_have_twin(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> 
     if (at::isTensorSubclassLike(tensor)) return false;
     const bool is_larger = span_of(tensor).bytes > most_bytes(rules);
     is_large = is_large || is_larger;
-    if (is_larger && !rules.collapses && rules.asks == OperatorRules::Asks::nothing) return false;
+    if (is_larger && !rules.takes_uniform_values && rules.asks == OperatorRules::Asks::nothing) return false;
     if (rules.arguments[i] == Argument::overwritten || is_larger) continue;
     if (!rules.answers && !is_whole_number(tensor) && !is_known(tensor)) return false;
   }
@@ -117,28 +117,29 @@ bool may_have_twin(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> 
 
 }  // namespace
 
-std::unique_ptr<Twin> make_twin(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs, bool guesses_ones) {
+std::unique_ptr<CpuShadowCall> make_shadow_call(OperatorRules& rules, c10::ArrayRef<const c10::IValue> inputs,
+                                                bool guesses_ones) {
   bool is_large = false;
-  if (inputs.size() != rules.arguments.size() || !may_have_twin(rules, inputs, is_large)) return nullptr;
-  auto twin = std::make_unique<Twin>();
-  twin->rules = &rules;
-  twin->is_collapsed = is_large;
-  twin->most_bytes = most_bytes(rules);
-  TwinMaker maker(*twin, guesses_ones);
+  if (inputs.size() != rules.arguments.size() || !may_have_shadow_call(rules, inputs, is_large)) return nullptr;
+  auto shadow = std::make_unique<CpuShadowCall>();
+  shadow->rules = &rules;
+  shadow->is_uniform = is_large;
+  shadow->most_bytes = most_bytes(rules);
+  ShadowCallMaker maker(*shadow, guesses_ones);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!maker.add(inputs[i], rules.arguments[i])) return nullptr;
   }
-  return maker.has_met_the_card() ? std::move(twin) : nullptr;
+  return maker.has_met_the_card() ? std::move(shadow) : nullptr;
 }
 
-bool run(Twin& twin) try {
+bool run(CpuShadowCall& shadow) try {
   const at::DisableRecordFunctionGuard no_ops;
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  twin.rules->handle->callBoxed(twin.arguments);
+  shadow.rules->handle->callBoxed(shadow.arguments);
   return true;
 } catch (const std::exception&) {
-  twin.rules->is_computable = false;  // not on this CPU
+  shadow.rules->is_computable = false;  // not on this CPU
   return false;
 }
 
