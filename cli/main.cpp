@@ -8,20 +8,18 @@
 #include <system_error>
 #include <vector>
 
-#include "cli/commands.h"
-#include "cli/help.h"
-#include "cli/nearest.h"
-#include "cli/terminal.h"
-#include "cli/workers.h"
+#include "cli/commands/commands.h"
+#include "cli/process/launcher.h"
+#include "cli/process/workers.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/nearest.h"
+#include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 
 // OOMDIAG_VERSION comes from CMakeLists.txt.
 
 namespace oomdiag {
 namespace {
-
-constexpr int kFailed = 1;
-constexpr int kUsage = 2;
 
 /// The words of the command line, cut at the first "--".
 struct Words {
@@ -42,6 +40,16 @@ const CLI::App& subcommand_of(const CLI::App& app, const Words& words) {
     if (!words.ours.empty() && command->get_name() == words.ours.front()) return *command;
   }
   return app;
+}
+
+/// "help", "help run" and "version", as other programs have them.
+void understand_habits(Words& words) {
+  std::vector<std::string>& ours = words.ours;
+  if (ours.empty()) return;
+  if (ours.front() == "version") ours.front() = "--version";
+  if (ours.front() != "help") return;
+  ours.erase(ours.begin());
+  ours.emplace_back("--help");
 }
 
 void check_command(const CLI::App& app, const Words& words) {
@@ -80,7 +88,7 @@ int parse_and_run(int argc, char** argv) {
             .about = "Explains CUDA out-of-memory errors of PyTorch: where, who holds the memory, why, and what helps.",
             .usage = "oomdiag COMMAND [OPTIONS]"});
   app.require_subcommand(1);
-  app.set_version_flag("--version", "oomdiag " OOMDIAG_VERSION, "print the version");
+  app.set_version_flag("-v,-V,--version", "oomdiag " OOMDIAG_VERSION, "print the version");
   add_train(app, chosen);
   add_run(app, chosen, words.from_separator);
   add_fit(app, chosen, words.from_separator);
@@ -98,6 +106,7 @@ int parse_and_run(int argc, char** argv) {
   add_env(app, chosen);
   add_recorder(app, chosen);
   add_shell_completion(app, chosen);
+  understand_habits(words);
   check_command(app, words);
   if (words.ours.empty()) words.ours.emplace_back("--help");
   try {
@@ -113,7 +122,7 @@ int parse_and_run(int argc, char** argv) {
   }
   try {
     return chosen();
-  } catch (const Interrupted& interrupted) {
+  } catch (const Interrupted& interrupted) {  // a command that had measured something has said it
     return 128 + interrupted.signal;
   }
 }
@@ -135,6 +144,9 @@ int main(int argc, char** argv) try {
   const int code = oomdiag::parse_and_run(argc, argv);
   oomdiag::finish_output();
   return code;
+} catch (const oomdiag::NotStarted& error) {
+  oomdiag::print(error);
+  return error.exit_code();
 } catch (const oomdiag::Error& error) {
   return oomdiag::print_and_end(error);
 } catch (const std::system_error& error) {  // a full disk, as fmt::print and std::filesystem tell it

@@ -11,12 +11,13 @@
 
 namespace oomdiag {
 
-/// Leaves a line in the run folder for the launcher: why this process is not recorded, or nothing, which says that the shim
-/// was loaded. False if there is no such folder.
+/// Adds a line to a file in the run folder for the launcher: why this process is not recorded, or nothing, which says that
+/// the shim was loaded. Several processes may do so: the first line is the first reason. False if there is no such folder.
 inline bool leave_word(const std::string& text) {
   const char* folder = std::getenv(variables::kOutput);
   if (folder == nullptr) return false;
-  const int file = open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  const int file =
+      open((std::string(folder) + "/loaded").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (file < 0) return false;
   const std::string line = text.empty() ? text : text + '\n';
   const bool written = write(file, line.data(), line.size()) == static_cast<ssize_t>(line.size());

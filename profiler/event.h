@@ -37,7 +37,7 @@ namespace oomdiag {
 /// grouped           storage            storage bytes      name: group       a parameter, its gradient or optimizer state: its parameter
 ///                                                                           group; address 0: the group that the refusal before was for
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
-///                                                                           "mark"; with kNoteRead, the op that looked at what no
+///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written
 /// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
 ///                                                                           line of text, innermost first; address 0: of the refusal;

@@ -79,7 +79,7 @@ class Walk {
     compiled::CompiledNodeArgs arguments(call, node_call);
     bool known = true;
     try {
-      if (is_in_python(*node)) {
+      if (is_python_node(*node)) {
         known = collect_from_python(node, arguments);
       } else {
         node->compiled_args(arguments);
@@ -89,10 +89,6 @@ class Walk {
     for (const at::Tensor& tensor : call.tensor_args.inputs) write_tensor(EventKind::saved_tensor, *node, tensor);
     const auto packed = call.hooks.size();
     if (packed != 0 || !known) write_packed(*node, packed);
-  }
-
-  static bool is_in_python(const autograd::Node& node) {
-    return std::string_view(typeid(node).name()).find("PyNode") != std::string_view::npos;
   }
 
   /// False if it cannot be told what the node saved.
@@ -110,7 +106,7 @@ class Walk {
     event.context = state_.names.context(context);
     event.op_serial = 0;
     event.node_sequence = node.sequence_nr();
-    event.node_thread = static_cast<uint16_t>(node.thread_id());
+    event.node_thread = ThreadNumbers::of_node(node.thread_id());
     return event;
   }
 
@@ -186,7 +182,7 @@ void write_wanted(ThreadState& state) {
     event.bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
     event.detail = state.names.name(describe_shape(sizes, type));
     event.node_sequence = edge.function->sequence_nr();
-    event.node_thread = static_cast<uint16_t>(edge.function->thread_id());
+    event.node_thread = ThreadNumbers::of_node(edge.function->thread_id());
     session().writer().write(event);
   }
 }
@@ -238,7 +234,7 @@ void note_accumulated_gradient(ThreadState& state, const Context& context) {
   if (!gradient.defined() || !locate_storage(*gradient.unsafeGetTensorImpl(), event)) return;
   event.context = state.names.context(context);
   event.node_sequence = node->sequence_nr();
-  event.node_thread = static_cast<uint16_t>(node->thread_id());
+  event.node_thread = ThreadNumbers::of_node(node->thread_id());
   learn(state, event);
   session().writer().write(event);
 }

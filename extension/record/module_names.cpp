@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "extension/record/internal_names.h"
 #include "extension/record/rank.h"
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
@@ -69,6 +70,7 @@ void ModuleNames::name_tree(PythonObject root) {
 void ModuleNames::name_below(PythonObject module, const std::string& path) {
   if (seen_.size() > (1u << 20) || !seen_.insert(module).second) return;
   const PythonRef dict = reader_.dict_of(module);
+  if (path.empty() && !has_tables(dict.get())) note_missing(InternalName::module_tables);
   std::string name = path.empty() ? reader_.type_name(module) : path;
   const uint32_t id = session().writer().intern(std::string_view(name));
   const bool is_new = names_.add(module, {std::move(name), id});
@@ -79,6 +81,10 @@ void ModuleNames::name_below(PythonObject module, const std::string& path) {
   for (const auto& [child, object] : registered(dict.get(), "_modules")) {
     if (object.get() != api_.none) name_below(object.get(), join(path, child));
   }
+}
+
+bool ModuleNames::has_tables(PythonObject dict) const {
+  return reader_.entry(dict, "_modules") && reader_.entry(dict, "_parameters") && reader_.entry(dict, "_buffers");
 }
 
 // Scripted modules keep wrappers there: of modules a dict, of tensors an object of C++ that lists them.

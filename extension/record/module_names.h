@@ -37,6 +37,7 @@ class ModuleNames {
  private:
   void name_tree(PythonObject root);
   void name_below(PythonObject module, const std::string& path);
+  bool has_tables(PythonObject dict) const;
   std::vector<std::pair<std::string, PythonRef>> registered(PythonObject dict, const char* which) const;
   void tell_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path);
   bool is_worth_a_search(PythonObject caller, PythonObject module);

@@ -27,7 +27,7 @@ constexpr std::string_view kEngine = "_ZN5torch8autograd6Engine";  // beyond it 
 
 /// "max_pool2d" of "_ZN2at4_ops10max_pool2d4callE…", or empty.
 std::string_view name_in(std::string_view symbol) {
-  if (!symbol.starts_with(kOps)) return {};
+  if (!is_operator_symbol(symbol)) return {};
   symbol.remove_prefix(kOps.size());
   size_t length = 0;
   const auto [end, error] = std::from_chars(symbol.data(), symbol.data() + symbol.size(), length);
@@ -92,6 +92,10 @@ std::string describe_call(void* address, const std::string& torch_folder) {
 
 }  // namespace
 
+bool is_operator_symbol(std::string_view symbol) { return symbol.starts_with(kOps); }
+
+bool is_engine_symbol(std::string_view symbol) { return symbol.starts_with(kEngine); }
+
 void NativeStack::capture() noexcept { depth = backtrace(frames, kMaxFrames); }
 
 FoundOps find_ops(const NativeStack& stack, InternCache& names, Context& context) {
@@ -99,7 +103,7 @@ FoundOps find_ops(const NativeStack& stack, InternCache& names, Context& context
   for (int i = 0; i < stack.depth; ++i) {
     Dl_info symbol{};
     if (dladdr(stack.frames[i], &symbol) == 0 || symbol.dli_sname == nullptr) continue;
-    if (std::string_view(symbol.dli_sname).starts_with(kEngine)) break;
+    if (is_engine_symbol(symbol.dli_sname)) break;
     const std::string_view name = name_in(symbol.dli_sname);
     if (name.empty()) continue;
     outermost = name;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "profiler/event.h"
 
@@ -17,6 +18,10 @@ struct NativeStack {
 
   void capture() noexcept;
 };
+
+/// Whether a function with this mangled name is an operator of ATen, or one of the autograd engine.
+bool is_operator_symbol(std::string_view symbol);
+bool is_engine_symbol(std::string_view symbol);
 
 /// What is known of the operators on a stack.
 struct FoundOps {

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <typeinfo>
 
+#include "extension/record/python_node.h"
+
 namespace oomdiag {
 
 namespace {
@@ -14,8 +16,7 @@ namespace {
 // of. PyTorch's own nodes save in nothing else; a program's own class in C++ may. A node that is written in Python would clear
 // a Python object that is being destroyed: it is reached from the node of its output's next op.
 bool is_pytorchs_own(const torch::autograd::Node& node) {
-  const std::string_view type = typeid(node).name();
-  return type.starts_with("N5torch8autograd") && type.find("PyNode") == type.npos;
+  return std::string_view(typeid(node).name()).starts_with("N5torch8autograd") && !is_python_node(node);
 }
 
 // Of a wrapper (torch.func) the storage is a member of its own class: no traversal finds it.

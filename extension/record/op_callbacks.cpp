@@ -9,15 +9,18 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include "extension/cupti/collector.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/graph_walk.h"
+#include "extension/record/internal_names.h"
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
@@ -38,6 +41,27 @@ std::atomic<bool> outputs_watched = false;  // the callback that boxes the outpu
 
 constexpr std::string_view kEnginePrefix = "autograd::engine::evaluate_function: ";
 
+std::atomic<bool> node_was_entered = false;  // under that name
+
+// Nodes in which ops run, while none was entered: the engine does not name them as we think.
+void count_unentered_node(uint64_t sequence) {
+  constexpr int kEnough = 8;  // a recording may begin inside of some
+  static std::atomic<uint64_t> newest = kNoNode;
+  static std::atomic<int> count = 0;
+  if (node_was_entered.load(std::memory_order_relaxed) || newest.exchange(sequence) == sequence) return;
+  if (count.fetch_add(1) + 1 == kEnough) note_missing(InternalName::node_event);
+}
+
+// The first word of a node is the address of its table of virtual functions, before which the type lies: steady.cpp tells kinds
+// of nodes by it.
+void check_node_type(const torch::autograd::Node& node) {
+  const void* const* table = nullptr;
+  std::memcpy(&table, &node, sizeof table);
+  if (table[-1] == &typeid(node)) return;
+  note_missing(InternalName::node_type);
+  restart_learning(false);
+}
+
 void claim_nodes(ThreadState& state) {
   const uint64_t next = at::sequence_number::peek();
   if (next <= state.claimed) [[likely]]
@@ -48,11 +72,13 @@ void claim_nodes(ThreadState& state) {
     event.detail = state.node_thread;
   }
   event.node_sequence = state.claimed;
-  event.node_thread = state.thread;
+  event.node_thread = state.thread_of_nodes;
   event.bytes = static_cast<int64_t>(next - state.claimed);
   state.claimed = next;
-  learn(state, event);
-  session().writer().write(event);
+  if (event.node_thread != ThreadNumbers::kUnnumbered) {
+    learn(state, event);
+    session().writer().write(event);
+  }
   if (state.context.node == 0) session().steps().note_forward();
 }
 
@@ -117,7 +143,7 @@ bool adopt_running_node(ThreadState& state) {
     return false;
   state.context.node = state.names.name(std::string_view(node->name()));
   state.node_sequence = node->sequence_nr();
-  state.node_thread = static_cast<uint16_t>(node->thread_id());
+  state.node_thread = ThreadNumbers::of_node(node->thread_id());
   join_graph_task(state, state.running_nodes(), torch::autograd::get_current_graph_task_id(), node.get());
   return true;
 }
@@ -125,6 +151,7 @@ bool adopt_running_node(ThreadState& state) {
 void enter_outermost_op(ThreadState& state, Frame& frame, uint32_t name, bool is_differentiated) {
   frame.is_outermost = true;
   if (state.node_sequence == kNoNode) frame.runs_node = adopt_running_node(state);
+  if (frame.runs_node) count_unentered_node(state.node_sequence);
   if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
   state.context.op = name;
   state.op_serial = session().next_serial();
@@ -160,6 +187,7 @@ void enter_op(ThreadState& state, Frame& frame, const char* name, const at::Reco
 void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   const auto node = torch::autograd::get_current_node();
   if (!node) return;
+  if (!node_was_entered.load(std::memory_order_relaxed) && !node_was_entered.exchange(true)) check_node_type(*node);
   session().steps().note_backward();
   frame.is_outermost = true;
   frame.is_accumulate = name.ends_with("AccumulateGrad");
@@ -168,7 +196,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   state.context_id = known.context;
   state.op_serial = session().next_serial();
   state.node_sequence = node->sequence_nr();
-  state.node_thread = static_cast<uint16_t>(node->thread_id());
+  state.node_thread = ThreadNumbers::of_node(node->thread_id());
   const size_t level = state.running_nodes();
   frame.runs_node = true;
   enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());

@@ -2,6 +2,7 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include "extension/record/internal_names.h"
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
@@ -27,8 +28,11 @@ void write_tensor(const c10::TensorImpl& tensor, uint32_t group, int role) {
 }  // namespace
 
 void OptimizerNames::meet(PythonObject optimizer) {
+  const PythonRef base = reader_.find("torch.optim.optimizer", "Optimizer");
+  if (!reader_.is_a(optimizer, base.get())) return;
   const PythonRef groups = reader_.entry(reader_.dict_of(optimizer).get(), "param_groups");
-  if (!reader_.is_a(groups.get(), api_.list_type) || knows(optimizer)) return;
+  if (!reader_.is_a(groups.get(), api_.list_type)) return note_missing(InternalName::parameter_groups);
+  if (knows(optimizer)) return;
   const std::string type = reader_.type_name(optimizer);
   const int count = ++met_[type];
   names_.add(optimizer, count == 1 ? type : type + " " + std::to_string(count));
@@ -53,8 +57,19 @@ std::vector<PythonRef> OptimizerNames::list_instances(PythonObject type) const {
     if (names.reader_.is_a(object, wanted)) found.push_back(PythonRef::borrowed(names.api_, object));
     return 1;
   };
-  if (api_.visit_objects != nullptr) api_.visit_objects(visit, &search);
+  if (api_.visit_objects != nullptr) {
+    api_.visit_objects(visit, &search);
+  } else {
+    for_each_global([&](PythonObject object) { visit(object, &search); });
+  }
   return std::move(search.found);
+}
+
+template <class Visit>
+void OptimizerNames::for_each_global(Visit visit) const {
+  for (const auto& [name, module] : reader_.entries(api_.modules())) {
+    for (const auto& [variable, value] : reader_.pairs(reader_.dict_of(module.get()).get())) visit(value.get());
+  }
 }
 
 void OptimizerNames::write_groups() {

@@ -17,8 +17,8 @@ class OptimizerNames {
   bool knows(PythonObject optimizer) const { return names_.find(optimizer) != nullptr; }
   /// Does nothing for what is no optimizer.
   void meet(PythonObject optimizer);
-  /// Meets all optimizers that live, where none was met yet: once, it takes some tenths of a second. Before Python 3.12 it finds
-  /// none: `gc.get_objects` is the program's to replace, and audit hooks hear of it.
+  /// Meets all optimizers that live, where none was met yet: once, it takes some tenths of a second. Before Python 3.12 only
+  /// those that are variables of modules: `gc.get_objects` is the program's to replace, and audit hooks hear of it.
   void search();
   /// Writes the parameters, gradients and states of all optimizers that were met.
   void write_groups();
@@ -30,6 +30,8 @@ class OptimizerNames {
   void write_states(PythonObject optimizer_dict, const std::unordered_map<PythonObject, uint32_t>& group_of);
   void write_member(PythonObject value, uint32_t group);
   std::vector<PythonRef> list_instances(PythonObject type) const;
+  template <class Visit>
+  void for_each_global(Visit visit) const;
   std::string group_name(const std::string& optimizer, size_t index, PythonObject group) const;
 
   const PythonApi& api_;

@@ -17,6 +17,11 @@ size_t find_package(std::string_view file) {
   return folder == file.npos ? file.npos : folder + std::string_view("/site-packages/").size();
 }
 
+bool is_call_of_module(const PythonApi& api, PythonObject code) {
+  return api.text(code, "co_filename").ends_with("/torch/nn/modules/module.py") &&
+         api.text(code, "co_name") == "_wrapped_call_impl";
+}
+
 // As the module "os" lies there. A user's own files may be below ".../lib/python3.11/", too.
 bool ProgramCode::is_of_standard_library(std::string_view file) {
   if (standard_library_.empty()) {
@@ -30,9 +35,7 @@ bool ProgramCode::is_of_standard_library(std::string_view file) {
 
 Code ProgramCode::classify(PythonObject code) {
   const std::string file = api_.text(code, "co_filename");
-  if (file.ends_with("/torch/nn/modules/module.py")) {
-    return api_.text(code, "co_name") == "_wrapped_call_impl" ? Code::module_call : Code::nobody;
-  }
+  if (is_call_of_module(api_, code)) return Code::module_call;
   if (file.ends_with("/torch/optim/optimizer.py")) return Code::optimizer;
   if (const size_t package = find_package(file); package != file.npos) {
     return file.compare(package, 6, "torch/") == 0 ? Code::nobody : Code::package;

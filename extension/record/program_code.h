@@ -21,6 +21,9 @@ enum class Code { nobody, package, user, module_call, optimizer };
 /// Where the path inside of the installed packages begins; npos of what is not installed.
 size_t find_package(std::string_view file);
 
+/// Whether it is the code that calls the forward of a torch.nn.Module.
+bool is_call_of_module(const PythonApi& api, PythonObject code);
+
 /// A code object that was met.
 struct KnownCode {
   Code kind = Code::nobody;

@@ -1,9 +1,16 @@
 #include "extension/record/python_node.h"
 
 #include <dlfcn.h>
+#include <link.h>
+#include <torch/csrc/autograd/function.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string_view>
 #include <type_traits>
+#include <typeinfo>
+#include <utility>
 
 // The object of a PyNode is given by libtorch_python's functionToPyObject, which counts a reference and does nothing else; its
 // saved variables by the slot `_raw_saved_tensors`, as objects of pybind11 that point to them. How such an object lies in
@@ -31,6 +38,30 @@ ToPython find_to_python() {
   return found;
 }
 
+/// The addresses of a library.
+struct Range {
+  uintptr_t begin = 0, end = 0;
+};
+
+Range find_library(const char* suffix) {
+  struct Search {
+    std::string_view suffix;
+    Range found{};
+  } search{suffix};
+  const auto visit = [](dl_phdr_info* info, size_t, void* in) {
+    auto& [wanted, found] = *static_cast<Search*>(in);
+    if (!std::string_view(info->dlpi_name).ends_with(wanted)) return 0;
+    found.begin = found.end = info->dlpi_addr;
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+      found.end =
+          std::max<uintptr_t>(found.end, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
+    }
+    return 1;
+  };
+  dl_iterate_phdr(visit, &search);
+  return search.found;
+}
+
 /// An object of pybind11 with one pointer and the usual holder.
 struct Wrapped {
   void* head[2];
@@ -40,11 +71,17 @@ struct Wrapped {
   void* flags;
 };
 
-bool are_wrapped(const PythonApi& api, const std::vector<PythonRef>& objects) {
+/// The class torch._C._autograd.SavedTensor, if its objects are Wrapped.
+PythonRef find_wrapped(const PythonApi& api) {
   const PythonReader reader(api);
-  const PythonRef wanted = reader.find("torch._C._autograd", "SavedTensor");
-  const PythonRef size = reader.attribute(wanted.get(), "__basicsize__");
-  if (!size || api.to_long(size.get()) != long{sizeof(Wrapped)}) return false;
+  PythonRef type = reader.find("torch._C._autograd", "SavedTensor");
+  const PythonRef size = type ? reader.attribute(type.get(), "__basicsize__") : PythonRef();
+  return size && api.to_long(size.get()) == long{sizeof(Wrapped)} ? std::move(type) : PythonRef();
+}
+
+bool are_wrapped(const PythonApi& api, const std::vector<PythonRef>& objects) {
+  const PythonRef wanted = find_wrapped(api);
+  if (!wanted) return false;
   const SavedVariable* next = nullptr;
   for (const PythonRef& object : objects) {
     const PythonRef type(api, api.type(object.get()));
@@ -56,6 +93,19 @@ bool are_wrapped(const PythonApi& api, const std::vector<PythonRef>& objects) {
 }
 
 }  // namespace
+
+bool is_python_node(const torch::autograd::Node& node) noexcept {
+  static const Range library = find_library("/libtorch_python.so");
+  const auto type = reinterpret_cast<uintptr_t>(&typeid(node));
+  return type >= library.begin && type < library.end;
+}
+
+bool python_nodes_are_readable(const PythonApi& api) {
+  const PythonReader reader(api);
+  const PythonRef base = reader.find("torch._C", "_FunctionBase");
+  const PythonRef dict = base ? reader.dict_of(base.get()) : PythonRef();
+  return find_to_python() != nullptr && find_wrapped(api) && dict && reader.entry(dict.get(), "_raw_saved_tensors");
+}
 
 SavedByPythonNode::SavedByPythonNode(const PythonApi& api, const NodePtr& node) {
   static const ToPython to_python = find_to_python();

@@ -9,6 +9,12 @@
 
 namespace oomdiag {
 
+/// Whether a node is written in Python: its class lies in libtorch_python.
+bool is_python_node(const torch::autograd::Node& node) noexcept;
+
+/// Whether what such nodes save can be read with this torch. With the GIL.
+bool python_nodes_are_readable(const PythonApi& api);
+
 /// What an autograd node saved that is written in Python (a PyNode: torch.autograd.Function, or a graph of torch.compile). No
 /// function of the program's is asked, as Node::compiled_args would: its `_compiled_autograd_key`. To be made and dropped with
 /// the GIL.

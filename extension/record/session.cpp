@@ -24,6 +24,7 @@
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
 #include "extension/record/fork_and_exit.h"
+#include "extension/record/internal_names.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
 #include "extension/record/op_callbacks.h"
@@ -185,6 +186,7 @@ void begin(uint32_t steps_before) {
   if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
   watch_program();
   is_recording.store(true);
+  check_internal_names();
   if (obstacle == nullptr) write_beginning();
   if (obstacle != nullptr) write_note("not watched", obstacle);
   listen_to_virtual_device();
@@ -214,11 +216,23 @@ void measure_callbacks(int callbacks) {
   is_recording.store(callbacks >= static_cast<int>(OpCallbacks::recording));
 }
 
+// A folder that nobody named may be one that somebody else has put there.
+std::filesystem::path make_default_folder() {
+  auto folder = std::filesystem::absolute("oomdiag-" + std::to_string(getpid()));
+  std::error_code ignored;
+  if (!make_trace_folder(folder) && std::filesystem::exists(folder, ignored)) {
+    throw Error(ErrorKind::environment, "'" + folder.string() + "' is there, and others may write into it",
+                "name a folder: oomdiag.start(\"DIR\")");
+  }
+  return folder;
+}
+
 std::filesystem::path choose_folder(const std::filesystem::path& asked) {
-  if (!asked.empty()) return std::filesystem::absolute(asked);
   wish_from_environment();
-  if (!wish().folder.empty()) return wish().folder;
-  return std::filesystem::absolute("oomdiag-" + std::to_string(getpid()));
+  if (asked.empty() && wish().folder.empty()) return make_default_folder();
+  auto folder = asked.empty() ? wish().folder : std::filesystem::absolute(asked);
+  make_trace_folder(folder);
+  return folder;
 }
 
 }  // namespace
@@ -261,7 +275,6 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
     return the_session->trace();
   }
   wish() = {.folder = choose_folder(folder), .attach_at_step = 1};
-  make_private_folder(wish().folder);
   if (allocator_is_ready()) {
     begin(0);
     stage.store(Stage::settled, std::memory_order_release);

@@ -7,6 +7,7 @@
 #include "extension/record/learned_step.h"
 #include "extension/record/numbered_names.h"
 #include "extension/record/step_counter.h"
+#include "extension/record/thread_numbers.h"
 #include "profiler/trace/writer.h"
 
 namespace oomdiag {
@@ -23,6 +24,7 @@ class Session {
   NumberedNames& scope_names() { return scope_names_; }
   const std::filesystem::path& trace() const { return trace_; }
   StepLearner& learner() { return learner_; }
+  ThreadNumbers& thread_numbers() { return thread_numbers_; }
   /// A new number for a call of an outermost op. Any thread.
   uint32_t next_serial() noexcept { return serials_.fetch_add(1, std::memory_order_relaxed) + 1; }
   /// The last one that was taken.
@@ -67,6 +69,7 @@ class Session {
   std::filesystem::path trace_;
   std::atomic<uint32_t> serials_ = 0;
   StepLearner learner_;
+  ThreadNumbers thread_numbers_;
 };
 
 /// The session of this process, null before there is one. Written once.

@@ -37,13 +37,13 @@ Moment count(const ThreadState& state) noexcept {
 void place_in_backward(Event& event, const torch::autograd::Node* node) noexcept {
   if (node == nullptr) return;
   event.node_sequence = node->sequence_nr();
-  event.node_thread = static_cast<uint16_t>(node->thread_id());
+  event.node_thread = ThreadNumbers::of_node(node->thread_id());
 }
 
 void write_nodes(ThreadState& state, Event event, uint64_t first, uint64_t end) noexcept {
-  if (first >= end) return;
+  if (first >= end || state.thread_of_nodes == ThreadNumbers::kUnnumbered) return;
   event.node_sequence = first;
-  event.node_thread = state.thread;
+  event.node_thread = state.thread_of_nodes;
   event.bytes = static_cast<int64_t>(end - first);
   session().writer().write(event);
 }

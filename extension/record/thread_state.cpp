@@ -18,6 +18,7 @@ struct StateOwner {
   ~StateOwner() {
     if (state == nullptr || in_forked_child()) return;
     the_session->learner().remove(state->training);
+    the_session->thread_numbers().give_back(state->thread);
     delete state;
     state = nullptr;
   }
@@ -25,7 +26,11 @@ struct StateOwner {
 thread_local StateOwner owner;
 
 [[gnu::noinline]] ThreadState& make_state() {
-  state = new ThreadState(the_session->writer(), static_cast<uint16_t>(at::RecordFunction::currentThreadId()));
+  const uint64_t id = at::RecordFunction::currentThreadId();
+  state = new ThreadState(the_session->writer(), the_session->thread_numbers().take(id), id);
+  if (state->thread_of_nodes == ThreadNumbers::kUnnumbered) {
+    the_session->writer().header().unnumbered_threads.fetch_add(1, std::memory_order_relaxed);
+  }
   owner.armed = true;
   state->claimed = at::sequence_number::peek();
   the_session->learner().add(state->training);

@@ -11,6 +11,7 @@
 #include "extension/record/running_tasks.h"
 #include "extension/record/scope_names.h"
 #include "extension/record/steady.h"
+#include "extension/record/thread_numbers.h"
 #include "profiler/event.h"
 
 namespace oomdiag {
@@ -43,10 +44,13 @@ struct Frame {
 struct ThreadState : WorkPlace {
   static constexpr uint32_t kMaxDepth = 192;
 
-  ThreadState(TraceWriter& writer, uint16_t number) : thread(number), names(writer), training(number) {}
+  /// `number` is that of the thread, `id` PyTorch's own.
+  ThreadState(TraceWriter& writer, uint16_t number, uint64_t id)
+      : thread(number), thread_of_nodes(ThreadNumbers::of_node(id)), names(writer), training(number) {}
 
   const uint16_t thread;
-  bool refused = false;  ///< the allocator gave up inside the op that runs
+  const uint16_t thread_of_nodes;  ///< the node_thread of the nodes that this thread makes
+  bool refused = false;            ///< the allocator gave up inside the op that runs
   Event refusal;
   uint32_t described_serial = 0;  ///< the op in which an OOM was last described in full
   uint64_t claimed = 0;           ///< node numbers of this thread below this one have a forward op

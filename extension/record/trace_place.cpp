@@ -1,6 +1,5 @@
 #include "extension/record/trace_place.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "profiler/error.h"
+#include "profiler/trace/shared_file.h"
 
 namespace oomdiag {
 namespace {
@@ -32,7 +32,7 @@ PlacedTrace place_trace(const fs::path& run, uint32_t device_count, const TraceB
     std::error_code ignored;
     const fs::path file = folder / "trace";
     if (fs::exists(file, ignored)) continue;
-    if (folder != run / "") make_private_folder(folder);
+    if (folder != run / "" && !make_trace_folder(folder)) continue;
     try {
       return {file, std::make_unique<TraceWriter>(file, device_count, budget)};
     } catch (const Error&) {
@@ -42,11 +42,11 @@ PlacedTrace place_trace(const fs::path& run, uint32_t device_count, const TraceB
   throw Error(ErrorKind::environment, "'" + run.string() + "' is full of traces of this process");
 }
 
-void make_private_folder(const fs::path& folder) noexcept {
+bool make_trace_folder(const fs::path& folder) {
   std::error_code ignored;
   const fs::path whole = folder.has_filename() ? folder : folder.parent_path();
   fs::create_directories(whole.parent_path(), ignored);
-  mkdir(whole.c_str(), S_IRWXU);
+  return make_private_folder(whole.c_str());
 }
 
 const char* environment(const char* name) noexcept {

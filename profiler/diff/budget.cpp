@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "profiler/diff/diff.h"
+#include "profiler/report/markup.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -69,29 +70,6 @@ Verdict judge_outcome(const Report& report) {
   return {"outcome", false, fmt::format("the run did not end well: {}", printable(report.outcome, 40))};
 }
 
-std::string escaped(std::string_view text) {
-  std::string safe;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        safe += "&amp;";
-        break;
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += c;
-    }
-  }
-  return safe;
-}
-
 }  // namespace
 
 std::vector<Verdict> check(const Report& report, const Budgets& budgets) {
@@ -121,10 +99,10 @@ std::string to_junit(const std::vector<Verdict>& verdicts, const std::string& su
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"oomdiag check\" tests=\"{}\" failures=\"{}\">\n",
       verdicts.size(), failures);
   for (const Verdict& one : verdicts) {
-    text +=
-        fmt::format("  <testcase classname=\"{}\" name=\"{}\">", escaped(printable(suite, 200)), escaped(one.budget));
-    text += one.kept ? fmt::format("<system-out>{}</system-out>", escaped(one.words))
-                     : fmt::format("<failure message=\"{}\"/>", escaped(one.words));
+    text += fmt::format("  <testcase classname=\"{}\" name=\"{}\">", escape_markup(printable(suite, 200)),
+                        escape_markup(one.budget));
+    text += one.kept ? fmt::format("<system-out>{}</system-out>", escape_markup(one.words))
+                     : fmt::format("<failure message=\"{}\"/>", escape_markup(one.words));
     text += "</testcase>\n";
   }
   return text + "</testsuite>\n";

@@ -20,7 +20,7 @@ constexpr double kReservedNoise = 0.015;  // between address layouts of one prog
 std::string file_of(const std::string& line) { return line.substr(0, line.rfind(':')); }
 
 // The same project may lie in two folders.
-std::string short_line(const std::string& line) {
+std::string line_in_folder(const std::string& line) {
   const size_t last = line.rfind('/');
   const size_t before = last == line.npos || last == 0 ? line.npos : line.rfind('/', last - 1);
   return before == line.npos ? line : line.substr(before + 1);
@@ -151,7 +151,7 @@ ReportDiff diff(const Report& before, const Report& after, const DiffOptions& op
   drop_outer(modules);
   result.modules = first_of(std::move(modules));
   result.ops = first_of(changes(join(a.owners_by.op, b.owners_by.op, as_it_is), least));
-  auto lines = changes(join(a.owners_by.line, b.owners_by.line, short_line), least);
+  auto lines = changes(join(a.owners_by.line, b.owners_by.line, line_in_folder), least);
   drop_moved(lines, least);
   result.lines = first_of(std::move(lines));
   return result;

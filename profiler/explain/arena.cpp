@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 // The allocator in a page: best fit among the free blocks of a pool, else a new segment; when the card is full, segments that
 // are wholly free go back to it (c10/cuda/CUDACachingAllocator.cpp).

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "profiler/explain/what_if.h"
-#include "profiler/replay/settings.h"
+#include "profiler/replay/allocator/settings.h"
 
 namespace oomdiag {
 

@@ -3,8 +3,9 @@
 #include <map>
 #include <tuple>
 
-#include "profiler/explain/remedy_rules.h"
-#include "profiler/replay/categories.h"
+#include "profiler/explain/fix_rules.h"
+#include "profiler/one_of.h"
+#include "profiler/replay/evidence/categories.h"
 
 // bf16 autocast (torch/amp, ATen/autocast_mode.h). Matrix products and convolutions take and give bfloat16; softmax, norms
 // over features, losses and some functions take and give float32; all other ops go on with what they get. So the type of a
@@ -22,15 +23,10 @@
 namespace oomdiag {
 namespace {
 
-template <size_t N>
-bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list) {
-  return std::find(list.begin(), list.end(), op) != list.end();
-}
-
 bool lowers(std::string_view op) {
   constexpr std::array<std::string_view, 6> kLowering = {"aten::conv1d", "aten::conv2d", "aten::conv3d",
                                                          "aten::einsum", "aten::prelu",  "aten::chain_matmul"};
-  return is_gemm(op) || is_one_of(op, kLowering) || op.find("convolution") != op.npos ||
+  return is_gemm(op) || is_any_of(op, kLowering) || op.find("convolution") != op.npos ||
          op.find("scaled_dot_product") != op.npos || op.find("rnn") != op.npos || op.find("lstm") != op.npos;
 }
 
@@ -59,7 +55,7 @@ bool raises(std::string_view op) {
                                                          "aten::log1p",
                                                          "aten::cosine_similarity",
                                                          "aten::binary_cross_entropy_with_logits"};
-  return is_one_of(op, kRaising);
+  return is_any_of(op, kRaising);
 }
 
 bool is_addition(std::string_view op) { return op == "aten::add" || op == "aten::add_" || op == "aten::sub"; }
@@ -74,8 +70,8 @@ bool is_partial_sum(const BlockLife& block) {
 
 bool is_low_saver(const Where& saver) { return lowers(saver.op); }
 
-using Place = std::tuple<std::string_view, std::string_view, std::string_view>;
-Place place_of(const Where& where) { return {where.op, where.module, where.source}; }
+using ForwardPlace = std::tuple<std::string_view, std::string_view, std::string_view>;
+ForwardPlace place_of(const Where& where) { return {where.op, where.module, where.source}; }
 
 /// Goes through the step and halves what would be bfloat16.
 class Caster {
@@ -139,7 +135,7 @@ class Caster {
   Lives blocks_;
   const uint32_t last_backward_;
   const bool whole_;
-  std::map<Place, bool> low_;  ///< by place of the forward op
+  std::map<ForwardPlace, bool> low_;  ///< by place of the forward op
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };
 
@@ -147,35 +143,37 @@ bool is_under_autocast(const Lives& blocks) {
   return std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) { return !block.made.autocast.empty(); });
 }
 
-}  // namespace
-
-/// Not where autocast is on already, nor where the model is of another type. Cards before Ampere have no bfloat16.
-std::optional<Changed> use_autocast(const Situation& situation) {
-  const Lives& as_it_is = situation.lives.blocks;
-  if (is_under_autocast(as_it_is) || !is_mostly_float32(as_it_is)) return {};
-  Caster caster(as_it_is, situation.whole);
+/// Not where autocast is on already, nor where the model is of another type.
+std::optional<ModifiedStep> use_autocast(const StepModel& model, const char* type, const char* backward) {
+  if (is_under_autocast(model.blocks) || !is_mostly_float32(model.blocks)) return {};
+  Caster caster(model.blocks, model.whole);
   Lives blocks = caster.cast();
   if (!caster.any()) return {};
-  const bool bfloat16 = situation.compute_major == 0 || situation.compute_major >= 8;
-  std::vector<std::string> lines{bfloat16 ? "with torch.autocast(\"cuda\", torch.bfloat16):"
-                                          : "with torch.autocast(\"cuda\", torch.float16):"};
-  if (may_train(situation)) {
+  std::vector<std::string> lines{std::string("with torch.autocast(\"cuda\", ") + type + "):"};
+  if (may_train(model)) {
     lines.emplace_back("    loss = …  # forward only");
-    lines.emplace_back(bfloat16 ? "loss.backward()"
-                                : "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
+    lines.emplace_back(backward);
   } else {
     lines.emplace_back("    output = model(x)");
   }
-  return Changed{.id = bfloat16 ? "autocast_bf16" : "autocast_fp16",
-                 .label = bfloat16               ? "bf16 autocast"
-                          : may_train(situation) ? "fp16 autocast, scaled gradients"
-                                                 : "fp16 autocast",
-                 .formula =
-                     "half of what matrix products, convolutions and the ops after them make; float32 stays in "
-                     "softmax, norms and losses; + half of the weights",
-                 .blocks = std::move(blocks),
-                 .how = std::move(lines),
-                 .costs = "matrix products and convolutions round to 16 bits"};
+  return ModifiedStep{.blocks = std::move(blocks), .lines = std::move(lines)};
+}
+
+}  // namespace
+
+bool has_bfloat16(int compute_major) { return compute_major == 0 || compute_major >= 8; }
+
+std::optional<ModifiedStep> use_bf16_autocast(const StepModel& model) {
+  if (!has_bfloat16(model.compute_major)) return {};
+  return use_autocast(model, "torch.bfloat16", "loss.backward()");
+}
+
+std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model) {
+  if (has_bfloat16(model.compute_major)) return {};
+  auto step =
+      use_autocast(model, "torch.float16", "scaler = torch.amp.GradScaler(\"cuda\"); scaler.scale(loss).backward()");
+  if (step && !may_train(model)) step->label = "fp16 autocast";
+  return step;
 }
 
 }  // namespace oomdiag

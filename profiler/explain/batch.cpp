@@ -7,7 +7,7 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/shape.h"
 #include "profiler/explain/what_if.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 namespace {

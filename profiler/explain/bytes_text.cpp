@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "profiler/replay/settings.h"
+#include "profiler/replay/allocator/settings.h"
 
 namespace oomdiag {
 

@@ -7,7 +7,8 @@
 #include <set>
 #include <string>
 
-#include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fix_rules.h"
 
 // Checkpointing of modules (torch.utils.checkpoint, not reentrant). What a module saves for itself is freed in forward and
 // made again when backward comes to the module:
@@ -204,33 +205,30 @@ std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
 
 /// Tries the modules at each depth of the tree, all that save two tensors or more for themselves alone, and takes the
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
-std::optional<Changed> checkpoint_modules(const Situation& situation) {
+std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
   constexpr size_t kDeepest = 5;
-  std::optional<Changed> best;
+  std::optional<ModifiedStep> best;
   int64_t best_peak = 0;
   for (size_t components = 1; components <= kDeepest; ++components) {
-    Segments segments = find_segments(situation.lives.blocks, components);
+    Segments segments = find_segments(model.blocks, components);
     if (segments.empty()) continue;
-    Lives blocks = situation.lives.blocks;
+    Lives blocks = model.blocks;
     const bool backward_seen = std::any_of(segments.begin(), segments.end(),
                                            [](const auto& one) { return one.second.backward != BlockLife::kNever; });
-    if (!situation.whole && !backward_seen) begin_backward(blocks, segments, situation.forward_end);
-    blocks = checkpoint(std::move(blocks), segments, components, situation.whole || !backward_seen);
+    if (!model.whole && !backward_seen) begin_backward(blocks, segments, model.forward_end);
+    blocks = checkpoint(std::move(blocks), segments, components, model.whole || !backward_seen);
     const int64_t peak = find_peak(blocks);
     if (best && peak >= best_peak) continue;
     best_peak = peak;
-    best = Changed{.id = "checkpoint",
-                   .label = label_of(segments),
-                   .formula = "what only the module saves is freed in forward, and made again when its backward begins",
-                   .blocks = std::move(blocks)};
+    best = ModifiedStep{.blocks = std::move(blocks), .label = label_of(segments)};
     int64_t again = 0;
     for (const auto& [path, segment] : segments) {
       best->modules.emplace_back(path);
       again += segment.saved_bytes;
     }
-    best->how = how_of(situation.lives.blocks, segments);
+    best->lines = how_of(model.blocks, segments);
     best->costs = "forward of " + std::to_string(segments.size()) + (segments.size() == 1 ? " module" : " modules") +
-                  " runs twice: " + text_of(again) + " made again";
+                  " runs twice: " + with_unit(again) + " recomputed";
   }
   return best;
 }

@@ -5,10 +5,10 @@
 
 #include "profiler/explain/batch.h"
 #include "profiler/explain/known_rest.h"
-#include "profiler/explain/remedies.h"
+#include "profiler/explain/predict_fixes.h"
 #include "profiler/explain/what_if.h"
 #include "profiler/explain/whole_step.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 
@@ -30,7 +30,7 @@ Cause find_cause(const FailureFacts& facts, const Moment& moment) {
 
 namespace {
 
-/// The step that remedies are tried on, and what is known of it.
+/// The step that fixes are tried on, and what is known of it.
 struct Described {
   StepLives lives{};
   bool whole = true;
@@ -100,7 +100,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
   const int64_t room = card.total_bytes - moment.outside_bytes;
   const int64_t private_pools = private_pool_cached_bytes(moment, device.failure ? device.failure->pool : uint8_t{0});
-  const Described step = describe_step(device);
+  Described step = describe_step(device);
   Findings findings;
   findings.growths = find_growth(device.curves);
   if (device.failure) {
@@ -118,25 +118,23 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   findings.headroom_bytes =
       std::max<int64_t>(0, room - private_pools - moment.allocated_bytes - moment.pending_free_bytes);
   findings.batch = describe_batch(device, inputs.batch, room - private_pools);
-  const Situation situation{.lives = step.lives,
-                            .peak_bytes = !device.failure       ? device.peak.allocated_bytes
-                                          : step.need.bytes > 0 ? step.need.bytes
-                                                                : moment.allocated_bytes + refused,
-                            .room_bytes = room,
-                            .private_pool_cached_bytes = private_pools,
-                            .batch = inputs.batch,
-                            .grown_bytes = sum_grown(findings.growths),
-                            .has_backward = device.attribution.backward_bytes > 0,
-                            .whole = step.whole,
-                            .forward_end = step.forward_end,
-                            .settings = settings,
-                            .compute_major = card.compute_major,
-                            .optimizer = find_optimizer(moment),
-                            .sharded = device.sharded};
-  findings.remedies = predict_remedies(situation);
-  if (findings.cause && findings.cause->kind == CauseKind::fragmentation && !settings.expandable_segments) {
-    findings.remedies.insert(findings.remedies.begin(), predict_expandable_segments(situation));
-  }
+  const bool is_fragmented = findings.cause && findings.cause->kind == CauseKind::fragmentation;
+  findings.remedies = predict_remedies({.blocks = std::move(step.lives.blocks),
+                                        .whole = step.whole,
+                                        .forward_end = step.forward_end,
+                                        .peak_bytes = !device.failure       ? device.peak.allocated_bytes
+                                                      : step.need.bytes > 0 ? step.need.bytes
+                                                                            : moment.allocated_bytes + refused,
+                                        .available_bytes = room,
+                                        .private_pool_cached_bytes = private_pools,
+                                        .is_fragmented = is_fragmented,
+                                        .batch = inputs.batch,
+                                        .grown_bytes = sum_grown(findings.growths),
+                                        .has_backward = device.attribution.backward_bytes > 0,
+                                        .settings = settings,
+                                        .compute_major = card.compute_major,
+                                        .optimizer = find_optimizer(moment),
+                                        .sharded = device.sharded});
   return findings;
 }
 

@@ -63,10 +63,12 @@ void fill(Stack& stack, const Lives& blocks) {
 /// What `model`, a layer that was called, keeps, as `layer` will keep it.
 BlockLife renamed(BlockLife block, const Layer& model, const Layer& layer, const Layer* next) {
   block.made.module = layer.path;
-  for (Where& saver : block.saved_by) {
+  std::vector<Where> savers(block.saved_by.begin(), block.saved_by.end());
+  for (Where& saver : savers) {
     const bool own = is_inside(saver.module, model.path);
     if (own || next != nullptr) saver.module = own ? layer.path : next->path;
   }
+  block.saved_by = std::move(savers);
   return block;
 }
 

@@ -2,18 +2,15 @@
 #include <array>
 #include <set>
 
-#include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/shape.h"
+#include "profiler/one_of.h"
 
 // What language models are large by: scores of attention, logits, sequences; and what autograd keeps, on the host.
 
 namespace oomdiag {
 namespace {
-
-template <size_t N>
-bool is_one_of(std::string_view op, const std::array<std::string_view, N>& list) {
-  return std::find(list.begin(), list.end(), op) != list.end();
-}
 
 bool is_near(int64_t a, int64_t b) { return std::abs(a - b) <= kMiB; }
 
@@ -44,7 +41,7 @@ bool makes_scores(std::string_view op) {
       "aten::softmax", "aten::_softmax",     "aten::matmul", "aten::bmm",  "aten::baddbmm", "aten::mul",
       "aten::div",     "aten::masked_fill",  "aten::where",  "aten::add",  "aten::dropout", "aten::to",
       "aten::einsum",  "aten::masked_fill_", "aten::mul_",   "aten::div_", "aten::add_"};
-  return is_one_of(op, kOps);
+  return is_any_of(op, kOps);
 }
 
 bool is_score(const BlockLife& block, const std::set<Scores>& scores) {
@@ -64,7 +61,7 @@ bool attends(const Lives& blocks) {
 bool makes_loss(std::string_view op) {
   constexpr std::array<std::string_view, 4> kOps = {"aten::cross_entropy_loss", "aten::log_softmax", "aten::nll_loss",
                                                     "aten::nll_loss_nd"};
-  return is_one_of(op, kOps);
+  return is_any_of(op, kOps);
 }
 
 // The probabilities of all classes, which the loss saves: nothing for a few classes.
@@ -80,26 +77,21 @@ const BlockLife* find_probabilities(const Lives& blocks) {
 }  // namespace
 
 /// F.scaled_dot_product_attention: no matrix of scores, neither in forward nor in backward.
-std::optional<Changed> use_fused_attention(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> use_fused_attention(const StepModel& model) {
+  Lives blocks = model.blocks;
   const std::set<Scores> scores = find_scores(blocks);
   if (scores.empty()) return {};
   for (BlockLife& block : blocks) {
     if (is_score(block, scores)) block.bytes = 0;
   }
-  return Changed{.id = "sdpa",
-                 .label = "fused attention (SDPA)",
-                 .formula = "no matrix of scores, in forward and in backward",
-                 .blocks = std::move(blocks),
-                 .how = {"y = F.scaled_dot_product_attention(q, k, v, is_causal=…)",
-                         "# transformers: from_pretrained(…, attn_implementation=\"sdpa\")"}};
+  return ModifiedStep{.blocks = std::move(blocks)};
 }
 
 /// The loss over an eighth of the rows at a time, each made again in backward: logits, probabilities and their gradients take
 /// an eighth, and the gradient of the last layer's weight is added to eight times.
-std::optional<Changed> use_chunked_cross_entropy(const Situation& situation) {
+std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model) {
   constexpr int64_t kChunks = 8;
-  Lives blocks = situation.lives.blocks;
+  Lives blocks = model.blocks;
   const BlockLife* probabilities = find_probabilities(blocks);
   if (probabilities == nullptr) return {};
   const int64_t bytes = probabilities->bytes;
@@ -109,38 +101,23 @@ std::optional<Changed> use_chunked_cross_entropy(const Situation& situation) {
     const bool forward = block.phase == Phase::forward && block.category != Category::input;
     if (near && (forward || block.phase == Phase::backward)) block.bytes /= kChunks;
   }
-  return Changed{.id = "chunked_cross_entropy",
-                 .label = "loss in chunks of the logits",
-                 .formula = "logits, probabilities and their gradients / 8",
-                 .blocks = std::move(blocks),
-                 .how = {"# pip install liger-kernel: LigerFusedLinearCrossEntropyLoss, or by hand:",
-                         "one = lambda x, y: F.cross_entropy(head(x), y, reduction=\"sum\")",
-                         "loss = sum(checkpoint(one, x, y, use_reentrant=False)",
-                         "           for x, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)"},
-                 .costs = "the last layer's forward runs twice",
-                 .at_least = true};
+  return ModifiedStep{.blocks = std::move(blocks), .at_least = true};
 }
 
 /// Sequences of half the length: what follows the batch takes half, the scores of attention a quarter.
-std::optional<Changed> halve_sequence(const Situation& situation) {
-  const std::set<Scores> scores = find_scores(situation.lives.blocks);
-  if (scores.empty() && !attends(situation.lives.blocks)) return {};
-  Lives blocks = scale_batch(situation.lives.blocks, 1, 2);
+std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
+  const std::set<Scores> scores = find_scores(model.blocks);
+  if (scores.empty() && !attends(model.blocks)) return {};
+  Lives blocks = scale_batch(model.blocks, 1, 2);
   for (size_t b = 0; b < blocks.size(); ++b) {
-    if (is_score(situation.lives.blocks[b], scores)) blocks[b].bytes /= 2;
+    if (is_score(model.blocks[b], scores)) blocks[b].bytes /= 2;
   }
-  return Changed{.id = "half_sequence",
-                 .label = "sequences of half the length",
-                 .formula = "scaling/2, scores of attention/4",
-                 .blocks = std::move(blocks),
-                 .costs = "less context",
-                 .changes_training = may_train(situation),
-                 .at_least = true};
+  return ModifiedStep{.blocks = std::move(blocks), .at_least = true};
 }
 
 /// save_on_cpu: what autograd keeps waits on the host; on the card remains what is used at the moment.
-std::optional<Changed> offload_activations(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> offload_activations(const StepModel& model) {
+  Lives blocks = model.blocks;
   int64_t moved = 0;
   for (BlockLife& block : blocks) {
     if (block.category != Category::activation || block.phase != Phase::forward || !block.is_of_step()) continue;
@@ -148,13 +125,8 @@ std::optional<Changed> offload_activations(const Situation& situation) {
     block.died = std::min(block.died, block.born + 1);
   }
   if (moved == 0) return {};
-  return Changed{.id = "offload_activations",
-                 .label = "saved tensors on the host",
-                 .formula = "what autograd keeps is on the card only while it is used",
-                 .blocks = std::move(blocks),
-                 .how = {"with torch.autograd.graph.save_on_cpu(pin_memory=True):", "    loss = …  # forward"},
-                 .costs = text_of(2 * moved) + " over PCIe in each step",
-                 .at_least = true};
+  return ModifiedStep{
+      .blocks = std::move(blocks), .costs = with_unit(2 * moved) + " over PCIe in each step", .at_least = true};
 }
 
 }  // namespace oomdiag

@@ -4,20 +4,20 @@
 #include <map>
 #include <tuple>
 
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 namespace {
 
-using Sums = std::map<std::string_view, OwnedBytes>;
+using SumsByName = std::map<std::string_view, OwnedBytes>;
 
-void count(Sums& sums, std::string_view name, const LiveBlock& block) {
+void count(SumsByName& sums, std::string_view name, const LiveBlock& block) {
   OwnedBytes& sum = sums[name];
   sum.bytes += block.bytes;
   ++sum.blocks;
 }
 
-std::vector<OwnedBytes> by_size(const Sums& sums) {
+std::vector<OwnedBytes> by_size(const SumsByName& sums) {
   std::vector<OwnedBytes> list;
   for (const auto& [name, sum] : sums) {
     list.push_back(sum);
@@ -42,7 +42,7 @@ std::string_view module_of(const LiveBlock& block) {
   return dot == block.name.npos ? std::string_view() : block.name.substr(0, dot);
 }
 
-void count_modules(Sums& sums, const LiveBlock& block) {
+void count_modules(SumsByName& sums, const LiveBlock& block) {
   const std::string_view path = module_of(block);
   if (path.empty()) return count(sums, path, block);
   for (size_t dot = path.find('.'); dot != path.npos; dot = path.find('.', dot + 1)) {
@@ -77,7 +77,7 @@ Keeper keeper_of(const LiveBlock& block) {
 }  // namespace
 
 Owners list_owners(const Moment& moment) {
-  Sums modules, ops, sources, lines, shapes;
+  SumsByName modules, ops, sources, lines, shapes;
   for (const LiveBlock& block : moment.blocks) {
     if (block.pending_free) continue;
     count_modules(modules, block);

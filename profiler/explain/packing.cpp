@@ -3,7 +3,7 @@
 #include <tuple>
 
 #include "profiler/explain/explain.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 namespace {

@@ -1,7 +1,8 @@
 #include <algorithm>
 #include <map>
 
-#include "profiler/explain/remedy_rules.h"
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fix_rules.h"
 
 // What gradients and optimizers take, and what takes less.
 
@@ -35,20 +36,23 @@ int64_t sum_once(const Lives& blocks, bool (*counts)(const BlockLife&)) {
   return std::max(before, made);
 }
 
-std::string call_of(const Situation& situation, std::string_view argument) {
-  const std::string_view name = situation.optimizer.empty() ? "AdamW" : situation.optimizer;
-  return "torch.optim." + std::string(name) + "(model.parameters(), …, " + std::string(argument) + ")";
+std::string class_of(const StepModel& model) {
+  return "torch.optim." + std::string(model.optimizer.empty() ? "AdamW" : model.optimizer);
 }
 
-/// Worth another way of training, or other cards: a tenth of the peak.
-bool is_much(const Situation& situation, int64_t bytes) { return bytes * 10 >= situation.peak_bytes; }
+std::string call_of(const StepModel& model, std::string_view argument) {
+  return class_of(model) + "(model.parameters(), …, " + std::string(argument) + ")";
+}
+
+/// Worth another way of training, or other devices: a tenth of the peak.
+bool is_much(const StepModel& model, int64_t bytes) { return bytes * 10 >= model.peak_bytes; }
 
 }  // namespace
 
 /// zero_grad(set_to_none=True): a gradient is not kept through forward; it begins where backward makes it, and the copy
 /// that was added to it is the gradient itself.
-std::optional<Changed> set_gradients_to_none(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> set_gradients_to_none(const StepModel& model) {
+  Lives blocks = model.blocks;
   std::multimap<int64_t, BlockLife*> made;  // by bytes: what AccumulateGrad added and freed
   for (BlockLife& block : blocks) {
     if (block.freed_by_accumulate && block.phase == Phase::backward) made.emplace(block.bytes, &block);
@@ -64,31 +68,23 @@ std::optional<Changed> set_gradients_to_none(const Situation& situation) {
     any = true;
   }
   if (!any) return {};
-  return Changed{.id = "set_to_none",
-                 .label = "zero_grad(set_to_none=True)",
-                 .formula = "gradients live from their backward node to the end of the step only",
-                 .blocks = std::move(blocks),
-                 .how = {"optimizer.zero_grad()  # its default is set_to_none=True"}};
+  return ModifiedStep{.blocks = std::move(blocks)};
 }
 
 /// A fused optimizer computes in registers: its temporaries go.
-std::optional<Changed> use_fused_optimizer(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> use_fused_optimizer(const StepModel& model) {
+  Lives blocks = model.blocks;
   if (sum_of(blocks, is_optimizer_temporary) == 0) return {};
   for (BlockLife& block : blocks) {
     if (is_optimizer_temporary(block)) block.bytes = 0;
   }
-  return Changed{.id = "fused_optimizer",
-                 .label = "fused optimizer (fused=True)",
-                 .formula = "no temporaries in the optimizer's step",
-                 .blocks = std::move(blocks),
-                 .how = {call_of(situation, "fused=True")}};
+  return ModifiedStep{.blocks = std::move(blocks), .lines = {call_of(model, "fused=True")}};
 }
 
 /// foreach=False: one parameter at a time, at most two temporaries of its size. (Adam: √v and √v divided by the bias
 /// correction.) In place of all temporaries of the step the two of the largest parameter are alive.
-std::optional<Changed> use_loop_optimizer(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> use_loop_optimizer(const StepModel& model) {
+  Lives blocks = model.blocks;
   int64_t largest = 0, largest_parameter = 0;
   BlockLife* first = nullptr;
   uint32_t last_death = 0;
@@ -107,115 +103,86 @@ std::optional<Changed> use_loop_optimizer(const Situation& situation) {
   // What a step that was cut short would still have made is one block for all.
   first->bytes = 2 * (largest_parameter > 0 ? std::min(largest, largest_parameter) : largest);
   first->died = std::max(last_death, first->born + 1);
-  return Changed{.id = "foreach_off",
-                 .label = "optimizer with foreach=False",
-                 .formula = "in the optimizer's step two temporaries of the largest parameter in place of all",
-                 .blocks = std::move(blocks),
-                 .how = {call_of(situation, "foreach=False")},
-                 .costs = "one call after the other for each parameter: slower optimizer steps"};
+  return ModifiedStep{.blocks = std::move(blocks), .lines = {call_of(model, "foreach=False")}};
 }
 
 /// SGD without momentum keeps no state and needs no temporaries.
-std::optional<Changed> use_plain_sgd(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> use_plain_sgd(const StepModel& model) {
+  Lives blocks = model.blocks;
   if (sum_of(blocks, is_state) == 0) return {};
   for (BlockLife& block : blocks) {
     if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
   }
-  return Changed{.id = "sgd",
-                 .label = "SGD without momentum",
-                 .formula = "no optimizer state, no temporaries in the optimizer's step",
-                 .blocks = std::move(blocks),
-                 .how = {"torch.optim.SGD(model.parameters(), lr=…)"},
-                 .costs = "another optimizer: learning rates must be found anew",
-                 .changes_training = true};
+  return ModifiedStep{.blocks = std::move(blocks)};
 }
 
 /// Adam with moments of 8 bits (bitsandbytes, torchao): a byte in place of each element, and a float32 scale of each 256;
 /// of tensors below 4096 elements nothing changes. Its kernel is fused: no temporaries.
-std::optional<Changed> use_8bit_adam(const Situation& situation) {
+std::optional<ModifiedStep> use_8bit_adam(const StepModel& model) {
   constexpr int64_t kLeastElements = 4096, kBlock = 256;
-  Lives blocks = situation.lives.blocks;
-  if (!is_adam(situation.optimizer) || sum_of(blocks, is_state) == 0) return {};
+  Lives blocks = model.blocks;
+  if (!is_adam(model.optimizer) || sum_of(blocks, is_state) == 0) return {};
   const int64_t size = is_mostly_float32(blocks) ? 4 : 2;
   for (BlockLife& block : blocks) {
     if (is_optimizer_temporary(block)) block.bytes = 0;
     const int64_t elements = block.bytes / size;
     if (is_state(block) && elements >= kLeastElements) block.bytes = elements + elements / kBlock * 4;
   }
-  return Changed{.id = "adam_8bit",
-                 .label = "8-bit Adam",
-                 .formula = "a byte per element of each moment, 4 bytes per 256 of them, no temporaries",
-                 .blocks = std::move(blocks),
-                 .how = {"pip install bitsandbytes", "bitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)"},
-                 .costs = "moments are rounded to 8 bits",
-                 .changes_training = true};
+  return ModifiedStep{.blocks = std::move(blocks)};
 }
 
 /// The optimizer's state and its step on the host (torchao's CPUOffloadOptimizer, DeepSpeed's ZeRO-Offload).
-std::optional<Changed> offload_optimizer(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> offload_optimizer(const StepModel& model) {
+  Lives blocks = model.blocks;
   if (sum_of(blocks, is_state) == 0) return {};
   const int64_t bytes = sum_once(blocks, is_parameter);
   for (BlockLife& block : blocks) {
     if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
   }
-  return Changed{.id = "offload_optimizer",
-                 .label = "optimizer on the host",
-                 .formula = "no optimizer state and no temporaries of it on the card",
-                 .blocks = std::move(blocks),
-                 .how = {"from torchao.optim import CPUOffloadOptimizer",
-                         "CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=…)"},
-                 .costs = text_of(2 * bytes) + " over PCIe in each step: gradients there, parameters back",
-                 .at_least = true};
+  return ModifiedStep{.blocks = std::move(blocks),
+                      .lines = {"from torchao.optim import CPUOffloadOptimizer",
+                                "CPUOffloadOptimizer(model.parameters(), " + class_of(model) + ", lr=…)"},
+                      .costs = with_unit(2 * bytes) + " over PCIe in each step: gradients there, parameters back",
+                      .at_least = true};
 }
 
-/// FSDP2 over the fewest cards, a power of two, on which it may fit: of parameters, gradients and state each card holds its
+/// FSDP2 over the fewest devices, a power of two, on which it may fit: of parameters, gradients and state each card holds its
 /// share. What a layer gathers while it runs is left out.
-std::optional<Changed> shard_over_cards(const Situation& situation) {
-  constexpr int64_t kMostCards = 64;
-  if (situation.sharded) return {};
-  const Lives& whole = situation.lives.blocks;
-  const int64_t trained = sum_once(whole, is_gradient) + sum_once(whole, is_state);
-  if (!is_much(situation, trained + sum_once(whole, is_parameter))) return {};
-  for (int64_t cards = 2; trained > 0 && cards <= kMostCards; cards *= 2) {
-    Lives blocks = whole;
+std::optional<ModifiedStep> shard_over_devices(const StepModel& model) {
+  constexpr int64_t kMostDevices = 64;
+  if (model.sharded) return {};
+  const Lives& all = model.blocks;
+  const int64_t trained = sum_once(all, is_gradient) + sum_once(all, is_state);
+  if (!is_much(model, trained + sum_once(all, is_parameter))) return {};
+  for (int64_t devices = 2; trained > 0 && devices <= kMostDevices; devices *= 2) {
+    Lives blocks = all;
     for (BlockLife& block : blocks) {
       const bool shared = is_parameter(block) || is_gradient(block) || is_state(block) || is_optimizer_temporary(block);
-      if (shared) block.bytes /= cards;
+      if (shared) block.bytes /= devices;
     }
-    if (find_peak(blocks) > situation.room_bytes) continue;
-    const std::string count = std::to_string(cards);
-    return Changed{
-        .id = "fsdp_" + count,
-        .label = "FSDP2 over " + count + " cards",
-        .formula = "parameters, gradients and optimizer state / " + count,
+    if (find_peak(blocks) > model.available_bytes) continue;
+    const std::string count = std::to_string(devices);
+    return ModifiedStep{
         .blocks = std::move(blocks),
-        .how = {"from torch.distributed.fsdp import fully_shard", "for layer in model.layers: fully_shard(layer)",
-                "fully_shard(model)", "torchrun --nproc-per-node " + count + " …"},
-        .costs = count + " cards; each gathers " + text_of(sum_once(whole, is_parameter)) + " twice in each step",
+        .variant = count,
+        .label = "FSDP2 over " + count + " GPUs",
+        .lines = {"from torch.distributed.fsdp import fully_shard", "for layer in model.layers: fully_shard(layer)",
+                  "fully_shard(model)", "torchrun --nproc-per-node " + count + " …"},
+        .costs = count + " GPUs; each gathers " + with_unit(sum_once(all, is_parameter)) + " twice in each step",
         .at_least = true};
   }
   return {};
 }
 
 /// LoRA: the model is frozen, so that only adapters have gradients and state. Where these are little it is no answer.
-std::optional<Changed> train_adapters(const Situation& situation) {
-  Lives blocks = situation.lives.blocks;
+std::optional<ModifiedStep> train_adapters(const StepModel& model) {
+  Lives blocks = model.blocks;
   if (sum_of(blocks, is_gradient) == 0) return {};
-  if (!is_much(situation, sum_once(blocks, is_gradient) + sum_once(blocks, is_state))) return {};
+  if (!is_much(model, sum_once(blocks, is_gradient) + sum_once(blocks, is_state))) return {};
   for (BlockLife& block : blocks) {
     if (is_gradient(block) || is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
   }
-  return Changed{.id = "lora",
-                 .label = "LoRA, or frozen layers",
-                 .formula = "no gradients and no optimizer state but those of adapters",
-                 .blocks = std::move(blocks),
-                 .how = {"pip install peft", "from peft import LoraConfig, get_peft_model",
-                         "model = get_peft_model(model, LoraConfig(r=16, target_modules=\"all-linear\"))"},
-                 .costs = "only adapters are trained",
-                 .changes_training = true,
-                 .at_least = true};
+  return ModifiedStep{.blocks = std::move(blocks), .at_least = true};
 }
 
 }  // namespace oomdiag

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
-#include "profiler/replay/categories.h"
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/replay/evidence/categories.h"
 
 namespace oomdiag {
 namespace {

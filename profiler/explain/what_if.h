@@ -1,11 +1,12 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
-#include <functional>
 #include <string_view>
 #include <vector>
 
-#include "profiler/replay/lives.h"
+#include "profiler/replay/allocations/allocation_pass.h"
 
 // What would the peak of a step be if some of its blocks were smaller, or lived shorter? The blocks' lives are changed and
 // laid over each other again. So a change that moves the peak to another place of the step is predicted right, too.
@@ -40,5 +41,11 @@ bool is_mostly_float32(const Lives& blocks);
 
 /// Whether `module` is `prefix` or inside of it.
 bool is_inside(std::string_view module, std::string_view prefix);
+
+/// Whether `list` holds `op`.
+template <size_t N>
+bool is_any_of(std::string_view op, const std::array<std::string_view, N>& list) {
+  return std::find(list.begin(), list.end(), op) != list.end();
+}
 
 }  // namespace oomdiag

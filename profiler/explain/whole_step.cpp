@@ -13,9 +13,9 @@
 namespace oomdiag {
 namespace {
 
-using Place = std::tuple<Phase, std::string_view, std::string_view, std::string_view, std::string_view>;
+using Origin = std::tuple<Phase, std::string_view, std::string_view, std::string_view, std::string_view>;
 
-Place place_of(const BlockLife& block) {
+Origin origin_of(const BlockLife& block) {
   const Where& made = block.made;
   return {block.phase, made.node, made.op, made.module, made.source};
 }
@@ -34,11 +34,11 @@ class Sizes {
  public:
   explicit Sizes(const StepLives& lives) {
     for (const BlockLife& block : lives.blocks) {
-      if (is_compared(block)) sizes_[place_of(block)].insert(block.bytes);
+      if (is_compared(block)) sizes_[origin_of(block)].insert(block.bytes);
     }
   }
   bool take(const BlockLife& block) {
-    const auto sizes = sizes_.find(place_of(block));
+    const auto sizes = sizes_.find(origin_of(block));
     if (sizes == sizes_.end()) return false;
     const auto size = sizes->second.lower_bound(block.bytes - kSlackBytes);
     if (size == sizes->second.end() || *size > block.bytes + kSlackBytes) return false;
@@ -47,7 +47,7 @@ class Sizes {
   }
 
  private:
-  std::map<Place, std::multiset<int64_t>> sizes_;
+  std::map<Origin, std::multiset<int64_t>> sizes_;
 };
 
 /// What became of the blocks that a step began with, by what they are. What is made anew a little larger each time (a cache
@@ -56,12 +56,12 @@ class Fates {
  public:
   explicit Fates(const StepLives& lives) {
     for (const BlockLife& block : lives.blocks) {
-      if (!block.is_of_step()) fates_[place_of(block)].emplace(block.bytes, block.died);
+      if (!block.is_of_step()) fates_[origin_of(block)].emplace(block.bytes, block.died);
     }
   }
   /// Of the next block like this one; kNever where it lives, or is not known.
   uint32_t take(const BlockLife& block) {
-    const auto place = fates_.find(place_of(block));
+    const auto place = fates_.find(origin_of(block));
     if (place == fates_.end()) return BlockLife::kNever;
     auto& sizes = place->second;
     auto found = sizes.lower_bound(block.bytes);
@@ -74,13 +74,13 @@ class Fates {
   }
 
  private:
-  std::map<Place, std::multimap<int64_t, uint32_t>> fates_;
+  std::map<Origin, std::multimap<int64_t, uint32_t>> fates_;
 };
 
 /// Where in one step that was reached which happens at a position of another step like it: after as many allocations.
-class Positions {
+class MatchedPositions {
  public:
-  Positions(const StepLives& from, const StepLives& to) : from_(births(from)), to_(births(to)) {}
+  MatchedPositions(const StepLives& from, const StepLives& to) : from_(births(from)), to_(births(to)) {}
   uint32_t of(uint32_t position) const {
     const auto before = std::lower_bound(from_.begin(), from_.end(), position) - from_.begin();
     if (before == 0 || to_.empty()) return 0;
@@ -165,7 +165,7 @@ bool is_like(const StepLives& cut, const StepLives& whole) {
 }
 
 StepLives run_on(const StepLives& cut, const StepLives& whole) {
-  const Positions positions(cut, whole);
+  const MatchedPositions positions(cut, whole);
   Fates in_whole(whole), in_cut(cut);
   const MadeSizes made(cut);
   const uint32_t backward = find_backward(whole.blocks);

@@ -25,7 +25,7 @@ void prune(OwnerNode& node, int64_t least) {
   if (others.bytes > 0 && !node.children.empty()) node.children.push_back(std::move(others));
 }
 
-std::string short_line(std::string_view source) { return std::string(source.substr(source.rfind('/') + 1)); }
+std::string line_in_file(std::string_view source) { return std::string(source.substr(source.rfind('/') + 1)); }
 
 }  // namespace
 
@@ -69,7 +69,7 @@ std::vector<std::string> path_of(const LiveBlock& block) {
   }
   const Where& made = block.made;
   path.emplace_back(made.op.empty() ? made.node : made.op);
-  path.push_back(short_line(made.inner_source.empty() ? made.source : made.inner_source));
+  path.push_back(line_in_file(made.inner_source.empty() ? made.source : made.inner_source));
   if (path.size() > 2 && path[path.size() - 1].empty() && !block.shape.empty()) path.emplace_back(block.shape);
   return path;
 }

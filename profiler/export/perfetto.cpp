@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profiler/export/picture.h"
-#include "profiler/replay/join.h"
+#include "profiler/replay/evidence/join.h"
 #include "profiler/report/json_text.h"
 
 namespace oomdiag {
@@ -20,10 +20,11 @@ constexpr uint64_t kMostEvents = 1 << 20;  // of the trace: more make a file tha
 double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
 
 /// Writes the events of a process as text one after the other: all of them as JSON would take much memory.
-class Writer {
+class PerfettoWriter {
  public:
   /// `begin_ns`: when the process began, on the timeline.
-  Writer(int process, int64_t begin_ns, std::string& text) : process_(process), begin_ns_(begin_ns), text_(text) {}
+  PerfettoWriter(int process, int64_t begin_ns, std::string& text)
+      : process_(process), begin_ns_(begin_ns), text_(text) {}
 
   /// `event` as in the format, without its process.
   void add(Json event) {
@@ -55,7 +56,7 @@ class Writer {
 /// What follows each other on a thread under one name is one slice.
 class Slices {
  public:
-  Slices(Writer& writer, const char* kind) : writer_(writer), kind_(kind) {}
+  Slices(PerfettoWriter& writer, const char* kind) : writer_(writer), kind_(kind) {}
 
   void see(uint16_t thread, std::string_view name, uint64_t identity, int64_t time_ns, int64_t bytes) {
     Open& open = open_[thread];
@@ -82,12 +83,12 @@ class Slices {
     }
   }
 
-  Writer& writer_;
+  PerfettoWriter& writer_;
   const char* kind_;
   std::map<uint16_t, Open> open_;
 };
 
-void add_counters(const Report& report, Writer& writer) {
+void add_counters(const Report& report, PerfettoWriter& writer) {
   for (const ReportOfDevice& device : report.devices) {
     const std::string name = fmt::format("card {}", device.device.index);
     for (const ReportPoint& point : device.timeline) {
@@ -111,7 +112,7 @@ void add_counters(const Report& report, Writer& writer) {
 }
 
 /// Who held each card during the step that the report describes.
-void add_categories(const Trace& trace, const History& history, Writer& writer) {
+void add_categories(const Trace& trace, const History& history, PerfettoWriter& writer) {
   for (const DeviceHistory& device : history.devices) {
     const std::string name = fmt::format("card {} step {}", device.index, device.lives.step);
     const std::vector<BandPoint> points = draw_step(device.lives).points;
@@ -131,7 +132,7 @@ void add_categories(const Trace& trace, const History& history, Writer& writer) 
   }
 }
 
-void add_slices(const Trace& trace, Writer& writer) {
+void add_slices(const Trace& trace, PerfettoWriter& writer) {
   Slices modules(writer, "module"), ops(writer, "op");
   NodeTable nodes;
   std::map<uint16_t, std::vector<std::pair<uint64_t, int64_t>>> scopes;  // by thread: name, begin
@@ -168,7 +169,7 @@ void PerfettoTimeline::add(const Report& report, const Trace* trace, const Histo
     begin_ns = static_cast<int64_t>(trace->process.start_time_ns - begin_ns_);
   }
   if (process == 0) process = report.rank + 1;  // of a snapshot; readers of the format take 0 for the system's own
-  Writer writer(process, begin_ns, events_);
+  PerfettoWriter writer(process, begin_ns, events_);
   const std::string name = report.world_size > 1 ? fmt::format("rank {}", report.rank) : "program";
   writer.add({{"name", "process_name"}, {"ph", "M"}, {"args", {{"name", name}}}});
   writer.add({{"name", "process_sort_index"}, {"ph", "M"}, {"args", {{"sort_index", report.rank}}}});

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "profiler/export/embed.h"
+#include "profiler/report/markup.h"
 #include "profiler/report/table.h"
 
 OOMDIAG_EMBED(search_page, OOMDIAG_PAGE_FOLDER "/search.html");
@@ -13,20 +14,6 @@ OOMDIAG_EMBEDDED(style);
 
 namespace oomdiag {
 namespace {
-
-std::string escaped(std::string_view text) {
-  std::string safe;
-  for (const char c : text) {
-    if (c == '<') {
-      safe += "&lt;";
-    } else if (c == '&') {
-      safe += "&amp;";
-    } else {
-      safe += c;
-    }
-  }
-  return safe;
-}
 
 std::string cell(const std::optional<int64_t>& bytes) {
   return fmt::format(R"(<td class="number">{}</td>)", bytes ? with_unit(*bytes) : "");
@@ -45,19 +32,20 @@ std::string bar_cell(const SearchRow& row, int64_t widest) {
 }
 
 std::string row_of(const SearchRow& row, int64_t widest, bool has_predicted) {
-  std::string text = fmt::format("<tr><td>{}", escaped(row.label));
+  std::string text = fmt::format("<tr><td>{}", escape_markup(row.label));
   std::string lines;
-  for (const std::string& line : row.lines) lines += (lines.empty() ? "" : "\n") + escaped(line);
+  for (const std::string& line : row.lines) lines += (lines.empty() ? "" : "\n") + escape_markup(line);
   if (!lines.empty()) text += "<pre>" + lines + "</pre>";
   text += "</td>" + bar_cell(row, widest) + cell(row.measured_bytes) + cell(row.reserved_bytes);
   if (has_predicted) text += cell(row.predicted_bytes);
   const std::string_view fits = !row.fits ? "" : *row.fits ? "yes" : "no";
-  return text + fmt::format("<td class=\"{}\">{}</td><td><small>{}</small></td></tr>\n", fits, fits, escaped(row.note));
+  return text +
+         fmt::format("<td class=\"{}\">{}</td><td><small>{}</small></td></tr>\n", fits, fits, escape_markup(row.note));
 }
 
 std::string header_of(const SearchPage& page, std::string_view headline) {
   return fmt::format("<header{}>\n  <h1>{}</h1>\n  <p id=\"card\">{}</p>\n</header>",
-                     page.found ? "" : " class=\"failed\"", escaped(headline), escaped(page.program));
+                     page.found ? "" : " class=\"failed\"", escape_markup(headline), escape_markup(page.program));
 }
 
 /// The first line of the text, without our name.
@@ -81,8 +69,8 @@ std::string to_html(const SearchPage& page) {
   return fill_in({oomdiag_search_page, oomdiag_search_page_end},
                  {{"/*STYLE*/", {oomdiag_style, oomdiag_style_end}},
                   {"<!--PREDICTED-->", has_predicted ? R"(<th class="number">predicted</th>)" : ""},
-                  {"<!--TITLE-->", escaped("oomdiag: " + headline)},
-                  {"<!--TEXT-->", escaped(page.text)},
+                  {"<!--TITLE-->", escape_markup("oomdiag: " + headline)},
+                  {"<!--TEXT-->", escape_markup(page.text)},
                   {"<!--ROWS-->", rows},
                   {"<!--HEADER-->", header_of(page, headline)}});
 }

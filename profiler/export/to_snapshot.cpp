@@ -7,7 +7,7 @@
 
 #include "profiler/export/pickler.h"
 #include "profiler/export/pieces.h"
-#include "profiler/replay/join.h"
+#include "profiler/replay/evidence/join.h"
 
 namespace oomdiag {
 namespace {

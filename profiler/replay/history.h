@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "profiler/event.h"
-#include "profiler/replay/settings.h"
+#include "profiler/replay/allocator/settings.h"
+#include "profiler/replay/shared_list.h"
 
 // What a trace tells once it is replayed. Plain values; names are views into the trace they were made from, which must
 // outlive them.
@@ -62,7 +63,7 @@ struct LiveBlock {
   std::string_view shape{};  ///< "[64, 32] float32", or empty
   std::string_view group{};  ///< of the optimizer's parameter groups, "AdamW, group 1", or empty
   bool trained = false;      ///< a parameter of an optimizer that wants a gradient
-  std::vector<Where>
+  SharedList<Where>
       saved_by{};  ///< the autograd nodes that keep it for backward, in forward's order: the first one frees it
 
   bool operator==(const LiveBlock&) const = default;
@@ -257,7 +258,7 @@ struct BlockLife {
   bool ever_saved = false;           ///< by a node, in this or an earlier step
   Where made{};
   std::string_view shape{};
-  std::vector<Where> saved_by{};  ///< in forward's order
+  SharedList<Where> saved_by{};  ///< in forward's order
 
   bool is_of_step() const { return born != kBefore; }
   bool operator==(const BlockLife&) const = default;

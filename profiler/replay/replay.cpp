@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "profiler/replay/measure.h"
-#include "profiler/replay/moment.h"
-#include "profiler/replay/outline.h"
-#include "profiler/replay/outside.h"
-#include "profiler/replay/step_lives.h"
+#include "profiler/replay/allocations/measure.h"
+#include "profiler/replay/allocations/memory_state.h"
+#include "profiler/replay/allocations/step_allocations.h"
+#include "profiler/replay/non_pytorch/non_pytorch.h"
+#include "profiler/replay/steps/prescan.h"
 
 namespace oomdiag {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "profiler/explain/explain.h"
 #include "profiler/fold_indices.h"
-#include "profiler/replay/autocast_cache.h"
+#include "profiler/replay/evidence/autocast_cache.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/saved.h"
 

@@ -7,7 +7,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kColumns = 92;
+constexpr size_t kCaseColumns = 92;
 constexpr size_t kMostCharacters = 2000;
 
 }  // namespace
@@ -17,7 +17,7 @@ std::string case_text(const ReportCase& reference_case) {
   std::string text = fmt::format("  case{}: {}\n", id, printable(reference_case.about, 80));
   for (const std::string& note : reference_case.notes) {
     const std::string safe = printable(note, kMostCharacters);
-    text += safe.starts_with("  ") ? "  " + safe + "\n" : wrapped(safe, kColumns);
+    text += safe.starts_with("  ") ? "  " + safe + "\n" : wrapped(safe, kCaseColumns);
   }
   return text;
 }

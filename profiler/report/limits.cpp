@@ -39,6 +39,8 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   add(trace.dropped_names, "names or places found no room in the trace: what was to be told by them is not named");
   add(trace.dropped_driver, "allocations by libraries outside of PyTorch found no room in the books");
   add(trace.deep_calls, "ops ran too deep inside of others: what they allocated is told as that of an op around them");
+  add(trace.unnumbered_threads,
+      "threads began after 65,534 others: which forward op made their autograd nodes is not known");
   add(trace.folded_names, "scopes that differ by numbers only are told together, with # for the number");
   if (!trace.process.recorder_failure.empty()) {
     limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
@@ -145,6 +147,20 @@ void add_unpredicted(const DeviceHistory& device, const std::string& card, std::
                                card, with_unit(bytes)));
 }
 
+/// Managed memory may be larger than the card. PyTorch counts it as reserved, where it asked for it.
+void add_oversubscription(const Trace& trace, const DeviceHistory& device, const std::string& card,
+                          std::vector<std::string>& limits) {
+  int64_t managed = 0;
+  for (const OutsideOwner& one : device.moment.host_memory) managed += one.kind == "managed" ? one.bytes : 0;
+  const int64_t total = find_card(trace, device.index).total_bytes;
+  const int64_t used = std::max(managed, device.moment.reserved_bytes) + device.moment.outside_bytes;
+  if (managed == 0 || total == 0 || used <= total) return;
+  limits.push_back(
+      fmt::format("{}{} of managed memory do not fit the GPU beside the rest: its pages move between GPU and host, "
+                  "and how long that takes is not known",
+                  card, with_unit(std::min(used - total, managed))));
+}
+
 void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, std::vector<std::string>& limits) {
   const std::string card = only_one ? "" : fmt::format("card {}: ", device.index);
   if (device.replay_error_bytes > 0) {
@@ -176,6 +192,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
       limits.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");
     }
   }
+  add_oversubscription(trace, device, card, limits);
   add_unpredicted(device, card, limits);
   if (device.packed_tensors > 0) {
     limits.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,

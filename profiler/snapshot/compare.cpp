@@ -4,8 +4,8 @@
 #include <cmath>
 #include <optional>
 
-#include "profiler/replay/blocks.h"
-#include "profiler/replay/join.h"
+#include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/evidence/join.h"
 
 namespace oomdiag {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 
 namespace oomdiag {
 

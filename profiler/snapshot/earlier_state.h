@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "profiler/event.h"
-#include "profiler/replay/address_map.h"
-#include "profiler/replay/settings.h"
+#include "profiler/replay/allocator/address_map.h"
+#include "profiler/replay/allocator/settings.h"
 #include "profiler/snapshot/snapshot.h"
 
 namespace oomdiag {

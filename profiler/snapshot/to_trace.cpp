@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "profiler/replay/rounding.h"
+#include "profiler/replay/allocator/rounding.h"
 #include "profiler/snapshot/earlier_state.h"
 #include "profiler/snapshot/steps.h"
 #include "profiler/trace/packed_events.h"

@@ -19,6 +19,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 #include "profiler/event.h"
 
@@ -44,6 +45,10 @@ enum class EndState : uint32_t {
   exited = 1,          ///< reached exit()
   recorder_failed = 2  ///< the recorder switched itself off before the end: see `failure`
 };
+
+/// How the note begins of something inside PyTorch or Python that the recorder knows by its name and that is not there. Its
+/// kind is what a report lacks without it.
+inline constexpr std::string_view kNotFound = "not found in ";
 
 /// First 4 KiB of the file. Plain fields are written before `magic`; atomics change while recording.
 struct TraceHeader {
@@ -91,6 +96,7 @@ struct TraceHeader {
   char failure[128] = {};
   uint32_t steps_before = 0;  ///< optimizer steps that were over when recording began
   uint32_t unwatched = 0;     ///< the allocator tells nothing: only its totals are known, from memory_stats
+  std::atomic<uint64_t> unnumbered_threads = 0;  ///< threads whose autograd nodes are joined with no forward op
 };
 inline constexpr uint64_t kHeaderBytes = 4096;
 static_assert(sizeof(TraceHeader) <= kHeaderBytes);

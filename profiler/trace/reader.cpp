@@ -235,6 +235,7 @@ Trace read_trace(const std::filesystem::path& path) {
               .dropped_driver = header.dropped_driver.load(),
               .deep_calls = header.deep_calls.load(),
               .folded_names = header.folded_names.load(),
+              .unnumbered_threads = header.unnumbered_threads.load(),
               .step_ends = read_steps(*file, header),
               .step_stride = std::clamp(header.step_stride.load(), 1u, kMostStride),
               .steps_by_optimizer = header.steps_by_optimizer.load() != 0,

@@ -161,8 +161,8 @@ SharedFile::~SharedFile() {
 
 Room SharedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {
   if (is_private_.load(std::memory_order_relaxed)) return Room::enough;
-  const uint64_t from = offset / kPageBytes * kPageBytes,
-                 to = std::min(round_up(offset + bytes, kPageBytes), round_up(bytes_, kPageBytes));
+  const uint64_t from = offset / kHostPageBytes * kHostPageBytes,
+                 to = std::min(round_up(offset + bytes, kHostPageBytes), round_up(bytes_, kHostPageBytes));
   switch (populate(map_ + from, map_ + to)) {
     case Populated::yes:
       return Room::enough;

@@ -17,7 +17,7 @@
 
 namespace oomdiag {
 
-inline constexpr uint64_t kPageBytes = 4096;
+inline constexpr uint64_t kHostPageBytes = 4096;
 
 /// Whether a file has blocks for what is to be stored.
 enum class Room : uint8_t {
@@ -37,6 +37,7 @@ struct FileIdentity {
 /// thread close ours meanwhile. Neither locks nor allocates.
 class FileDescriptor {
  public:
+  FileDescriptor() = default;
   /// Opens `path` with O_NOFOLLOW and O_CLOEXEC. Where that fails, errno says why.
   FileDescriptor(const char* path, int flags) noexcept;
   /// Opens it again for reading and writing, if it still is that file.

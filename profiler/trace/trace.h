@@ -59,6 +59,8 @@ struct Trace {
   uint64_t dropped_driver = 0;          ///< allocations of the driver's that found no room in the books
   uint64_t deep_calls = 0;              ///< ops nested too deeply to be told apart from those around them
   uint64_t folded_names = 0;            ///< scopes told under a common name, their numbers replaced by '#'
+  uint64_t unnumbered_threads =
+      0;  ///< threads that began when 65 534 others had: their nodes are joined with no forward op
   std::vector<uint64_t> step_ends{};  ///< entry i: sequence of the last event of step 1 + i ∙ step_stride; whole run
   uint32_t step_stride = 1;           ///< above 1 only in runs of more than a million steps
   bool steps_by_optimizer = false;    ///< a step ends with an optimizer's step, else with its backward pass

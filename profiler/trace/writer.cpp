@@ -80,18 +80,18 @@ const char* describe_shortage(Room room) noexcept {
 TraceHeader& lay_out(TraceHeader& header, uint32_t device_count, const TraceBudget& budget) {
   header.device_count = std::min(device_count, kMaxDevices);
   header.names_offset = kHeaderBytes;
-  header.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kPageBytes);
+  header.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kHostPageBytes);
   header.contexts_offset = header.names_offset + header.names_bytes;
   header.contexts_capacity = budget.contexts;
-  header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kPageBytes);
+  header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kHostPageBytes);
   header.steps_capacity = uint64_t{std::max(budget.steps, 2u)} / 2 * 2;
-  header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kPageBytes);
+  header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kHostPageBytes);
   header.kept_capacity = std::max(budget.kept_events, 1u);
-  header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kPageBytes);
+  header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kHostPageBytes);
   header.slots_per_device = budget.slots_per_device;
   const uint64_t slots = uint64_t{header.device_count} * header.slots_per_device;
-  header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kPageBytes);
-  header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kPageBytes);
+  header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kHostPageBytes);
+  header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kHostPageBytes);
   header.chunk_capacity = std::max<uint64_t>(static_cast<uint64_t>(budget.event_bytes) / header.chunk_bytes, 2);
   header.file_bytes = header.chunks_offset + header.chunk_capacity * header.chunk_bytes;
   return header;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "profiler/replay/blocks.h"
+#include "profiler/replay/allocator/blocks.h"
 
 namespace oomdiag {
 namespace {

@@ -1,5 +1,5 @@
 # What `cmake --install` and the Python wheel consist of. The command line finds the rest from where it lies itself
-# (cli/install.cpp); the recorder goes along as sources, for whatever torch there is.
+# (cli/python/install.cpp); the recorder goes along as sources, for whatever torch there is.
 if(OOMDIAG_SANITIZE)
   return()
 endif()

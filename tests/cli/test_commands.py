@@ -87,7 +87,7 @@ class Run(CommandLine):
 
     def test_a_program_without_cuda_leaves_nothing_but_a_line(self):
         result = self.oomdiag(*REAL, "true")
-        self.assertRegex(result.stderr, "used CUDA from PyTorch|the recorder is missing")
+        self.assertRegex(result.stderr, "no CUDA memory was used; nothing to report|the recorder is missing")
         self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_the_preloaded_libraries_come_before_the_users_own(self):
@@ -112,8 +112,20 @@ class Run(CommandLine):
         self.assertFalse(instead.parent.exists(), "it goes with the run")
 
     def test_a_program_that_is_not_there(self):
-        self.check_error(["run", "--device", "real", "--folder", "runs", "--", "no-such-program"], 1, "no-such-program", "hint: ")
+        self.check_error(["run", "--device", "real", "--folder", "runs", "--", "no-such-program"], 127, "no-such-program", "hint: ")
         self.assertEqual(list((self.folder / "runs").iterdir()), [])
+
+    def test_a_script_in_this_folder_is_run_by_its_interpreter(self):
+        for name, mode, code, hint in (("train.py", 0o644, 127, "oomdiag run -- python train.py"), ("tool", 0o755, 127, "run -- ./tool"),
+                                       ("./train.py", 0o644, 126, "oomdiag run -- python ./train.py"),
+                                       ("./data", 0o644, 126, "chmod +x ./data")):
+            (self.folder / name).write_text("print(1)\n")
+            (self.folder / name).chmod(mode)
+            self.check_error(["run", "--device", "real", "--folder", "runs", "--", name], code, f"cannot run '{name}'", hint)
+
+    def test_a_program_that_sigkill_ended_is_said_to_be_killed(self):
+        result = self.oomdiag(*REAL, "sh", "-c", "kill -KILL $$")
+        self.assertRegex(result.stderr, "killed by SIGKILL .exit code 137.*OOM killer.*dmesg")
 
     def test_a_folder_that_cannot_be_written_is_replaced(self):
         if os.geteuid() != 0:
@@ -168,11 +180,16 @@ class Usage(CommandLine):
     def test_fix_and_fit_want_a_program_and_a_card_that_can_be_tried(self):
         self.check_error(["fix"], 2, "fix needs a program")
         for command in ["fix"], ["fit", "--vary", "batch=1..4"]:  # no driver is found there, whatever the machine has
-            self.check_error([*command, "--device", "real", "--", "true", "{batch}"], 1, "no GPU",
+            self.check_error([*command, "--device", "real", "--", "true", "{batch}"], 1, "no NVIDIA GPU or no driver",
+                             "leave out --device", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
+        for command in ["train"], ["doctor"]:
+            self.check_error([*command, "--device", "real"], 1, "no NVIDIA GPU or no driver", "leave out --device",
                              env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
-        self.check_error(["fix", "no-such-folder"], 1, "does not tell how its program was started")
+        self.check_error(["fix", "no-such-folder"], 1, "no such file or directory: 'no-such-folder'")
+        (self.folder / "empty").mkdir()
+        self.check_error(["fix", "empty"], 1, "does not tell how its program was started")
         self.check_error(["fit", "--device", "real", "--smallest-card", "--", "true"], 2, "virtual device")
-        self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=3..1", "--", "true", "{batch}"], 2, "batch=3..1", "1..65536")
+        self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=3..1", "--", "true", "{batch}"], 2, "3 is above 1", "batch=1..3")
         self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=1..4", "--", "true"], 2, "no {batch} to vary")
 
     def test_wrong_values_are_answered_with_the_right_ones(self):
@@ -181,6 +198,8 @@ class Usage(CommandLine):
         self.check_error(["train", "--amp", "fp8"], 2, "bf16")
         self.check_error(["train", "--memory", "8XB", "--device", "h200"], 2, "8GiB")
         self.check_error(["train", "--memory", "1MiB", "--device", "h200"], 2, "256MiB")
+        self.check_error(["train", "--memory", "8", "--device", "h200"], 2, "'8' is 8 bytes", "did you mean 8GiB")
+        self.check_error(["clean", "--older-than", "abc"], 2, "'abc' is not a number from 0 to 1000000")
         self.check_error(["run", "--device", "real", "--memory", "8GiB", "--", "true"], 2, "virtual")
         self.check_error(["run", "--device", "t4", "--count", "17", "--", "true"], 2, "from 1 to 16")
         self.check_error(["run", "--device", "t4,h200", "--count", "2", "--", "true"], 2, "a100-80,a100-80")
@@ -195,6 +214,34 @@ class Usage(CommandLine):
         (self.folder / "snapshot.pickle").write_bytes(b"\x80\x04\x95")
         for name in "text", "empty", "other.json", "cut.json", "snapshot.pickle", "absent", ".":
             self.check_error(["explain", name], 1, name, "hint: ")
+            self.check_error(["compare", name, name], 1, name, "hint: ")
+        self.check_error(["explain", "cut.json"], 1, "it is cut off after 36 bytes")
+        self.check_error(["compare", "cut.json", "cut.json"], 1, "'cut.json' is a report of oomdiag")
+        self.check_error(["explain", "absent"], 1, "no such file or directory: 'absent'")
+
+    def test_a_folder_that_may_not_be_read_says_so(self):
+        if os.geteuid() != 0:
+            self.skipTest("drops rights, so it needs them")
+        self.folder.chmod(0o755)
+        (self.folder / "run").mkdir(mode=0o700)
+        try:
+            result = self.oomdiag("explain", "run", user="nobody")
+        except PermissionError:
+            self.skipTest("the program is where nobody may not go")
+        self.assertIn("cannot read 'run': Permission denied", result.stderr)
+
+    def test_help_and_version_are_what_other_programs_call_so(self):
+        for words in ["help"], ["help", "run"], ["run", "--help"]:
+            self.assertIn("example: oomdiag ", self.oomdiag(*words).stdout)
+        self.assertEqual(self.oomdiag("help", "run").stdout, self.oomdiag("run", "--help").stdout)
+        for word in "version", "-V", "-v", "--version":
+            self.assertRegex(self.oomdiag(word).stdout, r"^oomdiag \d+\.\d+")
+        self.check_error(["help", "trian"], 2, "did you mean train?")
+
+    def test_values_are_looked_at_before_anything_is_run(self):
+        result = self.oomdiag("fit", "--device", "rtx3060", "--vary", "batch=x", "--", "python3", "{batch}")
+        self.assertEqual(result.returncode, 2)
+        self.assertNotIn("running your", result.stderr)
 
     def test_a_full_disk_behind_stdout_is_an_error_with_its_reason(self):
         report = self.folder / "report.json"
@@ -234,7 +281,7 @@ class Clean(CommandLine):
 
     def setUp(self):
         super().setUp()
-        self.make("oomdiag-11", "trace", "report.json", "output.txt")
+        self.make("oomdiag-11", "trace", "report.json", "output.txt", "run.json", "fix.json", "report.html", "run.json.part")
         self.make("oomdiag-12-2", "rank-0/trace", "rank-0/report.json", "4711/trace", "report.json")
         self.make("oomdiag-13", "trace", "my-notes.txt")
         self.make("oomdiag-notes", "trace")

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "cli/temporary_folder.h"
+#include "cli/process/temporary_folder.h"
 
 namespace oomdiag {
 

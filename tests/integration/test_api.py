@@ -112,6 +112,17 @@ class InTheMiddle(ApiTest):
         self.assertEqual(printed, [4 << 20])
         self.assertIn("another copy of it is loaded already", self.stderr)
 
+    def test_a_folder_that_others_may_write_into_is_not_taken_by_default(self):
+        said, = self.run_alone("""
+            import os
+            torch.ops.load_library(LIBRARY)
+            os.mkdir(f"oomdiag-{os.getpid()}")
+            os.chmod(f"oomdiag-{os.getpid()}", 0o777)
+            try: torch.ops.oomdiag.start()
+            except RuntimeError as error: print(json.dumps(str(error).splitlines()[0]))
+        """)
+        self.assertIn("is there, and others may write into it", said)
+
     def test_under_oomdiag_run_the_recording_is_the_same(self):
         done, report = self.run_code(f"""
             import torch

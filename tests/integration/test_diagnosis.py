@@ -646,6 +646,17 @@ class DoNoHarm(DiagnosisTest):
         self.assertIn("no room left", done.stderr)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
+    def test_training_that_could_not_be_recorded_to_its_end_is_a_failure(self):
+        small = self.folder / "small"
+        small.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
+            self.skipTest("no right to mount a small file system")
+        self.addCleanup(subprocess.run, ["umount", "-l", str(small)], capture_output=True)
+        done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", folder=small)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, "recording stopped before the training ended: no room left on the disk.*small")
+        self.assertIn("--folder", done.stderr)
+
     def test_a_file_size_limit_is_no_signal(self):
         code = "import torch; print(torch.ones(1, device='cuda').numel())"
         done = subprocess.run(["bash", "-c", 'ulimit -f 1000; exec "$0" -c "$1"', sys.executable, code],
@@ -709,7 +720,7 @@ class DoNoHarm(DiagnosisTest):
         done, report = self.run_code("import torch; print(torch.ones(2).sum().item())")
         self.assertEqual((done.returncode, done.stdout), (0, "2.0\n"))
         self.assertIsNone(report)
-        self.assertRegex(done.stderr, "none of the processes .* used CUDA")
+        self.assertRegex(done.stderr, "no CUDA memory was used; nothing to report")
 
     def test_the_recorder_does_not_change_the_peak(self):
         code = ("import json, runpy, sys; sys.argv = ['programs', 'batch_norm', '--batch', '256']; "

@@ -147,9 +147,42 @@ class Quick(Fix):
         tried = json.loads(found.stdout)["tried"]
         self.assertEqual({one["batch"]: one["fits"] for one in tried}, {small: True, 7000: False})
         self.assertTrue(all(one["seconds"] > 0 for one in tried))
-        found = self.oomdiag("fix", "--device", "real", "--batch", 7000, "--json", *program, **driver)
+        # Where there is a GPU, nobody need name it.
+        found = self.oomdiag("fix", "--batch", 7000, "--json", *program, **driver)
         self.assertEqual(found.returncode, 0, found.stderr)
         self.assertIn("RTX 3060", json.loads(found.stdout)["device"])
+        self.assertTrue(any(one["fits"] for one in json.loads(found.stdout)["remedies"]))
+
+    def interrupt_in_run(self, number, *arguments):
+        """The n-th run of the program interrupts oomdiag, as Ctrl-C does, and never ends."""
+        program = self.folder / "program"
+        program.write_text(f'#!/bin/sh\nrun=1; while ! mkdir "{self.folder}/run-$run" 2>/dev/null; do run=$((run + 1)); done\n'
+                           f'if [ $run -eq {number} ]; then kill -INT $(cat "{self.folder}/pid"); exec sleep 600; fi\n'
+                           f'exec {BUILD}/bin/oomdiag_samples --model deepcnn "$@"\n')
+        program.chmod(0o755)
+        with subprocess.Popen([OOMDIAG, *arguments, "--", program, "--batch", "{batch}"], cwd=self.folder, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            (self.folder / "pid").write_text(str(process.pid))
+            output, error = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 130, error)
+        return output, error
+
+    def test_what_was_measured_before_an_interruption_is_said(self):
+        output, error = self.interrupt_in_run(5, "fix", *CARD, "--batch", "6720")
+        self.assertRegex(error, r"interrupted after \d+ runs; what was measured:")
+        self.assertRegex(output, r"needs +\d+\.\d\d GiB")
+        self.assertIn("it was not run", output)
+
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        output, error = self.interrupt_in_run(4, "fit", *CARD, "--vary", "batch=1..65536")
+        self.assertRegex(output, r"^oomdiag: interrupted after \d runs?, all measured\n")
+        self.assertRegex(output, r"batch = \d+ +(fits|out of memory)")
+
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        output, error = self.interrupt_in_run(1, "fix", *CARD, "--batch", "6720")
+        self.assertIn("interrupted before the program as it is was measured", error)
 
     def test_a_loss_in_chunks_is_the_loss_with_its_gradient(self):
         code = """

@@ -86,6 +86,13 @@ class RankTest(base.DiagnosisTest):
 
 
 class Quick(RankTest):
+    def test_the_exit_code_is_the_ranks_whatever_happens_to_the_report(self):
+        done = base.oomdiag("run", *self.DEVICE, "--world-size", 2, "--ranks", "0,1", "-o", "/dev/full", "--", sys.executable, "-c",
+                            "import sys, torch; torch.zeros(1 << 20, device='cuda'); sys.exit(5)", folder=self.folder,
+                            env=self.environment(), timeout=240)
+        self.assertEqual(done.returncode, 5, done.stderr)
+        self.assertIn("warning: cannot write '/dev/full': No space left on device", done.stderr)
+
     def test_a_data_parallel_rank_alone_equals_it_among_two(self):
         self.check_equal("ddp", 2, ranks=[1])
 
@@ -133,6 +140,21 @@ class Quick(RankTest):
                 self.assertEqual(held, mib << 20)
                 if rule:
                     self.assertIn(rule, " ".join(report["limits"]))
+
+    def test_ranks_that_are_killed_leave_nothing(self):
+        done = base.oomdiag("run", *self.DEVICE, "--count", 2, "--", sys.executable, "-c", textwrap.dedent("""
+            import ctypes, os, signal, torch
+            torch.ones(1, device="cuda")
+            nccl, handles = ctypes.CDLL("libnccl.so.2"), (ctypes.c_void_p * 2)()
+            assert nccl.ncclCommInitAll(handles, 2, None) == 0
+            print(*(line.split(maxsplit=5)[5] for line in open("/proc/self/maps") if line.endswith("-mail\\n")), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)"""), folder=self.folder, env=self.environment())
+        self.assertEqual(done.returncode, 128 + signal.SIGKILL, done.stderr)
+        mailbox = pathlib.Path(done.stdout.splitlines()[0])
+        run, = self.folder.glob("oomdiag-*")
+        self.assertEqual(mailbox.parent, run / "ranks")
+        self.assertFalse(mailbox.parent.exists())
+        self.assertEqual([one.name for one in (self.folder / "tmp").iterdir() if one.name.startswith("oomdiag")], [])
 
     def test_a_size_is_needed_for_a_rank(self):
         for options in (["--rank", "1"], ["--ranks", "0,1"], ["--world-size", "4", "--rank", "4"],

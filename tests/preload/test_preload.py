@@ -71,6 +71,10 @@ class PreloadTest(unittest.TestCase):
         self.assertEqual(answers, [BEFORE, AFTER])
         self.assertEqual(word, "there is no compiler\n")
 
+    def test_a_second_shorter_reason_leaves_the_first_one_as_it_is(self):
+        self.ask(OOMDIAG_NO_RECORDER="there is no compiler")
+        self.assertEqual(self.ask(OOMDIAG_NO_RECORDER="no")[1], "there is no compiler\nno\n")
+
     def test_a_torch_that_does_not_say_what_it_is(self):
         answers, word = self.ask()
         self.assertEqual(answers[1], AFTER)

@@ -218,13 +218,15 @@ class Layers(Scripts):
         for path, include in [
             ("profiler/event.h", '"profiler/error.h"'),
             ("profiler/trace/trace.h", '"profiler/replay/replay.h"'),
-            ("profiler/report/text.cpp", '"cli/terminal.h"'),
+            ("profiler/report/text.cpp", '"cli/terminal/terminal.h"'),
             ("cli/main.cpp", "<torch/torch.h>"),
             ("cli/main.cpp", "<c10/core/Device.h>"),
             ("profiler/replay/replay.cpp", "<ATen/ATen.h>"),
             ("extension/record/session.cpp", "<cupti.h>"),
             ("extension/record/session.cpp", "<fmt/format.h>"),
             ("extension/virtual_device/driver/card.cpp", "<torch/torch.h>"),
+            ("cli/process/launcher.cpp", '"cli/terminal/terminal.h"'),
+            ("cli/experiments/executor.cpp", '"cli/commands/commands.h"'),
             ("samples/main.cpp", '"profiler/event.h"'),
             ("samples/main.cpp", '"extension/record/session.h"'),
         ]:

@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 
-from device_cases import MIB, case, expect, expect_equal, main, read_card
+from device_cases import MIB, Skip, case, expect, expect_equal, load_optional, main, read_card
 from entry_point_cases import DRIVER, allocate, free_bytes, read, start
 
 INVALID_VALUE = 1
@@ -416,6 +416,54 @@ def a_card_of_8_9_multiplies_8_bit_floats():
 @case(card="b200")
 def a_card_of_10_0_multiplies_4_bit_floats():
     expect_multiplied((E4M3, E4M3), (E4M3, E5M2), (E2M1, E2M1))
+
+
+# Managed memory.
+
+
+@case(card="rtx3060")
+def managed_tensors_may_be_larger_than_the_card():
+    """PyTorch's own way there calls cuda-python's runtime."""
+    import torch
+
+    load_optional("cuda.bindings")
+    if not hasattr(torch.cuda.memory, "_use_uvm"):
+        raise Skip("this torch has no _use_uvm")
+    free, total = torch.cuda.mem_get_info()
+    with torch.cuda.memory._use_uvm():
+        tensors = [torch.zeros(total // 2, dtype=torch.uint8, device="cuda") for _ in range(3)]
+        known = torch.tensor([3, 1, 2], device="cuda")
+    expect_equal(torch.cuda.mem_get_info()[0], free, "what is free of the card")
+    expect_equal((len(tensors), known.tolist()), (3, [3, 1, 2]), "what the host wrote")
+
+
+@case()
+def a_look_at_managed_memory_that_no_host_wrote_is_told():
+    runtime, driver = start()
+    heard, block = [], ctypes.c_void_p()
+    observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: heard.append(kind))
+    runtime.cudaMallocManaged(ctypes.byref(block), ctypes.c_size_t(4096), 1)
+    driver.oomdiag_device_set_observer(observer)
+    runtime.cudaMemset(block, 7, ctypes.c_size_t(64))
+    runtime.cudaMemcpy(ctypes.c_void_p(block.value + 64), b"x" * 64, ctypes.c_size_t(64), 1)
+    del heard[:]
+    expect_equal((read(runtime, block, 65), heard.count(b"read")), (b"\7" * 64 + b"x", 0), "what was set and copied there")
+    read(runtime, block, 129)
+    driver.oomdiag_device_set_observer(None)
+    expect_equal(heard.count(b"read"), 1, "how many looks at the rest were told")
+
+
+@case()
+def the_runtime_of_cuda_python_is_the_virtual_one():
+    load_optional("cuda.bindings")
+    from cuda.bindings import runtime as cuda
+
+    error, count = cuda.cudaGetDeviceCount()
+    expect_equal((int(error), count), (0, 1), "cudaGetDeviceCount")
+    error, block = cuda.cudaMalloc(64 * MIB)
+    properties = cuda.cudaGetDeviceProperties(0)[1]
+    expect_equal((int(error), properties.totalGlobalMem, int(cuda.cudaFree(block)[0]), int(cuda.cudaFree(block)[0])),
+                 (0, read_card()["total_bytes"], 0, INVALID_VALUE), "a block, and the card")
 
 
 if __name__ == "__main__":

@@ -411,6 +411,60 @@ def clocks_run_as_on_a_card():
     expect(torch.cuda.current_stream().query(), "the host did not wait for what it read")
 
 
+TIMED = """
+import sys, threading, time, torch
+torch.manual_seed(0)
+pause = float(sys.argv[1])
+if pause:
+    threading.Thread(target=lambda: [i * i for i in iter(int, 1)], daemon=True).start()  # a core is busy, and so is the interpreter
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 30 * 30, 10)).cuda()
+optimizer, side, times = torch.optim.SGD(model.parameters(), 0.1), torch.cuda.Stream(), []
+for _ in range(3):
+    begin, end, other = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    begin.record()
+    output = model(torch.empty(64, 3, 32, 32, device="cuda"))
+    time.sleep(pause)
+    output.sum().backward()
+    with torch.cuda.stream(side):
+        torch.empty(2048, 2048, device="cuda") @ torch.empty(2048, 2048, device="cuda")
+    time.sleep(pause)
+    optimizer.step()
+    end.record()
+    other.record(side)
+    questions = 1
+    while not end.query():
+        questions += 1
+    other.synchronize()
+    times += [begin.elapsed_time(end), begin.elapsed_time(other), questions]
+    time.sleep(pause)
+print(times)
+"""
+
+
+@case(OOMDIAG_CLOCKED="1")
+def with_clocks_a_program_has_the_same_times_on_any_load():
+    command = [sys.executable, "-c", TIMED]
+    runs = [subprocess.run([*command, pause], capture_output=True, text=True) for pause in ("0", "0.03", "0")]
+    expect(runs[0].stdout.startswith("["), runs[0].stderr[-500:])
+    expect_equal([run.stdout for run in runs[1:]], [runs[0].stdout] * 2, "the times beside a busy thread, and again")
+    times = json.loads(runs[0].stdout)
+    expect(all(0 < time < 30 for time in times[::3]), f"a step takes {times[::3]} ms of modelled time")  # three pauses alone are 90
+
+
+@case(OOMDIAG_CLOCKED="1")
+def who_asks_until_work_is_done_comes_to_an_end():
+    import torch
+
+    x, event = torch.empty(8192, 8192, device="cuda"), torch.cuda.Event()
+    for _ in range(500):
+        torch.mm(x, x, out=x)
+    event.record()
+    questions = 1
+    while not event.query():
+        questions += 1
+    expect(10 < questions < 40, f"{questions} questions for 17 seconds of work")
+
+
 @case(OOMDIAG_CLOCKED="1")
 def a_net_trains_with_clocks():
     import torch

@@ -232,5 +232,18 @@ def what_nvml_does_not_answer_is_not_supported_and_named():
     expect_equal(missing, [], "names that are missing")
 
 
+@case()
+def every_line_of_the_tables_names_a_function_of_its_library():
+    folder = pathlib.Path(__file__).resolve().parents[2] / "extension/virtual_device"
+    names_of = lambda table: [line.split("#")[0].split()[1] for line in table.read_text().splitlines() if line.split("#")[0].split()]
+    libraries = {"driver": DRIVER, "runtime": RUNTIME, "cupti": f"libcupti.so.{CUDA_MAJOR}"}
+    expect_equal({table.parent.name for table in folder.glob("*/entry_points.txt")}, set(libraries), "the folders that have a table")
+    other_forms = set((folder / "names/libcudart.so.12.txt").read_text().split())
+    for name, library in libraries.items():
+        found = ctypes.CDLL(library)
+        missing = [function for function in names_of(folder / name / "entry_points.txt") if not hasattr(found, function) and function not in other_forms]
+        expect_equal(missing, [], f"what the library of {name} lacks")
+
+
 if __name__ == "__main__":
     main()

@@ -140,6 +140,8 @@ def launches(launch):
 def the_driver_refuses_what_a_card_would():
     runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
     runtime.cudaFree(None)
+    for function, kernel in ((runtime.cudaFuncSetAttribute, 1), (driver.cuFuncSetAttribute, None)):
+        expect_equal([function(kernel, 8, kib << 10) for kib in (99, 100)], [0, 1], "who opts in to 99 and 100 KiB")
     answers = launches(lambda grid, block, shared: driver.cuLaunchKernel(None, *grid, *block, shared, None, None, None))
     expect_equal(answers, {name: 0 if name in ("fits", "most shared") else 1 for name in answers}, "the driver's answers")
 
@@ -155,8 +157,6 @@ def the_driver_refuses_what_a_card_would():
     runtime.cudaLaunchKernel.argtypes = [ctypes.c_void_p, Dim3, Dim3, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     answers = launches(lambda grid, block, shared: runtime.cudaLaunchKernel(1, Dim3(*grid), Dim3(*block), None, shared, None))
     expect_equal(answers, {name: 0 if name in ("fits", "most shared") else 1 if name == "shared" else 9 for name in answers}, "the runtime's")
-    opting_in = [function(1, 8, kib << 10) for function in (runtime.cudaFuncSetAttribute, driver.cuFuncSetAttribute) for kib in (99, 100)]
-    expect_equal(opting_in, [0, 1, 0, 1], "who opts in to 99 and 100 KiB")
     runtime.cudaGetLastError()
 
 

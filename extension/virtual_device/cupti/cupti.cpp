@@ -148,8 +148,6 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiGetResultString(CUptiResult result, const c
   return CUPTI_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUptiResult cuptiGetLastError() { return CUPTI_SUCCESS; }
-
 OOMDIAG_ENTRY_POINT CUptiResult cuptiGetTimestamp(uint64_t* time_ns) {
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
@@ -218,20 +216,6 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain, uint3
 
 // The Activity API: nothing ever happens.
 
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnable(CUpti_ActivityKind) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityDisable(CUpti_ActivityKind) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId, uint8_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityEnableCudaEventDeviceTimestamps(uint8_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityRegisterCallbacks(CUpti_BuffersCallbackRequestFunc,
-                                                               CUpti_BuffersCallbackCompleteFunc) {
-  return CUPTI_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityRegisterTimestampCallback(CUpti_TimestampCallbackFunc) {
-  return CUPTI_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityFlushAll(uint32_t) { return CUPTI_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityFlushPeriod(uint32_t) { return CUPTI_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetNextRecord(uint8_t*, size_t, CUpti_Activity**) {
   return CUPTI_ERROR_MAX_LIMIT_REACHED;
 }
@@ -239,14 +223,8 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext, uin
   if (dropped) *dropped = 0;
   return CUPTI_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityPushExternalCorrelationId(CUpti_ExternalCorrelationKind, uint64_t) {
-  return CUPTI_SUCCESS;
-}
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityPopExternalCorrelationId(CUpti_ExternalCorrelationKind, uint64_t* last) {
   if (last) *last = 0;
-  return CUPTI_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUptiResult cuptiActivitySetAttribute(CUpti_ActivityAttribute, size_t*, void*) {
   return CUPTI_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUptiResult cuptiActivityGetAttribute(CUpti_ActivityAttribute, size_t* size, void* value) {

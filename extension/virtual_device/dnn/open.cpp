@@ -1,7 +1,8 @@
 // Who opens libcudnn.so.9 by its name and asks that handle for functions (cudnn_frontend's dynamic loading, XLA) would pass
 // this library over: a handle looks in its own library and in what that needs, in that order (dlsym(3)), and never in what was
 // preloaded. So dlopen is interposed for that one name: what is opened is a library that has nothing and needs two, this
-// one first and the real one then. All other names go on with a jump, so that the C library sees who called.
+// one first and the real one then. All other names go on with a jump, so that the C library sees who called;
+// of those one is a sign (cuda_python.h).
 
 #include "extension/virtual_device/dnn/open.h"
 
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "extension/virtual_device/dnn/cuda_python.h"
 #include "extension/virtual_device/entry_point.h"
 
 namespace {
@@ -42,6 +44,7 @@ OOMDIAG_ENTRY_POINT void* dlopen(const char* file, int mode) noexcept {
   if (file && is_cudnn(file)) {
     if (void* both = open_both(file, mode)) return both;
   }
+  if (file && oomdiag::is_cuda_python_runtime(file)) oomdiag::redirect_cuda_python();
   return real_open()(file, mode);
 }
 #endif

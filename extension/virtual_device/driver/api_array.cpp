@@ -97,7 +97,6 @@ OOMDIAG_ENTRY_POINT CUresult cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_D
 OOMDIAG_ENTRY_POINT CUresult cuSurfObjectCreate(CUsurfObject* object, const CUDA_RESOURCE_DESC* resource) {
   return create_view(object, {.resource = *resource});
 }
-OOMDIAG_ENTRY_POINT CUresult cuSurfObjectDestroy(CUsurfObject object) { return cuTexObjectDestroy(object); }
 OOMDIAG_ENTRY_POINT CUresult cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC* resource, CUsurfObject object) {
   return give(resource, find_view(object)->resource);
 }

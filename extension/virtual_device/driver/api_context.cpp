@@ -86,8 +86,6 @@ OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxRelease(CUdevice ordinal) {
   if (references == 0) return CUDA_ERROR_INVALID_CONTEXT;
   return references == 1 ? cuDevicePrimaryCtxReset(ordinal) : CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuDevicePrimaryCtxSetFlags(CUdevice, unsigned) { return CUDA_SUCCESS; }
-
 #undef cuCtxCreate
 OOMDIAG_ENTRY_POINT CUresult cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice ordinal) {
   OOMDIAG_OBSERVED(cuCtxCreate_v2, context, flags, ordinal);

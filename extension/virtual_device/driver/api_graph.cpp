@@ -209,8 +209,6 @@ OOMDIAG_ENTRY_POINT CUresult cuGraphLaunch(CUgraphExec executable, CUstream stre
   for (const auto& act : body->actions) act();
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuGraphUpload(CUgraphExec, CUstream) { return CUDA_SUCCESS; }
-
 OOMDIAG_ENTRY_POINT CUresult cuGraphExecDestroy(CUgraphExec executable) {
   std::lock_guard guard(oomdiag::stream_lock());
   auto* gone = reinterpret_cast<Executable*>(executable);
@@ -231,11 +229,6 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetGraphMemAttribute(CUdevice, CUgraphMem_a
   *static_cast<cuuint64_t*>(value) = 0;  // allocation nodes are not modelled: no graph holds memory of its own
   return CUDA_SUCCESS;
 }
-
-OOMDIAG_ENTRY_POINT CUresult cuDeviceSetGraphMemAttribute(CUdevice, CUgraphMem_attribute, void*) {
-  return CUDA_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT CUresult cuDeviceGraphMemTrim(CUdevice) { return CUDA_SUCCESS; }
 
 OOMDIAG_ENTRY_POINT CUresult cuUserObjectCreate(CUuserObject* handle, void* object, CUhostFn destroy,
                                                 unsigned references, unsigned) {

@@ -46,7 +46,3 @@ OOMDIAG_ENTRY_POINT CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUeve
   *handle = {};
   return CUDA_SUCCESS;
 }
-
-OOMDIAG_ENTRY_POINT CUresult cuIpcOpenEventHandle(CUevent* event, CUipcEventHandle) {
-  return cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
-}

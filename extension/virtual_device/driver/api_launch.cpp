@@ -86,10 +86,6 @@ OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* bl
   *blocks = count_blocks(device->card, threads, bytes);
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction function,
-                                                                                  int threads, size_t bytes, unsigned) {
-  return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, bytes);
-}
 OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, CUfunction,
                                                               CUoccupancyB2DSize shared_of, size_t shared_bytes,
                                                               int most_threads) {

@@ -105,5 +105,3 @@ OOMDIAG_ENTRY_POINT CUresult cuLogsRegisterCallback(CUlogsCallback, void*, CUlog
   if (handle) *handle = nullptr;
   return CUDA_SUCCESS;
 }
-
-OOMDIAG_ENTRY_POINT CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle) { return CUDA_SUCCESS; }

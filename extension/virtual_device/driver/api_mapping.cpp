@@ -53,10 +53,6 @@ OOMDIAG_ENTRY_POINT CUresult cuMemUnmap(CUdeviceptr begin, size_t bytes) {
   return oomdiag::unmap_pages(begin, static_cast<int64_t>(bytes));
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) {
-  return CUDA_SUCCESS;
-}
-
 OOMDIAG_ENTRY_POINT CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation*, CUdeviceptr) {
   *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return CUDA_SUCCESS;

@@ -114,11 +114,6 @@ OOMDIAG_ENTRY_POINT CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* by
   return CUDA_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemAdvise(CUdeviceptr, size_t, CUmem_advise, CUmemLocation) { return CUDA_SUCCESS; }
-OOMDIAG_ENTRY_POINT CUresult cuMemPrefetchAsync(CUdeviceptr, size_t, CUmemLocation, unsigned, CUstream) {
-  return CUDA_SUCCESS;
-}
-
 namespace {
 
 /// Bytes of an attribute's answer, by its type in cuda.h (cuPointerGetAttribute).
@@ -194,9 +189,5 @@ OOMDIAG_ENTRY_POINT CUresult cuPointerGetAttributes(unsigned count, CUpointer_at
   for (unsigned i = 0; i < count; ++i) {
     write_answer(values[i], attributes[i], range ? answer(attributes[i], *range, address).value_or(0) : 0);
   }
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuPointerSetAttribute(const void*, CUpointer_attribute, CUdeviceptr) {
   return CUDA_SUCCESS;
 }

@@ -181,8 +181,6 @@ OOMDIAG_ENTRY_POINT CUresult cuKernelSetAttribute(CUfunction_attribute attribute
   const Device* device = oomdiag::find_device(ordinal);
   return device ? set_attribute(device, attribute, kernel, value) : CUDA_ERROR_INVALID_DEVICE;
 }
-OOMDIAG_ENTRY_POINT CUresult cuKernelSetCacheConfig(CUkernel, CUfunc_cache, CUdevice) { return CUDA_SUCCESS; }
-
 OOMDIAG_ENTRY_POINT CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
   *value = function_attribute(current_device(), attribute, function);
   return CUDA_SUCCESS;
@@ -191,7 +189,6 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_
   const CUresult error = oomdiag::check_context();
   return error ? error : set_attribute(current_device(), attribute, function, value);
 }
-OOMDIAG_ENTRY_POINT CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuFuncGetModule(CUmodule* module, CUfunction function) {
   return give_module_of(module, function);
 }
@@ -199,7 +196,6 @@ OOMDIAG_ENTRY_POINT CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfun
   *state = CU_FUNCTION_LOADING_STATE_LOADED;
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuFuncLoad(CUfunction) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuFuncGetName(const char** name, CUfunction function) { return give_name(name, function); }
 
 OOMDIAG_ENTRY_POINT CUresult cuLinkCreate(unsigned, CUjit_option*, void**, CUlinkState* state) {
@@ -233,12 +229,5 @@ OOMDIAG_ENTRY_POINT CUresult cuLinkComplete(CUlinkState state, void** code, size
 }
 OOMDIAG_ENTRY_POINT CUresult cuLinkDestroy(CUlinkState state) {
   delete find_link(state);
-  return CUDA_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT CUresult cuTensorMapEncodeTiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                                                    const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                                                    const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   return CUDA_SUCCESS;
 }

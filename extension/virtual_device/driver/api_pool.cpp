@@ -97,8 +97,6 @@ OOMDIAG_ENTRY_POINT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   find_pool(handle)->trim(0);
   return CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuMemPoolSetAccess(CUmemoryPool, const CUmemAccessDesc*, size_t) { return CUDA_SUCCESS; }
-
 OOMDIAG_ENTRY_POINT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
   std::lock_guard guard(oomdiag::memory_lock());
   Pool& pool = *find_pool(handle);

@@ -35,9 +35,6 @@ CUresult check_not_capturing(CUstream handle) {
   return stream->capture ? oomdiag::invalidate_capture(*stream) : CUDA_SUCCESS;
 }
 
-/// Whether the host has not come to that time yet.
-bool is_ahead(int64_t time_ns) { return oomdiag::is_clocked() && time_ns > oomdiag::host_time_ns(); }
-
 bool has_time(const Event& event) { return event.recorded_ns >= 0 && !(event.flags & CU_EVENT_DISABLE_TIMING); }
 
 }  // namespace
@@ -96,7 +93,7 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamDestroy(CUstream handle) {
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamQuery(CUstream handle) {
   if (const CUresult error = check_not_capturing(handle)) return error;
-  return is_ahead(oomdiag::end_of(*find_stream(handle))) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+  return oomdiag::is_pending(oomdiag::end_of(*find_stream(handle))) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuStreamSynchronize(CUstream handle) {
@@ -147,16 +144,11 @@ OOMDIAG_ENTRY_POINT CUresult cuStreamGetCtx(CUstream handle, CUcontext* context)
   return CUDA_SUCCESS;
 }
 
-// What attributes change (the second-level cache, scheduling) is nothing here: they stay at their defaults.
-
-OOMDIAG_ENTRY_POINT CUresult cuStreamSetAttribute(CUstream, CUstreamAttrID, const CUstreamAttrValue*) {
-  return CUDA_SUCCESS;
-}
+/// Attributes stay at their defaults.
 OOMDIAG_ENTRY_POINT CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue* value) {
   *value = {};
   return attribute == CU_STREAM_ATTRIBUTE_PRIORITY ? cuStreamGetPriority(stream, &value->priority) : CUDA_SUCCESS;
 }
-OOMDIAG_ENTRY_POINT CUresult cuStreamCopyAttributes(CUstream, CUstream) { return CUDA_SUCCESS; }
 OOMDIAG_ENTRY_POINT CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr, size_t, unsigned) {
   return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_EMPTY);
 }
@@ -196,16 +188,12 @@ OOMDIAG_ENTRY_POINT CUresult cuEventRecordWithFlags(CUevent event, CUstream hand
   return find_event(event) ? oomdiag::record_event(*find_event(event), *stream, flags) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuEventRecord(CUevent event, CUstream stream) {
-  return cuEventRecordWithFlags(event, stream, 0);
-}
-
 OOMDIAG_ENTRY_POINT CUresult cuEventQuery(CUevent handle) {
   const Event* event = find_event(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (oomdiag::spoils_capture(*event)) return CUDA_ERROR_CAPTURED_EVENT;
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
-  return is_ahead(event->recorded_ns) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+  return oomdiag::is_pending(event->recorded_ns) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuEventSynchronize(CUevent handle) {

@@ -37,7 +37,7 @@ void forget_arguments(void* const* arguments) noexcept try {
     if (!read_word(arguments + i, &place) || !read_word(reinterpret_cast<void*>(place), &word)) return;
     const void* at = reinterpret_cast<void*>(word);
     const auto range = find_range(at);
-    if (range && range->kind == MemoryKind::device) forget_now_or_at_replay(at);
+    if (range && range->kind != MemoryKind::host) forget_now_or_at_replay(at);
   }
 } catch (...) {
 }

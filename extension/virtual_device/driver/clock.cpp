@@ -11,10 +11,27 @@
 namespace oomdiag {
 namespace {
 
-constexpr int64_t kLeastNs = 4000;           // the shortest kernel, from its start to the start of the next
+constexpr int64_t kLeastNs = 4000;   // the shortest kernel, from its start to the start of the next
+constexpr int64_t kSubmitNs = 5000;  // what the host takes for a launch: a few microseconds, with PyTorch around it
+constexpr int64_t kQueryNs = 1000;   // and for a question
 constexpr double kBusBytesPerSecond = 25e9;  // PCI Express 4.0 x16 carries 31.5 GB/s at most, copies come near 25
 
-std::atomic<int64_t> jumped_ns = 0;
+std::atomic<int64_t> host_ns = 0;
+
+/// What this thread has waited by asking, since it last submitted or synchronised.
+struct Polling {
+  int64_t waited_ns = 0;
+  int64_t next_ns = kQueryNs;
+};
+thread_local Polling polling;
+
+/// The host's clock is at least this. What was waited by asking becomes everybody's.
+void advance_host(int64_t time_ns) noexcept {
+  int64_t before = host_ns.load();
+  while (before < time_ns && !host_ns.compare_exchange_weak(before, time_ns)) {
+  }
+  polling = {};
+}
 
 int64_t real_time_ns() noexcept {
   timespec now;
@@ -59,14 +76,17 @@ bool is_clocked() noexcept {
   return clocked;
 }
 
-int64_t host_time_ns() noexcept { return real_time_ns() + jumped_ns.load(); }
+int64_t host_time_ns() noexcept { return is_clocked() ? host_ns.load() + polling.waited_ns : real_time_ns(); }
 
 void wait_until(int64_t time_ns) noexcept {
-  if (!is_clocked()) return;
-  int64_t jumped = jumped_ns.load();
-  const int64_t needed = time_ns - real_time_ns();
-  while (jumped < needed && !jumped_ns.compare_exchange_weak(jumped, needed)) {
-  }
+  if (is_clocked()) advance_host(std::max(time_ns, host_time_ns()));
+}
+
+bool is_pending(int64_t end_ns) noexcept {
+  if (!is_clocked() || end_ns <= host_time_ns()) return false;
+  polling.waited_ns += std::min(polling.next_ns, end_ns - host_time_ns());
+  polling.next_ns *= 2;
+  return true;
 }
 
 int64_t time_of_cycles(const Card& card, int64_t cycles) {
@@ -74,7 +94,9 @@ int64_t time_of_cycles(const Card& card, int64_t cycles) {
 }
 
 void add_work(Stream& stream, const Work& work) {
-  if (is_clocked()) add_time(stream, time_of(stream.context->device->card, work));
+  if (!is_clocked()) return;
+  advance_host(host_time_ns() + kSubmitNs);
+  add_time(stream, time_of(stream.context->device->card, work));
 }
 
 void add_time(Stream& stream, int64_t time_ns) {

@@ -5,23 +5,31 @@
 #include "extension/virtual_device/driver/stream.h"
 
 // Time. Unless OOMDIAG_CLOCKED=1, work is done when it is submitted. With it, each stream has a clock that says when its
-// work will be done, and the host has one that runs with real time and jumps forward when it waits for a stream:
+// work will be done, and the host has one that follows from the calls that it makes:
 //
-//   submit           stream = max(stream, host) + the time of the work
+//   submit           host = host + 5 us;  stream = max(stream, host) + the time of the work
 //   record, wait     event = stream;  stream = max(stream, event)
-//   query            not ready while the stream or event is ahead of the host
+//   query            not ready while the stream or event is ahead of the host, which waits between two such answers
 //   synchronise      host = max(host, stream or event)
 //
-// So a block that another stream still uses stays pending, as on a card. How long work takes is modelled at the card's
-// peak rates from what a launch shows: its threads, the bytes of a copy, the sizes of a product or convolution. What a
-// kernel really does is not known; the order of magnitude is what matters.
+// So a block that another stream still uses stays pending, as on a card, and a program has the same times however slow the
+// machine is: real time counts for nothing. How long work takes is modelled at the card's peak rates from what a launch shows:
+// its threads, the bytes of a copy, the sizes of a product or convolution. What a kernel really does is not known; the order of
+// magnitude is what matters.
+//
+// A program that asks again and again until work is done comes to an end, for each thread waits twice as long after each
+// "not ready" in a row, up to when the work is done. Such waiting is the thread's own until it submits or synchronises: a
+// thread that only watches, as NCCL's watchdog in PyTorch does, moves nobody's clock.
 
 namespace oomdiag {
 
 bool is_clocked() noexcept;
 
-/// Nanoseconds of the host's clock; of CLOCK_MONOTONIC when nothing takes time.
+/// Nanoseconds of the host's clock as this thread has it; of CLOCK_MONOTONIC when nothing takes time.
 int64_t host_time_ns() noexcept;
+
+/// Whether work that ends then is not done yet. This thread has waited a little before it asks again.
+bool is_pending(int64_t end_ns) noexcept;
 
 /// The host waits until then.
 void wait_until(int64_t time_ns) noexcept;

@@ -26,19 +26,24 @@ bool asks_for_contents() {
 }
 std::atomic<bool> keeps_contents = asks_for_contents();
 
+constexpr const char* kBulk = "large copies to the card and back: their contents are not kept";
+
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-bool is_on_card(const void* address) {
+/// Of an address that CUDA does not know: the host's.
+oomdiag::MemoryKind kind_of(const void* address) {
   const auto range = oomdiag::find_range(address);
-  return range && range->kind == oomdiag::MemoryKind::device;
+  return range ? range->kind : oomdiag::MemoryKind::host;
 }
 
-/// Page-locked memory of ours, and enough of it that giving its pages back is worth a call.
-bool is_pinned_bulk(const void* to, size_t bytes) {
+bool is_on_card(const void* address) { return kind_of(address) == oomdiag::MemoryKind::device; }
+
+/// Page-locked or managed memory of ours, and enough of it that giving its pages back is worth a call.
+bool is_own_bulk(const void* to, size_t bytes) {
   constexpr size_t kWorthACall = size_t{1} << 20;
   if (bytes < kWorthACall) return false;
   const auto range = oomdiag::find_range(to);
-  return range && range->kind == oomdiag::MemoryKind::host && !range->is_registered;
+  return range && range->kind != oomdiag::MemoryKind::device && !range->is_registered;
 }
 
 /// Zeros. The whole pages are given back: they read as zeros too, and activations that are offloaded to the host, of which
@@ -71,15 +76,30 @@ bool answer_expected(void* to, size_t bytes) {
 
 /// The host looks at what a card holds.
 void read(void* to, const void* from, size_t bytes) {
-  const auto clear = is_pinned_bulk(to, bytes) ? clear_by_giving_back : oomdiag::Contents::clear_by_writing;
+  const auto clear = is_own_bulk(to, bytes) ? clear_by_giving_back : oomdiag::Contents::clear_by_writing;
   switch (contents.read(address_of(from), to, bytes, clear)) {
     case oomdiag::Origin::host:
       return;
     case oomdiag::Origin::dropped:
-      return oomdiag_device_note("estimate", "large copies to the card and back: their contents are not kept");
+      return oomdiag_device_note("estimate", kBulk);
     case oomdiag::Origin::kernel:
       if (!answer_expected(to, bytes)) oomdiag_device_note_read();
   }
+}
+
+/// Whether so much goes to managed memory that it is not kept, as of a card: the host may have less than that memory is large.
+bool is_managed_bulk(oomdiag::MemoryKind target, size_t bytes) {
+  if (target != oomdiag::MemoryKind::managed || bytes <= oomdiag::kMostBytes) return false;
+  oomdiag_device_note("estimate", kBulk);
+  return true;
+}
+
+/// Between two places that the host reaches. What a program looks at in managed memory may be a kernel's, but for what was copied
+/// or set there.
+void copy_in_memory(void* to, const void* from, size_t bytes, oomdiag::MemoryKind source) {
+  const bool is_managed = source == oomdiag::MemoryKind::managed;
+  if (is_managed && contents.origin(address_of(from), bytes) == oomdiag::Origin::kernel) oomdiag_device_note_read();
+  std::memmove(to, from, bytes);
 }
 
 }  // namespace
@@ -90,21 +110,27 @@ bool oomdiag::can_copy(void* to, const void* from, size_t bytes) {
 
 void oomdiag::set_numbers(void* to, unsigned value, size_t number_bytes, size_t count) {
   const size_t bytes = count * number_bytes;
-  if (is_on_card(to)) return oomdiag_device_fill_numbers(to, bytes, &value, number_bytes, false);
-  Pattern(&value, number_bytes).repeat(to, 0, bytes);
+  const Pattern pattern(&value, number_bytes);
+  const MemoryKind target = kind_of(to);
+  if (value == 0 && is_own_bulk(to, bytes)) {
+    clear_by_giving_back(to, bytes);
+  } else if (target != MemoryKind::device && !is_managed_bulk(target, bytes)) {
+    pattern.repeat(to, 0, bytes);
+  }
+  if (target != MemoryKind::host && keeps_contents && bytes) contents.fill(address_of(to), pattern, bytes);
 }
 
 void oomdiag_device_copy(void* to, const void* from, size_t bytes) {
   if (!bytes) return;
-  const bool to_card = is_on_card(to);
-  const bool from_card = is_on_card(from);
-  if (!to_card && !from_card) {
-    std::memmove(to, from, bytes);
-  } else if (!to_card) {
+  const oomdiag::MemoryKind target = kind_of(to);
+  const oomdiag::MemoryKind source = kind_of(from);
+  if (source == oomdiag::MemoryKind::device && target != oomdiag::MemoryKind::device) {
     read(to, from, bytes);
-  } else if (!keeps_contents) {
-    return;
-  } else if (from_card) {
+  } else if (source != oomdiag::MemoryKind::device && target != oomdiag::MemoryKind::device) {
+    if (!is_managed_bulk(target, bytes)) copy_in_memory(to, from, bytes, source);
+  }
+  if (!keeps_contents || target == oomdiag::MemoryKind::host) return;
+  if (source == oomdiag::MemoryKind::device) {
     contents.copy(address_of(to), address_of(from), bytes);
   } else {
     contents.write(address_of(to), from, bytes);

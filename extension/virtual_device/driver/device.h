@@ -8,7 +8,7 @@
 // what the recorder asks. Everything else between the mocks goes by the documented driver API, as in the real stack.
 
 /// Calls `on_note` for each noted fact, those of the past at once: ("unsupported", a stubbed name that was called),
-/// ("estimate", a name whose answer is an estimate), ("mode", a setting), each once; and, each time, ("read", "") when the
+/// ("estimate", a name whose answer is an estimate), ("mode", a setting), ("settings", one that is not understood), each once; and, each time, ("read", "") when the
 /// host looks at bytes that no host wrote. Called on the noting thread; null stops it. That this symbol exists tells the
 /// recorder that the device is virtual.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name));
@@ -129,3 +129,6 @@ OOMDIAG_ENTRY_POINT const char* oomdiag_device_cudnn_description(int device);
 
 /// What the card's data file says that `device` takes before PyTorch does: its context and the first kernel.
 OOMDIAG_ENTRY_POINT int64_t oomdiag_device_context_bytes(int device);
+
+/// Whether that process runs. One that has ended and was not waited for yet has no memory any more, and sends nothing.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_is_alive(int pid) noexcept;

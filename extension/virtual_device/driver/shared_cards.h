@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "profiler/trace/shared_file.h"
+
 // Other processes on the same virtual cards. A card is one for all processes of a job, as a real one is: what one of
 // them takes, another cannot have. A file in the run folder (OOMDIAG_OUTPUT) holds one row per process, with the bytes
 // that it has of each card; whoever takes memory locks the file, adds the rows up, and writes its own. A process that
@@ -28,7 +30,7 @@ class SharedCardsLock {
   SharedCardsLock& operator=(const SharedCardsLock&) = delete;
 
  private:
-  int file_ = -1;
+  FileDescriptor file_;
 };
 
 /// What the other living processes have of the card at that place in the machine.

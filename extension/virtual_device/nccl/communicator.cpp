@@ -3,10 +3,10 @@
 #include "extension/virtual_device/nccl/communicator.h"
 
 #include <memory>
-#include <random>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/nccl/lone.h"
+#include "extension/virtual_device/nccl/unique_id.h"
 
 namespace {
 
@@ -56,11 +56,7 @@ extern "C" int oomdiag_unsupported(const char* name) {
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclGetVersion(int* version) { return give(version, NCCL_VERSION_CODE); }
 
-OOMDIAG_ENTRY_POINT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  std::random_device random;
-  for (char& byte : id->internal) byte = static_cast<char>(random());
-  return ncclSuccess;
-}
+OOMDIAG_ENTRY_POINT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) { return give(id, oomdiag::make_unique_id()); }
 
 OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int count, ncclUniqueId id, int rank,
                                                         ncclConfig_t* config) {

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "extension/environment.h"
+#include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
 #include "extension/virtual_device/nccl/start_rank.h"
 
@@ -111,12 +112,7 @@ void tell_stages(const std::vector<int>& ranks) {
 
 bool has_ended(int rank) {
   const pid_t pid = process_of(rank);
-  if (pid <= 0) return pid == 0;
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  if (!std::getline(stat, text)) return true;
-  const size_t name_end = text.rfind(')');
-  return name_end != text.npos && name_end + 2 < text.size() && text[name_end + 2] == 'Z';  // nobody waits for it
+  return pid == 0 || (pid > 0 && !oomdiag_device_is_alive(pid));
 }
 
 bool summon(int rank) {

@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "profiler/trace/shared_file.h"
+
 // What ranks really send each other: contents that the host wrote, which is what objects, counts and shapes are.
 //
-// The ranks of a communicator share a file in the temporary folder. Each has a part of it that it alone writes: how many
+// The ranks of a communicator share a file (profiler/trace/shared_file.h, unique_id.h). Each has a part of it that it alone writes: how many
 // messages it has sent on each channel, the latest of those whose contents are known, and a ring with their bytes. A
-// message of unknown contents is only counted. Nobody waits for a reader: who reads a ring's length too late finds nothing,
-// and makes do with what its own rank sent.
+// message of unknown contents is only counted. Writers never block: a reader that falls a whole ring behind loses the
+// message and uses its own rank's data instead, as all do where no file can be shared.
 
 namespace oomdiag {
 
@@ -47,9 +49,11 @@ class Mailbox {
 
   /// What others need to read: it may outlive the mailbox.
   struct Reader {
-    std::string file;
-    int count = 0;
-    std::vector<int> ranks{};            ///< of the job, where the ranks are lone
+    Reader(const std::string& path, int rank_count, std::vector<int> ranks_of_job);
+
+    SharedFile file;
+    int count;
+    std::vector<int> ranks;              ///< of the job, where the ranks are lone
     std::atomic<bool> is_alone = false;  ///< a rank did not answer; no other is waited for any more
 
     /// Waits for the message and copies `bytes` from `offset` of it. False if there is nothing of it to be known.
@@ -58,6 +62,7 @@ class Mailbox {
   const std::shared_ptr<Reader>& reader() const { return reader_; }
 
  private:
+  ncclUniqueId id_;
   std::shared_ptr<Reader> reader_;
   int rank_;
   int64_t pid_;
@@ -65,8 +70,5 @@ class Mailbox {
   uint64_t known_ = 0;          ///< messages with contents
   uint64_t ring_bytes_ = 0;     ///< written so far, over and over
 };
-
-/// A name in the temporary folder for what the ranks of a communicator share.
-std::string shared_file(const ncclUniqueId& id, const std::string& what);
 
 }  // namespace oomdiag

@@ -3,12 +3,9 @@
 // last to read takes the file away. In a group one thread may speak for several ranks, so that rows are read when it ends, as
 // nccl.h has new communicators ready then.
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -18,6 +15,8 @@
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/nccl/communicator.h"
 #include "extension/virtual_device/nccl/lone.h"
+#include "extension/virtual_device/nccl/unique_id.h"
+#include "profiler/trace/shared_file.h"
 
 namespace oomdiag {
 namespace {
@@ -31,21 +30,20 @@ struct Row {
   int has_read;
 };
 
-off_t place_of(int rank) { return static_cast<off_t>(rank) * static_cast<off_t>(sizeof(Row)); }
+uint64_t place_of_row(int rank) { return static_cast<uint64_t>(rank) * sizeof(Row); }
 
 /// All rows; empty until each `is_ready`.
 template <typename Predicate>
-std::vector<Row> read_rows(int file, int count, Predicate is_ready) {
+std::vector<Row> read_rows(SharedFile& file, int count, Predicate is_ready) {
   std::vector<Row> rows(static_cast<size_t>(count));
-  const size_t bytes = rows.size() * sizeof(Row);
-  if (pread(file, rows.data(), bytes, 0) != static_cast<ssize_t>(bytes)) return {};
+  if (!file.load(0, rows.data(), place_of_row(count))) return {};
   for (const Row& row : rows) {
     if (!is_ready(row)) return {};
   }
   return rows;
 }
 
-std::vector<Row> wait_for_rows(int file, int count) {
+std::vector<Row> wait_for_rows(SharedFile& file, int count) {
   const auto deadline = std::chrono::steady_clock::now() + kPatienceOfSplit;
   while (std::chrono::steady_clock::now() < deadline) {
     const auto rows = read_rows(file, count, [](const Row& row) { return row.is_there != 0; });
@@ -83,58 +81,35 @@ struct Split {
   ncclComm_t* comm = nullptr;
   std::optional<ncclConfig_t> config{};
 
-  std::string file() const { return shared_file(parent->id, std::to_string(number)); }
+  std::unique_ptr<SharedFile> file{};  ///< of the rows
+
   const ncclConfig_t* settings() const { return config ? &*config : nullptr; }
 };
 thread_local std::vector<Split> waiting;
 
-bool write_row(const Split& split, int file, bool has_read) {
+bool write_row(const Split& split, bool has_read) {
   const Row own{.is_there = 1, .color = split.color, .key = split.key, .has_read = has_read};
-  return pwrite(file, &own, sizeof own, place_of(split.parent->rank)) == sizeof own;
+  return split.file->store(place_of_row(split.parent->rank), &own, sizeof own);
 }
 
-/// Tells the other ranks of the parent what this one chose, by a file in the temporary folder.
-void tell_others(const Split& split) {
-  const int file = open(split.file().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) return;
-  write_row(split, file, false);
-  close(file);
+/// Tells the other ranks of the parent what this one chose.
+void tell_others(Split& split) {
+  const std::string name = shared_file(split.parent->id, std::to_string(split.number));
+  split.file =
+      std::make_unique<SharedFile>(name, place_of_row(split.parent->count), SharedFile::Opening::create_or_join);
+  if (*split.file) write_row(split, false);
 }
 
 /// Waits for what the others chose. Nothing if they do not answer.
 std::optional<SplitAnswer> ask_others(const Split& split) {
-  const std::string name = split.file();
-  const int file = open(name.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return std::nullopt;
+  SharedFile& file = *split.file;
+  if (!file) return std::nullopt;
   const auto rows = wait_for_rows(file, split.parent->count);
-  const bool is_told = write_row(split, file, true);
+  const bool is_told = write_row(split, true);
   const auto all_read = read_rows(file, split.parent->count, [](const Row& row) { return row.has_read != 0; });
-  if (!all_read.empty() || !is_told || rows.empty()) unlink(name.c_str());
-  close(file);
+  if (!all_read.empty() || !is_told || rows.empty()) file.remove();
   if (rows.empty()) return std::nullopt;
   return find_place(rows, split.parent->rank);
-}
-
-uint64_t mix(uint64_t number) {  // the finisher of SplitMix64 (Steele, Lea, Flood, 2014): no two numbers become one
-  number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9u;
-  number = (number ^ (number >> 27)) * 0x94d049bb133111ebu;
-  return number ^ (number >> 31);
-}
-
-/// The id of a part: every rank of it derives the same one, of all bits of the parent's, of the split and of the color
-/// (PyTorch's are hashes of 31 bits). Two parts share a mailbox only if 128 bits of two hashes are the same.
-ncclUniqueId derive_id(const ncclUniqueId& parent, int split, int color) {
-  ncclUniqueId id = parent;
-  uint64_t state = mix(static_cast<uint64_t>(static_cast<uint32_t>(split)) << 32 | static_cast<uint32_t>(color));
-  for (int round = 0; round < 2; ++round) {  // after the second each word depends on all of the first
-    for (size_t at = 0; at < sizeof id; at += sizeof state) {
-      uint64_t word = 0;
-      std::memcpy(&word, id.internal + at, sizeof word);
-      state = mix(state + word + 0x9e3779b97f4a7c15u);
-      std::memcpy(id.internal + at, &state, sizeof state);
-    }
-  }
-  return id;
 }
 
 /// The part that a lone rank is told it belongs to. Others are not asked.

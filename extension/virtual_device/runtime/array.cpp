@@ -81,10 +81,6 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaArrayGetInfo(cudaChannelFormatDesc* channels
   if (flags) *flags = shape.Flags;
   return cudaSuccess;
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaGetChannelDesc(cudaChannelFormatDesc* channels, cudaArray_const_t array) {
-  return cudaArrayGetInfo(channels, nullptr, nullptr, const_cast<cudaArray_t>(array));
-}
-
 OOMDIAG_ENTRY_POINT cudaError_t cudaCreateTextureObject(cudaTextureObject_t* object, const cudaResourceDesc* resource,
                                                         const cudaTextureDesc* texture, const cudaResourceViewDesc*) {
   return in_context([&] {
@@ -104,10 +100,4 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetTextureObjectResourceDesc(cudaResourceDes
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetTextureObjectTextureDesc(cudaTextureDesc* texture, cudaTextureObject_t object) {
   *texture = find_view(object)->texture;
   return cudaSuccess;
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaCreateSurfaceObject(cudaSurfaceObject_t* object, const cudaResourceDesc* resource) {
-  return cudaCreateTextureObject(object, resource, nullptr, nullptr);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaDestroySurfaceObject(cudaSurfaceObject_t object) {
-  return cudaDestroyTextureObject(object);
 }

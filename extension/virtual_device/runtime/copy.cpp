@@ -1,4 +1,4 @@
-// Copies and sets.
+// Copies of rectangles and batches of copies.
 
 #include "extension/virtual_device/entry_point.h"
 #include "extension/virtual_device/runtime/status.h"
@@ -28,22 +28,16 @@ cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_p
   return in_context([&] { return cuMemcpy2DAsync(&copy, stream); });
 }
 
+CUresult copy_batch(void* const* to, const void* const* from, const size_t* bytes, size_t count, cudaStream_t stream) {
+  CUresult error = CUDA_SUCCESS;
+  for (size_t i = 0; i < count && !error; ++i) {
+    error = cuMemcpyAsync(address(to[i]), address(from[i]), bytes[i], stream);
+  }
+  return error;
+}
+
 }  // namespace
 
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
-  return in_context([&] { return cuMemcpy(address(to), address(from), bytes); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
-                                                cudaStream_t stream) {
-  return in_context([&] { return cuMemcpyAsync(address(to), address(from), bytes, stream); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyPeer(void* to, int, const void* from, int, size_t bytes) {
-  return in_context([&] { return cuMemcpy(address(to), address(from), bytes); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
-                                                    cudaStream_t stream) {
-  return in_context([&] { return cuMemcpyAsync(address(to), address(from), bytes, stream); });
-}
 OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                                              size_t width, size_t height, cudaMemcpyKind) {
   return copy_rows(to, to_pitch, from, from_pitch, width, height, nullptr);
@@ -53,18 +47,17 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, con
   return copy_rows(to, to_pitch, from, from_pitch, width, height, stream);
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  return in_context([&] { return cuMemsetD8(address(to), static_cast<unsigned char>(value), bytes); });
+#if CUDART_VERSION >= 13000
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes,
+                                                     size_t count, cudaMemcpyAttributes*, size_t*, size_t,
+                                                     cudaStream_t stream) {
+  return in_context([&] { return copy_batch(to, from, bytes, count, stream); });
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return in_context([&] { return cuMemsetD8Async(address(to), static_cast<unsigned char>(value), bytes, stream); });
+#else
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemcpyBatchAsync(void** to, void** from, size_t* bytes, size_t count,
+                                                     cudaMemcpyAttributes*, size_t*, size_t, size_t* failed,
+                                                     cudaStream_t stream) {
+  if (failed) *failed = SIZE_MAX;  // none of them: "not specific to any one copy" (cuda_runtime_api.h)
+  return in_context([&] { return copy_batch(to, from, bytes, count, stream); });
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
-  return in_context(
-      [&] { return cuMemsetD2D8Async(address(to), pitch, static_cast<unsigned char>(value), width, height, nullptr); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height,
-                                                  cudaStream_t stream) {
-  return in_context(
-      [&] { return cuMemsetD2D8Async(address(to), pitch, static_cast<unsigned char>(value), width, height, stream); });
-}
+#endif

@@ -115,13 +115,10 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaInitDevice(int ordinal, unsigned, unsigned) 
   return report(cuDevicePrimaryCtxRetain(&context, ordinal));
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetDeviceFlags(unsigned* flags) {
   *flags = cudaDeviceMapHost;
   return cudaSuccess;
 }
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDriverGetVersion(int* version) { return report(cuDriverGetVersion(version)); }
 
 OOMDIAG_ENTRY_POINT cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = CUDART_VERSION;
@@ -139,34 +136,6 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properti
   return cudaSuccess;
 }
 
-/// The two enumerations share their numbers.
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
-  if (const CUresult error = oomdiag::initialize()) return report(error);
-  return report(cuDeviceGetAttribute(value, static_cast<CUdevice_attribute>(attribute), ordinal));
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int ordinal) {
-  if (const CUresult error = oomdiag::initialize()) return report(error);
-  return report(cuDeviceGetPCIBusId(text, length, ordinal));
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetByPCIBusId(int* ordinal, const char* text) {
-  if (const CUresult error = oomdiag::initialize()) return report(error);
-  return report(cuDeviceGetByPCIBusId(ordinal, text));
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  return report(cuCtxGetStreamPriorityRange(least, greatest));
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceSynchronize() {
-  return oomdiag::in_context([] { return cuCtxSynchronize(); });
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  const CUresult error = oomdiag::initialize();
-  return report(error ? error : cuDeviceCanAccessPeer(can, device, peer));
-}
 OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   return oomdiag::in_context([&] {
     CUcontext context = nullptr;
@@ -181,35 +150,6 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceDisablePeerAccess(int peer) {
     return error ? error : cuCtxDisablePeerAccess(context);
   });
 }
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int device,
-                                                          int peer) {
-  const CUresult error = oomdiag::initialize();
-  return report(error ? error
-                      : cuDeviceGetP2PAttribute(value, static_cast<CUdevice_P2PAttribute>(attribute), device, peer));
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {
-  return oomdiag::in_context([&] { return cuCtxGetLimit(value, static_cast<CUlimit>(limit)); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value) {
-  return oomdiag::in_context([&] { return cuCtxSetLimit(static_cast<CUlimit>(limit), value); });
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
-OOMDIAG_ENTRY_POINT cudaError_t cudaCtxResetPersistingL2Cache() { return cudaSuccess; }
-OOMDIAG_ENTRY_POINT cudaError_t cudaProfilerStart() { return cudaSuccess; }
-OOMDIAG_ENTRY_POINT cudaError_t cudaProfilerStop() { return cudaSuccess; }
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGetGraphMemAttribute(int ordinal, cudaGraphMemAttributeType attribute,
-                                                               void* value) {
-  return report(cuDeviceGetGraphMemAttribute(ordinal, static_cast<CUgraphMem_attribute>(attribute), value));
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceSetGraphMemAttribute(int ordinal, cudaGraphMemAttributeType attribute,
-                                                               void* value) {
-  return report(cuDeviceSetGraphMemAttribute(ordinal, static_cast<CUgraphMem_attribute>(attribute), value));
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaDeviceGraphMemTrim(int ordinal) { return report(cuDeviceGraphMemTrim(ordinal)); }
-
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
                                                                  unsigned long long flags,
                                                                  cudaDriverEntryPointQueryResult* result) {

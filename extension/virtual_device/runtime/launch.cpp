@@ -129,43 +129,10 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attrib
                        reinterpret_cast<CUkernel>(function_of(kernel)), device);
   return cudaSuccess;
 }
-/// The driver's enumeration has the same numbers.
-OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-  return in_context(
-      [&] { return cuFuncSetAttribute(function_of(kernel), static_cast<CUfunction_attribute>(attribute), value); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, cudaFuncAttribute attribute,
-                                                                int value, int device) {
-  return in_context(
-      [&] { return cuKernelSetAttribute(static_cast<CUfunction_attribute>(attribute), value, kernel, device); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSuccess; }
-
 OOMDIAG_ENTRY_POINT cudaError_t cudaFuncGetName(const char** name, const void* stub) {
   std::lock_guard guard(lock);
   const auto found =
       std::find_if(kernels.begin(), kernels.end(), [stub](const Kernel& kernel) { return kernel.stub == stub; });
   *name = found == kernels.end() ? nullptr : found->name;
   return *name ? cudaSuccess : report(cudaErrorInvalidValue);
-}
-
-OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*,
-                                                                                       int threads, size_t bytes,
-                                                                                       unsigned) {
-  return in_context([&] { return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, nullptr, threads, bytes); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
-                                                                              int threads, size_t bytes) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, threads, bytes, 0);
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
-  return in_context([&] { return cuOccupancyMaxActiveClusters(clusters, nullptr, nullptr); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyMaxPotentialClusterSize(int* size, const void*,
-                                                                     const cudaLaunchConfig_t*) {
-  return in_context([&] { return cuOccupancyMaxPotentialClusterSize(size, nullptr, nullptr); });
-}
-OOMDIAG_ENTRY_POINT cudaError_t cudaOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, const void*, int blocks,
-                                                                          int threads) {
-  return in_context([&] { return cuOccupancyAvailableDynamicSMemPerBlock(bytes, nullptr, blocks, threads); });
 }

@@ -1,6 +1,5 @@
 #include "profiler/explain/batch.h"
 #include "profiler/explain/explain.h"
-#include "profiler/explain/remedies.h"
 #include "profiler/replay/replay.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"

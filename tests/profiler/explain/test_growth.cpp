@@ -1,6 +1,6 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/growth.h"
-#include "profiler/replay/growth_samples.h"
+#include "profiler/replay/allocations/growth_samples.h"
 #include "profiler/replay/replay.h"
 #include "tests/catch.h"
 #include "tests/scenarios.h"

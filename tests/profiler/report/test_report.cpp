@@ -136,6 +136,7 @@ TEST_CASE("a report says what it does not know", "[report]") {
   damaged.dropped_driver = 5;
   damaged.deep_calls = 6;
   damaged.folded_names = 7;
+  damaged.unnumbered_threads = 8;
   damaged.process.virtual_device = false;
   damaged.process.recorder_failure = "no room";
 
@@ -147,6 +148,7 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(limits, "5 allocations by libraries outside of PyTorch"));
   CHECK(mentions(limits, "6 ops ran too deep"));
   CHECK(mentions(limits, "7 scopes that differ by numbers only"));
+  CHECK(mentions(limits, "8 threads began after 65,534 others"));
   CHECK(mentions(limits, "recording stopped before the end: no room"));
   CHECK(mentions(limits, "reserved bytes are a lower bound"));
   CHECK(mentions(limits, "bytes outside PyTorch are not known"));

@@ -1,6 +1,6 @@
 #include <zlib.h>
 
-#include "cli/timeline_text.h"
+#include "cli/reports/timeline_text.h"
 #include "profiler/error.h"
 #include "profiler/snapshot/format.h"
 #include "profiler/snapshot/timeline.h"

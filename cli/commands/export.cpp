@@ -1,0 +1,181 @@
+#include "cli/commands/export.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands/commands.h"
+#include "cli/reports/reports.h"
+#include "cli/reports/secrets.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/terminal.h"
+#include "profiler/error.h"
+#include "profiler/export/html.h"
+#include "profiler/export/perfetto.h"
+#include "profiler/export/tables.h"
+#include "profiler/export/to_snapshot.h"
+#include "profiler/report/redact.h"
+
+namespace oomdiag {
+namespace {
+
+struct ExportOptions {
+  std::string path, to, output;
+  SnapshotDevice card;
+  bool redact = false;
+};
+
+// Of a redacted report no name may come from the trace; the step's categories are none.
+std::vector<CardPicture> draw(const Explained& from) {
+  std::vector<CardPicture> cards;
+  for (size_t i = 0; i < from.report.devices.size(); ++i) {
+    const bool has_history = from.trace != nullptr && i < from.history.devices.size();
+    if (has_history && !from.is_redacted) {
+      cards.push_back(draw_card(from.history.devices[i]));
+      continue;
+    }
+    cards.push_back(draw_card(from.report.devices[i]));
+    if (has_history) cards.back().step = draw_step(from.history.devices[i].lives);
+  }
+  return cards;
+}
+
+/// One of the formats: its name, the ending of its files, and what makes it.
+struct Format {
+  const char* name;
+  const char* ending;
+  std::string (*make)(const Explained& from);
+  bool tells_trace = false;  ///< its names, too
+};
+
+std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }
+
+std::string make_folded(const Explained& from) {
+  const std::vector<CardPicture> cards = draw(from);
+  return from.report.main_device < cards.size() ? to_folded(cards[from.report.main_device].owners) : "";
+}
+
+std::string make_snapshot(const Explained& from) {
+  if (from.trace != nullptr) return to_snapshot(*from.trace, from.history);
+  throw Error(ErrorKind::usage, "--to snapshot needs the trace of one process, and there is a report only",
+              "give the trace, or the folder of one rank");
+}
+
+/// Of a job each process has its tracks, on the clock of the host.
+std::string make_perfetto(const Explained& from) {
+  PerfettoTimeline timeline;
+  if (from.processes.empty()) timeline.add(from.report, from.trace.get(), from.history);
+  for (const std::filesystem::path& trace : from.processes) {
+    const Explained process = load_explained(trace);
+    timeline.add(process.report, process.trace.get(), process.history);
+  }
+  return std::move(timeline).finish();
+}
+
+constexpr std::array kFormats = {
+    Format{"html", ".html", make_html},
+    Format{"folded", ".folded", make_folded},
+    Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
+    Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
+    Format{"perfetto", ".perfetto.json", make_perfetto, /*tells_trace=*/true},
+    Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
+};
+
+std::string names_of_formats() {
+  std::string names;
+  for (const Format& format : kFormats) names += (names.empty() ? "" : ", ") + std::string(format.name);
+  return names;
+}
+
+const Format& find_format_of(const std::string& name) {
+  for (const Format& format : kFormats) {
+    if (name == format.name) return format;
+  }
+  throw Error(ErrorKind::usage, fmt::format("--to {} is not known", name), "one of: " + names_of_formats());
+}
+
+/// "oomdiag-4711.html" of the folder oomdiag-4711, "snapshot.html" of snapshot.pickle.
+std::filesystem::path default_output(const std::string& path, const Format& format) {
+  std::filesystem::path from(path);
+  if (from.filename().empty() || from.filename() == ".") from = std::filesystem::absolute(from).parent_path();
+  if (from.filename() == "trace" || from.filename() == "report.json") {
+    const std::filesystem::path folder = std::filesystem::absolute(from).parent_path();
+    if (folder.filename().string().starts_with("oomdiag-")) from = folder;
+  }
+  if (from.extension() == ".gz") from = from.stem();
+  return from.filename().replace_extension("").string() + format.ending;
+}
+
+void redact_for(const Format& format, Explained& from) {
+  if (format.tells_trace) {
+    throw Error(ErrorKind::usage, fmt::format("--redact does not go with --to {}, which tells all names", format.name),
+                "html, folded, markdown and csv can be redacted");
+  }
+  redact(from);
+}
+
+int export_file(const ExportOptions& options) {
+  const Format& format = find_format_of(options.to);
+  check_writable(options.output == "-" ? "" : options.output);
+  Explained from = load_explained(options.path, options.card);
+  if (options.redact) redact_for(format, from);
+  const std::string text = format.make(from);
+  if (options.output == "-") {
+    write_out(text);
+    return 0;
+  }
+  const std::filesystem::path output =
+      options.output.empty() ? default_output(options.path, format) : std::filesystem::path(options.output);
+  write_whole(text, output);
+  fmt::print("{}\n", output.string());
+  return 0;
+}
+
+}  // namespace
+
+void write_page(const Explained& from, const std::filesystem::path& file) { write_whole(make_html(from), file); }
+
+void redact(Explained& from) {
+  from.report = redact(from.report, find_secrets());
+  from.is_redacted = true;
+}
+
+bool open_on_desktop(const std::filesystem::path& file) {
+  const std::string name = std::filesystem::absolute(file).string();
+  std::array<const char*, 3> words = {"xdg-open", name.c_str(), nullptr};
+  posix_spawn_file_actions_t quiet;  // where there is no desktop it names all browsers that it misses
+  posix_spawn_file_actions_init(&quiet);
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO})
+    posix_spawn_file_actions_addopen(&quiet, stream, "/dev/null", O_WRONLY, 0);
+  pid_t child = 0;
+  const int error = posix_spawnp(&child, words[0], &quiet, nullptr, const_cast<char* const*>(words.data()), environ);
+  posix_spawn_file_actions_destroy(&quiet);
+  if (error != 0) return false;
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+void add_export(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<ExportOptions>();
+  CLI::App& command = *app.add_subcommand("export", "write a report as a page or for other tools");
+  set_help(command,
+           {.example = "oomdiag export oomdiag-4711 --to html",
+            .about = "Turns a run folder, a trace, a report.json or a memory snapshot of PyTorch into one file, "
+                     "and prints its name.",
+            .usage = "oomdiag export [OPTIONS] FILE --to FORMAT"});
+  add_source(command, options->path);
+  command.add_option("--to", options->to, names_of_formats())->type_name("FORMAT")->required();
+  command.add_option("-o,--output", options->output, "the file to write; - for stdout")->type_name("FILE");
+  command.add_flag("--redact", options->redact, "without paths, the command line and names of users");
+  add_snapshot_device_options(command, options->card);
+  command.callback([options, &chosen] { chosen = [options] { return export_file(*options); }; });
+}
+
+}  // namespace oomdiag

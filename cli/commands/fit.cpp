@@ -1,0 +1,318 @@
+#include "cli/experiments/fit.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "cli/commands/commands.h"
+#include "cli/experiments/fit_plan.h"
+#include "cli/experiments/fit_text.h"
+#include "cli/experiments/search_rows.h"
+#include "cli/launch/programs.h"
+#include "cli/process/workers.h"
+#include "cli/reports/reports.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/terminal.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kMaxCombinations = 256;
+
+constexpr const char* kDevice = "h200";
+
+struct FitOptions {
+  std::vector<std::string> program;
+  ModelOptions model;
+  std::string device;  ///< empty: kDevice, unless the topology names one
+  std::string devices;
+  std::string memory;
+  std::vector<std::string> vary;
+  uint32_t steps = 0;
+  int most_runs = FitRequest{}.most_runs;
+  bool smallest_card = false;
+  bool json = false;
+  RankOptions host;  ///< of a job
+  bool prints_jobs = false;
+  std::string collect;
+  std::string html;
+};
+
+/// What was found, as asked for.
+struct Answer {
+  std::string text, json;
+  std::vector<SearchRow> rows;
+  bool found = false;
+};
+
+int print_answer(const Answer& answer, const FitOptions& options, const std::vector<std::string>& program) {
+  fmt::print("{}", options.json ? answer.json : answer.text);
+  if (!options.html.empty()) {
+    const SearchPage page{.text = answer.text,
+                          .program = fmt::format("{}", fmt::join(program, " ")),
+                          .found = answer.found,
+                          .rows = answer.rows};
+    write_whole(to_html(page), options.html);
+  }
+  return answer.found ? 0 : kOutOfMemory;
+}
+
+void say_interrupted(const std::vector<FitRun>& runs, const FitOptions& options) {
+  write_out(options.json ? interrupted_json(runs) : interrupted_text(runs));
+}
+
+void check_variables(const std::vector<Variable>& variables, const std::vector<std::string>& program) {
+  for (const Variable& variable : variables) {
+    const auto uses = [&](const std::string& word) { return word.find("{" + variable.name + "}") != word.npos; };
+    if (variable.name == kWorld || std::any_of(program.begin(), program.end(), uses)) continue;
+    throw Error(ErrorKind::usage, fmt::format("the program has no {{{}}} to vary", variable.name),
+                fmt::format("as in: -- python train.py --batch-size {{{}}}", variable.name));
+  }
+  if (is_plan(variables)) return;  // of which all are tried
+  int64_t combinations = 1;
+  for (std::size_t i = 1; i < variables.size(); ++i) {
+    combinations = variables[i].count() > kMaxCombinations ? kMaxCombinations + 1 : combinations * variables[i].count();
+    if (combinations <= kMaxCombinations) continue;
+    throw Error(ErrorKind::usage,
+                fmt::format("{} has too many values: of several variables only the first is searched, and all "
+                            "values of the others are tried",
+                            variables[i].name),
+                "as in: --vary batch=1..65536 --vary seq=128,256,512");
+  }
+}
+
+/// As after --device; empty where the topology names the card.
+std::string device_name(const FitOptions& options, const TopologyChoice& topology) {
+  return options.device.empty() && topology.card.empty() ? kDevice : options.device;
+}
+
+FitRequest make_request(const FitOptions& options, Install& install, bool by_batch) {
+  const TopologyChoice topology = options.host.hosts();
+  const DeviceOptions device{.device = device_name(options, topology), .memory = options.memory};
+  FitRequest request{.device = choose_device(device_of({.topology = topology}, device), install),
+                     .steps = options.steps,
+                     .most_runs = options.most_runs};
+  require_gpu(request.device);
+  if (options.model.model.empty()) {
+    request.program = resolve_program(options.program, install);
+    return request;
+  }
+  const Model model = find_model(read_models(install.models), options.model.model);
+  request.program = program_of_model(options.model, model, install);
+  if (!by_batch) return request;
+  if (model.default_batch == 0) {
+    throw Error(ErrorKind::usage, fmt::format("{} has no batches", model.name),
+                "find its smallest card: --smallest-card");
+  }
+  request.program.insert(request.program.end(), {"--batch", "{batch}"});
+  return request;
+}
+
+int fit_card(const FitOptions& options, const FitRequest& request, Experiments& experiments) {
+  Steps steps("fit");
+  Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
+  SmallestCard card;
+  try {
+    card = find_smallest_card(fitter, {});
+  } catch (const Interrupted&) {
+    steps.hide();
+    say_interrupted(fitter.runs(), options);
+    throw;
+  }
+  steps.hide();
+  const Answer answer{.text = card_text(card, fitter.runs()),
+                      .json = card_json(card, fitter.runs()),
+                      .rows = rows_of(std::vector<FitOfCard>{{.card = {}, .largest = {}, .runs = fitter.runs()}}),
+                      .found = card.bytes > 0};
+  return print_answer(answer, options, request.program);
+}
+
+CardEntry real_card() {
+  CardEntry card;
+  card.id = "real";
+  return card;
+}
+
+/// The cards of --devices, or the one of --device. The real one has no entry but its name.
+std::vector<CardEntry> cards_of(const FitOptions& options, const FitRequest& request, const Install& install) {
+  if (options.devices == "all") return read_catalogue(install.cards);
+  if (!options.devices.empty()) return choose_cards(options.devices, install);
+  const VirtualHost* const host = request.device.virtual_host();
+  return {host == nullptr ? real_card() : host->cards.front()};
+}
+
+int say_plans(const std::vector<Plan>& plans, const FitOptions& options, const std::vector<std::string>& program = {},
+              const std::string& searched = "") {
+  const Answer answer{.text = plans_text(plans, searched),
+                      .json = plans_json(plans, searched),
+                      .rows = rows_of(plans),
+                      .found = best_plan(plans) != nullptr};
+  return print_answer(answer, options, program);
+}
+
+/// What the command of each of a job's plans says of its host.
+std::vector<std::string> options_of_job(const FitOptions& options) {
+  std::vector<std::string> words;
+  const auto add = [&](const char* option, const std::string& value) {
+    if (!value.empty()) words.insert(words.end(), {option, value});
+  };
+  add("--device", device_name(options, options.host.hosts()));
+  add("--memory", options.memory);
+  add("--local-world-size",
+      options.host.local_world_size > 0 ? std::to_string(options.host.local_world_size) : std::string());
+  add("--topology", options.host.topology);
+  return words;
+}
+
+int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, const FitRequest& request,
+             const Install& install) {
+  const Planning planning = list_plans(variables);
+  if (options.prints_jobs) {
+    if (planning.searched) {
+      throw Error(ErrorKind::usage, fmt::format("a search of {} is no list of jobs", planning.searched->name),
+                  fmt::format("list its values, as in: --vary {}=1,2,4,8", planning.searched->name));
+    }
+    fmt::print("{}", print_jobs(planning.plans, request, options_of_job(options), "plans"));
+    return 0;
+  }
+  Steps steps("fit");
+  std::vector<Plan> found;
+  const std::string searched = planning.searched ? planning.searched->name : "";
+  const auto take = [&](Plan plan) {
+    found.push_back(std::move(plan));
+    steps.show(found.size(), planning.plans.size());
+  };
+  try {
+    run_plans(planning, request, options.host, install, take);
+  } catch (const Interrupted&) {
+    steps.hide();
+    complain(fmt::format("oomdiag: interrupted after {} of {} plans\n", found.size(), planning.plans.size()));
+    if (!found.empty()) say_plans(found, options, request.program, searched);
+    throw;
+  }
+  steps.hide();
+  return say_plans(found, options, request.program, searched);
+}
+
+int fit_value(const FitOptions& options, const std::vector<Variable>& variables, FitRequest request,
+              const Install& install, Experiments& experiments) {
+  if (is_plan(variables)) return fit_plan(options, variables, request, install);
+  const std::vector<Values> combinations = combine(std::span(variables).subspan(1));
+  const std::vector<CardEntry> cards = cards_of(options, request, install);
+  const std::size_t expected = combinations.size() * cards.size() * static_cast<std::size_t>(request.most_runs);
+  Steps steps("fit");
+  std::vector<FitOfCard> found;
+  std::vector<FitRun> earlier;                  // of the cards before
+  std::map<Values, std::optional<Line>> lines;  // what a card has shown is a good guess for the next
+  for (const CardEntry& card : cards) {
+    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->cards = {card};
+    Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
+    FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
+    try {
+      for (const Values& others : combinations) {
+        of_card.largest.push_back(find_largest_value(fitter, variables.front(), others, lines[others]));
+        lines[others] = of_card.largest.back().line;
+      }
+    } catch (const Interrupted&) {
+      steps.hide();
+      earlier.insert(earlier.end(), fitter.runs().begin(), fitter.runs().end());
+      say_interrupted(earlier, options);
+      throw;
+    }
+    of_card.runs = fitter.runs();
+    earlier.insert(earlier.end(), of_card.runs.begin(), of_card.runs.end());
+    found.push_back(std::move(of_card));
+  }
+  steps.hide();
+  const bool any = std::any_of(found.begin(), found.end(), [](const FitOfCard& one) { return one.best() != nullptr; });
+  const Answer answer{.text = values_text(variables.front(), found),
+                      .json = values_json(variables.front().name, found),
+                      .rows = rows_of(found),
+                      .found = any};
+  return print_answer(answer, options, request.program);
+}
+
+int fit(FitOptions options) {
+  check_writable(options.html);
+  if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options);
+  const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
+  if (has_model && options.vary.empty() && !options.smallest_card) options.vary = {"batch=1..65536"};
+  if (has_program == has_model || options.smallest_card == !options.vary.empty()) {
+    throw Error(ErrorKind::usage, "fit needs --smallest-card or --vary, and a program or --model",
+                "as in: oomdiag fit --smallest-card -- python train.py");
+  }
+  const bool is_real = names_real_gpu(options.device);
+  if (is_real && (options.smallest_card || !options.devices.empty() || !options.memory.empty())) {
+    throw Error(ErrorKind::usage, "another size of card than the real one needs a virtual device",
+                "name one of oomdiag devices, as in: --device rtx4090");
+  }
+  std::vector<Variable> variables;
+  for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
+  if (has_program) check_variables(variables, options.program);  // before anything is run
+  Install install = find_install();
+  const FitRequest request = make_request(options, install, !options.smallest_card);
+  if (has_model) check_variables(variables, request.program);
+  Experiments experiments(install);
+  return options.smallest_card ? fit_card(options, request, experiments)
+                               : fit_value(options, variables, request, install, experiments);
+}
+
+}  // namespace
+
+void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
+  auto options = std::make_shared<FitOptions>();
+  CLI::App& command = *app.add_subcommand("fit", "find the smallest card or the largest batch that fits, by running");
+  set_help(command,
+           {.example = "oomdiag fit --smallest-card -- python train.py\n"
+                       "         oomdiag fit --device rtx4090 --vary batch=1..65536 -- python train.py "
+                       "--batch-size {batch}",
+            .about = "Finds by re-runs on a virtual device the smallest card on which a program passes, to\n"
+                     "2 MiB, or the largest value with which it does. Exit code: 0 found, 3 nothing fits, 1 failed.",
+            .usage = "oomdiag fit (--smallest-card | --vary NAME=VALUES) [OPTIONS] (-- PROGRAM [...] | --model NAME)"});
+  add_model_options(command, options->model);
+  command.add_flag("--smallest-card", options->smallest_card, "search for the card");
+  command
+      .add_option(
+          "--vary", options->vary,
+          "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several\n"
+          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the\n"
+          "smallest that fits, or the largest value of a range that goes before")
+      ->type_name("NAME=VALUES")
+      ->allow_extra_args(false);
+  command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
+      ->type_name("NAME")
+      ->default_str(kDevice);
+  command.add_option("--devices", options->devices, "a list of them, or all: a table of what fits on each")
+      ->type_name("NAMES");
+  command.add_option("--memory", options->memory, "memory of the card in place of its own, as in 8GiB")
+      ->type_name("SIZE");
+  command.add_option("--steps", options->steps, "end each run after so many steps; default: when its peak is steady")
+      ->type_name("N")
+      ->check(range(1, 1 << 20));
+  command
+      .add_option("--runs", options->most_runs,
+                  "of one search: those that the border does not need try values above it, which may pass again")
+      ->type_name("N")
+      ->check(range(2, 1 << 12))
+      ->capture_default_str();
+  add_host_options(command, options->host);
+  command.add_flag("--print-jobs", options->prints_jobs,
+                   "of a job's plans: print their runs, one command a line, and run none");
+  command
+      .add_option("--collect", options->collect,
+                  "of a job's plans: the table of the reports that such commands wrote into this folder")
+      ->type_name("DIR");
+  command.add_flag("--json", options->json, "print what was found, and every run, as JSON");
+  command.add_option("--html", options->html, "write what was found, and every run, as a page to this file")
+      ->type_name("FILE");
+  command.callback([options, &chosen, &from_separator] {
+    if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
+    chosen = [options] { return fit(*options); };
+  });
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,252 @@
+#include "cli/experiments/fix.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "cli/commands/commands.h"
+#include "cli/experiments/search_rows.h"
+#include "cli/launch/models.h"
+#include "cli/launch/programs.h"
+#include "cli/launch/run_config.h"
+#include "cli/process/workers.h"
+#include "cli/reports/reports.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/terminal.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+struct FixOptions {
+  std::vector<std::string> program;
+  std::string folder;
+  ModelOptions model;
+  DeviceOptions device;
+  RankOptions ranks;
+  std::string target;
+  std::string output;
+  std::string html;
+  int64_t batch = 0;
+  bool json = false;
+};
+
+/// The virtual card that is called like a real one.
+std::string twin_of(const std::string& name, const Install& install) {
+  for (const CardEntry& card : read_catalogue(install.cards)) {
+    if (card.name == name) return card.id;
+  }
+  throw Error(ErrorKind::input, fmt::format("no virtual card is called {}", name), "name one: --device rtx4090");
+}
+
+/// A run that failed on a real card is tried on the virtual one of that name.
+std::string virtual_name(const Report& report, const std::string& folder, const Install& install) {
+  if (report.main_device >= report.devices.size()) {
+    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder));
+  }
+  return twin_of(report.devices[report.main_device].device.name, install);
+}
+
+/// A real GPU can neither have more memory nor less than it has: it is measured as the virtual device of its name, and what
+/// is said to fit is run on itself.
+void set_device(Target& target, const DeviceChoice& choice, const Install& install) {
+  require_gpu(choice);
+  say_default(choice);
+  const VirtualHost* const host = choice.virtual_host();
+  target.proves_on_real = host == nullptr;
+  if (host != nullptr) {
+    target.device = *host;
+  } else {
+    target.device = {.cards = choose_cards(twin_of(std::get<RealGpu>(choice.device).name, install), install)};
+  }
+}
+
+/// Card and settings of a report or a snapshot, which have no program that could be run.
+Target read_target_of_file(const FixOptions& options, const Install& install) {
+  const Explained from = load_explained(options.folder);
+  const Report& report = from.report;
+  DeviceOptions device = options.device;
+  if (device.device.empty()) {
+    if (report.snapshot) {
+      throw Error(ErrorKind::usage, "a snapshot does not tell its card", "name it: --device rtx4090");
+    }
+    device.device = virtual_name(report, options.folder, install);
+    if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
+  }
+  Target target{.program = options.program};
+  set_device(target, choose_device(device, install), install);
+  const std::string settings = from.trace ? from.trace->process.allocator_settings : "";
+  if (!settings.empty()) target.environment.emplace_back("PYTORCH_CUDA_ALLOC_CONF", settings);
+  return target;
+}
+
+/// A reference loop that was recorded can be asked for another batch size and precision.
+void recognise_model(Target& target, const std::optional<int64_t>& recorded_batch, const Install& install) {
+  std::vector<std::string>& words = target.program;
+  if (words.front() != install.samples.string()) return;
+  const auto value_of = [&](const char* option) {
+    const auto at = std::find(words.begin(), words.end(), option);
+    return at == words.end() ? at : at + 1;
+  };
+  const auto name = value_of("--model");
+  if (name == words.end()) return;
+  const Model model = find_model(read_models(install.models), *name);
+  target.takes_amp = model.takes_amp && value_of("--amp") == words.end();
+  target.accumulates = model.accumulates && value_of("--accumulate") == words.end();
+  if (model.default_batch == 0) return;
+  target.batch = recorded_batch.value_or(model.default_batch);
+  if (const auto batch = value_of("--batch"); batch != words.end()) {
+    *batch = "{batch}";
+  } else {
+    words.insert(words.end(), {"--batch", "{batch}"});
+  }
+}
+
+/// Command, card and settings of the recorded run; what the command line says goes before.
+Target read_target(const FixOptions& options, const Install& install) {
+  const RunConfig config = read_run_config(options.folder);
+  DeviceOptions device = options.device;
+  if (device.device.empty()) {
+    device.device =
+        config.device == "real" ? virtual_name(load_report(options.folder), options.folder, install) : config.device;
+    if (device.memory.empty() && config.memory_bytes > 0) device.memory = std::to_string(config.memory_bytes);
+    device.clocked |= config.clocked;
+  }
+  Target target{.program = config.program, .rank = config.rank};
+  set_device(target, choose_device(device, install), install);
+  recognise_model(target, config.batch, install);
+  for (const auto& [name, value] : config.environment) target.environment.emplace_back(name, value);
+  std::error_code error;
+  std::filesystem::current_path(config.directory, error);
+  if (error) {
+    throw Error(ErrorKind::environment,
+                fmt::format("cannot go to '{}', where it ran: {}", config.directory, error.message()));
+  }
+  return target;
+}
+
+/// The rank that is to fit, and its host.
+void add_rank(Target& target, const Job& job, const DeviceChoice& choice, const FixOptions& options) {
+  if (!options.ranks.is_job()) return;
+  if (job.is_distinct || job.ranks.size() != 1) {
+    throw Error(ErrorKind::usage, "fix helps one rank", "name it: --world-size 64 --rank 5");
+  }
+  target.device = host_of(job, choice);
+  target.rank = LoneRank{.job = job, .number = job.ranks.front()};
+}
+
+Target make_target(const FixOptions& options, Install& install) {
+  if (!options.folder.empty()) {
+    Target target = options.program.empty() ? read_target(options, install) : read_target_of_file(options, install);
+    target.program = resolve_program(std::move(target.program), install);
+    return target;
+  }
+  const Job job = choose_job(options.ranks, options.device.count);
+  const DeviceChoice choice = choose_device(device_of(job, options.device), install);
+  Target target;
+  if (!options.ranks.is_job()) set_device(target, choice, install);
+  if (!options.model.model.empty()) {
+    const Model model = find_model(read_models(install.models), options.model.model);
+    target.program = program_of_model(options.model, model, install);
+    target.takes_amp = model.takes_amp && options.model.amp.empty();
+    target.accumulates = model.accumulates && options.model.accumulate.empty();
+    if (model.default_batch > 0) {
+      target.batch = options.batch > 0 ? options.batch : model.default_batch;
+      target.program.insert(target.program.end(), {"--batch", "{batch}"});
+    }
+    return target;
+  }
+  target.program = resolve_program(options.program, install);
+  if (options.batch > 0) target.batch = options.batch;
+  add_rank(target, job, choice, options);
+  return target;
+}
+
+void check(const FixOptions& options) {
+  const int sources = int{!options.program.empty()} + int{!options.folder.empty()} + int{!options.model.model.empty()};
+  if (!options.folder.empty()) check_exists(options.folder);
+  std::error_code ignored;
+  const bool is_file = std::filesystem::is_regular_file(options.folder, ignored);
+  if (is_file && options.program.empty()) {
+    throw Error(ErrorKind::usage, fmt::format("'{}' does not tell how its program was started", options.folder),
+                fmt::format("name the program: oomdiag fix {} -- python train.py", options.folder));
+  }
+  if (is_file ? sources == 2 && options.model.model.empty() : sources == 1) return;
+  throw Error(ErrorKind::usage, "fix needs a program, a run folder or --model",
+              "as in: oomdiag fix --device rtx4090 -- python train.py");
+}
+
+int fix(FixOptions options) {
+  check(options);
+  if (!options.target.empty()) options.device.memory = options.target;
+  check_writable(options.output);
+  check_writable(options.html);
+  Install install = find_install();
+  // A folder's program runs where it ran.
+  const auto from_here = [](const std::string& path) {
+    return path.empty() ? std::filesystem::path() : std::filesystem::absolute(path);
+  };
+  const std::filesystem::path folder = from_here(options.folder), html = from_here(options.html),
+                              output = from_here(options.output);
+  const Target target = make_target(options, install);
+  Experiments experiments(install);
+  Steps steps("fix");
+  const auto tell = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
+  Fixed fixed;
+  try {
+    fixed = search_fix(target, experiments, tell);
+  } catch (const Interrupted&) {
+    steps.hide();
+    say("interrupted before the program as it is was measured");
+    throw;
+  }
+  steps.hide();
+  if (fixed.interrupted_by != 0) say(fmt::format("interrupted after {} runs; what was measured:", fixed.runs));
+  const std::string command = fmt::format("{}", fmt::join(target.program, " "));
+  const std::string json = to_json(fixed, target, command);
+  if (!output.empty()) write_whole(json + "\n", output);
+  const std::string text = to_text(fixed, target, command);
+  write_out(options.json ? json + "\n" : text);
+  if (options.program.empty() && !folder.empty()) remember(fixed, json, folder);
+  const SearchPage page{.text = text, .program = command, .found = fixed.helped(), .rows = rows_of(fixed)};
+  if (!html.empty()) write_whole(to_html(page), html);
+  if (fixed.interrupted_by != 0) return 128 + fixed.interrupted_by;
+  return fixed.helped() ? 0 : kOutOfMemory;
+}
+
+}  // namespace
+
+void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
+  auto options = std::make_shared<FixOptions>();
+  CLI::App& command = *app.add_subcommand("fix", "find fixes for an out of memory, each one proved by a run");
+  set_help(command,
+           {.example = "oomdiag fix --device rtx4090 -- python train.py",
+            .about = "Applies each fix to the unchanged program, runs it on a virtual card and measures it.\n"
+                     "FOLDER is that of a run: its command, card and settings are taken. Of a report.json or a\n"
+                     "snapshot.pickle card and settings are, and the program is named.\n"
+                     "Exit code: 0 a remedy makes it fit, 3 none does, 1 failed.",
+            .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | FOLDER | FILE -- PROGRAM [...] | --model NAME)"});
+  command.add_option("folder", options->folder, "a run folder oomdiag-<pid>, or a report or snapshot")
+      ->type_name("FOLDER");
+  add_model_options(command, options->model);
+  command.add_option("--batch", options->batch, "batch size: of the model, or what {batch} in PROGRAM stands for")
+      ->type_name("N")
+      ->check(range(1, 1 << 30));
+  add_device_options(command, options->device);
+  add_rank_options(command, options->ranks);
+  command.add_option("--target", options->target, "make it fit into a card of this size, as in 8GiB")
+      ->type_name("SIZE");
+  command.add_flag("--json", options->json, "print what was found as JSON");
+  command.add_option("-o,--output", options->output, "write it as JSON to this file")->type_name("FILE");
+  command.add_option("--html", options->html, "write it as a page to this file")->type_name("FILE");
+  command.callback([options, &chosen, &from_separator] {
+    if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
+    chosen = [options] { return fix(*options); };
+  });
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,205 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <memory>
+
+#include "cli/commands/commands.h"
+#include "cli/commands/export.h"
+#include "cli/experiments/case_study.h"
+#include "cli/experiments/complete.h"
+#include "cli/launch/diagnosis.h"
+#include "cli/launch/models.h"
+#include "cli/reports/reports.h"
+#include "cli/reports/run_folder.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/terminal.h"
+#include "profiler/error.h"
+#include "profiler/report/case_text.h"
+#include "profiler/trace/trace.h"
+#include "samples/cases/notes.h"
+
+namespace oomdiag {
+namespace {
+
+struct TrainOptions {
+  std::string model = "deepcnn";
+  std::string variant;  ///< empty = the model's first; likewise below
+  int64_t batch = 0;    ///< 0 = the model's own; likewise below
+  int64_t steps = 0;
+  std::string optimizer;
+  std::string amp;
+  int64_t accumulate = 1;
+  DeviceOptions device;
+  std::string folder;
+  std::string output;
+  std::string html;
+  bool json = false;
+};
+
+/// The samples program for one variant; what is not asked for is left to it.
+std::vector<std::string> compose_program(const TrainOptions& options, const Install& install,
+                                         const std::string& variant, const std::string& device) {
+  std::vector<std::string> program{install.samples.string(), "--model", options.model, "--device", device};
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) program.insert(program.end(), {name, value});
+  };
+  add("--variant", variant);
+  add("--batch", options.batch == 0 ? "" : std::to_string(options.batch));
+  add("--steps", options.steps == 0 ? "" : std::to_string(options.steps));
+  add("--optimizer", options.optimizer);
+  add("--amp", options.amp);
+  add("--accumulate", options.accumulate == 1 ? "" : std::to_string(options.accumulate));
+  return program;
+}
+
+/// Throws Error(usage) for what the model has no use for: to pass over it in silence would mislead.
+void check_options(const TrainOptions& options, const Model& model) {
+  check_variant(model, options.variant);
+  const auto refuse = [&](const char* option, const char* why) {
+    throw Error(ErrorKind::usage, fmt::format("{} takes no {}: {}", model.name, option, why),
+                fmt::format("oomdiag train --model {}", model.name));
+  };
+  if (options.batch != 0 && model.default_batch == 0) refuse("--batch", "it has no batches");
+  if (options.steps != 0 && model.default_steps == 0) refuse("--steps", "it does its thing once");
+  if (!options.optimizer.empty() && model.default_optimizer.empty()) refuse("--optimizer", "it has none to choose");
+  if (!options.amp.empty() && !model.takes_amp) refuse("--amp", "it has its own precision, or no layers");
+  if (options.accumulate != 1 && !model.accumulates) refuse("--accumulate", "its batch is not taken in parts");
+}
+
+int give_up(const Diagnosis& diagnosis) {
+  const std::string last = last_lines(diagnosis.folder / "output.txt");
+  remove_empty_run(diagnosis.folder);
+  if (diagnosis.ending.signal == SIGINT) return kInterrupted;
+  const std::string& killed = diagnosis.why_killed;
+  throw Error(
+      ErrorKind::environment,
+      fmt::format("{}; {}\n{}",
+                  killed.empty() ? fmt::format("the training program ended with exit code {}", diagnosis.ending.code())
+                                 : killed,
+                  diagnosis.why_no_report, last));
+}
+
+/// Why recording stopped before the program ended, or empty: then what was seen says nothing about the whole.
+std::string why_recording_stopped(const Diagnosis& diagnosis) {
+  for (const std::filesystem::path& trace : find_traces(diagnosis.folder)) {
+    if (std::string why = read_process(trace).recorder_failure; !why.empty()) return why;
+  }
+  return {};
+}
+
+void check_recording(const Diagnosis& diagnosis) {
+  const std::string why = why_recording_stopped(diagnosis);
+  if (why.empty()) return;
+  throw Error(ErrorKind::environment,
+              fmt::format("recording stopped before the training ended: {} ('{}')", why, diagnosis.folder.string()),
+              "give a folder on another disk: --folder DIR");
+}
+
+/// What is written and printed, and the exit code.
+int finish(const TrainOptions& options, const Diagnosis& diagnosis) {
+  const Report& report = *diagnosis.report;
+  if (!options.output.empty()) write_json(report, options.output);
+  if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
+  options.json ? print_json(report) : print_text(report, stdout);
+  if (report.outcome == "out_of_memory") return kOutOfMemory;
+  if (diagnosis.ending.code() == 0) return 0;
+  complain(last_lines(diagnosis.folder / "output.txt"));
+  return diagnosis.ending.signal == SIGINT ? kInterrupted : 1;
+}
+
+/// Runs the loop on the host, where nothing is recorded: the report has no card, and a case with the host's figures.
+int train_on_host(const TrainOptions& options, const Model& model, const std::vector<std::string>& program) {
+  const HostRun host = [&] {
+    const Progress progress(fmt::format("training {} on the host ...", options.model));
+    return run_on_host(program);
+  }();
+  if (host.ending.signal == SIGINT) return kInterrupted;
+  if (host.ending.code() != 0) {
+    throw Error(ErrorKind::environment,
+                fmt::format("the training program ended with exit code {}\n{}", host.ending.code(), host.output));
+  }
+  const Report report{.exit_code = 0, .reference_case = explain_host(model.reference_case, model.about, host.facts)};
+  if (!options.output.empty()) write_json(report, options.output);
+  if (options.json) {
+    print_json(report);
+  } else {
+    fmt::print("oomdiag: ran on the host\n\n{}", case_text(*report.reference_case));
+  }
+  return 0;
+}
+
+int train(TrainOptions options) {
+  const Install install = find_install();
+  const Model model = find_model(read_models(install.models), options.model);
+  check_options(options, model);
+  check_writable(options.output);
+  check_writable(options.html);
+  if (options.variant.empty() && !model.variants.empty()) options.variant = model.variants.front();
+  if (options.device.device == "cpu") {
+    return train_on_host(options, model, compose_program(options, install, options.variant, "cpu"));
+  }
+  const DeviceChoice device = choose_device(options.device, install);
+  require_gpu(device);
+  say_default(device);
+  const CaseStudy study{model, options.variant, [&](const std::string& variant, const std::string& where) {
+                          return compose_program(options, install, variant, where);
+                        }};
+  DiagnosisRequest request{.program = study.compose(options.variant, "cuda"),
+                           .device = device,
+                           .base = choose_base(options.folder),
+                           .keeps_output = true};
+  if (model.default_batch != 0) request.batch = options.batch != 0 ? options.batch : model.default_batch;
+  const Diagnosis diagnosis = [&] {
+    const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
+    Diagnosis result = diagnose(request, install);
+    complete(result, request, install);
+    if (result.report && result.ending.signal != SIGINT) {
+      result.report->reference_case = study_case(study, request, result, install);
+      keep_json(*result.report, result.folder);
+    }
+    return result;
+  }();
+  check_recording(diagnosis);
+  return diagnosis.report ? finish(options, diagnosis) : give_up(diagnosis);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Command& chosen) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App& command = *app.add_subcommand("train", "run a reference training loop and explain its memory");
+  set_help(command, {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6720",
+                     .about = "Runs a reference training loop and explains its memory.\n"
+                              "Exit code: 0 it fits, 3 out of memory, 1 failed.",
+                     .usage = "oomdiag train [OPTIONS]"});
+  command.add_option("--model", options->model, "one of oomdiag models")->type_name("NAME")->capture_default_str();
+  command
+      .add_option("--variant", options->variant,
+                  "the loop that is reported; the case compares it with the model's others. default: its first")
+      ->type_name("NAME");
+  command.add_option("--batch", options->batch, "batch size; default: the model's own")
+      ->type_name("N")
+      ->check(range(1, 1 << 30));
+  add_device_options(command, options->device);
+  command.add_option("--steps", options->steps, "training steps; default: the model's own")
+      ->type_name("N")
+      ->check(range(1, 1 << 20));
+  command.add_option("--optimizer", options->optimizer, "its optimizer; default: the model's own")
+      ->type_name("adam|adamw|sgd|momentum")
+      ->check(one_of({"adam", "adamw", "sgd", "momentum"}));
+  command.add_option("--amp", options->amp, "automatic mixed precision; default: none")
+      ->type_name("none|bf16|fp16")
+      ->check(one_of({"none", "bf16", "fp16"}));
+  command.add_option("--accumulate", options->accumulate, "micro-batches that a step's batch is taken in; default: 1")
+      ->type_name("N")
+      ->check(range(1, 1 << 20));
+  command.add_flag("--json", options->json, "print the report as JSON");
+  command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
+  command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
+  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
+      ->type_name("DIR");
+  command.callback([options, &chosen] { chosen = [options] { return train(*options); }; });
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,153 @@
+#include "cli/device/device.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <sstream>
+
+#include "cli/device/real_gpu.h"
+#include "cli/terminal/help.h"
+#include "cli/terminal/sizes.h"
+#include "cli/terminal/terminal.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr const char* kDefaultCard = "h200";
+constexpr int kMostCards = 16;             // what the virtual device has room for: driver/devices.h
+constexpr int kLeastDriverOfCuda13 = 580;  // CUDA Toolkit release notes
+constexpr int64_t kLeastMemory = int64_t{256} << 20;
+constexpr int64_t kMostMemory = int64_t{16} << 40;
+
+void check_one_driver(const std::vector<CardEntry>& cards) {
+  const CardEntry& first = cards.front();
+  const auto other = std::ranges::find_if(cards, [&](const CardEntry& card) { return card.driver != first.driver; });
+  if (other != cards.end()) {
+    throw Error(ErrorKind::usage, fmt::format("{} and {} in one machine: it has one driver", first.id, other->id));
+  }
+  const auto unknown = std::ranges::find_if_not(cards, &CardEntry::knows_driver);
+  if (unknown == cards.end()) return;
+  say(fmt::format("what a driver of branch {} leaves of the memory of {} is not known: taken is what newer ones leave",
+                  first.driver, unknown->card.id));
+}
+
+/// `count` of one card, or each card of a list once.
+std::vector<CardEntry> repeat(std::vector<CardEntry> cards, int count) {
+  if (count > 0 && cards.size() > 1) {
+    throw Error(ErrorKind::usage, "--count repeats one device, and --device names several",
+                "name each as often as it is wanted: --device a100-80,a100-80,t4");
+  }
+  if (count > 0) cards.resize(static_cast<std::size_t>(count), CardEntry(cards.front()));
+  if (cards.size() > kMostCards) {
+    throw Error(ErrorKind::usage, fmt::format("{} devices are too many", cards.size()),
+                fmt::format("valid: 1 to {}", kMostCards));
+  }
+  return cards;
+}
+
+int64_t read_memory(const std::string& memory) {
+  const int64_t bytes = parse_bytes(memory);
+  if (bytes < kLeastMemory || bytes > kMostMemory) {
+    throw Error(ErrorKind::usage, fmt::format("--memory {} is out of range", memory), "valid: 256MiB to 16TiB");
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void add_device_options(CLI::App& command, DeviceOptions& options) {
+  command
+      .add_option("--device", options.device,
+                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, ./card.json, or a "
+                  "list as in a100-80,t4; default: a real GPU, else h200")
+      ->type_name("NAME");
+  command
+      .add_option("--memory", options.memory, "memory of each virtual device in place of the card's own, as in 8GiB")
+      ->type_name("SIZE");
+  command.add_option("--count", options.count, "that many of the virtual device")
+      ->type_name("N")
+      ->check(range(1, kMostCards));
+  command.add_flag("--clocked", options.clocked,
+                   "work on the virtual device takes modelled time: frees across streams wait for it");
+}
+
+std::string describe(const VirtualHost& host) {
+  const std::string& name = host.cards.front().name;
+  if (host.cards.size() == 1) return name + " (virtual)";
+  if (std::ranges::all_of(host.cards, [&](const CardEntry& card) { return card.name == name; })) {
+    return fmt::format("{} x {} (virtual)", host.cards.size(), name);
+  }
+  std::vector<std::string> names;
+  for (const CardEntry& card : host.cards) names.push_back(card.name);
+  return fmt::format("{} (virtual)", fmt::join(names, ", "));
+}
+
+std::string describe(const DeviceChoice& choice) {
+  const VirtualHost* const host = choice.virtual_host();
+  return host == nullptr ? "the real GPU" : describe(*host);
+}
+
+void say_default(const DeviceChoice& choice) {
+  const VirtualHost* const host = choice.virtual_host();
+  if (!choice.by_default || host == nullptr) return;
+  say(fmt::format("no --device and no GPU: running on a virtual {}; oomdiag devices lists others",
+                  host->cards.front().name));
+}
+
+bool names_real_gpu(const std::string& device) { return device == "real" || device == "cuda"; }
+
+std::vector<CardEntry> choose_cards(const std::string& list, const Install& install) {
+  std::vector<CardEntry> cards;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (!name.empty()) cards.push_back(choose_card(install.cards, name));
+  }
+  if (cards.empty())
+    throw Error(ErrorKind::usage, fmt::format("--device '{}' names no device", list), "as in: --device rtx4090");
+  return cards;
+}
+
+DeviceChoice choose_device(const DeviceOptions& options, const Install& install) {
+  const int64_t memory_bytes = options.memory.empty() ? 0 : read_memory(options.memory);
+  const bool by_default = options.device.empty(), names_real = names_real_gpu(options.device);
+  const bool wants_virtual = memory_bytes != 0 || options.count != 0 || options.clocked;
+  if (names_real && wants_virtual) {
+    throw Error(ErrorKind::usage, "--memory, --count and --clocked are for virtual devices only",
+                "name one: --device rtx4090");
+  }
+  if (names_real) return {.device = RealGpu{name_of_real_gpu()}};
+  if (by_default && !wants_virtual) {
+    if (std::string name = name_of_real_gpu(); !name.empty()) {
+      return {.device = RealGpu{std::move(name)}, .by_default = true};
+    }
+  }
+  const std::vector<CardEntry> cards = choose_cards(by_default ? kDefaultCard : options.device, install);
+  check_one_driver(cards);
+  return {
+      .device =
+          VirtualHost{.cards = repeat(cards, options.count), .memory_bytes = memory_bytes, .clocked = options.clocked},
+      .by_default = by_default && !wants_virtual};
+}
+
+void require_gpu(const DeviceChoice& choice) {
+  const RealGpu* const gpu = std::get_if<RealGpu>(&choice.device);
+  if (gpu == nullptr || !gpu->name.empty()) return;
+  throw Error(ErrorKind::environment, "no NVIDIA GPU or no driver was found here",
+              "leave out --device, or name a virtual device, as in: --device rtx4090");
+}
+
+void check_driver(const DeviceChoice& choice, const std::string& torch_version) {
+  const VirtualHost* const host = choice.virtual_host();
+  if (host == nullptr) return;
+  const CardEntry& card = host->cards.front();
+  const std::size_t cuda = torch_version.find("+cu");
+  const bool is_cuda_13 = cuda != std::string::npos && torch_version.compare(cuda, 5, "+cu13") == 0;
+  if (card.driver == 0 || !is_cuda_13 || card.driver >= kLeastDriverOfCuda13) return;
+  throw Error(ErrorKind::usage, fmt::format("torch {} needs a driver of branch {} or newer: no --device {}",
+                                            torch_version, kLeastDriverOfCuda13, card.id));
+}
+
+}  // namespace oomdiag

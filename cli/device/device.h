@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cli/device/cards.h"
+#include "cli/python/install.h"
+
+namespace CLI {
+class App;
+}
+
+namespace oomdiag {
+
+/// What the command line says of the device.
+struct DeviceOptions {
+  std::string device{};
+  std::string memory{};
+  int count = 0;  ///< 0 = one of each
+  bool clocked = false;
+};
+
+/// Adds --device, --memory, --count and --clocked to a command.
+void add_device_options(CLI::App& command, DeviceOptions& options);
+
+/// The NVIDIA GPUs of this machine.
+struct RealGpu {
+  std::string name{};  ///< of the first, as its driver gives it; empty = no GPU or no driver was found
+};
+
+/// Virtual devices in one machine.
+struct VirtualHost {
+  std::vector<CardEntry> cards{};  ///< at least one
+  int64_t memory_bytes = 0;        ///< of each device, in place of the card's own; 0 = the card's own
+  bool clocked = false;            ///< work takes modelled time
+
+  /// Memory of the first device.
+  int64_t bytes_of_device() const { return memory_bytes > 0 ? memory_bytes : cards.front().total_bytes; }
+};
+
+/// Where a program is to run.
+struct DeviceChoice {
+  std::variant<RealGpu, VirtualHost> device{};
+  bool by_default = false;  ///< nobody asked for it
+
+  const VirtualHost* virtual_host() const { return std::get_if<VirtualHost>(&device); }
+  bool is_virtual() const { return virtual_host() != nullptr; }
+};
+
+/// "NVIDIA A100 80GB (virtual)", "4 x NVIDIA H200 (virtual)".
+std::string describe(const VirtualHost& host);
+/// The same, or "the real GPU".
+std::string describe(const DeviceChoice& choice);
+
+/// Says on stderr that there is no GPU and which card stands in for it, if nobody chose that card.
+void say_default(const DeviceChoice& choice);
+
+/// Whether this is what --device calls the real GPU: "real" or "cuda".
+bool names_real_gpu(const std::string& device);
+
+/// The cards of a list of names of the catalogue and paths to card files: one at least. Throws Error(usage).
+std::vector<CardEntry> choose_cards(const std::string& list, const Install& install);
+
+/// What the options mean: "real" or "cuda", or such a list. Without --device the real GPU where there is one, else (or if
+/// another option wants a virtual one) a virtual H200. The driver is asked for the real GPU here and nowhere else; `run`
+/// may name a real GPU that is not there, as a program need not use it. Throws Error(usage).
+DeviceChoice choose_device(const DeviceOptions& options, const Install& install);
+
+/// Throws Error(environment) if the real GPU was chosen and none was found.
+void require_gpu(const DeviceChoice& choice);
+
+/// Throws Error(usage) if the driver that --device names (rtx3090@550) is too old for the CUDA that the program's torch was
+/// built for: "2.15.0+cu132".
+void check_driver(const DeviceChoice& choice, const std::string& torch_version);
+
+}  // namespace oomdiag

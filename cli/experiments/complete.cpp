@@ -1,0 +1,77 @@
+#include "cli/experiments/complete.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/experiments/executor.h"
+#include "cli/experiments/fix.h"
+#include "cli/process/temporary_folder.h"
+#include "cli/process/workers.h"
+#include "cli/reports/reports.h"
+#include "profiler/report/whole_run.h"
+
+namespace oomdiag {
+namespace {
+
+/// The report on a run of which nothing is left; nullopt where there is none.
+std::optional<Report> run_for_report(DiagnosisRequest request, const Install& install) {
+  const TemporaryFolder folder;
+  request.base = folder.path();
+  request.keeps_output = true;
+  request.shows_progress = false;
+  Executor executor(install);
+  const Executed executed = executor.run({request}, [](std::size_t) {}).front();
+  return executed.has_report() ? std::optional(load_report(executed.folder / "report.json")) : std::nullopt;
+}
+
+// A run with room says nothing of holes. The one remedy for them is an environment variable: it is tried.
+void try_expandable_segments(Report& failed, DiagnosisRequest request, const Install& install) {
+  ReportOfDevice& device = failed.devices[failed.main_device];
+  const auto remedy = std::find_if(device.remedies.begin(), device.remedies.end(),
+                                   [](const Remedy& one) { return one.id == "expandable_segments"; });
+  if (remedy == device.remedies.end() || !device.cause || device.cause->kind != CauseKind::fragmentation) return;
+  request.steady = SteadyRule{.most = kMostSteps};
+  for (const auto& variable : expandable_segments().environment) request.environment.push_back(variable);
+  const std::optional<Report> tried = run_for_report(std::move(request), install);
+  if (!tried || tried->main_device >= tried->devices.size()) return;
+  const bool passed = tried->outcome == "ok";
+  if (!passed && tried->outcome != "out_of_memory") return;
+  remedy->fits = passed;
+  if (passed) remedy->measured_peak_bytes = tried->devices[tried->main_device].peak.allocated_bytes;
+}
+
+void take_complete_run(Diagnosis& failed, const VirtualHost& host, const DiagnosisRequest& request,
+                       const Install& install) {
+  uint32_t step = 1;
+  for (const ReportOfDevice& device : failed.report->devices) {
+    if (device.cause && device.cause->kind == CauseKind::leak) return;  // what grows without end has no whole run
+    if (device.failure) step = std::max(step, device.failure->step);
+  }
+  DiagnosisRequest again = request;
+  again.device = {.device = with_room(host)};
+  again.judged_bytes = host.bytes_of_device();
+  again.steady = SteadyRule{.at_least = step, .most = std::max(kMostSteps, step + 1)};
+  const std::optional<Report> whole = run_for_report(std::move(again), install);
+  if (!whole || whole->outcome != "ok") return;
+  take_whole_run(*failed.report, *whole);
+  try_expandable_segments(*failed.report, request, install);
+  keep_json(*failed.report, failed.folder);
+}
+
+}  // namespace
+
+VirtualHost with_room(VirtualHost host) {
+  host.memory_bytes = kRoomBytes;
+  return host;
+}
+
+void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install) {
+  const VirtualHost* const host = request.device.virtual_host();
+  if (host == nullptr || !failed.report || failed.report->outcome != "out_of_memory") return;
+  try {
+    take_complete_run(failed, *host, request, install);
+  } catch (const Interrupted&) {  // what is known without it is still worth showing
+  }
+}
+
+}  // namespace oomdiag

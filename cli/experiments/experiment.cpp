@@ -1,0 +1,115 @@
+#include "cli/experiments/experiment.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "cli/process/environment.h"
+#include "cli/process/workers.h"
+#include "cli/reports/reports.h"
+#include "cli/reports/run_folder.h"
+#include "cli/terminal/json_text.h"
+#include "extension/environment.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace fs = std::filesystem;
+namespace {
+
+DiagnosisRequest to_diagnosis(const ExperimentRequest& experiment, const Install& install, const fs::path& base) {
+  DiagnosisRequest request{.program = experiment.program,
+                           .device = experiment.device,
+                           .base = base,
+                           .batch = experiment.batch,
+                           .keeps_output = true,
+                           .environment = experiment.environment,
+                           .rank = experiment.rank,
+                           .steady = experiment.steady,
+                           .judged_bytes = experiment.judged_bytes};
+  if (!experiment.fixes.is_null()) {
+    request.environment.emplace_back("PYTHONPATH", before_python_path(install.injected()));
+    request.environment.emplace_back(variables::kRemedies, to_text(experiment.fixes, kCompact));
+  }
+  return request;
+}
+
+std::vector<nlohmann::json> read_lines(const fs::path& file) {
+  std::vector<nlohmann::json> lines;
+  std::ifstream stream(file);
+  for (std::string line; std::getline(stream, line);) {
+    auto value = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (value.is_object()) lines.push_back(std::move(value));
+  }
+  return lines;
+}
+
+void take_figures(Experiment& experiment) {
+  const Report& report = *experiment.report;
+  experiment.outcome = report.outcome;
+  if (report.main_device >= report.devices.size()) return;
+  const ReportOfDevice& device = report.devices[report.main_device];
+  experiment.allocated_bytes = device.peak.allocated_bytes;
+  experiment.reserved_bytes = device.peak.reserved_bytes;
+  experiment.outside_bytes = device.card.outside_pytorch_bytes;
+  experiment.total_bytes = device.device.total_bytes;
+  experiment.needed_bytes = needed_bytes(device);
+  experiment.place = place_of_failure(device);
+}
+
+Experiment read_experiment(const Executed& executed) {
+  const fs::path& folder = executed.folder;
+  Experiment experiment{.exit_code = executed.exit_code,
+                        .why = executed.why_no_report,
+                        .stopped_at_step = executed.stopped_at_step,
+                        .seconds = executed.seconds};
+  if (!folder.empty()) experiment.told = read_lines(folder / "remedies");
+  if (executed.has_report()) {
+    experiment.report = load_report(folder / "report.json");
+    take_figures(experiment);
+  }
+  const int code = experiment.exit_code;
+  if (experiment.passed() && code != 0) experiment.outcome = "failed";
+  const bool says_why =
+      executed.has_report() || code != 0;  // else all is well with the program, and nothing was seen of it
+  if (!experiment.passed() && !experiment.ran_out() && !folder.empty() && says_why) {
+    experiment.why = fmt::format("it ended with exit code {}: {}", code, last_line(folder / "output.txt"));
+  }
+  std::error_code ignored;
+  fs::remove_all(folder, ignored);
+  return experiment;
+}
+
+}  // namespace
+
+int64_t needed_bytes(const ReportOfDevice& device) {
+  return device.failure ? device.failure->reserved_bytes + device.failure->requested_bytes : device.peak.reserved_bytes;
+}
+
+std::string place_of_failure(const ReportOfDevice& device) {
+  if (!device.failure) return {};
+  return fmt::format("{}, step {}", name_of(device.failure->phase), device.failure->step);
+}
+
+std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& requests,
+                                         const std::function<void(std::size_t)>& tell) {
+  std::vector<DiagnosisRequest> runs;
+  for (const ExperimentRequest& request : requests) runs.push_back(to_diagnosis(request, install_, folder_.path()));
+  finished_.assign(requests.size(), std::nullopt);
+  std::vector<Experiment> experiments;
+  try {
+    for (const Executed& executed : executor_.run(runs, tell)) experiments.push_back(read_experiment(executed));
+  } catch (const Interrupted&) {
+    std::ranges::transform(executor_.finished(), finished_.begin(), [](const std::optional<Executed>& executed) {
+      return executed ? std::optional(read_experiment(*executed)) : std::nullopt;
+    });
+    throw;
+  }
+  return experiments;
+}
+
+Experiment Experiments::run(const ExperimentRequest& request, const std::function<void(std::size_t)>& tell) {
+  return std::move(run(std::vector<ExperimentRequest>{request}, tell).front());
+}
+
+}  // namespace oomdiag

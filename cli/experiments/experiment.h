@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/experiments/executor.h"
+#include "cli/launch/diagnosis.h"
+#include "cli/process/temporary_folder.h"
+
+namespace oomdiag {
+
+/// A run whose only purpose is its figures.
+struct ExperimentRequest {
+  std::vector<std::string> program;
+  DeviceChoice device;
+  Environment environment{};
+  std::optional<LoneRank> rank{};
+  nlohmann::json fixes{};  ///< [id, settings] each; null = the program as it is
+  SteadyRule steady{};
+  std::optional<int64_t> batch{};
+  int64_t judged_bytes = 0;
+};
+
+/// What came of it. All figures are measured.
+struct Experiment {
+  std::string outcome = "failed";  ///< ok | out_of_memory | failed | killed
+  int exit_code = 0;
+  std::string why{};    ///< it neither passed nor ran out of memory: what it said last, or what stood in the way
+  std::string place{};  ///< where it ran out of memory: "backward, step 2"
+  int64_t allocated_bytes = 0, reserved_bytes = 0, outside_bytes = 0, total_bytes = 0;
+  int64_t needed_bytes = 0;            ///< as the function of that name says
+  uint32_t stopped_at_step = 0;        ///< 0 = it ended by itself
+  double seconds = 0;                  ///< of wall time, that of reading its trace included
+  std::vector<nlohmann::json> told{};  ///< what the fixes said, see extension/python/remedies
+  std::optional<Report> report{};
+
+  bool passed() const { return outcome == "ok"; }
+  bool ran_out() const { return outcome == "out_of_memory"; }
+};
+
+/// What a run on this card reserved at most; where it ran out what was reserved, with the request.
+int64_t needed_bytes(const ReportOfDevice& device);
+/// Where it ran out of memory: "backward, step 2"; empty where it did not.
+std::string place_of_failure(const ReportOfDevice& device);
+
+/// Makes experiments with an Executor. Nothing is left of them.
+class Experiments {
+ public:
+  explicit Experiments(const Install& install) : install_(install), executor_(install) {}
+
+  /// Their results, in their order. `tell` is called with the number of all experiments that are over, whenever one ends.
+  /// Throws Error if one cannot be started; Interrupted, and then finished() has what was over.
+  std::vector<Experiment> run(const std::vector<ExperimentRequest>& requests,
+                              const std::function<void(std::size_t)>& tell);
+  Experiment run(const ExperimentRequest& request, const std::function<void(std::size_t)>& tell);
+
+  /// What came of each request of the call that was interrupted; nullopt where it did not end.
+  const std::vector<std::optional<Experiment>>& finished() const { return finished_; }
+  std::size_t count() const { return executor_.count(); }
+
+ private:
+  const Install& install_;
+  Executor executor_;
+  TemporaryFolder folder_;
+  std::vector<std::optional<Experiment>> finished_{};
+};
+
+}  // namespace oomdiag

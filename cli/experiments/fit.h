@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/experiments/border_search.h"
+#include "cli/experiments/experiment.h"
+
+// oomdiag fit: the largest value and the smallest card, found by runs. Values here, the stages in fit_*.cpp.
+namespace oomdiag {
+
+/// What --vary says: "batch=1..65536", "batch=8..512:8", "batch=1..1024:pow2" or "seq=128,256,512".
+struct Variable {
+  std::string name;
+  int64_t least = 0, most = 0, step = 1;  ///< step 0 = powers of two
+  std::vector<int64_t> list{};            ///< in place of a range, ascending
+
+  int64_t count() const;
+  int64_t value(int64_t position) const;
+  bool operator==(const Variable&) const = default;
+};
+
+/// Throws Error(usage).
+Variable parse_variable(const std::string& text);
+
+using Values = std::map<std::string, int64_t>;
+
+/// "batch = 8, seq = 128".
+std::string describe(const Values& values);
+
+/// Every combination of the values of these variables.
+std::vector<Values> combine(std::span<const Variable> variables);
+
+/// `program` with each {name} replaced by its value.
+std::vector<std::string> fill_in(std::vector<std::string> program, const Values& values);
+
+struct FitRequest {
+  std::vector<std::string> program{};
+  DeviceChoice device{};
+  uint32_t steps = 0;  ///< 0 = found
+  int most_runs = 12;  ///< for one border, unless it takes more to find it at all
+};
+
+/// One run of a search.
+struct FitRun {
+  Values values;
+  int64_t memory_bytes = 0;  ///< of the card, 0 = its own
+  Experiment experiment;
+};
+
+/// Runs and remembers.
+class Fitter {
+ public:
+  Fitter(const FitRequest& request, Experiments& experiments, std::function<void(std::size_t)> tell)
+      : request_(request), experiments_(experiments), tell_(std::move(tell)) {}
+
+  /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory;
+  /// Interrupted, and then runs() has what was over.
+  std::vector<FitRun> run(const std::vector<std::pair<Values, int64_t>>& cases);
+  const std::vector<FitRun>& runs() const { return runs_; }
+  /// How many values are worth trying together.
+  int at_once() const;
+  int most_runs() const { return request_.most_runs; }
+
+ private:
+  const FitRequest& request_;
+  Experiments& experiments_;
+  std::function<void(std::size_t)> tell_;
+  std::vector<FitRun> runs_;
+};
+
+/// The largest value of the first variable, with `others` as they are.
+struct LargestValue {
+  Values others;
+  std::optional<int64_t> value{};  ///< nullopt: the least fails
+  bool is_last_of_range = false;
+  std::vector<int64_t> failed_above{};  ///< that were run and failed
+  bool may_pass_above = false;          ///< far above, as BorderSearch says
+  std::optional<Line> line{};
+};
+LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
+                                const std::optional<Line>& prior);
+
+struct SmallestCard {
+  int64_t bytes = 0;  ///< 0: it passes on none
+  int64_t outside_bytes = 0;
+  bool takes_share = false;  ///< of whatever card it runs on: it needs less than it takes on a larger one
+  std::string fails_in{};    ///< with a page less
+};
+SmallestCard find_smallest_card(Fitter& fitter, const Values& values);
+
+}  // namespace oomdiag

@@ -1,0 +1,141 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/experiments/fit.h"
+#include "cli/process/workers.h"
+#include "profiler/error.h"
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/report/whole_run.h"
+
+// Each run is a whole run of the program on a virtual card. The driver gives memory in pages of 2 MiB, so that is how exact
+// the smallest card can be.
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kPageBytes = kRoundLargeBytes;
+constexpr int64_t kLeastCard = 256 * kMiB, kLargestCard = int64_t{16} << 40;
+constexpr int64_t kPagesBelow = 4;  ///< that are tried below the smallest card
+
+}  // namespace
+
+std::vector<std::string> fill_in(std::vector<std::string> program, const Values& values) {
+  for (std::string& word : program) {
+    for (const auto& [name, value] : values) {
+      const std::string what = "{" + name + "}", by = std::to_string(value);
+      for (size_t at = 0; (at = word.find(what, at)) != word.npos; at += by.size()) word.replace(at, what.size(), by);
+    }
+  }
+  return program;
+}
+
+std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& cases) {
+  std::vector<ExperimentRequest> requests;
+  for (const auto& [values, memory_bytes] : cases) {
+    ExperimentRequest& request = requests.emplace_back(ExperimentRequest{
+        .program = fill_in(request_.program, values), .device = request_.device, .steady = {.steps = request_.steps}});
+    auto* const host = std::get_if<VirtualHost>(&request.device.device);
+    if (memory_bytes > 0 && host != nullptr) host->memory_bytes = memory_bytes;
+  }
+  std::vector<Experiment> experiments;
+  try {
+    experiments = experiments_.run(requests, tell_);
+  } catch (const Interrupted&) {
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      const std::optional<Experiment>& experiment = experiments_.finished()[i];
+      if (experiment)
+        runs_.push_back({.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = *experiment});
+    }
+    throw;
+  }
+  std::vector<FitRun> runs;
+  for (std::size_t i = 0; i < experiments.size(); ++i) {
+    if (!experiments[i].passed() && !experiments[i].ran_out()) {
+      throw Error(ErrorKind::environment,
+                  fmt::format("with {} the program fails, and not for want of memory: {}",
+                              cases[i].first.empty() ? "a run" : describe(cases[i].first), experiments[i].why),
+                  "oomdiag run shows all that it says");
+    }
+    runs.push_back(
+        {.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = std::move(experiments[i])});
+    runs.back().experiment.report.reset();
+    runs_.push_back(runs.back());
+  }
+  return runs;
+}
+
+int Fitter::at_once() const { return request_.device.is_virtual() ? std::max(1, programs_at_once(0)) : 1; }
+
+LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
+                                const std::optional<Line>& prior) {
+  BorderSearch search(
+      variable.count(), [&](int64_t i) { return variable.value(i); }, fitter.most_runs(), prior);
+  run_search(search, fitter.at_once(), [&](const std::vector<int64_t>& positions) {
+    std::vector<std::pair<Values, int64_t>> cases;
+    for (const int64_t position : positions) {
+      cases.emplace_back(others, 0);
+      cases.back().first[variable.name] = variable.value(position);
+    }
+    std::vector<Point> points;
+    for (const FitRun& run : fitter.run(cases)) {
+      const Experiment& experiment = run.experiment;
+      points.push_back({.passes = experiment.passed(),
+                        .allocated_bytes = experiment.allocated_bytes,
+                        .needed_bytes = experiment.needed_bytes,
+                        .room_bytes = experiment.total_bytes - experiment.outside_bytes});
+    }
+    return std::optional(std::move(points));
+  });
+  LargestValue largest{.others = others, .line = search.line()};
+  const std::optional<int64_t> found = search.found();
+  if (!found) return largest;
+  largest.value = variable.value(*found);
+  largest.may_pass_above = search.may_pass_above();
+  largest.is_last_of_range = *found == variable.count() - 1;
+  for (const auto& [position, point] : search.points()) {
+    if (position > *found && position <= *found + BorderSearch::kNeighbours) {
+      largest.failed_above.push_back(variable.value(position));
+    }
+  }
+  return largest;
+}
+
+// Where the run passes with room to spare, it mostly needs at least what it allocated and at most what it reserved, beside
+// what others hold. In between the allocator gives cached segments back and tries again: only runs can tell. Where little is
+// free, libraries choose other algorithms, which may take more or less than that.
+SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
+  const int at_once = fitter.at_once();
+  const Experiment large = fitter.run({{values, kLargestCard}}).front().experiment;
+  if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
+  SmallestCard card{.bytes = 0,
+                    .outside_bytes = large.outside_bytes,
+                    .takes_share = is_share_of_card(large.allocated_bytes, large.total_bytes)};
+  const TryValues try_values = [&](const std::vector<int64_t>& sizes) {
+    std::vector<std::pair<Values, int64_t>> cases;
+    for (const int64_t bytes : sizes) cases.emplace_back(values, bytes);
+    std::vector<bool> passed;
+    for (const FitRun& run : fitter.run(cases)) passed.push_back(run.experiment.passed());
+    return passed;
+  };
+  const int64_t held = large.outside_bytes + large.allocated_bytes;
+  const int64_t passes = std::max(kLeastCard + kPageBytes, large.outside_bytes + large.reserved_bytes + kPageBytes);
+  const Bracket around =
+      find_bracket({.fails = held - kPageBytes, .passes = passes}, kPageBytes, kLeastCard, kLargestCard, try_values);
+  card.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, try_values);
+  for (int64_t below = 1; below <= kPagesBelow && card.bytes - below * kPageBytes >= kLeastCard;) {
+    const int64_t bytes = card.bytes - below * kPageBytes;
+    const auto known = std::find_if(fitter.runs().begin(), fitter.runs().end(), [&](const FitRun& run) {
+      return run.memory_bytes == bytes && run.values == values;
+    });
+    const bool passed = known != fitter.runs().end() ? known->experiment.passed() : try_values({bytes}).front();
+    if (passed) card.bytes = bytes;
+    below = passed ? 1 : below + 1;
+  }
+  for (const FitRun& run : fitter.runs()) {
+    if (run.memory_bytes == card.bytes - kPageBytes && run.values == values) card.fails_in = run.experiment.place;
+  }
+  return card;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,201 @@
+#include "cli/experiments/fit_text.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/terminal/json_text.h"
+#include "cli/terminal/sizes.h"
+#include "profiler/replay/allocator/rounding.h"
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values) {
+  const auto run = std::find_if(runs.begin(), runs.end(), [&](const FitRun& one) { return one.values == values; });
+  return run == runs.end() ? nullptr : &*run;
+}
+
+std::string stopped(const std::vector<FitRun>& runs) {
+  uint32_t last = 0;
+  for (const FitRun& run : runs) last = std::max(last, run.experiment.stopped_at_step);
+  return last == 0 ? "" : fmt::format("; runs were ended when their peak was steady, at step {} at the latest", last);
+}
+
+std::string about_value(const Variable& variable, const LargestValue& largest, const std::vector<FitRun>& runs) {
+  Values values = largest.others;
+  if (!largest.value) {
+    values[variable.name] = variable.value(0);
+    const FitRun* run = find_run(runs, values);
+    return fmt::format("oomdiag: {} already runs out of memory in {}\n", describe(values),
+                       run == nullptr ? "" : run->experiment.place);
+  }
+  values[variable.name] = *largest.value;
+  std::string text = fmt::format("oomdiag: fits up to {}\n\n", describe(values));
+  if (const FitRun* run = find_run(runs, values)) {
+    text += fmt::format("  its peak is {} GiB allocated, {} GiB reserved\n", to_gib(run->experiment.allocated_bytes),
+                        to_gib(run->experiment.reserved_bytes));
+  }
+  if (largest.is_last_of_range) text += "  it is the largest that was asked for\n";
+  for (const int64_t above : largest.failed_above) {
+    values[variable.name] = above;
+    const FitRun* run = find_run(runs, values);
+    if (run != nullptr && above == largest.failed_above.front()) {
+      text += fmt::format("  {} runs out of memory in {}", above, run->experiment.place);
+    }
+  }
+  if (largest.failed_above.size() > 1) {
+    text += fmt::format("; so do {}", fmt::join(largest.failed_above.begin() + 1, largest.failed_above.end(), ", "));
+  }
+  if (!largest.failed_above.empty()) text += "\n";
+  if (largest.may_pass_above) {
+    text += fmt::format(
+        "  libraries chose other algorithms as it grew: a much larger one may fit again, --runs {} looks there\n",
+        2 * runs.size() + BorderSearch::kNeighbours);
+  }
+  std::vector<int64_t> below;
+  for (const FitRun& run : runs) {
+    values[variable.name] = run.values.at(variable.name);
+    if (!run.experiment.passed() && run.values == values && values[variable.name] < *largest.value) {
+      below.push_back(values[variable.name]);
+    }
+  }
+  std::sort(below.begin(), below.end());
+  if (!below.empty())
+    text += fmt::format("  smaller ones ran out as well, as holes decide there: {}\n", fmt::join(below, ", "));
+  return text;
+}
+
+std::string table(const Variable& variable, const std::vector<FitOfCard>& found) {
+  std::string text = fmt::format("oomdiag: the largest {} that fits\n\n", variable.name);
+  std::size_t runs = 0;
+  for (const FitOfCard& one : found) {
+    runs += one.runs.size();
+    for (const LargestValue& largest : one.largest) {
+      Values values = largest.others;
+      values[variable.name] = largest.value.value_or(0);
+      const FitRun* run = largest.value ? find_run(one.runs, values) : nullptr;
+      text += fmt::format(
+          "  {} {} {:>8}   {}\n", padded(one.card, 18),
+          padded(describe(largest.others), largest.others.empty() ? 0 : 20),
+          largest.value ? std::to_string(*largest.value) : "none",
+          run == nullptr ? "" : fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes)));
+    }
+  }
+  return text + fmt::format("\n  {} runs, all measured\n", runs);
+}
+
+/// On a real card with times: on a virtual one work takes none.
+Json tried(const std::vector<FitRun>& runs, bool is_real = false) {
+  Json list = Json::array();
+  for (const FitRun& run : runs) {
+    Json one = Json::object();
+    for (const auto& [name, value] : run.values) one[name] = value;
+    if (run.memory_bytes > 0) one["memory_bytes"] = run.memory_bytes;
+    one["fits"] = run.experiment.passed();
+    one["peak_allocated_bytes"] = run.experiment.allocated_bytes;
+    one["peak_reserved_bytes"] = run.experiment.reserved_bytes;
+    one["stopped_at_step"] = run.experiment.stopped_at_step;
+    if (is_real) one["seconds"] = run.experiment.seconds;
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+Json values_of(const std::string& variable, const LargestValue* largest) {
+  if (largest == nullptr || !largest->value) return nullptr;
+  Json json = {{variable, *largest->value}};
+  for (const auto& [name, value] : largest->others) json[name] = value;
+  return json;
+}
+
+}  // namespace
+
+const LargestValue* FitOfCard::best() const {
+  const LargestValue* best = nullptr;
+  for (const LargestValue& one : largest) {
+    if (one.value && (best == nullptr || *one.value > *best->value)) best = &one;
+  }
+  return best;
+}
+
+std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found) {
+  if (found.size() > 1 || found.front().largest.size() > 1) return table(variable, found);
+  const FitOfCard& one = found.front();
+  return about_value(variable, one.largest.front(), one.runs) +
+         fmt::format("  {} runs, all measured{}\n", one.runs.size(), stopped(one.runs));
+}
+
+std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found) {
+  Json json = {{"schema", "oomdiag-fit/1"}, {"variable", variable}};
+  const auto describe = [&](const FitOfCard& one, Json& to) {
+    to["largest"] = values_of(variable, one.best());
+    if (one.largest.size() > 1) {
+      to["of_each"] = Json::array();
+      for (const LargestValue& largest : one.largest) {
+        Json entry = {{variable, largest.value ? Json(*largest.value) : Json(nullptr)}};
+        for (const auto& [name, value] : largest.others) entry[name] = value;
+        to["of_each"].push_back(std::move(entry));
+      }
+    }
+    to["runs"] = one.runs.size();
+    to["tried"] = tried(one.runs, one.card == "real");
+  };
+  if (found.size() == 1) {
+    describe(found.front(), json);
+    return to_text(json) + "\n";
+  }
+  json["devices"] = Json::array();
+  for (const FitOfCard& one : found) {
+    Json entry = {{"device", one.card}};
+    describe(one, entry);
+    json["devices"].push_back(std::move(entry));
+  }
+  return to_text(json) + "\n";
+}
+
+std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs) {
+  if (card.bytes == 0) return fmt::format("oomdiag: it runs out of memory in {} on any card\n", card.fails_in);
+  std::string text = fmt::format("oomdiag: needs {} GiB: the smallest card on which it passes has {} bytes\n\n",
+                                 to_gib(card.bytes), card.bytes);
+  if (!card.fails_in.empty()) text += fmt::format("  with 2 MiB less it runs out of memory in {}\n", card.fails_in);
+  if (card.takes_share) text += "  it takes a share of whatever card it runs on: on a larger one it takes more\n";
+  return text +
+         fmt::format(
+             "  {:.2f} GiB of them are outside PyTorch (on a virtual card: an estimate); {} runs, all measured{}\n",
+             static_cast<double>(card.outside_bytes) / static_cast<double>(kGiB), runs.size(), stopped(runs));
+}
+
+std::string interrupted_text(const std::vector<FitRun>& runs) {
+  std::string text = fmt::format("oomdiag: interrupted after {} run{}{}\n", runs.size(), runs.size() == 1 ? "" : "s",
+                                 runs.empty() ? "" : ", all measured\n");
+  for (const FitRun& run : runs) {
+    const Experiment& experiment = run.experiment;
+    const std::string card = run.memory_bytes > 0 ? fmt::format("{} GiB of card", to_gib(run.memory_bytes)) : "";
+    text += fmt::format("  {:<28} {}\n", run.values.empty() ? card : describe(run.values),
+                        experiment.passed() ? fmt::format("fits, {} GiB allocated", to_gib(experiment.allocated_bytes))
+                        : experiment.ran_out() ? "out of memory in " + experiment.place
+                                               : experiment.why);
+  }
+  return text;
+}
+
+std::string interrupted_json(const std::vector<FitRun>& runs) {
+  const Json json = {{"schema", "oomdiag-fit/1"}, {"interrupted", true}, {"runs", runs.size()}, {"tried", tried(runs)}};
+  return to_text(json) + "\n";
+}
+
+std::string card_json(const SmallestCard& card, const std::vector<FitRun>& runs) {
+  Json json = {{"schema", "oomdiag-fit/1"}};
+  json["smallest_card_bytes"] = card.bytes > 0 ? Json(card.bytes) : Json(nullptr);
+  json["runs"] = runs.size();
+  json["tried"] = tried(runs);
+  return to_text(json) + "\n";
+}
+
+}  // namespace oomdiag

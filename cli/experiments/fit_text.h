@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/experiments/fit.h"
+
+namespace oomdiag {
+
+/// What was found on one card.
+struct FitOfCard {
+  std::string card;
+  std::vector<LargestValue> largest;  ///< one for each combination of the other variables
+  std::vector<FitRun> runs;
+
+  const LargestValue* best() const;  ///< the largest of them; null if nothing fits
+};
+
+std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found);
+std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found);
+std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs);
+/// Of a search that somebody interrupted: what was measured.
+std::string interrupted_text(const std::vector<FitRun>& runs);
+std::string interrupted_json(const std::vector<FitRun>& runs);
+std::string card_json(const SmallestCard& card, const std::vector<FitRun>& runs);
+
+}  // namespace oomdiag

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/experiments/experiment.h"
+
+// oomdiag fix: fixes, each applied to the unchanged program and run. Values here, the stages in fix_*.cpp.
+namespace oomdiag {
+
+/// A program that is to be helped, and how it is run.
+struct Target {
+  std::vector<std::string> program{};  ///< may hold {batch}
+  VirtualHost device{};                ///< on which it is to fit; of a real GPU the virtual one of its name
+  bool proves_on_real = false;         ///< a run without more memory is made on the real GPU
+  Environment environment{};
+  std::optional<LoneRank> rank{};  ///< of a job whose others are not there
+  std::optional<int64_t> batch{};  ///< of {batch}
+  bool takes_amp = false;          ///< one of the samples, with --amp
+  bool accumulates = false;        ///< one of the samples, with --accumulate
+};
+
+/// What a complete run showed of the program; see extension/python/remedies/oomdiag_remedies/look.py.
+struct ProgramProfile {
+  /// A module that is one of several alike, and can be run again in backward.
+  struct Block {
+    std::string container, path;
+    int64_t leaves = 0;       ///< modules without children in it
+    int64_t ops = 0;          ///< that autograd recorded of a call; 0 = not seen
+    int64_t saved_bytes = 0;  ///< what autograd keeps of it
+    bool operator==(const Block&) const = default;
+  };
+  std::vector<Block> blocks{};  ///< in their order
+  int64_t leaves = 0;           ///< modules without children
+  int64_t relus = 0, convolutions = 0, bytes_of_float32 = 0;
+  bool has_root = false, is_trained = false, has_autocast = false, keeps_gradients = false;
+  bool has_optimizer = false;             ///< of torch.optim, neither fused nor with foreach off
+  bool has_adam = false;                  ///< torch.optim.Adam or AdamW
+  bool has_8bit = false;                  ///< a package that brings optimizers of 8 bits
+  int64_t logits = 0;                     ///< elements of the largest [N, C] that a cross-entropy took
+  int64_t loader_batch = 0;               ///< the largest of a DataLoader
+  std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
+
+  bool operator==(const ProgramProfile&) const = default;
+};
+ProgramProfile read_profile(const std::vector<nlohmann::json>& told);
+
+/// Whether the outputs of a call have the shapes of another's. What only one of them has (a cache of keys and values that
+/// a checkpoint must do without) does not count.
+bool same_shapes(const nlohmann::json& a, const nlohmann::json& b);
+
+/// What a change costs, to order by.
+inline constexpr int kNoWork = 0, kLessPrecise = 1, kForwardAgain = 2, kSmallerBatches = 3;
+
+/// One change to the program.
+struct Change {
+  std::string id;     ///< of the fix, as in the report and in OOMDIAG_REMEDIES
+  std::string group;  ///< of several in a group only one can be
+  std::string label;
+  int cost = kNoWork;
+  bool changes_numerics = false;
+  bool changes_batch = false;
+  double extra_forward = 0;                 ///< share of the modules of forward that run again
+  std::optional<int64_t> recomputed_ops{};  ///< of autograd that run again in each backward; nullopt = not seen
+  nlohmann::json settings{};                ///< of the injected module; null = not injected
+  Environment environment{};                ///< that the program is run with
+  std::vector<std::string> added{};         ///< arguments behind the program's own
+  std::optional<int64_t> batch{};           ///< for {batch}
+  std::vector<std::string> lines{};         ///< that a user writes; those of injected ones tell theirs
+  std::optional<int64_t> predicted_peak_bytes{};
+  std::string missing{};  ///< what it needs and is not there: it is not run
+};
+
+/// One or several changes together, and what came of them.
+struct MeasuredFix {
+  std::vector<Change> changes;
+  std::optional<int64_t> measured_peak_bytes{}, measured_reserved_bytes{};
+  bool fits = false;                 ///< it passed on the card
+  bool still_grows = false;          ///< from step to step: a longer run would fail all the same
+  std::string unproved{};            ///< why there is no measured figure
+  std::vector<std::string> lines{};  ///< that a user writes
+
+  std::string label() const;
+  bool helps() const { return fits && !still_grows; }
+  int cost() const;
+  bool changes_numerics() const;
+  double extra_forward() const;
+  std::optional<int64_t> recomputed_ops() const;
+  std::optional<int64_t> predicted_peak_bytes() const;  ///< of a single change
+};
+
+/// The run as it is.
+struct Before {
+  std::string outcome{}, place{};
+  std::string cause{};      ///< of the refusal
+  int64_t needs_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
+  int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
+  int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
+  bool is_whole = true;                             ///< the whole run was seen
+  bool grows = false;                               ///< from step to step
+  std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps
+};
+
+struct Fixed {
+  Before before;
+  std::vector<MeasuredFix> fixes;  ///< proved ones that help, then the others by their peak, then unproved ones
+  std::size_t runs = 0;
+  double seconds = 0;
+  int interrupted_by = 0;  ///< signal; what was measured by then stands
+
+  bool helped() const;
+};
+
+/// What might help, cheapest first. `whole` is the report on the whole run, its fixes judged by the card.
+std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
+                                 const Before& before);
+
+/// Takes from the report what autograd keeps of each block.
+void weigh_blocks(ProgramProfile& profile, const Report& whole);
+
+/// Checkpoints of `count` blocks: of those that keep most for each module that runs again.
+Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count);
+
+/// As few blocks as should do, where checkpoints of all lower what is reserved from `before` to `reserved`, below `room`. Each is
+/// taken to save by the share of what it keeps.
+std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t room);
+Change expandable_segments();
+
+/// The combinations of two and three of what was measured that should fit, the cheapest first. Peaks are taken to fall by
+/// the product of their shares.
+std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before);
+
+/// Runs all that is needed, or what was run when somebody interrupted. Throws Interrupted where not even the program as it is
+/// was run.
+Fixed search_fix(const Target& target, Experiments& experiments,
+                 const std::function<void(std::size_t, std::size_t)>& tell);
+
+/// Writes what was found into a run folder: fix.json, and the measured figures into the fixes of report.json.
+void remember(const Fixed& fixed, const std::string& json, const std::filesystem::path& folder);
+
+std::string to_text(const Fixed& fixed, const Target& target, const std::string& command);
+std::string to_json(const Fixed& fixed, const Target& target, const std::string& command);
+
+}  // namespace oomdiag

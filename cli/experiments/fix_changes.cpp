@@ -1,0 +1,200 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cli/experiments/fix.h"
+#include "profiler/explain/step_model.h"
+
+// What there is to try. Which change makes sense is read from a look at the whole run; how much it should save, where the
+// report knows it, comes from there.
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kManyLogits = 1 << 22;  ///< as in chunked_cross_entropy.py
+
+std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
+  for (const ReportOfDevice& device : whole.devices) {
+    for (const Remedy& remedy : device.remedies) {
+      if (remedy.id == id) return remedy.predicted_peak_bytes;
+    }
+  }
+  return std::nullopt;
+}
+
+Change injected(std::string id, std::string group, std::string label, int cost) {
+  return {.id = std::move(id),
+          .group = std::move(group),
+          .label = std::move(label),
+          .cost = cost,
+          .settings = nlohmann::json::object()};
+}
+
+std::string with_setting(const char* variable, const std::string& setting) {
+  const char* const before = std::getenv(variable);
+  return before == nullptr || *before == '\0' ? setting : fmt::format("{},{}", before, setting);
+}
+
+/// What a phase took at most, in any step; 0 if there was none.
+int64_t peak_of(const Report& whole, Phase phase) {
+  int64_t peak = 0;
+  for (const ReportOfDevice& device : whole.devices) {
+    for (const PhasePeak& one : device.phases) {
+      if (one.phase == phase) peak = std::max(peak, one.allocated_bytes);
+    }
+  }
+  return peak;
+}
+
+void add_of_modules(std::vector<Change>& changes, const ProgramProfile& profile, const Report& whole,
+                    const Target& target, bool grows) {
+  const bool backward = peak_of(whole, Phase::backward) > 0;
+  if (!backward) changes.push_back(injected("no_grad", "grad", "torch.no_grad()", kNoWork));
+  if (profile.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
+  if (profile.bytes_of_float32 > 0 && !profile.has_autocast) {
+    const bool bf16 = has_bfloat16(target.device.cards.front().capability.major);
+    changes.push_back(bf16 ? injected("autocast_bf16", "autocast", "bf16 autocast", kLessPrecise)
+                           : injected("autocast_fp16", "autocast", "fp16 autocast, loss scaled", kLessPrecise));
+    changes.back().changes_numerics = true;
+  }
+  if (!profile.blocks.empty() && backward) changes.push_back(checkpoint_blocks(profile, profile.blocks.size()));
+  if (backward && !grows)  // it would grow on the host
+    changes.push_back(injected("offload_activations", "checkpoint", "saved tensors on the host", kForwardAgain));
+  if (profile.logits >= kManyLogits && backward) {
+    changes.push_back(injected("chunked_cross_entropy", "loss", "cross-entropy in chunks", kNoWork));
+  }
+  if (profile.convolutions > 0) {
+    changes.push_back(injected("channels_last", "layout", "channels_last", kNoWork));
+  }
+}
+
+void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile, const Target& target) {
+  if (profile.loader_batch > 1 && profile.loader_batch % 2 == 0 && profile.has_optimizer) {
+    Change change = injected("accumulate_2", "batch", "2 micro-batches, accumulated", kSmallerBatches);
+    change.settings = {{"batches", 2}};
+    change.changes_batch = true;
+    changes.push_back(change);
+  }
+  if (target.accumulates && target.batch >= 2) {
+    changes.push_back({.id = "accumulate_2",
+                       .group = "batch",
+                       .label = "2 micro-batches, accumulated",
+                       .cost = kSmallerBatches,
+                       .changes_batch = true,
+                       .added = {"--accumulate", "2"},
+                       .lines = {"--accumulate 2"}});
+  }
+  for (const int64_t parts : {2, 4}) {
+    if (!target.batch || *target.batch / parts < 1) continue;
+    const int64_t batch = *target.batch / parts;
+    changes.push_back({.id = parts == 2 ? "half_batch" : fmt::format("batch_{}", batch),
+                       .group = "batch",
+                       .label = fmt::format("batch {}", batch),
+                       .cost = kSmallerBatches,
+                       .changes_numerics = true,
+                       .changes_batch = true,
+                       .batch = batch,
+                       .lines = {fmt::format("batch = {}", batch)}});
+  }
+}
+
+}  // namespace
+
+Change expandable_segments() {
+  constexpr const char* kVariable = "PYTORCH_CUDA_ALLOC_CONF";
+  const std::string value = with_setting(kVariable, "expandable_segments:True");
+  return {.id = "expandable_segments",
+          .group = "segments",
+          .label = "expandable_segments:True",
+          .cost = kNoWork,
+          .environment = {{kVariable, value}},
+          .lines = {fmt::format("export {}={}", kVariable, value)}};
+}
+
+ProgramProfile read_profile(const std::vector<nlohmann::json>& told) try {
+  ProgramProfile profile;
+  for (const nlohmann::json& line : told) {
+    if (line.contains("keeps_gradients")) profile.keeps_gradients = true;
+    if (line.contains("output")) profile.outputs.push_back(line["output"]);
+    if (line.contains("loader") && line["loader"]["batch_size"].is_number_integer()) {
+      profile.loader_batch = std::max(profile.loader_batch, line["loader"]["batch_size"].get<int64_t>());
+    }
+    if (line.contains("optimizer")) {
+      const nlohmann::json& one = line["optimizer"];
+      const auto is = [&](const char* name, bool value) { return one[name].is_boolean() && one[name] == value; };
+      profile.has_optimizer |= one["of_torch"].get<bool>() && !is("foreach", false) && !is("fused", true);
+      profile.has_adam |= one["of_torch"].get<bool>() && (one["kind"] == "Adam" || one["kind"] == "AdamW");
+    }
+    if (line.contains("ops")) {
+      const auto block =
+          std::ranges::find(profile.blocks, line["ops"]["path"].get<std::string>(), &ProgramProfile::Block::path);
+      if (block != profile.blocks.end() && block->ops == 0) block->ops = line["ops"]["count"];
+    }
+    if (line.contains("logits")) profile.logits = std::max(profile.logits, line["logits"]["elements"].get<int64_t>());
+    profile.has_8bit |= line.value("has_8bit", false);
+    if (!line.contains("root")) continue;
+    const nlohmann::json& root = line["root"];
+    profile.has_root = true;
+    profile.is_trained |= root["trained"].get<bool>();
+    profile.has_autocast |= root["autocast"].get<bool>();
+    profile.relus += root["relus"].get<int64_t>();
+    profile.convolutions += root["convolutions"].get<int64_t>();
+    profile.bytes_of_float32 += root["bytes_of_float32"].get<int64_t>();
+    if (root["leaves"].get<int64_t>() <= profile.leaves)
+      continue;  // of several networks the largest is cut into blocks
+    profile.leaves = root["leaves"];
+    profile.blocks.clear();
+    for (const nlohmann::json& one : root["blocks"]) {
+      profile.blocks.push_back({.container = one["container"], .path = one["path"], .leaves = one["leaves"]});
+    }
+  }
+  return profile;
+} catch (const nlohmann::json::exception&) {
+  return {};  // nothing that can be relied on
+}
+
+bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
+  if (!a.is_object() || !b.is_object()) return a == b;
+  return std::all_of(a.items().begin(), a.items().end(), [&](const auto& each) {
+    return !b.contains(each.key()) || same_shapes(each.value(), b[each.key()]);
+  });
+}
+
+std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
+                                 const Before& before) {
+  std::vector<Change> changes;
+  if (before.allocated_bytes <= before.room_bytes) changes.push_back(expandable_segments());
+  if (profile.keeps_gradients) {
+    changes.push_back(injected("set_to_none", "zero_grad", "zero_grad(set_to_none=True)", kNoWork));
+  }
+  if (profile.has_optimizer && peak_of(whole, Phase::optimizer) > before.room_bytes) {
+    changes.push_back(injected("foreach_off", "optimizer", "optimizer with foreach=False", kNoWork));
+    changes.push_back(injected("fused_optimizer", "optimizer", "fused optimizer", kNoWork));
+  }
+  if (profile.has_adam) {
+    changes.push_back(injected("adam_8bit", "optimizer", "8-bit Adam", kLessPrecise));
+    changes.back().changes_numerics = true;
+    if (!profile.has_8bit)
+      changes.back().missing = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes";
+  }
+  if (profile.has_root) add_of_modules(changes, profile, whole, target, before.grows);
+  if (target.takes_amp) {
+    const char* const type = has_bfloat16(target.device.cards.front().capability.major) ? "bf16" : "fp16";
+    changes.push_back({.id = fmt::format("autocast_{}", type),
+                       .group = "autocast",
+                       .label = fmt::format("{} autocast", type),
+                       .cost = kLessPrecise,
+                       .changes_numerics = true,
+                       .added = {"--amp", type},
+                       .lines = {fmt::format("--amp {}", type)}});
+  }
+  add_of_batches(changes, profile, target);
+  for (Change& change : changes) {
+    change.predicted_peak_bytes = predicted(whole, change.id);
+  }
+  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) { return a.cost < b.cost; });
+  return changes;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,87 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "cli/experiments/fix.h"
+#include "profiler/explain/what_if.h"
+
+// Which blocks to run again in backward: those that keep most for each op that runs again, as many as are needed.
+
+namespace oomdiag {
+namespace {
+
+double worth(const ProgramProfile::Block& block) {
+  const int64_t work = block.ops > 0 ? block.ops : block.leaves;
+  return static_cast<double>(block.saved_bytes) / static_cast<double>(std::max<int64_t>(1, work));
+}
+
+/// Of profile.blocks, the most worth first; the first of those that are worth the same.
+std::vector<std::size_t> by_worth(const ProgramProfile& profile) {
+  std::vector<std::size_t> order(profile.blocks.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return worth(profile.blocks[a]) > worth(profile.blocks[b]); });
+  return order;
+}
+
+/// "layer1.*, layer2.*", of more than two the first and the last.
+std::string name_containers(const std::vector<ProgramProfile::Block>& blocks) {
+  std::vector<std::string> names;
+  for (const ProgramProfile::Block& block : blocks) {
+    if (names.empty() || names.back() != block.container) names.push_back(block.container);
+  }
+  if (names.size() == 1) return names.front() + ".*";
+  return fmt::format("{}.*{}{}.*", names.front(), names.size() == 2 ? ", " : " ... ", names.back());
+}
+
+}  // namespace
+
+void weigh_blocks(ProgramProfile& profile, const Report& whole) {
+  if (whole.main_device >= whole.devices.size()) return;
+  for (const ReportSavedTensor& tensor : whole.devices[whole.main_device].saved_tensors) {
+    for (ProgramProfile::Block& block : profile.blocks) {
+      const bool keeps = std::any_of(tensor.saved_by_modules.begin(), tensor.saved_by_modules.end(),
+                                     [&](const std::string& module) { return is_inside(module, block.path); });
+      if (keeps) block.saved_bytes += tensor.bytes;
+    }
+  }
+}
+
+Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count) {
+  std::vector<std::size_t> chosen = by_worth(profile);
+  chosen.resize(std::min(count, chosen.size()));
+  std::sort(chosen.begin(), chosen.end());
+  Change change{.id = "checkpoint", .group = "checkpoint", .label = "", .cost = kForwardAgain};
+  change.settings = {{"blocks", nlohmann::json::array()}};
+  int64_t leaves = 0, ops = 0;
+  bool all_seen = true;
+  for (const std::size_t i : chosen) {
+    change.settings["blocks"].push_back(profile.blocks[i].path);
+    leaves += profile.blocks[i].leaves;
+    ops += profile.blocks[i].ops;
+    all_seen &= profile.blocks[i].ops > 0;
+  }
+  change.label = chosen.size() == profile.blocks.size()
+                     ? "checkpoint " + name_containers(profile.blocks)
+                     : fmt::format("checkpoint {} of {} blocks", chosen.size(), profile.blocks.size());
+  if (profile.leaves > 0) change.extra_forward = static_cast<double>(leaves) / static_cast<double>(profile.leaves);
+  if (all_seen) change.recomputed_ops = ops;
+  return change;
+}
+
+std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t room) {
+  const std::vector<std::size_t> order = by_worth(profile);
+  if (reserved >= before || before <= room) return order.size();
+  const auto kept = [&](std::size_t i) {
+    return static_cast<double>(std::max<int64_t>(1, profile.blocks[i].saved_bytes));
+  };
+  double all = 0, saved = 0;
+  for (const std::size_t i : order) all += kept(i);
+  const double needed = all * static_cast<double>(before - room) / static_cast<double>(before - reserved);
+  std::size_t count = 0;
+  while (count < order.size() && saved <= needed) saved += kept(order[count++]);
+  return count;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,103 @@
+#include <algorithm>
+
+#include "cli/experiments/fix.h"
+
+// Which changes to try together: peaks are taken to fall by the product of the shares that were measured. The true peak can
+// lie on either side of that, so what misses by a tenth is tried too; what counts is the run.
+
+namespace oomdiag {
+namespace {
+
+constexpr double kNoSaving = 0.995;
+constexpr double kMayMiss = 1.1;
+
+struct Choice {
+  std::vector<Change> changes;
+  int cost = 0;
+  double peak = 0;
+  std::size_t next = 0;  ///< of the measured ones, the first that may join
+};
+
+bool clashes(const Choice& choice, const Change& with) {
+  return std::any_of(choice.changes.begin(), choice.changes.end(),
+                     [&](const Change& change) { return change.group == with.group; });
+}
+
+std::vector<Choice> extend(const std::vector<Choice>& choices, const std::vector<MeasuredFix>& measured, double whole) {
+  std::vector<Choice> longer;
+  for (const Choice& choice : choices) {
+    for (std::size_t i = choice.next; i < measured.size(); ++i) {
+      const MeasuredFix& one = measured[i];
+      if (!one.measured_peak_bytes || one.changes.size() != 1 || clashes(choice, one.changes.front())) continue;
+      const double share = static_cast<double>(*one.measured_peak_bytes) / whole;
+      if (share > kNoSaving) continue;
+      longer.push_back({choice.changes, choice.cost + one.cost(), choice.peak * share, i + 1});
+      longer.back().changes.push_back(one.changes.front());
+    }
+  }
+  return longer;
+}
+
+}  // namespace
+
+std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before) {
+  const auto whole = static_cast<double>(before.allocated_bytes), room = static_cast<double>(before.room_bytes);
+  const std::vector<Choice> singles = extend({{.changes = {}, .cost = 0, .peak = whole, .next = 0}}, measured, whole);
+  std::vector<Choice> choices;
+  for (const Choice& one : singles) {  // the bytes would fit, the holes between them do not
+    if (one.peak > room) continue;
+    choices.push_back(one);
+    choices.back().changes.push_back(expandable_segments());
+  }
+  const std::vector<Choice> pairs = extend(singles, measured, whole), triples = extend(pairs, measured, whole);
+  choices.insert(choices.end(), pairs.begin(), pairs.end());
+  choices.insert(choices.end(), triples.begin(), triples.end());
+  std::erase_if(choices, [&](const Choice& one) { return one.peak > kMayMiss * room; });
+  std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
+  std::vector<std::vector<Change>> result;
+  for (Choice& one : choices) result.push_back(std::move(one.changes));
+  return result;
+}
+
+std::string MeasuredFix::label() const {
+  std::string text;
+  for (const Change& change : changes) text += (text.empty() ? "" : " + ") + change.label;
+  return text;
+}
+
+int MeasuredFix::cost() const {
+  int sum = 0;
+  for (const Change& change : changes) sum += change.cost * 10 + 1 + static_cast<int>(change.extra_forward * 9);
+  return sum;
+}
+
+bool MeasuredFix::changes_numerics() const {
+  return std::any_of(changes.begin(), changes.end(), [](const Change& change) { return change.changes_numerics; });
+}
+
+double MeasuredFix::extra_forward() const {
+  double sum = 0;
+  for (const Change& change : changes) sum += change.extra_forward;
+  return sum;
+}
+
+std::optional<int64_t> MeasuredFix::recomputed_ops() const {
+  int64_t sum = 0;
+  for (const Change& change : changes) {
+    if (change.extra_forward == 0) continue;
+    if (!change.recomputed_ops) return std::nullopt;
+    sum += *change.recomputed_ops;
+  }
+  return sum;
+}
+
+std::optional<int64_t> MeasuredFix::predicted_peak_bytes() const {
+  return changes.size() == 1 ? changes.front().predicted_peak_bytes : std::nullopt;
+}
+
+bool Fixed::helped() const {
+  return before.outcome == "ok" ||
+         std::any_of(fixes.begin(), fixes.end(), [](const MeasuredFix& one) { return one.helps(); });
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,134 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/experiments/fix.h"
+#include "cli/terminal/json_text.h"
+#include "cli/terminal/sizes.h"
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr std::size_t kLabelColumns = 42;
+constexpr std::size_t kMostWritten = 3;  ///< fixes whose lines are printed
+
+std::string figure(const std::optional<int64_t>& bytes) { return bytes ? to_gib(*bytes) : "-"; }
+
+std::string row(const MeasuredFix& fix) {
+  const std::string extra =
+      fix.extra_forward() > 0 ? fmt::format("+{:.0f} %", 100 * fix.extra_forward()) : std::string("none");
+  return fmt::format(
+      "    {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded(printable(fix.label(), kLabelColumns), kLabelColumns),
+      figure(fix.predicted_peak_bytes()), figure(fix.measured_peak_bytes), figure(fix.measured_reserved_bytes),
+      fix.fits ? (fix.still_grows ? "grows" : "yes") : "no", extra, fix.changes_numerics() ? "changed" : "same");
+}
+
+std::string headline(const Fixed& fixed, const Target& target) {
+  const std::string card = describe(target.device);
+  const Before& before = fixed.before;
+  if (before.outcome == "ok") {
+    return fmt::format("oomdiag: it fits on {}: there is nothing to fix\n", card);
+  }
+  if (before.grows) return fmt::format("oomdiag: on {} it grows from step to step: change the code\n", card);
+  const auto fitting =
+      std::count_if(fixed.fixes.begin(), fixed.fixes.end(), [](const MeasuredFix& one) { return one.helps(); });
+  const std::string found = fitting == 0
+                                ? "nothing that was tried makes it fit"
+                                : fmt::format("{} {} it fit", fitting, fitting == 1 ? "remedy makes" : "remedies make");
+  return fmt::format("oomdiag: {} on {}\n", found, card);
+}
+
+std::string table(const Fixed& fixed) {
+  std::string text =
+      fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded("what helps, GiB", kLabelColumns + 2),
+                  "predicted", "measured", "reserved", "fits", "forward", "numerics");
+  bool any = false;
+  for (const MeasuredFix& fix : fixed.fixes) {
+    if (!fix.unproved.empty()) continue;
+    text += row(fix);
+    any = true;
+  }
+  return any ? text : "";
+}
+
+std::string unproved(const Fixed& fixed) {
+  std::string text;
+  for (const MeasuredFix& fix : fixed.fixes) {
+    if (fix.unproved.empty()) continue;
+    text += fmt::format("    {}: {}\n", printable(fix.label(), kLabelColumns), printable(fix.unproved, 120));
+  }
+  return text.empty() ? text : "\n  not proved\n" + text;
+}
+
+std::string lines_to_write(const Fixed& fixed) {
+  std::string text;
+  std::size_t written = 0;
+  for (const MeasuredFix& fix : fixed.fixes) {
+    if (!fix.helps() || fix.lines.empty() || written == kMostWritten) continue;
+    ++written;
+    text += fmt::format("\n  {}, as you would write it\n", fix.label());
+    for (const std::string& line : fix.lines) text += "    " + printable(line, 200) + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_text(const Fixed& fixed, const Target& target, const std::string& command) {
+  const Before& before = fixed.before;
+  std::string text = headline(fixed, target) + "\n";
+  const std::string whole = before.is_whole ? "measured: a whole run" : "at least: no whole run could be seen";
+  text += fmt::format("  needs    {} GiB of card ({}): {} GiB allocated, {} GiB reserved at most\n",
+                      to_gib(before.needs_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
+  if (before.outcome != "ok") {
+    text +=
+        fmt::format("  runs out in {}; PyTorch may take {} GiB of the card\n", before.place, to_gib(before.room_bytes));
+  }
+  for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
+  text += table(fixed) + unproved(fixed) + lines_to_write(fixed);
+  text +=
+      fmt::format("\n  {} runs, {:.0f} s; all figures but the predicted ones are measured{}\n", fixed.runs,
+                  fixed.seconds, target.proves_on_real ? ": what fits on the GPU, the rest on its virtual twin" : "");
+  if (!command.empty() && before.outcome != "ok") text += fmt::format("\n  program: {}\n", printable(command, 200));
+  return text;
+}
+
+std::string to_json(const Fixed& fixed, const Target& target, const std::string& command) {
+  using Json = nlohmann::ordered_json;
+  const auto optional = [](const std::optional<int64_t>& value) { return value ? Json(*value) : Json(nullptr); };
+  const Before& before = fixed.before;
+  Json json = {{"schema", "oomdiag-fix/1"}, {"command", command}, {"device", describe(target.device)}};
+  json["before"] = {{"outcome", before.outcome},
+                    {"place", before.place},
+                    {"cause", before.cause},
+                    {"needs_bytes", before.needs_bytes},
+                    {"peak_allocated_bytes", before.allocated_bytes},
+                    {"peak_reserved_bytes", before.reserved_bytes},
+                    {"room_bytes", before.room_bytes},
+                    {"whole_run", before.is_whole},
+                    {"code_changes", before.code_changes}};
+  json["remedies"] = Json::array();
+  for (const MeasuredFix& fix : fixed.fixes) {
+    Json ids = Json::array();
+    for (const Change& change : fix.changes) ids.push_back(change.id);
+    json["remedies"].push_back({{"ids", ids},
+                                {"label", fix.label()},
+                                {"predicted_peak_bytes", optional(fix.predicted_peak_bytes())},
+                                {"measured_peak_bytes", optional(fix.measured_peak_bytes)},
+                                {"measured_reserved_bytes", optional(fix.measured_reserved_bytes)},
+                                {"fits", fix.fits},
+                                {"still_grows", fix.still_grows},
+                                {"extra_forward", fix.extra_forward()},
+                                {"recomputed_ops", optional(fix.recomputed_ops())},
+                                {"changes_numerics", fix.changes_numerics()},
+                                {"how", fix.lines},
+                                {"unproved", fix.unproved.empty() ? Json(nullptr) : Json(fix.unproved)}});
+  }
+  json["interrupted"] = fixed.interrupted_by != 0;
+  json["runs"] = fixed.runs;
+  json["seconds"] = fixed.seconds;
+  return oomdiag::to_text(json);
+}
+
+}  // namespace oomdiag

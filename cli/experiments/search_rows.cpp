@@ -1,0 +1,86 @@
+#include "cli/experiments/search_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+void append_note(std::string& text, const std::string& part) {
+  if (!part.empty()) text += (text.empty() ? "" : "; ") + part;
+}
+
+SearchRow row_of(const FitRun& run, const std::string& card) {
+  const Experiment& experiment = run.experiment;
+  SearchRow row{.label = card, .fits = experiment.passed(), .note = experiment.passed() ? "" : experiment.why};
+  append_note(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of card" : "");
+  append_note(row.label, describe(run.values));
+  if (experiment.ran_out()) row.note = "out of memory in " + experiment.place;
+  if (experiment.allocated_bytes > 0) row.measured_bytes = experiment.allocated_bytes;
+  if (experiment.reserved_bytes > 0) row.reserved_bytes = experiment.reserved_bytes;
+  row.room_bytes = std::max<int64_t>(experiment.total_bytes - experiment.outside_bytes, 0);
+  return row;
+}
+
+SearchRow row_of(const Plan& plan) {
+  SearchRow row{.label = describe(plan.values), .room_bytes = plan.room_bytes, .fits = plan.fits()};
+  if (plan.allocated_bytes > 0) {
+    row.measured_bytes = plan.allocated_bytes;
+    row.reserved_bytes = plan.reserved_bytes;
+    row.note = fmt::format("worst is rank {}", plan.worst_rank);
+  }
+  append_note(row.note, plan.outcome == "out_of_memory" ? "out of memory in " + plan.place : plan.why);
+  return row;
+}
+
+SearchRow row_of(const MeasuredFix& fix, int64_t room_bytes) {
+  SearchRow row{.label = fix.label(),
+                .measured_bytes = fix.measured_peak_bytes,
+                .reserved_bytes = fix.measured_reserved_bytes,
+                .predicted_bytes = fix.predicted_peak_bytes(),
+                .room_bytes = room_bytes,
+                .note = fix.unproved,
+                .lines = fix.lines};
+  if (fix.unproved.empty()) row.fits = fix.helps();
+  append_note(row.note, fix.still_grows ? "grows from step to step all the same" : "");
+  if (fix.extra_forward() > 0) append_note(row.note, fmt::format("forward +{:.0f} %", 100 * fix.extra_forward()));
+  append_note(row.note, fix.changes_numerics() ? "numerics change" : "");
+  return row;
+}
+
+}  // namespace
+
+std::vector<SearchRow> rows_of(const std::vector<FitOfCard>& cards) {
+  std::vector<SearchRow> rows;
+  for (const FitOfCard& card : cards) {
+    std::vector<FitRun> runs = card.runs;
+    std::ranges::stable_sort(runs, {}, [](const FitRun& run) { return std::tuple(run.values, run.memory_bytes); });
+    for (const FitRun& run : runs) rows.push_back(row_of(run, cards.size() > 1 ? card.card : ""));
+  }
+  return rows;
+}
+
+std::vector<SearchRow> rows_of(const std::vector<Plan>& plans) {
+  std::vector<SearchRow> rows;
+  for (const Plan& plan : plans) rows.push_back(row_of(plan));
+  return rows;
+}
+
+std::vector<SearchRow> rows_of(const Fixed& fixed) {
+  const Before& before = fixed.before;
+  std::vector<SearchRow> rows{{.label = "as it is",
+                               .measured_bytes = before.allocated_bytes,
+                               .reserved_bytes = before.reserved_bytes,
+                               .room_bytes = before.room_bytes,
+                               .fits = before.outcome == "ok",
+                               .note = before.outcome == "ok" ? "" : "out of memory in " + before.place}};
+  if (!before.is_whole) append_note(rows.front().note, "at least: no whole run could be seen");
+  for (const MeasuredFix& fix : fixed.fixes) rows.push_back(row_of(fix, before.room_bytes));
+  return rows;
+}
+
+}  // namespace oomdiag

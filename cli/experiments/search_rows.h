@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/experiments/fit_plan.h"
+#include "cli/experiments/fit_text.h"
+#include "cli/experiments/fix.h"
+#include "profiler/export/search_page.h"
+
+namespace oomdiag {
+
+/// What the page of a search shows: every run of each card by its values, every plan, every remedy.
+std::vector<SearchRow> rows_of(const std::vector<FitOfCard>& cards);
+std::vector<SearchRow> rows_of(const std::vector<Plan>& plans);
+std::vector<SearchRow> rows_of(const Fixed& fixed);
+
+}  // namespace oomdiag

@@ -1,0 +1,158 @@
+#include "cli/launch/ranks.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include "cli/process/environment.h"
+#include "cli/terminal/help.h"
+#include "extension/environment.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr int kMostRanks = 1 << 20;
+constexpr int kCardsOfHost = 8;
+constexpr int kMostCardsOfHost = 16;  // what the virtual device has room for: driver/devices.h
+
+int read_rank(const std::string& text, int world_size) {
+  int rank = -1;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error == std::errc{} && rest == text.data() + text.size() && rank >= 0 && rank < world_size) return rank;
+  throw Error(ErrorKind::usage, fmt::format("'{}' is no rank of {}", text, world_size),
+              fmt::format("valid: 0 to {}", world_size - 1));
+}
+
+std::vector<int> read_ranks(const std::string& list, int world_size) {
+  std::vector<int> ranks;
+  std::istringstream names(list);
+  for (std::string name; std::getline(names, name, ',');) ranks.push_back(read_rank(name, world_size));
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  if (ranks.empty()) throw Error(ErrorKind::usage, "--ranks names no rank", "as in: --ranks 0,7,63");
+  return ranks;
+}
+
+}  // namespace
+
+void add_rank_options(CLI::App& command, RankOptions& options) {
+  command
+      .add_option("--world-size", options.world_size,
+                  "run as one rank of a job of so many, on a virtual host; no other rank need be there")
+      ->type_name("N")
+      ->check(range(1, kMostRanks));
+  command.add_option("--rank", options.rank, "which one; default: 0")->type_name("R")->check(range(0, kMostRanks - 1));
+  command
+      .add_option("--ranks", options.ranks, "several, each alone, in one report: 0,7,63, or distinct: one of each kind")
+      ->type_name("LIST");
+  add_host_options(command, options);
+}
+
+void add_host_options(CLI::App& command, RankOptions& options) {
+  command
+      .add_option("--local-world-size", options.local_world_size, "ranks of a job, and so cards, of a host; default: 8")
+      ->type_name("N")
+      ->check(range(1, kMostCardsOfHost));
+  command
+      .add_option("--topology", options.topology,
+                  "cards of a host, links between them and between hosts, for NCCL's buffers: 8xh100-nvlink,ib")
+      ->type_name("TEXT");
+}
+
+Job choose_job(const RankOptions& options, int device_count) {
+  const bool names_rank = options.rank >= 0 || !options.ranks.empty();
+  if (!options.is_job() && (names_rank || options.local_world_size > 0 || !options.topology.empty())) {
+    throw Error(ErrorKind::usage, "a rank needs the size of its job", "as in: --world-size 64 --rank 5");
+  }
+  if (!options.is_job()) return {};
+  if (options.rank >= 0 && !options.ranks.empty()) {
+    throw Error(ErrorKind::usage, "--rank and --ranks exclude each other", "as in: --world-size 64 --ranks 0,5");
+  }
+  const TopologyChoice topology = options.hosts();
+  int cards = device_count > 1 ? device_count : kCardsOfHost;
+  if (topology.cards > 0) cards = std::min(topology.cards, kMostCardsOfHost);
+  Job job{.world_size = options.world_size,
+          .local_world_size = options.local_world_size > 0 ? options.local_world_size : cards,
+          .topology = topology};
+  job.local_world_size = std::min(job.local_world_size, job.world_size);
+  job.is_distinct = options.ranks == "distinct";
+  if (job.is_distinct) return job;
+  job.ranks = options.ranks.empty()
+                  ? std::vector<int>{read_rank(std::to_string(std::max(0, options.rank)), options.world_size)}
+                  : read_ranks(options.ranks, options.world_size);
+  return job;
+}
+
+DeviceOptions device_of(const Job& job, DeviceOptions device) {
+  if (job.topology.card.empty()) return device;
+  if (!device.device.empty()) {
+    throw Error(ErrorKind::usage, "--device and --topology both name a card", "leave one of them out");
+  }
+  device.device = job.topology.card;
+  return device;
+}
+
+VirtualHost host_of(const Job& job, VirtualHost host) {
+  const auto count = static_cast<std::size_t>(job.local_world_size);
+  if (host.cards.size() == 1) host.cards.resize(count, CardEntry(host.cards.front()));
+  if (host.cards.size() >= count) return host;
+  throw Error(ErrorKind::usage, fmt::format("a host of {} ranks has {} cards", job.local_world_size, host.cards.size()),
+              "name one card, which all have, or one for each rank");
+}
+
+VirtualHost host_of(const Job& job, const DeviceChoice& choice) {
+  if (const VirtualHost* const host = choice.virtual_host()) return host_of(job, *host);
+  throw Error(ErrorKind::usage, "a rank whose job is not there runs on a virtual device only",
+              "name one: --device h100-sxm");
+}
+
+std::vector<int> read_stages(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "stages");
+  std::string line;
+  std::getline(file, line);
+  std::istringstream numbers(line);
+  std::vector<int> ranks;
+  for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
+  return ranks;
+}
+
+Environment environment_of_rank(const LoneRank& lone, const std::filesystem::path& folder, const Install& install) {
+  const auto& [job, rank] = lone;
+  const int local = job.local_world_size;
+  Environment variables;
+  const auto set = [&](const char* name, const auto& value) { variables.emplace_back(name, fmt::format("{}", value)); };
+  const auto set_default = [&](const char* name, const char* value) {
+    if (environment(name).empty()) set(name, value);
+  };
+  // https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
+  set("RANK", rank);
+  set("LOCAL_RANK", rank % local);
+  set("WORLD_SIZE", job.world_size);
+  set("LOCAL_WORLD_SIZE", local);
+  set("GROUP_RANK", rank / local);
+  set("GROUP_WORLD_SIZE", (job.world_size + local - 1) / local);
+  set("ROLE_NAME", "default");
+  set("ROLE_RANK", rank);
+  set("ROLE_WORLD_SIZE", job.world_size);
+  set_default("MASTER_ADDR", "localhost");
+  set_default("MASTER_PORT", "29500");
+  set("TORCHELASTIC_RESTART_COUNT", 0);
+  set("TORCHELASTIC_MAX_RESTARTS", 0);
+  set("TORCHELASTIC_RUN_ID", "oomdiag");
+  set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  if (!job.topology.links.empty()) set(variables::kTopology, job.topology.links);
+  if (local > 1) set_default("OMP_NUM_THREADS", "1");
+  // The monitor asks the store from a thread of its own, and ours needs Python's lock to answer.
+  set_default("TORCH_NCCL_ENABLE_MONITORING", "0");
+  set(variables::kRankJob, folder.string());
+  set(variables::kRankFolder, std::filesystem::current_path().string());
+  set("PYTHONPATH", before_python_path(install.injected()));
+  return variables;
+}
+
+}  // namespace oomdiag

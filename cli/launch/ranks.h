@@ -1,0 +1,75 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cli/device/device.h"
+#include "cli/launch/topology.h"
+#include "cli/process/launcher.h"
+#include "cli/python/install.h"
+
+namespace CLI {
+class App;
+}
+
+// One rank of a job, or some of them, each alone on a virtual host (extension/virtual_device/nccl/lone.h).
+
+namespace oomdiag {
+
+/// What the command line says of the job.
+struct RankOptions {
+  int world_size = 0;  ///< 0 = the program is no rank of a job, or knows that itself
+  int rank = -1;
+  std::string ranks{};  ///< "0,7,63" or "distinct"
+  int local_world_size = 0;
+  std::string topology{};  ///< see cli/launch/topology.h
+
+  bool is_job() const { return world_size > 0; }
+  TopologyChoice hosts() const { return topology.empty() ? TopologyChoice{} : read_topology(topology); }
+};
+
+/// Adds --world-size, --rank, --ranks, --local-world-size and --topology to a command.
+void add_rank_options(CLI::App& command, RankOptions& options);
+
+/// A job, and those of its ranks that are run.
+struct Job {
+  int world_size = 1;
+  int local_world_size = 1;  ///< cards of a host
+  std::vector<int> ranks{};  ///< ascending
+  bool is_distinct = false;  ///< `ranks` is all that may differ; one of each kind is run
+  TopologyChoice topology{};
+
+  bool operator==(const Job&) const = default;
+};
+
+/// The rank of it that a program is run as.
+struct LoneRank {
+  Job job{};
+  int number = 0;
+
+  bool operator==(const LoneRank&) const = default;
+};
+
+/// What the options mean. A host has as many cards as `device_count`, or 8 where that is one. Throws Error(usage).
+Job choose_job(const RankOptions& options, int device_count);
+
+/// What --topology says of the device. Throws Error(usage) where both name a card.
+DeviceOptions device_of(const Job& job, DeviceOptions device);
+
+/// Adds --local-world-size and --topology to a command.
+void add_host_options(CLI::App& command, RankOptions& options);
+
+/// The host of the job: each of its cards. Throws Error(usage) if it has too few cards.
+VirtualHost host_of(const Job& job, VirtualHost host);
+/// Throws Error(usage) for a real GPU too.
+VirtualHost host_of(const Job& job, const DeviceChoice& choice);
+
+/// The variables of a rank as torchrun sets them, and those of ours. `folder` is that of its job: an own one for each run,
+/// which must be there as long as the program runs.
+Environment environment_of_rank(const LoneRank& rank, const std::filesystem::path& folder, const Install& install);
+
+/// The ranks of the first pipeline that the rank was in, as it told in the folder of its job; empty where there is none.
+std::vector<int> read_stages(const std::filesystem::path& folder);
+
+}  // namespace oomdiag

@@ -1,0 +1,141 @@
+#include "cli/reports/run_folder.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <tuple>
+
+#include "cli/terminal/terminal.h"
+#include "profiler/error.h"
+#include "profiler/report/printable.h"
+
+namespace oomdiag {
+namespace fs = std::filesystem;
+namespace {
+
+/// rank-2 before rank-10 before 4711.
+std::tuple<bool, long, std::string> order_of(const std::string& name) {
+  const bool is_rank = name.starts_with(kRankFolder);
+  return {!is_rank, std::strtol(name.c_str() + (is_rank ? kRankFolder.size() : 0), nullptr, 10), name};
+}
+
+}  // namespace
+
+fs::path choose_base(const std::string& wanted) {
+  std::error_code error;
+  if (!wanted.empty()) {
+    fs::create_directories(wanted, error);
+    if (!error && access(wanted.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+    if (error) {
+      throw Error(ErrorKind::environment, fmt::format("cannot write into '{}': {}", wanted, error.message()),
+                  "give another folder: --folder DIR");
+    }
+    return fs::absolute(wanted);
+  }
+  fs::path here = fs::current_path(error);
+  if (!error && access(here.c_str(), W_OK | X_OK) == 0) return here;
+  fs::path temporary = fs::temp_directory_path(error);
+  if (error || access(temporary.c_str(), W_OK | X_OK) != 0) {
+    throw Error(ErrorKind::environment, "neither the current nor the temporary folder can be written",
+                "give one that can: --folder DIR");
+  }
+  say(fmt::format("cannot write into the current folder; the run goes to {}", temporary.string()));
+  return temporary;
+}
+
+fs::path make_run_folder(const fs::path& base, pid_t pid) {
+  constexpr int kMostRunsOfOnePid = 10000;
+  for (int number = 1; number < kMostRunsOfOnePid; ++number) {
+    fs::path folder = base / fmt::format("oomdiag-{}{}", pid, number == 1 ? "" : fmt::format("-{}", number));
+    if (mkdir(folder.c_str(), 0700) == 0) return folder;  // a command line may hold secrets: nobody else's business
+    if (errno != EEXIST) {
+      const std::error_code error(errno, std::generic_category());
+      throw Error(ErrorKind::environment, fmt::format("cannot make '{}': {}", folder.string(), error.message()),
+                  "give another folder: --folder DIR");
+    }
+  }
+  throw Error(ErrorKind::environment, fmt::format("'{}' is full of old runs", base.string()),
+              "remove some oomdiag-* folders");
+}
+
+std::vector<fs::path> find_traces(const fs::path& folder) {
+  std::vector<fs::path> traces;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (entry.is_directory(ignored) && fs::exists(entry.path() / "trace", ignored)) {
+      traces.push_back(entry.path() / "trace");
+    }
+  }
+  std::sort(traces.begin(), traces.end(), [](const fs::path& a, const fs::path& b) {
+    return order_of(a.parent_path().filename()) < order_of(b.parent_path().filename());
+  });
+  if (fs::exists(folder / "trace", ignored)) traces.insert(traces.begin(), folder / "trace");
+  return traces;
+}
+
+Leftovers look_into(const fs::path& folder) {
+  std::error_code ignored;
+  const bool has_trace = !find_traces(folder).empty();
+  Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
+  left.is_writable = access(folder.c_str(), W_OK | X_OK) == 0;
+  std::ifstream loaded(folder / "loaded");
+  std::getline(loaded, left.refusal);
+  return left;
+}
+
+bool is_run_file(std::string_view name) {
+  constexpr std::string_view kPart = ".part";  // see write_whole()
+  if (name.ends_with(kPart)) name.remove_suffix(kPart.size());
+  return std::ranges::find(kRunFiles, name) != kRunFiles.end();
+}
+
+void remove_shared_files(const fs::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {"loaded", "cards"}) fs::remove(folder / name, ignored);
+  fs::remove_all(folder / kSharedFolder, ignored);
+}
+
+void remove_empty_run(const fs::path& folder) {
+  std::error_code ignored;
+  remove_shared_files(folder);
+  fs::remove(folder / "output.txt", ignored);
+  fs::remove(folder, ignored);  // fails, as it should, if there is anything else in it
+}
+
+std::string last_lines(const fs::path& output) {
+  constexpr std::size_t kMostLines = 5;
+  std::ifstream stream(output);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.empty()) lines.push_back(line);
+    if (lines.size() > kMostLines) lines.erase(lines.begin());
+  }
+  std::string text;
+  for (const std::string& line : lines) text += "  " + line + "\n";
+  return text;
+}
+
+std::string last_line(const fs::path& output) {
+  std::ifstream stream(output);
+  std::string last;
+  for (std::string line; std::getline(stream, line);) {
+    if (line.find_first_not_of(" \t\r") != line.npos) last = line;
+  }
+  constexpr std::size_t kMostColumns = 300;
+  return printable(last, kMostColumns);
+}
+
+std::string as_typed(const fs::path& path) {
+  std::error_code error;
+  const fs::path here = fs::current_path(error);
+  const fs::path relative = error ? path : path.lexically_relative(here);
+  return relative.empty() || *relative.begin() == ".." ? path.string() : relative.string();
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace oomdiag {
+
+/// The folder in which run folders are made: `wanted`, which is created, or the current one. Where the current one
+/// cannot be written, says so and takes the temporary folder. Throws Error(environment) if `wanted` cannot be used.
+std::filesystem::path choose_base(const std::string& wanted);
+
+/// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name; for its owner
+/// only, as traces hold command lines and paths. Throws
+/// Error(environment) if it cannot.
+std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t pid);
+
+/// Files that a run, its report or a command over it (fix, explain --open) writes into its folder. Nothing else is ever
+/// removed from there.
+inline constexpr std::string_view kRunConfigFile = "run.json", kFixFile = "fix.json";
+inline constexpr std::array<std::string_view, 8> kRunFiles = {"trace",  "report.json", "report.html",  "output.txt",
+                                                              "loaded", "cards",       kRunConfigFile, kFixFile};
+/// Whether this is the name of one of them, or of one that was being written.
+bool is_run_file(std::string_view name);
+
+/// In a run folder each rank has its own: this, its number, and perhaps a dash and a process id.
+inline constexpr std::string_view kRankFolder = "rank-";
+
+/// In a run folder, while a run lasts: files that ranks share (extension/virtual_device/nccl/unique_id.h).
+inline constexpr std::string_view kSharedFolder = "ranks";
+
+/// What a run left in its folder.
+struct Leftovers {
+  bool was_loaded = false;  ///< the shim was loaded into a process
+  bool has_trace = false;   ///< CUDA was used there, and the recorder wrote
+  bool is_writable = true;  ///< the folder is still there, and whoever wanted to could write
+  std::string refusal{};    ///< why a process was not recorded, or empty
+};
+
+/// The traces of all processes of a run: the one in the folder itself first, then those of ranks in their order, then others.
+std::vector<std::filesystem::path> find_traces(const std::filesystem::path& folder);
+
+Leftovers look_into(const std::filesystem::path& folder);
+
+/// Removes what processes of a run shared while it lasted: the word of the shim, the table of the virtual cards, and what
+/// ranks that were killed have left.
+void remove_shared_files(const std::filesystem::path& folder);
+
+/// Takes the folder of a run without a trace away again, unless somebody else put something in.
+void remove_empty_run(const std::filesystem::path& folder);
+
+/// The last five lines of what a program printed, indented: what a program says of its own failure is worth more than what
+/// we can say.
+std::string last_lines(const std::filesystem::path& output);
+
+/// The last line of it that says something: of a Python program the error.
+std::string last_line(const std::filesystem::path& output);
+
+/// The path as somebody in the current folder would type it.
+std::string as_typed(const std::filesystem::path& path);
+
+}  // namespace oomdiag

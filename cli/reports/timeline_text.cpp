@@ -1,0 +1,99 @@
+#include "cli/reports/timeline_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+bool is_chrome(const MemoryTimeline& timeline) { return timeline.kind == MemoryTimeline::Kind::chrome; }
+
+const char* describe(MemoryTimeline::Kind kind) {
+  switch (kind) {
+    case MemoryTimeline::Kind::chrome:
+      return "a Chrome trace of torch.profiler";
+    case MemoryTimeline::Kind::sizes:
+      return "a memory timeline of torch.profiler";
+    case MemoryTimeline::Kind::raw:
+      return "a raw memory timeline of torch.profiler";
+  }
+  return "";
+}
+
+/// "12.35": since the first that the file tells.
+std::string milliseconds(const TimelineOfCard& card, double time_us) {
+  return fmt::format("{:.2f}", (time_us - card.begin_us) / 1000);
+}
+
+std::string cards_table(const MemoryTimeline& timeline, const Unit& unit) {
+  const bool tells_more = is_chrome(timeline);  // which card it is, and what was reserved
+  std::string text = "  " + padded(fmt::format("card, {}", unit.name), 24) +
+                     fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", "peak", tells_more ? "   reserved" : "", "at the end",
+                                 "peak at, ms", "of, ms");
+  for (const auto& [index, card] : timeline.cards) {
+    text +=
+        "    " + padded(tells_more ? fmt::format("{}", index) : "not told", 22) +
+        fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", in_unit(card.peak_bytes, unit),
+                    tells_more ? fmt::format("{:>11}", in_unit(card.peak_reserved_bytes, unit)) : "",
+                    in_unit(card.end_bytes, unit), milliseconds(card, card.peak_us), milliseconds(card, card.end_us));
+  }
+  return text;
+}
+
+std::string categories_table(const TimelineOfCard& card, bool unicode) {
+  const Unit unit = unit_for(*std::ranges::max_element(card.peak));
+  std::vector<size_t> order;
+  for (size_t i = 0; i < card.peak.size(); ++i) {
+    if (card.peak[i] != 0) order.push_back(i);
+  }
+  std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return card.peak[i]; });
+  std::string text = fmt::format("  at the peak, {}\n", unit.name);
+  for (const size_t i : order) {
+    text += "    " + padded(kTimelineCategories[i], 22) +
+            fmt::format("{:>11}  {}\n", in_unit(card.peak[i], unit), bar(card.peak[i], card.peak_bytes, unicode));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_text(const MemoryTimeline& timeline, bool unicode) {
+  const auto& [index, fullest] =
+      *std::ranges::max_element(timeline.cards, {}, [](const auto& card) { return card.second.peak_bytes; });
+  const std::string of_card = is_chrome(timeline) ? fmt::format(" on card {}", index) : "";
+  std::string text =
+      fmt::format("oomdiag: peak {}{}, {} ms into the profile        {}\n\n", with_unit(fullest.peak_bytes), of_card,
+                  milliseconds(fullest, fullest.peak_us), describe(timeline.kind));
+  int64_t largest = 0;
+  for (const auto& [number, card] : timeline.cards) {
+    largest = std::max({largest, card.peak_bytes, card.peak_reserved_bytes});
+  }
+  text += cards_table(timeline, unit_for(largest));
+  if (!is_chrome(timeline)) text += "\n" + categories_table(fullest, unicode);
+  text += "\n  what this file does not tell\n";
+  constexpr size_t kColumns = 100;
+  text += wrapped(
+      "blocks, segments, lines and the size of the card: so neither who holds the bytes nor why a request is refused",
+      kColumns);
+  if (is_chrome(timeline)) {
+    text += wrapped("what the bytes are: gradients, activations, optimizer state", kColumns);
+  } else {
+    text += wrapped(
+        "the card's number, reserved bytes, and of what was there before the profile only what an op in it used",
+        kColumns);
+  }
+  if (timeline.kind == MemoryTimeline::Kind::sizes) {
+    text += wrapped("a peak between two changes of the same microsecond, which are told as one", kColumns);
+  }
+  return text +
+         "\n  next: oomdiag run -- python train.py\n"
+         "        or in the program: torch.cuda.memory._record_memory_history(), and at the end or in\n"
+         "        `except torch.OutOfMemoryError`: torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")\n";
+}
+
+}  // namespace oomdiag

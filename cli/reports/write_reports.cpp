@@ -1,0 +1,95 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <system_error>
+
+#include "cli/reports/reports.h"
+#include "cli/terminal/terminal.h"
+#include "profiler/error.h"
+#include "profiler/report/json.h"
+#include "profiler/report/text.h"
+
+namespace oomdiag {
+namespace fs = std::filesystem;
+namespace {
+
+std::error_code last_error() { return {errno, std::generic_category()}; }
+
+/// Writes into what is there, or a new file; `flags` are further ones of open(2).
+std::error_code write_into(const fs::path& file, const std::string& text, mode_t mode, int flags) {
+  const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | flags, mode);
+  if (descriptor < 0) return last_error();
+  std::error_code error;
+  for (size_t written = 0; written < text.size() && !error;) {
+    const ssize_t count = write(descriptor, text.data() + written, text.size() - written);
+    if (count > 0) written += static_cast<size_t>(count);
+    if (count == 0) error = std::make_error_code(std::errc::io_error);
+    if (count < 0 && errno != EINTR) error = last_error();
+  }
+  if (close(descriptor) != 0 && !error) error = last_error();
+  return error;
+}
+
+/// Puts a new file in the place of the one that is there, once all of it is written.
+std::error_code replace(const fs::path& file, const std::string& text, mode_t mode) {
+  const fs::path part = file.string() + ".part";
+  std::error_code error = write_into(part, text, mode, O_NOFOLLOW), ignored;
+  if (!error) fs::rename(part, file, error);
+  if (error) fs::remove(part, ignored);
+  return error;
+}
+
+}  // namespace
+
+void keep_json(const Report& report, const fs::path& folder) { write_json(report, folder / "report.json", 0600); }
+
+void write_json(const Report& report, const fs::path& file, mode_t mode) {
+  write_whole(to_json(report) + "\n", file, mode);
+}
+
+std::string pack(const Report& report) { return report.folder + '\0' + to_json(report, /*indent=*/-1); }
+
+Report unpack(std::string_view text) {
+  const std::size_t end = text.find('\0');
+  Report report = from_json(text.substr(end + 1));
+  report.folder = text.substr(0, end);
+  return report;
+}
+
+void write_whole(const std::string& text, const fs::path& file, mode_t mode) {
+  std::error_code ignored;
+  const bool is_special = fs::exists(file, ignored) && !fs::is_regular_file(file, ignored);
+  const std::error_code error = is_special ? write_into(file, text, mode, 0) : replace(file, text, mode);
+  if (!error) return;
+  throw Error(ErrorKind::environment, fmt::format("cannot write '{}': {}", file.string(), error.message()));
+}
+
+void check_writable(const fs::path& file) {
+  if (file.empty()) return;
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code ignored;
+  if (fs::is_directory(file, ignored))
+    throw Error(ErrorKind::usage, fmt::format("-o {} is a folder, not a file", file.string()));
+  if (access(folder.c_str(), W_OK | X_OK) == 0) return;
+  throw Error(ErrorKind::usage, fmt::format("-o {}: cannot write into the folder '{}'", file.string(), folder.string()),
+              "make it first, or name another file");
+}
+
+void print_text(const Report& report, std::FILE* stream) {
+  const OutputCapabilities capabilities = output_capabilities(fileno(stream));
+  std::string text = to_text(report, {.unicode = capabilities.unicode});
+  if (capabilities.color) {
+    const std::size_t headline = std::min(text.find('\n'), text.size());
+    text = fmt::format("\033[1m{}\033[0m{}", text.substr(0, headline), text.substr(headline));
+  }
+  if (stream == stdout) return write_out(text);
+  std::fwrite(text.data(), 1, text.size(), stream);
+}
+
+void print_json(const Report& report) { write_out(to_json(report) + "\n"); }
+
+}  // namespace oomdiag

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace oomdiag {
+
+inline constexpr int kCompact = -1, kIndented = 2;  ///< layouts of to_text()
+
+/// JSON as text. What is no UTF-8 in it (file names, a program's words) is replaced by U+FFFD: dump() alone throws there.
+std::string to_text(const nlohmann::json& json, int layout = kIndented);
+std::string to_text(const nlohmann::ordered_json& json, int layout = kIndented);
+
+}  // namespace oomdiag

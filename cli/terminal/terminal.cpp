@@ -1,0 +1,78 @@
+#include "cli/terminal/terminal.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "cli/process/environment.h"
+#include "profiler/error.h"
+#include "profiler/report/printable.h"
+
+namespace oomdiag {
+namespace {
+
+/// As the C library finds it: the first of the three that is set decides.
+bool has_utf8_locale() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const std::string locale = environment(name);
+    if (locale.empty()) continue;
+    for (const char* spelling : {"UTF-8", "utf8", "UTF8", "utf-8"}) {
+      if (locale.find(spelling) != std::string_view::npos) return true;
+    }
+    return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+OutputCapabilities output_capabilities(int descriptor) {
+  OutputCapabilities capabilities{.is_terminal = isatty(descriptor) == 1, .unicode = has_utf8_locale()};
+  capabilities.moves_cursor = capabilities.is_terminal && environment("TERM") != "dumb" && !environment("TERM").empty();
+  capabilities.color = capabilities.is_terminal && environment("NO_COLOR").empty() && environment("TERM") != "dumb";
+  return capabilities;
+}
+
+void say(std::string_view text) { complain(fmt::format("oomdiag: {}\n", text)); }
+
+void complain(const std::string& lines) {
+  const std::string safe = printable_lines(lines);
+  std::fwrite(safe.data(), 1, safe.size(), stderr);
+}
+
+void write_out(const std::string& text) {
+  errno = 0;
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (written && std::fflush(stdout) == 0) return;
+  throw Error(ErrorKind::environment, fmt::format("cannot write to stdout: {}", std::strerror(errno)));
+}
+
+void finish_output() {
+  errno = 0;
+  const bool failed_before = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) == 0 && !failed_before) return;
+  const std::string reason = errno == 0 ? "part of it was not taken" : std::strerror(errno);
+  throw Error(ErrorKind::environment, fmt::format("cannot write to stdout: {}", reason));
+}
+
+Progress::Progress(std::string_view text) : shown_(output_capabilities(STDERR_FILENO).moves_cursor) {
+  if (shown_) std::fputs((printable(text, text.size()) + "\r").c_str(), stderr);
+}
+
+Progress::~Progress() {
+  if (shown_) std::fputs("\033[2K\r", stderr);
+}
+
+Steps::Steps(std::string_view what) : what_(what) { line_.emplace(fmt::format("{}: first run ...", what_)); }
+
+void Steps::show(std::size_t over, std::size_t all) {
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
+  const double left = over == 0 ? 0 : since.count() / static_cast<double>(over) * static_cast<double>(all - over);
+  line_.reset();
+  line_.emplace(fmt::format("{}: {} of about {} runs, {:.0f} s left", what_, over, all, left));
+}
+
+}  // namespace oomdiag

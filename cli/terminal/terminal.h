@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace oomdiag {
+
+/// What may be written to an output.
+struct OutputCapabilities {
+  bool is_terminal = false;
+  bool moves_cursor = false;  ///< a terminal that can do more than print: not TERM=dumb
+  bool color = false;         ///< a terminal, without NO_COLOR and not TERM=dumb
+  bool unicode = false;       ///< the locale is UTF-8
+};
+
+/// OutputCapabilities for a file descriptor, from the environment.
+OutputCapabilities output_capabilities(int descriptor);
+
+/// One line on stderr: "oomdiag: <text>". Where stderr takes nothing it is lost: what a program's run is worth does not hang on it.
+void say(std::string_view text);
+/// The same for lines that are whole.
+void complain(const std::string& lines);
+
+/// Writes results to stdout. Throws Error(environment) if they do not arrive.
+void write_out(const std::string& text);
+/// To be called at the end: throws Error(environment) if something that was printed to stdout did not arrive.
+void finish_output();
+
+/// A line on stderr that shows what is going on and goes when the object does; nothing where stderr is no terminal.
+class Progress {
+ public:
+  explicit Progress(std::string_view text);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+ private:
+  bool shown_ = false;
+};
+
+/// Such a line for many runs: how many are over, and about how long the rest takes.
+class Steps {
+ public:
+  explicit Steps(std::string_view what);
+
+  /// `over` of `all` are over.
+  void show(std::size_t over, std::size_t all);
+  void hide() { line_.reset(); }
+
+ private:
+  std::string what_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::optional<Progress> line_;
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,169 @@
+#include "profiler/explain/fix_rules.h"
+
+#include <algorithm>
+#include <map>
+
+#include "profiler/explain/arena.h"
+
+namespace oomdiag {
+namespace {
+
+std::string short_place(const Where& made) {
+  const std::string_view line = made.source.substr(made.source.rfind('/') + 1);
+  return std::string(line.empty() ? (made.module.empty() ? made.op : made.module) : line);
+}
+
+bool is_scratch(const BlockLife& block) {
+  return block.category == Category::workspace || block.category == Category::temporary;
+}
+
+// "2" of "2.0.conv" beside "1.relu": the outermost module around the one but not around the other.
+std::string_view beside(std::string_view module, std::string_view other) {
+  const auto differs = std::mismatch(module.begin(), module.end(), other.begin(), other.end()).first;
+  return module.substr(0, module.find('.', static_cast<size_t>(differs - module.begin())));
+}
+
+bool fits_with(const StepModel& model, int64_t batch) {
+  const Lives& blocks = model.blocks;
+  const Lives scaled = scale_batch(blocks, batch, *model.batch);
+  const int64_t room = model.available_bytes - model.private_pool_cached_bytes;
+  if (model.peak_bytes - find_peak(blocks) + find_peak(scaled) > room) return false;
+  return !model.whole || fits_safely(scaled, room, model.settings);
+}
+
+const char* cost_of_fewer(const StepModel& model) {
+  return may_train(model) ? "fewer examples a step: more steps, another learning rate" : "fewer examples at a time";
+}
+
+}  // namespace
+
+bool trains(const StepModel& model) {
+  const Lives& blocks = model.blocks;
+  return model.has_backward || std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+           return block.category == Category::activation || block.category == Category::gradient;
+         });
+}
+
+bool may_train(const StepModel& model) { return trains(model) || !model.whole; }
+
+/// Expandable segments, for fragmentation: the same bytes are allocated, and hardly any free blocks are between them.
+std::optional<ModifiedStep> use_expandable_segments(const StepModel& model) {
+  if (!model.is_fragmented || model.settings.expandable_segments) return {};
+  AllocatorSettings settings = model.settings;
+  settings.expandable_segments = true;
+  return ModifiedStep{.blocks = model.blocks, .settings = settings};
+}
+
+/// peak(b/2): what follows the batch takes half its bytes (follows_batch); parameters, their gradients, optimizer state
+/// and the workspaces of matrix products stay.
+std::optional<ModifiedStep> halve_batch(const StepModel& model) {
+  if (model.batch) return {};  // fit_batch says more
+  return ModifiedStep{.blocks = scale_batch(model.blocks, 1, 2), .costs = cost_of_fewer(model)};
+}
+
+/// The largest b with peak(b) ≤ room, by bisection over the same model.
+std::optional<ModifiedStep> fit_batch(const StepModel& model) {
+  if (!model.batch || *model.batch <= 1 || fits_with(model, *model.batch)) return {};
+  int64_t fits = 0, fails = *model.batch;
+  while (fails - fits > 1) {
+    const int64_t middle = fits + (fails - fits) / 2;
+    (fits_with(model, middle) ? fits : fails) = middle;
+  }
+  if (fits == 0) return {};
+  return ModifiedStep{.blocks = scale_batch(model.blocks, fits, *model.batch),
+                      .variant = std::to_string(fits),
+                      .label = "batch " + std::to_string(fits) + (model.whole ? "" : " or less"),
+                      .costs = cost_of_fewer(model)};
+}
+
+/// Two micro-batches of half the size, one optimizer step: peak(b/2), but from the second one on gradients live through
+/// forward, and each new one stands beside the old one until it is added.
+std::optional<ModifiedStep> accumulate(const StepModel& model) {
+  if (!trains(model)) return {};
+  Lives blocks = scale_batch(model.blocks, 1, 2);
+  Lives added;
+  for (BlockLife& block : blocks) {
+    if (block.category != Category::gradient || !block.is_of_step()) continue;
+    added.push_back(block);
+    added.back().died = block.born + 1;
+    block.born = BlockLife::kBefore;
+  }
+  blocks.insert(blocks.end(), added.begin(), added.end());
+  return ModifiedStep{.blocks = std::move(blocks), .variant = "2"};
+}
+
+/// ReLU in place: where its input is kept by nobody else, it becomes the output, so the block is allocated once.
+std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
+  Lives blocks = model.blocks;
+  bool any = false;
+  for (size_t r = 1; r < blocks.size(); ++r) {
+    BlockLife& result = blocks[r];
+    if (result.made.op != "aten::relu" || result.phase != Phase::forward) continue;
+    for (size_t i = r; i-- > 0 && blocks[i].born + 16 > result.born;) {
+      BlockLife& input = blocks[i];
+      const bool fits = input.bytes == result.bytes && input.phase == Phase::forward && input.saved_by.empty() &&
+                        input.category != Category::activation && input.is_of_step() && input.died > result.born;
+      if (!fits) continue;
+      input.died = result.died;
+      result.bytes = 0;
+      any = true;
+      break;
+    }
+  }
+  if (!any) return {};
+  return ModifiedStep{.blocks = std::move(blocks)};
+}
+
+/// no_grad: nothing is saved. A tensor dies when the module beside its own that takes it has returned: a caller holds what
+/// it hands in. What an op needs for itself, as a workspace, takes nothing. Where tensors skip over modules (residuals) the
+/// true peak is higher by them.
+std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
+  if (!model.whole || model.has_backward) return {};  // an OOM in forward does not tell that no backward follows
+  if (find_backward(model.blocks) != BlockLife::kNever) return {};
+  Lives blocks = model.blocks;
+  std::vector<BlockLife*> made;  // by the forward ops that autograd recorded, in order
+  for (BlockLife& block : blocks) {
+    if (block.in_graph && block.is_of_step()) made.push_back(&block);
+  }
+  for (size_t m = 0; m + 1 < made.size(); ++m) {
+    size_t last = m + 1;
+    while (last + 1 < made.size() && is_scratch(*made[last])) ++last;
+    const std::string_view taker = beside(made[last]->made.module, made[m]->made.module);
+    while (last + 1 < made.size() && is_inside(made[last + 1]->made.module, taker)) ++last;
+    made[m]->died = std::min(made[m]->died, made[last]->born + 1);
+  }
+  if (made.empty()) return {};
+  return ModifiedStep{.blocks = std::move(blocks)};
+}
+
+/// Outputs that the program holds through backward though autograd does not need them: freed before backward begins.
+std::optional<ModifiedStep> drop_outputs(const StepModel& model) {
+  Lives blocks = model.blocks;
+  const uint32_t backward = find_backward(blocks);
+  if (backward == BlockLife::kNever) return {};
+  const uint32_t last = find_last_backward(blocks);
+  int64_t largest = 0;
+  std::string made_at;
+  for (BlockLife& block : blocks) {
+    const bool held = block.category == Category::output && block.phase == Phase::forward && !block.freed_in_backward &&
+                      block.is_of_step() && block.born < backward && block.died > backward;
+    const bool leaks = model.grown_bytes > 0 && block.died > last;  // stop_growth is about these
+    if (!held || leaks) continue;
+    block.died = backward;
+    if (block.bytes > largest) made_at = short_place(block.made);
+    largest = std::max(largest, block.bytes);
+  }
+  if (largest == 0) return {};
+  return ModifiedStep{.blocks = std::move(blocks),
+                      .lines = {"del outputs  # made at " + made_at + ", before loss.backward()"}};
+}
+
+/// Without what grew from step to step: one block of that size less, all the time.
+std::optional<ModifiedStep> stop_growth(const StepModel& model) {
+  if (model.grown_bytes <= 0) return {};
+  Lives blocks = model.blocks;
+  blocks.push_back({.bytes = -model.grown_bytes});
+  return ModifiedStep{.blocks = std::move(blocks)};
+}
+
+}  // namespace oomdiag

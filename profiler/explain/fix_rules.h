@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "profiler/explain/step_model.h"
+
+// The rules of the fixes, one function each: it changes the allocations of the step as the fix would, and gives nothing where
+// it has nothing to change. kFixes (fixes.cpp) says the rest.
+namespace oomdiag {
+
+// fix_rules.cpp: what a step works on.
+std::optional<ModifiedStep> use_expandable_segments(const StepModel& model);
+std::optional<ModifiedStep> halve_batch(const StepModel& model);
+std::optional<ModifiedStep> fit_batch(const StepModel& model);
+std::optional<ModifiedStep> accumulate(const StepModel& model);
+std::optional<ModifiedStep> use_relu_in_place(const StepModel& model);
+std::optional<ModifiedStep> use_no_grad(const StepModel& model);
+std::optional<ModifiedStep> drop_outputs(const StepModel& model);
+std::optional<ModifiedStep> stop_growth(const StepModel& model);
+// autocast.cpp, checkpointing.cpp
+inline constexpr std::string_view kAutocastFormula =
+    "half of what matrix products, convolutions and the ops after them make; float32 stays in softmax, norms and "
+    "losses; "
+    "+ half of the weights";
+std::optional<ModifiedStep> use_bf16_autocast(const StepModel& model);
+std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model);
+std::optional<ModifiedStep> checkpoint_modules(const StepModel& model);
+// state_rules.cpp: gradients, and what optimizers keep.
+std::optional<ModifiedStep> set_gradients_to_none(const StepModel& model);
+std::optional<ModifiedStep> use_fused_optimizer(const StepModel& model);
+std::optional<ModifiedStep> use_loop_optimizer(const StepModel& model);
+std::optional<ModifiedStep> use_plain_sgd(const StepModel& model);
+std::optional<ModifiedStep> use_8bit_adam(const StepModel& model);
+std::optional<ModifiedStep> offload_optimizer(const StepModel& model);
+std::optional<ModifiedStep> shard_over_devices(const StepModel& model);
+std::optional<ModifiedStep> train_adapters(const StepModel& model);
+// language_rules.cpp: attention, logits, sequences.
+std::optional<ModifiedStep> use_fused_attention(const StepModel& model);
+std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model);
+std::optional<ModifiedStep> halve_sequence(const StepModel& model);
+std::optional<ModifiedStep> offload_activations(const StepModel& model);
+
+}  // namespace oomdiag

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/history.h"
+#include "profiler/trace/format.h"
+
+namespace oomdiag {
+
+/// An index of an event that never comes.
+inline constexpr uint64_t kNoEvent = ~uint64_t{0};
+
+/// A node of a walked graph, which keeps a block for its backward.
+struct Saver {
+  uint64_t node_sequence = 0;
+  uint32_t context = 0;
+  uint32_t shape = 0;  ///< index of its name
+  uint32_t graph = 0;  ///< which forward pass made the node, see graphs.h
+  uint32_t walk = 0;   ///< which walk found it
+  uint16_t node_thread = 0;
+};
+
+/// A block from its allocation to its free, and all that events say of it. Nothing of what was said before of its address,
+/// which is used again and again. Times are indices of events.
+struct Row {
+  Event maker{};                            ///< its alloc event; empty where that is not known
+  uint32_t event = Block::kNone;            ///< as in Block: index of the maker, perhaps in the trace's `initial`
+  uint32_t views = 0;                       ///< how many views it is part of: it outlives its block for them
+  int64_t bytes = 0;                        ///< of the block, rounded
+  uint64_t born = 0, died = kNoEvent;       ///< died: its free was requested
+  uint64_t gradient_since = kNoEvent;       ///< when it was first named a gradient
+  uint32_t name = 0, shape = 0, group = 0;  ///< indices of names
+  uint32_t step = 0;           ///< in which it was allocated; 0 before the first one, and where it is not known
+  uint32_t nth_in_op = 0;      ///< how many allocations of the same op call came before
+  uint32_t nth_at_place = 0;   ///< … of the same place in the same forward pass
+  Phase phase = Phase::other;  ///< in which it was allocated
+  uint8_t device = 0;
+  bool parameter = false, buffer = false, state = false, ever_saved = false;
+  bool trained = false;              ///< a parameter of an optimizer that wants a gradient
+  bool op_made_nodes = false;        ///< the op that made it recorded itself for backward
+  bool died_in_op = false;           ///< freed by the op call, or the node, that made it
+  bool died_in_optimizer = false;    ///< freed inside the optimizer step that made it
+  bool freed_in_node = false;        ///< by an autograd node
+  bool freed_by_accumulate = false;  ///< by AccumulateGrad: it was added to a gradient
+  std::vector<Saver> savers{};       ///< of the newest graph that keeps it
+
+  bool alive() const { return died == kNoEvent; }
+  /// Older than the events of the trace.
+  bool is_initial() const { return event != Block::kNone && (event & Block::kInitial) != 0; }
+  bool is_known() const { return event != Block::kNone; }
+  bool first_in_op() const { return maker.op_serial == 0 || nth_in_op == 0; }
+};
+
+/// The rows of all cards: those of blocks that live, and those that views keep. The places of others are used again, so
+/// memory follows what lives, however long the program runs.
+class BlockTable {
+ public:
+  BlockTable() : at_(kMaxDevices) {}
+
+  /// Puts in a row, at its device and address; what was there is gone.
+  uint32_t add(Row row, uint64_t address);
+  /// The newest row of this address, or kNone.
+  uint32_t find(uint8_t device, uint64_t address) const {
+    const uint32_t* id = at_[device].find(address);
+    return id == nullptr ? kNone : *id;
+  }
+  /// The block at this address is gone: events name it no more.
+  void detach(uint8_t device, uint64_t address);
+
+  /// A view takes this row in, or lets it go.
+  void hold(uint32_t id) { ++rows_[id].views; }
+  void let_go(uint32_t id);
+
+  Row& operator[](uint32_t id) { return rows_[id]; }
+  const Row& operator[](uint32_t id) const { return rows_[id]; }
+  /// The rows of this card's blocks that live.
+  std::vector<uint32_t> living(uint8_t device) const;
+
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
+ private:
+  void retire(uint32_t id);
+
+  std::vector<Row> rows_;
+  std::vector<bool> attached_;
+  std::vector<uint32_t> unused_;
+  std::vector<AddressMap<uint32_t>> at_;  ///< by device
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,137 @@
+#include "profiler/replay/allocations/device_stats.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace oomdiag {
+
+DeviceMeter::DeviceMeter(const Trace& trace, const AllocatorSettings& settings, uint8_t device)
+    : trace_(trace),
+      device_(device),
+      whole_(trace.overwritten_events == 0 && trace.initial.empty()),
+      blocks_(settings) {
+  blocks_.start_from(trace.initial, trace.initial_layout, device);
+  result_.used = blocks_.allocated_bytes() > 0;
+  history().index = device;
+  history().reserved_known = whole_ || !trace.initial_layout.empty();
+  history().peak.allocated_bytes = blocks_.allocated_bytes();
+  history().peak.reserved_bytes = blocks_.reserved_bytes();
+  history().peak.at_start = !whole_;
+  if (trace.process.snapshot) history().peak.phase = Phase::other;
+}
+
+void DeviceMeter::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
+  const Phase phase = phases.phase_of(event);
+  peak_since_mark_ = std::max(peak_since_mark_, blocks_.allocated_bytes());
+  phase_peaks_.add(phases.step(), phase, blocks_.allocated_bytes());
+  int64_t& highest = history().phase_peaks[static_cast<size_t>(phase)];
+  highest = std::max(highest, blocks_.allocated_bytes());
+  Peak& peak = history().peak;
+  if (blocks_.allocated_bytes() > peak.allocated_bytes) {
+    peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, phases.step(), phase};
+  }
+  if (phase == Phase::backward && event.bytes == sane_bytes(event.bytes)) attribute(event, nodes);
+}
+
+void DeviceMeter::note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal) {
+  refusal.step = phases.step();
+  refusal.phase = phases.phase_of(event);
+  refusal.where = locate(trace_, nodes, event);
+  refusal.requested_bytes = sane_bytes(event.bytes);
+  refusal.pool = pool_of(event.flags);
+  refusal.allocated_bytes = blocks_.allocated_bytes();
+  refusal.reserved_bytes = blocks_.reserved_bytes();
+  refusal.free_bytes = sane_bytes(event.address);
+  history().refusals.push_back(refusal);
+  result_.used = true;
+}
+
+void DeviceMeter::check_stats(const Event& event) {
+  if (trace_.process.unwatched) return take_totals(event);
+  if (!whole_) {
+    blocks_.set_reserved_bytes(sane_bytes(event.address));
+    history().reserved_known = true;
+    history().counted_peak_bytes = sane_bytes(event.node_sequence);
+  }
+  note_error(sane_bytes(event.bytes) - blocks_.allocated_bytes());
+  note_error(sane_bytes(event.address) - blocks_.reserved_bytes());
+}
+
+// The allocator told nothing of its blocks: what it counted itself is all there is.
+void DeviceMeter::take_totals(const Event& event) {
+  result_.used = true;
+  history().peak.allocated_bytes = sane_bytes(event.node_sequence);
+  history().peak.reserved_bytes = sane_bytes(event.detail);
+}
+
+void DeviceMeter::read_device_memory(const Event& event, uint64_t index) {
+  const int64_t outside = sane_bytes(event.bytes) - sane_bytes(event.address) - blocks_.reserved_bytes();
+  result_.outside.push_back({index, std::max<int64_t>(0, outside)});
+  if (result_.outside.size() > 64)
+    result_.outside.erase(result_.outside.begin() + 16);  // long runs say it at each step
+}
+
+void DeviceMeter::check_layout(std::span<const Event> layout) {
+  Blocks told = blocks_;
+  told.adopt(layout, device_);
+  const int64_t difference = told.allocated_bytes() - blocks_.allocated_bytes();
+  note_error(difference);
+  if (difference == 0 && history().reserved_known && told.reserved_bytes() == blocks_.reserved_bytes()) return;
+  blocks_ = std::move(told);
+  history().reserved_known = true;
+}
+
+void DeviceMeter::begin_with(std::span<const Event> layout, uint64_t index, const Phases& phases) {
+  blocks_.adopt(layout, device_);
+  whole_ = false;
+  result_.used = true;
+  history().reserved_known = true;
+  Peak& peak = history().peak;
+  if (blocks_.allocated_bytes() > peak.allocated_bytes) {
+    peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, phases.step(), Phase::setup};
+  }
+  peak.reserved_bytes = std::max(peak.reserved_bytes, blocks_.reserved_bytes());
+  timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
+}
+
+void DeviceMeter::note_mark(const Event& event, uint32_t step) {
+  constexpr size_t kMostMarks = 1000;
+  if (history().marks.size() == kMostMarks) return;
+  const int64_t now = blocks_.allocated_bytes();
+  history().marks.push_back({trace_.name(event.detail), trace_.time_ns(event), step, now, blocks_.reserved_bytes(),
+                             std::max(peak_since_mark_, now)});
+  peak_since_mark_ = now;
+}
+
+void DeviceMeter::note_packed(const Event& event) {
+  packed_in_walk_ += static_cast<int64_t>(std::min<uint64_t>(event.detail, 1 << 20));
+  history().packed_tensors = std::max(history().packed_tensors, packed_in_walk_);
+}
+
+Measured DeviceMeter::finish() {
+  history().timeline = timeline_.finish();
+  for (TimelinePoint& point : history().timeline) point.time_ns = trace_.time_ns(trace_.events[point.event]);
+  history().step_ends = step_ends_.finish();
+  history().phases = phase_peaks_.finish();
+  return std::move(result_);
+}
+
+void DeviceMeter::note_error(int64_t difference) {
+  history().replay_error_bytes = std::max(history().replay_error_bytes, std::abs(difference));
+}
+
+void DeviceMeter::attribute(const Event& event, const NodeTable& nodes) {
+  Attribution& sum = history().attribution;
+  if (sum.backward_bytes > kMostBytes) return;
+  sum.backward_bytes += event.bytes;
+  if (!in_node(event)) return;
+  sum.with_node_bytes += event.bytes;
+  if (event.node_sequence == kAccumulateGrad) sum.accumulate_bytes += event.bytes;
+  if (nodes.find(event.node_thread, event.node_sequence) == nullptr) return;
+  sum.with_forward_op_bytes += event.bytes;
+  const Where where = locate(trace_, nodes, event);
+  if (!where.module.empty()) sum.with_module_bytes += event.bytes;
+  if (!where.source.empty()) sum.with_source_bytes += event.bytes;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,106 @@
+#include "profiler/replay/evidence/autocast_cache.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace oomdiag {
+namespace {
+
+// at::to copies into a tensor that one of these makes; results of other ops are made by the ops themselves.
+bool makes_copy(std::string_view inner) {
+  constexpr std::array<std::string_view, 5> kMakers = {"aten::empty_strided", "aten::empty_like", "aten::empty",
+                                                       "aten::_to_copy", "aten::to"};
+  return std::find(kMakers.begin(), kMakers.end(), inner) != kMakers.end();
+}
+
+bool made_under_autocast(const LiveBlock& block) {
+  return !block.pending_free && !block.made.autocast.empty() && block.made.node.empty();
+}
+
+bool is_castable(const LiveBlock& block) {
+  const bool known = block.shape.empty() || block.shape.ends_with(" float32");
+  return !block.pending_free && block.category == Category::parameter && known;
+}
+
+/// "64, 32" of "[64, 32] float32".
+std::string_view text_of_sizes(std::string_view shape) {
+  const size_t end = shape.find(']');
+  return end == shape.npos || end == 0 ? std::string_view() : shape.substr(1, end - 1);
+}
+
+// A matrix is saved as it was used, perhaps transposed: "32, 64" of "64, 32", nothing of other tensors.
+std::string transposed(std::string_view sizes) {
+  const size_t comma = sizes.find(", ");
+  if (comma == sizes.npos || sizes.find(", ", comma + 1) != sizes.npos) return {};
+  return std::string(sizes.substr(comma + 2)) + ", " + std::string(sizes.substr(0, comma));
+}
+
+std::string_view module_of_parameter(std::string_view parameter) {
+  const size_t dot = parameter.rfind('.');
+  return dot == parameter.npos ? std::string_view() : parameter.substr(0, dot);
+}
+
+using Candidates = std::vector<const LiveBlock*>;
+
+/// What a cast and its parameter have in common: the bytes of the parameter, and its module or its sizes.
+using Trait = std::pair<int64_t, std::string>;
+
+/// Takes the casts that are copies of `parameters` out of both lists; gives their bytes. Each cast takes the first
+/// parameter that has the first of its traits which any has. Empty words are no trait.
+template <class TraitOfParameter, class TraitsOfCast>
+int64_t take_pairs(Candidates& casts, Candidates& parameters, const TraitOfParameter& trait_of,
+                   const TraitsOfCast& traits_of) {
+  std::map<Trait, std::deque<const LiveBlock*>> by_trait;
+  for (const LiveBlock* parameter : parameters) {
+    by_trait[{parameter->requested_bytes, std::string(trait_of(*parameter))}].push_back(parameter);
+  }
+  std::set<const LiveBlock*> taken;
+  int64_t bytes = 0;
+  std::erase_if(casts, [&](const LiveBlock* cast) {
+    for (const std::string& words : traits_of(*cast)) {
+      const auto found = words.empty() ? by_trait.end() : by_trait.find({2 * cast->requested_bytes, words});
+      if (found == by_trait.end() || found->second.empty()) continue;
+      taken.insert(found->second.front());
+      found->second.pop_front();
+      bytes += cast->bytes;
+      return true;
+    }
+    return false;
+  });
+  std::erase_if(parameters, [&](const LiveBlock* parameter) { return taken.contains(parameter); });
+  return bytes;
+}
+
+}  // namespace
+
+AutocastUse find_autocast(const Moment& moment) {
+  AutocastUse use{.dtype = moment.where.autocast,
+                  .region_open = !moment.where.autocast.empty() && moment.where.node.empty()};
+  Candidates casts, parameters;
+  for (const LiveBlock& block : moment.blocks) {
+    if (is_castable(block)) parameters.push_back(&block);
+    if (!made_under_autocast(block)) continue;
+    use.dtype = block.made.autocast;
+    use.made_bytes += block.bytes;
+    if (makes_copy(block.made.inner)) casts.push_back(&block);
+  }
+  use.cache_bytes = take_pairs(
+      casts, parameters, [](const LiveBlock& parameter) { return module_of_parameter(parameter.name); },
+      [](const LiveBlock& cast) { return std::array{std::string(cast.made.module)}; });
+  // A tied weight may be cast in another module.
+  use.cache_bytes += take_pairs(
+      casts, parameters, [](const LiveBlock& parameter) { return text_of_sizes(parameter.shape); },
+      [](const LiveBlock& cast) {
+        const std::string_view sizes = text_of_sizes(cast.shape);
+        return std::array{std::string(sizes), transposed(sizes)};
+      });
+  return use;
+}
+
+}  // namespace oomdiag

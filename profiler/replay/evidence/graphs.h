@@ -1,0 +1,104 @@
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "profiler/replay/allocations/allocation_table.h"
+
+// Which saved tensors count at a moment? The graph is walked when a backward pass begins, and by the OOM observer:
+//
+//   ── forward ──┬─ walk ── backward ──┬── optimizer ──┬── forward ──┬─ walk ── backward ──
+//        ^ peak here: the next walk    ^ here: the one before        ^ OOM here: the walk in its own description
+//
+// A walk of an earlier pass says nothing any more: its graph is gone. But the recorder walks only passes that may set the
+// peak, and a step may set it by a few bytes all the same. Training steps repeat, so then the last step that was walked
+// tells: a block made by the same place in the same op with the same size is kept by the same nodes. A place that runs many
+// times in a forward pass (the cell of a recurrent network) makes many such blocks: the n-th of one step is like the n-th of
+// the other.
+namespace oomdiag {
+
+/// Numbers the allocations of one device at each place of the program, from 0 in each forward pass.
+class PlaceCounter {
+ public:
+  explicit PlaceCounter(size_t contexts) : counts_(contexts + 1) {}
+
+  /// The number of this alloc event.
+  uint32_t next(const Event& alloc);
+
+ private:
+  struct Count {
+    uint32_t pass = 0, allocations = 0;
+  };
+  std::vector<Count> counts_;  ///< by context
+  uint32_t pass_ = 1;
+  bool forward_runs_ = false;  ///< something was allocated outside of nodes since the last backward pass began
+};
+
+/// What makes two allocations of different steps alike: device, place in the program (context), bytes, which one of its op,
+/// and which one of its place (PlaceCounter).
+struct AllocationSignature {
+  uint8_t device = 0;
+  uint32_t context = 0;
+  int64_t bytes = 0;
+  uint32_t nth_in_op = 0;
+  uint32_t nth_at_place = 0;
+
+  /// Equal but for nth_at_place.
+  bool is_of_same_place(const AllocationSignature& other) const;
+  auto operator<=>(const AllocationSignature&) const = default;
+};
+
+/// The nodes that keep each allocation of a graph, so that those of another graph can be told by it. Takes as much memory
+/// as the graph has saved tensors.
+class SavedAllocations {
+ public:
+  /// A node keeps this block. Of two blocks with one signature, from passes whose graphs are joined, the younger one counts.
+  void add(const Row& row, const Saver& saver);
+  /// Ends to take in; before it nothing is found.
+  void finish();
+  /// The nodes that keep the allocation like `row`; empty if none does. Where this graph had fewer at that place, those of
+  /// the last of them.
+  std::vector<Saver> find(const Row& row) const;
+
+ private:
+  struct Saved {
+    AllocationSignature signature{};
+    uint64_t born = 0;
+    Saver saver{};
+  };
+  std::vector<Saved> saved_;  ///< finished: by signature, the youngest first
+};
+
+/// Follows the walks of the autograd graph.
+class Graphs {
+ public:
+  /// A graph_begin event; `at_refusal`: the first that describes a fatal OOM. What it finds is what still counts there.
+  void begin_walk(uint64_t index, bool at_refusal);
+  /// A forward op made nodes, or the trace ends: the graph of the walk lives no more.
+  void end_walk() {
+    open_ = false;
+    saved_->finish();
+  }
+  /// A saved_tensor event of this block.
+  void save(const Event& event, Row& row);
+
+  /// The newest walk, counted from 1.
+  uint32_t walk() const { return walk_; }
+  /// Its graph lives: no forward pass has begun since.
+  bool walked() const { return open_; }
+  /// What the newest walk found.
+  std::shared_ptr<const SavedAllocations> newest() const { return saved_; }
+  /// When the walk over that graph began; blocks that are younger are of a later pass, and may be told by it.
+  uint64_t began() const { return began_; }
+
+ private:
+  uint32_t graph_ = 0, walk_ = 0;
+  bool open_ = false;
+  uint64_t began_ = kNoEvent;
+  std::shared_ptr<SavedAllocations> saved_ = std::make_shared<SavedAllocations>();
+};
+
+}  // namespace oomdiag

@@ -1,0 +1,76 @@
+#include "profiler/replay/evidence/join.h"
+
+#include <algorithm>
+
+namespace oomdiag {
+
+void NodeTable::add(const Event& nodes_created) {
+  if (nodes_created.bytes <= 0 || nodes_created.node_sequence >= kNoNode) return;
+  const uint64_t first = nodes_created.node_sequence;
+  const uint64_t room = std::min<uint64_t>(kNoNode - first, ~uint32_t{0});
+  const auto count = static_cast<uint32_t>(std::min(static_cast<uint64_t>(nodes_created.bytes), room));
+
+  Made made{.context = nodes_created.context};
+  if (nodes_created.address != 0) {
+    const Made* outer = find(static_cast<uint16_t>(nodes_created.detail), nodes_created.address - 1);
+    if (outer != nullptr) made.within = outer->within != 0 ? outer->within : outer->context;
+  }
+  auto& ranges = threads_[nodes_created.node_thread];
+  while (!ranges.empty() && ranges.back().first >= first) ranges.pop_back();
+  if (!ranges.empty()) {
+    Range& last = ranges.back();
+    last.count = static_cast<uint32_t>(std::min<uint64_t>(last.count, first - last.first));
+    if (last.made == made && last.first + last.count == first && last.count < (1u << 30)) {
+      last.count += std::min(count, 1u << 30);
+      return;
+    }
+  }
+  ranges.push_back({first, count, made});
+}
+
+const NodeTable::Made* NodeTable::find(uint16_t thread, uint64_t node_sequence) const {
+  const auto found = threads_.find(thread);
+  if (found == threads_.end()) return nullptr;
+  const auto& ranges = found->second;
+  const auto after = std::upper_bound(ranges.begin(), ranges.end(), node_sequence,
+                                      [](uint64_t sequence, const Range& range) { return sequence < range.first; });
+  if (after == ranges.begin()) return nullptr;
+  const Range& range = *std::prev(after);
+  return node_sequence - range.first < range.count ? &range.made : nullptr;
+}
+
+namespace {
+
+std::string_view autocast_of(const Context& context) {
+  if ((context.flags & kAutocastBfloat16) != 0) return "bfloat16";
+  return (context.flags & kAutocastFloat16) != 0 ? "float16" : "";
+}
+
+}  // namespace
+
+Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
+  const Context& own = trace.context(event.context);
+  Where where{.node = trace.name(own.node),
+              .op = trace.name(own.op),
+              .inner = trace.name(own.inner),
+              .module = trace.name(own.module),
+              .source = trace.name(own.source),
+              .inner_source = trace.name(own.inner_source),
+              .autocast = autocast_of(own)};
+  if (!in_node(event)) return where;
+  const NodeTable::Made* made = nodes.find(event.node_thread, event.node_sequence);
+  if (made == nullptr) return where;
+  const Context& forward = trace.context(made->context);
+  const bool runs_again = (own.flags & kRecomputation) != 0 && own.op != 0;
+  if (!runs_again) where.op = trace.name(forward.op);
+  if (!runs_again) where.autocast = autocast_of(forward);
+  if (!runs_again || own.module == 0) where.module = trace.name(forward.module);
+  if (!runs_again || own.source == 0) {
+    where.source = trace.name(forward.source);
+    where.inner_source = trace.name(forward.inner_source);
+  }
+  if (where.source.empty()) where.source = trace.name(trace.context(made->within).source);
+  return where;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,46 @@
+#include "profiler/replay/steps/phases.h"
+
+#include "profiler/replay/evidence/join.h"
+
+namespace oomdiag {
+
+Phases::Phases(const Trace& trace, const Outline& outline)
+    : outline_(outline),
+      iterations_(outline.iterations),
+      known_(!trace.process.snapshot || outline.first_forward != Outline::kNever) {
+  flags_.reserve(trace.contexts.size() + 1);
+  for (const Context& context : trace.contexts) {
+    flags_.push_back({.optimizer = is_optimizer_step(trace.name(context.scope)),
+                      .grad_mode = (context.flags & kGradMode) != 0,
+                      .in_module = context.module != 0,
+                      .in_node = context.node != 0});
+  }
+  if (flags_.empty()) flags_.emplace_back();
+  for (const std::string& name : trace.names) optimizer_names_.push_back(is_optimizer_step(name));
+}
+
+Phase Phases::phase_of(const Event& event) const {
+  const Flags& at = flags(event.context);
+  if (in_node(event) || at.in_node) return Phase::backward;
+  if (at.optimizer) return Phase::optimizer;
+  if (!known_) return Phase::other;
+  if (step_ == 0) return Phase::setup;
+  return at.grad_mode || at.in_module || forward_open_ ? Phase::forward : Phase::other;
+}
+
+void Phases::note_alloc(const Event& event) {
+  if (in_node(event) || flags(event.context).optimizer) forward_open_ = false;
+}
+
+void Phases::end_scope(const Event& event) {
+  const bool optimizer = event.detail < optimizer_names_.size() && optimizer_names_[event.detail];
+  if (optimizer && step_ > 0) begin_next_step();
+}
+
+void Phases::begin_next_step() {
+  if (!outline_.has_optimizer_scopes) ++next_step_;
+  forward_open_ = false;
+  ++step_;
+}
+
+}  // namespace oomdiag

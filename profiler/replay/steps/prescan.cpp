@@ -1,0 +1,121 @@
+#include "profiler/replay/steps/prescan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "profiler/replay/steps/recorder_notes.h"
+#include "profiler/replay/steps/refusals.h"
+
+namespace oomdiag {
+namespace {
+
+// Making and moving tensors also makes autograd nodes where parameters are moved to the card, and so do views (LibTorch
+// initialises a convolution by weight[0][0].numel()); that is not training yet.
+bool moves_tensors(std::string_view op) {
+  constexpr std::array kMovers = {
+      "aten::to",        "aten::_to_copy", "aten::cuda",    "aten::detach",    "aten::clone",   "aten::alias",
+      "aten::copy_",     "aten::select",   "aten::slice",   "aten::view",      "aten::t",       "aten::narrow",
+      "aten::transpose", "aten::expand",   "aten::permute", "aten::unsqueeze", "aten::squeeze", "aten::as_strided"};
+  return std::find(kMovers.begin(), kMovers.end(), op) != kMovers.end();
+}
+
+// The index of the first event of the op call that `index` belongs to.
+uint64_t first_event_of_op(const EventLog& events, uint64_t index) {
+  constexpr uint64_t kFarthest = 1 << 16;  // bounds the work in a damaged trace
+  const Event event = events[index];
+  uint64_t first = index;
+  for (uint64_t i = index; i > 0 && index - i < kFarthest; --i) {
+    const Event before = events[i - 1];
+    if (before.thread != event.thread) continue;
+    if (before.op_serial != event.op_serial) break;
+    first = i - 1;
+  }
+  return event.op_serial == 0 ? index : first;
+}
+
+std::vector<bool> find_optimizer_names(const Trace& trace) {
+  std::vector<bool> found(trace.names.size());
+  for (size_t i = 0; i < found.size(); ++i) found[i] = is_optimizer_step(trace.names[i]);
+  return found;
+}
+
+// Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
+void begin_in_the_middle(const Trace& trace, Outline& outline) {
+  if (trace.events.empty() || trace.step_ends.empty()) return;
+  const uint64_t first = trace.events.front().sequence;
+  outline.first_step = trace.step_of(first);
+  outline.has_optimizer_scopes |= trace.steps_by_optimizer;
+  if (trace.step_stride > 1) return;
+  outline.step_begins.clear();
+  for (auto end = std::lower_bound(trace.step_ends.begin(), trace.step_ends.end(), first); end != trace.step_ends.end();
+       ++end) {
+    outline.step_begins.push_back(*end + 1 - first);  // no sequence is missing but among the newest
+  }
+}
+
+void add_stack(const Trace& trace, const Event& event, Stacks& stacks) {
+  if (event.kind == EventKind::stack) stacks.emplace(trace.name(event.address), trace.name(event.detail));
+}
+
+}  // namespace
+
+Outline read_outline(const Trace& trace, std::optional<bool> survived) {
+  Outline outline;
+  outline.first_step = 1 + trace.process.steps_before;
+  RefusalReader refusals;
+  NoteReader notes(trace);
+  IterationFinder iterations(trace);
+  for (const Event& event : trace.kept) {
+    notes.read(event);
+    add_stack(trace, event, outline.stacks);
+  }
+  const std::vector<bool> optimizer_names = find_optimizer_names(trace);
+  bool backward_ran = false;
+  bool trains = false;
+  uint64_t module_runs_from = Outline::kNever;  // its first allocation, while nothing outside of modules allocates
+  for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
+    const Event& event = *at;
+    const uint64_t i = at.index();
+    refusals.read(event, i);
+    notes.read(event);
+    iterations.read(event, i);
+    add_stack(trace, event, outline.stacks);
+    if (event.kind == EventKind::grouped) trains = true;  // an optimizer lives
+    if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
+        optimizer_names[event.detail]) {
+      outline.has_optimizer_scopes = true;
+      refusals.note_progress(0);
+    }
+    if (event.kind == EventKind::alloc) {
+      if (in_backward(trace, event)) {
+        backward_ran = trains = true;
+      } else {
+        const bool in_module = trace.context(event.context).module != 0;
+        refusals.note_work(event, event.op_serial != 0 && in_module);
+        if (!in_module || module_runs_from == Outline::kNever) module_runs_from = in_module ? i : Outline::kNever;
+      }
+    }
+    if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
+    refusals.note_progress(event.op_serial);
+    if (outline.first_forward == Outline::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
+      // A module may compute for long before what it computes needs a graph: the edges of a graph network.
+      const bool in_module = trace.context(event.context).module != 0 && module_runs_from != Outline::kNever;
+      outline.first_forward = first_event_of_op(trace.events, in_module ? std::min(i, module_runs_from) : i);
+    }
+    if (backward_ran) outline.step_begins.push_back(first_event_of_op(trace.events, i));
+    backward_ran = false;
+  }
+  if (trace.overwritten_events > 0) begin_in_the_middle(trace, outline);
+  if (outline.has_optimizer_scopes) outline.step_begins.clear();
+  outline.iterations = iterations.finish(trains || outline.has_optimizer_scopes);
+  if (outline.iterations.is_told() || outline.first_forward == Outline::kNever) {
+    outline.first_forward = outline.iterations.first;
+  }
+  if (trace.process.steps_before > 0 || trace.overwritten_events > 0) outline.first_forward = 0;
+  outline.refusals = refusals.finish(survived);
+  outline.notes = notes.notes();
+  outline.reads = notes.reads();
+  return outline;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,149 @@
+#include "profiler/replay/steps/refusals.h"
+
+namespace oomdiag {
+namespace {
+
+bool describes_refusal(EventKind kind) {
+  switch (kind) {
+    case EventKind::device_memory:
+    case EventKind::memory_stats:
+    case EventKind::segment_state:
+    case EventKind::block_state:
+    case EventKind::wanted:
+    case EventKind::op_failed:
+    case EventKind::graph_begin:
+    case EventKind::saved_tensor:
+    case EventKind::packed_tensor:
+    case EventKind::parameter:
+    case EventKind::buffer:
+    case EventKind::gradient:
+    case EventKind::stack:
+    case EventKind::card_step:
+    case EventKind::card_process:
+    case EventKind::grouped:
+      return true;
+    case EventKind::none:
+    case EventKind::alloc:
+    case EventKind::free_requested:
+    case EventKind::free_completed:
+    case EventKind::segment_alloc:
+    case EventKind::segment_free:
+    case EventKind::segment_map:
+    case EventKind::segment_unmap:
+    case EventKind::out_of_memory:
+    case EventKind::scope_begin:
+    case EventKind::scope_end:
+    case EventKind::nodes_created:
+    case EventKind::note:
+    case EventKind::driver_alloc:
+    case EventKind::driver_map:
+    case EventKind::driver_free:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+void RefusalReader::read(const Event& event, uint64_t index) {
+  if (!open_.empty()) [[unlikely]] {
+    if (const auto open = open_.find(event.thread); open != open_.end()) {
+      const size_t at = open->second;
+      const bool same_op = event.op_serial == serials_[at];
+      if (describes_refusal(event.kind)) refusals_[at].end = index;
+      if (event.kind == EventKind::op_failed && same_op) {
+        settle(event.thread, Outcome::fatal);
+      } else if (event.kind == EventKind::alloc || event.kind == EventKind::out_of_memory) {
+        // Outside of any op nothing can absorb an OOM, and no op_failed is written.
+        settle(event.thread, serials_[at] == 0 ? Outcome::fatal : Outcome::absorbed);
+      }
+    }
+  }
+  if (!retries_.empty()) [[unlikely]]
+    follow(event);
+  if (event.kind != EventKind::out_of_memory) return;
+  if (event.op_serial != 0) {
+    const auto [retry, fresh] =
+        retries_.try_emplace(event.thread, Retry{event.op_serial, event.context, refusals_.size()});
+    if (!fresh && retry->second.address != 0) retry->second = {event.op_serial, event.context, refusals_.size()};
+  }
+  open_[event.thread] = refusals_.size();
+  serials_.push_back(event.op_serial);
+  refusals_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
+}
+
+void RefusalReader::follow(const Event& event) {
+  const auto found = retries_.find(event.thread);
+  if (found == retries_.end() || describes_refusal(event.kind)) return;
+  Retry& retry = found->second;
+  if (event.op_serial != retry.op_serial) {
+    if (event.op_serial != 0) retries_.erase(found);  // driver events and scopes carry none
+    return;
+  }
+  if (event.kind == EventKind::alloc) {
+    if (retry.address != 0 || event.context != retry.context) {
+      retries_.erase(found);  // no scratch came before it: it went on without
+    } else {
+      retry.address = event.address;
+      retry.bytes = event.bytes;
+    }
+  } else if (event.kind == EventKind::free_requested && event.address == retry.address) {
+    for (size_t r = retry.first; r < refusals_.size(); ++r) {
+      if (serials_[r] == retry.op_serial) refusals_[r].granted_bytes = retry.bytes;
+    }
+    retries_.erase(found);
+  }
+}
+
+void RefusalReader::note_progress(uint32_t op_serial) {
+  if (unwound_.empty()) [[likely]]
+    return;
+  std::erase_if(unwound_, [&](const Unwound& one) {
+    if (op_serial == serials_[one.refusal] && op_serial != 0) return false;
+    refusals_[one.refusal].outcome = Outcome::caught;
+    return true;
+  });
+}
+
+void RefusalReader::note_work(const Event& alloc, bool in_module) {
+  if (unwound_.empty()) [[likely]]
+    return;
+  std::erase_if(unwound_, [&](Unwound& one) {
+    if (alloc.thread != one.thread || (alloc.op_serial == serials_[one.refusal] && alloc.op_serial != 0)) return false;
+    // What handles the exception may ask a tensor for its largest element first, inside of the module that it left.
+    const bool works = in_module && alloc.bytes >= refusals_[one.refusal].requested_bytes / kTrifle;
+    if (++one.allocs < kManyAllocs && !works) return false;
+    refusals_[one.refusal].outcome = Outcome::caught;
+    return true;
+  });
+}
+
+std::vector<OutOfMemory> RefusalReader::finish(std::optional<bool> survived) {
+  // Nothing followed on the thread: only the exit status can tell a library that coped from a program that died at once.
+  while (!open_.empty()) {
+    const auto [thread, at] = *open_.begin();
+    settle(thread, survived == true && serials_[at] != 0 ? Outcome::absorbed : Outcome::fatal);
+  }
+  if (survived == true) {
+    for (OutOfMemory& refusal : refusals_) {
+      if (refusal.outcome == Outcome::fatal) refusal.outcome = Outcome::caught;
+    }
+  }
+  // What ended the program is the last one; others before it without progress in between were caught and tried again.
+  OutOfMemory* last = nullptr;
+  for (OutOfMemory& refusal : refusals_) {
+    if (refusal.outcome != Outcome::fatal) continue;
+    if (last != nullptr) last->outcome = Outcome::caught;
+    last = &refusal;
+  }
+  return std::move(refusals_);
+}
+
+void RefusalReader::settle(uint16_t thread, Outcome outcome) {
+  const size_t at = open_.at(thread);
+  open_.erase(thread);
+  refusals_[at].outcome = outcome;
+  if (outcome == Outcome::fatal) unwound_.push_back({.refusal = at, .thread = thread});
+}
+
+}  // namespace oomdiag

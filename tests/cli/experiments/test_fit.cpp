@@ -1,0 +1,52 @@
+#include "cli/experiments/fit.h"
+#include "cli/experiments/fit_text.h"
+#include "profiler/error.h"
+#include "tests/catch.h"
+
+namespace oomdiag {
+
+TEST_CASE("what varies is a range, with steps or doublings, or a list", "[cli]") {
+  const Variable range = parse_variable("batch=1..65536");
+  CHECK(range.name == "batch");
+  CHECK(range.count() == 65536);
+  CHECK(range.value(0) == 1);
+  CHECK(range.value(65535) == 65536);
+
+  const Variable steps = parse_variable("seq=8..100:8");
+  CHECK(steps.count() == 12);
+  CHECK(steps.value(11) == 96);
+
+  const Variable doublings = parse_variable("batch=3..100:pow2");
+  CHECK(doublings.count() == 6);
+  CHECK(doublings.value(5) == 96);
+
+  const Variable list = parse_variable("seq=512,128,256,128");
+  CHECK(list.list == std::vector<int64_t>{128, 256, 512});
+}
+
+TEST_CASE("what is no range and no list is refused", "[cli]") {
+  for (const char* text : {"", "batch", "batch=", "=1..2", "batch=2..1", "batch=0..4", "batch=1..x", "batch=1..8:0",
+                           "batch=1,,2", "batch=1..2,3", "batch=10..1", "batch=1..9999999999999"}) {
+    CHECK_THROWS_AS(parse_variable(text), Error);
+  }
+}
+
+TEST_CASE("what fails below the border and what fails above it is said", "[cli]") {
+  const Variable variable{.name = "batch", .least = 1, .most = 99};
+  FitOfCard found{.card = "t4", .largest = {{.others = {}, .value = 22, .failed_above = {23}}}, .runs = {}};
+  for (const auto& [batch, outcome] : {std::pair(22, "ok"), {21, "out_of_memory"}, {23, "out_of_memory"}}) {
+    found.runs.push_back(
+        {.values = {{"batch", batch}}, .experiment = {.outcome = outcome, .place = "backward, step 1"}});
+  }
+  const std::string text = values_text(variable, {found});
+  CHECK(text.find("fits up to batch = 22\n") != text.npos);
+  CHECK(text.find("23 runs out of memory in backward, step 1\n") != text.npos);
+  CHECK(text.find("smaller ones ran out as well, as holes decide there: 21\n") != text.npos);
+}
+
+TEST_CASE("every placeholder of a program is filled in, also inside of words", "[cli]") {
+  CHECK(fill_in({"train", "--batch={batch}", "{seq}x{seq}"}, {{"batch", 8}, {"seq", 128}}) ==
+        std::vector<std::string>{"train", "--batch=8", "128x128"});
+}
+
+}  // namespace oomdiag

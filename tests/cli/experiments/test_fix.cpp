@@ -1,0 +1,91 @@
+#include "cli/experiments/fix.h"
+#include "tests/catch.h"
+
+namespace oomdiag {
+namespace {
+
+MeasuredFix measured(const std::string& id, int64_t peak_bytes, int cost = 0, const std::string& group = "") {
+  MeasuredFix one{.changes = {{.id = id, .group = group.empty() ? id : group, .label = id, .cost = cost}}};
+  one.measured_peak_bytes = peak_bytes;
+  return one;
+}
+
+std::vector<std::string> ids_of(const std::vector<Change>& changes) {
+  std::vector<std::string> ids;
+  for (const Change& change : changes) ids.push_back(change.id);
+  return ids;
+}
+
+}  // namespace
+
+TEST_CASE("changes are combined where the product of what they leave should fit, cheapest first", "[cli]") {
+  const Before before{.allocated_bytes = 1000, .room_bytes = 330};
+  const auto together = combine({measured("a", 600), measured("b", 500, 2), measured("c", 800)}, before);
+  REQUIRE(together.size() == 2);
+  CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "b"});
+  CHECK(ids_of(together[1]) == std::vector<std::string>{"a", "b", "c"});
+}
+
+TEST_CASE("changes that exclude each other, save nothing or were not proved are not combined", "[cli]") {
+  const Before before{.allocated_bytes = 1000, .room_bytes = 400};
+  MeasuredFix unproved = measured("x", 0);
+  unproved.measured_peak_bytes.reset();
+  CHECK(
+      combine({measured("a", 600, 0, "g"), measured("b", 600, 0, "g"), measured("c", 999), unproved}, before).empty());
+}
+
+TEST_CASE("what would fit but for holes is tried with expandable segments", "[cli]") {
+  const auto together = combine({measured("a", 300)}, {.allocated_bytes = 1000, .room_bytes = 400});
+  REQUIRE(together.size() == 1);
+  CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "expandable_segments"});
+}
+
+TEST_CASE("as few blocks are checkpointed as should do, those first that keep most for each op that runs again",
+          "[cli]") {
+  ProgramProfile profile{.leaves = 10};
+  for (const auto& [path, leaves] : {std::pair("a.0", 4), {"a.1", 2}, {"b.0", 2}}) {
+    profile.blocks.push_back({.container = std::string(path, 1), .path = path, .leaves = leaves});
+  }
+  const Report whole{.devices = {{.saved_tensors = {{.bytes = 100, .saved_by_modules = {"a.0.conv"}},
+                                                    {.bytes = 80, .saved_by_modules = {"a.1", "a.10"}},
+                                                    {.bytes = 20, .saved_by_modules = {"b.0"}}}}}};
+  weigh_blocks(profile, whole);
+  const Change all = checkpoint_blocks(profile, 3);
+  CHECK(all.label == "checkpoint a.*, b.*");
+  CHECK(all.settings["blocks"] == nlohmann::json::parse(R"(["a.0", "a.1", "b.0"])"));
+  const Change two = checkpoint_blocks(profile, 2);
+  CHECK(two.label == "checkpoint 2 of 3 blocks");
+  CHECK(two.settings["blocks"] == nlohmann::json::parse(R"(["a.0", "a.1"])"));
+  CHECK(checkpoint_blocks(profile, 1).settings["blocks"] == nlohmann::json::parse(R"(["a.1"])"));
+  CHECK_FALSE(two.recomputed_ops);
+  profile.blocks[0].ops = 10, profile.blocks[1].ops = 30, profile.blocks[2].ops = 5;
+  CHECK(checkpoint_blocks(profile, 1).settings["blocks"] == nlohmann::json::parse(R"(["a.0"])"));
+  CHECK(checkpoint_blocks(profile, 3).recomputed_ops == 45);
+  profile.blocks[0].ops = profile.blocks[1].ops = profile.blocks[2].ops = 0;
+  CHECK(fewest_checkpoints(profile, 1000, 400, 800) == 1);
+  CHECK(fewest_checkpoints(profile, 1000, 400, 700) == 2);
+  CHECK(fewest_checkpoints(profile, 1000, 400, 410) == 3);
+}
+
+TEST_CASE("shapes are the same where both have them", "[cli]") {
+  const auto json = [](const char* text) { return nlohmann::json::parse(text); };
+  CHECK(same_shapes(json(R"({"logits": [8, 2], "cache": [[8]]})"), json(R"({"logits": [8, 2]})")));
+  CHECK_FALSE(same_shapes(json(R"({"logits": [8, 2]})"), json(R"({"logits": [4, 2]})")));
+  CHECK_FALSE(same_shapes(json("[8, 2]"), json("[4, 2]")));
+}
+
+TEST_CASE("a profile tells of the largest network, and nothing where it cannot be read", "[cli]") {
+  const auto line = nlohmann::json::parse(
+      R"({"root": {"kind": "Net", "trained": true, "leaves": 4, "blocks": [{"container": "h", "path": "h.0", "leaves": 4}],
+          "relus": 1, "convolutions": 0, "bytes_of_float32": 8, "autocast": false}})");
+  const ProgramProfile profile = read_profile({line, nlohmann::json::parse(R"({"loader": {"batch_size": 64}})"),
+                                               nlohmann::json::parse(R"({"ops": {"path": "h.0", "count": 31}})")});
+  CHECK(profile.has_root);
+  CHECK(profile.loader_batch == 64);
+  REQUIRE(profile.blocks.size() == 1);
+  CHECK(profile.blocks[0].path == "h.0");
+  CHECK(profile.blocks[0].ops == 31);
+  CHECK(read_profile({nlohmann::json::parse(R"({"root": 3})")}) == ProgramProfile{});
+}
+
+}  // namespace oomdiag

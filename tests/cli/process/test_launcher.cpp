@@ -1,0 +1,94 @@
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+
+#include "cli/process/launcher.h"
+#include "cli/reports/alive.h"
+#include "tests/catch.h"
+#include "tests/cli/test_folder.h"
+
+using namespace oomdiag;
+
+namespace {
+
+Ending run(const std::string& script, const std::filesystem::path& folder = "/tmp", bool keeps_output = false) {
+  return launch({.arguments = {"sh", "-c", script}, .environment = {}, .keeps_output = keeps_output},
+                [&](pid_t) { return folder; });
+}
+
+}  // namespace
+
+TEST_CASE("who was interrupted is known, however well the program took it", "[cli]") {
+  CHECK(run("exit 0") == Ending{});
+  CHECK(run("trap '' INT; kill -INT $PPID; exit 0") == Ending{.interrupted_by = SIGINT});
+  CHECK(run("trap 'exit 4' TERM; kill -TERM $PPID; while :; do sleep 0.01; done") ==
+        Ending{.exit_code = 4, .interrupted_by = SIGTERM});
+  CHECK(run("kill -KILL $$") == Ending{.signal = SIGKILL});
+}
+
+TEST_CASE("a program that is ended leaves nothing running of what it started", "[cli]") {
+  const TestFolder folder;
+  const std::string pids = (folder.path() / "pids").string();
+  for (const char* shell :
+       {"trap '' TERM; ", ""}) {  // one that has to be made to end, and one that ends and leaves a child
+    std::filesystem::remove(pids);
+    const std::string script = std::string(shell) + "(trap '' TERM; exec sleep 60) & echo $! > " + pids + "; wait";
+    const auto has_started = [&] { return std::filesystem::exists(pids) && std::filesystem::file_size(pids) > 0; };
+    launch(
+        {.arguments = {"sh", "-c", script}, .environment = {}}, [&](pid_t) { return folder.path(); },
+        Tick{.every = std::chrono::milliseconds(50), .work = [] {}, .is_enough = has_started});
+    pid_t child = 0;
+    std::ifstream(pids) >> child;
+    REQUIRE(child > 0);
+    const auto is_alive = [&] {  // one that has ended and that nobody waited for has no command line any more
+      std::string command;
+      return static_cast<bool>(std::ifstream("/proc/" + std::to_string(child) + "/cmdline") >> command);
+    };
+    for (int i = 0; i < 100 && is_alive(); ++i) usleep(10'000);
+    CHECK_FALSE(is_alive());
+  }
+}
+
+TEST_CASE("what a shell says of a program that cannot be run is the exit code", "[cli]") {
+  const TestFolder folder;
+  CHECK(NotStarted("absent", ENOENT).exit_code() == 127);
+  CHECK(NotStarted("locked", EACCES).exit_code() == 126);
+  CHECK(NotStarted("./train.py", EACCES).hint() ==
+        "a script is run by its interpreter: oomdiag run -- python ./train.py");
+}
+
+TEST_CASE("the output of a program is its owner's, and never goes where a link leads", "[cli]") {
+  const TestFolder folder;
+  CHECK(run("echo hello", folder.path(), true) == Ending{});
+  struct stat info {};
+  REQUIRE(stat((folder.path() / "output.txt").c_str(), &info) == 0);
+  CHECK((info.st_mode & 0777) == 0600);
+
+  const TestFolder trap;
+  const auto victim = trap.write("victim", "keep me");
+  std::filesystem::create_symlink(victim, trap.path() / "output.txt");
+  run("true", trap.path(), true);
+  std::string text;
+  std::ifstream(victim) >> text;
+  CHECK(text == "keep");
+}
+
+TEST_CASE("a process that has a file mapped is told from one that has not", "[cli]") {
+  const TestFolder folder;
+  const auto file = folder.write("trace", "some bytes");
+  CHECK_FALSE(has_mapped(getpid(), file));
+  std::FILE* const open_file = std::fopen(file.c_str(), "r");
+  void* const map = mmap(nullptr, 10, PROT_READ, MAP_SHARED, fileno(open_file), 0);
+  std::fclose(open_file);
+  REQUIRE(map != MAP_FAILED);
+  CHECK(has_mapped(getpid(), file));
+  CHECK_FALSE(has_mapped(getpid(), folder.write("other")));
+  CHECK_FALSE(has_mapped(0, file));
+  munmap(map, 10);
+}

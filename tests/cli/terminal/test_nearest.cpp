@@ -1,0 +1,31 @@
+#include "cli/terminal/nearest.h"
+#include "tests/catch.h"
+
+using namespace oomdiag;
+using Names = std::vector<std::string>;
+
+TEST_CASE("an edit is an insertion, a deletion, a replacement or a swap", "[cli]") {
+  CHECK(edit_distance("", "") == 0);
+  CHECK(edit_distance("train", "train") == 0);
+  CHECK(edit_distance("trian", "train") == 1);
+  CHECK(edit_distance("tran", "train") == 1);
+  CHECK(edit_distance("trrain", "train") == 1);
+  CHECK(edit_distance("brain", "train") == 1);
+  CHECK(edit_distance("", "train") == 5);
+}
+
+TEST_CASE("the nearest names come first, and at most three", "[cli]") {
+  const Names cards{"t4", "a10g", "a100-40", "a100-80", "rtx3060", "rtx3090", "rtx4090", "h100-sxm"};
+
+  CHECK(nearest("rtx3061", cards) == Names{"rtx3060", "rtx3090"});
+  CHECK(nearest("RTX 3060", cards).front() == "rtx3060");
+  CHECK(nearest("3060ti", cards) == Names{"rtx3060"});
+  CHECK(nearest("a10", cards) == Names{"a10g", "a100-40", "a100-80"});
+  CHECK(nearest("h100", cards) == Names{"h100-sxm"});
+  CHECK(nearest("banana", cards).empty());
+}
+
+TEST_CASE("a hint names the nearest, and always the way to all", "[cli]") {
+  CHECK(did_you_mean("trian", {"train", "run"}, "see --help") == "did you mean train? see --help");
+  CHECK(did_you_mean("xyzzy", {"train", "run"}, "see --help") == "see --help");
+}

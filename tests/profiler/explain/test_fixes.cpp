@@ -1,0 +1,400 @@
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "profiler/explain/fixes.h"
+#include "profiler/explain/predict_fixes.h"
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/replay.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr Where kConv1{.op = "aten::conv2d", .module = "0.conv1"};
+constexpr Where kConv2{.op = "aten::conv2d", .module = "0.conv2"};
+constexpr Where kHead{.op = "aten::linear", .module = "1.head"};
+
+/// A step whose blocks are given in the order of their births; `died` are positions.
+StepLives step_of(std::vector<BlockLife> blocks) { return {.step = 2, .blocks = std::move(blocks)}; }
+
+BlockLife parameter(int64_t bytes) { return {.bytes = bytes, .category = Category::parameter, .phase = Phase::setup}; }
+
+BlockLife saved(int64_t bytes, uint32_t born, uint32_t died, const Where& made, std::vector<Where> by) {
+  return {.bytes = bytes,
+          .born = born,
+          .died = died,
+          .category = Category::activation,
+          .phase = Phase::forward,
+          .freed_in_backward = true,
+          .ever_saved = true,
+          .made = made,
+          .shape = "[64, 64] float32",
+          .saved_by = std::move(by)};
+}
+
+BlockLife gradient_on_its_way(int64_t bytes, uint32_t born, uint32_t died, const Where& made) {
+  return {.bytes = bytes,
+          .born = born,
+          .died = died,
+          .category = Category::gradient_in_flight,
+          .phase = Phase::backward,
+          .made = made};
+}
+
+/// Two convolutions in one module, a head, and the backward of all three.
+StepLives small_step() {
+  return step_of({parameter(32_MiB), saved(64_MiB, 1, 12, kConv1, {kConv2}), saved(64_MiB, 2, 10, kConv1, {kConv1}),
+                  saved(16_MiB, 3, 8, kConv2, {kHead, kConv2}), gradient_on_its_way(16_MiB, 7, 9, kHead),
+                  gradient_on_its_way(64_MiB, 9, 11, kConv2)});
+}
+
+StepModel model_of(const StepLives& lives) {
+  return {.blocks = lives.blocks, .peak_bytes = find_peak(lives.blocks), .available_bytes = 1_GiB};
+}
+
+const Remedy* find(const std::vector<Remedy>& remedies, std::string_view id) {
+  const auto found = std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& r) { return r.id == id; });
+  return found == remedies.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+TEST_CASE("an id names one row, with and without its number", "[explain][fixes]") {
+  std::set<std::string_view> ids;
+  for (const FixRow& row : list_fixes()) {
+    INFO(row.id);
+    CHECK(ids.insert(row.id).second);
+    CHECK(find_fix(row.id) == &row);
+    CHECK((row.predict != nullptr) == !row.formula.empty());
+  }
+  CHECK(find_fix("batch_6012") == find_fix("batch"));
+  CHECK(find_fix("accumulate_2") == find_fix("accumulate"));
+  CHECK(find_fix("autocast_bf16")->id == "autocast_bf16");
+  CHECK(find_fix("checkpoint+autocast_bf16") == nullptr);
+  CHECK(find_fix("") == nullptr);
+}
+
+TEST_CASE("each fix that is applied to a program has its Python module, and each module its fix", "[explain][fixes]") {
+  const std::filesystem::path sources = std::filesystem::path(OOMDIAG_SCHEMA_FILE).parent_path() / "../..";
+  std::set<std::string> named, there;
+  for (const FixRow& row : list_fixes()) {
+    if (!row.module.empty()) named.emplace(row.module);
+  }
+  for (const auto& file : std::filesystem::directory_iterator(sources / "extension/python/remedies/oomdiag_remedies")) {
+    std::ifstream text(file.path());
+    const std::string code(std::istreambuf_iterator<char>(text), {});
+    if (code.find("\ndef apply(") != code.npos) there.insert(file.path().stem());
+  }
+  there.erase("look");  // it looks only
+  CHECK(named == there);
+}
+
+TEST_CASE("what fits and changes nothing comes first, then what costs less", "[explain][fixes]") {
+  const auto fix = [](std::string id, std::optional<bool> fits, int64_t peak) {
+    return Remedy{.id = std::move(id), .label = "", .predicted_peak_bytes = peak, .predicted_fits = fits};
+  };
+  const Remedy segments = fix("expandable_segments", true, 9_GiB), halved = fix("half_batch", true, 1_GiB);
+  const Remedy unknown = fix("relu_in_place", {}, 2_GiB), autocast = fix("autocast_bf16", true, 7_GiB);
+  CHECK(is_better(segments, autocast));
+  CHECK(is_better(autocast, halved));
+  CHECK(is_better(halved, unknown));
+  Remedy measured = unknown;
+  measured.fits = true;
+  CHECK(is_better(measured, autocast));
+  Remedy training = autocast;
+  training.changes_training = true;
+  CHECK(is_better(halved, training));
+}
+
+TEST_CASE("the peak of a step is where most of its blocks overlap", "[explain][fixes]") {
+  CHECK(find_peak({}) == 0);
+  CHECK(find_peak({{.bytes = 4, .born = 1, .died = 2}, {.bytes = 8, .born = 2, .died = 3}}) == 8);
+  CHECK(find_peak(small_step().blocks) == 224_MiB);  // after position 9 both large ones and the new gradient
+}
+
+TEST_CASE("half the batch halves what follows it, and parameters stay", "[explain][fixes]") {
+  const StepLives lives = small_step();
+  const auto remedies = predict_remedies(model_of(lives));
+
+  REQUIRE(find(remedies, "half_batch"));
+  CHECK(find(remedies, "half_batch")->predicted_peak_bytes == 32_MiB + 192_MiB / 2);
+  CHECK_FALSE(find(remedies, "half_batch")->formula.empty());
+}
+
+TEST_CASE("where nothing is trained, fewer examples change nothing that is learned", "[explain][fixes]") {
+  StepLives trained = small_step(), served;
+  served.blocks = {parameter(32_MiB)};
+  for (BlockLife block : small_step().blocks) {
+    if (block.category != Category::activation) continue;
+    block.category = Category::output;
+    served.blocks.push_back(block);
+  }
+  served.step = trained.step;
+  const auto of_training = predict_remedies(model_of(trained));
+  StepModel model = model_of(served);
+  model.has_backward = false;
+  const auto of_serving = predict_remedies(model);
+  REQUIRE(find(of_training, "half_batch"));
+  REQUIRE(find(of_serving, "half_batch"));
+  CHECK(find(of_training, "half_batch")->changes_training);
+  CHECK_FALSE(find(of_serving, "half_batch")->changes_training);
+  CHECK(find(of_serving, "half_batch")->costs == "fewer examples at a time");
+}
+
+TEST_CASE("a parameter's gradient does not follow the batch", "[explain][fixes]") {
+  const Lives blocks = {parameter(32_MiB), gradient_on_its_way(32_MiB, 1, 2, kConv1),
+                        gradient_on_its_way(48_MiB, 1, 2, kConv1)};
+  CHECK_FALSE(follows_batch(blocks[0], blocks));
+  CHECK_FALSE(follows_batch(blocks[1], blocks));
+  CHECK(follows_batch(blocks[2], blocks));
+}
+
+TEST_CASE("the largest batch that fits is found from the same model", "[explain][fixes]") {
+  const StepLives lives = small_step();
+  StepModel model = model_of(lives);
+  model.batch = 64;
+  model.available_bytes = 32_MiB + 48_MiB;  // a quarter of what scales
+  const auto remedies = predict_remedies(model);
+
+  const auto found = std::find_if(remedies.begin(), remedies.end(),
+                                  [](const Remedy& remedy) { return remedy.id.starts_with("batch_"); });
+  REQUIRE(found != remedies.end());
+  CHECK(found->predicted_fits == true);
+  CHECK(std::stoi(found->id.substr(6)) <= 16);  // 16 leave nothing for the allocator's holes
+  CHECK(std::stoi(found->id.substr(6)) >= 10);
+}
+
+TEST_CASE("checkpointing frees what only the module saves, until its backward", "[explain][fixes]") {
+  StepLives lives = small_step();
+  lives.blocks.push_back(gradient_on_its_way(8_MiB, 20, 21, kConv1));
+  const auto remedies = predict_remedies(model_of(lives));
+
+  const Remedy* remedy = find(remedies, "checkpoint");
+  CHECK((remedy == nullptr || remedy->predicted_peak_bytes < 224_MiB));
+
+  // Two modules of equal size: only one of them has its tensors at a time.
+  const Where a{.op = "aten::relu", .module = "a.relu"}, b{.op = "aten::relu", .module = "b.relu"};
+  const StepLives two = step_of({saved(64_MiB, 1, 20, a, {a}), saved(64_MiB, 2, 20, a, {a}),
+                                 saved(64_MiB, 3, 12, b, {b}), saved(64_MiB, 4, 12, b, {b}),
+                                 gradient_on_its_way(1_MiB, 10, 22, b), gradient_on_its_way(1_MiB, 14, 22, a)});
+  const auto both = predict_remedies(model_of(two));
+  REQUIRE(find(both, "checkpoint"));
+  CHECK(find(both, "checkpoint")->modules == std::vector<std::string>{"a", "b"});
+  CHECK(find(both, "checkpoint")->predicted_peak_bytes == 128_MiB + 2_MiB);
+}
+
+TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explain][fixes]") {
+  const Where c{.op = "aten::relu", .module = "c.relu"}, a{.op = "aten::relu", .module = "a.relu"};
+  const Where pool{.op = "aten::max_pool2d", .module = "pool"};
+  const StepLives lives =
+      step_of({saved(64_MiB, 1, 30, c, {c}), saved(64_MiB, 2, 30, c, {c}), saved(64_MiB, 3, 20, a, {a}),
+               saved(64_MiB, 4, 20, a, {a}), saved(64_MiB, 5, 13, a, {a, pool}),
+               gradient_on_its_way(32_MiB, 10, 13, pool), gradient_on_its_way(32_MiB, 12, 22, a),
+               gradient_on_its_way(1_MiB, 19, 22, a), gradient_on_its_way(1_MiB, 21, 30, c)});
+  const auto remedies = predict_remedies(model_of(lives));
+
+  // When the backward of a begins, its three tensors are made again; the output that pool had kept goes then.
+  REQUIRE(find(remedies, "checkpoint"));
+  CHECK(find(remedies, "checkpoint")->modules == std::vector<std::string>{"a", "c"});
+  CHECK(find(remedies, "checkpoint")->predicted_peak_bytes == 3 * 64_MiB + 2 * 32_MiB);
+}
+
+TEST_CASE("autocast halves convolutions and what follows, but not softmax and norms", "[explain][fixes]") {
+  const Where conv{.op = "aten::conv2d", .module = "conv"}, relu{.op = "aten::relu", .module = "relu"};
+  const Where softmax{.op = "aten::log_softmax", .module = "loss"};
+  const StepLives lives = step_of(
+      {saved(64_MiB, 1, 9, conv, {relu}), saved(64_MiB, 2, 9, relu, {relu}), saved(16_MiB, 3, 9, softmax, {softmax})});
+  const auto remedies = predict_remedies(model_of(lives));
+
+  REQUIRE(find(remedies, "autocast_bf16"));
+  CHECK(find(remedies, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
+
+  // What comes after a cut could make any of it bfloat16: of such a step that is the lower bound.
+  StepModel cut = model_of(lives);
+  cut.whole = false;
+  const auto bounds = predict_remedies(cut);
+  REQUIRE(find(bounds, "autocast_bf16"));
+  CHECK(find(bounds, "autocast_bf16")->at_least);
+  CHECK(find(bounds, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 8_MiB);
+}
+
+TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain][fixes]") {
+  BlockLife kept{.bytes = 32_MiB, .category = Category::gradient, .phase = Phase::backward};
+  BlockLife added = gradient_on_its_way(32_MiB, 5, 6, kConv1);
+  added.freed_by_accumulate = true;
+  const StepLives lives = step_of({kept, saved(64_MiB, 1, 5, kConv1, {kConv1}), added});
+  const auto remedies = predict_remedies(model_of(lives));
+
+  REQUIRE(find(remedies, "set_to_none"));
+  CHECK(find(remedies, "set_to_none")->predicted_peak_bytes == 64_MiB);
+}
+
+TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes]") {
+  const BlockLife state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
+  const BlockLife scratch{.bytes = 32_MiB,
+                          .born = 1,
+                          .died = 2,
+                          .category = Category::temporary,
+                          .phase = Phase::optimizer,
+                          .made = {.op = "aten::_foreach_sqrt"}};
+  const StepLives lives = step_of({parameter(32_MiB), state, scratch});
+  const auto remedies = predict_remedies(model_of(lives));
+
+  REQUIRE(find(remedies, "fused_optimizer"));
+  CHECK(find(remedies, "fused_optimizer")->predicted_peak_bytes == 96_MiB);
+  REQUIRE(find(remedies, "sgd"));
+  CHECK(find(remedies, "sgd")->predicted_peak_bytes == 32_MiB);
+}
+
+TEST_CASE("without backward no_grad keeps what the next module takes, and nothing else", "[explain][fixes]") {
+  Lives blocks;
+  const std::array<const char*, 4> modules = {"0.a", "0.b", "1", "2"};
+  for (uint32_t i = 0; i < modules.size(); ++i) {
+    blocks.push_back({.bytes = 16_MiB, .born = i + 1, .category = Category::output, .phase = Phase::forward});
+    blocks.back().in_graph = true;
+    blocks.back().made.module = modules[i];
+  }
+  const StepLives lives = step_of(blocks);
+  StepModel model = model_of(lives);
+  model.has_backward = false;
+  const auto remedies = predict_remedies(model);
+
+  REQUIRE(find(remedies, "no_grad"));
+  CHECK(find(remedies, "no_grad")->predicted_peak_bytes == 32_MiB);
+  model.has_backward = true;
+  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
+}
+
+TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain][fixes]") {
+  BlockLife output{.bytes = 64_MiB, .born = 1, .category = Category::output, .phase = Phase::forward};
+  output.in_graph = true;
+  const StepLives lives = step_of({output, output});
+  StepModel model = model_of(lives);
+  model.has_backward = model.whole = false;
+  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
+}
+
+TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][fixes]") {
+  StepLives lives = small_step();
+  lives.blocks.push_back({.bytes = 128_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer});
+  StepModel model = model_of(lives);
+  CHECK(find(predict_remedies(model), "fsdp_2"));
+  model.sharded = true;
+  CHECK_FALSE(find(predict_remedies(model), "fsdp_2"));
+}
+
+TEST_CASE("what fits only with the help of what private pools keep is not said to fit", "[explain][fixes]") {
+  const StepLives lives = small_step();
+  const auto fits = [&](int64_t available_bytes, int64_t private_pool_cached_bytes) {
+    StepModel model = model_of(lives);
+    model.available_bytes = available_bytes;
+    model.private_pool_cached_bytes = private_pool_cached_bytes;
+    return find(predict_remedies(model), "half_batch")->predicted_fits;
+  };
+  CHECK(fits(1_GiB, 0) == true);
+  CHECK(fits(1_GiB, 512_MiB) == true);
+  CHECK_FALSE(fits(1_GiB, 1_GiB - 64_MiB));  // not known: the step itself may be in such a pool
+  CHECK(fits(64_MiB, 32_MiB) == false);
+}
+
+TEST_CASE("of a step that was cut short only too much is known", "[explain][fixes]") {
+  const StepLives lives = small_step();
+  StepModel model = model_of(lives);
+  model.whole = false;
+  auto remedies = predict_remedies(model);
+  REQUIRE(find(remedies, "half_batch"));
+  CHECK(find(remedies, "half_batch")->at_least);
+  CHECK_FALSE(find(remedies, "half_batch")->predicted_fits);  // not known
+
+  model.available_bytes = 100_MiB;
+  remedies = predict_remedies(model);
+  CHECK(find(remedies, "half_batch")->predicted_fits == false);
+}
+
+TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards that have it", "[explain][fixes]") {
+  const auto offered = [](const char* dtype, std::string_view autocast, int compute_major) {
+    BlockLife weight = parameter(64_MiB);
+    const std::string shape = std::string("[64] ") + dtype;
+    weight.shape = shape;
+    BlockLife output = saved(64_MiB, 1, 9, kConv1, {kConv2});
+    output.shape = {};  // not known
+    output.made.autocast = autocast;
+    const StepLives lives = step_of({weight, output});
+    StepModel model = model_of(lives);
+    model.compute_major = compute_major;
+    for (const Remedy& remedy : predict_remedies(model)) {
+      if (remedy.id.starts_with("autocast")) return remedy.id;
+    }
+    return std::string();
+  };
+  CHECK(offered("float32", "", 8) == "autocast_bf16");
+  CHECK(offered("float32", "", 7) == "autocast_fp16");
+  CHECK(offered("float32", "float16", 8).empty());
+  CHECK(offered("bfloat16", "", 8).empty());
+}
+
+TEST_CASE("checkpointed layers are named in the order of their numbers, and made again one at a time",
+          "[explain][fixes]") {
+  std::vector<std::string> names;
+  for (int i = 0; i < 12; ++i) names.push_back("model.h." + std::to_string(i));
+  StepLives lives{.step = 1};
+  for (uint32_t i = 0; i < 12; ++i) {
+    const Where layer{.op = "aten::relu", .module = names[i]};
+    for (uint32_t b = 0; b < 2; ++b) lives.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 100, layer, {layer}));
+  }
+  StepModel model = model_of(lives);
+  model.whole = false;  // its backward was not seen
+  model.forward_end = 50;
+  const auto remedies = predict_remedies(model);
+
+  const Remedy* remedy = find(remedies, "checkpoint");
+  REQUIRE(remedy);
+  CHECK(remedy->label == "checkpoint model.h.*");
+  CHECK(remedy->modules == names);
+  CHECK(remedy->predicted_peak_bytes == 128_MiB);
+}
+
+TEST_CASE("outputs that nobody needs in backward end before it", "[explain][fixes]") {
+  BlockLife output{.bytes = 16_MiB, .born = 2, .category = Category::output, .phase = Phase::forward};
+  const StepLives lives =
+      step_of({saved(64_MiB, 1, 9, kConv1, {kConv1}), output, gradient_on_its_way(64_MiB, 8, 10, kConv1)});
+  const auto remedies = predict_remedies(model_of(lives));
+
+  REQUIRE(find(remedies, "drop_outputs"));
+  CHECK(find(remedies, "drop_outputs")->predicted_peak_bytes == 128_MiB);
+}
+
+TEST_CASE("where nothing would be saved, nothing is proposed", "[explain][fixes]") {
+  const StepLives lives = step_of({parameter(4_GiB)});
+  CHECK(predict_remedies(model_of(lives)).empty());
+  CHECK(predict_remedies(model_of(StepLives{})).empty());
+}
+
+TEST_CASE("the lives of a step that fits have its peak, and those that failed include the request", "[replay][lives]") {
+  const Trace fits = training_that_fits();
+  const DeviceHistory device = replay(fits).devices.at(0);
+  CHECK(device.lives.step == device.peak.step);
+  CHECK(find_peak(device.lives.blocks) == device.peak.allocated_bytes);
+
+  const Trace fails = oom_in_backward();
+  const DeviceHistory failed = replay(fails).devices.at(0);
+  CHECK(find_peak(failed.lives.blocks) == failed.moment.allocated_bytes + failed.failure->requested_bytes);
+}
+
+TEST_CASE("the categories of the lives are those of the described moment", "[replay][lives]") {
+  for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_optimizer()}) {
+    const DeviceHistory device = replay(trace).devices.at(0);
+    for (const LiveBlock& block : device.moment.blocks) {
+      const auto alike = [&](const BlockLife& life) {
+        return life.bytes == block.bytes && life.category == block.category;
+      };
+      CHECK(std::any_of(device.lives.blocks.begin(), device.lives.blocks.end(), alike));
+    }
+  }
+}
+
+}  // namespace oomdiag

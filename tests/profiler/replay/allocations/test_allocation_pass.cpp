@@ -1,0 +1,82 @@
+#include <algorithm>
+
+#include "profiler/explain/what_if.h"
+#include "profiler/replay/allocations/live_set.h"
+#include "profiler/replay/replay.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+
+TEST_CASE("the lives of a step reach the peak of its card, in every scenario", "[replay]") {
+  for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
+    const DeviceHistory device = replay(trace).devices.at(0);
+    const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
+
+    CHECK(find_peak(device.lives.blocks) == device.moment.allocated_bytes + refused);
+  }
+}
+
+TEST_CASE("a block is the same in the moment and in the step: the rules exist once", "[replay]") {
+  for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
+    const DeviceHistory device = replay(trace).devices.at(0);
+    for (const LiveBlock& live : device.moment.blocks) {
+      const auto same = [&](const BlockLife& life) {
+        return life.made == live.made && life.bytes == live.bytes && life.category == live.category;
+      };
+      CHECK(std::any_of(device.lives.blocks.begin(), device.lives.blocks.end(), same));
+    }
+  }
+}
+
+TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
+  EventBuilder trace({.card_bytes = 700_MiB});
+  const SmallTraining training;
+  training.setup(trace);
+  for (const uint64_t node : {0u, 3u}) {
+    training.forward(trace, node);
+    training.backward(trace, node);
+    training.optimizer(trace, node == 0);
+    training.zero_grad(trace);
+  }
+  trace.op({.op = "aten::conv2d", .module = "conv1"}).nodes(6).refuse(600_MiB).op_failed();
+
+  const DeviceHistory device = replay(trace).devices.at(0);
+  REQUIRE(device.failure);
+  CHECK(device.lives.step == 3);
+  CHECK(device.complete.step == 2);
+  CHECK(find_peak(device.complete.blocks) == device.peak.allocated_bytes);
+}
+
+TEST_CASE("the rows of blocks that are gone are used again, unless a view keeps them", "[replay]") {
+  BlockTable table;
+  const uint32_t kept = table.add({.bytes = 1}, 100);
+  table.hold(kept);
+  for (int i = 0; i < 1000; ++i) table.add({.bytes = 2}, 100);
+  CHECK(table[kept].bytes == 1);
+  CHECK(table.add({.bytes = 3}, 200) <= 2);
+
+  table.let_go(kept);
+  CHECK(table.add({.bytes = 4}, 300) == kept);
+}
+
+TEST_CASE("of a step of very many blocks those that live at its high points are kept", "[replay]") {
+  BlockTable table;
+  const Graphs graphs;
+  StepSlice slice(1);
+  slice.begin(0, {}, table, graphs);
+  const uint64_t blocks = 3 * StepSlice::kMostRows;
+  for (uint64_t i = 0; i < blocks; ++i) {
+    const bool highest = i == blocks / 2;
+    const uint32_t id = table.add({.event = 0, .bytes = highest ? 99 : 1, .born = 2 * i}, 512);
+    slice.add(id, 2 * i, table[id].bytes, table);
+    table[id].died = 2 * i + 1;
+  }
+  slice.end({}, table);
+
+  CHECK(slice.rows().size() < StepSlice::kMostRows);
+  const auto is_highest = [&](uint32_t id) { return table[id].bytes == 99; };
+  CHECK(std::any_of(slice.rows().begin(), slice.rows().end(), is_highest));
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,141 @@
+#include "profiler/replay/replay.h"
+#include "profiler/replay/steps/refusals.h"
+#include "tests/catch.h"
+#include "tests/scenarios.h"
+
+namespace oomdiag {
+namespace {
+
+std::vector<Outcome> outcomes(const Trace& trace, std::optional<bool> survived = {}) {
+  std::vector<Outcome> result;
+  for (const DeviceHistory& device : replay(trace, survived).devices) {
+    for (const OutOfMemory& refusal : device.refusals) result.push_back(refusal.outcome);
+  }
+  return result;
+}
+
+void convolution_that_copes(EventBuilder& trace, bool needs_workspace) {
+  trace.op({.op = "aten::conv2d", .inner = "aten::cudnn_convolution", .module = "conv1"}).alloc("y", 4_MiB).nodes(0);
+  trace.refuse(100_MiB, false).refuse(50_MiB, false);
+  if (needs_workspace) trace.alloc("workspace", 2_MiB).free("workspace");
+}
+
+}  // namespace
+
+TEST_CASE("an OOM after which its op goes on was absorbed by a library", "[replay]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  convolution_that_copes(trace, true);
+
+  CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::absorbed});
+}
+
+TEST_CASE("an OOM after which another op begins, with no failure in between, was absorbed too", "[replay]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  convolution_that_copes(trace, false);
+  trace.op({.op = "aten::relu"}).alloc("z", 4_MiB);
+
+  CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::absorbed});
+}
+
+TEST_CASE("the workspace that an op went on with is told from the blocks that stay", "[replay]") {
+  const auto granted = [](const Trace& trace) {
+    std::vector<int64_t> result;
+    for (const OutOfMemory& refusal : replay(trace).devices.at(0).refusals) result.push_back(refusal.granted_bytes);
+    return result;
+  };
+  EventBuilder trace({.card_bytes = 40_MiB});
+  convolution_that_copes(trace, true);
+  CHECK(granted(trace) == std::vector<int64_t>{2_MiB, 2_MiB});
+
+  EventBuilder without({.card_bytes = 40_MiB});
+  convolution_that_copes(without, false);
+  without.alloc("dw", 2_MiB).refuse(100_MiB, false).alloc("workspace", 1_MiB).free("workspace").free("dw");
+  CHECK(granted(without) == std::vector<int64_t>{0, 0, 1_MiB});
+}
+
+TEST_CASE("an OOM that leaves its op is fatal if training never goes on", "[replay]") {
+  CHECK(outcomes(oom_in_backward()) == std::vector{Outcome::fatal});
+  CHECK(outcomes(oom_in_forward()) == std::vector{Outcome::fatal});
+  CHECK(outcomes(oom_in_optimizer()) == std::vector{Outcome::fatal});  // its scope ends while unwinding
+}
+
+TEST_CASE("an OOM that leaves its op was caught if training goes on", "[replay]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
+  trace.op({.op = "aten::conv2d"}).nodes(1).refuse(100_MiB).nodes(2).op_failed();  // its own nodes are no progress
+  CHECK(outcomes(trace) == std::vector{Outcome::fatal});
+
+  trace.op({.op = "aten::conv2d"}).alloc("z", 4_MiB);
+  CHECK(outcomes(trace) == std::vector{Outcome::fatal});
+
+  trace.nodes(3);
+  CHECK(outcomes(trace) == std::vector{Outcome::caught});
+}
+
+TEST_CASE("without gradients an OOM was caught if modules run again, or many other allocations follow", "[replay]") {
+  EventBuilder trace({.card_bytes = 400_MiB});
+  trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 4_MiB).refuse(500_MiB).op_failed();
+  CHECK(outcomes(trace) == std::vector{Outcome::fatal});
+
+  EventBuilder modules({.card_bytes = 400_MiB});
+  modules.op({.op = "aten::linear", .module = "fc", .grad = false}).refuse(500_MiB).op_failed();
+  modules.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 4_MiB);
+  CHECK(outcomes(modules, false) == std::vector{Outcome::caught});
+
+  EventBuilder handler({.card_bytes = 400_MiB});  // except RuntimeError: if index.min() < 0: …; raise
+  handler.op({.op = "aten::index_select", .module = "conv", .grad = false}).refuse(500_MiB).op_failed();
+  handler.op({.op = "aten::min", .module = "conv", .grad = false}).alloc("least", 512).free("least");
+  CHECK(outcomes(handler, false) == std::vector{Outcome::fatal});
+
+  EventBuilder plain({.card_bytes = 400_MiB});
+  plain.no_op().refuse(500_MiB);
+  for (int i = 0; i < 60; ++i) plain.no_op().alloc("x", 1_MiB).free("x");
+  CHECK(outcomes(plain, false) == std::vector{Outcome::fatal});
+  for (int i = 0; i < 10; ++i) plain.no_op().alloc("x", 1_MiB).free("x");
+  CHECK(outcomes(plain, false) == std::vector{Outcome::caught});
+}
+
+TEST_CASE("the exit status overrules the guess", "[replay]") {
+  CHECK(outcomes(oom_in_backward(), true) == std::vector{Outcome::caught});
+  CHECK(outcomes(oom_in_backward(), false) == std::vector{Outcome::fatal});
+}
+
+TEST_CASE("of several OOMs without progress only the last ended the program", "[replay]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
+  trace.op({.op = "aten::empty"}).refuse(100_MiB).op_failed().op({.op = "aten::empty"}).refuse(50_MiB).op_failed();
+
+  CHECK(outcomes(trace) == std::vector{Outcome::caught, Outcome::fatal});
+}
+
+TEST_CASE("outside of any op nothing can absorb an OOM", "[replay]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  trace.no_op().alloc("a", 4_MiB).refuse(100_MiB).alloc("b", 1_MiB);
+  CHECK(outcomes(trace) == std::vector{Outcome::fatal});
+  CHECK(outcomes(trace, true) == std::vector{Outcome::caught});
+}
+
+TEST_CASE("an OOM that is the last thing in the trace is told by the exit status", "[replay]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  convolution_that_copes(trace, false);
+  CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::fatal});
+  CHECK(outcomes(trace, true) == std::vector{Outcome::absorbed, Outcome::absorbed});
+}
+
+TEST_CASE("a failure holds what is known of the request", "[replay]") {
+  const Trace trace = oom_in_backward();
+  const DeviceHistory device = replay(trace).devices.at(0);
+
+  REQUIRE(device.failure);
+  CHECK(device.failure->phase == Phase::backward);
+  CHECK(device.failure->step == 1);
+  CHECK(device.failure->where.node == "ReluBackward0");
+  CHECK(device.failure->where.op == "aten::relu");
+  CHECK(device.failure->where.module == "relu1");
+  CHECK(device.failure->requested_bytes == 64_MiB);
+  CHECK(device.failure->wanted_shape == "[64, 32, 64, 128] float32");
+  CHECK(device.failure->wanted_by.module == "conv1");
+  CHECK(device.failure->first_in_op);
+}
+
+}  // namespace oomdiag
