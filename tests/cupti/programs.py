@@ -67,6 +67,7 @@ def everything():
     own.give_device(own.take_device(50 * MIB))
     own.take_pool(32 * MIB)
     own.give_pool(own.take_pool(10 * MIB))
+    torch.cuda.synchronize()  # until then the pool keeps what was given back
     collectives.take_pages(64 * MIB)
     collectives.give_pages(collectives.take_pages(8 * MIB))
     own.take_pinned(16 * MIB)
