@@ -62,8 +62,11 @@ std::string short_place(const Where& made) {
 }
 
 int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_most) {
-  if (model.blocks.size() > kMostSimulated || at_most <= batch || !fits_with(model, batch, batch)) return 0;
-  return bisect_batch(model, batch, batch, at_most + 1);
+  if (model.blocks.size() > kMostSimulated) return 0;
+  if (!fits_with(model, batch, batch)) {
+    return model.peak_bytes > model.available_bytes ? bisect_batch(model, batch, 0, batch) : batch;
+  }
+  return at_most <= batch ? batch : bisect_batch(model, batch, batch, at_most + 1);
 }
 
 bool trains(const StepModel& model) {

@@ -13,8 +13,8 @@ namespace oomdiag {
 /// "train.py:11", else the module or op that is known.
 std::string short_place(const Where& made);
 
-/// The largest batch up to `at_most` with which the step gets through the allocator, `batch` being its own; 0 where even
-/// `batch` does not surely, or the step is too long to simulate.
+/// The largest batch up to `at_most` with which the step gets through the allocator. `batch` is its own: the result is below it
+/// only where the step's peak is more than there is. 0 where the step is too long to simulate.
 int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_most);
 
 // fix_rules.cpp: what a step works on.

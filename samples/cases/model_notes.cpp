@@ -28,13 +28,13 @@ void note_classifier(Note& note, Runs runs) {
     note.figure("largest_batch", device.batch->largest_batch);
     const int64_t batch = device.batch->batch, largest = device.batch->largest_batch;
     const std::string card = with_unit(device.device.total_bytes);
-    if (!device.failure) {
+    if (!device.failure && largest > 0) {
       note.say(fmt::format("A batch of {} peaks at {}; on this card, {}, up to {} should fit (predicted).", batch,
                            with_unit(peak_of(run)), card, largest));
-    } else if (largest < batch - 1) {
+    } else if (largest > 0 && largest < batch - 1) {
       note.say(fmt::format("A batch of {} does not fit on this card, {}; at most {} does (predicted).", batch, card,
                            largest));
-    } else {  // fragmentation, or the rest of the step would have been more
+    } else if (device.failure) {  // fragmentation, or the rest of the step would have been more
       note.say(fmt::format(
           "A batch of {} does not fit on this card, {}; the moment of the failure does not tell which one does.", batch,
           card));

@@ -10,7 +10,7 @@ using namespace oomdiag;
 
 namespace {
 
-struct Recording {
+struct PlaceRecording {
   TestFolder folder;
   TraceWriter writer{folder.path() / "trace", 1};
   InternCache names{writer};
@@ -42,7 +42,7 @@ const std::array<char, 8> calls{};  // what frames are of
 }  // namespace
 
 TEST_CASE("a thread is back where it was when all that it entered has ended", "[record]") {
-  Recording here;
+  PlaceRecording here;
   here.enter_scope(&calls[0], 3);
   here.enter_op(&calls[1], 1);
   here.enter_op(&calls[2], 2);
@@ -58,14 +58,14 @@ TEST_CASE("a thread is back where it was when all that it entered has ended", "[
 }
 
 TEST_CASE("a call that was not entered ends nothing", "[record]") {
-  Recording here;
+  PlaceRecording here;
   here.enter_op(&calls[0], 1);
   CHECK_FALSE(here.leave(&calls[5]));
   CHECK(here.place.now().context.op == 1);
 }
 
 TEST_CASE("an op that ends before the scopes that it opened leaves them open, and outside of it", "[record]") {
-  Recording here;
+  PlaceRecording here;
   here.enter_op(&calls[0], 1);
   here.enter_scope(&calls[1], 5);
   CHECK(here.leave(&calls[0]));
@@ -77,7 +77,7 @@ TEST_CASE("an op that ends before the scopes that it opened leaves them open, an
 }
 
 TEST_CASE("a scope that ends before the op inside of it leaves the op", "[record]") {
-  Recording here;
+  PlaceRecording here;
   here.enter_scope(&calls[0], 5);
   here.enter_op(&calls[1], 1);
   CHECK(here.leave(&calls[0]));
@@ -87,7 +87,7 @@ TEST_CASE("a scope that ends before the op inside of it leaves the op", "[record
 }
 
 TEST_CASE("nodes are counted while they run, with frames or without", "[record]") {
-  Recording here;
+  PlaceRecording here;
   here.place.enter(&calls[0]).runs_node = true;
   here.place.change().node_sequence = 7;
   CHECK(here.place.in_node());
@@ -105,7 +105,7 @@ TEST_CASE("nodes are counted while they run, with frames or without", "[record]"
 }
 
 TEST_CASE("frames are as many as there is room for", "[record]") {
-  Recording here;
+  PlaceRecording here;
   for (uint32_t i = 0; i < Place::kMaxDepth; ++i) {
     REQUIRE_FALSE(here.place.is_full());
     here.place.enter(&calls[0]);
