@@ -102,7 +102,7 @@ TEST_CASE("a request without a Python frame is one of backward, where others hav
   const Report bare = report_on(leaking(3, kNoFrames, true)), named = report_on(leaking(3, engine, true));
   CHECK(bare.devices[0].failure->phase == Phase::backward);
   CHECK(bare.devices[0].failure->node == "backward");
-  CHECK(to_text(bare, {}).find("where    a node of backward") != std::string::npos);
+  CHECK(to_text(bare, {}).find("where      a node of backward") != std::string::npos);
   CHECK(named.devices[0].failure->phase == Phase::backward);
   CHECK(named.devices[0].failure->node == "PowBackward0");
   CHECK(named.devices[0].failure->op == "aten::mul_Tensor");
@@ -120,7 +120,7 @@ TEST_CASE("where no stack has a Python frame, none says backward", "[snapshot]")
                                            {entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB),
                                             entry("oom", 1_MiB, 64_MiB, kNoFrames)}));
   CHECK(report.devices[0].failure->phase == Phase::other);
-  CHECK(to_text(report, {}).find("where    not known") != std::string::npos);
+  CHECK(to_text(report, {}).find("where      not known") != std::string::npos);
 }
 
 TEST_CASE("nothing is concluded about a card whose size nobody told; told, it is", "[snapshot]") {
@@ -130,13 +130,13 @@ TEST_CASE("nothing is concluded about a card whose size nobody told; told, it is
                 entry("oom", 5_MiB, 3_GiB, in_forward(4))});
   const Report unknown = report_on(refused);
   CHECK(unknown.devices[0].cause->kind == CauseKind::capacity);
-  CHECK(to_text(unknown, {}).find("card?    a snapshot does not tell its size") != std::string::npos);
+  CHECK(to_text(unknown, {}).find("GPU?       a snapshot does not record it") != std::string::npos);
 
   const Report small = report_on(refused, 2_GiB), shared = report_on(refused, 8_GiB);
   CHECK(small.devices[0].cause->kind == CauseKind::oversized_request);
   CHECK(shared.devices[0].cause->kind == CauseKind::outside_pytorch);
   CHECK(shared.devices[0].card.outside_pytorch_bytes == 8_GiB - 25_MiB);
-  CHECK(to_text(shared, {}).find("card?") == std::string::npos);
+  CHECK(to_text(shared, {}).find("GPU?") == std::string::npos);
 }
 
 TEST_CASE("the card is never told smaller than what was reserved", "[snapshot]") {
@@ -162,7 +162,7 @@ TEST_CASE("lines stand there beside optimizer state, and what they do not name i
   int64_t sum = 0;
   for (const ReportOwner& owner : owners) sum += owner.bytes;
   CHECK(sum == report.devices[0].card.allocated_bytes);
-  const std::string words = to_text(report, {});
+  const std::string words = to_text(report, {.all = true});
   const size_t unknown = words.find("    unknown");
   REQUIRE(unknown != words.npos);
   CHECK(words.find("      train.py:", unknown) < words.find("      others", unknown));

@@ -246,7 +246,7 @@ TEST_CASE("a pickle of 0.8 MB that asks for terabytes is refused within a second
 TEST_CASE("segments that overlap and blocks that lie outside are said", "[snapshot]") {
   const auto said = [](const std::vector<std::string>& segments) {
     const Trace trace = to_trace(read(snapshot(segments, {entry("alloc", kAddress, 512)})));
-    return to_text(make_report(trace, {}), {}).find("overlap") != std::string::npos;
+    return to_text(make_report(trace, {}), {.all = true}).find("overlap") != std::string::npos;
   };
   const std::string used = block(2_MiB, 2_MiB, "active_allocated");
   CHECK_FALSE(said({segment(kAddress, 2_MiB, {used}), segment(kAddress + 2_MiB, 2_MiB, {used})}));
