@@ -153,6 +153,7 @@ int train(TrainOptions options) {
   const Diagnosis diagnosis = [&] {
     const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
     Diagnosis result = diagnose(request, install);
+    check_recording(result);
     complete(result, request, install);
     if (result.report && result.ending.signal != SIGINT) {
       result.report->reference_case = study_case(study, request, result, install);
@@ -160,7 +161,6 @@ int train(TrainOptions options) {
     }
     return result;
   }();
-  check_recording(diagnosis);
   return diagnosis.report ? finish(options, diagnosis) : give_up(diagnosis);
 }
 

@@ -153,7 +153,7 @@ class Exports(Runs):
             self.assertLessEqual(len(text.splitlines()), 40)
         text = self.export(self.fails, "markdown").read_text()
         self.assertTrue(text.startswith("### oomdiag: out of memory on cuda:0 in backward, step 1"), text)
-        self.assertIn("- **cause** fragmentation", text)
+        self.assertIn("- **why** fragmentation", text)
         self.assertIn("| bf16 autocast | predicted", text)
 
     def test_a_timeline_for_perfetto_has_counters_and_slices_that_nest(self):
@@ -232,7 +232,7 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
 
     def test_run_and_train_write_the_page_at_once_and_explain_opens_it(self):
         oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6720", "--html", "page.html", folder=self.base, code=3)
-        self.assertIn("out of memory in backward", self.page_data((self.base / "page.html").read_text())["text"])
+        self.assertIn("out of memory on cuda:0 in backward", self.page_data((self.base / "page.html").read_text())["text"])
         opened = oomdiag("explain", self.fits, "--open", folder=self.base)
         self.assertEqual(opened.stdout.strip(), str(self.fits / "report.html"))
         self.assertIn("fits, peak in", self.page_data((self.fits / "report.html").read_text())["text"])

@@ -67,7 +67,7 @@ class CaughtRefusals(GuestTest):
 
     def test_after_nested_backward_passes(self):
         report = self.check_same(self.NESTED)
-        self.assertEqual(report["outcome"], "ok")
+        self.assertEqual(report["outcome"], "caught")
         self.assertEqual([caught["node"] for caught in report["caught"]], 3 * ["InnerBackward"])
 
     CUSTOM = """
