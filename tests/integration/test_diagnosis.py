@@ -522,7 +522,7 @@ class Places(DiagnosisTest):
         self.assertEqual(report["failure"]["parameter_group"], "AdamW, group 1")
         for kind in ("parameter", "gradient", "optimizer_state"):
             self.assertEqual(sum(row[kind + "_bytes"] for row in report["parameter_groups"]), report["categories"][kind])
-        self.assertRegex(done.stderr, "wanted .* for AdamW, group 1")
+        self.assertRegex(done.stderr, "requested .* for AdamW, group 1")
         named = {owner["shape"]: owner["parameter_group"] for owner in report["owners"] if owner["category"] == "parameter"}
         self.assertEqual(named, {"[4096, 4096] float32": "AdamW, group 1", "[512, 512] float32": "AdamW, group 0 (decay)"})
 
