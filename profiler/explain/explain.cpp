@@ -71,10 +71,6 @@ std::string_view find_optimizer(const Moment& moment) {
   return most == bytes.end() ? std::string_view() : most->first;
 }
 
-bool has_caught(const DeviceHistory& device) {
-  return std::ranges::find(device.refusals, Outcome::caught, &OutOfMemory::outcome) != device.refusals.end();
-}
-
 // Of a run that failed, or whose OOMs were caught, the batch did not fit, and tensors of a part of a step tell it less well.
 std::optional<BatchModel> describe_batch(const DeviceHistory& device, const StepModel& step) {
   const bool failed = device.failure || has_caught(device);
@@ -106,6 +102,10 @@ std::optional<uint32_t> find_step_of_failure(const DeviceHistory& device, const 
 }
 
 }  // namespace
+
+bool has_caught(const DeviceHistory& device) {
+  return std::ranges::find(device.refusals, Outcome::caught, &OutOfMemory::outcome) != device.refusals.end();
+}
 
 int64_t private_pool_cached_bytes(const Moment& moment, uint8_t asked) {
   int64_t bytes = 0;

@@ -20,6 +20,9 @@ struct ExplainInputs {
   std::optional<Imbalance> imbalance{};  ///< between the devices of the program
 };
 
+/// Whether the program caught an OOM of this device and went on.
+bool has_caught(const DeviceHistory& device);
+
 /// Explains one device of a replayed run.
 Findings explain(const DeviceHistory& device, const ExplainInputs& inputs);
 

@@ -19,10 +19,6 @@ std::optional<bool> has_survived(const ReportInputs& inputs) {
   return std::nullopt;
 }
 
-bool has_caught(const DeviceHistory& device) {
-  return std::ranges::find(device.refusals, Outcome::caught, &OutOfMemory::outcome) != device.refusals.end();
-}
-
 std::string find_outcome(const Trace& trace, const History& history, const ReportInputs& inputs) {
   const auto failed = [](const DeviceHistory& device) { return device.failure.has_value(); };
   if (std::any_of(history.devices.begin(), history.devices.end(), failed)) return "out_of_memory";
