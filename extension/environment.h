@@ -43,7 +43,7 @@ inline constexpr char kAttachAtStep[] = "OOMDIAG_ATTACH_AT_STEP";
 /// the Python that oomdiag was installed for
 inline constexpr char kPython[] = "OOMDIAG_PYTHON";
 /// a JSON list of [id, settings] of what `oomdiag fix` applies to the program
-inline constexpr char kRemedies[] = "OOMDIAG_REMEDIES";
+inline constexpr char kFixes[] = "OOMDIAG_FIXES";
 
 /// the virtual device on which `pytest --oomdiag-device` runs the tests
 inline constexpr char kPytest[] = "OOMDIAG_PYTEST";

@@ -9,7 +9,7 @@ namespace oomdiag {
 /// Whose fault it is; decides the exit code.
 enum class ErrorKind { usage, input, environment, internal };
 
-/// What went wrong: the thing, the reason, and (in `hint`) the remedy. Thrown on cold paths only.
+/// What went wrong: the thing, the reason, and (in `hint`) the fix. Thrown on cold paths only.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message, std::string hint = {})

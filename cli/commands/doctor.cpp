@@ -49,8 +49,7 @@ void print_json(const Checkup& checkup, const std::vector<Trouble>& troubles) {
   for (const ProcessCheck& one : checkup.processes) {
     json["processes"].push_back({{"pid", one.pid}, {"name", one.name}, {"bytes", one.bytes}});
   }
-  for (const Trouble& trouble : troubles)
-    json["troubles"].push_back({{"what", trouble.what}, {"remedy", trouble.remedy}});
+  for (const Trouble& trouble : troubles) json["troubles"].push_back({{"what", trouble.what}, {"fix", trouble.fix}});
   fmt::print("{}\n", to_text(json));
 }
 
@@ -79,7 +78,7 @@ void print_text(const Checkup& checkup, const std::vector<Trouble>& troubles) {
   fmt::print("\n  {}\n", troubles.empty() ? "nothing limits a diagnosis" : "what limits a diagnosis");
   for (const Trouble& trouble : troubles) {
     fmt::print("    {}\n", trouble.what);
-    if (!trouble.remedy.empty()) fmt::print("      {}\n", trouble.remedy);
+    if (!trouble.fix.empty()) fmt::print("      {}\n", trouble.fix);
   }
   fmt::print("\n  next: oomdiag run -- python train.py\n");
 }

@@ -228,7 +228,7 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
             .about = "Applies each fix to the unchanged program, runs it on a virtual card and measures it.\n"
                      "FOLDER is that of a run: its command, card and settings are taken. Of a report.json or a\n"
                      "snapshot.pickle card and settings are, and the program is named.\n"
-                     "Exit code: 0 a remedy makes it fit, 3 none does, 1 failed.",
+                     "Exit code: 0 a fix makes it fit, 3 none does, 1 failed.",
             .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | FOLDER | FILE -- PROGRAM [...] | --model NAME)"});
   command.add_option("folder", options->folder, "a run folder oomdiag-<pid>, or a report or snapshot")
       ->type_name("FOLDER");

@@ -180,7 +180,7 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                    "name the C++ calls that led to a refused request (costs milliseconds at an OOM, nothing else)");
   command.add_flag(
       "--complete", options->completes,
-      "where it runs out of memory, run it once more on a virtual card with room: need and remedies are then\n"
+      "where it runs out of memory, run it once more on a virtual card with room: need and fixes are then\n"
       "those of a whole run (for programs that may be run twice)");
   command.add_flag("--no-progress", options->no_progress, "no live line on the terminal while the program runs");
   command.callback([options, &command, &chosen, &from_separator] {

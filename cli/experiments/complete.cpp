@@ -24,20 +24,20 @@ std::optional<Report> run_for_report(DiagnosisRequest request, const Install& in
   return executed.has_report() ? std::optional(load_report(executed.folder / "report.json")) : std::nullopt;
 }
 
-// A run with room says nothing of holes. The one remedy for them is an environment variable: it is tried.
+// A run with room says nothing of holes. The one fix for them is an environment variable: it is tried.
 void try_expandable_segments(Report& failed, DiagnosisRequest request, const Install& install) {
   ReportOfDevice& device = failed.devices[failed.main_device];
-  const auto remedy = std::find_if(device.remedies.begin(), device.remedies.end(),
-                                   [](const Remedy& one) { return one.id == "expandable_segments"; });
-  if (remedy == device.remedies.end() || !device.cause || device.cause->kind != CauseKind::fragmentation) return;
+  const auto fix = std::find_if(device.fixes.begin(), device.fixes.end(),
+                                [](const Fix& one) { return one.id == "expandable_segments"; });
+  if (fix == device.fixes.end() || !device.cause || device.cause->kind != CauseKind::fragmentation) return;
   request.steady = SteadyRule{.most = kMostSteps};
   for (const auto& variable : expandable_segments().environment) request.environment.push_back(variable);
   const std::optional<Report> tried = run_for_report(std::move(request), install);
   if (!tried || tried->main_device >= tried->devices.size()) return;
   const bool passed = tried->outcome == "ok";
   if (!passed && tried->outcome != "out_of_memory") return;
-  remedy->fits = passed;
-  if (passed) remedy->measured_peak_bytes = tried->devices[tried->main_device].peak.allocated_bytes;
+  fix->fits = passed;
+  if (passed) fix->measured_peak_bytes = tried->devices[tried->main_device].peak.allocated_bytes;
 }
 
 void take_complete_run(Diagnosis& failed, const VirtualHost& host, const DiagnosisRequest& request,

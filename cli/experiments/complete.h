@@ -14,7 +14,7 @@ constexpr uint32_t kMostSteps = 200;
 VirtualHost with_room(VirtualHost host);
 
 /// Where `failed` ran out of memory on a virtual card: runs the program again with room, and takes the need and the
-/// remedies of the whole run into its report and report.json.
+/// fixes of the whole run into its report and report.json.
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
 
 }  // namespace oomdiag

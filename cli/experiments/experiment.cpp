@@ -29,7 +29,7 @@ DiagnosisRequest to_diagnosis(const ExperimentRequest& experiment, const Install
                            .judged_bytes = experiment.judged_bytes};
   if (!experiment.fixes.is_null()) {
     request.environment.emplace_back("PYTHONPATH", before_python_path(install.injected()));
-    request.environment.emplace_back(variables::kRemedies, to_text(experiment.fixes, kCompact));
+    request.environment.emplace_back(variables::kFixes, to_text(experiment.fixes, kCompact));
   }
   return request;
 }
@@ -51,7 +51,7 @@ void take_figures(Experiment& experiment) {
   const ReportOfDevice& device = report.devices[report.main_device];
   experiment.allocated_bytes = device.peak.allocated_bytes;
   experiment.reserved_bytes = device.peak.reserved_bytes;
-  experiment.outside_bytes = device.card.outside_pytorch_bytes;
+  experiment.outside_bytes = device.card.non_pytorch_bytes;
   experiment.total_bytes = device.device.total_bytes;
   experiment.needed_bytes = needed_bytes(device);
   experiment.place = place_of_failure(device);
@@ -63,7 +63,7 @@ Experiment read_experiment(const Executed& executed) {
                         .why = executed.why_no_report,
                         .stopped_at_step = executed.stopped_at_step,
                         .seconds = executed.seconds};
-  if (!folder.empty()) experiment.told = read_lines(folder / "remedies");
+  if (!folder.empty()) experiment.told = read_lines(folder / "fixes");
   if (executed.has_report()) {
     experiment.report = load_report(folder / "report.json");
     take_figures(experiment);

@@ -36,7 +36,7 @@ struct Experiment {
   int64_t needed_bytes = 0;            ///< as the function of that name says
   uint32_t stopped_at_step = 0;        ///< 0 = it ended by itself
   double seconds = 0;                  ///< of wall time, that of reading its trace included
-  std::vector<nlohmann::json> told{};  ///< what the fixes said, see extension/python/remedies
+  std::vector<nlohmann::json> told{};  ///< what the fixes said, see extension/python/fixes
   std::optional<Report> report{};
 
   bool passed() const { return outcome == "ok"; }

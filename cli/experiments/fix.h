@@ -23,7 +23,7 @@ struct Target {
   bool accumulates = false;        ///< one of the samples, with --accumulate
 };
 
-/// What a complete run showed of the program; see extension/python/remedies/oomdiag_remedies/look.py.
+/// What a complete run showed of the program; see extension/python/fixes/oomdiag_fixes/look.py.
 struct ProgramProfile {
   /// A module that is one of several alike, and can be run again in backward.
   struct Block {
@@ -57,7 +57,7 @@ inline constexpr int kNoWork = 0, kLessPrecise = 1, kForwardAgain = 2, kSmallerB
 
 /// One change to the program.
 struct Change {
-  std::string id;     ///< of the fix, as in the report and in OOMDIAG_REMEDIES
+  std::string id;     ///< of the fix, as in the report and in OOMDIAG_FIXES
   std::string group;  ///< of several in a group only one can be
   std::string label;
   int cost = kNoWork;
@@ -95,8 +95,8 @@ struct MeasuredFix {
 /// The run as it is.
 struct Before {
   std::string outcome{}, place{};
-  std::string cause{};      ///< of the refusal
-  int64_t needs_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
+  std::string cause{};         ///< of the refusal
+  int64_t required_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
   int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
   bool is_whole = true;                             ///< the whole run was seen

@@ -16,8 +16,8 @@ constexpr int64_t kManyLogits = 1 << 22;  ///< as in chunked_cross_entropy.py
 
 std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
   for (const ReportOfDevice& device : whole.devices) {
-    for (const Remedy& remedy : device.remedies) {
-      if (remedy.id == id) return remedy.predicted_peak_bytes;
+    for (const Fix& fix : device.fixes) {
+      if (fix.id == id) return fix.predicted_peak_bytes;
     }
   }
   return std::nullopt;

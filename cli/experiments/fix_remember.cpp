@@ -7,22 +7,22 @@
 namespace oomdiag {
 namespace {
 
-/// A remedy that the report does not name yet is added to it; a combination has the ids of its parts joined.
-void add_measured(std::vector<Remedy>& remedies, const MeasuredFix& measured) {
+/// A fix that the report does not name yet is added to it; a combination has the ids of its parts joined.
+void add_measured(std::vector<Fix>& fixes, const MeasuredFix& measured) {
   std::string id;
   for (const Change& change : measured.changes) id += (id.empty() ? "" : "+") + change.id;
-  auto remedy = std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& one) { return one.id == id; });
-  if (remedy == remedies.end()) {
-    remedy = remedies.insert(remedies.end(), Remedy{.id = id, .label = measured.label()});
+  auto fix = std::find_if(fixes.begin(), fixes.end(), [&](const Fix& one) { return one.id == id; });
+  if (fix == fixes.end()) {
+    fix = fixes.insert(fixes.end(), Fix{.id = id, .label = measured.label()});
     for (const Change& change : measured.changes) {
-      if (measured.changes.size() > 1) remedy->ids.push_back(change.id);
-      remedy->changes_training |= change.changes_numerics && change.changes_batch;
+      if (measured.changes.size() > 1) fix->ids.push_back(change.id);
+      fix->changes_training |= change.changes_numerics && change.changes_batch;
     }
-    remedy->predicted_peak_bytes = measured.predicted_peak_bytes().value_or(*measured.measured_peak_bytes);
+    fix->predicted_peak_bytes = measured.predicted_peak_bytes().value_or(*measured.measured_peak_bytes);
   }
-  remedy->how = measured.lines;
-  remedy->measured_peak_bytes = measured.measured_peak_bytes;
-  remedy->fits = measured.fits;
+  fix->how = measured.lines;
+  fix->measured_peak_bytes = measured.measured_peak_bytes;
+  fix->fits = measured.fits;
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ void remember(const Fixed& fixed, const std::string& json, const std::filesystem
   Report report = load_report(folder);
   if (report.main_device >= report.devices.size()) return;
   for (const MeasuredFix& one : fixed.fixes) {
-    if (one.measured_peak_bytes) add_measured(report.devices[report.main_device].remedies, one);
+    if (one.measured_peak_bytes) add_measured(report.devices[report.main_device].fixes, one);
   }
   keep_json(report, folder);
 }

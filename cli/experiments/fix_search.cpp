@@ -109,7 +109,7 @@ void Search::profile_the_complete_run() {
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
   before_.room_bytes = first.total_bytes - first.outside_bytes;
-  before_.needs_bytes = seen.allocated_bytes + first.outside_bytes;
+  before_.required_bytes = seen.allocated_bytes + first.outside_bytes;
   whole_ = *seen.report;
   profile_ = read_profile(whole.told);
   weigh_blocks(profile_, whole_);

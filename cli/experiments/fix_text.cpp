@@ -35,7 +35,7 @@ std::string headline(const Fixed& fixed, const Target& target) {
       std::count_if(fixed.fixes.begin(), fixed.fixes.end(), [](const MeasuredFix& one) { return one.helps(); });
   const std::string found = fitting == 0
                                 ? "nothing that was tried makes it fit"
-                                : fmt::format("{} {} it fit", fitting, fitting == 1 ? "remedy makes" : "remedies make");
+                                : fmt::format("{} {} it fit", fitting, fitting == 1 ? "fix makes" : "fixes make");
   return fmt::format("oomdiag: {} on {}\n", found, card);
 }
 
@@ -79,8 +79,9 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
   const Before& before = fixed.before;
   std::string text = headline(fixed, target) + "\n";
   const std::string whole = before.is_whole ? "measured: a whole run" : "at least: no whole run could be seen";
-  text += fmt::format("  needs    {} GiB of card ({}): {} GiB allocated, {} GiB reserved at most\n",
-                      to_gib(before.needs_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
+  text +=
+      fmt::format("  needs    {} GiB of card ({}): {} GiB allocated, {} GiB reserved at most\n",
+                  to_gib(before.required_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
   if (before.outcome != "ok") {
     text +=
         fmt::format("  runs out in {}; PyTorch may take {} GiB of the card\n", before.place, to_gib(before.room_bytes));
@@ -102,28 +103,28 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
   json["before"] = {{"outcome", before.outcome},
                     {"place", before.place},
                     {"cause", before.cause},
-                    {"needs_bytes", before.needs_bytes},
+                    {"required_bytes", before.required_bytes},
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
                     {"room_bytes", before.room_bytes},
                     {"whole_run", before.is_whole},
                     {"code_changes", before.code_changes}};
-  json["remedies"] = Json::array();
+  json["fixes"] = Json::array();
   for (const MeasuredFix& fix : fixed.fixes) {
     Json ids = Json::array();
     for (const Change& change : fix.changes) ids.push_back(change.id);
-    json["remedies"].push_back({{"ids", ids},
-                                {"label", fix.label()},
-                                {"predicted_peak_bytes", optional(fix.predicted_peak_bytes())},
-                                {"measured_peak_bytes", optional(fix.measured_peak_bytes)},
-                                {"measured_reserved_bytes", optional(fix.measured_reserved_bytes)},
-                                {"fits", fix.fits},
-                                {"still_grows", fix.still_grows},
-                                {"extra_forward", fix.extra_forward()},
-                                {"recomputed_ops", optional(fix.recomputed_ops())},
-                                {"changes_numerics", fix.changes_numerics()},
-                                {"how", fix.lines},
-                                {"unproved", fix.unproved.empty() ? Json(nullptr) : Json(fix.unproved)}});
+    json["fixes"].push_back({{"ids", ids},
+                             {"label", fix.label()},
+                             {"predicted_peak_bytes", optional(fix.predicted_peak_bytes())},
+                             {"measured_peak_bytes", optional(fix.measured_peak_bytes)},
+                             {"measured_reserved_bytes", optional(fix.measured_reserved_bytes)},
+                             {"fits", fix.fits},
+                             {"still_grows", fix.still_grows},
+                             {"extra_forward", fix.extra_forward()},
+                             {"recomputed_ops", optional(fix.recomputed_ops())},
+                             {"changes_numerics", fix.changes_numerics()},
+                             {"how", fix.lines},
+                             {"unproved", fix.unproved.empty() ? Json(nullptr) : Json(fix.unproved)}});
   }
   json["interrupted"] = fixed.interrupted_by != 0;
   json["runs"] = fixed.runs;

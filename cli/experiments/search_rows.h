@@ -10,7 +10,7 @@
 
 namespace oomdiag {
 
-/// What the page of a search shows: every run of each card by its values, every plan, every remedy.
+/// What the page of a search shows: every run of each card by its values, every plan, every fix.
 std::vector<SearchRow> rows_of(const std::vector<FitOfCard>& cards);
 std::vector<SearchRow> rows_of(const std::vector<Plan>& plans);
 std::vector<SearchRow> rows_of(const Fixed& fixed);

@@ -139,7 +139,7 @@ void read_versions(const nlohmann::json& answer, Checkup& checkup) {
   checkup.free_bytes = answer.value("free", int64_t{0});
   checkup.failure = text_of(answer, "why_not");
   if (answer.empty()) checkup.failure = "python ended before it said anything";
-  if (!checkup.failure.empty()) checkup.remedy = "run it by hand: python -c 'import torch; torch.zeros(1).cuda()'";
+  if (!checkup.failure.empty()) checkup.fix = "run it by hand: python -c 'import torch; torch.zeros(1).cuda()'";
   if (const std::string backend = text_of(answer, "backend"); !backend.empty()) {
     checkup.settings.emplace_back("allocator backend", backend);
   }
@@ -177,11 +177,11 @@ Checkup check_up(const std::string& python, const DeviceChoice& device, const In
       read_trace_of(run.folder, checkup);
     } else if (!takes_other_allocator(checkup)) {
       checkup.failure = run.why_no_report;
-      checkup.remedy = "please report it, with the output of oomdiag doctor --json";
+      checkup.fix = "please report it, with the output of oomdiag doctor --json";
     }
   } catch (const Error& error) {
     checkup.failure = error.what();
-    checkup.remedy = error.hint();
+    checkup.fix = error.hint();
   }
   return checkup;
 }

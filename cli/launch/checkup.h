@@ -31,7 +31,7 @@ struct ProcessCheck {
 /// Something that would limit a diagnosis, and what to do about it.
 struct Trouble {
   std::string what;
-  std::string remedy;
+  std::string fix;
 
   bool operator==(const Trouble&) const = default;
 };
@@ -50,7 +50,7 @@ struct Checkup {
   bool asked_nvml = false;             ///< whether `processes` is known
   std::vector<ProcessCheck> processes{};
   std::string failure{};  ///< why the lines did not run; empty if they did
-  std::string remedy{};   ///< for `failure`
+  std::string fix{};      ///< for `failure`
 };
 
 /// Runs the lines with `python` on `device`. Throws nothing that has a place in the result.

@@ -53,7 +53,7 @@ void add_hooks(const Checkup& checkup, std::vector<Trouble>& troubles) {
 
 std::vector<Trouble> find_troubles(const Checkup& checkup) {
   std::vector<Trouble> troubles;
-  if (!checkup.failure.empty()) troubles.push_back({checkup.failure, checkup.remedy});
+  if (!checkup.failure.empty()) troubles.push_back({checkup.failure, checkup.fix});
   add_settings(checkup, troubles);
   add_hooks(checkup, troubles);
   for (const std::string& missing : checkup.missing) {

@@ -107,9 +107,9 @@ std::optional<FirstUse> find_built(const fs::path& folder) {
   return built;
 }
 
-Error cannot(const TorchOfPython& torch, const std::string& why, const std::string& remedy) {
+Error cannot(const TorchOfPython& torch, const std::string& why, const std::string& fix) {
   return {ErrorKind::environment, fmt::format("no recorder for torch {}: {}", torch.version, why),
-          fmt::format("{}; {}", remedy, kStillWorks)};
+          fmt::format("{}; {}", fix, kStillWorks)};
 }
 
 std::string find_compiler(const TorchOfPython& torch) {

@@ -23,8 +23,8 @@ struct Install {
   std::string architectures{};       ///< that this torch has code for, "75,80"; empty = not asked
   std::string no_recorder{};         ///< why there is none, one line
 
-  /// What a Python imports when it starts: remedies, and the absent ranks of a job.
-  std::filesystem::path injected() const { return libraries / "python" / "remedies" / "site-packages"; }
+  /// What a Python imports when it starts: fixes, and the absent ranks of a job.
+  std::filesystem::path injected() const { return libraries / "python" / "fixes" / "site-packages"; }
 };
 
 /// The build that this executable belongs to, or the installation.

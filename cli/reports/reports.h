@@ -37,7 +37,7 @@ struct RunFacts {
   std::optional<Ending> ending{};
   std::optional<int64_t> batch{};              ///< batch size
   std::optional<ReportCase> reference_case{};  ///< told by runs that are gone
-  int64_t judged_bytes = 0;  ///< remedies are judged as on a card of this size; 0 = the one that it ran on
+  int64_t judged_bytes = 0;  ///< fixes are judged as on a card of this size; 0 = the one that it ran on
 };
 
 /// The report on the trace in a run folder, or on one that lies elsewhere.

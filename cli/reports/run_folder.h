@@ -10,8 +10,8 @@
 
 namespace oomdiag {
 
-/// The folder in which run folders are made: `wanted`, which is created, or the current one. Where the current one
-/// cannot be written, says so and takes the temporary folder. Throws Error(environment) if `wanted` cannot be used.
+/// The folder in which run folders are made: `requested_for`, which is created, or the current one. Where the current one
+/// cannot be written, says so and takes the temporary folder. Throws Error(environment) if `requested_for` cannot be used.
 std::filesystem::path choose_base(const std::string& wanted);
 
 /// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name; for its owner

@@ -147,11 +147,11 @@ ReportDiff diff(const Report& before, const Report& after, const DiffOptions& op
   for (const auto& [name, bytes] : a.categories) categories[name].before = bytes;
   for (const auto& [name, bytes] : b.categories) categories[name].after = bytes;
   result.categories = first_of(changes(categories, least));
-  auto modules = changes(fold_layers(join(a.owners_by.module, b.owners_by.module, as_it_is)), least);
+  auto modules = changes(fold_layers(join(a.allocated_by.module, b.allocated_by.module, as_it_is)), least);
   drop_outer(modules);
   result.modules = first_of(std::move(modules));
-  result.ops = first_of(changes(join(a.owners_by.op, b.owners_by.op, as_it_is), least));
-  auto lines = changes(join(a.owners_by.line, b.owners_by.line, line_in_folder), least);
+  result.ops = first_of(changes(join(a.allocated_by.op, b.allocated_by.op, as_it_is), least));
+  auto lines = changes(join(a.allocated_by.line, b.allocated_by.line, line_in_folder), least);
   drop_moved(lines, least);
   result.lines = first_of(std::move(lines));
   return result;

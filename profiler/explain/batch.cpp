@@ -27,7 +27,7 @@ BatchModel model_batch(const Moment& moment, int64_t requested_bytes, int64_t ba
   const auto sums = sum_categories(moment);
   BatchModel model{.batch = batch};
   model.scaling_bytes = at(sums, Category::activation) + at(sums, Category::input) + at(sums, Category::output) +
-                        at(sums, Category::gradient_in_flight) + at(sums, Category::temporary) + requested_bytes;
+                        at(sums, Category::activation_gradient) + at(sums, Category::temporary) + requested_bytes;
   for (const LiveBlock& block : moment.blocks) {
     const bool follows = block.category == Category::workspace && workspace_follows_batch(block.made);
     model.scaling_bytes += follows ? block.bytes : 0;

@@ -17,7 +17,7 @@
 namespace oomdiag {
 namespace {
 
-using Foreign = std::span<const OutsideOwner>;
+using Foreign = std::span<const NonPytorchOwner>;
 
 // --- conditions
 
@@ -165,7 +165,7 @@ constexpr CauseRow kCauses[] = {
      }},
 
     // It would fit if others held no more of the device than a context takes.
-    {CauseKind::outside_pytorch, "held_by_others", is_taken_by_others, missing,
+    {CauseKind::non_pytorch, "held_by_others", is_taken_by_others, missing,
      [](const FailureFacts& f, Foreign owners) {
        return fmt::format("non-PyTorch memory: {} of the GPU are not PyTorch's{}", with_unit(f.non_pytorch_bytes),
                           largest_owners(owners));

@@ -15,16 +15,16 @@ enum class CauseKind : uint8_t {
   capacity,
   fragmentation,
   pending_frees,
-  outside_pytorch,
+  non_pytorch,
   oversized_request,
   fraction_cap,
   leak,
   workspace,
   imbalance
 };
-inline constexpr std::string_view kCauseNames[] = {
-    "capacity",     "fragmentation", "pending_frees", "outside_pytorch", "oversized_request",
-    "fraction_cap", "leak",          "workspace",     "imbalance"};
+inline constexpr std::string_view kCauseNames[] = {"capacity",    "fragmentation",     "pending_frees",
+                                                   "non_pytorch", "oversized_request", "fraction_cap",
+                                                   "leak",        "workspace",         "imbalance"};
 inline constexpr size_t kCauseKindCount = std::size(kCauseNames);
 
 constexpr std::string_view name_of(CauseKind kind) { return kCauseNames[static_cast<size_t>(kind)]; }
@@ -36,8 +36,8 @@ struct CauseRow {
   bool (*holds)(const FailureFacts& facts);
   /// What is missing even if every cached byte could be used; 0 where nothing is.
   int64_t (*short_by)(const FailureFacts& facts);
-  /// One sentence with its figures. `owners`: of non-PyTorch memory, largest first.
-  std::string (*words)(const FailureFacts& facts, std::span<const OutsideOwner> owners);
+  /// One sentence with its figures. `allocations`: of non-PyTorch memory, largest first.
+  std::string (*words)(const FailureFacts& facts, std::span<const NonPytorchOwner> owners);
 };
 
 /// The first row that holds; the last one always does.

@@ -24,7 +24,7 @@ std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment) {
 Cause find_cause(const FailureFacts& facts, const Moment& moment) {
   const CauseRow& row = decide_cause(facts);
   Cause cause{.kind = row.kind, .because = row.because, .short_by_bytes = row.short_by(facts), .facts = facts};
-  if (row.kind == CauseKind::outside_pytorch) cause.holders = list_foreign_owners(moment);
+  if (row.kind == CauseKind::non_pytorch) cause.holders = list_foreign_owners(moment);
   if (facts.is_enough_if_packed()) cause.pinned = find_pinned_holes(moment, 5);
   return cause;
 }
@@ -132,9 +132,9 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     findings.cause = find_cause(facts, moment);
   }
   findings.packing = measure_packing(moment, card.total_bytes);
-  findings.needs_bytes = moment.outside_bytes + findings.packing.pack_bytes;
-  if (device.failure) findings.needs_bytes += segment_size(refused, settings) + private_pools;
-  findings.needs_bytes = std::max(findings.needs_bytes, moment.outside_bytes + step.need.most());
+  findings.required_bytes = moment.outside_bytes + findings.packing.pack_bytes;
+  if (device.failure) findings.required_bytes += segment_size(refused, settings) + private_pools;
+  findings.required_bytes = std::max(findings.required_bytes, moment.outside_bytes + step.need.most());
   findings.owners = list_owners(moment);
   findings.largest = follow_largest(moment);
   findings.headroom_bytes =
@@ -164,7 +164,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .optimizer = find_optimizer(moment),
       .sharded = device.sharded};
   findings.batch = describe_batch(device, model);
-  findings.remedies = predict_remedies(model);
+  findings.fixes = predict_fixes(model);
   return findings;
 }
 

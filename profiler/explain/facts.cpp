@@ -19,7 +19,7 @@ constexpr int64_t kUsualContextBytes = kGiB;
 // Another process may have freed what was missing a moment before.
 bool shares_device(const Moment& moment) {
   return std::any_of(moment.outside.begin(), moment.outside.end(),
-                     [](const OutsideOwner& owner) { return owner.kind == "process"; });
+                     [](const NonPytorchOwner& owner) { return owner.kind == "process"; });
 }
 
 void read_segments(const Moment& moment, uint8_t pool, FailureFacts& facts) {
@@ -30,7 +30,8 @@ void read_segments(const Moment& moment, uint8_t pool, FailureFacts& facts) {
     if (segment.used_bytes == 0) facts.releasable_bytes += segment.bytes;
     if (segment.used_bytes == 0 || !serves) facts.usable_cached_bytes -= cached;
     if (!serves) facts.other_pools_cached_bytes += cached;
-    if (serves) facts.largest_free_block_bytes = std::max(facts.largest_free_block_bytes, segment.largest_hole_bytes);
+    if (serves)
+      facts.largest_free_block_bytes = std::max(facts.largest_free_block_bytes, segment.largest_free_block_bytes);
   }
   facts.usable_cached_bytes = std::max<int64_t>(0, facts.usable_cached_bytes);
 }
@@ -65,13 +66,13 @@ int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& 
   return 0;
 }
 
-bool is_own(const OutsideOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
+bool is_own(const NonPytorchOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
 
 // What any process takes of the device before PyTorch does. Part of it may be unexplained.
 int64_t usual_non_pytorch(const Moment& moment, int64_t context_bytes) {
   int64_t own = 0;
   int64_t unexplained = 0;
-  for (const OutsideOwner& owner : moment.outside) {
+  for (const NonPytorchOwner& owner : moment.outside) {
     if (is_own(owner)) own += owner.bytes;
     if (owner.owner == "unexplained") unexplained = owner.bytes;
   }
@@ -82,8 +83,9 @@ int64_t usual_non_pytorch(const Moment& moment, int64_t context_bytes) {
 // Libraries ask the driver for what their handles, code and communicators take. The allocator is not asked and frees nothing
 // for it.
 std::string find_library(const DeviceHistory& device) {
-  const auto asked = std::ranges::find(device.driver_refusals, device.failure->requested_bytes, &OutsideOwner::bytes);
-  return asked == device.driver_refusals.end() ? std::string() : asked->owner;
+  const auto asked =
+      std::ranges::find(device.failed_driver_requests, device.failure->requested_bytes, &NonPytorchOwner::bytes);
+  return asked == device.failed_driver_requests.end() ? std::string() : asked->owner;
 }
 
 bool saves_for_backward(const Moment& moment) {
@@ -93,11 +95,11 @@ bool saves_for_backward(const Moment& moment) {
 
 }  // namespace
 
-std::vector<OutsideOwner> list_foreign_owners(const Moment& moment) {
-  std::vector<OutsideOwner> owners = moment.outside;
-  std::erase_if(owners, [](const OutsideOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
+std::vector<NonPytorchOwner> list_foreign_owners(const Moment& moment) {
+  std::vector<NonPytorchOwner> owners = moment.outside;
+  std::erase_if(owners, [](const NonPytorchOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
   std::stable_sort(owners.begin(), owners.end(),
-                   [](const OutsideOwner& a, const OutsideOwner& b) { return a.bytes > b.bytes; });
+                   [](const NonPytorchOwner& a, const NonPytorchOwner& b) { return a.bytes > b.bytes; });
   return owners;
 }
 

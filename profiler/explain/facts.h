@@ -71,11 +71,11 @@ struct FailureFacts {
   bool operator==(const FailureFacts&) const = default;
 };
 
-/// The facts about `device.failure`. `limits`: the device that it is judged by. Imbalance is not among them yet.
+/// The facts about `device.failure`. `limitations`: the device that it is judged by. Imbalance is not among them yet.
 FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings& settings, const Device& limits,
                            const std::vector<Growth>& growths, const StepNeed& need);
 
 /// Who holds non-PyTorch memory beyond context and modules, largest first.
-std::vector<OutsideOwner> list_foreign_owners(const Moment& moment);
+std::vector<NonPytorchOwner> list_foreign_owners(const Moment& moment);
 
 }  // namespace oomdiag

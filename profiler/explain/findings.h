@@ -19,9 +19,9 @@ using Figures = std::vector<std::pair<std::string, int64_t>>;
 /// A segment with a hole that its other blocks keep from being used or given back.
 struct PinnedSegment {
   int64_t bytes = 0;
-  int64_t largest_hole_bytes = 0;
+  int64_t largest_free_block_bytes = 0;
   int64_t used_bytes = 0;
-  std::vector<LiveBlock> pinned_by{};  ///< its largest blocks in use, at most 3
+  std::vector<LiveBlock> blocked_by{};  ///< its largest blocks in use, at most 3
 
   bool operator==(const PinnedSegment&) const = default;
 };
@@ -31,7 +31,7 @@ struct Cause {
   std::string_view because{};  ///< name of the row of kCauses
   int64_t short_by_bytes = 0;  ///< what is missing even if every cached byte could be used; 0 where nothing is
   FailureFacts facts{};
-  std::vector<OutsideOwner> holders{};  ///< of outside_pytorch: who has more than a process needs, largest first
+  std::vector<NonPytorchOwner> holders{};  ///< of non_pytorch: who has more than a process needs, largest first
   std::vector<PinnedSegment>
       pinned{};  ///< where free and cached bytes are enough: largest free blocks first, at most 5
 
@@ -49,12 +49,12 @@ struct Packing {
 };
 
 /// A change that would lower the peak: computed, and run where that was asked.
-struct Remedy {
+struct Fix {
   std::string id;                      ///< "autocast_bf16", "checkpoint", "batch_6400"
   std::string label;                   ///< "bf16 autocast"
   std::string formula{};               ///< how the peak was computed, in words
   std::vector<std::string> modules{};  ///< that are to be checkpointed
-  std::vector<std::string> ids{};      ///< of a combination: the remedies that it is made of
+  std::vector<std::string> ids{};      ///< of a combination: the fixes that it is made of
   std::vector<std::string> how{};      ///< lines to paste: "export PYTORCH_CUDA_ALLOC_CONF=…", or code
   std::string costs{};                 ///< "forward of 24 layers runs twice: 1.3 GiB recomputed", or empty: nothing
   bool changes_training = false;       ///< what is learned is another: another optimizer, fewer examples per step
@@ -67,7 +67,7 @@ struct Remedy {
   /// In a leak, where no fix but the cure is one: about the step that runs out of memory with it.
   std::optional<uint32_t> postpones_to_step{};
 
-  bool operator==(const Remedy&) const = default;
+  bool operator==(const Fix&) const = default;
 };
 
 /// Bytes at the described moment as a line over the batch size: fixed + batch × slope.
@@ -92,14 +92,14 @@ struct Findings {
   /// The smallest card on which the described moment would have passed, predicted: what others hold, the packed bytes in
   /// use, what private pools keep and the refused segment. After an OOM it is a lower bound: what would have come later is
   /// not in it.
-  int64_t needs_bytes = 0;
+  int64_t required_bytes = 0;
   std::vector<Growth> growths{};
   /// Of a run that fits and grows: about the step that runs out of memory. None if that is more than kDistantSteps away.
   std::optional<uint32_t> out_of_memory_near_step{};
   Owners owners{};
   std::optional<Lifetime> largest{};
   std::optional<BatchModel> batch{};
-  std::vector<Remedy> remedies{};
+  std::vector<Fix> fixes{};
 
   bool operator==(const Findings&) const = default;
 };

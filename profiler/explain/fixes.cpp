@@ -8,7 +8,7 @@ namespace oomdiag {
 namespace {
 
 // One row per fix: `explain` predicts it, `fix` applies its module and measures it. A fix is added by a row here, its rule in one
-// of the files of fix_rules.h, and its module in extension/python/remedies/oomdiag_remedies/.
+// of the files of fix_rules.h, and its module in extension/python/fixes/oomdiag_fixes/.
 constexpr FixRow kFixes[] = {
     {.id = "expandable_segments",
      .label = "expandable_segments:True",

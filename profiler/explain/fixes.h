@@ -27,7 +27,7 @@ struct FixRow {
   std::string_view label;
   std::string_view group;  ///< a program takes one fix of a group
   FixCost cost = FixCost::none;
-  std::string_view module{};      ///< of oomdiag_remedies, which applies it to an unchanged program; empty: none does
+  std::string_view module{};      ///< of oomdiag_fixes, which applies it to an unchanged program; empty: none does
   std::string_view formula{};     ///< how the peak is predicted
   std::string_view cost_text{};   ///< what it costs, in words
   std::string_view lines{};       ///< to paste, separated by '\n'

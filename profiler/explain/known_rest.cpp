@@ -117,7 +117,7 @@ bool stays(Category category) {
     case Category::gradient:
     case Category::activation:
     case Category::output:
-    case Category::gradient_in_flight:
+    case Category::activation_gradient:
     case Category::temporary:
     case Category::workspace:
       return false;

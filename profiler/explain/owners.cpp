@@ -61,7 +61,7 @@ Keeper keeper_of(const LiveBlock& block) {
       return Keeper::optimizer;
     case Category::activation:
       return Keeper::autograd;
-    case Category::gradient_in_flight:
+    case Category::activation_gradient:
     case Category::temporary:
       return Keeper::operation;
     case Category::workspace:

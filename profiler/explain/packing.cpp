@@ -40,7 +40,7 @@ std::vector<PinnedSegment> find_pinned_holes(const Moment& moment, size_t at_mos
     if (segment.used_bytes > 0 && segment.holes > 0) pinned.push_back(&segment);
   }
   std::sort(pinned.begin(), pinned.end(), [](const SegmentLayout* a, const SegmentLayout* b) {
-    return std::tie(a->largest_hole_bytes, b->address) > std::tie(b->largest_hole_bytes, a->address);
+    return std::tie(a->largest_free_block_bytes, b->address) > std::tie(b->largest_free_block_bytes, a->address);
   });
   if (pinned.size() > at_most) pinned.resize(at_most);
 
@@ -48,10 +48,10 @@ std::vector<PinnedSegment> find_pinned_holes(const Moment& moment, size_t at_mos
   for (const SegmentLayout* segment : pinned) {
     PinnedSegment& one = result.emplace_back();
     one.bytes = segment->bytes;
-    one.largest_hole_bytes = segment->largest_hole_bytes;
+    one.largest_free_block_bytes = segment->largest_free_block_bytes;
     one.used_bytes = segment->used_bytes;
-    for (const uint64_t address : segment->pinned_by) {
-      if (const LiveBlock* block = find_block(moment, address)) one.pinned_by.push_back(*block);
+    for (const uint64_t address : segment->blocked_by) {
+      if (const LiveBlock* block = find_block(moment, address)) one.blocked_by.push_back(*block);
     }
   }
   return result;

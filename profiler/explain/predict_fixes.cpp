@@ -20,7 +20,7 @@ bool is_python(const Lives& blocks) {
                      [](const BlockLife& block) { return block.made.source.find(".py:") != std::string_view::npos; });
 }
 
-void judge(const StepModel& model, const ModifiedStep& step, Remedy& fix) {
+void judge(const StepModel& model, const ModifiedStep& step, Fix& fix) {
   // The peak may be that of another step; the difference that a fix makes to this one is taken off it.
   const int64_t saved = find_peak(model.blocks) - find_peak(step.blocks);
   fix.predicted_peak_bytes = std::max<int64_t>(0, model.peak_bytes - saved);
@@ -51,7 +51,7 @@ double kept_share(const Lives& before, const Lives& after) {
 
 // In a leak every step adds, whatever a step takes itself: without the growth the steps are those that got through before,
 // and with any other fix it fails later.
-void judge_leak(const StepModel& model, const FixRow& row, const ModifiedStep& step, Remedy& fix) {
+void judge_leak(const StepModel& model, const FixRow& row, const ModifiedStep& step, Fix& fix) {
   if (!model.leaks) return;
   const int64_t left = model.available_bytes - model.private_pool_cached_bytes - fix.predicted_peak_bytes;
   if (row.cures_growth) {
@@ -66,13 +66,13 @@ void judge_leak(const StepModel& model, const FixRow& row, const ModifiedStep& s
   fix.postpones_to_step = model.last_step + static_cast<uint32_t>(steps);
 }
 
-Remedy fix_of(const StepModel& model, const FixRow& row, const ModifiedStep& step) {
-  Remedy fix{.id = std::string(row.id),
-             .label = step.label.empty() ? std::string(row.label) : step.label,
-             .formula = std::string(row.formula),
-             .modules = step.modules,
-             .costs = step.costs.empty() ? std::string(row.cost_text) : step.costs,
-             .changes_training = row.changes_training && may_train(model)};
+Fix fix_of(const StepModel& model, const FixRow& row, const ModifiedStep& step) {
+  Fix fix{.id = std::string(row.id),
+          .label = step.label.empty() ? std::string(row.label) : step.label,
+          .formula = std::string(row.formula),
+          .modules = step.modules,
+          .costs = step.costs.empty() ? std::string(row.cost_text) : step.costs,
+          .changes_training = row.changes_training && may_train(model)};
   if (!step.variant.empty()) fix.id += "_" + step.variant;
   const bool is_shell = row.lines.starts_with("export ");
   if (is_shell || is_python(model.blocks)) fix.how = step.lines.empty() ? split_lines(row.lines) : step.lines;
@@ -81,13 +81,13 @@ Remedy fix_of(const StepModel& model, const FixRow& row, const ModifiedStep& ste
   return fix;
 }
 
-bool may_be_enough(const Remedy& fix) { return fix.predicted_fits.value_or(true); }
+bool may_be_enough(const Fix& fix) { return fix.predicted_fits.value_or(true); }
 
 std::string joined(const std::string& a, const char* between, const std::string& b) {
   return a.empty() || b.empty() ? a + b : a + between + b;
 }
 
-Remedy pair_of(const Remedy& one, Remedy other) {
+Fix pair_of(const Fix& one, Fix other) {
   other.ids = {one.id, other.id};
   other.id = joined(one.id, "+", other.id);
   other.label = joined(one.label, " + ", other.label);
@@ -99,9 +99,9 @@ Remedy pair_of(const Remedy& one, Remedy other) {
 }
 
 /// Pairs, where no single fix is enough: the second is tried on what the first one leaves. The best kMostPairs.
-std::vector<Remedy> combine(const StepModel& model) {
+std::vector<Fix> combine(const StepModel& model) {
   constexpr size_t kMostPairs = 3;
-  std::vector<Remedy> pairs;
+  std::vector<Fix> pairs;
   const std::span<const FixRow> rows = list_fixes();
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto first = rows[i].combines ? rows[i].predict(model) : std::nullopt;
@@ -113,7 +113,7 @@ std::vector<Remedy> combine(const StepModel& model) {
       auto second = apart ? rows[j].predict(after) : std::nullopt;
       if (!second || !saves_enough(after, *second)) continue;
       second->at_least |= first->at_least;
-      Remedy pair = pair_of(fix_of(model, rows[i], *first), fix_of(model, rows[j], *second));
+      Fix pair = pair_of(fix_of(model, rows[i], *first), fix_of(model, rows[j], *second));
       if (may_be_enough(pair)) pairs.push_back(std::move(pair));
     }
   }
@@ -123,7 +123,7 @@ std::vector<Remedy> combine(const StepModel& model) {
 }
 
 /// What is_better goes by, lower first.
-auto rank_of(const Remedy& fix) {
+auto rank_of(const Fix& fix) {
   const std::optional<bool> fits = fix.fits ? fix.fits : fix.predicted_fits;
   int cost = 0;
   bool cures = false;
@@ -140,11 +140,11 @@ auto rank_of(const Remedy& fix) {
 
 }  // namespace
 
-bool is_better(const Remedy& a, const Remedy& b) { return rank_of(a) < rank_of(b); }
+bool is_better(const Fix& a, const Fix& b) { return rank_of(a) < rank_of(b); }
 
-std::vector<Remedy> predict_remedies(const StepModel& model) {
+std::vector<Fix> predict_fixes(const StepModel& model) {
   if (model.blocks.empty()) return {};
-  std::vector<Remedy> fixes;
+  std::vector<Fix> fixes;
   bool one_is_enough = false;
   for (const FixRow& row : list_fixes()) {
     const auto step = row.predict == nullptr ? std::nullopt : row.predict(model);
@@ -153,7 +153,7 @@ std::vector<Remedy> predict_remedies(const StepModel& model) {
     one_is_enough |= !fixes.back().changes_training && !step->at_least && may_be_enough(fixes.back());
   }
   if (!one_is_enough && !model.leaks) {
-    for (Remedy& pair : combine(model)) fixes.push_back(std::move(pair));
+    for (Fix& pair : combine(model)) fixes.push_back(std::move(pair));
   }
   std::stable_sort(fixes.begin(), fixes.end(), is_better);
   return fixes;

@@ -55,7 +55,7 @@ bool is_fixed(Category category) {
     case Category::activation:
     case Category::input:
     case Category::output:
-    case Category::gradient_in_flight:
+    case Category::activation_gradient:
     case Category::temporary:
     case Category::unknown:
       return false;

@@ -140,7 +140,7 @@ bool is_made_once(Category category) {
     case Category::activation:
     case Category::input:
     case Category::output:
-    case Category::gradient_in_flight:
+    case Category::activation_gradient:
     case Category::temporary:
       return false;
   }

@@ -43,7 +43,7 @@ Json to_json(const DrawnSegment& segment) {
   }
   return {{"bytes", segment.bytes},
           {"used_bytes", segment.used_bytes},
-          {"largest_hole_bytes", segment.largest_hole_bytes},
+          {"largest_free_block_bytes", segment.largest_free_block_bytes},
           {"kind", segment.is_private   ? "private pool"
                    : segment.expandable ? "expandable"
                    : segment.small      ? "small"

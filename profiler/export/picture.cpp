@@ -67,7 +67,7 @@ DrawnSegment draw_segment(const SegmentLayout& segment, const BlocksByAddress& b
   constexpr int64_t kLeastShare = 600;
   DrawnSegment drawn{.bytes = segment.bytes,
                      .used_bytes = segment.used_bytes,
-                     .largest_hole_bytes = segment.largest_hole_bytes,
+                     .largest_free_block_bytes = segment.largest_free_block_bytes,
                      .small = segment.small,
                      .expandable = segment.expandable,
                      .is_private = segment.pool != 0};
@@ -132,7 +132,7 @@ CardPicture draw_card(const ReportOfDevice& device) {
     const std::string path[] = {std::string(name_of(holder.category)), holder.name, holder.op, holder.source};
     tree.add(path, holder.bytes, holder.blocks);
   };
-  std::ranges::for_each(device.holders, add);
+  std::ranges::for_each(device.top_allocations, add);
   std::ranges::for_each(list_others(device), add);
   return {.owners = std::move(tree).finish()};
 }

@@ -56,7 +56,7 @@ struct DrawnBlock {
 };
 
 struct DrawnSegment {
-  int64_t bytes = 0, used_bytes = 0, largest_hole_bytes = 0;
+  int64_t bytes = 0, used_bytes = 0, largest_free_block_bytes = 0;
   bool small = false, expandable = false, is_private = false;
   std::vector<DrawnBlock> blocks{};  ///< without gaps
 

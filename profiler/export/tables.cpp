@@ -6,9 +6,9 @@
 #include <functional>
 #include <string_view>
 
+#include "profiler/report/fixes_table.h"
 #include "profiler/report/holders.h"
 #include "profiler/report/holders_table.h"
-#include "profiler/report/remedies_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text.h"
 
@@ -68,7 +68,7 @@ std::string holder_label(const ReportHolder& holder) {
 void add_holders(const ReportOfDevice& device, std::string& text) {
   constexpr size_t kMostHolders = 8;
   std::vector<const ReportHolder*> holders;
-  for (const ReportHolder& holder : device.holders) holders.push_back(&holder);
+  for (const ReportHolder& holder : device.top_allocations) holders.push_back(&holder);
   std::ranges::stable_sort(holders, std::greater{}, [](const ReportHolder* one) { return one->bytes; });
   if (holders.size() > kMostHolders) holders.resize(kMostHolders);
   text += "\n| GPU memory | what | |\n|---|---|---:|\n";
@@ -81,15 +81,15 @@ void add_holders(const ReportOfDevice& device, std::string& text) {
   if (rest > 0) text += fmt::format("| others | | {} |\n", with_unit(rest));
 }
 
-void add_remedies(const ReportOfDevice& device, std::string& text) {
-  constexpr size_t kMostRemedies = 6;
-  if (device.remedies.empty()) return;
+void add_fixes(const ReportOfDevice& device, std::string& text) {
+  constexpr size_t kMaxFixes = 6;
+  if (device.fixes.empty()) return;
   text += "\n| fix | peak | fits |\n|---|---:|---|\n";
-  for (size_t i = 0; i < std::min(device.remedies.size(), kMostRemedies); ++i) {
-    const Remedy& remedy = device.remedies[i];
-    const int64_t peak = remedy.measured_peak_bytes.value_or(remedy.predicted_peak_bytes);
-    const char* const how = remedy.measured_peak_bytes ? "measured" : remedy.at_least ? "at least" : "predicted";
-    text += fmt::format("| {} | {} {} | {} |\n", cell(remedy.label), how, with_unit(peak), verdict_on(remedy));
+  for (size_t i = 0; i < std::min(device.fixes.size(), kMaxFixes); ++i) {
+    const Fix& fix = device.fixes[i];
+    const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
+    const char* const how = fix.measured_peak_bytes ? "measured" : fix.at_least ? "at least" : "predicted";
+    text += fmt::format("| {} | {} {} | {} |\n", cell(fix.label), how, with_unit(peak), verdict_on(fix));
   }
 }
 
@@ -127,7 +127,7 @@ std::string to_folded(const OwnerNode& owners) {
 std::string to_csv(const Report& report) {
   std::string text = "card,category,name,op,source,shape,used_by,bytes,blocks,copies\r\n";
   for (const ReportOfDevice& device : report.devices) {
-    for (const ReportHolder& holder : device.holders) text += csv_row(device.device.index, holder);
+    for (const ReportHolder& holder : device.top_allocations) text += csv_row(device.device.index, holder);
     for (const ReportHolder& others : list_others(device)) text += csv_row(device.device.index, others);
   }
   return text;
@@ -138,11 +138,12 @@ std::string to_markdown(const Report& report) {
   add_words(to_text(report, {.unicode = true, .all = true}), text);
   if (report.main_device < report.devices.size()) {
     add_holders(report.devices[report.main_device], text);
-    add_remedies(report.devices[report.main_device], text);
+    add_fixes(report.devices[report.main_device], text);
   }
-  if (!report.limits.empty()) {
-    text += fmt::format("\n{} not known to this report; made by oomdiag\n",
-                        report.limits.size() == 1 ? "1 thing is" : fmt::format("{} things are", report.limits.size()));
+  if (!report.limitations.empty()) {
+    text += fmt::format(
+        "\n{} not known to this report; made by oomdiag\n",
+        report.limitations.size() == 1 ? "1 thing is" : fmt::format("{} things are", report.limitations.size()));
   }
   return text;
 }

@@ -28,7 +28,7 @@ enum class Category : uint8_t {
   activation,
   input,
   output,
-  gradient_in_flight,
+  activation_gradient,
   temporary,
   workspace,
   unknown
@@ -75,42 +75,42 @@ struct SegmentLayout {
   uint64_t stream = 0;
   int64_t bytes = 0;
   int64_t used_bytes = 0;  ///< of blocks that are allocated or pending free
-  int64_t largest_hole_bytes = 0;
+  int64_t largest_free_block_bytes = 0;
   int64_t holes = 0;
   uint8_t pool = 0;  ///< 0, or a private one (MemPool, CUDA graph), whose cached bytes serve nobody else
   bool small = false;
   bool expandable = false;
-  std::vector<uint64_t> pinned_by{};  ///< addresses of its blocks in use, largest first, at most 3
+  std::vector<uint64_t> blocked_by{};  ///< addresses of its blocks in use, largest first, at most 3
 
   bool operator==(const SegmentLayout&) const = default;
 };
 
 /// Somebody who holds memory that PyTorch's allocator does not count.
-struct OutsideOwner {
+struct NonPytorchOwner {
   std::string owner;   ///< "libnccl.so.2", "context", "modules", "process 4711 python", "unexplained"
   std::string kind{};  ///< "device", "handle", "pool", "array", "managed", "pinned", "process"; empty: unexplained
   int64_t bytes = 0;
 
-  bool operator==(const OutsideOwner&) const = default;
+  bool operator==(const NonPytorchOwner&) const = default;
 };
 
 /// Page-locked memory of the host that was asked for at one place. PyTorch's own cache of it keeps a block for good once it
 /// is there, for whoever asks next: the place is that of the first.
-struct PageLocked {
+struct PinnedHostMemory {
   std::string owner;                     ///< the library that asked the driver
   std::string op{}, module{}, source{};  ///< empty where none is known
   std::string inner_source{};            ///< line of a package inside of `source`, or empty
   int64_t bytes = 0, blocks = 0;
 
-  bool operator==(const PageLocked&) const = default;
+  bool operator==(const PinnedHostMemory&) const = default;
 };
 
 /// Free memory that went when something was initialised: "cuInit", "context", "modules of libcublas.so.13".
-struct CardStep {
+struct InitializationStep {
   std::string name{};
   int64_t bytes = 0;
 
-  bool operator==(const CardStep&) const = default;
+  bool operator==(const InitializationStep&) const = default;
 };
 
 /// The state of one card at the moment that a report describes: the failing allocation, else the peak.
@@ -124,10 +124,10 @@ struct Moment {
   int64_t outside_bytes =
       0;  ///< taken on the card by others than PyTorch's allocator: context, libraries, other processes
   int64_t free_bytes = 0;
-  std::vector<OutsideOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
-  std::vector<OutsideOwner> host_memory{};  ///< page-locked and managed, by whom
-  std::vector<PageLocked> page_locked{};    ///< the former by place, largest first
-  bool saved_by_likeness = false;           ///< what autograd keeps is taken from an earlier step like this one
+  std::vector<NonPytorchOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
+  std::vector<NonPytorchOwner> host_memory{};  ///< page-locked and managed, by whom
+  std::vector<PinnedHostMemory> pinned_host_memory{};  ///< the former by place, largest first
+  bool saved_by_likeness = false;  ///< what autograd keeps is taken from an earlier step like this one
   std::vector<LiveBlock> blocks{};
   std::vector<SegmentLayout> segments{};
 
@@ -295,10 +295,11 @@ struct DeviceHistory {
   int64_t counted_peak_bytes = 0;  ///< PyTorch's own peak, where the trace begins in the middle and may have missed it
   bool reserved_known = true;      ///< false: the trace begins in the middle and reserved bytes are a lower bound
   bool outside_measured = false;   ///< false: nothing said how much of the card others use
-  std::vector<CardStep> card_steps{};           ///< in order
-  std::vector<OutsideOwner> driver_refusals{};  ///< what libraries asked of the driver in vain: the most by each
-  bool sharded = false;        ///< its process shares parameters with other ranks already: FSDP, ZeRO-3
-  int64_t packed_tensors = 0;  ///< at most in one graph, saved through user hooks: their size is unknown
+  std::vector<InitializationStep> initialization_steps{};  ///< in order
+  std::vector<NonPytorchOwner>
+      failed_driver_requests{};  ///< what libraries asked of the driver in vain: the most by each
+  bool sharded = false;          ///< its process shares parameters with other ranks already: FSDP, ZeRO-3
+  int64_t packed_tensors = 0;    ///< at most in one graph, saved through user hooks: their size is unknown
 
   bool operator==(const DeviceHistory&) const = default;
 };

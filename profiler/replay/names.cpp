@@ -34,8 +34,8 @@ std::string_view name_of(Category category) {
       return "input";
     case Category::output:
       return "output";
-    case Category::gradient_in_flight:
-      return "gradient_in_flight";
+    case Category::activation_gradient:
+      return "activation_gradient";
     case Category::temporary:
       return "temporary";
     case Category::workspace:

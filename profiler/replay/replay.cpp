@@ -91,8 +91,8 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     device.history.complete = read_step(trace, measured.nodes, views, card.steps[1], nullptr);
     device.history.moment = read_moment(trace, device, measured.nodes, views, card.live_set);
     NonPytorchState outside = read_non_pytorch(trace, device.outside_events, trace.events.size());
-    device.history.card_steps = std::move(outside.steps);
-    device.history.driver_refusals = std::move(outside.refusals);
+    device.history.initialization_steps = std::move(outside.steps);
+    device.history.failed_driver_requests = std::move(outside.refusals);
     device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();
     device.history.sharded = sharded;
     history.devices.push_back(std::move(device.history));

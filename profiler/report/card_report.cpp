@@ -79,7 +79,7 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
           .reserved_bytes = refusal.reserved_bytes,
           .free_bytes = refusal.free_bytes,
           .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
-          .wanted = describe_wanted(refusal),
+          .requested_for = describe_wanted(refusal),
           .stack = lines_of(refusal.stack.empty() ? calls_of_program(refusal.native_stack) : refusal.stack),
           .native_stack = lines_of(refusal.native_stack),
           .autocast = std::string(refusal.where.autocast),
@@ -137,13 +137,13 @@ ReportCause report_cause(const Cause& cause) {
                      .short_by_bytes = cause.short_by_bytes,
                      .evidence = cause.facts,
                      .pinned = {},
-                     .holders = cause.holders};
+                     .non_pytorch = cause.holders};
   for (const PinnedSegment& segment : cause.pinned) {
     auto& pinned = report.pinned.emplace_back();
     pinned.bytes = segment.bytes;
-    pinned.largest_hole_bytes = segment.largest_hole_bytes;
+    pinned.largest_free_block_bytes = segment.largest_free_block_bytes;
     pinned.used_bytes = segment.used_bytes;
-    for (const LiveBlock& block : segment.pinned_by) pinned.pinned_by.push_back(report_owner(block));
+    for (const LiveBlock& block : segment.blocked_by) pinned.blocked_by.push_back(report_owner(block));
   }
   return report;
 }
@@ -173,7 +173,7 @@ ReportCard report_card(const Moment& moment) {
   return {.allocated_bytes = moment.allocated_bytes,
           .pending_free_bytes = moment.pending_free_bytes,
           .cached_bytes = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
-          .outside_pytorch_bytes = moment.outside_bytes,
+          .non_pytorch_bytes = moment.outside_bytes,
           .free_bytes = moment.free_bytes};
 }
 
@@ -217,9 +217,7 @@ std::vector<ReportParameterGroup> report_groups(const Moment& moment) {
 }
 
 // What the others would save hangs on what blocks hold, which no snapshot tells.
-bool needs_no_categories(const Remedy& remedy) {
-  return remedy.id == "expandable_segments" || remedy.id == "stop_growth";
-}
+bool needs_no_categories(const Fix& fix) { return fix.id == "expandable_segments" || fix.id == "stop_growth"; }
 
 ReportGrowth report_growth(const Growth& growth) {
   ReportGrowth report{.kind = growth.kind,
@@ -276,7 +274,7 @@ void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDe
   }
   for (const auto& [kind, count] : absorbed) {
     const auto& [op, node, asked, granted] = kind;
-    report.absorbed.push_back({std::string(op), asked, count, granted, std::string(node)});
+    report.recovered_by_library.push_back({std::string(op), asked, count, granted, std::string(node)});
   }
 }
 
@@ -306,10 +304,11 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.private_pools = report_private_pools(moment);
   report.outside = moment.outside;
   report.host_memory = moment.host_memory;
-  const auto page_locked = std::span(moment.page_locked).first(std::min(moment.page_locked.size(), kMostPageLocked));
-  report.page_locked.assign(page_locked.begin(), page_locked.end());
-  report.driver_refusals = device.driver_refusals;
-  report.card_steps = device.card_steps;
+  const auto pinned_host_memory =
+      std::span(moment.pinned_host_memory).first(std::min(moment.pinned_host_memory.size(), kMostPageLocked));
+  report.pinned_host_memory.assign(pinned_host_memory.begin(), pinned_host_memory.end());
+  report.failed_driver_requests = device.failed_driver_requests;
+  report.initialization_steps = device.initialization_steps;
   const Packing& packing = findings.packing;
   report.packing = {{"load_bytes", packing.load_bytes},
                     {"pack_bytes", packing.pack_bytes},
@@ -323,21 +322,22 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
                         {"with_source_bytes", joined.with_source_bytes},
                         {"accumulate_bytes", joined.accumulate_bytes}};
   report.headroom_bytes = findings.headroom_bytes;
-  report.needs_bytes = findings.needs_bytes;
+  report.required_bytes = findings.required_bytes;
   report.replay_error_bytes = device.replay_error_bytes;
   for (const Growth& growth : findings.growths) report.growth.push_back(report_growth(growth));
   report.out_of_memory_near_step = findings.out_of_memory_near_step;
-  report.owners_by = findings.owners;
-  if (findings.largest) report.largest = report_lifetime(*findings.largest);
+  report.allocated_by = findings.owners;
+  if (findings.largest) report.largest_allocation = report_lifetime(*findings.largest);
   for (size_t p = 0; p < kPhaseCount; ++p) {
     report.phase_peaks.emplace_back(name_of(static_cast<Phase>(p)), device.phase_peaks[p]);
   }
   if (trace.process.snapshot) {
-    report.owners = owners_by_line(moment);
+    report.allocations = owners_by_line(moment);
   } else {
-    for (const LiveBlock* block : by_size(moment, kMostOwners, false)) report.owners.push_back(report_owner(*block));
+    for (const LiveBlock* block : by_size(moment, kMostOwners, false))
+      report.allocations.push_back(report_owner(*block));
   }
-  report.holders = fold_holders(moment);
+  report.top_allocations = fold_holders(moment);
   for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }
@@ -347,8 +347,8 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   }
   report.parameter_groups = report_groups(moment);
   report.batch = findings.batch;
-  for (const Remedy& remedy : findings.remedies) {
-    if (!trace.process.snapshot || needs_no_categories(remedy)) report.remedies.push_back(remedy);
+  for (const Fix& fix : findings.fixes) {
+    if (!trace.process.snapshot || needs_no_categories(fix)) report.fixes.push_back(fix);
   }
   report.phases = device.phases;
   for (const TimelinePoint& point : device.timeline) {

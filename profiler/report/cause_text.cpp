@@ -7,7 +7,7 @@ namespace oomdiag {
 std::string cause_text(const ReportCause& cause) {
   constexpr size_t kMostCharacters = 400;
   const CauseRow& row = find_cause_row(cause.kind, cause.because);
-  return printable(row.words(cause.evidence, cause.holders), kMostCharacters);
+  return printable(row.words(cause.evidence, cause.non_pytorch), kMostCharacters);
 }
 
 void decide_again(ReportCause& cause) {

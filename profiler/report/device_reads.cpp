@@ -60,31 +60,31 @@ std::vector<std::string> describe_all(std::vector<DeviceRead> reads, std::string
   return texts;
 }
 
-void add_sizes(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {
+void add_sizes(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limitations) {
   const auto texts = describe_all(std::move(reads), at_least);
   if (texts.empty()) return;
   const size_t told = std::min(texts.size(), kMostPlaces);
   const std::string more = texts.size() == told ? "" : fmt::format("; {} more places", texts.size() - told);
-  limits.push_back(fmt::format("data-dependent sizes, so that peaks after them are a lower bound: {}{}",
-                               fmt::join(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(told), "; "),
-                               more));
+  limitations.push_back(fmt::format("data-dependent sizes, so that peaks after them are a lower bound: {}{}",
+                                    fmt::join(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(told), "; "),
+                                    more));
 }
 
-void add_asked(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limits) {
+void add_asked(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limitations) {
   auto texts = describe_all(std::move(reads), at_least);
   if (texts.empty()) return;
   const std::string more = texts.size() == 1 ? "" : fmt::format(" and {} more", texts.size() - 1);
-  limits.push_back(fmt::format("values that no kernel computed were read as zeros: {}{}", texts.front(), more));
+  limitations.push_back(fmt::format("values that no kernel computed were read as zeros: {}{}", texts.front(), more));
 }
 
 }  // namespace
 
-void add_reads(std::span<const DeviceRead> reads, bool all_counted, std::vector<std::string>& limits) {
+void add_reads(std::span<const DeviceRead> reads, bool all_counted, std::vector<std::string>& limitations) {
   std::vector<DeviceRead> sizes, asked;
   for (const DeviceRead& read : reads) (wants_no_size(read.op) ? asked : sizes).push_back(read);
   const std::string_view at_least = all_counted ? "" : "at least ";
-  add_sizes(std::move(sizes), at_least, limits);
-  add_asked(std::move(asked), at_least, limits);
+  add_sizes(std::move(sizes), at_least, limitations);
+  add_asked(std::move(asked), at_least, limitations);
 }
 
 bool depends_on_data(std::span<const DeviceRead> reads) {

@@ -63,7 +63,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("reserved_bytes", value.reserved_bytes);
   visit("free_bytes", value.free_bytes);
   visit("time_ns", value.time_ns);
-  visit.or_null("wanted", value.wanted);
+  visit.or_null("requested_for", value.requested_for);
   visit("stack", value.stack);
   visit("native_stack", value.native_stack);
   visit.or_null("autocast", value.autocast);
@@ -96,22 +96,22 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("block_bytes", value.block_bytes);
 }
 
-template <class Visitor, Either<ReportPinnedSegment> Value>
+template <class Visitor, Either<ReportBlockedSegment> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("bytes", value.bytes);
-  visit("largest_hole_bytes", value.largest_hole_bytes);
+  visit("largest_free_block_bytes", value.largest_free_block_bytes);
   visit("used_bytes", value.used_bytes);
-  visit("pinned_by", value.pinned_by);
+  visit("blocked_by", value.blocked_by);
 }
 
-template <class Visitor, Either<OutsideOwner> Value>
+template <class Visitor, Either<NonPytorchOwner> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("owner", value.owner);
   visit.or_null("kind", value.kind);
   visit("bytes", value.bytes);
 }
 
-template <class Visitor, Either<PageLocked> Value>
+template <class Visitor, Either<PinnedHostMemory> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("owner", value.owner);
   visit.or_null("op", value.op);
@@ -122,7 +122,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("blocks", value.blocks);
 }
 
-template <class Visitor, Either<CardStep> Value>
+template <class Visitor, Either<InitializationStep> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("step", value.name);
   visit("bytes", value.bytes);
@@ -179,8 +179,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("because", value.because);
   visit("short_by_bytes", value.short_by_bytes);
   visit("evidence", value.evidence);
-  visit("pinned_segments", value.pinned);
-  visit("holders", value.holders);
+  visit("blocked_segments", value.pinned);
+  visit("non_pytorch", value.non_pytorch);
 }
 
 template <class Visitor, Either<ReportCard> Value>
@@ -188,7 +188,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("allocated_bytes", value.allocated_bytes);
   visit("pending_free_bytes", value.pending_free_bytes);
   visit("cached_bytes", value.cached_bytes);
-  visit("outside_pytorch_bytes", value.outside_pytorch_bytes);
+  visit("non_pytorch_bytes", value.non_pytorch_bytes);
   visit("free_bytes", value.free_bytes);
 }
 
@@ -204,7 +204,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("saved_by_modules", value.saved_by_modules);
 }
 
-template <class Visitor, Either<Remedy> Value>
+template <class Visitor, Either<Fix> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("id", value.id);
   visit("label", value.label);
@@ -302,7 +302,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("peak_allocated_bytes", value.peak_allocated_bytes);
 }
 
-template <class Visitor, Either<ReportAbsorbed> Value>
+template <class Visitor, Either<ReportRecovered> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
   visit("requested_bytes", value.requested_bytes);
@@ -353,31 +353,31 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("categories", value.categories);
   visit("card", value.card);
   visit("private_pools", value.private_pools);
-  visit("outside_pytorch", value.outside);
+  visit("non_pytorch", value.outside);
   visit("host_memory", value.host_memory);
-  visit("page_locked", value.page_locked);
-  visit("card_steps", value.card_steps);
-  visit("driver_refusals", value.driver_refusals);
+  visit("pinned_host_memory", value.pinned_host_memory);
+  visit("initialization_steps", value.initialization_steps);
+  visit("failed_driver_requests", value.failed_driver_requests);
   visit("packing", value.packing);
   visit("headroom_bytes", value.headroom_bytes);
-  visit("needs_bytes", value.needs_bytes);
+  visit("required_bytes", value.required_bytes);
   visit("replay_error_bytes", value.replay_error_bytes);
   visit("growth", value.growth);
   visit("out_of_memory_near_step", value.out_of_memory_near_step);
   visit("attribution", value.attribution);
-  visit("owners", value.owners);
-  visit("holders", value.holders);
-  visit("owners_by", value.owners_by);
-  visit("largest", value.largest);
+  visit("allocations", value.allocations);
+  visit("top_allocations", value.top_allocations);
+  visit("allocated_by", value.allocated_by);
+  visit("largest_allocation", value.largest_allocation);
   visit("autocast", value.autocast);
   visit("parameter_groups", value.parameter_groups);
   visit("saved_tensors", value.saved_tensors);
   visit("batch", value.batch);
-  visit("remedies", value.remedies);
+  visit("fixes", value.fixes);
   visit("phase_peaks", value.phase_peaks);
   visit("phases", value.phases);
   visit("timeline", value.timeline);
-  visit("absorbed", value.absorbed);
+  visit("recovered_by_library", value.recovered_by_library);
   visit("caught", value.caught);
   visit("caught_count", value.caught_count);
   visit("marks", value.marks);

@@ -126,7 +126,7 @@ Report read_report(const Json& json) {
   read("devices", report.devices);
   read("ranks", report.ranks);
   read("imbalance", report.imbalance);
-  read("limits", report.limits);
+  read("limitations", report.limitations);
   read("notes", report.notes);
   read("case", report.reference_case);
   demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");

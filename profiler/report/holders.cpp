@@ -221,7 +221,7 @@ std::vector<ReportHolder> list_others(const ReportOfDevice& device) {
   for (size_t c = 0; c < kCategoryCount; ++c) {
     const auto category = static_cast<Category>(c);
     int64_t bytes = bytes_of(device, category);
-    for (const ReportHolder& holder : device.holders) bytes -= holder.category == category ? holder.bytes : 0;
+    for (const ReportHolder& holder : device.top_allocations) bytes -= holder.category == category ? holder.bytes : 0;
     if (bytes > 0) others.push_back({.category = category, .name = "others", .bytes = bytes, .blocks = 0});
   }
   return others;

@@ -20,7 +20,7 @@ class Holders {
   Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
     const bool failed = device.failure.has_value();
     // What is free may be a hundred times what is used: neither the unit nor the bars go by it.
-    largest_ = std::max(device.card.cached_bytes, device.card.outside_pytorch_bytes);
+    largest_ = std::max(device.card.cached_bytes, device.card.non_pytorch_bytes);
     for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
     unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
     text_ = "  " + padded(failed ? "GPU memory at the failure" : "GPU memory at the peak", kHolderColumns) +
@@ -115,7 +115,7 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
   if (all * kLeastShare < device.card.allocated_bytes || !table.shows(all)) return;
   int64_t named = 0;
   bool any = false;
-  for (const ReportHolder& holder : device.holders) {
+  for (const ReportHolder& holder : device.top_allocations) {
     if (holder.category != category || !table.shows(holder.bytes) || named >= all / 5 * 4) continue;
     const bool tells_nothing =
         holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
@@ -128,16 +128,16 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
 
 // Unfolds into its owners, of which "unexplained" always stands there.
 void non_pytorch_details(Holders& table, const ReportOfDevice& device) {
-  for (const OutsideOwner& owner : device.outside) {
+  for (const NonPytorchOwner& owner : device.outside) {
     if (owner.owner == "unexplained" || table.shows(owner.bytes)) table.detail(owner.owner, owner.bytes);
   }
 }
 
 /// The categories in the order in which a report has them.
 constexpr std::array<Category, kCategoryCount> kOrder = {
-    Category::activation, Category::gradient_in_flight, Category::input,     Category::output,
-    Category::temporary,  Category::workspace,          Category::parameter, Category::buffer,
-    Category::gradient,   Category::optimizer_state,    Category::unknown};
+    Category::activation, Category::activation_gradient, Category::input,     Category::output,
+    Category::temporary,  Category::workspace,           Category::parameter, Category::buffer,
+    Category::gradient,   Category::optimizer_state,     Category::unknown};
 
 /// What is no category, in the order in which it follows them.
 struct MemoryRow {
@@ -151,7 +151,7 @@ std::vector<MemoryRow> rows_behind_categories(const ReportOfDevice& device) {
           {"cached (reserved, not allocated)", device.card.cached_bytes - private_bytes},
           {"cached in private pools", private_bytes},
           {device.device.virtual_device ? "non-PyTorch memory (context: estimated)" : "non-PyTorch memory",
-           device.card.outside_pytorch_bytes},
+           device.card.non_pytorch_bytes},
           {"free", device.card.free_bytes}};
 }
 
@@ -161,7 +161,7 @@ std::string_view label_of(Category category) {
   switch (category) {
     case Category::activation:
       return "activations (saved for backward)";
-    case Category::gradient_in_flight:
+    case Category::activation_gradient:
       return "activation gradients";
     case Category::input:
       return "inputs";
@@ -224,12 +224,13 @@ std::string kept_by_text(const ReportOfDevice& device, const TextOptions& option
     return fmt::format("{}{}, {} per step", in_words(std::string(oomdiag::name_of(growth.kind))), place,
                        with_unit(growth.bytes_per_step));
   }
-  const auto most = std::ranges::max_element(device.holders, {}, &ReportHolder::bytes);
-  if (most == device.holders.end() || most->bytes == 0) return {};
+  const auto most = std::ranges::max_element(device.top_allocations, {}, &ReportHolder::bytes);
+  if (most == device.top_allocations.end() || most->bytes == 0) return {};
   std::string text = fmt::format("{}, {}: {}", printable(label_of(*most, options), 80), with_unit(most->bytes),
                                  label_of(most->category));
-  const bool same = device.largest && !device.largest->freed_by_node.empty() && device.largest->name == most->name;
-  if (same) text += fmt::format(", until {} has run", printable(device.largest->freed_by_node, 40));
+  const bool same = device.largest_allocation && !device.largest_allocation->freed_by_node.empty() &&
+                    device.largest_allocation->name == most->name;
+  if (same) text += fmt::format(", until {} has run", printable(device.largest_allocation->freed_by_node, 40));
   return text;
 }
 
@@ -237,7 +238,7 @@ std::string lines_table(const ReportOfDevice& device) {
   constexpr size_t kMostLines = 5;
   constexpr int64_t kLeastShare = 50;
   std::vector<const OwnedBytes*> lines;
-  for (const OwnedBytes& line : device.owners_by.line) {
+  for (const OwnedBytes& line : device.allocated_by.line) {
     const bool counts = !line.name.empty() && line.name != "others" &&
                         line.bytes * kLeastShare >= device.card.allocated_bytes && lines.size() < kMostLines;
     if (counts) lines.push_back(&line);

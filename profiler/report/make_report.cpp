@@ -7,7 +7,7 @@
 #include "profiler/replay/replay.h"
 #include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
-#include "profiler/report/limits.h"
+#include "profiler/report/limitations.h"
 
 namespace oomdiag {
 namespace {
@@ -78,7 +78,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs, History& hist
                                                .imbalance = compare_devices(history.devices, i)});
     report.devices.push_back(report_device(trace, device, findings));
   }
-  report.limits = list_limits(trace, history, inputs);
+  report.limitations = list_limitations(trace, history, inputs);
   for (const RecorderNote& note : history.notes)
     report.notes.push_back({std::string(note.kind), std::string(note.text)});
   return report;

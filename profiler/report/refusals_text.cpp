@@ -9,10 +9,10 @@ namespace oomdiag {
 namespace {
 
 // One line for each place: the most that it asked for, and what it got instead of that.
-std::vector<ReportAbsorbed> sum_absorbed(const ReportOfDevice& device) {
-  std::vector<ReportAbsorbed> sums;
-  for (const ReportAbsorbed& one : device.absorbed) {
-    const auto same = [&](const ReportAbsorbed& sum) { return sum.op == one.op && sum.node == one.node; };
+std::vector<ReportRecovered> sum_recovered(const ReportOfDevice& device) {
+  std::vector<ReportRecovered> sums;
+  for (const ReportRecovered& one : device.recovered_by_library) {
+    const auto same = [&](const ReportRecovered& sum) { return sum.op == one.op && sum.node == one.node; };
     const auto sum = std::find_if(sums.begin(), sums.end(), same);
     if (sum == sums.end()) {
       sums.push_back(one);
@@ -59,7 +59,7 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
 
 std::string refusals_text(const ReportOfDevice& device, const TextOptions& options) {
   std::string text;
-  for (const ReportAbsorbed& one : sum_absorbed(device)) {
+  for (const ReportRecovered& one : sum_recovered(device)) {
     const std::string& where = !one.node.empty() ? one.node : one.op;
     add(text, "recovered",
         fmt::format("{} {} inside {}: the library requested {} and went on {}, which may be slower", one.count,
@@ -67,7 +67,7 @@ std::string refusals_text(const ReportOfDevice& device, const TextOptions& optio
                     with_unit(one.requested_bytes),
                     one.granted_bytes > 0 ? "with " + with_unit(one.granted_bytes) : "without a workspace"));
   }
-  for (const OutsideOwner& one : device.driver_refusals) {
+  for (const NonPytorchOwner& one : device.failed_driver_requests) {
     add(text, "driver",
         fmt::format("{} that {} requested itself could not be allocated", with_unit(one.bytes),
                     printable(one.owner, 40)));

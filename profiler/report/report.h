@@ -44,7 +44,7 @@ struct ReportFailure {
   std::string inner_op{};      ///< the operator inside of `op` (in backward: inside of `node`) that allocated
   int64_t requested_bytes = 0, allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
   int64_t time_ns = 0;                      ///< since recording began
-  std::string wanted{};                     ///< "gradient of relu3, [6720, 128, 16, 16] float32", or empty
+  std::string requested_for{};              ///< "gradient of relu3, [6720, 128, 16, 16] float32", or empty
   std::vector<std::string> stack{};         ///< calls that led to `source`, "train.py:31 in forward", innermost first
   std::vector<std::string> native_stack{};  ///< C++ calls, "train+0x4f1a in step(long)", where they were asked for
   std::string autocast{};                   ///< the dtype of the autocast region around the op, or empty
@@ -79,11 +79,11 @@ struct ReportHolder {
   bool operator==(const ReportHolder&) const = default;
 };
 
-struct ReportPinnedSegment {
-  int64_t bytes = 0, largest_hole_bytes = 0, used_bytes = 0;
-  std::vector<ReportOwner> pinned_by{};
+struct ReportBlockedSegment {
+  int64_t bytes = 0, largest_free_block_bytes = 0, used_bytes = 0;
+  std::vector<ReportOwner> blocked_by{};
 
-  bool operator==(const ReportPinnedSegment&) const = default;
+  bool operator==(const ReportBlockedSegment&) const = default;
 };
 
 struct ReportCause {
@@ -91,15 +91,15 @@ struct ReportCause {
   std::string because{};  ///< which row of kCauses
   int64_t short_by_bytes = 0;
   FailureFacts evidence{};
-  std::vector<ReportPinnedSegment> pinned{};  ///< where free and cached bytes are enough
-  std::vector<OutsideOwner> holders{};        ///< of outside_pytorch
+  std::vector<ReportBlockedSegment> pinned{};  ///< where free and cached bytes are enough
+  std::vector<NonPytorchOwner> non_pytorch{};  ///< of non_pytorch
 
   bool operator==(const ReportCause&) const = default;
 };
 
 /// How the bytes of the card are spent at the described moment; adds up to the total.
 struct ReportCard {
-  int64_t allocated_bytes = 0, pending_free_bytes = 0, cached_bytes = 0, outside_pytorch_bytes = 0, free_bytes = 0;
+  int64_t allocated_bytes = 0, pending_free_bytes = 0, cached_bytes = 0, non_pytorch_bytes = 0, free_bytes = 0;
 
   bool operator==(const ReportCard&) const = default;
 };
@@ -165,13 +165,13 @@ struct ReportMark {
 };
 
 /// OOMs that a library caught inside of an op, to go on with a slower plan.
-struct ReportAbsorbed {
+struct ReportRecovered {
   std::string op;
   int64_t requested_bytes = 0, count = 0;
   int64_t granted_bytes = 0;  ///< the workspace of the plan that it went on with, 0 = one without
   std::string node{};         ///< in backward
 
-  bool operator==(const ReportAbsorbed&) const = default;
+  bool operator==(const ReportRecovered&) const = default;
 };
 
 /// What autocast takes at the described moment.
@@ -200,32 +200,32 @@ struct ReportOfDevice {
   std::optional<ReportCause> cause{};
   Figures categories{};
   ReportCard card{};
-  Figures private_pools{};                  ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
-  std::vector<OutsideOwner> outside{};      ///< adds up to card.outside_pytorch_bytes; the last is "unexplained"
-  std::vector<OutsideOwner> host_memory{};  ///< page-locked and managed
-  std::vector<PageLocked> page_locked{};    ///< of host_memory: at most 8 places
-  std::vector<CardStep> card_steps{};
-  std::vector<OutsideOwner> driver_refusals{};  ///< the most that each library asked of the driver in vain
-  Figures packing{};                            ///< load ≤ pack ≤ reserved ≤ total
+  Figures private_pools{};                 ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
+  std::vector<NonPytorchOwner> outside{};  ///< adds up to card.non_pytorch_bytes; the last is "unexplained"
+  std::vector<NonPytorchOwner> host_memory{};          ///< page-locked and managed
+  std::vector<PinnedHostMemory> pinned_host_memory{};  ///< of host_memory: at most 8 places
+  std::vector<InitializationStep> initialization_steps{};
+  std::vector<NonPytorchOwner> failed_driver_requests{};  ///< the most that each library asked of the driver in vain
+  Figures packing{};                                      ///< load ≤ pack ≤ reserved ≤ total
   Figures attribution{};
   int64_t headroom_bytes = 0;
-  int64_t needs_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted
+  int64_t required_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted
   int64_t replay_error_bytes = 0;
   std::vector<ReportGrowth> growth{};
   std::optional<uint32_t> out_of_memory_near_step{};  ///< of a run that fits and grows
-  Owners owners_by{};
-  std::optional<ReportLifetime> largest{};
-  Figures phase_peaks{};                ///< of all steps, by phase
-  std::vector<ReportOwner> owners{};    ///< the largest blocks, at most 50
-  std::vector<ReportHolder> holders{};  ///< the same folded: at most 8 of a category
+  Owners allocated_by{};
+  std::optional<ReportLifetime> largest_allocation{};
+  Figures phase_peaks{};                        ///< of all steps, by phase
+  std::vector<ReportOwner> allocations{};       ///< the largest blocks, at most 50
+  std::vector<ReportHolder> top_allocations{};  ///< the same folded: at most 8 of a category
   std::optional<ReportAutocast> autocast{};
   std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<BatchModel> batch{};
-  std::vector<Remedy> remedies{};
+  std::vector<Fix> fixes{};
   std::vector<PhasePeak> phases{};
   std::vector<ReportPoint> timeline{};
-  std::vector<ReportAbsorbed> absorbed{};
+  std::vector<ReportRecovered> recovered_by_library{};
   std::vector<ReportFailure> caught{};  ///< the first 50
   int64_t caught_count = 0;
   std::vector<ReportMark> marks{};
@@ -291,7 +291,7 @@ struct Report {
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
   std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty
   std::optional<ReportImbalance> imbalance{};
-  std::vector<std::string> limits{};
+  std::vector<std::string> limitations{};
   std::vector<ReportNote> notes{};  ///< what the recorder and the virtual device had to say, word for word
   std::optional<ReportCase> reference_case{};
 

@@ -8,10 +8,10 @@
 
 #include "profiler/report/case_text.h"
 #include "profiler/report/cause_text.h"
+#include "profiler/report/fixes_table.h"
 #include "profiler/report/holders_table.h"
 #include "profiler/report/job_table.h"
 #include "profiler/report/place_text.h"
-#include "profiler/report/remedies_table.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
 
@@ -113,8 +113,8 @@ std::string where_text(const ReportFailure& failure, const TextOptions& options)
 
 std::string requested_text(const ReportFailure& failure) {
   std::string what;
-  if (!failure.wanted.empty()) {
-    what = ": " + printable(failure.wanted, 60);
+  if (!failure.requested_for.empty()) {
+    what = ": " + printable(failure.requested_for, 60);
   } else if (!failure.parameter_group.empty()) {
     what = " for " + printable(failure.parameter_group, 60);
   } else if (!failure.inner_op.empty() && failure.inner_op != failure.op) {
@@ -127,10 +127,11 @@ std::string requested_text(const ReportFailure& failure) {
 std::string required_text(const ReportOfDevice& device) {
   const ReportCause& cause = *device.cause;
   if (cause.evidence.complete_run_allocated_bytes) {
-    return with_unit(device.needs_bytes) + " of GPU memory (measured by a complete run)";
+    return with_unit(device.required_bytes) + " of GPU memory (measured by a complete run)";
   }
   const bool bytes_are_missing = cause.kind == CauseKind::capacity || cause.kind == CauseKind::workspace;
-  return bytes_are_missing ? fmt::format("at least {} of GPU memory (predicted)", with_unit(device.needs_bytes)) : "";
+  return bytes_are_missing ? fmt::format("at least {} of GPU memory (predicted)", with_unit(device.required_bytes))
+                           : "";
 }
 
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
@@ -179,14 +180,13 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
 }
 
 void add_limits(std::string& text, const Report& report) {
-  if (report.limits.empty()) return;
+  if (report.limitations.empty()) return;
   text += "\n  limitations\n";
-  for (const std::string& limit : report.limits) text += wrapped(limit, 100);
+  for (const std::string& limit : report.limitations) text += wrapped(limit, 100);
 }
 
 bool is_measured(const Report& report) {
-  return std::ranges::any_of(report.devices[report.main_device].remedies,
-                             [](const Remedy& fix) { return fix.fits == true; });
+  return std::ranges::any_of(report.devices[report.main_device].fixes, [](const Fix& fix) { return fix.fits == true; });
 }
 
 // What is worth most now: fixes that are measured after an OOM, the details after a run that fits.
@@ -219,13 +219,13 @@ std::string details_of(const Report& report, const ReportOfDevice& device, const
   add_table(text, growth_table(device, options));
   add_table(text, holders_table(device, options));
   add_table(text, lines_table(device));
-  add_table(text, page_locked_table(device));
+  add_table(text, pinned_host_memory_table(device));
   add_table(text, groups_table(device));
   add_table(text, ranks_table(report));
   add_table(text, cards_table(report));
   add_table(text, holes_table(device));
   add_table(text, marks_table(device));
-  add_table(text, remedies_table(device, options));
+  add_table(text, fixes_table(device, options));
   if (report.reference_case) text += "\n" + case_text(*report.reference_case);
   add_limits(text, report);
   return text;

@@ -21,7 +21,7 @@ std::string label_of(const ReportOwner& owner) {
 }
 
 // "aten::_pin_memory  train.py:31": what asked for it, and where.
-std::string place_of(const PageLocked& place) {
+std::string place_of(const PinnedHostMemory& place) {
   const std::string& by = place.op.empty() ? place.owner : place.op;
   const std::string& line = place.source.empty() ? place.inner_source : place.source;
   return printable(by, 30) + (line.empty() ? "" : "  " + printable(short_source(line), 24));
@@ -32,27 +32,27 @@ std::string place_of(const PageLocked& place) {
 std::string holes_table(const ReportOfDevice& device) {
   if (!device.cause || device.cause->kind != CauseKind::fragmentation || device.cause->pinned.empty()) return {};
   int64_t largest = 0;
-  for (const ReportPinnedSegment& segment : device.cause->pinned) largest = std::max(largest, segment.bytes);
+  for (const ReportBlockedSegment& segment : device.cause->pinned) largest = std::max(largest, segment.bytes);
   const Unit unit = unit_for(largest);
   std::string text = "  " + padded(fmt::format("largest free blocks, {}", unit.name), 24) +
                      fmt::format("{:>9}{:>9}   blocked by\n", "free", "segment");
-  for (const ReportPinnedSegment& segment : device.cause->pinned) {
-    if (segment.largest_hole_bytes * 200 < unit.bytes) continue;
-    const std::string by = segment.pinned_by.empty() ? "" : label_of(segment.pinned_by.front());
-    text += fmt::format("    {:22}{:>9}{:>9}   {}\n", "", in_unit(segment.largest_hole_bytes, unit),
+  for (const ReportBlockedSegment& segment : device.cause->pinned) {
+    if (segment.largest_free_block_bytes * 200 < unit.bytes) continue;
+    const std::string by = segment.blocked_by.empty() ? "" : label_of(segment.blocked_by.front());
+    text += fmt::format("    {:22}{:>9}{:>9}   {}\n", "", in_unit(segment.largest_free_block_bytes, unit),
                         in_unit(segment.bytes, unit), by);
   }
   return text;
 }
 
-std::string page_locked_table(const ReportOfDevice& device) {
+std::string pinned_host_memory_table(const ReportOfDevice& device) {
   constexpr int64_t kLeast = int64_t{1} << 30;
   int64_t all = 0;
-  for (const PageLocked& place : device.page_locked) all += place.bytes;
+  for (const PinnedHostMemory& place : device.pinned_host_memory) all += place.bytes;
   if (all < kLeast) return {};
   const Unit unit = unit_for(all);
   std::string text = "  " + padded("pinned host memory", 58) + fmt::format("{:>13}\n", unit.name);
-  for (const PageLocked& place : device.page_locked) {
+  for (const PinnedHostMemory& place : device.pinned_host_memory) {
     if (place.bytes * kLeastShare < all) break;
     text += "    " + padded(place_of(place), 56) + fmt::format("{:>13}\n", in_unit(place.bytes, unit));
   }

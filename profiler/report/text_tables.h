@@ -10,7 +10,7 @@ namespace oomdiag {
 /// The largest holes that cannot be given back and who pins them; empty unless fragmentation is the cause.
 std::string holes_table(const ReportOfDevice& device);
 /// Who holds page-locked memory of the host; empty where it is less than a GiB.
-std::string page_locked_table(const ReportOfDevice& device);
+std::string pinned_host_memory_table(const ReportOfDevice& device);
 /// What the optimizer's parameter groups take; empty where there are not several.
 std::string groups_table(const ReportOfDevice& device);
 /// What keeps growing from step to step, where, and by how much; empty if nothing does.

@@ -73,7 +73,7 @@ std::string to_json(const Report& report, int indent) {
   if (!used) json["device"] = nullptr;
   json["ranks"] = Writer::convert(report.ranks);
   json["imbalance"] = Writer::convert(report.imbalance);
-  json["limits"] = report.limits;
+  json["limitations"] = report.limitations;
   json["notes"] = Writer::convert(report.notes);
   json["case"] = Writer::convert(report.reference_case);
   return json_text(json, indent);

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "profiler/report/cause_text.h"
-#include "profiler/report/limits.h"
+#include "profiler/report/limitations.h"
 
 namespace oomdiag {
 namespace {
@@ -16,13 +16,12 @@ const ReportOfDevice* find_device(const Report& report, int index) {
 }
 
 /// What only the failing moment knows how to predict.
-void keep_remedies_of_the_moment(std::vector<Remedy>& remedies, const ReportOfDevice& moment, int64_t peak_bytes) {
-  for (Remedy remedy : moment.remedies) {
-    const bool known =
-        std::any_of(remedies.begin(), remedies.end(), [&](const Remedy& other) { return other.id == remedy.id; });
-    if (known || remedy.id != "expandable_segments") continue;
-    remedy.predicted_peak_bytes = peak_bytes;
-    remedies.insert(remedies.begin(), remedy);
+void keep_fixes_of_the_moment(std::vector<Fix>& fixes, const ReportOfDevice& moment, int64_t peak_bytes) {
+  for (Fix fix : moment.fixes) {
+    const bool known = std::any_of(fixes.begin(), fixes.end(), [&](const Fix& other) { return other.id == fix.id; });
+    if (known || fix.id != "expandable_segments") continue;
+    fix.predicted_peak_bytes = peak_bytes;
+    fixes.insert(fixes.begin(), fix);
   }
 }
 
@@ -31,16 +30,16 @@ bool has_whole_run(const ReportOfDevice& device) {
 }
 
 void take_back_no_whole_step(Report& report) {
-  std::erase_if(report.limits, [](const std::string& limit) { return limit.ends_with(kNoWholeStep); });
+  std::erase_if(report.limitations, [](const std::string& limit) { return limit.ends_with(kNoWholeStep); });
 }
 
-void keep_measured_remedies(std::vector<Remedy>& remedies, const std::vector<Remedy>& earlier) {
-  for (const Remedy& old : earlier) {
+void keep_measured_fixes(std::vector<Fix>& fixes, const std::vector<Fix>& earlier) {
+  for (const Fix& old : earlier) {
     if (!old.measured_peak_bytes) continue;
-    const auto same = std::find_if(remedies.begin(), remedies.end(),
-                                   [&](const Remedy& one) { return one.id == old.id && one.label == old.label; });
-    if (same == remedies.end()) {
-      remedies.push_back(old);
+    const auto same = std::find_if(fixes.begin(), fixes.end(),
+                                   [&](const Fix& one) { return one.id == old.id && one.label == old.label; });
+    if (same == fixes.end()) {
+      fixes.push_back(old);
     } else {
       same->measured_peak_bytes = old.measured_peak_bytes;
       same->fits = old.fits;
@@ -65,10 +64,10 @@ void take_whole_run(Report& failed, const Report& whole) {
   facts.complete_run_allocated_bytes = needed;
   facts.complete_run_reserved_bytes = seen->peak.reserved_bytes;
   decide_again(cause);
-  device.needs_bytes = needed + device.card.outside_pytorch_bytes;
-  std::vector<Remedy> remedies = seen->remedies;
-  if (cause.kind == CauseKind::fragmentation) keep_remedies_of_the_moment(remedies, device, needed);
-  device.remedies = std::move(remedies);
+  device.required_bytes = needed + device.card.non_pytorch_bytes;
+  std::vector<Fix> fixes = seen->fixes;
+  if (cause.kind == CauseKind::fragmentation) keep_fixes_of_the_moment(fixes, device, needed);
+  device.fixes = std::move(fixes);
   if (seen->batch) device.batch = seen->batch;
   take_back_no_whole_step(failed);
 }
@@ -81,12 +80,12 @@ void keep_measured(Report& report, const Report& earlier) {
     if (old == nullptr || device.failure.has_value() != old->failure.has_value()) continue;
     if (has_whole_run(*old)) {
       device.cause = old->cause;
-      device.needs_bytes = old->needs_bytes;
-      device.remedies = old->remedies;
+      device.required_bytes = old->required_bytes;
+      device.fixes = old->fixes;
       device.batch = old->batch;
       take_back_no_whole_step(report);
     }
-    keep_measured_remedies(device.remedies, old->remedies);
+    keep_measured_fixes(device.fixes, old->fixes);
   }
 }
 

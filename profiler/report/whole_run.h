@@ -4,8 +4,8 @@
 
 namespace oomdiag {
 
-/// Takes into `failed` what another run of the same program showed that had all the memory it wanted, and whose remedies
-/// were judged by the card of `failed`: the need, then measured, and the remedies. Where the failing moment looked like
+/// Takes into `failed` what another run of the same program showed that had all the memory it wanted, and whose fixes
+/// were judged by the card of `failed`: the need, then measured, and the fixes. Where the failing moment looked like
 /// holes or a workspace and the whole run does not fit at all, the cause is capacity. Nothing is taken where the program
 /// grows without end, ran out again, or sized itself by the card.
 void take_whole_run(Report& failed, const Report& whole);
@@ -15,7 +15,7 @@ void take_whole_run(Report& failed, const Report& whole);
 bool is_share_of_card(int64_t peak_bytes, int64_t card_bytes);
 
 /// Takes into a report that was made anew from a trace what an `earlier` one on the same run had from other runs: the need
-/// and the remedies of a whole run, and figures that were measured.
+/// and the fixes of a whole run, and figures that were measured.
 void keep_measured(Report& report, const Report& earlier);
 
 }  // namespace oomdiag

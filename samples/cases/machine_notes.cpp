@@ -33,7 +33,7 @@ void note_host_and_card(Note& note, Runs runs) {
   note.say(
       fmt::format("The card has {}. Before the first tensor {} of it are gone to the CUDA context, which the host does "
                   "not have.",
-                  with_unit(device.device.total_bytes), with_unit(device.card.outside_pytorch_bytes)));
+                  with_unit(device.device.total_bytes), with_unit(device.card.non_pytorch_bytes)));
   if (!ran) return note.say("The loop did not run to its end on the host.");
   note.figure("host.resident_bytes", fact_of(*host, "host_resident_bytes"));
   note.figure("host.total_bytes", fact_of(*host, "host_total_bytes"));
@@ -57,9 +57,9 @@ void note_host_and_card(Note& note, Runs runs) {
 void note_hidden_memory(Note& note, Runs runs) {
   const CaseRun& run = runs.front();
   const ReportOfDevice& device = card_of(run);
-  note.say(fmt::format("{}: {}{}.", "CUDA context", with_unit(device.card.outside_pytorch_bytes),
+  note.say(fmt::format("{}: {}{}.", "CUDA context", with_unit(device.card.non_pytorch_bytes),
                        device.device.virtual_device ? " (modelled for a virtual card)" : ""));
-  note.figure("context_bytes", device.card.outside_pytorch_bytes);
+  note.figure("context_bytes", device.card.non_pytorch_bytes);
   std::vector<std::pair<std::string, std::vector<int64_t>>> rows;
   for (const Transient& one : run.scopes.transients) {
     if (one.most_bytes < kWorthARow) continue;
@@ -89,11 +89,11 @@ void note_fragmentation(Note& note, Runs runs) {
     note.say(fmt::format("{}: {} are wanted and {} lie idle, but no hole is large enough.", run.variant,
                          with_unit(device.failure->requested_bytes), with_unit(idle)));
     if (!device.cause || device.cause->pinned.empty()) continue;
-    const ReportPinnedSegment& segment = device.cause->pinned.front();
-    const std::string by = segment.pinned_by.empty() ? "?" : segment.pinned_by.front().name;
-    note.figure(run.variant + ".largest_hole_bytes", segment.largest_hole_bytes);
+    const ReportBlockedSegment& segment = device.cause->pinned.front();
+    const std::string by = segment.blocked_by.empty() ? "?" : segment.blocked_by.front().name;
+    note.figure(run.variant + ".largest_free_block_bytes", segment.largest_free_block_bytes);
     note.say(fmt::format("The largest hole is {} in a segment of {}, pinned by {} ({}).",
-                         with_unit(segment.largest_hole_bytes), with_unit(segment.bytes), by,
+                         with_unit(segment.largest_free_block_bytes), with_unit(segment.bytes), by,
                          with_unit(segment.used_bytes)));
   }
   for (const auto& [variant, what] : {std::pair{"expandable_segments", "PYTORCH_ALLOC_CONF=expandable_segments:True"},

@@ -12,7 +12,7 @@ namespace {
 
 /// Inputs of the classifier: columns of the parameter [10, n].
 int64_t inputs_of_classifier(const CaseRun& run) {
-  for (const ReportOwner& owner : card_of(run).owners) {
+  for (const ReportOwner& owner : card_of(run).allocations) {
     const auto shape = parse_shape(owner.shape);
     if (owner.category == Category::parameter && shape.size() == 2) return shape[1];
   }

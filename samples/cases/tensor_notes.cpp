@@ -23,7 +23,7 @@ std::vector<int64_t> sorted(std::vector<int64_t> shape) {
 /// Bytes of 16-bit tensors that backward keeps and that have the shape of a parameter: what autocast made of weights.
 int64_t weight_copies_of(const CaseRun& run) {
   std::set<std::vector<int64_t>> parameters;
-  for (const ReportOwner& owner : card_of(run).owners) {
+  for (const ReportOwner& owner : card_of(run).allocations) {
     if (owner.category == Category::parameter) parameters.insert(sorted(parse_shape(owner.shape)));
   }
   int64_t bytes = 0;
@@ -44,7 +44,7 @@ void note_mixed_precision(Note& note, Runs runs) {
   note.compare(runs, {{"peak", peak_of},
                       column_of(Category::activation, "activations"),
                       column_of(Category::parameter, "parameters"),
-                      column_of(Category::gradient_in_flight, "in flight")});
+                      column_of(Category::activation_gradient, "in flight")});
   const CaseRun* full = find_run(runs, "float32");
   if (const CaseRun* autocast = find_run(runs, "autocast"); autocast != nullptr && full != nullptr) {
     const int64_t copies = weight_copies_of(*autocast);
@@ -157,7 +157,7 @@ void note_needless_gradients(Note& note, Runs runs) {
 void note_duplicates(Note& note, Runs runs) {
   note.compare(runs, {{"peak", peak_of}});
   std::map<int64_t, std::vector<const ReportOwner*>> by_bytes;
-  for (const ReportOwner& owner : card_of(runs.front()).owners) {
+  for (const ReportOwner& owner : card_of(runs.front()).allocations) {
     if (owner.bytes >= 1 << 20) by_bytes[owner.bytes].push_back(&owner);
   }
   for (const auto& [bytes, owners] : by_bytes) {

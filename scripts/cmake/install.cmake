@@ -21,7 +21,7 @@ install(FILES extension/oomdiag.h DESTINATION include/oomdiag)
 
 get_property(mocks GLOBAL PROPERTY oomdiag_mocks)
 install(TARGETS ${mocks} LIBRARY DESTINATION ${libraries}/virtual_device)
-install(DIRECTORY extension/python/remedies/ DESTINATION ${libraries}/python/remedies/site-packages FILES_MATCHING PATTERN "*.py")
+install(DIRECTORY extension/python/fixes/ DESTINATION ${libraries}/python/fixes/site-packages FILES_MATCHING PATTERN "*.py")
 if(NOT SKBUILD)  # there it is the package itself
   install(DIRECTORY extension/python/oomdiag DESTINATION ${libraries}/python FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
 endif()

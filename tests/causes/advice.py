@@ -1,6 +1,6 @@
 """Holds what reports advise against programs that took the advice: python tests/causes/advice.py --build BUILD [--quick] [-v] [-k NAME]
 
-Each program runs on a large card, to know what it needs, and on cards that are a little too small, where it fails. Each remedy of
+Each program runs on a large card, to know what it needs, and on cards that are a little too small, where it fails. Each fix of
 the report of the failure is applied and run: on the small card if it is said to fit, on the large one for its peak. Prints
 
     what is said to fit     and how much of it does
@@ -66,18 +66,18 @@ PROGRAMS = [
 ]
 
 
-def is_applied(remedy):
-    return remedy in APPLIED or remedy.startswith("batch_")
+def is_applied(fix):
+    return fix in APPLIED or fix.startswith("batch_")
 
 
-def job_of(program, memory, remedies=(), modules=()):
-    environment = EXPANDABLE if "expandable_segments" in remedies else {}
-    batch = next((int(remedy[6:]) for remedy in remedies if remedy.startswith("batch_")), program.batch)
+def job_of(program, memory, fixes=(), modules=()):
+    environment = EXPANDABLE if "expandable_segments" in fixes else {}
+    batch = next((int(fix[6:]) for fix in fixes if fix.startswith("batch_")), program.batch)
     if program.cpp:
         return {"name": program.name, "memory_mib": memory, "environment": environment,
                 "train": ("--model", program.model, "--batch", str(batch))}
     return {"name": program.name, "module": "failing", "function": "train", "memory_mib": memory, "environment": environment,
-            "arguments": {"model": program.model, "batch": program.batch, **program.arguments, "remedies": list(remedies),
+            "arguments": {"model": program.model, "batch": program.batch, **program.arguments, "fixes": list(fixes),
                           "modules": list(modules)}}
 
 
@@ -86,13 +86,13 @@ class Claim:
     program: Program
     card: int  # MiB
     failed: str
-    remedy: dict
+    fix: dict
     large: dict  # the job on the large card
     small: dict  # on the card that it failed on, where it is said to fit
 
     @property
     def predicted(self):
-        return self.remedy["predicted_peak_bytes"]
+        return self.fix["predicted_peak_bytes"]
 
     @property
     def measured(self):
@@ -115,7 +115,7 @@ def collect(build, programs, quick):
     for program, job in zip(programs, whole):
         if job["told"]["ended"] != "ok":
             sys.exit(f"{program.name}: {job['told']['ended']}")
-        needs, outside = job["report"]["peak"]["allocated_bytes"], job["report"]["card"]["outside_pytorch_bytes"]
+        needs, outside = job["report"]["peak"]["allocated_bytes"], job["report"]["card"]["non_pytorch_bytes"]
         failing += [(program, int((needs * part + outside) / (1 << 20))) for part in program.cards[-1 if quick else 0:]]
         first = max(p["peak_allocated_bytes"] for p in job["report"]["phases"] if p["step"] <= 1)
         if first < 0.97 * needs:  # between the two it fails in a later step
@@ -131,14 +131,14 @@ def collect(build, programs, quick):
             print(f"{program.name} on {card} MiB: {job['told']['ended']}")
             continue
         where = f"{failure['phase']} {failure['step']}, {job['report']['cause']['kind']}"
-        for remedy in job["report"]["remedies"]:
-            ids = remedy["ids"] or [remedy["id"]]
+        for fix in job["report"]["fixes"]:
+            ids = fix["ids"] or [fix["id"]]
             if not all(is_applied(one) for one in ids) or (program.cpp and not ids[0].startswith(("batch_", "expandable"))):
                 continue
-            key = (program.name, tuple(ids), tuple(remedy["modules"]))
-            large = larges.setdefault(key, job_of(program, LARGE, ids, remedy["modules"]))
-            small = job_of(program, card, ids, remedy["modules"]) if remedy["predicted_fits"] else None
-            claims.append(Claim(program, card, where, remedy, large, small))
+            key = (program.name, tuple(ids), tuple(fix["modules"]))
+            large = larges.setdefault(key, job_of(program, LARGE, ids, fix["modules"]))
+            small = job_of(program, card, ids, fix["modules"]) if fix["predicted_fits"] else None
+            claims.append(Claim(program, card, where, fix, large, small))
     run(build, list(larges.values()))
     run(build, [claim.small for claim in claims if claim.small])
     return claims
@@ -148,8 +148,8 @@ def judge(title, claims):
     """Prints the three figures; whether they are good enough."""
     fits = [claim for claim in claims if claim.small]
     right = [claim for claim in fits if claim.small["told"]["ended"] == "ok"]
-    whole = sorted(claim.error for claim in claims if not claim.remedy["at_least"])
-    least = [claim for claim in claims if claim.remedy["at_least"]]
+    whole = sorted(claim.error for claim in claims if not claim.fix["at_least"])
+    least = [claim for claim in claims if claim.fix["at_least"]]
     above = [claim for claim in least if claim.predicted > claim.measured]
     print(f"{title}: {len(claims)} claims about {len({(c.program.name, c.card) for c in claims})} failures")
     if fits:
@@ -165,11 +165,11 @@ def judge(title, claims):
 
 def describe(claim):
     mib = lambda size: f"{size / (1 << 20):9.1f}"
-    verdict = {True: "fits", False: "too much", None: "unknown"}[claim.remedy["predicted_fits"]]
+    verdict = {True: "fits", False: "too much", None: "unknown"}[claim.fix["predicted_fits"]]
     went = "" if not claim.small else " and does" if claim.small["told"]["ended"] == "ok" else " BUT FAILS"
-    bad = claim.error > 0.1 if not claim.remedy["at_least"] else claim.predicted > claim.measured
-    return (f"{claim.program.name[:28]:28} {claim.card:5} {claim.failed[:28]:28} {claim.remedy['id'][:24]:24}"
-            f"{'>=' if claim.remedy['at_least'] else '  '}{mib(claim.predicted)}{mib(claim.measured)} MiB  {verdict}{went}"
+    bad = claim.error > 0.1 if not claim.fix["at_least"] else claim.predicted > claim.measured
+    return (f"{claim.program.name[:28]:28} {claim.card:5} {claim.failed[:28]:28} {claim.fix['id'][:24]:24}"
+            f"{'>=' if claim.fix['at_least'] else '  '}{mib(claim.predicted)}{mib(claim.measured)} MiB  {verdict}{went}"
             + (f"   {100 * (claim.predicted / claim.measured - 1):+.1f} %" if bad else "")
             + ("" if claim.large["told"]["ended"] == "ok" else "  " + claim.large["told"]["ended"][-80:]))
 
@@ -186,7 +186,7 @@ def main():
                 and not (options.seen and p.kept_back)]
     claims = collect(options.build, programs, options.quick)
     wrong = [c for c in claims if (c.small and c.small["told"]["ended"] != "ok") or c.large["told"]["ended"] != "ok"
-             or (c.predicted > c.measured if c.remedy["at_least"] else c.error > 0.1)]
+             or (c.predicted > c.measured if c.fix["at_least"] else c.error > 0.1)]
     for claim in claims if options.v else wrong:
         print(describe(claim))
     parts = [("programs that the rules were written with", [c for c in claims if not c.program.kept_back]),

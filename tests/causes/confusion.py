@@ -98,7 +98,7 @@ def cases():
              cure={"environment": {"PYTORCH_CUDA_ALLOC_CONF": ""}}),
         Case("a fraction that is not what stops it", "capacity", "capped", {"fraction": 0.99, "mib": 80}, cure=larger),
 
-        Case("another library holds much of the card", "outside_pytorch", "with_others", {"outside": 2300, "mib": 60}, 3072,
+        Case("another library holds much of the card", "non_pytorch", "with_others", {"outside": 2300, "mib": 60}, 3072,
              cure={"arguments": {"outside": 0}}, quick=True),
         Case("another library holds a little, the batch is too large", "capacity", "with_others",
              {"outside": 20, "mib": 80}, cure=larger),

@@ -1,4 +1,4 @@
-"""Training programs that run out of memory on a card that is a little too small, and every remedy that is proposed for them, so
+"""Training programs that run out of memory on a card that is a little too small, and every fix that is proposed for them, so
 that what the report says of each can be held against the program with it. advice.py runs them in forked children.
 """
 import contextlib
@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-REMEDIES = set()  # of this run; what stands inside of models asks for it
+FIXES = set()  # of this run; what stands inside of models asks for it
 
 
 class Stage(nn.Sequential):
@@ -39,7 +39,7 @@ class Attention(nn.Module):
     def forward(self, x):
         batch, length, width = x.shape
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        if "sdpa" in REMEDIES:
+        if "sdpa" in FIXES:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
             scores = q @ k.transpose(-2, -1) / (width // self.heads) ** 0.5
@@ -73,7 +73,7 @@ class Gpt(nn.Module):
         for layer in self.h:
             x = layer(x)
         x = self.norm(x)
-        if "chunked_cross_entropy" in REMEDIES:
+        if "chunked_cross_entropy" in FIXES:
             return chunked_loss(self.head, x, ids)
         return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
@@ -94,7 +94,7 @@ class Lstm(nn.Module):
 
     def forward(self, ids):
         x = self.lstm(self.embedding(ids))[0]
-        if "chunked_cross_entropy" in REMEDIES:
+        if "chunked_cross_entropy" in FIXES:
             return chunked_loss(self.head, x, ids)
         return F.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
 
@@ -113,7 +113,7 @@ class WithLoss(nn.Module):
             return features.float().square().mean()
         scores = torch.softmax(features.repeat(1, 10), -1)
         loss = features.square().mean() + scores.detach().mean()
-        return (loss, None) if "drop_outputs" in REMEDIES else (loss, scores)
+        return (loss, None) if "drop_outputs" in FIXES else (loss, scores)
 
 
 def images(size, channels=3):
@@ -180,17 +180,17 @@ class EightBitAdamW(torch.optim.Optimizer):
 
 
 def make_optimizer(name, parameters):
-    if "sgd" in REMEDIES:
+    if "sgd" in FIXES:
         return torch.optim.SGD(parameters, 0.1)
-    if "adam_8bit" in REMEDIES:
+    if "adam_8bit" in FIXES:
         return EightBitAdamW(parameters)
     if name == "sgd":
         return torch.optim.SGD(parameters, 0.1)
     if name == "momentum":
         return torch.optim.SGD(parameters, 0.1, momentum=0.9)
-    if "fused_optimizer" in REMEDIES:
+    if "fused_optimizer" in FIXES:
         return torch.optim.AdamW(parameters, fused=True)
-    return torch.optim.AdamW(parameters, foreach="foreach_off" not in REMEDIES)
+    return torch.optim.AdamW(parameters, foreach="foreach_off" not in FIXES)
 
 
 def resume(net, optimizer):
@@ -200,11 +200,11 @@ def resume(net, optimizer):
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def train(model, batch, remedies=(), modules=(), arguments=None, optimizer="adamw", steps=3, autocast=False, bf16=False,
+def train(model, batch, fixes=(), modules=(), arguments=None, optimizer="adamw", steps=3, autocast=False, bf16=False,
           checkpointed=False, keep_gradients=False, zero_late=False, resumed=False, parts=1, frozen=0, warm=0):
-    """Trains for some steps, changed by `remedies` (ids of the report). warm: so many steps with a small batch come first."""
-    REMEDIES.clear()
-    REMEDIES.update(remedies)
+    """Trains for some steps, changed by `fixes` (ids of the report). warm: so many steps with a small batch come first."""
+    FIXES.clear()
+    FIXES.update(fixes)
     torch.manual_seed(0)
     net, data = globals()[model](**(arguments or {}))
     net.cuda()
@@ -212,26 +212,26 @@ def train(model, batch, remedies=(), modules=(), arguments=None, optimizer="adam
         net.to(torch.bfloat16)
     for p in list(net.parameters())[:frozen]:
         p.requires_grad_(False)
-    if "half_batch" in REMEDIES or "accumulate_2" in REMEDIES:
+    if "half_batch" in FIXES or "accumulate_2" in FIXES:
         batch = batch // 2
-        parts *= 2 if "accumulate_2" in REMEDIES else 1
-    if "relu_in_place" in REMEDIES:
+        parts *= 2 if "accumulate_2" in FIXES else 1
+    if "relu_in_place" in FIXES:
         for module in net.modules():
             if isinstance(module, nn.ReLU):
                 module.inplace = True
-    chosen = list(modules) if "checkpoint" in REMEDIES else []
+    chosen = list(modules) if "checkpoint" in FIXES else []
     if checkpointed:
         chosen += [path for path, module in net.named_modules() if isinstance(module, (Layer, Residual))]
     for path in chosen:
         module = net.get_submodule(path)
         module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
     stepper = make_optimizer(optimizer, [p for p in net.parameters()])
-    if resumed and not REMEDIES & {"sgd", "adam_8bit"}:
+    if resumed and not FIXES & {"sgd", "adam_8bit"}:
         resume(net, stepper)
-    dtype = "bf16" if "autocast_bf16" in REMEDIES or autocast else ""
+    dtype = "bf16" if "autocast_bf16" in FIXES or autocast else ""
     cast = torch.autocast("cuda", torch.bfloat16) if dtype else contextlib.nullcontext()
-    saved = torch.autograd.graph.save_on_cpu() if "offload_activations" in REMEDIES else contextlib.nullcontext()
-    none = not keep_gradients or "set_to_none" in REMEDIES
+    saved = torch.autograd.graph.save_on_cpu() if "offload_activations" in FIXES else contextlib.nullcontext()
+    none = not keep_gradients or "set_to_none" in FIXES
     for step in range(steps + warm):
         if not zero_late:
             stepper.zero_grad(set_to_none=none)

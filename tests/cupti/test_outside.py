@@ -53,16 +53,16 @@ class OutsideTest(unittest.TestCase):
         import jsonschema
         jsonschema.validate(report, SCHEMA)
         self.assertEqual(sum(report["card"].values()), report["device"]["total_bytes"])
-        self.assertEqual(sum(owner["bytes"] for owner in report["outside_pytorch"]), report["card"]["outside_pytorch_bytes"])
-        self.assertEqual(report["outside_pytorch"][-1]["owner"], "unexplained")
+        self.assertEqual(sum(owner["bytes"] for owner in report["non_pytorch"]), report["card"]["non_pytorch_bytes"])
+        self.assertEqual(report["non_pytorch"][-1]["owner"], "unexplained")
 
     def check_all_explained(self, said, report):
         """The books equal what the card itself said, and every byte has an owner."""
         self.assertEqual(report["device"]["total_bytes"] - report["card"]["free_bytes"], said["used"])
-        self.assertEqual(report["outside_pytorch"][-1]["bytes"], 0, report["outside_pytorch"])
+        self.assertEqual(report["non_pytorch"][-1]["bytes"], 0, report["non_pytorch"])
 
     @staticmethod
-    def held(report, field="outside_pytorch"):
+    def held(report, field="non_pytorch"):
         return {(one["owner"], one["kind"]): one["bytes"] for one in report[field]}
 
     def test_the_books_equal_the_card_to_the_byte_and_every_line_has_an_owner(self):
@@ -83,9 +83,9 @@ class OutsideTest(unittest.TestCase):
         host = self.held(report, "host_memory")
         self.assertEqual(host[EXTENSION, "pinned"], 16 * MIB)
         self.assertEqual(host[EXTENSION, "managed"], 4 * MIB)
-        self.assertIn((EXTENSION, 16 * MIB, 1), [(one["owner"], one["bytes"], one["blocks"]) for one in report["page_locked"]])
-        self.assertEqual([step["step"].split(" of ")[0] for step in report["card_steps"]], ["cuInit", "context", "modules"])
-        self.assertFalse(any("other programs" in limit for limit in report["limits"]), report["limits"])
+        self.assertIn((EXTENSION, 16 * MIB, 1), [(one["owner"], one["bytes"], one["blocks"]) for one in report["pinned_host_memory"]])
+        self.assertEqual([step["step"].split(" of ")[0] for step in report["initialization_steps"]], ["cuInit", "context", "modules"])
+        self.assertFalse(any("other programs" in limit for limit in report["limitations"]), report["limitations"])
 
     def test_expandable_segments_are_pytorchs(self):
         said, report, _ = self.run_program("expandable", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
@@ -99,11 +99,11 @@ class OutsideTest(unittest.TestCase):
 
     def test_a_library_that_holds_what_is_missing_is_the_cause_by_name(self):
         _, report, done = self.run_program("library_in_the_way", memory="2GiB", exit_code=9)
-        self.assertEqual(report["cause"]["kind"], "outside_pytorch")
-        self.assertEqual([(one["owner"], one["bytes"]) for one in report["cause"]["holders"]],
+        self.assertEqual(report["cause"]["kind"], "non_pytorch")
+        self.assertEqual([(one["owner"], one["bytes"]) for one in report["cause"]["non_pytorch"]],
                          [(EXTENSION, 1024 * MIB), (NCCL, 200 * MIB)])
         self.assertEqual(self.held(report)["unexplained", None], 0)
-        self.assertEqual(report["driver_refusals"], [{"owner": NCCL, "kind": "device", "bytes": 3000 * MIB}])
+        self.assertEqual(report["failed_driver_requests"], [{"owner": NCCL, "kind": "device", "bytes": 3000 * MIB}])
         self.assertIn(f"{EXTENSION} 1.00 GiB, {NCCL} 200.00 MiB", done.stderr)
 
     def test_a_handle_that_the_card_has_no_room_for_is_an_oom_like_others(self):
@@ -117,8 +117,8 @@ class OutsideTest(unittest.TestCase):
     def test_another_process_that_holds_what_is_missing_is_the_cause_by_pid_and_name(self):
         _, report, done = self.run_program("process_in_the_way", memory="2GiB", exit_code=9,
                                            OOMDIAG_OTHER_PROCESSES="999999999:trainer:1073741824")
-        self.assertEqual(report["cause"]["kind"], "outside_pytorch")
-        self.assertEqual(report["cause"]["holders"],
+        self.assertEqual(report["cause"]["kind"], "non_pytorch")
+        self.assertEqual(report["cause"]["non_pytorch"],
                          [{"owner": "process 999999999 trainer", "kind": "process", "bytes": 1 << 30}])
         self.assertIn("process 999999999 trainer 1.00 GiB", done.stderr)
 
@@ -127,7 +127,7 @@ class OutsideTest(unittest.TestCase):
         warnings = [line for line in done.stderr.splitlines() if "CUPTI" in line and "warning" in line]
         self.assertEqual(len(warnings), 1, done.stderr)
         self.assertIn("held by CUPTI for Nsight Systems", warnings[0])
-        self.assertTrue(any("Nsight Systems" in limit for limit in report["limits"]), report["limits"])
+        self.assertTrue(any("Nsight Systems" in limit for limit in report["limitations"]), report["limitations"])
         self.assertNotIn((EXTENSION, "device"), self.held(report))
         self.assertGreaterEqual(self.held(report)["unexplained", None], 190 * MIB)
         del said
@@ -175,7 +175,7 @@ class OutsideTest(unittest.TestCase):
 
     def test_a_long_run_whose_beginning_was_overwritten_still_names_the_libraries(self):
         _, report, _ = self.run_program("long", OOMDIAG_TRACE_MIB="2")
-        self.assertTrue(any("overwritten" in limit for limit in report["limits"]), report["limits"])
+        self.assertTrue(any("overwritten" in limit for limit in report["limitations"]), report["limitations"])
         self.assertEqual(self.held(report)[EXTENSION, "device"], 12 * MIB)
         self.assertEqual(self.held(report)["unexplained", None], 0)
 
@@ -197,9 +197,9 @@ class Doctor(unittest.TestCase):
         self.assertIn("Nsight Systems", told["cupti_holder"])
         self.assertEqual([hook["name"] for hook in told["hooks"] if not hook["works"]], ["driver (CUPTI)"])
         self.assertEqual(told["processes"], [{"pid": 999999999, "name": "trainer", "bytes": 1 << 30}])
-        self.assertTrue(all(trouble["remedy"] for trouble in told["troubles"]))
+        self.assertTrue(all(trouble["fix"] for trouble in told["troubles"]))
 
-    def test_another_allocator_is_named_with_its_remedy(self):
+    def test_another_allocator_is_named_with_its_fix(self):
         text = self.doctor("--device", "rtx3060", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
         self.assertIn("only PyTorch's own one can be recorded", text)
 

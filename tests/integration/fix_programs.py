@@ -1,4 +1,4 @@
-"""Small programs that run out of memory, as text: somebody pastes a remedy where it says HERE, or in place of OPTIONS."""
+"""Small programs that run out of memory, as text: somebody pastes a fix where it says HERE, or in place of OPTIONS."""
 import re
 
 _BLOCKS = """

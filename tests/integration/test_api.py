@@ -79,7 +79,7 @@ class InTheMiddle(ApiTest):
         self.assertEqual([mark["name"] for mark in report["marks"]], ["began", "ended"])
         self.assertGreater(report["categories"]["parameter"], 0)  # named since, though made before
         self.assertGreater(report["categories"]["unknown"], 0)
-        self.assertTrue(any("allocated before recording began" in limit for limit in report["limits"]), report["limits"])
+        self.assertTrue(any("allocated before recording began" in limit for limit in report["limitations"]), report["limitations"])
         self.assertIn("oversized request: 80.00 GiB", explanation)
         explained = json.loads(base.oomdiag("explain", self.folder / "run", "--json").stdout)
         self.assertEqual(explained["failure"]["requested_bytes"], 80 << 30)

@@ -179,13 +179,13 @@ class Peaks(DiagnosisTest):
     def test_gpt2(self):
         report = self.peaks("gpt2", "--batch", "2", device="rtx4090")
         Train.check_attribution(self, report, least_in_modules=0.999)
-        lines = [line["name"] for line in report["owners_by"]["line"]]
+        lines = [line["name"] for line in report["allocated_by"]["line"]]
         self.assertTrue(any(re.fullmatch(r"transformers/models/gpt2/modeling_gpt2.py:\d+", line or "") for line in lines), lines)
-        saved = [holder for holder in report["holders"] if holder["category"] == "activation"]
+        saved = [holder for holder in report["top_allocations"] if holder["category"] == "activation"]
         self.assertLessEqual(len(saved), 8)
         self.assertGreaterEqual(sum(holder["bytes"] for holder in saved), 0.8 * report["categories"]["activation"])
         self.assertTrue(any((holder["name"] or "").startswith("transformer.h.*") and holder["copies"] == 4 for holder in saved), saved)
-        self.assertIn("loss", [holder["kind"] for holder in report["holders"]])  # at the peak only its copies of the logits live
+        self.assertIn("loss", [holder["kind"] for holder in report["top_allocations"]])  # at the peak only its copies of the logits live
 
 
 class Refusals(DiagnosisTest):
@@ -297,12 +297,12 @@ class Refusals(DiagnosisTest):
             done = oomdiag("train", "--model", "deepcnn", "--batch", 1024, "--device", "rtx3060", "--memory", f"{memory}MiB",
                            "--json", folder=self.folder)
             report = self.check_report(json.loads(done.stdout))
-            if report["absorbed"]:
+            if report["recovered_by_library"]:
                 break
         else:
             self.fail("no card near the limit makes cuDNN take another plan")
-        self.assertGreater(report["absorbed"][0]["requested_bytes"], 1 << 20)
-        self.assertTrue(all("conv" in a["op"] for a in report["absorbed"]))
+        self.assertGreater(report["recovered_by_library"][0]["requested_bytes"], 1 << 20)
+        self.assertTrue(all("conv" in a["op"] for a in report["recovered_by_library"]))
 
 
 class Steady(DiagnosisTest):
@@ -468,7 +468,7 @@ class Places(DiagnosisTest):
                 kept.append(getattr(torch.ops.passing, name)(torch.empty(1 << 18, device="cuda")))
                 library._destroy()
             """)
-        blocks = {op["name"]: op["blocks"] for op in report["owners_by"]["op"] if op["name"].startswith("passing")}
+        blocks = {op["name"]: op["blocks"] for op in report["allocated_by"]["op"] if op["name"].startswith("passing")}
         self.assertEqual(blocks, {f"passing::an_operator_with_the_number_{i:02}": 1 for i in range(64)})
 
     def test_a_backward_failure_has_the_stack_of_its_forward_line(self):
@@ -523,7 +523,7 @@ class Places(DiagnosisTest):
         for kind in ("parameter", "gradient", "optimizer_state"):
             self.assertEqual(sum(row[kind + "_bytes"] for row in report["parameter_groups"]), report["categories"][kind])
         self.assertRegex(done.stderr, "requested .* for AdamW, group 1")
-        named = {owner["shape"]: owner["parameter_group"] for owner in report["owners"] if owner["category"] == "parameter"}
+        named = {owner["shape"]: owner["parameter_group"] for owner in report["allocations"] if owner["category"] == "parameter"}
         self.assertEqual(named, {"[4096, 4096] float32": "AdamW, group 1", "[512, 512] float32": "AdamW, group 0 (decay)"})
 
     def test_the_parameter_groups_of_an_optimizer_that_had_no_step_yet(self):
@@ -536,7 +536,7 @@ class Places(DiagnosisTest):
     def test_parameter_groups_are_told_where_the_first_steps_were_overwritten(self):
         done, report = self.run_code(self.GROUPS.replace("range(3)", "range(4000)"),
                                      env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
-        self.assertTrue(any("were overwritten" in limit for limit in report["limits"]), report["limits"])
+        self.assertTrue(any("were overwritten" in limit for limit in report["limitations"]), report["limitations"])
         rows = {row["name"]: row for row in report["parameter_groups"]}
         for name, side in (("AdamW, group 0 (decay)", 512), ("AdamW, group 1", 4096)):
             self.assertEqual(list(rows[name].values())[1::2], [side * side * 4, side * side * 8], done.stderr)
@@ -567,8 +567,8 @@ class Places(DiagnosisTest):
         self.assertEqual((autocast["dtype"], autocast["region_open"]), ("bfloat16", True))
         self.assertEqual(autocast["cache_bytes"], self.CASTS)  # all of them are multiples of 512
         self.assertGreater(autocast["made_bytes"], autocast["cache_bytes"])
-        self.assertEqual({owner["autocast"] for owner in report["owners"] if owner["category"] == "output"}, {"bfloat16"})
-        self.assertEqual({owner["autocast"] for owner in report["owners"] if owner["category"] == "parameter"}, {None})
+        self.assertEqual({owner["autocast"] for owner in report["allocations"] if owner["category"] == "output"}, {"bfloat16"})
+        self.assertEqual({owner["autocast"] for owner in report["allocations"] if owner["category"] == "parameter"}, {None})
         self.assertIn("are casts of weights, kept until its region ends", done.stderr)
 
     def test_an_input_that_is_cast_is_no_cached_weight(self):
@@ -843,8 +843,8 @@ class LongRuns(DiagnosisTest):
                 (self.folder / "stop").touch()
             peak = int(process.communicate(timeout=60)[0])
         for look in looks:
-            lost = [limit for limit in look["limits"] if "overwritten or cut off while they were read" in limit]
-            self.assertTrue(any("were overwritten: peaks" in limit for limit in look["limits"]), look["limits"])
+            lost = [limit for limit in look["limitations"] if "overwritten or cut off while they were read" in limit]
+            self.assertTrue(any("were overwritten: peaks" in limit for limit in look["limitations"]), look["limitations"])
             self.assertEqual((look["still_runs"], look["peak"]["allocated_bytes"], lost), (True, peak, []))
         steps = [look["steps"] for look in looks]
         self.assertEqual(steps, sorted(steps))
@@ -866,14 +866,14 @@ class LongRuns(DiagnosisTest):
             torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
         """, env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
         self.assertIn("OutOfMemoryError", done.stderr)
-        self.assertTrue(any("were overwritten" in limit for limit in report["limits"]), report["limits"])
+        self.assertTrue(any("were overwritten" in limit for limit in report["limitations"]), report["limitations"])
         self.assertEqual(report["failure"]["step"], 2001)
         weights = 512 * 512 * 4 + 512 * 8 * 4 + 3 * 512 * 4  # and a bias of 512, the scale and shift of BatchNorm
         categories = report["categories"]
         self.assertEqual(categories["parameter"], weights + 512)  # the last bias has 8 floats: one block of 512
         self.assertEqual(categories["buffer"], 2 * 2048 + 512)
         self.assertEqual(categories["optimizer_state"], categories["parameter"])
-        held = sum(owner["bytes"] for owner in report["owners"] if owner["bytes"] == 1 << 20 and owner["name"] == "aten::zeros")
+        held = sum(owner["bytes"] for owner in report["allocations"] if owner["bytes"] == 1 << 20 and owner["name"] == "aten::zeros")
         self.assertEqual(held, 20 << 20)
 
     def test_an_oom_is_explained_with_what_grew_each_step_when_64_mib_were_overwritten_several_times(self):
@@ -893,7 +893,7 @@ class LongRuns(DiagnosisTest):
                 optimizer.step()
         """, env=dict(os.environ, OOMDIAG_TRACE_MIB="64"), timeout=400)
         self.assertIn("OutOfMemoryError", done.stderr)
-        (overwritten,) = [re.search(r"the oldest (\d+) events were overwritten", limit) for limit in report["limits"]
+        (overwritten,) = [re.search(r"the oldest (\d+) events were overwritten", limit) for limit in report["limitations"]
                           if "were overwritten" in limit]
         self.assertGreater(int(overwritten[1]), 2 << 20)  # 64 MiB hold 1 << 20
         self.assertEqual((report["failure"]["step"], report["failure"]["op"]), (20_000, "aten::clone"))
@@ -921,7 +921,7 @@ class LongRuns(DiagnosisTest):
     def loop(self, kept="[]", data="data", now="False"):
         _, report = self.run_code(self.LOOP.format(kept=kept, data=data, now=now), memory="2GiB",
                                   env=dict(os.environ, OOMDIAG_TRACE_MIB="2"))
-        self.assertTrue(any("were overwritten" in limit for limit in report["limits"]), report["limits"])
+        self.assertTrue(any("were overwritten" in limit for limit in report["limitations"]), report["limitations"])
         return report
 
     def test_a_leak_too_slow_for_the_steps_that_are_left_is_the_cause(self):
@@ -1010,7 +1010,7 @@ class Snapshots(DiagnosisTest):
         told = self.check_report(json.loads(explained.stdout))
         self.assertEqual(told["peak"]["allocated_bytes"], report["peak"]["allocated_bytes"])
         self.assertEqual(told["peak"]["reserved_bytes"], report["peak"]["reserved_bytes"])
-        self.assertTrue(any("<string>:" in (owner["name"] or "") for owner in told["owners"]), told["owners"])
+        self.assertTrue(any("<string>:" in (owner["name"] or "") for owner in told["allocations"]), told["allocations"])
         self.assertIn("memory snapshot", oomdiag("explain", snapshot).stdout.splitlines()[0])
 
         self.check_packed(snapshot, json.loads(explained.stdout), folder)
@@ -1075,7 +1075,7 @@ class Devices(DiagnosisTest):
             print(x.sum().item(), torch.ones(3).cuda().sum().shape, torch.tensor(3.0).cuda().item())
         """)
         self.assertEqual(done.returncode, 0)
-        about = [limit for limit in report["limits"] if "data-dependent" in limit or "read as zeros" in limit]
+        about = [limit for limit in report["limitations"] if "data-dependent" in limit or "read as zeros" in limit]
         self.assertEqual(len(about), 2, about)
         self.assertRegex(about[0], r"^data-dependent sizes, so that .* lower bound: index at <string>:\d+, 3 times$")
         self.assertRegex(about[1], r"were read as zeros: .* at <string>:\d+ and 1 more$")
@@ -1100,7 +1100,7 @@ class Devices(DiagnosisTest):
             done = oomdiag("run", "--device", "rtx3060", *options, "-o", output, "--", sys.executable, "-c", program,
                            folder=self.folder)
             report = self.check_report(json.loads(output.read_text()))
-            self.assertTrue(any(said in limit for limit in report["limits"]), report["limits"])
+            self.assertTrue(any(said in limit for limit in report["limitations"]), report["limitations"])
             self.assertEqual(done.stdout.split()[-1], pending, done.stderr)
 
 

@@ -67,7 +67,7 @@ class Categories(unittest.TestCase):
                 jsonschema.validate(report, SCHEMA)
                 allocated = sum(report["categories"].values())
                 for key in ("op", "source", "shape"):
-                    self.assertEqual(sum(o["bytes"] for o in report["owners_by"][key]), allocated)
+                    self.assertEqual(sum(o["bytes"] for o in report["allocated_by"][key]), allocated)
 
 
 class Unknown(unittest.TestCase):

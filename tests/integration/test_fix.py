@@ -73,15 +73,15 @@ class Fix(unittest.TestCase):
         memory = int(allocated * share) + 200 * 2**20  # and the context
         found = self.fix(fix_programs.as_it_is(program), memory)
         self.assertEqual(found["before"]["peak_allocated_bytes"], allocated)
-        proved = [one for one in found["remedies"] if one["unproved"] is None]
-        for remedy in proved:
-            with self.subTest(remedy["label"]):
-                lines = remedy["how"]
+        proved = [one for one in found["fixes"] if one["unproved"] is None]
+        for fix in proved:
+            with self.subTest(fix["label"]):
+                lines = fix["how"]
                 exported = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
                 pasted = fix_programs.paste(program, lines)
-                self.assertEqual(self.peaks(pasted, memory if remedy["fits"] else "16TiB", **exported),
-                                 (remedy["measured_peak_bytes"], remedy["measured_reserved_bytes"]))
-        return {"+".join(one["ids"]): one for one in found["remedies"]}
+                self.assertEqual(self.peaks(pasted, memory if fix["fits"] else "16TiB", **exported),
+                                 (fix["measured_peak_bytes"], fix["measured_reserved_bytes"]))
+        return {"+".join(one["ids"]): one for one in found["fixes"]}
 
 
 class Quick(Fix):
@@ -96,8 +96,8 @@ class Quick(Fix):
     @unittest.skipUnless(importlib.util.find_spec("bitsandbytes"), "bitsandbytes is not among the test programs of this torch")
     def test_moments_of_8_bits_take_what_they_take_where_they_are_pasted(self):
         program = fix_programs.OPTIMIZER
-        injected = {"PYTHONPATH": str(BUILD / "lib" / "python" / "remedies" / "site-packages"),
-                    "OOMDIAG_REMEDIES": '[["adam_8bit", {}]]'}
+        injected = {"PYTHONPATH": str(BUILD / "lib" / "python" / "fixes" / "site-packages"),
+                    "OOMDIAG_FIXES": '[["adam_8bit", {}]]'}
         plain = self.peaks(fix_programs.as_it_is(program))
         with_it = self.peaks(fix_programs.as_it_is(program), **injected)
         lines = ["import bitsandbytes.optim", "optimizer = bitsandbytes.optim.Adam8bit(...)"]
@@ -110,18 +110,18 @@ class Quick(Fix):
         folder, = self.folder.glob("oomdiag-*")
         result = self.oomdiag("fix", folder, "--json", "--html", "page.html")
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.check_page(["as it is"] + [one["label"] for one in json.loads(result.stdout)["remedies"]])
-        measured = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(result.stdout)["remedies"] if one["fits"]}
+        self.check_page(["as it is"] + [one["label"] for one in json.loads(result.stdout)["fixes"]])
+        measured = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(result.stdout)["fixes"] if one["fits"]}
         self.assertIn("expandable_segments", measured)
         for text in (folder / "report.json").read_text(), self.oomdiag("explain", folder, "--json").stdout:
-            kept = {one["id"]: one["measured_peak_bytes"] for one in json.loads(text)["remedies"]}
+            kept = {one["id"]: one["measured_peak_bytes"] for one in json.loads(text)["fixes"]}
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
 
         # A report that came alone tells the card; the program is named.
         program = [BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "6720"]
         alone = self.oomdiag("fix", folder / "report.json", "--json", "--", *program)
         self.assertEqual(alone.returncode, 0, alone.stderr)
-        found = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(alone.stdout)["remedies"] if one["fits"]}
+        found = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(alone.stdout)["fixes"] if one["fits"]}
         self.assertEqual(found["expandable_segments"], measured["expandable_segments"])
         snapshot = ROOT / "tests" / "fuzz" / "corpus" / "snapshot" / "protocol4"
         for arguments, said in (((snapshot, "--", "true"), "a snapshot does not tell its card"),
@@ -151,7 +151,7 @@ class Quick(Fix):
         found = self.oomdiag("fix", "--batch", 7000, "--json", *program, **driver)
         self.assertEqual(found.returncode, 0, found.stderr)
         self.assertIn("RTX 3060", json.loads(found.stdout)["device"])
-        self.assertTrue(any(one["fits"] for one in json.loads(found.stdout)["remedies"]))
+        self.assertTrue(any(one["fits"] for one in json.loads(found.stdout)["fixes"]))
 
     def interrupt_in_run(self, number, *arguments):
         """The n-th run of the program interrupts oomdiag, as Ctrl-C does, and never ends."""
@@ -189,7 +189,7 @@ class Quick(Fix):
             import sys, torch
             import torch.nn.functional as F
             sys.path.insert(0, sys.argv[1])
-            from oomdiag_remedies.chunked_cross_entropy import CrossEntropyInChunks, cross_entropy
+            from oomdiag_fixes.chunked_cross_entropy import CrossEntropyInChunks, cross_entropy
             torch.manual_seed(0)
             for reduction in "mean", "sum":
                 x, y = torch.randn(4100, 1100), torch.randint(0, 1100, (4100,))
@@ -207,7 +207,7 @@ class Quick(Fix):
                 except RuntimeError:
                     pass
         """
-        result = subprocess.run([sys.executable, "-c", textwrap.dedent(code), ROOT / "extension" / "python" / "remedies"],
+        result = subprocess.run([sys.executable, "-c", textwrap.dedent(code), ROOT / "extension" / "python" / "fixes"],
                                 capture_output=True, text=True)
         self.assertEqual((result.returncode, result.stdout), (0, ""), result.stderr)
 
@@ -284,7 +284,7 @@ class Slow(Fix):
     def test_where_every_step_keeps_its_graph_only_the_code_helps(self):
         found = self.fix(fix_programs.as_it_is(fix_programs.GROWING), 2 << 30, code=3)
         self.assertIn("program.py:", found["before"]["code_changes"][0])
-        self.assertTrue(all(one["still_grows"] for one in found["remedies"] if one["fits"]))
+        self.assertTrue(all(one["still_grows"] for one in found["fixes"] if one["fits"]))
 
     def test_inference(self):
         found = self.check_pasted(fix_programs.INFERENCE, 0.5)

@@ -258,7 +258,7 @@ class NotRecorded(ProcessTest):
         done, report = self.record(self.program, "normal", "16", env={**os.environ, **environment})
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(report["outcome"], "ok")
-        self.assertIn(reason, " ".join(report["limits"]))
+        self.assertIn(reason, " ".join(report["limitations"]))
         self.assertIsNone(without)
         return done, report
 
@@ -272,7 +272,7 @@ class NotRecorded(ProcessTest):
     def test_a_pluggable_allocator(self):
         done, report = self.record(self.program, "pluggable", "16")
         self.assertEqual((done.returncode, report["outcome"]), (0, "ok"), done.stderr)
-        self.assertIn("pluggable", " ".join(report["limits"]))
+        self.assertIn("pluggable", " ".join(report["limitations"]))
         self.assertIn("could not be recorded", done.stderr)
 
     def fake_torch(self, version):

@@ -136,10 +136,10 @@ class Quick(RankTest):
                 done = self.run_alone(64, 5, "-c", program, options=["--topology", topology])
                 self.assertEqual(done.returncode, 0, done.stderr[-3000:])
                 report = json.loads((self.folder / "report.json").read_text())
-                held = sum(one["bytes"] for one in report["outside_pytorch"] if one["owner"] == "libnccl.so.2")
+                held = sum(one["bytes"] for one in report["non_pytorch"] if one["owner"] == "libnccl.so.2")
                 self.assertEqual(held, mib << 20)
                 if rule:
-                    self.assertIn(rule, " ".join(report["limits"]))
+                    self.assertIn(rule, " ".join(report["limitations"]))
 
     def test_ranks_that_are_killed_leave_nothing(self):
         done = base.oomdiag("run", *self.DEVICE, "--count", 2, "--", sys.executable, "-c", textwrap.dedent("""
@@ -189,7 +189,7 @@ class Slow(RankTest):
             done = base.oomdiag("fix", *what, env=self.environment(), timeout=300)
             self.assertEqual(done.returncode, 0, done.stderr[-3000:])
             found = json.loads(done.stdout)
-            outcomes.append({tuple(one["ids"]): one["measured_peak_bytes"] for one in found["remedies"] if one["fits"]})
+            outcomes.append({tuple(one["ids"]): one["measured_peak_bytes"] for one in found["fixes"] if one["fits"]})
         self.assertIn(("checkpoint",), outcomes[0])
         self.assertEqual(outcomes[0], outcomes[1])
         self.check_nobody_is_left()
@@ -236,7 +236,7 @@ class Slow(RankTest):
         self.assertLess(told["allocator"], 1.1 * told["tracker"])
         report = json.loads((self.folder / "report.json").read_text())
         self.assertEqual(report["peak"]["allocated_bytes"], told["allocator"])
-        self.assertNotIn("fsdp", " ".join(remedy["id"] for remedy in report["remedies"]))
+        self.assertNotIn("fsdp", " ".join(fix["id"] for fix in report["fixes"]))
 
     def test_ranks_beside_each_other(self):
         report = self.folder / "report.json"

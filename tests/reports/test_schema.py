@@ -18,7 +18,7 @@ ROOT = HERE.parent.parent
 CORPUS = sorted((HERE / "corpus").glob("*.json"))
 SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
 FREE = {"figures", "packing", "attribution", "phase_peaks", "private_pools"}  # names of figures, which are not fixed
-INLINE = {"notes": "note", "pinned_segments": "pinned_segment"}  # objects without a definition of their own in the schema
+INLINE = {"notes": "note", "blocked_segments": "blocked_segment"}  # objects without a definition of their own in the schema
 
 
 def documented():

@@ -10,7 +10,7 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _CATEGORIES = {"activation": "activations (saved for backward)", "parameter": "parameters", "gradient": "gradients", "input": "inputs",
                "optimizer_state": "optimizer state", "output": "outputs (live, not saved)", "buffer": "buffers",
-               "gradient_in_flight": "activation gradients", "temporary": "temporaries", "workspace": "workspaces"}
+               "activation_gradient": "activation gradients", "temporary": "temporaries", "workspace": "workspaces"}
 
 
 class BudgetExceeded(AssertionError):
@@ -48,7 +48,7 @@ def _describe(report: Dict[str, Any], peak: int) -> List[str]:
     largest = sorted(report["categories"].items(), key=lambda item: -item[1])
     lines = [f"at the peak: in {at['phase']}, step {at['step']}, {_place(at)}",
              "who holds it: " + ", ".join(f"{_CATEGORIES.get(name, name)} {_with_unit(count)}" for name, count in largest[:4] if count)]
-    for holder in sorted(report["holders"], key=lambda one: -one["bytes"])[:3]:
+    for holder in sorted(report["top_allocations"], key=lambda one: -one["bytes"])[:3]:
         shape = f"  {holder['shape']}" if holder.get("shape") else ""
         lines.append(f"  {_with_unit(holder['bytes']):>11}  {holder.get('name') or ''} {_place({**holder, 'module': None})}{shape}")
     return lines

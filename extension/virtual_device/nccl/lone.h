@@ -63,7 +63,7 @@ std::string lone_file(const std::string& name);
 
 }  // namespace oomdiag
 
-/// What the Python side tells: see extension/python/remedies/oomdiag_ranks.py. `canonical` is the id that every process of
+/// What the Python side tells: see extension/python/fixes/oomdiag_ranks.py. `canonical` is the id that every process of
 /// the job knows the group by.
 OOMDIAG_ENTRY_POINT void oomdiag_nccl_tell_group(const char* id, const char* canonical, int count, const int* ranks);
 OOMDIAG_ENTRY_POINT void oomdiag_nccl_expect_part(int count, const int* ranks);

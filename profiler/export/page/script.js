@@ -6,7 +6,7 @@ const report = data.report;
 const words = {
   parameter: "parameters", buffer: "buffers", gradient: "gradients", optimizer_state: "optimizer state",
   activation: "activations (saved for backward)", input: "inputs", output: "outputs (live, not saved)",
-  gradient_in_flight: "activation gradients", temporary: "temporaries", workspace: "workspaces",
+  activation_gradient: "activation gradients", temporary: "temporaries", workspace: "workspaces",
   unknown: "unknown", pending_free: "freed, in use on another stream", free: "free", mixed: "small blocks", others: "others",
 };
 const word = name => words[name] || name;
@@ -170,7 +170,7 @@ function showStep(device, picture) {
   const last = rows[rows.length - 1];
   rows.push({ ...last, position: last.position + Math.max(1, last.position / 40) });
   const series = d3.stack().keys(used)(rows);
-  const room = device.device.total_bytes - device.card.outside_pytorch_bytes;
+  const room = device.device.total_bytes - device.card.non_pytorch_bytes;
   const top = d3.max(rows, row => row.sum), near = isSizeKnown(device) && room <= top * 2;
   const drawn = chart(section.querySelector(".chart"), {
     height: 340, domain: [0, Math.max(1, rows[rows.length - 1].position)], top: near ? Math.max(room, top) : top,
@@ -268,7 +268,7 @@ function showSegments(device, picture) {
     .on("mousemove", piece => { one("#piece").textContent = say(piece); showTip(d3.event, [say(piece)]); })
     .on("mouseleave", hideTip);
   rows.append("title").text(segment => `${size(segment.used_bytes)} of ${size(segment.bytes)} in use, largest hole ` +
-                                       `${size(segment.largest_hole_bytes)} ${segment.kind}`);
+                                       `${size(segment.largest_free_block_bytes)} ${segment.kind}`);
   const hidden = picture.segments.length - shown.length;
   one("#piece").textContent = hidden > 0 ? `${hidden} smaller ones are not shown` : "\u00a0";
 }
@@ -334,25 +334,25 @@ function showSaved(device) {
   search.oninput = draw;
 }
 
-function verdictOf(remedy) {
-  const fits = remedy.fits !== null ? remedy.fits : remedy.predicted_fits;
+function verdictOf(fix) {
+  const fits = fix.fits !== null ? fix.fits : fix.predicted_fits;
   if (fits === null) return element("span", "unknown");
   return element("span", fits ? "yes" : "no", fits ? "yes" : "no");
 }
 
-function showRemedies(device) {
-  fill(one("#remedies"), [
-    { title: "remedy", value: remedy => remedy.label, text: remedy => {
-      const parts = [element("div", remedy.label)];
-      if (remedy.how.length) parts.push(element("pre", remedy.how.join("\n")));
-      if (remedy.costs) parts.push(element("small", `costs: ${remedy.costs}`));
+function showFixes(device) {
+  fill(one("#fixes"), [
+    { title: "fix", value: fix => fix.label, text: fix => {
+      const parts = [element("div", fix.label)];
+      if (fix.how.length) parts.push(element("pre", fix.how.join("\n")));
+      if (fix.costs) parts.push(element("small", `costs: ${fix.costs}`));
       return parts;
     } },
-    { title: "peak, predicted", number: true, value: remedy => remedy.predicted_peak_bytes,
-      text: remedy => (remedy.at_least ? "≥ " : "") + size(remedy.predicted_peak_bytes) },
-    bytesColumn("measured", remedy => remedy.measured_peak_bytes),
+    { title: "peak, predicted", number: true, value: fix => fix.predicted_peak_bytes,
+      text: fix => (fix.at_least ? "≥ " : "") + size(fix.predicted_peak_bytes) },
+    bytesColumn("measured", fix => fix.measured_peak_bytes),
     { title: "fits", value: () => 0, text: verdictOf },
-  ], device.remedies);
+  ], device.fixes);
 }
 
 function showGrowth(device) {
@@ -374,8 +374,8 @@ function showRanks() {
 }
 
 function showLimits() {
-  one("#limits").hidden = report.limits.length === 0;
-  one("#limits ul").replaceChildren(...report.limits.map(limit => element("li", limit)));
+  one("#limitations").hidden = report.limitations.length === 0;
+  one("#limitations ul").replaceChildren(...report.limitations.map(limit => element("li", limit)));
 }
 
 let current = report.main_device;
@@ -388,7 +388,7 @@ function showCard(index) {
   showOwners(device, picture);
   showSegments(device, picture);
   showSaved(device);
-  showRemedies(device);
+  showFixes(device);
   showGrowth(device);
 }
 
@@ -397,7 +397,7 @@ function start() {
   showRanks();
   showLimits();
   if (!report.devices.length) {
-    for (const id of ["run", "step", "owners", "segments", "saved", "remedies", "growth"]) one(`#${id}`).hidden = true;
+    for (const id of ["run", "step", "owners", "segments", "saved", "fixes", "growth"]) one(`#${id}`).hidden = true;
     return;
   }
   one("#cards").hidden = report.devices.length < 2;

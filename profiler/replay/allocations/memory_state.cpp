@@ -44,7 +44,7 @@ void describe_non_pytorch(const Trace& trace, const MeasuredDevice& measured, co
   const NonPytorchState state = read_non_pytorch(trace, measured.outside_events, point.description_end);
   moment.outside = known_before(state);
   moment.host_memory = list_host_owners(state);
-  moment.page_locked = list_page_locked(trace, state);
+  moment.pinned_host_memory = list_pinned_host_memory(trace, state);
   const int64_t known = sum_of(moment.outside);
   int64_t outside = known;
   if (const auto reading = find_reading(trace, measured, point, total_bytes, moment.reserved_bytes)) {

@@ -44,7 +44,7 @@ BlockLife requested_block(const OutOfMemory& refusal, uint32_t position) {
   BlockLife life{.bytes = refusal.requested_bytes, .born = position, .phase = refusal.phase};
   life.made = refusal.where;
   if (life.phase == Phase::forward) life.category = Category::output;
-  if (life.phase == Phase::backward) life.category = Category::gradient_in_flight;
+  if (life.phase == Phase::backward) life.category = Category::activation_gradient;
   if (life.phase == Phase::optimizer) {
     life.category = makes_state(refusal.where.op) ? Category::optimizer_state : Category::temporary;
   }

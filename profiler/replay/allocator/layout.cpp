@@ -16,14 +16,14 @@ SegmentLayout lay_out(std::span<const Block> segment) {
     layout.bytes += block.bytes;
     if (block.state == Block::State::free) {
       ++layout.holes;
-      layout.largest_hole_bytes = std::max(layout.largest_hole_bytes, block.bytes);
+      layout.largest_free_block_bytes = std::max(layout.largest_free_block_bytes, block.bytes);
     } else {
       layout.used_bytes += block.bytes;
       used.push_back(&block);
     }
   }
   std::sort(used.begin(), used.end(), [](const Block* a, const Block* b) { return a->bytes > b->bytes; });
-  for (size_t i = 0; i < used.size() && i < 3; ++i) layout.pinned_by.push_back(used[i]->address);
+  for (size_t i = 0; i < used.size() && i < 3; ++i) layout.blocked_by.push_back(used[i]->address);
   return layout;
 }
 

@@ -79,7 +79,7 @@ Category dying_category(const AllocationEvidence& e) {
 Category living_category(const AllocationEvidence& e) {
   switch (e.phase) {
     case Phase::backward:
-      return e.recomputed ? Category::activation : Category::gradient_in_flight;
+      return e.recomputed ? Category::activation : Category::activation_gradient;
     case Phase::forward:
       return brings_data(e.op) && !e.in_module && !e.op_made_nodes ? Category::input : Category::output;
     case Phase::setup:

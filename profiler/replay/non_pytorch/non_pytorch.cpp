@@ -95,7 +95,7 @@ void note_refusal(const Trace& trace, const Event& event, NonPytorchState& state
   const std::string_view owner = or_unknown(trace.name(event.detail));
   if (owner == kPyTorchAllocator) return;
   const auto found = std::find_if(state.refusals.begin(), state.refusals.end(),
-                                  [&](const OutsideOwner& one) { return one.owner == owner; });
+                                  [&](const NonPytorchOwner& one) { return one.owner == owner; });
   if (found == state.refusals.end()) {
     state.refusals.push_back({std::string(owner), std::string(name_of(memory_of(event))), sane_bytes(event.bytes)});
   } else {
@@ -142,9 +142,9 @@ bool is_pytorchs(uint64_t address, const DriverAllocation& allocation, std::span
 }
 
 /// Adds `bytes` to the line of this owner and kind.
-void add_owner(std::vector<OutsideOwner>& owners, std::string_view owner, std::string_view kind, int64_t bytes) {
+void add_owner(std::vector<NonPytorchOwner>& owners, std::string_view owner, std::string_view kind, int64_t bytes) {
   const auto found = std::find_if(owners.begin(), owners.end(),
-                                  [&](const OutsideOwner& one) { return one.owner == owner && one.kind == kind; });
+                                  [&](const NonPytorchOwner& one) { return one.owner == owner && one.kind == kind; });
   if (found == owners.end()) {
     owners.push_back({std::string(owner), std::string(kind), bytes});
   } else {
@@ -152,8 +152,8 @@ void add_owner(std::vector<OutsideOwner>& owners, std::string_view owner, std::s
   }
 }
 
-void sort_by_size(std::vector<OutsideOwner>& owners) {
-  std::stable_sort(owners.begin(), owners.end(), [](const OutsideOwner& a, const OutsideOwner& b) {
+void sort_by_size(std::vector<NonPytorchOwner>& owners) {
+  std::stable_sort(owners.begin(), owners.end(), [](const NonPytorchOwner& a, const NonPytorchOwner& b) {
     return a.bytes != b.bytes ? a.bytes > b.bytes : a.owner < b.owner;
   });
 }
@@ -188,13 +188,13 @@ NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> e
   return state;
 }
 
-std::vector<OutsideOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments) {
-  std::vector<OutsideOwner> owners;
-  for (const CardStep& step : state.steps) {
+std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments) {
+  std::vector<NonPytorchOwner> owners;
+  for (const InitializationStep& step : state.steps) {
     const bool modules = step.name.starts_with("modules");
     if (modules || step.name == "context") add_owner(owners, modules ? "modules" : "context", "device", step.bytes);
   }
-  std::vector<OutsideOwner> libraries;
+  std::vector<NonPytorchOwner> libraries;
   for (const auto& [address, allocation] : state.live) {
     if (!is_on_card(allocation.memory) || is_pytorchs(address, allocation, segments)) continue;
     add_owner(libraries, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
@@ -206,12 +206,12 @@ std::vector<OutsideOwner> list_owners(const NonPytorchState& state, std::span<co
     if (!process.name.empty()) owner += " " + std::string(process.name);
     owners.push_back({std::move(owner), "process", process.bytes});
   }
-  std::erase_if(owners, [](const OutsideOwner& owner) { return owner.bytes == 0; });
+  std::erase_if(owners, [](const NonPytorchOwner& owner) { return owner.bytes == 0; });
   return owners;
 }
 
-std::vector<OutsideOwner> list_host_owners(const NonPytorchState& state) {
-  std::vector<OutsideOwner> owners;
+std::vector<NonPytorchOwner> list_host_owners(const NonPytorchState& state) {
+  std::vector<NonPytorchOwner> owners;
   for (const auto& [address, allocation] : state.live) {
     if (is_on_card(allocation.memory)) continue;
     add_owner(owners, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
@@ -220,8 +220,8 @@ std::vector<OutsideOwner> list_host_owners(const NonPytorchState& state) {
   return owners;
 }
 
-std::vector<PageLocked> list_page_locked(const Trace& trace, const NonPytorchState& state) {
-  std::vector<PageLocked> places;
+std::vector<PinnedHostMemory> list_pinned_host_memory(const Trace& trace, const NonPytorchState& state) {
+  std::vector<PinnedHostMemory> places;
   std::map<std::pair<std::string_view, uint32_t>, size_t> place_of;  // by library and context
   for (const auto& [address, allocation] : state.live) {
     if (allocation.memory != DriverMemory::pinned) continue;
@@ -234,17 +234,17 @@ std::vector<PageLocked> list_page_locked(const Trace& trace, const NonPytorchSta
                         .source = std::string(trace.name(context.source)),
                         .inner_source = std::string(trace.name(context.inner_source))});
     }
-    PageLocked& place = places[found->second];
+    PinnedHostMemory& place = places[found->second];
     place.bytes = std::min(place.bytes + allocation.bytes, kMaxSaneBytes);
     ++place.blocks;
   }
-  std::ranges::stable_sort(places, std::ranges::greater{}, &PageLocked::bytes);
+  std::ranges::stable_sort(places, std::ranges::greater{}, &PinnedHostMemory::bytes);
   return places;
 }
 
-int64_t sum_of(std::span<const OutsideOwner> owners) {
+int64_t sum_of(std::span<const NonPytorchOwner> owners) {
   int64_t sum = 0;
-  for (const OutsideOwner& owner : owners) sum = std::min(sum + owner.bytes, kMaxSaneBytes);
+  for (const NonPytorchOwner& owner : owners) sum = std::min(sum + owner.bytes, kMaxSaneBytes);
   return sum;
 }
 

@@ -38,9 +38,9 @@ struct CardProcess {
 struct NonPytorchState {
   std::map<uint64_t, DriverAllocation> live{};  ///< by address or handle
   std::map<uint64_t, uint64_t> handle_at{};     ///< by address: the handle that was mapped there first
-  std::vector<CardStep> steps{};
+  std::vector<InitializationStep> steps{};
   std::vector<CardProcess> processes{};
-  std::vector<OutsideOwner> refusals{};  ///< the most that each library asked for in vain
+  std::vector<NonPytorchOwner> refusals{};  ///< the most that each library asked for in vain
 
   bool operator==(const NonPytorchState&) const = default;
 };
@@ -52,14 +52,14 @@ NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> e
 /// Who holds bytes of the card outside of PyTorch's allocator, as far as `state` knows: context, modules, libraries by name
 /// (largest first), other processes. PyTorch's own is left out; of what is older than the trace, that in which one of
 /// `segments` lies.
-std::vector<OutsideOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments);
+std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments);
 
 /// Who holds page-locked and managed memory: the former is the host's, the latter may be on either side.
-std::vector<OutsideOwner> list_host_owners(const NonPytorchState& state);
+std::vector<NonPytorchOwner> list_host_owners(const NonPytorchState& state);
 
 /// The page-locked blocks by the places where they were asked for, largest first.
-std::vector<PageLocked> list_page_locked(const Trace& trace, const NonPytorchState& state);
+std::vector<PinnedHostMemory> list_pinned_host_memory(const Trace& trace, const NonPytorchState& state);
 
-int64_t sum_of(std::span<const OutsideOwner> owners);
+int64_t sum_of(std::span<const NonPytorchOwner> owners);
 
 }  // namespace oomdiag

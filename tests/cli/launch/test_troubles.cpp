@@ -9,9 +9,8 @@ namespace {
 
 bool mentions(const Checkup& checkup, std::string_view word) {
   const auto troubles = find_troubles(checkup);
-  return std::any_of(troubles.begin(), troubles.end(), [&](const Trouble& one) {
-    return !one.remedy.empty() && one.what.find(word) != std::string::npos;
-  });
+  return std::any_of(troubles.begin(), troubles.end(),
+                     [&](const Trouble& one) { return !one.fix.empty() && one.what.find(word) != std::string::npos; });
 }
 
 }  // namespace
@@ -44,7 +43,7 @@ TEST_CASE("other processes on the card are added up", "[doctor]") {
   CHECK(mentions({.has_gpu = true, .processes = {{1, "a", int64_t{1} << 30}, {2, "b", int64_t{1} << 29}}}, "1.50 GiB"));
 }
 
-TEST_CASE("a failure comes first, with its remedy", "[doctor]") {
-  const auto troubles = find_troubles({.failure = "no torch", .remedy = "install it"});
+TEST_CASE("a failure comes first, with its fix", "[doctor]") {
+  const auto troubles = find_troubles({.failure = "no torch", .fix = "install it"});
   CHECK(troubles.front() == Trouble{"no torch", "install it"});
 }

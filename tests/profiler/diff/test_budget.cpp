@@ -50,8 +50,8 @@ TEST_CASE("a run that ran out of memory keeps no budget, however small its peak"
 
 TEST_CASE("a baseline allows its own figures and the tolerance, and names what grew", "[budget]") {
   Report before = run_of(10_GiB), after = run_of(11_GiB);
-  before.devices[0].owners_by.line = {{"train.py:3", 1_GiB, 1}};
-  after.devices[0].owners_by.line = {{"train.py:3", 2_GiB, 1}};
+  before.devices[0].allocated_by.line = {{"train.py:3", 1_GiB, 1}};
+  after.devices[0].allocated_by.line = {{"train.py:3", 2_GiB, 1}};
   CHECK(kept(check(after, {.baseline = before, .tolerance = 0.1})) == std::vector<bool>{true, true, true, true});
   const auto verdicts = check(after, {.baseline = before, .tolerance = 0.02});
   CHECK(kept(verdicts) == std::vector<bool>{true, false, false, true});

@@ -15,7 +15,7 @@ Report report_with(std::vector<OwnedBytes> lines, int64_t allocated = 8_GiB) {
   card.peak.allocated_bytes = allocated;
   card.peak.reserved_bytes = allocated;
   card.card.allocated_bytes = allocated;
-  card.owners_by.line = std::move(lines);
+  card.allocated_by.line = std::move(lines);
   return report;
 }
 
@@ -49,8 +49,8 @@ TEST_CASE("what grew is told by its line, wherever the project lies and however 
 
 TEST_CASE("of modules inside of each other the innermost that tells all is named, layers as one", "[diff]") {
   Report before = report_with({}), after = report_with({});
-  before.devices[0].owners_by.module = {{"model", 2_GiB, 9}, {"model.h.0", 1_GiB, 3}, {"model.h.1", 1_GiB, 3}};
-  after.devices[0].owners_by.module = {{"model", 4_GiB, 9}, {"model.h.0", 2_GiB, 3}, {"model.h.1", 2_GiB, 3}};
+  before.devices[0].allocated_by.module = {{"model", 2_GiB, 9}, {"model.h.0", 1_GiB, 3}, {"model.h.1", 1_GiB, 3}};
+  after.devices[0].allocated_by.module = {{"model", 4_GiB, 9}, {"model.h.0", 2_GiB, 3}, {"model.h.1", 2_GiB, 3}};
   CHECK(diff(before, after).modules == std::vector<DiffRow>{{"model.h.*", 2_GiB, 4_GiB}});
 }
 
@@ -72,12 +72,12 @@ std::vector<OwnedBytes> cut_off(int grown, int64_t bytes) {
 
 TEST_CASE("a name that one report lists and the other cuts off is told with the least that it changed", "[diff]") {
   Report before = report_with({}, 100_MiB), after = report_with({}, 100_MiB);
-  before.devices[0].owners_by.module = cut_off(-1, 0);
-  after.devices[0].owners_by.module = cut_off(140, 1_MiB + 128_KiB);  // comes into the list, another one leaves it
+  before.devices[0].allocated_by.module = cut_off(-1, 0);
+  after.devices[0].allocated_by.module = cut_off(140, 1_MiB + 128_KiB);  // comes into the list, another one leaves it
   CHECK(diff(before, after).modules ==
         std::vector<DiffRow>{{"enc.m1140", 1_MiB, 1_MiB + 128_KiB, true}});  // the one that left held no more
 
-  after.devices[0].owners_by.module = cut_off(140, 64_MiB);
+  after.devices[0].allocated_by.module = cut_off(140, 64_MiB);
   const ReportDiff found = diff(before, after);
   CHECK(found.modules == std::vector<DiffRow>{{"enc.m1140", 1_MiB, 64_MiB, true}});
   CHECK(to_text(found).find("≥ +63.00") != std::string::npos);
@@ -91,8 +91,8 @@ TEST_CASE("of layers that are told as one, those that are listed on one side onl
     list.push_back({"others", 51_MiB, 51});
     return list;
   };
-  before.devices[0].owners_by.module = layers(0);
-  after.devices[0].owners_by.module = layers(51);
+  before.devices[0].allocated_by.module = layers(0);
+  after.devices[0].allocated_by.module = layers(51);
   CHECK(diff(before, after).modules.empty());
 }
 

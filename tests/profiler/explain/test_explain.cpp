@@ -80,14 +80,14 @@ TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "
   Moment moment = refused.moment();
   const OutOfMemory failure{.requested_bytes = 64_MiB};
   CHECK(find_cause(failure, moment, {}, card_of(refused.total())).kind == CauseKind::fragmentation);
-  moment.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_hole_bytes = 64_MiB}};
+  moment.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_free_block_bytes = 64_MiB}};
   CHECK(find_cause(failure, moment, {}, card_of(refused.total())).kind == CauseKind::pending_frees);
 }
 
 TEST_CASE("what private pools keep in their caches serves nobody else", "[explain]") {
   const Refused refused{.requested = 5_GiB, .free = 3_GiB, .cached = 8_GiB, .allocated = 1_GiB};
   Moment moment = refused.moment();
-  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_hole_bytes = 8_GiB, .pool = 1}};
+  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   OutOfMemory failure{.requested_bytes = 5_GiB};
   const Cause cause = find_cause(failure, moment, {}, card_of(refused.total()));
   CHECK(cause.kind == CauseKind::capacity);
@@ -101,18 +101,18 @@ TEST_CASE("what private pools keep in their caches serves nobody else", "[explai
   CHECK(own.facts.other_pools_cached_bytes == 0);
 }
 
-TEST_CASE("what private pools keep is needed besides, and no remedy is said to fit into it", "[explain]") {
+TEST_CASE("what private pools keep is needed besides, and no fix is said to fit into it", "[explain]") {
   DeviceHistory device;
   device.failure = OutOfMemory{.requested_bytes = 5_GiB};
   Moment& moment = device.moment;
   moment = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
-  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_hole_bytes = 8_GiB, .pool = 1}};
-  CHECK(explain(device, {.device = card_of(12_GiB)}).needs_bytes == 15_GiB);
+  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
+  CHECK(explain(device, {.device = card_of(12_GiB)}).required_bytes == 15_GiB);
   CHECK(explain(device, {.device = card_of(12_GiB), .batch = 64}).batch->largest_batch ==
         25);  // of 5 GiB, 3 - 1 are left
 
   device.failure->pool = 1;  // the pool itself asks: it may use all of that
-  CHECK(explain(device, {.device = card_of(12_GiB)}).needs_bytes == 7_GiB);
+  CHECK(explain(device, {.device = card_of(12_GiB)}).required_bytes == 7_GiB);
 
   device.failure.reset();
   CHECK(explain(device, {.device = card_of(12_GiB)}).headroom_bytes == 2_GiB);
@@ -123,7 +123,7 @@ TEST_CASE("what private pools keep is no headroom for an inferred batch either",
   Moment& moment = device.moment;
   moment = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .outside_bytes = 1_GiB, .free_bytes = 1_GiB};
   moment.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
-  moment.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_hole_bytes = 8_GiB, .pool = 1}};
+  moment.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   const Findings findings = explain(device, {.device = card_of(12_GiB)});
   REQUIRE(findings.batch);
   CHECK(findings.batch->inferred);
@@ -183,7 +183,7 @@ TEST_CASE("an oversized request fits no card of this size", "[explain]") {
 
 TEST_CASE("others on the card are the cause if it would fit without them", "[explain]") {
   const Refused shared{.requested = 1_GiB, .free = 500_MiB, .allocated = 1_GiB, .outside = 6_GiB};
-  CHECK(cause_of(shared).kind == CauseKind::outside_pytorch);
+  CHECK(cause_of(shared).kind == CauseKind::non_pytorch);
   CHECK(cause_of(shared, {}, 6_GiB).kind == CauseKind::capacity);  // all of it is the context itself
 }
 
@@ -253,9 +253,9 @@ TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]"
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::fragmentation);
   REQUIRE(findings.cause->pinned.size() == 5);
-  CHECK(findings.cause->pinned[0].largest_hole_bytes == 16_MiB);
-  REQUIRE(findings.cause->pinned[0].pinned_by.size() == 1);
-  CHECK(findings.cause->pinned[0].pinned_by[0].made.module == "a");
+  CHECK(findings.cause->pinned[0].largest_free_block_bytes == 16_MiB);
+  REQUIRE(findings.cause->pinned[0].blocked_by.size() == 1);
+  CHECK(findings.cause->pinned[0].blocked_by[0].made.module == "a");
   CHECK(findings.cause->facts.largest_free_block_bytes == 16_MiB);
   CHECK(findings.packing == Packing{16_MiB + 512, 18_MiB, 82_MiB, 100_MiB});
 }

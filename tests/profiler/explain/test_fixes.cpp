@@ -41,7 +41,7 @@ BlockLife gradient_on_its_way(int64_t bytes, uint32_t born, uint32_t died, const
   return {.bytes = bytes,
           .born = born,
           .died = died,
-          .category = Category::gradient_in_flight,
+          .category = Category::activation_gradient,
           .phase = Phase::backward,
           .made = made};
 }
@@ -57,9 +57,9 @@ StepModel model_of(const StepLives& lives) {
   return {.blocks = lives.blocks, .peak_bytes = find_peak(lives.blocks), .available_bytes = 1_GiB};
 }
 
-const Remedy* find(const std::vector<Remedy>& remedies, std::string_view id) {
-  const auto found = std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& r) { return r.id == id; });
-  return found == remedies.end() ? nullptr : &*found;
+const Fix* find(const std::vector<Fix>& fixes, std::string_view id) {
+  const auto found = std::find_if(fixes.begin(), fixes.end(), [&](const Fix& r) { return r.id == id; });
+  return found == fixes.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ TEST_CASE("each fix that is applied to a program has its Python module, and each
   for (const FixRow& row : list_fixes()) {
     if (!row.module.empty()) named.emplace(row.module);
   }
-  for (const auto& file : std::filesystem::directory_iterator(sources / "extension/python/remedies/oomdiag_remedies")) {
+  for (const auto& file : std::filesystem::directory_iterator(sources / "extension/python/fixes/oomdiag_fixes")) {
     std::ifstream text(file.path());
     const std::string code(std::istreambuf_iterator<char>(text), {});
     if (code.find("\ndef apply(") != code.npos) there.insert(file.path().stem());
@@ -96,17 +96,17 @@ TEST_CASE("each fix that is applied to a program has its Python module, and each
 
 TEST_CASE("what fits and changes nothing comes first, then what costs less", "[explain][fixes]") {
   const auto fix = [](std::string id, std::optional<bool> fits, int64_t peak) {
-    return Remedy{.id = std::move(id), .label = "", .predicted_peak_bytes = peak, .predicted_fits = fits};
+    return Fix{.id = std::move(id), .label = "", .predicted_peak_bytes = peak, .predicted_fits = fits};
   };
-  const Remedy segments = fix("expandable_segments", true, 9_GiB), halved = fix("half_batch", true, 1_GiB);
-  const Remedy unknown = fix("relu_in_place", {}, 2_GiB), autocast = fix("autocast_bf16", true, 7_GiB);
+  const Fix segments = fix("expandable_segments", true, 9_GiB), halved = fix("half_batch", true, 1_GiB);
+  const Fix unknown = fix("relu_in_place", {}, 2_GiB), autocast = fix("autocast_bf16", true, 7_GiB);
   CHECK(is_better(segments, autocast));
   CHECK(is_better(autocast, halved));
   CHECK(is_better(halved, unknown));
-  Remedy measured = unknown;
+  Fix measured = unknown;
   measured.fits = true;
   CHECK(is_better(measured, autocast));
-  Remedy training = autocast;
+  Fix training = autocast;
   training.changes_training = true;
   CHECK(is_better(halved, training));
 }
@@ -119,11 +119,11 @@ TEST_CASE("the peak of a step is where most of its blocks overlap", "[explain][f
 
 TEST_CASE("half the batch halves what follows it, and parameters stay", "[explain][fixes]") {
   const StepLives lives = small_step();
-  const auto remedies = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
 
-  REQUIRE(find(remedies, "half_batch"));
-  CHECK(find(remedies, "half_batch")->predicted_peak_bytes == 32_MiB + 192_MiB / 2);
-  CHECK_FALSE(find(remedies, "half_batch")->formula.empty());
+  REQUIRE(find(fixes, "half_batch"));
+  CHECK(find(fixes, "half_batch")->predicted_peak_bytes == 32_MiB + 192_MiB / 2);
+  CHECK_FALSE(find(fixes, "half_batch")->formula.empty());
 }
 
 TEST_CASE("where nothing is trained, fewer examples change nothing that is learned", "[explain][fixes]") {
@@ -135,10 +135,10 @@ TEST_CASE("where nothing is trained, fewer examples change nothing that is learn
     served.blocks.push_back(block);
   }
   served.step = trained.step;
-  const auto of_training = predict_remedies(model_of(trained));
+  const auto of_training = predict_fixes(model_of(trained));
   StepModel model = model_of(served);
   model.has_backward = false;
-  const auto of_serving = predict_remedies(model);
+  const auto of_serving = predict_fixes(model);
   REQUIRE(find(of_training, "half_batch"));
   REQUIRE(find(of_serving, "half_batch"));
   CHECK(find(of_training, "half_batch")->changes_training);
@@ -159,11 +159,11 @@ TEST_CASE("the largest batch that fits is found from the same model", "[explain]
   StepModel model = model_of(lives);
   model.batch = 64;
   model.available_bytes = 32_MiB + 48_MiB;  // a quarter of what scales
-  const auto remedies = predict_remedies(model);
+  const auto fixes = predict_fixes(model);
 
-  const auto found = std::find_if(remedies.begin(), remedies.end(),
-                                  [](const Remedy& remedy) { return remedy.id.starts_with("batch_"); });
-  REQUIRE(found != remedies.end());
+  const auto found =
+      std::find_if(fixes.begin(), fixes.end(), [](const Fix& fix) { return fix.id.starts_with("batch_"); });
+  REQUIRE(found != fixes.end());
   CHECK(found->predicted_fits == true);
   CHECK(std::stoi(found->id.substr(6)) <= 16);  // 16 leave nothing for the allocator's holes
   CHECK(std::stoi(found->id.substr(6)) >= 10);
@@ -172,17 +172,17 @@ TEST_CASE("the largest batch that fits is found from the same model", "[explain]
 TEST_CASE("checkpointing frees what only the module saves, until its backward", "[explain][fixes]") {
   StepLives lives = small_step();
   lives.blocks.push_back(gradient_on_its_way(8_MiB, 20, 21, kConv1));
-  const auto remedies = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
 
-  const Remedy* remedy = find(remedies, "checkpoint");
-  CHECK((remedy == nullptr || remedy->predicted_peak_bytes < 224_MiB));
+  const Fix* fix = find(fixes, "checkpoint");
+  CHECK((fix == nullptr || fix->predicted_peak_bytes < 224_MiB));
 
   // Two modules of equal size: only one of them has its tensors at a time.
   const Where a{.op = "aten::relu", .module = "a.relu"}, b{.op = "aten::relu", .module = "b.relu"};
   const StepLives two = step_of({saved(64_MiB, 1, 20, a, {a}), saved(64_MiB, 2, 20, a, {a}),
                                  saved(64_MiB, 3, 12, b, {b}), saved(64_MiB, 4, 12, b, {b}),
                                  gradient_on_its_way(1_MiB, 10, 22, b), gradient_on_its_way(1_MiB, 14, 22, a)});
-  const auto both = predict_remedies(model_of(two));
+  const auto both = predict_fixes(model_of(two));
   REQUIRE(find(both, "checkpoint"));
   CHECK(find(both, "checkpoint")->modules == std::vector<std::string>{"a", "b"});
   CHECK(find(both, "checkpoint")->predicted_peak_bytes == 128_MiB + 2_MiB);
@@ -196,12 +196,12 @@ TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explai
                saved(64_MiB, 4, 20, a, {a}), saved(64_MiB, 5, 13, a, {a, pool}),
                gradient_on_its_way(32_MiB, 10, 13, pool), gradient_on_its_way(32_MiB, 12, 22, a),
                gradient_on_its_way(1_MiB, 19, 22, a), gradient_on_its_way(1_MiB, 21, 30, c)});
-  const auto remedies = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
 
   // When the backward of a begins, its three tensors are made again; the output that pool had kept goes then.
-  REQUIRE(find(remedies, "checkpoint"));
-  CHECK(find(remedies, "checkpoint")->modules == std::vector<std::string>{"a", "c"});
-  CHECK(find(remedies, "checkpoint")->predicted_peak_bytes == 3 * 64_MiB + 2 * 32_MiB);
+  REQUIRE(find(fixes, "checkpoint"));
+  CHECK(find(fixes, "checkpoint")->modules == std::vector<std::string>{"a", "c"});
+  CHECK(find(fixes, "checkpoint")->predicted_peak_bytes == 3 * 64_MiB + 2 * 32_MiB);
 }
 
 TEST_CASE("autocast halves convolutions and what follows, but not softmax and norms", "[explain][fixes]") {
@@ -209,15 +209,15 @@ TEST_CASE("autocast halves convolutions and what follows, but not softmax and no
   const Where softmax{.op = "aten::log_softmax", .module = "loss"};
   const StepLives lives = step_of(
       {saved(64_MiB, 1, 9, conv, {relu}), saved(64_MiB, 2, 9, relu, {relu}), saved(16_MiB, 3, 9, softmax, {softmax})});
-  const auto remedies = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
 
-  REQUIRE(find(remedies, "autocast_bf16"));
-  CHECK(find(remedies, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
+  REQUIRE(find(fixes, "autocast_bf16"));
+  CHECK(find(fixes, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
 
   // What comes after a cut could make any of it bfloat16: of such a step that is the lower bound.
   StepModel cut = model_of(lives);
   cut.whole = false;
-  const auto bounds = predict_remedies(cut);
+  const auto bounds = predict_fixes(cut);
   REQUIRE(find(bounds, "autocast_bf16"));
   CHECK(find(bounds, "autocast_bf16")->at_least);
   CHECK(find(bounds, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 8_MiB);
@@ -228,10 +228,10 @@ TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain
   BlockLife added = gradient_on_its_way(32_MiB, 5, 6, kConv1);
   added.freed_by_accumulate = true;
   const StepLives lives = step_of({kept, saved(64_MiB, 1, 5, kConv1, {kConv1}), added});
-  const auto remedies = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
 
-  REQUIRE(find(remedies, "set_to_none"));
-  CHECK(find(remedies, "set_to_none")->predicted_peak_bytes == 64_MiB);
+  REQUIRE(find(fixes, "set_to_none"));
+  CHECK(find(fixes, "set_to_none")->predicted_peak_bytes == 64_MiB);
 }
 
 TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes]") {
@@ -243,12 +243,12 @@ TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes
                           .phase = Phase::optimizer,
                           .made = {.op = "aten::_foreach_sqrt"}};
   const StepLives lives = step_of({parameter(32_MiB), state, scratch});
-  const auto remedies = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
 
-  REQUIRE(find(remedies, "fused_optimizer"));
-  CHECK(find(remedies, "fused_optimizer")->predicted_peak_bytes == 96_MiB);
-  REQUIRE(find(remedies, "sgd"));
-  CHECK(find(remedies, "sgd")->predicted_peak_bytes == 32_MiB);
+  REQUIRE(find(fixes, "fused_optimizer"));
+  CHECK(find(fixes, "fused_optimizer")->predicted_peak_bytes == 96_MiB);
+  REQUIRE(find(fixes, "sgd"));
+  CHECK(find(fixes, "sgd")->predicted_peak_bytes == 32_MiB);
 }
 
 TEST_CASE("without backward no_grad keeps what the next module takes, and nothing else", "[explain][fixes]") {
@@ -262,12 +262,12 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
   const StepLives lives = step_of(blocks);
   StepModel model = model_of(lives);
   model.has_backward = false;
-  const auto remedies = predict_remedies(model);
+  const auto fixes = predict_fixes(model);
 
-  REQUIRE(find(remedies, "no_grad"));
-  CHECK(find(remedies, "no_grad")->predicted_peak_bytes == 32_MiB);
+  REQUIRE(find(fixes, "no_grad"));
+  CHECK(find(fixes, "no_grad")->predicted_peak_bytes == 32_MiB);
   model.has_backward = true;
-  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
+  CHECK_FALSE(find(predict_fixes(model), "no_grad"));
 }
 
 TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain][fixes]") {
@@ -276,7 +276,7 @@ TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain]
   const StepLives lives = step_of({output, output});
   StepModel model = model_of(lives);
   model.has_backward = model.whole = false;
-  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
+  CHECK_FALSE(find(predict_fixes(model), "no_grad"));
 }
 
 TEST_CASE("in a leak the cure fits, and everything else postpones", "[explain][fixes]") {
@@ -289,13 +289,13 @@ TEST_CASE("in a leak the cure fits, and everything else postpones", "[explain][f
   model.last_step = 50;
   model.growing_place = "train.py:11";
   model.leaks = true;
-  const auto fixes = predict_remedies(model);
+  const auto fixes = predict_fixes(model);
   REQUIRE_FALSE(fixes.empty());
   CHECK(fixes.front().id == "stop_growth");
   CHECK(fixes.front().label == "stop keeping tensors across steps (train.py:11)");
   CHECK(fixes.front().predicted_fits == true);
   CHECK_FALSE(fixes.front().postpones_to_step);
-  for (const Remedy& fix : fixes) {
+  for (const Fix& fix : fixes) {
     INFO(fix.id);
     if (fix.id != "stop_growth") CHECK(fix.predicted_fits == false);
     CHECK(fix.ids.empty());  // no pair is enough
@@ -311,8 +311,8 @@ TEST_CASE("a request for scores that softmax did not reach goes with fused atten
   scores.shape = "[8, 16, 256, 256] float32";
   const BlockLife request{.bytes = 64_MiB, .born = 2, .phase = Phase::forward, .made = last};
   const StepLives lives = step_of({parameter(32_MiB), scores, request});
-  REQUIRE(find(predict_remedies(model_of(lives)), "sdpa"));
-  CHECK(find(predict_remedies(model_of(lives)), "sdpa")->predicted_peak_bytes == 32_MiB);
+  REQUIRE(find(predict_fixes(model_of(lives)), "sdpa"));
+  CHECK(find(predict_fixes(model_of(lives)), "sdpa")->predicted_peak_bytes == 32_MiB);
 }
 
 TEST_CASE("casts of weights do not follow the batch, and no_grad does not remove them", "[explain][fixes]") {
@@ -325,7 +325,7 @@ TEST_CASE("casts of weights do not follow the batch, and no_grad does not remove
 
   StepModel model = model_of(step_of(blocks));
   model.has_backward = false;
-  CHECK_FALSE(find(predict_remedies(model), "no_grad"));
+  CHECK_FALSE(find(predict_fixes(model), "no_grad"));
 }
 
 TEST_CASE("a batch of one has no half", "[explain][fixes]") {
@@ -333,7 +333,7 @@ TEST_CASE("a batch of one has no half", "[explain][fixes]") {
   for (BlockLife& block : lives.blocks) {
     if (block.category == Category::activation) block.shape = "[1, 32768, 4096] float32";
   }
-  const auto fixes = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
   CHECK_FALSE(find(fixes, "half_batch"));
   CHECK_FALSE(find(fixes, "accumulate_2"));
 }
@@ -342,7 +342,7 @@ TEST_CASE("a program whose steps went by without backward gets no lines for trai
   StepModel model = model_of(small_step());
   model.has_backward = false;
   model.only_infers = true;
-  const auto fixes = predict_remedies(model);
+  const auto fixes = predict_fixes(model);
   for (const char* id : {"accumulate_2", "checkpoint", "offload_activations"}) CHECK_FALSE(find(fixes, id));
   REQUIRE(find(fixes, "half_batch"));
   CHECK_FALSE(find(fixes, "half_batch")->changes_training);
@@ -358,8 +358,8 @@ TEST_CASE("checkpoints are for modules whose forward runs: a list of modules is 
     for (uint32_t b = 0; b < 2; ++b) lives.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 40 - 5 * i, layer, {layer}));
     lives.blocks.push_back(gradient_on_its_way(1_MiB, 39 - 5 * i, 41 - 5 * i, layer));
   }
-  const auto fixes = predict_remedies(model_of(lives));
-  const Remedy* fix = find(fixes, "checkpoint");
+  const auto fixes = predict_fixes(model_of(lives));
+  const Fix* fix = find(fixes, "checkpoint");
   REQUIRE(fix);
   CHECK(fix->modules == names);
   CHECK(fix->how.back() == "checkpoint_forward(*model.blocks)");
@@ -379,9 +379,9 @@ TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][fi
   StepLives lives = small_step();
   lives.blocks.push_back({.bytes = 128_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer});
   StepModel model = model_of(lives);
-  CHECK(find(predict_remedies(model), "fsdp_2"));
+  CHECK(find(predict_fixes(model), "fsdp_2"));
   model.sharded = true;
-  CHECK_FALSE(find(predict_remedies(model), "fsdp_2"));
+  CHECK_FALSE(find(predict_fixes(model), "fsdp_2"));
 }
 
 TEST_CASE("what fits only with the help of what private pools keep is not said to fit", "[explain][fixes]") {
@@ -390,7 +390,7 @@ TEST_CASE("what fits only with the help of what private pools keep is not said t
     StepModel model = model_of(lives);
     model.available_bytes = available_bytes;
     model.private_pool_cached_bytes = private_pool_cached_bytes;
-    return find(predict_remedies(model), "half_batch")->predicted_fits;
+    return find(predict_fixes(model), "half_batch")->predicted_fits;
   };
   CHECK(fits(1_GiB, 0) == true);
   CHECK(fits(1_GiB, 512_MiB) == true);
@@ -402,14 +402,14 @@ TEST_CASE("of a step that was cut short only too much is known", "[explain][fixe
   const StepLives lives = small_step();
   StepModel model = model_of(lives);
   model.whole = false;
-  auto remedies = predict_remedies(model);
-  REQUIRE(find(remedies, "half_batch"));
-  CHECK(find(remedies, "half_batch")->at_least);
-  CHECK_FALSE(find(remedies, "half_batch")->predicted_fits);  // not known
+  auto fixes = predict_fixes(model);
+  REQUIRE(find(fixes, "half_batch"));
+  CHECK(find(fixes, "half_batch")->at_least);
+  CHECK_FALSE(find(fixes, "half_batch")->predicted_fits);  // not known
 
   model.available_bytes = 100_MiB;
-  remedies = predict_remedies(model);
-  CHECK(find(remedies, "half_batch")->predicted_fits == false);
+  fixes = predict_fixes(model);
+  CHECK(find(fixes, "half_batch")->predicted_fits == false);
 }
 
 TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards that have it", "[explain][fixes]") {
@@ -423,8 +423,8 @@ TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards 
     const StepLives lives = step_of({weight, output});
     StepModel model = model_of(lives);
     model.compute_major = compute_major;
-    for (const Remedy& remedy : predict_remedies(model)) {
-      if (remedy.id.starts_with("autocast")) return remedy.id;
+    for (const Fix& fix : predict_fixes(model)) {
+      if (fix.id.starts_with("autocast")) return fix.id;
     }
     return std::string();
   };
@@ -446,29 +446,29 @@ TEST_CASE("checkpointed layers are named in the order of their numbers, and made
   StepModel model = model_of(lives);
   model.whole = false;  // its backward was not seen
   model.forward_end = 50;
-  const auto remedies = predict_remedies(model);
+  const auto fixes = predict_fixes(model);
 
-  const Remedy* remedy = find(remedies, "checkpoint");
-  REQUIRE(remedy);
-  CHECK(remedy->label == "checkpoint model.h.*");
-  CHECK(remedy->modules == names);
-  CHECK(remedy->predicted_peak_bytes == 128_MiB);
+  const Fix* fix = find(fixes, "checkpoint");
+  REQUIRE(fix);
+  CHECK(fix->label == "checkpoint model.h.*");
+  CHECK(fix->modules == names);
+  CHECK(fix->predicted_peak_bytes == 128_MiB);
 }
 
 TEST_CASE("outputs that nobody needs in backward end before it", "[explain][fixes]") {
   BlockLife output{.bytes = 16_MiB, .born = 2, .category = Category::output, .phase = Phase::forward};
   const StepLives lives =
       step_of({saved(64_MiB, 1, 9, kConv1, {kConv1}), output, gradient_on_its_way(64_MiB, 8, 10, kConv1)});
-  const auto remedies = predict_remedies(model_of(lives));
+  const auto fixes = predict_fixes(model_of(lives));
 
-  REQUIRE(find(remedies, "drop_outputs"));
-  CHECK(find(remedies, "drop_outputs")->predicted_peak_bytes == 128_MiB);
+  REQUIRE(find(fixes, "drop_outputs"));
+  CHECK(find(fixes, "drop_outputs")->predicted_peak_bytes == 128_MiB);
 }
 
 TEST_CASE("where nothing would be saved, nothing is proposed", "[explain][fixes]") {
   const StepLives lives = step_of({parameter(4_GiB)});
-  CHECK(predict_remedies(model_of(lives)).empty());
-  CHECK(predict_remedies(model_of(StepLives{})).empty());
+  CHECK(predict_fixes(model_of(lives)).empty());
+  CHECK(predict_fixes(model_of(StepLives{})).empty());
 }
 
 TEST_CASE("the lives of a step that fits have its peak, and those that failed include the request", "[replay][lives]") {

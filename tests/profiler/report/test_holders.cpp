@@ -130,7 +130,7 @@ TEST_CASE("equal allocations of one line are counted", "[report]") {
   const auto rows = fold_holders(blocks.moment());
   REQUIRE(rows.size() == 1);
   CHECK(rows[0].block_bytes == 384_MiB);
-  ReportOfDevice device{.categories = {{"output", 28 * 384_MiB}}, .holders = rows};
+  ReportOfDevice device{.categories = {{"output", 28 * 384_MiB}}, .top_allocations = rows};
   device.card.allocated_bytes = 28 * 384_MiB;
   CHECK(holders_table(device, {}).find("aten::cdist  train.py:39  28 × 384.00 MiB") != std::string::npos);
 }

@@ -41,16 +41,16 @@ const Json& design() {
     "requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0, "free_bytes": 0},
   "cause": {"kind": "capacity", "short_by_bytes": 0, "evidence": {}},
   "categories": {"parameter": 0, "buffer": 0, "gradient": 0, "optimizer_state": 0, "activation": 0, "input": 0, "output": 0,
-    "gradient_in_flight": 0, "temporary": 0, "workspace": 0, "unknown": 0},
-  "card": {"allocated_bytes": 0, "pending_free_bytes": 0, "cached_bytes": 0, "outside_pytorch_bytes": 0, "free_bytes": 0},
+    "activation_gradient": 0, "temporary": 0, "workspace": 0, "unknown": 0},
+  "card": {"allocated_bytes": 0, "pending_free_bytes": 0, "cached_bytes": 0, "non_pytorch_bytes": 0, "free_bytes": 0},
   "saved_tensors": [{"bytes": 0, "shape": [64, 32, 64, 64], "dtype": "float32", "made_by": "aten::relu", "module": "relu1",
     "saved_by": ["ReluBackward0", "MaxPool2DWithIndicesBackward0"]}],
-  "remedies": [{"id": "autocast_bf16", "predicted_peak_bytes": 0, "measured_peak_bytes": null, "fits": null}],
+  "fixes": [{"id": "autocast_bf16", "predicted_peak_bytes": 0, "measured_peak_bytes": null, "fits": null}],
   "phases": [{"step": 1, "phase": "forward", "peak_allocated_bytes": 0}],
   "timeline": [{"time_ns": 0, "allocated_bytes": 0, "reserved_bytes": 0}],
-  "absorbed": [{"op": "aten::convolution", "requested_bytes": 0, "count": 1}],
+  "recovered_by_library": [{"op": "aten::convolution", "requested_bytes": 0, "count": 1}],
   "caught": [],
-  "limits": ["context bytes are modelled"]})");
+  "limitations": ["context bytes are modelled"]})");
   return json;
 }
 
@@ -130,10 +130,10 @@ TEST_CASE("values of the wrong kind are refused", "[report]") {
   const std::string head = R"({"schema": "oomdiag-report/1", )";
   for (const char* rest :
        {R"("outcome": 3})", R"("rank": "a"})", R"("rank": 3000000000})", R"("rank": 1.5})", R"("steps": -1})",
-        R"("devices": {}})", R"("devices": [3]})", R"("main_device": 1})", R"("main_device": -1})", R"("limits": [1]})",
-        R"("devices": [{"peak": []}]})", R"("devices": [{"headroom_bytes": 18446744073709551615}]})",
-        R"("devices": [{"headroom_bytes": 1e300}]})", R"("devices": [{"cause": {"kind": "magic"}}]})",
-        R"("devices": [{"categories": {"parameter": 1.5}}]})",
+        R"("devices": {}})", R"("devices": [3]})", R"("main_device": 1})", R"("main_device": -1})",
+        R"("limitations": [1]})", R"("devices": [{"peak": []}]})",
+        R"("devices": [{"headroom_bytes": 18446744073709551615}]})", R"("devices": [{"headroom_bytes": 1e300}]})",
+        R"("devices": [{"cause": {"kind": "magic"}}]})", R"("devices": [{"categories": {"parameter": 1.5}}]})",
         R"("devices": [{"saved_tensors": [{"shape": ["a"]}]}]})"}) {
     check_refused(head + rest);
   }

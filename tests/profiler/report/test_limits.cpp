@@ -3,7 +3,7 @@
 #include <string_view>
 #include <vector>
 
-#include "profiler/report/limits.h"
+#include "profiler/report/limitations.h"
 #include "tests/catch.h"
 
 using namespace oomdiag;
@@ -20,7 +20,7 @@ std::vector<std::string> limits_with(int64_t managed_bytes, int64_t reserved_byt
   device.moment.reserved_bytes = reserved_bytes;
   device.moment.outside_bytes = int64_t{1} << 30;
   device.moment.host_memory.push_back({.owner = "libcudart.so.13", .kind = "managed", .bytes = managed_bytes});
-  return list_limits(trace, history, {});
+  return list_limitations(trace, history, {});
 }
 
 bool speaks_of_managed_memory(const std::vector<std::string>& limits, std::string_view amount) {

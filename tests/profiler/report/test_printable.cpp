@@ -57,8 +57,8 @@ TEST_CASE("no name of a trace reaches the terminal as it is, nor adds a line", "
     Report bad = make_report(hostile, {.exit_code = 1, .folder = kHostile});
     Report good = make_report(clean, {.exit_code = 1, .folder = "f"});
     CHECK(is_safe(to_text(bad)));
-    bad.devices.front().remedies.clear();  // of a shape that is none fewer are known
-    good.devices.front().remedies.clear();
+    bad.devices.front().fixes.clear();  // of a shape that is none fewer are known
+    good.devices.front().fixes.clear();
     CHECK(std::ranges::count(to_text(bad), '\n') == std::ranges::count(to_text(good), '\n'));
   }
 }
@@ -67,10 +67,10 @@ TEST_CASE("no text of a report file reaches the terminal as it is", "[report]") 
   Report report = make_report(oom_in_backward(), {.exit_code = 1});
   ReportOfDevice& device = report.devices.front();
   device.failure->module = device.device.compute_capability = kHostile;
-  device.owners.front().shape = kHostile;
-  device.remedies.front().label = kHostile;
+  device.allocations.front().shape = kHostile;
+  device.fixes.front().label = kHostile;
   report.ranks = {{.outcome = kHostile}, {.rank = 1, .outcome = "out_of_memory", .failure = device.failure}};
-  report.limits.push_back(kHostile);
+  report.limitations.push_back(kHostile);
   CHECK(is_safe(to_text(report)));
   report.outcome = kHostile;
   CHECK(is_safe(to_text(report)));

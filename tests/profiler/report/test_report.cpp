@@ -27,7 +27,7 @@ TEST_CASE("a report adds up: categories to the allocated bytes, the card to its 
     for (const auto& [name, bytes] : device.categories) sum += bytes;
 
     CHECK(sum == card.allocated_bytes);
-    CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.outside_pytorch_bytes +
+    CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.non_pytorch_bytes +
               card.free_bytes ==
           device.device.total_bytes);
     CHECK(std::accumulate(device.saved_tensors.begin(), device.saved_tensors.end(), int64_t{0},
@@ -57,7 +57,7 @@ TEST_CASE("the failing allocation is described where it happened", "[report]") {
                                          .reserved_bytes = 214_MiB,
                                          .free_bytes = 42_MiB,
                                          .time_ns = device.failure->time_ns,
-                                         .wanted = "gradient of conv1, [64, 32, 64, 128] float32"});
+                                         .requested_for = "gradient of conv1, [64, 32, 64, 128] float32"});
   REQUIRE(device.saved_tensors.size() == 1);
   CHECK(device.saved_tensors[0] == ReportSavedTensor{.bytes = 64_MiB,
                                                      .shape = {64, 32, 64, 128},
@@ -94,8 +94,8 @@ TEST_CASE("OOMs that did not end the program are listed", "[report]") {
 
   const ReportOfDevice device = make_report(trace, {.exit_code = 0}).devices.at(0);
   CHECK_FALSE(device.failure);
-  REQUIRE(device.absorbed.size() == 1);
-  CHECK(device.absorbed[0] == ReportAbsorbed{"aten::conv2d", 100_MiB, 2, 1_MiB, ""});
+  REQUIRE(device.recovered_by_library.size() == 1);
+  CHECK(device.recovered_by_library[0] == ReportRecovered{"aten::conv2d", 100_MiB, 2, 1_MiB, ""});
   REQUIRE(device.caught.size() == 1);
   CHECK(device.caught[0].op == "aten::empty");
 }
@@ -140,21 +140,21 @@ TEST_CASE("a report says what it does not know", "[report]") {
   damaged.process.virtual_device = false;
   damaged.process.recorder_failure = "no room";
 
-  const auto limits = make_report(damaged, {.limits = {"from the caller"}}).limits;
-  CHECK(mentions(limits, "3 events were lost"));
-  CHECK(mentions(limits, "oldest 5 events"));
-  CHECK(mentions(limits, "2 live blocks"));
-  CHECK(mentions(limits, "4 names or places found no room"));
-  CHECK(mentions(limits, "5 allocations by libraries outside of PyTorch"));
-  CHECK(mentions(limits, "6 ops ran too deep"));
-  CHECK(mentions(limits, "7 scopes that differ by numbers only"));
-  CHECK(mentions(limits, "8 threads began after 65,534 others"));
-  CHECK(mentions(limits, "recording stopped before the end: no room"));
-  CHECK(mentions(limits, "reserved bytes are a lower bound"));
-  CHECK(mentions(limits, "bytes outside PyTorch are not known"));
-  CHECK(mentions(limits, "from the caller"));
-  CHECK(mentions(limits, "not in the virtual device, so that what it takes is missing: 1 function of cuBLAS"));
-  CHECK(mentions(make_report(trace, {}).limits, "the card is virtual"));
+  const auto limitations = make_report(damaged, {.limitations = {"from the caller"}}).limitations;
+  CHECK(mentions(limitations, "3 events were lost"));
+  CHECK(mentions(limitations, "oldest 5 events"));
+  CHECK(mentions(limitations, "2 live blocks"));
+  CHECK(mentions(limitations, "4 names or places found no room"));
+  CHECK(mentions(limitations, "5 allocations by libraries outside of PyTorch"));
+  CHECK(mentions(limitations, "6 ops ran too deep"));
+  CHECK(mentions(limitations, "7 scopes that differ by numbers only"));
+  CHECK(mentions(limitations, "8 threads began after 65,534 others"));
+  CHECK(mentions(limitations, "recording stopped before the end: no room"));
+  CHECK(mentions(limitations, "reserved bytes are a lower bound"));
+  CHECK(mentions(limitations, "bytes outside PyTorch are not known"));
+  CHECK(mentions(limitations, "from the caller"));
+  CHECK(mentions(limitations, "not in the virtual device, so that what it takes is missing: 1 function of cuBLAS"));
+  CHECK(mentions(make_report(trace, {}).limitations, "the card is virtual"));
 }
 
 TEST_CASE("an abort while Python ends is PyTorch's own, and the program had done its work", "[report]") {
@@ -163,9 +163,9 @@ TEST_CASE("an abort while Python ends is PyTorch's own, and the program had done
   Trace ended = trace;
   ended.process.python_ended = true;
   const std::string_view told = "the program had done its work";
-  CHECK(mentions(make_report(ended, {.exit_code = 134, .signal = 6}).limits, told));
-  CHECK_FALSE(mentions(make_report(ended, {.exit_code = 139, .signal = 11}).limits, told));
-  CHECK_FALSE(mentions(make_report(trace, {.exit_code = 134, .signal = 6}).limits, told));
+  CHECK(mentions(make_report(ended, {.exit_code = 134, .signal = 6}).limitations, told));
+  CHECK_FALSE(mentions(make_report(ended, {.exit_code = 139, .signal = 11}).limitations, told));
+  CHECK_FALSE(mentions(make_report(trace, {.exit_code = 134, .signal = 6}).limitations, told));
 }
 
 TEST_CASE("bytes of others on the card are what is neither free nor reserved", "[report]") {
@@ -174,7 +174,7 @@ TEST_CASE("bytes of others on the card are what is neither free nor reserved", "
   trace.trace().events.in_memory().back().address -= 7_MiB;
 
   const ReportCard card = make_report(trace, {}).devices.at(0).card;
-  CHECK(card.outside_pytorch_bytes == 7_MiB);
+  CHECK(card.non_pytorch_bytes == 7_MiB);
   CHECK(card.free_bytes == 63_MiB);
 }
 
@@ -183,7 +183,7 @@ TEST_CASE("a modelled context counts where nobody asked the card", "[report]") {
   trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0);
   trace.trace().devices[0].context_bytes = 11_MiB;
 
-  CHECK(make_report(trace, {}).devices.at(0).card.outside_pytorch_bytes == 11_MiB);
+  CHECK(make_report(trace, {}).devices.at(0).card.non_pytorch_bytes == 11_MiB);
 }
 
 TEST_CASE("shapes are read as far as they can be", "[report]") {
@@ -255,7 +255,7 @@ TEST_CASE("a damaged trace makes a report that adds up, not a crash", "[report][
       for (const auto& [name, bytes] : device.categories) sum += bytes;
       CHECK(sum == device.card.allocated_bytes);
       const ReportCard& card = device.card;
-      CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.outside_pytorch_bytes +
+      CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.non_pytorch_bytes +
                 card.free_bytes ==
             device.device.total_bytes);
     }

@@ -1,4 +1,4 @@
-#include "profiler/report/limits.h"
+#include "profiler/report/limitations.h"
 #include "profiler/report/whole_run.h"
 #include "tests/catch.h"
 
@@ -17,16 +17,15 @@ Report failed_by(CauseKind cause) {
                             .non_pytorch_bytes = kGiB,
                             .usual_non_pytorch_bytes = kGiB,
                             .allowed_bytes = 12 * kGiB};
-  device.card.outside_pytorch_bytes = kGiB;
-  device.remedies = {
-      {.id = "expandable_segments", .label = "expandable_segments:True", .predicted_peak_bytes = 9 * kGiB}};
+  device.card.non_pytorch_bytes = kGiB;
+  device.fixes = {{.id = "expandable_segments", .label = "expandable_segments:True", .predicted_peak_bytes = 9 * kGiB}};
   return {.outcome = "out_of_memory", .devices = {device}, .limits = {std::string(kNoWholeStep), "another"}};
 }
 
 Report whole_run(int64_t peak_bytes) {
   ReportOfDevice device{.device = {.name = "card", .total_bytes = 16384 * kGiB, .compute_capability = "8.6"},
                         .peak = {.allocated_bytes = peak_bytes}};
-  device.remedies = {
+  device.fixes = {
       {.id = "checkpoint", .label = "checkpoint h.*", .predicted_peak_bytes = 5 * kGiB, .predicted_fits = true}};
   return {.outcome = "ok", .devices = {device}};
 }
@@ -36,10 +35,10 @@ Report whole_run(int64_t peak_bytes) {
 TEST_CASE("the need of a failed run is that of the whole one, and what is outside", "[report]") {
   Report report = failed_by(CauseKind::capacity);
   take_whole_run(report, whole_run(13 * kGiB));
-  CHECK(report.devices[0].needs_bytes == 14 * kGiB);
-  REQUIRE(report.devices[0].remedies.size() == 1);
-  CHECK(report.devices[0].remedies[0].id == "checkpoint");
-  CHECK(report.limits == std::vector<std::string>{"another"});
+  CHECK(report.devices[0].required_bytes == 14 * kGiB);
+  REQUIRE(report.devices[0].fixes.size() == 1);
+  CHECK(report.devices[0].fixes[0].id == "checkpoint");
+  CHECK(report.limitations == std::vector<std::string>{"another"});
 }
 
 TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[report]") {
@@ -50,13 +49,13 @@ TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[r
   CHECK(report.devices[0].cause->evidence.step == StepNeed{.bytes = 13 * kGiB, .whole = true});
 }
 
-TEST_CASE("where the whole run would fit, holes stay the cause and their remedy stays first", "[report]") {
+TEST_CASE("where the whole run would fit, holes stay the cause and their fix stays first", "[report]") {
   Report report = failed_by(CauseKind::fragmentation);
   take_whole_run(report, whole_run(10 * kGiB));
   CHECK(report.devices[0].cause->kind == CauseKind::fragmentation);
-  REQUIRE(report.devices[0].remedies.size() == 2);
-  CHECK(report.devices[0].remedies[0].id == "expandable_segments");
-  CHECK(report.devices[0].remedies[0].predicted_peak_bytes == 10 * kGiB);
+  REQUIRE(report.devices[0].fixes.size() == 2);
+  CHECK(report.devices[0].fixes[0].id == "expandable_segments");
+  CHECK(report.devices[0].fixes[0].predicted_peak_bytes == 10 * kGiB);
 }
 
 TEST_CASE("a program that takes a share of its card shows nothing on a larger one", "[report]") {
@@ -76,11 +75,11 @@ TEST_CASE("what grows without end has no whole run", "[report]") {
 TEST_CASE("a report that is made anew keeps what other runs have shown", "[report]") {
   Report earlier = failed_by(CauseKind::fragmentation);
   take_whole_run(earlier, whole_run(13 * kGiB));
-  earlier.devices[0].remedies[0].measured_peak_bytes = 6 * kGiB;
+  earlier.devices[0].fixes[0].measured_peak_bytes = 6 * kGiB;
   Report anew = failed_by(CauseKind::fragmentation);
   keep_measured(anew, earlier);
   CHECK(anew.devices[0].cause->kind == CauseKind::capacity);
-  CHECK(anew.devices[0].remedies == earlier.devices[0].remedies);
+  CHECK(anew.devices[0].fixes == earlier.devices[0].fixes);
 }
 
 }  // namespace oomdiag

@@ -134,8 +134,8 @@ TEST_CASE("nothing is concluded about a card whose size nobody told; told, it is
 
   const Report small = report_on(refused, 2_GiB), shared = report_on(refused, 8_GiB);
   CHECK(small.devices[0].cause->kind == CauseKind::oversized_request);
-  CHECK(shared.devices[0].cause->kind == CauseKind::outside_pytorch);
-  CHECK(shared.devices[0].card.outside_pytorch_bytes == 8_GiB - 25_MiB);
+  CHECK(shared.devices[0].cause->kind == CauseKind::non_pytorch);
+  CHECK(shared.devices[0].card.non_pytorch_bytes == 8_GiB - 25_MiB);
   CHECK(to_text(shared, {}).find("GPU?") == std::string::npos);
 }
 
@@ -156,7 +156,7 @@ TEST_CASE("lines stand there beside optimizer state, and what they do not name i
   add(8_MiB, in_optimizer());
   for (int64_t line = 1; line <= 60; ++line) add(2_MiB, in_forward(line));
   const Report report = report_on(snapshot({}, entries));
-  const auto& owners = report.devices[0].owners;
+  const auto& owners = report.devices[0].allocations;
   REQUIRE(owners.size() == 50);
   CHECK(owners.back().name == "others");
   int64_t sum = 0;
@@ -190,8 +190,9 @@ TEST_CASE("segments that contradict each other are said", "[snapshot]") {
         report_on(snapshot({segment(kAddress, 20_MiB, {block(block_bytes, block_bytes, "active_allocated")}),
                             segment(second, 20_MiB, {block(20_MiB, 0, "inactive")})},
                            {entry("segment_alloc", second, 20_MiB)}));
-    return std::ranges::count_if(
-        report.limits, [](const std::string& limit) { return limit.find("of its segments overlap") != limit.npos; });
+    return std::ranges::count_if(report.limitations, [](const std::string& limit) {
+      return limit.find("of its segments overlap") != limit.npos;
+    });
   };
   CHECK(limits_of(kAddress + 20_MiB, 20_MiB) == 0);
   CHECK(limits_of(kAddress + 10_MiB, 20_MiB) == 1);

@@ -76,9 +76,9 @@ TEST_CASE("a snapshot becomes a report: the OOM, the peak and who holds what", "
   CHECK(card.peak.allocated_bytes == 10_MiB);
   CHECK(card.replay_error_bytes == 0);
   CHECK(card.device.total_bytes == 25_MiB);
-  REQUIRE(card.owners.size() == 1);
-  CHECK(card.owners[0].name == "/home/me/train.py:31");
-  CHECK(card.owners[0].category == Category::unknown);
+  REQUIRE(card.allocations.size() == 1);
+  CHECK(card.allocations[0].name == "/home/me/train.py:31");
+  CHECK(card.allocations[0].category == Category::unknown);
   const std::string words = to_text(report, {});
   CHECK(words.find("out of memory, by a memory snapshot") != words.npos);
   CHECK(words.find("train.py:31") != words.npos);

@@ -52,7 +52,7 @@ TEST_CASE("a gradient is in flight until it has been accumulated", "[replay]") {
   peak(trace).end_node().node("torch::autograd::AccumulateGrad", kAccumulateGrad);
   trace.names(EventKind::gradient, "g", "");
 
-  CHECK(category_of(trace, "g") == Category::gradient_in_flight);
+  CHECK(category_of(trace, "g") == Category::activation_gradient);
 }
 
 TEST_CASE("what survives an optimizer step is its state", "[replay]") {

@@ -42,7 +42,7 @@ struct Told {
     return add({.address = address, .bytes = bytes, .kind = EventKind::segment_alloc}, "");
   }
   NonPytorchState state() const { return read_non_pytorch(trace, events, trace.events.size()); }
-  std::vector<OutsideOwner> owners(std::vector<SegmentLayout> segments = {}) const {
+  std::vector<NonPytorchOwner> owners(std::vector<SegmentLayout> segments = {}) const {
     return list_owners(state(), segments);
   }
 };
@@ -63,8 +63,8 @@ TEST_CASE("page-locked memory is told by the place that asked for it, largest fi
   told.give(0x4000).take(0x5000, 5, "libnccl.so.2", DriverMemory::pinned).take(0x6000, 9, "libnccl.so.2");
 
   CHECK(
-      list_page_locked(told.trace, told.state()) ==
-      std::vector<PageLocked>{
+      list_pinned_host_memory(told.trace, told.state()) ==
+      std::vector<PinnedHostMemory>{
           {.owner = "libtorch_cuda.so", .op = "aten::_pin_memory", .source = "loader.py:7", .bytes = 130, .blocks = 2},
           {.owner = "libtorch_cuda.so", .op = "aten::_pin_memory", .source = "train.py:31", .bytes = 100, .blocks = 1},
           {.owner = "libnccl.so.2", .bytes = 5, .blocks = 1}});
@@ -75,16 +75,16 @@ TEST_CASE("libraries are added up by name and kind, largest first", "[outside]")
   told.take(0x1000, 10, "libcublas.so.13").take(0x2000, 5, "libcublas.so.13").take(0x3000, 70, "libnccl.so.2");
   told.take(0x4000, 9, "libnccl.so.2", DriverMemory::handle).take(0x5000, 99, "libnccl.so.2").give(0x5000);
 
-  CHECK(told.owners() == std::vector<OutsideOwner>{{"libnccl.so.2", "device", 70},
-                                                   {"libcublas.so.13", "device", 15},
-                                                   {"libnccl.so.2", "handle", 9}});
+  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 70},
+                                                      {"libcublas.so.13", "device", 15},
+                                                      {"libnccl.so.2", "handle", 9}});
 }
 
 TEST_CASE("PyTorch's own segments are not counted twice", "[outside]") {
   Told told;
   told.take(0x1000, 20, "libc10_cuda.so").take(0x9000, 30, "libmypool.so").segment(0x9000, 30);
   told.take(0xa000, 40, "libmypool.so");
-  CHECK(told.owners() == std::vector<OutsideOwner>{{"libmypool.so", "device", 40}});
+  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"libmypool.so", "device", 40}});
 
   SECTION("and what comes to lie where a segment was is not PyTorch's") {
     told.give(0x9000).take(0x9000, 5, "libother.so");
@@ -114,7 +114,7 @@ TEST_CASE("pinned and managed memory is the host's", "[outside]") {
   told.take(0x1000, 10, "libtorch_cuda.so", DriverMemory::pinned).take(0x2000, 5, "mine.so", DriverMemory::managed);
   CHECK(told.owners().empty());
   CHECK(list_host_owners(told.state()) ==
-        std::vector<OutsideOwner>{{"libtorch_cuda.so", "pinned", 10}, {"mine.so", "managed", 5}});
+        std::vector<NonPytorchOwner>{{"libtorch_cuda.so", "pinned", 10}, {"mine.so", "managed", 5}});
 }
 
 TEST_CASE("what the driver refused is held by nobody", "[outside]") {
@@ -123,7 +123,7 @@ TEST_CASE("what the driver refused is held by nobody", "[outside]") {
   told.take(0, 4_GiB, "libnccl.so.2", DriverMemory::device, kDriverRefused);
   told.take(0, 5_GiB, "libc10_cuda.so", DriverMemory::device, kDriverRefused);
   CHECK(told.owners().empty());
-  CHECK(told.state().refusals == std::vector<OutsideOwner>{{"libnccl.so.2", "device", 10_GiB}});
+  CHECK(told.state().refusals == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 10_GiB}});
 }
 
 TEST_CASE("the context and all modules have a line each, cuInit has none", "[outside]") {
@@ -132,7 +132,7 @@ TEST_CASE("the context and all modules have a line each, cuInit has none", "[out
       .step("context", 500)
       .step("modules of libtorch_cuda.so", 60)
       .step("modules of libcublas.so.13", 7);
-  CHECK(told.owners() == std::vector<OutsideOwner>{{"context", "device", 500}, {"modules", "device", 67}});
+  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"context", "device", 500}, {"modules", "device", 67}});
   CHECK(told.state().steps.size() == 4);
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("of other processes the newest list counts", "[outside]") {
   Told told;
   told.process(0, 0, "", kFirstProcess).process(41, 100, "python").process(42, 200, "Xorg");
   told.process(0, 0, "", kFirstProcess).process(42, 250, "");
-  CHECK(told.owners() == std::vector<OutsideOwner>{{"process 42", "process", 250}});
+  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"process 42", "process", 250}});
 }
 
 TEST_CASE("only what came before the moment counts", "[outside]") {
@@ -156,7 +156,7 @@ TEST_CASE("what outlived the oldest event is announced, and counts from the star
   told.take(0x3000, 40, "c.so").take(0x3000, 40, "c.so", DriverMemory::device, kDriverAnnounced);
   told.trace.overwritten_events = 100;
   CHECK(list_owners(read_non_pytorch(told.trace, told.events, 1), {}) ==
-        std::vector<OutsideOwner>{{"b.so", "device", 20}, {"a.so", "device", 10}});
+        std::vector<NonPytorchOwner>{{"b.so", "device", 20}, {"a.so", "device", 10}});
   const std::vector<SegmentLayout> segments{{.address = 0x1000, .bytes = 10}};  // whose making was overwritten
   CHECK(list_owners(read_non_pytorch(told.trace, told.events, 1), segments).size() == 1);
 }
@@ -176,7 +176,7 @@ TEST_CASE("the cause outside of PyTorch names who holds what is missing", "[outs
                     {"process 41 python", "process", 5_GiB},
                     {"unexplained", "", 6_GiB - 5_GiB - 1000_MiB}};
   const Cause cause = find_cause(failure, moment, {}, card_of(7_GiB + 500_MiB));
-  CHECK(cause.kind == CauseKind::outside_pytorch);
+  CHECK(cause.kind == CauseKind::non_pytorch);
   REQUIRE(cause.holders.size() == 3);
   CHECK(cause.holders[0].owner == "process 41 python");
   CHECK(cause.holders[1].owner == "libnccl.so.2");

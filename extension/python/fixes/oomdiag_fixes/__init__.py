@@ -1,7 +1,7 @@
-"""Remedies against running out of memory, applied to a program that knows nothing of them: one module per remedy.
+"""Fixes against running out of memory, applied to a program that knows nothing of them: one module per fix.
 
-OOMDIAG_REMEDIES is a JSON list of [id, settings]; the module of that name has apply(settings). Each patches torch as the
-lines would that a user types, and tells, in the file `remedies` of the run folder, those lines and how often it found
+OOMDIAG_FIXES is a JSON list of [id, settings]; the module of that name has apply(settings). Each patches torch as the
+lines would that a user types, and tells, in the file `fixes` of the run folder, those lines and how often it found
 something to change. What it tells nothing of was not applied.
 """
 import importlib
@@ -12,7 +12,7 @@ import os
 def tell(**what):
     folder = os.environ.get("OOMDIAG_OUTPUT")
     if folder:
-        with open(os.path.join(folder, "remedies"), "a", encoding="utf-8") as file:
+        with open(os.path.join(folder, "fixes"), "a", encoding="utf-8") as file:
             file.write(json.dumps(what) + "\n")
 
 
@@ -21,7 +21,7 @@ def tell_applied(id, lines):
 
 
 def apply_all():
-    for id, settings in json.loads(os.environ["OOMDIAG_REMEDIES"]):
+    for id, settings in json.loads(os.environ["OOMDIAG_FIXES"]):
         try:
             importlib.import_module(f"{__name__}.{id}").apply(settings)
         except Exception as error:  # the program runs on without it, and that is said

@@ -1,4 +1,4 @@
-#include "profiler/report/limits.h"
+#include "profiler/report/limitations.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -18,19 +18,19 @@
 namespace oomdiag {
 namespace {
 
-void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& limits) {
+void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& limitations) {
   if (trace.overwritten_events > 0) {
     const bool counted = !trace.step_ends.empty();
     const uint32_t step = counted ? trace.step_of(trace.overwritten_events + 1) : 0;
     const std::string what = counted ? fmt::format("peaks and phases are told from step {} on", step)
                                      : "steps are counted from where the trace begins";
-    limits.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events, what));
+    limitations.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events, what));
     if (counted && trace.step_stride > 1) {
-      limits.push_back(fmt::format("steps are counted to within {}", trace.step_stride));
+      limitations.push_back(fmt::format("steps are counted to within {}", trace.step_stride));
     }
   }
   const auto add = [&](uint64_t count, std::string_view what) {
-    if (count > 0) limits.push_back(fmt::format("{} {}", count, what));
+    if (count > 0) limitations.push_back(fmt::format("{} {}", count, what));
   };
   add(trace.dropped_events, "events were lost");
   add(trace.events.lost(),
@@ -43,32 +43,32 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
       "threads began after 65,534 others: which forward op made their autograd nodes is not known");
   add(trace.folded_names, "scopes that differ by numbers only are told together, with # for the number");
   if (!trace.process.recorder_failure.empty()) {
-    limits.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
+    limitations.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
   } else if (still_runs) {
-    limits.emplace_back("the program still runs: this is what was recorded so far");
+    limitations.emplace_back("the program still runs: this is what was recorded so far");
   } else if (trace.process.end_state == EndState::running) {
-    limits.emplace_back("the trace has no end: the process was killed, left by _exit, or still runs");
+    limitations.emplace_back("the trace has no end: the process was killed, left by _exit, or still runs");
   }
 }
 
-void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limits) {
-  limits.emplace_back(
+void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limitations) {
+  limitations.emplace_back(
       "a memory snapshot tells what a block holds only for optimizer steps; phases and steps are read from its stacks "
       "and annotations");
   const auto is_unnamed = [](const Device& device) { return device.name.empty(); };
   if (std::ranges::any_of(trace.devices, is_unnamed)) {
-    limits.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
+    limitations.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
   }
   const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
   if (std::none_of(trace.events.begin(), trace.events.end(), is_alloc)) {
-    limits.emplace_back("no history was recorded: the state is the one when the snapshot was taken");
+    limitations.emplace_back("no history was recorded: the state is the one when the snapshot was taken");
   } else if (!trace.initial.empty()) {
-    limits.emplace_back(fmt::format("{} blocks are older than the history: of those freed since, sizes are rounded",
-                                    trace.initial.size()));
+    limitations.emplace_back(fmt::format(
+        "{} blocks are older than the history: of those freed since, sizes are rounded", trace.initial.size()));
   }
   const auto has_line = [](const Context& context) { return context.source != 0; };
   if (std::none_of(trace.contexts.begin(), trace.contexts.end(), has_line)) {
-    limits.emplace_back("no Python frames were recorded: torch.cuda.memory._record_memory_history() records them");
+    limitations.emplace_back("no Python frames were recorded: torch.cuda.memory._record_memory_history() records them");
   }
 }
 
@@ -89,7 +89,7 @@ std::string_view library_of(std::string_view text) {
 // What the virtual device could not do, or only by estimate: areas by their names, functions by whose they are. The report's
 // notes name each.
 void add_notes_of(const History& history, std::string_view kind, const char* sentence,
-                  std::vector<std::string>& limits) {
+                  std::vector<std::string>& limitations) {
   std::vector<std::string> areas;
   std::map<std::string_view, int> functions;
   for (const RecorderNote& note : history.notes) {
@@ -104,24 +104,24 @@ void add_notes_of(const History& history, std::string_view kind, const char* sen
   for (const auto& [library, count] : functions) {
     areas.push_back(fmt::format("{} {} of {}", count, count == 1 ? "function" : "functions", library));
   }
-  if (!areas.empty()) limits.push_back(fmt::format(fmt::runtime(sentence), fmt::join(areas, ", ")));
+  if (!areas.empty()) limitations.push_back(fmt::format(fmt::runtime(sentence), fmt::join(areas, ", ")));
 }
 
-void add_notes(const History& history, std::vector<std::string>& limits) {
+void add_notes(const History& history, std::vector<std::string>& limitations) {
   constexpr size_t kMostNotes = 20;
-  add_notes_of(history, "estimate", "estimates of the virtual device: {}", limits);
-  add_notes_of(history, "unsupported", "not in the virtual device, so that what it takes is missing: {}", limits);
+  add_notes_of(history, "estimate", "estimates of the virtual device: {}", limitations);
+  add_notes_of(history, "unsupported", "not in the virtual device, so that what it takes is missing: {}", limitations);
   size_t told = 0;
   for (const RecorderNote& note : history.notes) {
     const bool is_told = note.kind == kMode || note.kind == "estimate" || note.kind == "unsupported";
     if (is_told || told++ >= kMostNotes) continue;
-    limits.push_back(fmt::format("{}: {}", note.kind, note.text));
+    limitations.push_back(fmt::format("{}: {}", note.kind, note.text));
   }
-  if (told > kMostNotes) limits.push_back(fmt::format("{} more of these", told - kMostNotes));
+  if (told > kMostNotes) limitations.push_back(fmt::format("{} more of these", told - kMostNotes));
 }
 
 // What was there before: how much of it nothing names since.
-void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limits) {
+void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limitations) {
   int64_t unnamed = 0;
   for (const LiveBlock& block : device.moment.blocks) {
     if (block.before_recording && block.category == Category::unknown) unnamed += block.bytes;
@@ -129,8 +129,9 @@ void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<
   if (unnamed == 0) return;
   const std::string when =
       trace.process.steps_before > 0 ? fmt::format(" (step {})", trace.process.steps_before + 1) : std::string();
-  limits.push_back(fmt::format("{} of card {} were allocated before recording began{}: known by size, not by maker",
-                               with_unit(unnamed), device.index, when));
+  limitations.push_back(
+      fmt::format("{} of card {} were allocated before recording began{}: known by size, not by maker",
+                  with_unit(unnamed), device.index, when));
 }
 
 bool is_of_convolution(const LiveBlock& block) {
@@ -138,71 +139,73 @@ bool is_of_convolution(const LiveBlock& block) {
 }
 
 // It lets cuDNN take other plans, and which one needs how much only cuDNN knows.
-void add_unpredicted(const DeviceHistory& device, const std::string& card, std::vector<std::string>& limits) {
+void add_unpredicted(const DeviceHistory& device, const std::string& card, std::vector<std::string>& limitations) {
   constexpr int64_t kLeastShare = 100;
   int64_t bytes = 0;
   for (const LiveBlock& block : device.moment.blocks) bytes += is_of_convolution(block) ? block.bytes : 0;
   if (bytes * kLeastShare < device.moment.allocated_bytes || bytes == 0) return;
-  limits.push_back(fmt::format("{}what channels_last would change of the {} of convolution workspaces is not predicted",
-                               card, with_unit(bytes)));
+  limitations.push_back(
+      fmt::format("{}what channels_last would change of the {} of convolution workspaces is not predicted", card,
+                  with_unit(bytes)));
 }
 
 /// Managed memory may be larger than the card. PyTorch counts it as reserved, where it asked for it.
 void add_oversubscription(const Trace& trace, const DeviceHistory& device, const std::string& card,
-                          std::vector<std::string>& limits) {
+                          std::vector<std::string>& limitations) {
   int64_t managed = 0;
-  for (const OutsideOwner& one : device.moment.host_memory) managed += one.kind == "managed" ? one.bytes : 0;
+  for (const NonPytorchOwner& one : device.moment.host_memory) managed += one.kind == "managed" ? one.bytes : 0;
   const int64_t total = find_card(trace, device.index).total_bytes;
   const int64_t used = std::max(managed, device.moment.reserved_bytes) + device.moment.outside_bytes;
   if (managed == 0 || total == 0 || used <= total) return;
-  limits.push_back(
+  limitations.push_back(
       fmt::format("{}{} of managed memory do not fit the GPU beside the rest: its pages move between GPU and host, "
                   "and how long that takes is not known",
                   card, with_unit(std::min(used - total, managed))));
 }
 
-void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, std::vector<std::string>& limits) {
+void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, std::vector<std::string>& limitations) {
   const std::string card = only_one ? "" : fmt::format("card {}: ", device.index);
   if (device.replay_error_bytes > 0) {
-    limits.push_back(fmt::format("{}the replay differs from PyTorch's own count by up to {} bytes", card,
-                                 device.replay_error_bytes));
+    limitations.push_back(fmt::format("{}the replay differs from PyTorch's own count by up to {} bytes", card,
+                                      device.replay_error_bytes));
   }
   if (device.counted_peak_bytes > device.peak.allocated_bytes) {
-    limits.push_back(
+    limitations.push_back(
         fmt::format("{}the peak lies outside of what was recorded; described is the highest point of it, {} bytes",
                     card, device.peak.allocated_bytes));
   }
   if (!device.reserved_known) {
-    limits.push_back(card + "reserved bytes are a lower bound: the trace begins after the segments were allocated");
+    limitations.push_back(card +
+                          "reserved bytes are a lower bound: the trace begins after the segments were allocated");
   }
   if (!trace.process.snapshot && !device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
-    limits.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
+    limitations.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
   }
   if (device.moment.saved_by_likeness) {
-    limits.push_back(
+    limitations.push_back(
         fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", card,
                     device.moment.step));
   }
   if (!trace.process.snapshot && device.lives.step > 0 && !is_like(device.lives, device.complete) && device.failure) {
-    limits.push_back(card + std::string(kNoWholeStep));
+    limitations.push_back(card + std::string(kNoWholeStep));
   }
   if (!trace.process.snapshot && device.failure && device.failure->phase == Phase::forward) {
     const auto& blocks = device.moment.blocks;
     if (std::none_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.category == Category::activation; })) {
-      limits.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");
+      limitations.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");
     }
   }
-  add_oversubscription(trace, device, card, limits);
-  add_unpredicted(device, card, limits);
+  add_oversubscription(trace, device, card, limitations);
+  add_unpredicted(device, card, limitations);
   if (device.packed_tensors > 0) {
-    limits.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,
-                                 device.packed_tensors));
+    limitations.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,
+                                      device.packed_tensors));
   }
 }
 
 bool shares_a_card(const History& history) {
   return std::ranges::any_of(history.devices, [](const DeviceHistory& device) {
-    return std::ranges::any_of(device.moment.outside, [](const OutsideOwner& one) { return one.kind == "process"; });
+    return std::ranges::any_of(device.moment.outside, [](const NonPytorchOwner& one) { return one.kind == "process"; });
   });
 }
 
@@ -214,30 +217,30 @@ bool aborted_after_its_work(const Trace& trace, const ReportInputs& inputs) {
 
 }  // namespace
 
-std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs) {
-  std::vector<std::string> limits;
+std::vector<std::string> list_limitations(const Trace& trace, const History& history, const ReportInputs& inputs) {
+  std::vector<std::string> limitations;
   if (trace.process.virtual_device) {
-    limits.push_back(fmt::format("the card is virtual: context bytes are modelled, {}work takes {} time",
-                                 shares_a_card(history) ? "" : "other programs take nothing, ",
-                                 is_clocked(history) ? "modelled" : "no"));
+    limitations.push_back(fmt::format("the card is virtual: context bytes are modelled, {}work takes {} time",
+                                      shares_a_card(history) ? "" : "other programs take nothing, ",
+                                      is_clocked(history) ? "modelled" : "no"));
   }
-  if (trace.process.snapshot) add_gaps_of_snapshot(trace, limits);
+  if (trace.process.snapshot) add_gaps_of_snapshot(trace, limitations);
   if (aborted_after_its_work(trace, inputs)) {
-    limits.emplace_back(
+    limitations.emplace_back(
         "the program had done its work: PyTorch itself aborts now and then (signal 6) when Python ends "
         "right after a backward pass, with and without oomdiag (pytorch/pytorch issue 190489)");
   }
-  add_losses(trace, inputs.still_runs, limits);
+  add_losses(trace, inputs.still_runs, limitations);
   for (const DeviceHistory& device : history.devices) {
     if (trace.process.unwatched) continue;  // the note on why says it all
-    add_beginning(trace, device, limits);
-    add_doubts(trace, device, history.devices.size() == 1, limits);
+    add_beginning(trace, device, limitations);
+    add_doubts(trace, device, history.devices.size() == 1, limitations);
   }
-  add_notes(history, limits);
+  add_notes(history, limitations);
   // Those of the oldest steps may be overwritten.
-  add_reads(history.reads, trace.overwritten_events == 0, limits);
-  limits.insert(limits.end(), inputs.limits.begin(), inputs.limits.end());
-  return limits;
+  add_reads(history.reads, trace.overwritten_events == 0, limitations);
+  limitations.insert(limitations.end(), inputs.limitations.begin(), inputs.limitations.end());
+  return limitations;
 }
 
 }  // namespace oomdiag

@@ -15,6 +15,6 @@ inline constexpr std::string_view kNoWholeStep =
     "no complete step was recorded: fixes are lower bounds; oomdiag fix measures them";
 
 /// What a report does not know, one sentence each: lost events, modelled figures, differences that the replay found.
-std::vector<std::string> list_limits(const Trace& trace, const History& history, const ReportInputs& inputs);
+std::vector<std::string> list_limitations(const Trace& trace, const History& history, const ReportInputs& inputs);
 
 }  // namespace oomdiag

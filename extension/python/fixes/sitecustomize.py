@@ -1,5 +1,5 @@
-# First on PYTHONPATH of a program that oomdiag runs to measure a remedy or as one rank of a job: waits for torch to be
-# imported, then applies what OOMDIAG_REMEDIES names, and what a rank needs that is alone. The sitecustomize of the user's own environment, which this one hides, is run as ever.
+# First on PYTHONPATH of a program that oomdiag runs to measure a fix or as one rank of a job: waits for torch to be
+# imported, then applies what OOMDIAG_FIXES names, and what a rank needs that is alone. The sitecustomize of the user's own environment, which this one hides, is run as ever.
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -23,9 +23,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
                 if _is_lone:
                     import oomdiag_ranks
                     oomdiag_ranks.apply()
-                if _has_remedies:
-                    import oomdiag_remedies
-                    oomdiag_remedies.apply_all()
+                if _has_fixes:
+                    import oomdiag_fixes
+                    oomdiag_fixes.apply_all()
 
             spec.loader.exec_module = execute_and_apply
         return spec
@@ -38,11 +38,11 @@ def _run_hidden_one():
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-_has_remedies = bool(os.environ.get("OOMDIAG_REMEDIES"))
+_has_fixes = bool(os.environ.get("OOMDIAG_FIXES"))
 _is_lone = "OOMDIAG_RANK_JOB" in os.environ
 if "OOMDIAG_RANK_SUMMONED" in os.environ:
     import oomdiag_ranks
     oomdiag_ranks.end_with_owner()
-if _has_remedies or _is_lone:
+if _has_fixes or _is_lone:
     sys.meta_path.insert(0, _AfterTorch())
 _run_hidden_one()

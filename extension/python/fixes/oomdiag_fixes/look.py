@@ -1,4 +1,4 @@
-"""No remedy: tells what there is to be remedied, when it is first seen. Changes nothing."""
+"""No fix: tells what there is to be remedied, when it is first seen. Changes nothing."""
 import functools
 import importlib.util
 

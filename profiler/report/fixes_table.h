@@ -9,11 +9,11 @@
 namespace oomdiag {
 
 /// "yes", "no" or "unknown": whether it fits, as measured where it was run, else as predicted.
-std::string_view verdict_on(const Remedy& remedy);
+std::string_view verdict_on(const Fix& fix);
 
 /// What would help, with predicted and measured peaks, what to paste and what it costs, and whether a single one is enough;
 /// after a run that fits, what would lower its peak. Empty if there is nothing.
-std::string remedies_table(const ReportOfDevice& device, const TextOptions& options);
+std::string fixes_table(const ReportOfDevice& device, const TextOptions& options);
 
 /// The line "fix": the best fix with its line to change, its peak and whether it fits; where none is known to fit, how to find
 /// out. Empty after a run that fits.

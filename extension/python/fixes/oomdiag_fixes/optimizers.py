@@ -1,4 +1,4 @@
-"""What optimizers are told when they are made. No remedy itself."""
+"""What optimizers are told when they are made. No fix itself."""
 import inspect
 
 import torch
