@@ -19,7 +19,7 @@ Report failed_by(CauseKind cause) {
                             .allowed_bytes = 12 * kGiB};
   device.card.non_pytorch_bytes = kGiB;
   device.fixes = {{.id = "expandable_segments", .label = "expandable_segments:True", .predicted_peak_bytes = 9 * kGiB}};
-  return {.outcome = "out_of_memory", .devices = {device}, .limits = {std::string(kNoWholeStep), "another"}};
+  return {.outcome = "out_of_memory", .devices = {device}, .limitations = {std::string(kNoWholeStep), "another"}};
 }
 
 Report whole_run(int64_t peak_bytes) {
