@@ -26,13 +26,14 @@ constexpr bool visitor_unpacks = !requires(const Saved& saved) {
 /// Whether any tensor was saved under such hooks.
 inline std::atomic<bool> hooks_were_seen = false;
 
+/// Whether what an op of this thread saves is packed by hooks now.
+inline bool saved_tensor_hooks_are_on() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
+
 /// Called when an op starts: notes whether what it saves is packed, where that matters.
 template <class Saved = torch::autograd::SavedVariable>
 void look_for_saved_tensor_hooks() {
   if constexpr (visitor_unpacks<Saved>) {
-    if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
-      hooks_were_seen.store(true, std::memory_order_relaxed);
-    }
+    if (saved_tensor_hooks_are_on()) hooks_were_seen.store(true, std::memory_order_relaxed);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <typeinfo>
 
+#include "extension/record/graph_walk.h"
 #include "extension/record/python_node.h"
 
 namespace oomdiag {
@@ -39,7 +40,10 @@ void NewestNodes::remember(const at::Tensor& output) {
   next_ = (next_ + 1) % kMax;
 }
 
+// A saved variable that hooks packed (checkpointing, offloading) keeps the AccumulateGrad node of its leaf after it was
+// released, and that the leaf and its gradient: a weak reference to such a node would keep them too.
 void NewestNodes::remember(const std::vector<c10::IValue>& outputs) {
+  if (saved_tensor_hooks_are_on()) return;
   for (const auto& output : outputs) {
     if (output.isTensor()) {
       remember(output.toTensor());

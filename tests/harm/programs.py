@@ -386,6 +386,17 @@ def outputs_are_swapped():
 
 
 @program
+def inputs_of_checkpoints_die_with_their_graph():
+    """What hooks packed keeps the leaf that was saved for as long as the memory of its node exists."""
+    model = net(256)
+    for _ in range(3):
+        x = torch.randn(64, 256, device="cuda").requires_grad_()
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+        del x
+        say(torch.cuda.memory_allocated())
+
+
+@program
 def graphs_die_when_they_are_dropped():
     """Whatever their nodes are: what they saved is free at once."""
     model = net(256)
