@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <system_error>
 #include <vector>
 
@@ -52,6 +53,15 @@ void understand_habits(Words& words) {
   ours.emplace_back("--help");
 }
 
+/// "oomdiag train.py" and "oomdiag python train.py" are run: a file, or an interpreter, in the place of a command.
+void understand_programs(const CLI::App& app, Words& words) {
+  if (words.ours.empty() || words.ours.front().starts_with('-') || &subcommand_of(app, words) != &app) return;
+  const std::string& first = words.ours.front();
+  std::error_code ignored;
+  const bool is_interpreter = first.starts_with("python") || first == "torchrun";
+  if (is_interpreter || std::filesystem::is_regular_file(first, ignored)) words.ours.insert(words.ours.begin(), "run");
+}
+
 void check_command(const CLI::App& app, const Words& words) {
   if (words.ours.empty() || words.ours.front().starts_with('-') || &subcommand_of(app, words) != &app) return;
   std::vector<std::string> names;
@@ -79,6 +89,35 @@ Error explain_usage(const CLI::ParseError& error, const CLI::App& app, const Wor
   return {ErrorKind::usage, error.what(), help};
 }
 
+/// All commands, in the groups and in the order in which --help lists them.
+void add_commands(CLI::App& app, Command& chosen, const Words& words) {
+  auto group = [&app, known = std::size_t{0}](const char* name) mutable {
+    const std::vector<CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
+    for (; known < commands.size(); ++known) commands[known]->group(name);
+  };
+  add_run(app, chosen, words.from_separator);
+  add_train(app, chosen);
+  add_explain(app, chosen);
+  add_watch(app, chosen);
+  group("Diagnose");
+  add_fix(app, chosen, words.from_separator);
+  add_fit(app, chosen, words.from_separator);
+  group("Search, by running the program");
+  add_export(app, chosen);
+  add_diff(app, chosen);
+  add_check(app, chosen);
+  add_compare(app, chosen);
+  group("Share and compare");
+  add_devices(app, chosen);
+  add_models(app, chosen);
+  add_doctor(app, chosen, words.from_separator);
+  add_clean(app, chosen);
+  add_env(app, chosen);
+  add_recorder(app, chosen);
+  add_shell_completion(app, chosen);
+  group("Look up and maintain");
+}
+
 int parse_and_run(int argc, char** argv) {
   Words words = split(argc, argv);
   Command chosen;
@@ -89,24 +128,9 @@ int parse_and_run(int argc, char** argv) {
             .usage = "oomdiag COMMAND [OPTIONS]"});
   app.require_subcommand(1);
   app.set_version_flag("-v,-V,--version", "oomdiag " OOMDIAG_VERSION, "print the version");
-  add_train(app, chosen);
-  add_run(app, chosen, words.from_separator);
-  add_fit(app, chosen, words.from_separator);
-  add_fix(app, chosen, words.from_separator);
-  add_explain(app, chosen);
-  add_compare(app, chosen);
-  add_export(app, chosen);
-  add_diff(app, chosen);
-  add_check(app, chosen);
-  add_watch(app, chosen);
-  add_clean(app, chosen);
-  add_devices(app, chosen);
-  add_models(app, chosen);
-  add_doctor(app, chosen, words.from_separator);
-  add_env(app, chosen);
-  add_recorder(app, chosen);
-  add_shell_completion(app, chosen);
+  add_commands(app, chosen, words);
   understand_habits(words);
+  understand_programs(app, words);
   check_command(app, words);
   if (words.ours.empty()) words.ours.emplace_back("--help");
   try {

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 namespace {
 
 struct CleanOptions {
-  std::string folder = ".";
+  std::string folder{};  ///< empty: the current one and kRunsFolder
   double older_than_days = -1;
   bool yes = false;
   bool cache = false;
@@ -46,16 +46,6 @@ bool is_shared_by_ranks(std::string_view name) {
   constexpr size_t kDigits = 32;
   return name.size() > kDigits && name[kDigits] == '-' &&
          name.substr(0, kDigits).find_first_not_of("0123456789abcdef") == name.npos;
-}
-
-bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of("0123456789") == text.npos; }
-
-/// "oomdiag-4711", "oomdiag-4711-2".
-bool has_name_of_run(std::string_view name) {
-  if (!name.starts_with("oomdiag-")) return false;
-  name.remove_prefix(8);
-  const size_t dash = name.find('-');
-  return is_number(name.substr(0, dash)) && (dash == name.npos || is_number(name.substr(dash + 1)));
 }
 
 bool is_of_process(std::string_view name) {
@@ -93,12 +83,11 @@ void look_into(const fs::path& folder, Found& found, bool is_inner) {
   if (error) found.stays = error.message();
 }
 
-std::vector<Found> find_runs(const fs::path& base) {
-  std::vector<Found> runs;
+void find_runs(const fs::path& base, std::vector<Found>& runs) {
   std::error_code error;
   for (fs::directory_iterator entry(base, error), end; !error && entry != end; entry.increment(error)) {
     struct stat info {};
-    const bool is_ours = has_name_of_run(entry->path().filename().string()) &&
+    const bool is_ours = is_run_folder_name(entry->path().filename().string()) &&
                          lstat(entry->path().c_str(), &info) == 0 && S_ISDIR(info.st_mode);
     if (!is_ours) continue;
     Found& run = runs.emplace_back(Found{.path = entry->path()});
@@ -108,6 +97,14 @@ std::vector<Found> find_runs(const fs::path& base) {
     run.folders.push_back(run.path);
   }
   if (error) throw Error(ErrorKind::input, fmt::format("cannot read '{}': {}", base.string(), error.message()));
+}
+
+/// Those in `folder`, the oldest first.
+std::vector<Found> find_runs(const std::string& folder) {
+  std::vector<Found> runs;
+  find_runs(folder.empty() ? "." : folder, runs);
+  std::error_code ignored;
+  if (folder.empty() && fs::is_directory(kRunsFolder, ignored)) find_runs(kRunsFolder, runs);
   std::ranges::sort(runs, std::greater{}, &Found::days);
   return runs;
 }
@@ -153,7 +150,7 @@ int clean(const CleanOptions& options) {
     bytes += goes ? run.bytes : 0;
     count += goes ? 1 : 0;
     text +=
-        fmt::format("  {:<24}{:>12}  {:<14}{}\n", as_typed(fs::absolute(run.path)), with_unit(run.bytes), age, what);
+        fmt::format("  {:<34}{:>12}  {:<14}{}\n", as_typed(fs::absolute(run.path)), with_unit(run.bytes), age, what);
   }
   const std::string sum =
       count == 0 ? "nothing to remove" : fmt::format("{} run{}, {}", count, count == 1 ? "" : "s", with_unit(bytes));
@@ -175,7 +172,7 @@ void add_clean(CLI::App& app, Command& chosen) {
             .about = "Lists the run folders (oomdiag-<pid>) in a folder and, with --yes or an age, removes them. What\n"
                      "no run wrote is never touched.",
             .usage = "oomdiag clean [OPTIONS] [DIR]"});
-  command.add_option("DIR", options->folder, "where they are; default: here")->type_name("");
+  command.add_option("DIR", options->folder, "where they are; default: oomdiag-runs and this folder")->type_name("");
   command.add_option("--older-than", options->older_than_days, "remove those that are older than so many days")
       ->type_name("DAYS")
       ->check(number_in(0, 1e6));

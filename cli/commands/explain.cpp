@@ -48,7 +48,8 @@ int explain_timeline(const ExplainOptions& options) {
   return 0;
 }
 
-int explain(const ExplainOptions& options) {
+int explain(ExplainOptions options) {
+  options.path = source_or_newest_run(options.path);
   std::error_code ignored;  // what cannot be looked at is said below
   const bool is_file = std::filesystem::is_regular_file(options.path, ignored);
   if (is_file && is_timeline(options.path)) return explain_timeline(options);
@@ -66,12 +67,12 @@ int explain(const ExplainOptions& options) {
 void add_explain(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<ExplainOptions>();
   CLI::App& command = *app.add_subcommand("explain", "explain a trace, a report or a PyTorch memory snapshot");
-  set_help(command, {.example = "oomdiag explain oomdiag-4711",
+  set_help(command, {.example = "oomdiag explain oomdiag-runs/oomdiag-4711",
                      .about = "Prints the report on a run, given its folder, its trace, its report.json, or a memory "
                               "snapshot that PyTorch wrote (torch.cuda.memory._dump_snapshot).\n"
                               "Of a memory timeline or a Chrome trace of torch.profiler it prints the totals.",
-                     .usage = "oomdiag explain [OPTIONS] FILE"});
-  add_source(command, options->path);
+                     .usage = "oomdiag explain [OPTIONS] [FILE]"});
+  add_optional_source(command, options->path);
   add_snapshot_device_options(command, options->card);
   command.add_flag("--all", options->all, "print every table, not the first screen only");
   command.add_flag("--json", options->json, "print the report as JSON");

@@ -121,7 +121,8 @@ void redact_for(const Format& format, Explained& from) {
   redact(from);
 }
 
-int export_file(const ExportOptions& options) {
+int export_file(ExportOptions options) {
+  options.path = source_or_newest_run(options.path);
   const Format& format = find_format_of(options.to);
   check_writable(options.output == "-" ? "" : options.output);
   Explained from = load_explained(options.path, options.card);
@@ -166,11 +167,11 @@ void add_export(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<ExportOptions>();
   CLI::App& command = *app.add_subcommand("export", "write a report as a page or for other tools");
   set_help(command,
-           {.example = "oomdiag export oomdiag-4711 --to html",
+           {.example = "oomdiag export oomdiag-runs/oomdiag-4711 --to html",
             .about = "Turns a run folder, a trace, a report.json or a memory snapshot of PyTorch into one file, "
                      "and prints its name.",
-            .usage = "oomdiag export [OPTIONS] FILE --to FORMAT"});
-  add_source(command, options->path);
+            .usage = "oomdiag export [OPTIONS] [FILE] --to FORMAT"});
+  add_optional_source(command, options->path);
   command.add_option("--to", options->to, names_of_formats())->type_name("FORMAT")->required();
   command.add_option("-o,--output", options->output, "the file to write; - for stdout")->type_name("FILE");
   command.add_flag("--redact", options->redact, "without paths, the command line and names of users");

@@ -181,6 +181,7 @@ void check(const FixOptions& options) {
 }
 
 int fix(FixOptions options) {
+  if (options.program.empty() && options.model.model.empty()) options.folder = source_or_newest_run(options.folder);
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
   check_writable(options.output);
@@ -226,10 +227,11 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   set_help(command,
            {.example = "oomdiag fix --device rtx4090 -- python train.py",
             .about = "Applies each fix to the unchanged program, runs it on a virtual card and measures it.\n"
-                     "FOLDER is that of a run: its command, card and settings are taken. Of a report.json or a\n"
+                     "FOLDER is that of a run, by default of the newest here: its command, card and settings are "
+                     "taken. Of a report.json or a\n"
                      "snapshot.pickle card and settings are, and the program is named.\n"
                      "Exit code: 0 a fix makes it fit, 3 none does, 1 failed.",
-            .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | FOLDER | FILE -- PROGRAM [...] | --model NAME)"});
+            .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | [FOLDER] | FILE -- PROGRAM [...] | --model NAME)"});
   command.add_option("folder", options->folder, "a run folder oomdiag-<pid>, or a report or snapshot")
       ->type_name("FOLDER");
   add_model_options(command, options->model);

@@ -164,7 +164,7 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   add_rank_options(command, options->ranks);
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
-  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
+  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: oomdiag-runs")
       ->type_name("DIR");
   command
       .add_option("--oom-exit-code", options->oom_exit_code,

@@ -197,7 +197,7 @@ void add_train(CLI::App& app, Command& chosen) {
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.add_option("--html", options->html, "write the report as a page to this file")->type_name("FILE");
-  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: here")
+  command.add_option("--folder", options->folder, "where to make the run folder oomdiag-<pid>; default: oomdiag-runs")
       ->type_name("DIR");
   command.callback([options, &chosen] { chosen = [options] { return train(*options); }; });
 }

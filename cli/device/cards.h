@@ -48,7 +48,7 @@ std::vector<CardEntry> read_catalogue(const std::filesystem::path& folder);
 /// The others that are known by name: those of `folder` without code in the wheel, and those that have no profile.
 std::vector<CardEntry> read_unsupported(const std::filesystem::path& folder);
 
-/// The card that goes by `requested_for`: id or alias, in any case. Throws Error(usage) that names the nearest.
+/// The card that goes by `wanted`: id or alias, in any case. Throws Error(usage) that names the nearest.
 const CardEntry& find_card(const std::vector<CardEntry>& catalogue, std::string_view wanted);
 
 /// "rtx3090@550" is the card with a driver of branch 550: takes that from the end of `device`, 0 if it names none. Throws

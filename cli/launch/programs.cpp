@@ -1,6 +1,9 @@
 #include "cli/launch/programs.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 #include "cli/python/python.h"
 #include "cli/terminal/help.h"
@@ -34,8 +37,21 @@ std::vector<std::string> program_of_model(const ModelOptions& options, const Mod
   return program;
 }
 
+namespace {
+
+/// "train.py", which is no command of a shell: python runs it.
+bool is_python_script(const std::string& word) {
+  const std::filesystem::path file = word;
+  std::error_code ignored;
+  const bool runs_itself = file.has_parent_path() && access(word.c_str(), X_OK) == 0;
+  return file.extension() == ".py" && !runs_itself && std::filesystem::is_regular_file(file, ignored);
+}
+
+}  // namespace
+
 std::vector<std::string> resolve_program(std::vector<std::string> program, Install& install) {
   if (program.empty()) return program;
+  if (is_python_script(program.front())) program.insert(program.begin(), "python");
   if (program.front() == "train") program.front() = install.samples.string();
   if (program.front() != install.samples) program.front() = prepare_torch(program.front(), install);
   return program;

@@ -40,7 +40,7 @@ struct PythonChoice {
   bool operator==(const PythonChoice&) const = default;
 };
 
-/// Which Python to run for `requested_for`, given its torch: that one; the private one only where `requested_for` has no torch at all and
+/// Which Python to run for `wanted`, given its torch: that one; the private one only where `wanted` has no torch at all and
 /// means any Python.
 PythonChoice choose_python(const std::string& wanted, const TorchOfPython& torch, const Install& install);
 

@@ -130,6 +130,22 @@ void add_source(CLI::App& command, std::string& path, const char* name) {
   command.add_option(name, path, "a run folder, a trace, a report or a snapshot.pickle")->type_name("")->required();
 }
 
+void add_optional_source(CLI::App& command, std::string& path) {
+  command
+      .add_option("FILE", path, "a run folder, a trace, a report or a snapshot.pickle; default: the newest run here")
+      ->type_name("");
+}
+
+std::string source_or_newest_run(const std::string& path) {
+  if (!path.empty()) return path;
+  const fs::path newest = newest_run();
+  if (newest.empty()) {
+    throw Error(ErrorKind::usage, fmt::format("no run here, neither in {} nor in this folder", kRunsFolder), kTakes);
+  }
+  say(fmt::format("the newest run: {}", newest.string()));
+  return newest.string();
+}
+
 void check_exists(const fs::path& path, const char* hint) {
   if (access(path.c_str(), F_OK) == 0) return;
   const int error = errno;

@@ -32,6 +32,12 @@ void check_exists(const std::filesystem::path& path, const char* hint = kTakes);
 /// Adds the argument that names what load_report() and load_explained() read.
 void add_source(CLI::App& command, std::string& path, const char* name = "FILE");
 
+/// The same where it may be left out; source_or_newest_run() tells then what is read.
+void add_optional_source(CLI::App& command, std::string& path);
+
+/// `path`, or where it is empty the newest run here, which is said on stderr. Throws Error(usage) if there is none.
+std::string source_or_newest_run(const std::string& path);
+
 /// What is known of a run besides its trace.
 struct RunFacts {
   std::optional<Ending> ending{};

@@ -25,6 +25,13 @@ std::tuple<bool, long, std::string> order_of(const std::string& name) {
   return {!is_rank, std::strtol(name.c_str() + (is_rank ? kRankFolder.size() : 0), nullptr, 10), name};
 }
 
+/// False if it cannot be written. A .gitignore keeps the runs out of the program's repository.
+bool make_runs_folder(const fs::path& runs) {
+  std::error_code error;
+  if (fs::create_directory(runs, error)) std::ofstream(runs / ".gitignore") << "*\n";
+  return !error && fs::is_directory(runs, error) && access(runs.c_str(), W_OK | X_OK) == 0;
+}
+
 }  // namespace
 
 fs::path choose_base(const std::string& wanted) {
@@ -38,8 +45,8 @@ fs::path choose_base(const std::string& wanted) {
     }
     return fs::absolute(wanted);
   }
-  fs::path here = fs::current_path(error);
-  if (!error && access(here.c_str(), W_OK | X_OK) == 0) return here;
+  const fs::path runs = fs::absolute(kRunsFolder, error);
+  if (!error && make_runs_folder(runs)) return runs;
   fs::path temporary = fs::temp_directory_path(error);
   if (error || access(temporary.c_str(), W_OK | X_OK) != 0) {
     throw Error(ErrorKind::environment, "neither the current nor the temporary folder can be written",
@@ -62,6 +69,31 @@ fs::path make_run_folder(const fs::path& base, pid_t pid) {
   }
   throw Error(ErrorKind::environment, fmt::format("'{}' is full of old runs", base.string()),
               "remove some oomdiag-* folders");
+}
+
+bool is_number(std::string_view text) { return !text.empty() && text.find_first_not_of("0123456789") == text.npos; }
+
+bool is_run_folder_name(std::string_view name) {
+  constexpr std::string_view kStart = "oomdiag-";
+  if (!name.starts_with(kStart)) return false;
+  name.remove_prefix(kStart.size());
+  const size_t dash = name.find('-');
+  return is_number(name.substr(0, dash)) && (dash == name.npos || is_number(name.substr(dash + 1)));
+}
+
+fs::path newest_run() {
+  fs::path newest;
+  fs::file_time_type changed{};
+  for (const fs::path& base : {fs::path(kRunsFolder), fs::path(".")}) {
+    std::error_code error;
+    for (fs::directory_iterator entry(base, error), end; !error && entry != end; entry.increment(error)) {
+      std::error_code ignored;
+      if (!is_run_folder_name(entry->path().filename().string()) || !entry->is_directory(ignored)) continue;
+      const fs::file_time_type time = entry->last_write_time(ignored);
+      if (newest.empty() || time > changed) newest = entry->path().lexically_normal(), changed = time;
+    }
+  }
+  return newest;
 }
 
 std::vector<fs::path> find_traces(const fs::path& folder) {
@@ -106,6 +138,10 @@ void remove_empty_run(const fs::path& folder) {
   remove_shared_files(folder);
   fs::remove(folder / "output.txt", ignored);
   fs::remove(folder, ignored);  // fails, as it should, if there is anything else in it
+  const fs::path runs = folder.parent_path();
+  if (runs.filename() != kRunsFolder) return;
+  const auto files = std::distance(fs::directory_iterator(runs, ignored), fs::directory_iterator());
+  if (files == 1 && fs::remove(runs / ".gitignore", ignored)) fs::remove(runs, ignored);
 }
 
 std::string last_lines(const fs::path& output) {

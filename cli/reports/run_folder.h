@@ -10,14 +10,26 @@
 
 namespace oomdiag {
 
-/// The folder in which run folders are made: `requested_for`, which is created, or the current one. Where the current one
-/// cannot be written, says so and takes the temporary folder. Throws Error(environment) if `requested_for` cannot be used.
+/// In the current folder: where runs go that name no folder. Git ignores what is in it.
+inline constexpr std::string_view kRunsFolder = "oomdiag-runs";
+
+/// The folder in which run folders are made: `wanted`, or kRunsFolder, which are created. Where the current folder cannot be
+/// written, says so and takes the temporary folder. Throws Error(environment) if `wanted` cannot be used.
 std::filesystem::path choose_base(const std::string& wanted);
 
 /// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name; for its owner
 /// only, as traces hold command lines and paths. Throws
 /// Error(environment) if it cannot.
 std::filesystem::path make_run_folder(const std::filesystem::path& base, pid_t pid);
+
+/// Whether these are digits only, as of a process id or the number of a rank.
+bool is_number(std::string_view text);
+
+/// Whether a run folder may have this name: "oomdiag-4711", "oomdiag-4711-2".
+bool is_run_folder_name(std::string_view name);
+
+/// The run folder in kRunsFolder, or in the current folder, that was changed last; empty if there is none.
+std::filesystem::path newest_run();
 
 /// Files that a run, its report or a command over it (fix, explain --open) writes into its folder. Nothing else is ever
 /// removed from there.
@@ -50,7 +62,8 @@ Leftovers look_into(const std::filesystem::path& folder);
 /// ranks that were killed have left.
 void remove_shared_files(const std::filesystem::path& folder);
 
-/// Takes the folder of a run without a trace away again, unless somebody else put something in.
+/// Takes the folder of a run without a trace away again, unless somebody else put something in; kRunsFolder too, if it was the
+/// only one there.
 void remove_empty_run(const std::filesystem::path& folder);
 
 /// The last five lines of what a program printed, indented: what a program says of its own failure is worth more than what

@@ -13,7 +13,7 @@ std::string plain_name(std::string_view name);
 /// Letters to insert, delete, replace or swap with their neighbour to make `left` into `right`.
 std::size_t edit_distance(std::string_view left, std::string_view right);
 
-/// The names that somebody who typed `requested_for` probably meant: at most three, best first. Case, '-', '_' and spaces do
+/// The names that somebody who typed `wanted` probably meant: at most three, best first. Case, '-', '_' and spaces do
 /// not count, and a name that contains what was typed is near.
 std::vector<std::string> nearest(std::string_view wanted, const std::vector<std::string>& names);
 

@@ -98,7 +98,7 @@ class StepLearner {
  public:
   TrainingMode mode() const noexcept { return mode_.load(std::memory_order_relaxed); }
   bool steady() const noexcept { return mode() == TrainingMode::steady; }
-  /// Forgets what was learned. `requested_for` = false: never steady, and nothing need be learned.
+  /// Forgets what was learned. `wanted` = false: never steady, and nothing need be learned.
   void restart(bool wanted) noexcept;
   bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed); }
 

@@ -50,7 +50,7 @@ class StepDivergence {
 /// Whether places of allocations are those of a learned step.
 bool steady() noexcept;
 
-/// Forgets what was learned. `requested_for` = false keeps the op callbacks on for good.
+/// Forgets what was learned. `wanted` = false keeps the op callbacks on for good.
 void restart_learning(bool wanted) noexcept;
 
 /// Makes room for what this thread will do in a step if it is to be recorded. Outside of the allocator.

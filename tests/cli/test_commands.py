@@ -37,6 +37,33 @@ class CommandLine(unittest.TestCase):
             self.assertIn(word, result.stderr)
 
 
+class Habits(CommandLine):
+    def test_a_script_or_an_interpreter_in_the_place_of_a_command_is_run(self):
+        (self.folder / "train.py").write_text("import sys; print('ran', *sys.argv[1:])")
+        for words in ["train.py", "-x"], ["python", "train.py", "-x"], ["run", "train.py", "-x"]:
+            self.assertEqual(self.oomdiag(*words).stdout, "ran -x\n", words)
+        self.assertEqual(list(self.folder.glob("oomdiag-runs")), [])  # no CUDA was used: no run is left
+
+    def test_a_word_that_is_neither_is_an_unknown_command(self):
+        self.check_error(["trian"], 2, "unknown command 'trian'", "train")
+
+    def test_without_a_file_the_newest_run_is_read(self):
+        for command in ["explain"], ["export", "--to", "html"], ["fix"]:
+            self.check_error(command, 2, "no run here")
+        for number, folder in enumerate(["oomdiag-2", "oomdiag-runs/oomdiag-1"]):
+            run = self.folder / folder
+            run.mkdir(parents=True)
+            (run / "trace").touch()
+            os.utime(run, (number, number))
+        result = self.oomdiag("explain")
+        self.assertIn("the newest run: oomdiag-runs/oomdiag-1\n", result.stderr)
+        self.assertEqual(result.returncode, 1)  # its trace is empty
+
+    def test_help_has_groups_and_run_comes_first(self):
+        text = self.oomdiag("--help").stdout
+        self.assertLess(text.index("Diagnose:\n  run "), text.index("Share and compare:"))
+
+
 class Run(CommandLine):
     def test_the_exit_code_is_the_programs(self):
         self.assertEqual(self.oomdiag(*REAL, "true").returncode, 0)
@@ -83,7 +110,7 @@ class Run(CommandLine):
         result = self.oomdiag(*REAL, "sh", "-c", 'echo $$; echo "$OOMDIAG_OUTPUT"; test -d "$OOMDIAG_OUTPUT"')
         self.assertEqual(result.returncode, 0)
         pid, folder = result.stdout.split()
-        self.assertEqual(pathlib.Path(folder), self.folder.resolve() / f"oomdiag-{pid}")
+        self.assertEqual(pathlib.Path(folder), self.folder.resolve() / f"oomdiag-runs/oomdiag-{pid}")
 
     def test_a_program_without_cuda_leaves_nothing_but_a_line(self):
         result = self.oomdiag(*REAL, "true")
@@ -116,9 +143,13 @@ class Run(CommandLine):
         self.assertEqual(list((self.folder / "runs").iterdir()), [])
 
     def test_a_script_in_this_folder_is_run_by_its_interpreter(self):
-        for name, mode, code, hint in (("train.py", 0o644, 127, "oomdiag run -- python train.py"), ("tool", 0o755, 127, "run -- ./tool"),
-                                       ("./train.py", 0o644, 126, "oomdiag run -- python ./train.py"),
-                                       ("./data", 0o644, 126, "chmod +x ./data")):
+        for name, mode in (("train.py", 0o644), ("./train.py", 0o644), ("both.py", 0o755)):
+            (self.folder / name).write_text("print(1)\n")
+            (self.folder / name).chmod(mode)
+            self.assertEqual(self.oomdiag(*REAL, name).stdout, "1\n", name)
+
+    def test_a_file_that_no_interpreter_is_known_for_is_not_run(self):
+        for name, mode, code, hint in (("tool", 0o755, 127, "run -- ./tool"), ("./data", 0o644, 126, "chmod +x ./data")):
             (self.folder / name).write_text("print(1)\n")
             (self.folder / name).chmod(mode)
             self.check_error(["run", "--device", "real", "--folder", "runs", "--", name], code, f"cannot run '{name}'", hint)
@@ -178,7 +209,7 @@ class Usage(CommandLine):
         self.check_error(["train", "--model", "depcnn"], 2, "depcnn", "deepcnn")
 
     def test_fix_and_fit_want_a_program_and_a_card_that_can_be_tried(self):
-        self.check_error(["fix"], 2, "fix needs a program")
+        self.check_error(["fix", "--model", "deepcnn", "--", "true"], 2, "fix needs a program")
         for command in ["fix"], ["fit", "--vary", "batch=1..4"]:  # no driver is found there, whatever the machine has
             self.check_error([*command, "--device", "real", "--", "true", "{batch}"], 1, "no NVIDIA GPU or no driver",
                              "leave out --device", env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})

@@ -599,7 +599,7 @@ class DoNoHarm(DiagnosisTest):
         """)
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
         self.assertEqual(report["outcome"], "killed")
-        trace = next(self.folder.glob("oomdiag-*/trace"))
+        trace = next(self.folder.rglob("oomdiag-[0-9]*/trace"))
         explained = json.loads(oomdiag("explain", trace, "--json").stdout)
         self.assertEqual(explained["outcome"], "killed")
         self.assertEqual(explained["card"]["allocated_bytes"], 40 << 20)
@@ -734,7 +734,7 @@ class DoNoHarm(DiagnosisTest):
 class Explain(DiagnosisTest):
     def test_explain_reads_what_a_run_left(self):
         _, report = self.train("--model", "simplecnn")
-        folder = next(self.folder.glob("oomdiag-*"))
+        folder = next(self.folder.rglob("oomdiag-[0-9]*"))
         for what in (folder, folder / "trace", folder / "report.json"):
             with self.subTest(what=what.name):
                 again = json.loads(oomdiag("explain", what, "--json").stdout)
@@ -748,7 +748,7 @@ class Explain(DiagnosisTest):
                 while not (self.folder / "ready").exists():
                     self.assertIsNone(process.poll())
                     time.sleep(0.1)
-                (run,) = self.folder.glob("oomdiag-*")
+                (run,) = self.folder.rglob("oomdiag-[0-9]*")
                 self.assertRegex(oomdiag("explain", run).stdout, "^oomdiag: still runs, step")
                 self.assertTrue(json.loads(oomdiag("explain", run, "--json").stdout)["still_runs"])
                 self.assertEqual((run.stat().st_mode & 0o777), 0o700)
@@ -758,7 +758,7 @@ class Explain(DiagnosisTest):
 
     def test_a_trace_that_was_cut_off_is_an_error_and_no_empty_run(self):
         self.train("--model", "simplecnn")
-        run = next(self.folder.glob("oomdiag-*"))
+        run = next(self.folder.rglob("oomdiag-[0-9]*"))
         (run / "report.json").unlink()
         for size in (4096, 5000, 20_000):
             os.truncate(run / "trace", size)
@@ -798,7 +798,7 @@ class Explain(DiagnosisTest):
                 optimizer.step()
         """)
         self.assertEqual(report["failure"]["step"], 3, done.stderr)
-        run = next(self.folder.glob("oomdiag-*"))
+        run = next(self.folder.rglob("oomdiag-[0-9]*"))
         limited = ["prlimit", f"--as={1 << 30}", str(build / "bin/oomdiag"), "explain", str(run), "--json"]
         again = subprocess.run(limited, capture_output=True, text=True)
         self.assertEqual(again.returncode, 0, again.stderr)
@@ -837,7 +837,7 @@ class LongRuns(DiagnosisTest):
                 while not (self.folder / "ready").exists():
                     self.assertIsNone(process.poll())
                     time.sleep(0.1)
-                (run,) = self.folder.glob("oomdiag-*")
+                (run,) = self.folder.rglob("oomdiag-[0-9]*")
                 looks = [self.check_report(json.loads(oomdiag("explain", run, "--json").stdout)) for _ in range(6)]
             finally:
                 (self.folder / "stop").touch()
@@ -966,10 +966,10 @@ class Snapshots(DiagnosisTest):
 
     def record(self, batch):
         """The snapshot of a run, its run folder and its report."""
-        snapshot, before = self.folder / f"{batch}.pickle", set(self.folder.glob("oomdiag-*"))
+        snapshot, before = self.folder / f"{batch}.pickle", set(self.folder.rglob("oomdiag-[0-9]*"))
         done, report = self.run_code(textwrap.dedent(self.PROGRAM).format(batch=batch, path=str(snapshot)))
         self.assertEqual(done.returncode, 0, done.stderr)
-        (folder,) = set(self.folder.glob("oomdiag-*")) - before
+        (folder,) = set(self.folder.rglob("oomdiag-[0-9]*")) - before
         return snapshot, folder, report
 
     def check_packed(self, snapshot, told, run_folder):
@@ -1028,7 +1028,7 @@ class Snapshots(DiagnosisTest):
         program = self.PROGRAM.replace("max_entries=1_000_000", "max_entries=200")
         done, _ = self.run_code(textwrap.dedent(program).format(batch=8, path=str(snapshot)))
         self.assertEqual(done.returncode, 0, done.stderr)
-        (folder,) = self.folder.glob("oomdiag-*")
+        (folder,) = self.folder.rglob("oomdiag-[0-9]*")
         compared = oomdiag("compare", snapshot, folder, "--json")
         found = json.loads(compared.stdout)
         self.assertEqual((compared.returncode, found["equal"]), (0, True), compared.stdout)

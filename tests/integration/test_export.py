@@ -67,9 +67,9 @@ class Runs(unittest.TestCase):
     @classmethod
     def train(cls, *arguments, code=0):
         """The run folder and its report."""
-        before = set(cls.base.glob("oomdiag-*"))
+        before = set(cls.base.rglob("oomdiag-[0-9]*"))
         oomdiag("train", *arguments, folder=cls.base, code=code)
-        (folder,) = set(cls.base.glob("oomdiag-*")) - before
+        (folder,) = set(cls.base.rglob("oomdiag-[0-9]*")) - before
         return folder, json.loads(oomdiag("explain", folder, "--json", folder=cls.base).stdout)
 
 class Exports(Runs):
@@ -179,7 +179,7 @@ for rank in "01": subprocess.run([sys.executable, "-c", {rank!r}], check=True, e
         job = self.base / "job"
         job.mkdir()
         oomdiag("run", "--device", "t4", "--folder", job, "--", sys.executable, "-c", code, folder=self.base)
-        trace = json.loads(self.export(next(job.glob("oomdiag-*")), "perfetto").read_text())["traceEvents"]
+        trace = json.loads(self.export(next(job.rglob("oomdiag-[0-9]*")), "perfetto").read_text())["traceEvents"]
         names = {event["pid"]: event["args"]["name"] for event in trace if event["name"] == "process_name"}
         self.assertEqual(sorted(names.values()), ["rank 0", "rank 1"])
         times = {name: [event["ts"] for event in trace if names[event["pid"]] == name and "ts" in event] for name in names.values()}
@@ -214,7 +214,7 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         program.write_text(code)
         subprocess.run([str(build / "bin/oomdiag"), "run", "--device", "t4", "--folder", program.parent, "--", sys.executable, program],
                        capture_output=True, check=True, timeout=120)
-        (run,) = program.parent.glob("oomdiag-*")
+        (run,) = program.parent.rglob("oomdiag-[0-9]*")
         for form in ("html", "markdown", "csv", "folded"):
             written = oomdiag("export", run, "--to", form, "-o", "-", folder=self.base).stdout
             redacted = oomdiag("export", run, "--to", form, "-o", "-", "--redact", folder=self.base).stdout
@@ -250,7 +250,7 @@ sys.stdin.readline()"""
         with subprocess.Popen([str(build / "bin/oomdiag"), "run", "--device", "t4", "--folder", folder, "--", sys.executable, "-c", code],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
             self.assertEqual(program.stdout.readline(), "ready\n")
-            (run,) = folder.glob("oomdiag-*")
+            (run,) = folder.rglob("oomdiag-[0-9]*")
             for target in (run, run.name.removeprefix("oomdiag-")):
                 words = oomdiag("watch", target, "--once", folder=self.base).stdout
                 self.assertIn("oomdiag: runs", words)

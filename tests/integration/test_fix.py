@@ -107,7 +107,7 @@ class Quick(Fix):
 
     def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
         self.oomdiag("train", "--model", "deepcnn", *CARD, "--batch", 6720)
-        folder, = self.folder.glob("oomdiag-*")
+        folder, = self.folder.rglob("oomdiag-[0-9]*")
         result = self.oomdiag("fix", folder, "--json", "--html", "page.html")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.check_page(["as it is"] + [one["label"] for one in json.loads(result.stdout)["fixes"]])

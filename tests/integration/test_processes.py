@@ -171,7 +171,7 @@ class Jobs(ProcessTest):
         self.assertEqual((report["outcome"], report["rank"]), ("out_of_memory", 1))
         self.assertEqual([rank["outcome"] for rank in report["ranks"]], ["ok", "out_of_memory", "ok"])
         self.assertEqual(report["failure"]["requested_bytes"], 64 << 30)
-        run = next(self.folder.glob("oomdiag-*"))
+        run = next(self.folder.rglob("oomdiag-[0-9]*"))
         self.assertEqual({path.name for path in run.iterdir()}, {"rank-0", "rank-1", "rank-2", "report.json", "run.json"})
         for what, rank in ((run, 1), (run / "rank-2", 2), (run / "rank-0" / "report.json", 0)):
             again = self.check_report(json.loads(base.oomdiag("explain", what, "--json").stdout))

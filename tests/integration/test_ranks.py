@@ -151,7 +151,7 @@ class Quick(RankTest):
             os.kill(os.getpid(), signal.SIGKILL)"""), folder=self.folder, env=self.environment())
         self.assertEqual(done.returncode, 128 + signal.SIGKILL, done.stderr)
         mailbox = pathlib.Path(done.stdout.splitlines()[0])
-        run, = self.folder.glob("oomdiag-*")
+        run, = self.folder.rglob("oomdiag-[0-9]*")
         self.assertEqual(mailbox.parent, run / "ranks")
         self.assertFalse(mailbox.parent.exists())
         self.assertEqual([one.name for one in (self.folder / "tmp").iterdir() if one.name.startswith("oomdiag")], [])
@@ -182,7 +182,7 @@ class Slow(RankTest):
                 optimizer.step()"""))
         done = self.run_alone(4, 2, program, options=["--topology", ",tcp"])
         self.assertEqual(done.returncode, 1, done.stderr[-3000:])
-        run = next(self.folder.glob("oomdiag-*"))
+        run = next(self.folder.rglob("oomdiag-[0-9]*"))
         outcomes = []
         for what in (["--world-size", "4", "--rank", "2", "--topology", ",tcp", "--device", "h100-sxm", "--memory", "8GiB", "--json",
                       "--", sys.executable, program], ["--json", run / "rank-2"]):

@@ -93,7 +93,7 @@ class Pages(unittest.TestCase):
         self.environment = os.environ | {"PATH": ":".join(map(str, path)), "PYTHONPATH": str(tools)}
 
     def type(self, command):
-        newest = max(self.folder.glob("oomdiag-*"), key=lambda path: path.stat().st_mtime, default=pathlib.Path("oomdiag-4711"))
+        newest = max(self.folder.rglob("oomdiag-[0-9]*"), key=lambda path: path.stat().st_mtime, default=pathlib.Path("oomdiag-4711"))
         done = subprocess.run(["bash", "-c", command.replace("oomdiag-4711", newest.name)], cwd=self.folder, env=self.environment,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
         return done.returncode, re.sub(r"oomdiag-\d+", "oomdiag-4711", done.stdout)

@@ -56,6 +56,23 @@ TEST_CASE("a wanted folder is made", "[cli]") {
   CHECK_THROWS_AS(choose_base((base.write("file") / "runs").string()), Error);
 }
 
+TEST_CASE("git ignores runs that name no folder, and the last empty one takes their folder away", "[cli]") {
+  const TestFolder here;
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(here.path());
+  const std::filesystem::path base = choose_base("");
+  const std::filesystem::path one = make_run_folder(base, 1), two = make_run_folder(base, 2);
+  CHECK(base.filename() == kRunsFolder);
+  CHECK(std::filesystem::exists(base / ".gitignore"));
+  CHECK(newest_run().parent_path() == kRunsFolder);
+  remove_empty_run(one);
+  CHECK(std::filesystem::exists(two));
+  remove_empty_run(two);
+  CHECK_FALSE(std::filesystem::exists(base));
+  CHECK(newest_run().empty());
+  std::filesystem::current_path(before);
+}
+
 TEST_CASE("what a program said last is cut between characters", "[cli]") {
   const TestFolder run;
   std::string line = "ValueError:";
