@@ -188,9 +188,6 @@ Ending wait_for(pid_t child, const WaitingSignals& signals, const std::optional<
 std::string hint_for(const std::string& name, int error) {
   std::error_code ignored;
   const bool is_here = name.find('/') == name.npos && std::filesystem::is_regular_file(name, ignored);
-  const bool is_script = name.ends_with(".py");
-  if (is_script && (error == EACCES || is_here))
-    return "a script is run by its interpreter: oomdiag run -- python " + name;
   if (error == EACCES) return "is it executable? chmod +x " + name;
   if (error != ENOENT) return {};
   if (is_here) return "programs without a folder are looked up in PATH; the one here is: oomdiag run -- ./" + name;

@@ -39,7 +39,7 @@ Json to_json(const StepBands& bands) {
 Json to_json(const DrawnSegment& segment) {
   Json blocks = Json::array();
   for (const DrawnBlock& block : segment.blocks) {
-    blocks.push_back({block.offset, block.bytes, block.category, block.label});
+    blocks.push_back({block.offset, block.bytes, block.category, block.label, block.place});
   }
   return {{"bytes", segment.bytes},
           {"used_bytes", segment.used_bytes},

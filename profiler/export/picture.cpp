@@ -52,12 +52,21 @@ std::string label_of(const LiveBlock& block) {
   return label;
 }
 
+std::string place_of(const LiveBlock& block) {
+  std::string place;
+  for (const std::string_view part : {block.made.node, block.made.op, block.made.module, block.made.source}) {
+    if (!part.empty()) place += fmt::format("{}{}", place.empty() ? "" : " ← ", part);
+  }
+  return place;
+}
+
 // A piece that is narrower than can be seen joins the one before it, whatever it is.
 void add_piece(std::vector<DrawnBlock>& pieces, DrawnBlock piece, int64_t least) {
   if (!pieces.empty() && piece.bytes < least && pieces.back().bytes < least) {
     pieces.back().bytes += piece.bytes;
     if (pieces.back().category != piece.category) pieces.back().category = "mixed";
     pieces.back().label = "small blocks";
+    pieces.back().place.clear();
     return;
   }
   pieces.push_back(std::move(piece));
@@ -75,7 +84,7 @@ DrawnSegment draw_segment(const SegmentLayout& segment, const BlocksByAddress& b
   for_each_piece(segment, blocks, [&](int64_t offset, int64_t bytes, const LiveBlock* live) {
     if (live == nullptr) return add_piece(drawn.blocks, {offset, bytes, "free"}, least);
     const std::string category(live->pending_free ? "pending_free" : name_of(live->category));
-    add_piece(drawn.blocks, {offset, bytes, category, label_of(*live)}, least);
+    add_piece(drawn.blocks, {offset, bytes, category, label_of(*live), place_of(*live)}, least);
   });
   return drawn;
 }

@@ -51,6 +51,7 @@ struct DrawnBlock {
   int64_t offset = 0, bytes = 0;
   std::string category;  ///< "free", "pending_free" or a Category
   std::string label{};
+  std::string place{};  ///< where it was made: op ← module ← line
 
   bool operator==(const DrawnBlock&) const = default;
 };

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the page from the JSON beside it: the report, and for each card a tree of owners, a step and the segments.
+// Draws the page from the JSON beside it: the report, and for each device a tree of allocations, a step and the segments.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const report = data.report;
@@ -7,16 +7,32 @@ const words = {
   parameter: "parameters", buffer: "buffers", gradient: "gradients", optimizer_state: "optimizer state",
   activation: "activations (saved for backward)", input: "inputs", output: "outputs (live, not saved)",
   activation_gradient: "activation gradients", temporary: "temporaries", workspace: "workspaces",
-  unknown: "unknown", pending_free: "freed, in use on another stream", free: "free", mixed: "small blocks", others: "others",
+  unknown: "unknown", requested: "requested, and not there", pending_free: "freed, in use on another stream", free: "free", mixed: "small blocks", others: "others",
 };
 const word = name => words[name] || name;
-const color = name => `var(--${words[name] ? name : "others"})`;
+const color = name => name === "requested" ? "var(--bad)" : `var(--${words[name] ? name : "others"})`;
 const kUnits = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
 const unitOf = bytes => kUnits.find(unit => Math.abs(bytes) >= unit[1]) || kUnits[3];
 const size = bytes => {
   const unit = unitOf(bytes);
   return `${(bytes / unit[1]).toFixed(unit[1] === 1 ? 0 : 2)} ${unit[0]}`;
 };
+// Black or white, whichever is read better on a colour (WCAG's relative luminance).
+function inkOn(name) {
+  const channels = d3.color(getComputedStyle(document.documentElement).getPropertyValue(`--${words[name] ? name : "others"}`).trim()).rgb();
+  const linear = [channels.r, channels.g, channels.b].map(c => c / 255).map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 ? "#000" : "#fff";
+}
+
+function legend(section, entries) {
+  section.querySelector(".legend").replaceChildren(...entries.map(([text, fill]) => {
+    const item = element("li", text), key = element("i");
+    key.style.background = fill;
+    item.prepend(key);
+    return item;
+  }));
+}
+
 const shortLine = source => (source || "").replace(/.*\//, "");
 const one = selector => document.querySelector(selector);
 
@@ -46,17 +62,18 @@ function showVerdict() {
   one("#card").textContent = [card, report.command].filter(Boolean).join("  ·  ");
   if (report.outcome !== "ok") one("header").classList.add("failed");
   for (const line of (facts || "").split("\n")) {
-    const found = /^ {2}(\S.{7}) (.*)$/.exec(line);
+    const found = /^ {2}(\S+)( by)? +(.*)$/.exec(line);
     if (!found) continue;
-    one("#facts").append(element("dt", found[1].trim()), element("dd", found[2]));
+    one("#facts").append(element("dt", found[1] + (found[2] || "")), element("dd", found[3]));
   }
   one("#text").textContent = data.text;
 }
 
 // A chart whose x axis can be dragged, zoomed and walked with the keyboard. `draw(x)` draws all that hangs on it.
-function chart(holder, { height, domain, top, label, format, draw, left = 66 }) {
+// `first`: the part of the domain that is seen at first. `under`: what the x axis counts.
+function chart(holder, { height, domain, first = domain, top, label, under: unitOfX, format, draw, left = 78 }) {
   holder.replaceChildren();
-  const width = Math.max(280, holder.clientWidth), margin = { left, right: 12, top: 18, bottom: 24 };
+  const width = Math.max(280, holder.clientWidth), margin = { left, right: 12, top: 18, bottom: 40 };
   const inner = { width: width - margin.left - margin.right, height: height - margin.top - margin.bottom };
   const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("height", height)
     .attr("role", "img").attr("tabindex", 0).attr("aria-label", label);
@@ -72,6 +89,10 @@ function chart(holder, { height, domain, top, label, format, draw, left = 66 }) 
   const body = all.append("g").attr("clip-path", `url(#${id})`);
   all.append("g").attr("class", "axis").call(axis);
   const under = all.append("g").attr("class", "axis").attr("transform", `translate(0,${inner.height})`);
+  const labels = all.append("g").attr("aria-hidden", true);
+  labels.append("text").attr("class", "axis-label").attr("text-anchor", "middle").attr("x", inner.width / 2).attr("y", inner.height + 34).text(unitOfX);
+  labels.append("text").attr("class", "axis-label").attr("text-anchor", "middle")
+    .attr("transform", `translate(${14 - left},${inner.height / 2}) rotate(-90)`).text("GPU memory");
   const ticks = Math.max(2, Math.floor(inner.width / 110));
   const redraw = now => {
     under.call(d3.axisBottom(now).ticks(ticks).tickFormat(format));
@@ -91,6 +112,8 @@ function chart(holder, { height, domain, top, label, format, draw, left = 66 }) 
     by[0] ? svg.call(zoom.translateBy, by[0] / factor, 0) : svg.call(zoom.scaleBy, by[1]);
   });
   redraw(x);
+  const shown = (x(first[1]) - x(first[0])) / inner.width;
+  if (shown < 1) svg.call(zoom.transform, d3.zoomIdentity.scale(1 / shown).translate(-x(first[0]), 0));
   return { svg, x, y, margin, zoomed: () => d3.zoomTransform(svg.node()).rescaleX(x) };
 }
 
@@ -114,14 +137,18 @@ function showRun(device) {
   if (section.hidden) return;
   const most = d3.max(points, point => Math.max(point.allocated_bytes, point.reserved_bytes));
   const total = device.device.total_bytes, near = isSizeKnown(device) && total <= most * 2;
-  const end = points[points.length - 1].time_ns;
+  const end = points[points.length - 1].time_ns, begin = points[0].time_ns;
+  const kSteps = 4;  // of a run of many more, the last ones are seen at first
+  const first = [report.steps > 2 * kSteps ? end - (end - begin) * kSteps / report.steps : begin, end];
+  legend(section, [["allocated", "var(--activation)"], ["reserved (allocated and cached)", "var(--soft)"],
+                   ...(near ? [["GPU memory", "var(--bad)"]] : [])]);
   const marks = device.marks.map(mark => ({ time: mark.time_ns, name: mark.name }));
   if (device.failure) marks.push({ time: Math.min(device.failure.time_ns, end), name: "out of memory", failed: true });
   const allocated = d3.area().curve(d3.curveStepAfter).y1(d => at.y(d.allocated_bytes));
   const reserved = d3.line().curve(d3.curveStepAfter).y(d => at.y(d.reserved_bytes));
   const at = { y: null };
   const drawn = chart(section.querySelector(".chart"), {
-    height: 280, domain: [points[0].time_ns, end], top: near ? Math.max(total, most) : most, format: ns => `${+(ns / 1e9).toFixed(6)} s`,
+    height: 280, domain: [begin, end], first, under: "time since recording began", top: near ? Math.max(total, most) : most, format: ns => `${+(ns / 1e9).toFixed(6)} s`,
     label: `allocated and reserved bytes over time; the most allocated is ${size(device.peak.allocated_bytes)}`,
     draw: ({ body, all, x, y, inner }) => {
       at.y = y;
@@ -136,7 +163,7 @@ function showRun(device) {
       }).attr("transform", mark => `translate(${x(mark.time)},0)`);
       groups.select("text").text(mark => mark.name).attr("x", mark => x(mark.time) > inner.width / 2 ? -5 : 5)
         .attr("text-anchor", mark => x(mark.time) > inner.width / 2 ? "end" : "start");
-      if (near) limitLine(all, y, inner, total, `the card: ${size(total)}`);
+      if (near) limitLine(all, y, inner, total, `GPU memory: ${size(total)}`);
     },
   });
   const nearest = d3.bisector(d => d.time_ns).left;
@@ -148,33 +175,40 @@ function showRun(device) {
   }).on("mouseleave", hideTip);
 }
 
+// After an OOM the last row ends with the failed request, as if it had been granted: it gets a band of its own.
+function splitRequest(rows, bytes) {
+  const last = rows[rows.length - 1], before = rows[rows.length - 2];
+  if (!before) return;
+  const name = data.categories.find(category => last[category] - before[category] >= bytes);
+  if (!name) return;
+  last[name] -= bytes;
+  last.requested = bytes;
+  for (const row of rows.slice(0, -1)) row.requested = 0;
+}
+
 function showStep(device, picture) {
   const section = one("#step"), step = picture.step;
   section.hidden = !step || step.points.length < 2;
   if (section.hidden) return;
-  one("#step-title").textContent = device.failure ? `Step ${step.step}, up to the request that was refused` : `Step ${step.step}`;
+  one("#step-title").textContent = device.failure ? `Step ${step.step}, up to the request that failed` : `Step ${step.step}`;
   const rows = step.points.map(([position, bytes]) => {
     const row = { position };
     data.categories.forEach((name, i) => { row[name] = bytes[i]; });
     row.sum = d3.sum(bytes);
     return row;
   });
-  const used = data.categories.filter(name => rows.some(row => row[name] > 0));
-  section.querySelector(".legend").replaceChildren(...used.map(name => {
-    const item = element("li", word(name)), key = element("i");
-    key.style.background = color(name);
-    item.prepend(key);
-    return item;
-  }));
-  // The last change is to be seen, too: at an OOM it is the request.
   const last = rows[rows.length - 1];
+  if (device.failure) splitRequest(rows, device.failure.requested_bytes);
+  const used = [...data.categories, "requested"].filter(name => rows.some(row => row[name] > 0));
+  legend(section, used.map(name => [word(name), color(name)]));
+  // The last change is to be seen, too: at an OOM it is the request.
   rows.push({ ...last, position: last.position + Math.max(1, last.position / 40) });
   const series = d3.stack().keys(used)(rows);
   const room = device.device.total_bytes - device.card.non_pytorch_bytes;
   const top = d3.max(rows, row => row.sum), near = isSizeKnown(device) && room <= top * 2;
   const drawn = chart(section.querySelector(".chart"), {
     height: 340, domain: [0, Math.max(1, rows[rows.length - 1].position)], top: near ? Math.max(room, top) : top,
-    format: n => Number.isInteger(n) ? d3.format(",")(n) : "",
+    under: "allocations and frees since the step began", format: n => Number.isInteger(n) ? d3.format(",")(n) : "",
     label: `bytes by category over the allocations and frees of step ${step.step}; at most ${size(top)}`,
     draw: ({ body, all, x, y, inner }) => {
       const area = d3.area().curve(d3.curveStepAfter).x(d => x(d.data.position)).y0(d => y(d[0])).y1(d => y(d[1]));
@@ -189,8 +223,7 @@ function showStep(device, picture) {
       all.selectAll("text.phase-text").data(step.phases).join("text").attr("class", "phase-text").attr("y", -5)
         .attr("x", d => clamp(d[1]) + 2).text(d => clamp(d[2]) - clamp(d[1]) > 66 ? d[0] : "");
       body.selectAll("path.band").data(series).join("path").attr("class", "band").attr("fill", d => color(d.key)).attr("d", area);
-      spans.raise();
-      if (near) limitLine(all, y, inner, room, `what PyTorch can have: ${size(room)}`);
+      if (near) limitLine(all, y, inner, room, `available to PyTorch: ${size(room)}`);
     },
   });
   const nearest = d3.bisector(d => d.position).left;
@@ -215,13 +248,13 @@ function showOwners(device, picture) {
   const category = node => { while (node.depth > 1) node = node.parent; return node.data.name; };
   const name = node => node.depth === 0 ? "allocated" : node.depth === 1 ? word(node.data.name) : node.data.name;
   const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("height", height)
-    .attr("role", "tree").attr("aria-label", "who holds the memory");
+    .attr("role", "tree").attr("aria-label", "top allocations");
   let shown = root;
   const nodes = svg.selectAll("g").data(root.descendants()).join("g").attr("class", "node").attr("tabindex", 0)
     .attr("role", "treeitem").attr("aria-label", node => `${name(node)}, ${size(node.data.bytes)}`);
   nodes.append("rect").attr("height", row - 1).attr("fill", node => node.depth ? color(category(node)) : "var(--soft)")
-    .attr("fill-opacity", node => Math.max(0.62, 1 - 0.06 * Math.max(0, node.depth - 1)));
-  nodes.append("text").attr("x", 5).attr("y", 16);
+    .attr("fill-opacity", node => Math.max(0.8, 1 - 0.06 * Math.max(0, node.depth - 1)));
+  nodes.append("text").attr("x", 5).attr("y", 16).style("fill", node => node.depth ? inkOn(category(node)) : "var(--ground)");
   const path = node => node.ancestors().reverse().map(name).join(" › ");
   function look(node) {
     shown = node;
@@ -252,35 +285,39 @@ function showSegments(device, picture) {
   section.hidden = !picture.segments.length;
   if (section.hidden) return;
   holder.replaceChildren();
-  const width = Math.max(280, holder.clientWidth), left = 78, row = 20, gap = 6;
-  const shown = picture.segments.slice(0, 24), largest = shown[0].bytes;
+  const width = Math.max(280, holder.clientWidth), left = 112, row = 20, gap = 6;
+  const groups = d3.nest().key(segment => JSON.stringify([segment.bytes, segment.kind, segment.blocks.map(block => block.slice(0, 3))]))
+    .entries(picture.segments).map(group => ({ ...group.values[0], count: group.values.length }));
+  const fragmented = device.cause && device.cause.kind === "fragmentation";
+  const shown = groups.slice(0, fragmented ? 24 : 8), largest = d3.max(shown, segment => segment.bytes);
   const height = shown.length * (row + gap);
   const svg = d3.select(holder).append("svg").attr("viewBox", `0 0 ${width} ${height}`).attr("height", height)
     .attr("role", "img").attr("aria-label", `${picture.segments.length} segments`);
   const x = d3.scaleLinear().domain([0, largest]).range([0, width - left - 4]);
   const rows = svg.selectAll("g").data(shown).join("g").attr("transform", (d, i) => `translate(0,${i * (row + gap)})`);
-  rows.append("text").attr("x", left - 8).attr("y", 14).attr("text-anchor", "end").text(segment => size(segment.bytes));
+  rows.append("text").attr("x", left - 8).attr("y", 14).attr("text-anchor", "end").text(segment => (segment.count > 1 ? `${segment.count} × ` : "") + size(segment.bytes));
   const say = piece => `${word(piece[2])} ${size(piece[1])}${piece[3] ? `: ${piece[3]}` : ""}`;
   rows.append("g").attr("transform", `translate(${left},0)`).selectAll("rect").data(segment => segment.blocks).join("rect")
     .attr("class", "piece").attr("x", piece => x(piece[0])).attr("height", row)
     .attr("width", piece => Math.max(0.8, x(piece[0] + piece[1]) - x(piece[0])))
     .attr("fill", piece => piece[2] === "free" ? "var(--hole)" : color(piece[2]))
-    .on("mousemove", piece => { one("#piece").textContent = say(piece); showTip(d3.event, [say(piece)]); })
+    .on("mousemove", piece => { one("#piece").textContent = say(piece); showTip(d3.event, [say(piece), ...(piece[4] ? piece[4].split(" ← ").map((part, i) => (i ? "← " : "made by ") + part) : [])]); })
     .on("mouseleave", hideTip);
-  rows.append("title").text(segment => `${size(segment.used_bytes)} of ${size(segment.bytes)} in use, largest hole ` +
+  rows.append("title").text(segment => `${size(segment.used_bytes)} of ${size(segment.bytes)} in use, largest free block ` +
                                        `${size(segment.largest_free_block_bytes)} ${segment.kind}`);
-  const hidden = picture.segments.length - shown.length;
-  one("#piece").textContent = hidden > 0 ? `${hidden} smaller ones are not shown` : "\u00a0";
+  const hidden = picture.segments.length - d3.sum(shown, segment => segment.count);
+  one("#piece").textContent = hidden > 0 ? `${hidden} more are not shown` : "\u00a0";
 }
 
 // A table whose columns are {title, value, text, number}; sorts by a click on a title.
-function fill(section, columns, rows, { sortable = false, filter = () => true } = {}) {
+function fill(section, columns, rows, { sortable = false, filter = () => true, drawn = () => {} } = {}) {
   section.hidden = rows.length === 0;
   const head = element("tr"), body = section.querySelector("tbody");
   let order = null;
   const draw = () => {
     const list = rows.filter(filter);
     if (order) list.sort((a, b) => order.down * d3.ascending(order.column.value(a), order.column.value(b)));
+    drawn(list.length);
     body.replaceChildren(...list.map(item => {
       const line = element("tr");
       for (const column of columns) {
@@ -329,6 +366,7 @@ function showSaved(device) {
     { title: "kept by", value: kept, text: kept },
   ], device.saved_tensors, {
     sortable: true,
+    drawn: count => { one("#no-match").hidden = count > 0; },
     filter: tensor => `${shape(tensor)} ${made(tensor)} ${kept(tensor)}`.toLowerCase().includes(search.value.toLowerCase()),
   });
   search.oninput = draw;
@@ -336,15 +374,25 @@ function showSaved(device) {
 
 function verdictOf(fix) {
   const fits = fix.fits !== null ? fix.fits : fix.predicted_fits;
+  if (fix.postpones_to_step !== null) return element("span", `no: postpones it to about step ${fix.postpones_to_step}`, "no");
   if (fits === null) return element("span", "unknown");
   return element("span", fits ? "yes" : "no", fits ? "yes" : "no");
 }
 
+// Lines of code, and a button that copies them.
+function code(lines) {
+  const text = lines.join("\n"), box = element("div", undefined, "code"), button = element("button", "Copy");
+  button.onclick = () => navigator.clipboard.writeText(text).then(() => { button.textContent = "Copied"; },
+                                                                  () => { getSelection().selectAllChildren(box.firstChild); });
+  box.append(element("pre", text), button);
+  return box;
+}
+
 function showFixes(device) {
-  fill(one("#fixes"), [
+  const columns = [
     { title: "fix", value: fix => fix.label, text: fix => {
       const parts = [element("div", fix.label)];
-      if (fix.how.length) parts.push(element("pre", fix.how.join("\n")));
+      if (fix.how.length) parts.push(code(fix.how));
       if (fix.costs) parts.push(element("small", `costs: ${fix.costs}`));
       return parts;
     } },
@@ -352,7 +400,35 @@ function showFixes(device) {
       text: fix => (fix.at_least ? "≥ " : "") + size(fix.predicted_peak_bytes) },
     bytesColumn("measured", fix => fix.measured_peak_bytes),
     { title: "fits", value: () => 0, text: verdictOf },
-  ], device.fixes);
+  ];
+  const kFirst = 3, more = one("#more-fixes");
+  const rest = device.fixes.slice(kFirst);
+  fill(one("#fixes"), columns, device.fixes.slice(0, kFirst));
+  fill(more, columns, rest);
+  more.querySelector("summary").textContent = `${rest.length} more`;
+}
+
+// The whole GPU at that moment: what PyTorch allocated by category, what it caches, what others hold, what is free.
+function showMemory(device) {
+  const rows = Object.entries(device.categories).map(([name, bytes]) => ({ name: word(name), bytes, fill: color(name) }));
+  const card = device.card;
+  rows.push({ name: "pending frees (in use on another stream)", bytes: card.pending_free_bytes, fill: "var(--pending_free)" },
+            { name: "cached (reserved, not allocated)", bytes: card.cached_bytes, fill: "var(--soft)" },
+            { name: "non-PyTorch memory", bytes: card.non_pytorch_bytes, fill: "var(--others)" },
+            { name: "free", bytes: card.free_bytes, fill: "var(--hole)" });
+  const shown = rows.filter(row => row.bytes !== 0), most = d3.max(shown, row => row.bytes);
+  one("#memory-title").textContent = device.failure ? "GPU memory at the failure" : "GPU memory at the peak";
+  fill(one("#memory"), [
+    { title: "what", value: row => row.name, text: row => row.name },
+    bytesColumn("bytes", row => row.bytes),
+    { title: "", value: () => 0, text: row => {
+      const bar = element("div", undefined, "bar"), part = element("i");
+      part.style.width = `${Math.max(0, row.bytes) / most * 100}%`;
+      part.style.background = row.fill;
+      bar.append(part);
+      return bar;
+    } },
+  ], shown);
 }
 
 function showGrowth(device) {
@@ -389,7 +465,11 @@ function showCard(index) {
   showSegments(device, picture);
   showSaved(device);
   showFixes(device);
+  showMemory(device);
   showGrowth(device);
+  // What grows is the answer to a leak, and the processes are that of a job.
+  const leaks = device.growth.length > 0 && (device.cause ? device.cause.kind === "leak" : device.out_of_memory_near_step !== null);
+  one("main").insertBefore(one("#growth"), leaks ? one("main").firstChild : one("#step"));
 }
 
 function start() {
@@ -397,12 +477,12 @@ function start() {
   showRanks();
   showLimits();
   if (!report.devices.length) {
-    for (const id of ["run", "step", "owners", "segments", "saved", "fixes", "growth"]) one(`#${id}`).hidden = true;
+    for (const id of ["run", "step", "owners", "segments", "saved", "fixes", "memory", "growth"]) one(`#${id}`).hidden = true;
     return;
   }
   one("#cards").hidden = report.devices.length < 2;
   report.devices.forEach((device, i) => {
-    const button = element("button", `card ${device.device.index}${device.failure ? ": out of memory" : ""}`);
+    const button = element("button", `cuda:${device.device.index}${device.failure ? ": out of memory" : ""}`);
     button.onclick = () => showCard(i);
     one("#cards").append(button);
   });
@@ -411,4 +491,6 @@ function start() {
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => showCard(current), 150); });
 }
 
+// On paper nothing can be opened.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(part => { part.open = true; }));
 start();
