@@ -107,7 +107,8 @@ void PlaceFinder::see(const SnapshotFrame& frame) {
 uint32_t PlaceFinder::finish() {
   const bool bare = calls_.empty() && !in_engine_ && now_ == SnapshotPlace{};
   if ((in_engine_ || is_called_by_engine(outermost_)) && now_.node == 0) now_.node = name(kBackward);
-  const uint32_t place = add(now_, bare);
+  now_.frameless = bare;
+  const uint32_t place = add(now_);
   if (places_[place].stack == 0 && places_[place].native_stack == 0) tell_stacks(places_[place]);
   now_ = {};
   calls_.clear();
@@ -133,7 +134,7 @@ void PlaceFinder::tell_stacks(SnapshotPlace& place) {
 
 std::vector<SnapshotPlace> PlaceFinder::places() && {
   for (size_t i = 1; i < places_.size() && any_python_; ++i) {
-    if (bare_[i]) places_[i].node = name(kBackward);
+    if (places_[i].frameless) places_[i].node = name(kBackward);
   }
   return std::move(places_);
 }
@@ -144,12 +145,11 @@ uint32_t PlaceFinder::name(std::string_view text) {
   return found->second;
 }
 
-uint32_t PlaceFinder::add(const SnapshotPlace& place, bool bare) {
+uint32_t PlaceFinder::add(const SnapshotPlace& place) {
   const auto [found, fresh] = place_index_.try_emplace(
-      {place.source, place.inner_source, place.op, place.node, place.scope, place.in_module, bare},
+      {place.source, place.inner_source, place.op, place.node, place.scope, place.in_module, place.frameless},
       static_cast<uint32_t>(places_.size()));
   if (fresh) places_.push_back(place);
-  if (fresh) bare_.push_back(bare);
   return found->second;
 }
 

@@ -21,7 +21,7 @@ struct SnapshotFrame {
 /// Finds out what stacks say, each kind of place once.
 class PlaceFinder {
  public:
-  PlaceFinder() { add(SnapshotPlace{}, false); }
+  PlaceFinder() { add(SnapshotPlace{}); }
 
   /// Takes the next frame of a stack, innermost first. Its texts must live until finish().
   void see(const SnapshotFrame& frame);
@@ -36,7 +36,7 @@ class PlaceFinder {
   std::vector<SnapshotPlace> places() &&;
 
  private:
-  uint32_t add(const SnapshotPlace& place, bool bare);
+  uint32_t add(const SnapshotPlace& place);
   void tell_stacks(SnapshotPlace& place);
 
   SnapshotPlace now_;
@@ -44,7 +44,6 @@ class PlaceFinder {
   std::string outermost_;             ///< file of its outermost Python frame so far
   bool in_engine_ = false;            ///< a frame of the autograd engine was seen
   bool any_python_ = false;           ///< in any stack
-  std::vector<bool> bare_;            ///< by place: its stack had no frames at all
   std::vector<std::string> names_{""};
   std::unordered_map<std::string, uint32_t> name_index_{{"", 0}};
   std::vector<SnapshotPlace> places_;

@@ -141,6 +141,9 @@ class Converter {
                                  .scope = place.scope,
                                  .inner_source = place.inner_source});
     }
+    trace_.names.emplace_back("older than the recording");
+    trace_.contexts.push_back({.source = static_cast<uint32_t>(trace_.names.size() - 1)});
+    older_ = static_cast<uint32_t>(trace_.contexts.size() - 1);
     for (const EventLog& entries : snapshot_.traces) {
       if (!entries.empty()) start_us_ = std::min(start_us_, static_cast<int64_t>(entries.front().time));
     }
@@ -173,7 +176,12 @@ class Converter {
 
   void begin_card(CardState& state, Device& card) {
     state.earlier.rewind();
-    const auto layout = state.earlier.layout(), blocks = state.earlier.blocks();
+    const auto layout = state.earlier.layout();
+    auto blocks = state.earlier.blocks();
+    for (Event& block : blocks) {
+      // PyTorch records no stacks before the history is on: without a frame a block is not one of backward then.
+      if (block.context == 0 || snapshot_.places[block.context].frameless) block.context = older_;
+    }
     trace_.initial_layout.insert(trace_.initial_layout.end(), layout.begin(), layout.end());
     trace_.initial.insert(trace_.initial.end(), blocks.begin(), blocks.end());
     int64_t reserved = 0;
@@ -271,6 +279,7 @@ class Converter {
   AllocatorSettings settings_;
   Trace trace_;
   int64_t start_us_ = INT64_MAX;
+  uint32_t older_ = 0;  ///< the context of blocks that are older than the history, where nothing else is known
   std::deque<CardStory> stories_;  ///< their iterators point into them
   std::deque<CardState> states_;   ///< by card
   bool any_history_ = false;       ///< on the cards so far

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "profiler/report/make_report.h"
 #include "profiler/report/text.h"
@@ -90,6 +91,18 @@ TEST_CASE("steps are read from annotations, and from what follows a backward pas
     CHECK(card.growth[0].source == "/home/me/train.py:12");
     CHECK(to_text(report, {}).find("expandable_segments") == std::string::npos);
   }
+}
+
+TEST_CASE("a block without a frame whose allocation was not seen is older than the recording", "[snapshot]") {
+  const std::string weights = block(8_MiB, 8_MiB, "active_allocated", kNoFrames);
+  const std::string seen = entry("alloc", kAddress + 8_MiB, 4_MiB, kNoFrames, 2);
+  const Report report = report_on(
+      snapshot({segment(kAddress, 20_MiB,
+                        {weights, block(4_MiB, 4_MiB, "active_allocated", kNoFrames), block(8_MiB, 0, "inactive")})},
+               {entry("segment_alloc", kAddress + 64_MiB, 2_MiB, in_forward(5), 1), seen}));
+  std::map<std::string, int64_t> by_place;
+  for (const ReportOwner& owner : report.devices[0].allocations) by_place[owner.name] += owner.bytes;
+  CHECK(by_place == std::map<std::string, int64_t>{{"older than the recording", 8_MiB}, {"backward", 4_MiB}});
 }
 
 TEST_CASE("a request without a Python frame is one of backward, where others have frames", "[snapshot]") {
