@@ -14,7 +14,7 @@ DEVICE = "rtx3060"
 
 def run_jobs(build, jobs, device=DEVICE):
     """The jobs (see nursery.py; "options" are further ones of oomdiag run), each with "told", what its process printed, and
-    "report", or None where there is none."""
+    "report", or None where there is none; with "screen" also "screen_text", the first screen."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-causes-"))
     oomdiag = str(pathlib.Path(build) / "bin/oomdiag")
     for number, job in enumerate(jobs):
@@ -26,6 +26,9 @@ def run_jobs(build, jobs, device=DEVICE):
         explained = subprocess.run([oomdiag, "explain", job["folder"] + "/trace", "--json"], capture_output=True, text=True)
         job["report"] = json.loads(explained.stdout) if explained.returncode == 0 else None
         job["why_no_report"] = explained.stderr
+        if job.get("screen"):
+            shown = subprocess.run([oomdiag, "explain", job["folder"] + "/trace"], capture_output=True, text=True)
+            job["screen_text"] = shown.stdout
         pathlib.Path(job["folder"], "trace").unlink(missing_ok=True)
     return jobs
 

@@ -1,0 +1,162 @@
+"""Prints how often the first screen names the root cause and the fix: python tests/causes/reasons.py --build BUILD [--quick]
+
+Each pattern is a program of patterns.py with a cause that people found in public threads. "root": the first screen gives this
+reason (the name of a row of kReasons, or of a cause where that says it all). "fix": what its three best fixes must mention. A
+third of the patterns was held back while the rules were written. Exits 1 if a bar is missed, or if the fixed program does not
+fit.
+"""
+import argparse
+import dataclasses
+import pathlib
+import re
+import subprocess
+import sys
+
+from harness import run_jobs
+
+BARS = {"root": 0.9, "fix": 0.9}
+MOST_LINES = 24
+
+
+@dataclasses.dataclass
+class Pattern:
+    function: str
+    root: str
+    fix: str  # a regular expression
+    thread: str
+    memory: int = 1024  # MiB
+    held_back: bool = False
+    quick: bool = False
+    environment: dict = dataclasses.field(default_factory=dict)
+
+
+def patterns():
+    evaluation, retained = ("evaluation_keeps_graphs", r"no_grad"), "graph_of_earlier_steps"
+    return [
+        Pattern("validation_sums_losses", *evaluation, "leftthomas/SRGAN#43", quick=True),
+        Pattern("validation_larger_batch", *evaluation, "hszhao/semseg#60", memory=1400, held_back=True),
+        Pattern("evaluation_keeps_outputs", *evaluation, "pytorch/pytorch#4932"),
+        Pattern("inference_holds_last_result", *evaluation, "pytorch/pytorch#4050"),
+        Pattern("features_to_host_with_graph", *evaluation, "pytorch/pytorch#16417", held_back=True),
+        Pattern("test_after_epoch_with_metric", *evaluation, "sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning#57"),
+        Pattern("dropout_samples", *evaluation, "pytorch/pytorch#958", held_back=True),
+        Pattern("outputs_of_last_iteration", "outputs_of_earlier_step", r"\bdel\b", "pytorch/pytorch#4050", memory=1000),
+        Pattern("lstm_state_not_detached", "recurrent_state", r"detach", "pytorch/pytorch#2198", quick=True),
+        Pattern("gru_cell_over_episode", "recurrent_state", r"detach", "pytorch/pytorch#1536", held_back=True),
+        Pattern("backward_create_graph", "create_graph", r"autograd\.grad", "pytorch/pytorch#4661"),
+        Pattern("maml_inner_loop", "create_graph", r"detach|autograd\.grad|create_graph", "pytorch/pytorch#7343", memory=1600,
+                held_back=True),
+        Pattern("penalty_history", retained, r"\.item\(\)|detach", "pytorch/pytorch#15", held_back=True),
+        Pattern("several_forwards_one_backward", "several_forward_passes", r"backward\(\)", "pytorch/pytorch#958"),
+        Pattern("key_value_cache", "key_value_cache", r"max_new_tokens|shorter|offload|StaticCache|window",
+                "huggingface/transformers#30860", quick=True),
+        Pattern("generate_with_transformers", "key_value_cache", r"max_new_tokens|shorter|offload|quantized|StaticCache",
+                "huggingface/transformers#2595", held_back=True),
+        Pattern("predictions_on_the_card", "growing_buffer", r"\.cpu\(\)", "huggingface/transformers#7232"),
+        Pattern("history_list", "kept_tensors", r"\.item\(\)|\.cpu\(\)", "pytorch/pytorch#958"),
+        Pattern("replay_buffer_on_the_card", "kept_tensors", r"\.cpu\(\)|item\(\)", "Metta-AI/metta#1139", held_back=True),
+        Pattern("data_set_on_the_card", "data_on_the_card", r"on the host|DataLoader|\.cpu\(\)|pin_memory",
+                "pytorch/pytorch#16417"),
+        Pattern("resume_from_checkpoint", "loaded_onto_the_card", r"map_location", "huggingface/pytorch-image-models#72",
+                quick=True),
+        Pattern("load_pretrained_twice", "loaded_onto_the_card", r"map_location", "pytorch/pytorch#7415", held_back=True),
+        Pattern("small_view_of_large_tensor", "small_view", r"\.clone\(\)", "pytorch/pytorch#33101"),
+        Pattern("last_token_of_each_batch", "small_view", r"\.clone\(\)", "pytorch/pytorch#50432", held_back=True),
+        Pattern("one_checkpoint_around_all", "one_checkpoint", r"checkpoint", "pytorch/pytorch#147449", memory=1200),
+        Pattern("one_segment", "one_checkpoint", r"checkpoint", "pytorch/pytorch#78731", memory=1200, held_back=True),
+        Pattern("autocast_around_generation", "autocast_cache", r"cache_enabled=False", "ecmwf/anemoi-core#134"),
+        Pattern("autocast_in_sampler", "autocast_cache", r"cache_enabled=False", "pytorch/pytorch#61173", held_back=True),
+        Pattern("attention_by_hand", "attention_scores", r"scaled_dot_product_attention|SDPA", "lucidrains/x-transformers#325"),
+        Pattern("multihead_attention_weights", "attention_scores", r"need_weights=False|SDPA", "pytorch/pytorch#97714",
+                quick=True),
+        Pattern("attention_by_einsum", "attention_scores", r"scaled_dot_product_attention|SDPA", "pytorch/pytorch#88000",
+                memory=2048, held_back=True),
+        Pattern("all_distances", "all_pairs", r"split|chunk", "pytorch/pytorch#57720", quick=True),
+        Pattern("differences_by_broadcast", "all_pairs", r"split|chunk|cdist", "hcw-00/PatchCore_anomaly_detection#19",
+                held_back=True),
+        Pattern("similarity_of_all_pairs", "all_pairs", r"split|chunk", "OML-Team/open-metric-learning#283"),
+        Pattern("svd_with_full_matrices", "full_matrices", r"full_matrices=False", "pytorch/pytorch#61949"),
+        Pattern("one_hot_masks", "one_hot", r"cross_entropy|gather|uint8|bool", "pytorch/pytorch#55578"),
+        Pattern("logits_in_float32", "logits", r"chunk|liger", "linkedin/Liger-Kernel#241", quick=True),
+        Pattern("shifted_logits", "logits", r"chunk|liger", "NVIDIA-NeMo/Automodel#3907", held_back=True),
+        Pattern("folds_keep_models", "several_models", r"\bdel\b", "pytorch/pytorch#13246", memory=1400),
+        Pattern("policy_and_reference", "several_models", r"\bdel\b|bfloat16|half|host|\.cpu\(\)", "huggingface/trl#376",
+                memory=900, held_back=True),
+        Pattern("large_embedding", "dense_embedding_gradients", r"sparse=True", "pytorch/pytorch#41128"),
+        Pattern("recommender_tables", "dense_embedding_gradients", r"sparse=True", "pytorch/pytorch#24245", memory=700,
+                held_back=True),
+        Pattern("foreach_temporaries", "optimizer_temporaries", r"foreach=False|fused=True", "pytorch/pytorch#97712",
+                memory=1000),
+        Pattern("sparse_operand", "dense_gradient_of_sparse", r"requires_grad|detach", "pytorch/pytorch#41128"),
+        Pattern("double_precision", "float64", r"float\(\)|float32", "pytorch/pytorch#2769", memory=1200, held_back=True),
+        Pattern("graphs_without_shared_pool", "private_pools", r"pool=", "NVIDIA-NeMo/Automodel#2943", memory=700),
+        Pattern("retry_inside_except", "caught_traceback", r"outside|after the except|del ", "pytorch/pytorch#27600"),
+        Pattern("smaller_batch_in_handler", "caught_traceback", r"outside|after the except|del ", "pytorch/pytorch#36874",
+                held_back=True),
+        Pattern("decode_all_at_once", "batch_without_gradients", r"split|slicing|chunk|batch", "huggingface/diffusers#1001",
+                held_back=True),
+    ]
+
+
+def job_of(pattern, fixed):
+    return {"name": pattern.function + (", fixed" if fixed else ""), "module": "patterns", "function": pattern.function,
+            "arguments": {"fixed": True} if fixed else {}, "memory_mib": pattern.memory, "environment": pattern.environment,
+            "screen": not fixed}
+
+
+def best_fixes(report):
+    """What a reader sees of the three best: the label and the lines."""
+    return [" ".join([fix["label"], *fix["how"]]) for fix in report["fixes"][:3]]
+
+
+def judge(pattern, job):
+    report = job["report"]
+    if report is None:
+        return {"root": False, "fix": False, "lines": 0, "named": "no report: " + job["why_no_report"][-200:]}
+    reasons = report.get("reasons") or []
+    named = reasons[0]["id"] if reasons else (report["cause"] or {}).get("kind", report["outcome"])
+    root = named == pattern.root and reasons[0]["text"].split(":")[0] in job["screen_text"].replace("\n             ", " ")
+    return {"root": root, "fix": any(re.search(pattern.fix, text, re.I) for text in best_fixes(report)),
+            "lines": job["screen_text"].count("\n"), "named": named}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("-v", action="store_true")
+    parser.add_argument("-k", default="", help="patterns with this in their function only")
+    parser.add_argument("--seen", action="store_true", help="without those that are held back")
+    parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
+    options = parser.parse_args()
+    chosen = [p for p in patterns() if (p.quick or not options.quick) and options.k in p.function
+              and not (options.seen and p.held_back)]
+    cured = [] if options.no_cure or options.quick else chosen
+    jobs = run_jobs(options.build, [job_of(p, False) for p in chosen] + [job_of(p, True) for p in cured])
+    failures = 0
+    sums = {}
+    for pattern, job in zip(chosen, jobs):
+        verdict = judge(pattern, job)
+        group = sums.setdefault("held back" if pattern.held_back else "seen", [0, 0, 0])
+        for i, hit in enumerate((True, verdict["root"], verdict["fix"])):
+            group[i] += hit
+        failures += verdict["lines"] > MOST_LINES
+        if options.v or not (verdict["root"] and verdict["fix"]) or verdict["lines"] > MOST_LINES:
+            print(f"{'ok ' if verdict['root'] else 'NO '}{'ok ' if verdict['fix'] else 'NO '} {pattern.function}"
+                  f"{' (held back)' if pattern.held_back else ''}: is {pattern.root}, named {verdict['named']}; "
+                  f"{job['told']['ended'][:200]}; {verdict['lines']} lines")
+        if options.v:
+            print(job["screen_text"])
+    for job in jobs[len(chosen):]:
+        if job["told"]["ended"] != "ok":
+            failures += 1
+            print(f"NO  {job['name']}: does not fit: {job['told']['ended'][:300]}")
+    total = [sum(group[i] for group in sums.values()) for i in range(3)]
+    for name, (count, root, fix) in [*sums.items(), ("all", total)]:
+        print(f"{name:10} {count:3} patterns, root cause named {root}, needed fix among the first three {fix}")
+    enough = total[1] >= BARS["root"] * total[0] and total[2] >= BARS["fix"] * total[0]
+    sys.exit(0 if enough and not failures else 1)
+
+
+if __name__ == "__main__":
+    main()
