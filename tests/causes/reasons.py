@@ -23,7 +23,7 @@ class Pattern:
     function: str
     root: str
     fix: str  # a regular expression
-    thread: str
+    thread: str  # where it was read; empty: a known habit, without one thread
     memory: int = 1024  # MiB
     held_back: bool = False
     quick: bool = False
@@ -34,66 +34,66 @@ def patterns():
     evaluation, retained = ("evaluation_keeps_graphs", r"no_grad"), "graph_of_earlier_steps"
     return [
         Pattern("validation_sums_losses", *evaluation, "leftthomas/SRGAN#43", quick=True),
-        Pattern("validation_larger_batch", *evaluation, "hszhao/semseg#60", memory=1400, held_back=True),
+        Pattern("validation_larger_batch", *evaluation, "hszhao/semseg#60", memory=1070, held_back=True),
         Pattern("evaluation_keeps_outputs", *evaluation, "pytorch/pytorch#4932"),
         Pattern("inference_holds_last_result", *evaluation, "pytorch/pytorch#4050"),
         Pattern("features_to_host_with_graph", *evaluation, "pytorch/pytorch#16417", held_back=True),
         Pattern("test_after_epoch_with_metric", *evaluation, "sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning#57"),
-        Pattern("dropout_samples", *evaluation, "pytorch/pytorch#958", held_back=True),
-        Pattern("outputs_of_last_iteration", "outputs_of_earlier_step", r"\bdel\b", "pytorch/pytorch#4050", memory=1000),
+        Pattern("dropout_samples", *evaluation, "", held_back=True),
+        Pattern("outputs_of_last_iteration", "outputs_of_earlier_step", r"\bdel\b", "pytorch/pytorch#4050", memory=1200),
         Pattern("lstm_state_not_detached", "recurrent_state", r"detach", "pytorch/pytorch#2198", quick=True),
         Pattern("gru_cell_over_episode", "recurrent_state", r"detach", "pytorch/pytorch#1536", held_back=True),
         Pattern("backward_create_graph", "create_graph", r"autograd\.grad", "pytorch/pytorch#4661"),
-        Pattern("maml_inner_loop", "create_graph", r"detach|autograd\.grad|create_graph", "pytorch/pytorch#7343", memory=1600,
+        Pattern("maml_inner_loop", "create_graph", r"detach|autograd\.grad|create_graph", "", memory=1600,
                 held_back=True),
-        Pattern("penalty_history", retained, r"\.item\(\)|detach", "pytorch/pytorch#15", held_back=True),
-        Pattern("several_forwards_one_backward", "several_forward_passes", r"backward\(\)", "pytorch/pytorch#958"),
+        Pattern("penalty_history", retained, r"\.item\(\)|detach", "", held_back=True),
+        Pattern("several_forwards_one_backward", "several_forward_passes", r"backward\(\)", ""),
         Pattern("key_value_cache", "key_value_cache", r"max_new_tokens|shorter|offload|StaticCache|window",
                 "huggingface/transformers#30860", quick=True),
         Pattern("generate_with_transformers", "key_value_cache", r"max_new_tokens|shorter|offload|quantized|StaticCache",
-                "huggingface/transformers#2595", held_back=True),
+                "", held_back=True),
         Pattern("predictions_on_the_card", "growing_buffer", r"\.cpu\(\)", "huggingface/transformers#7232"),
-        Pattern("history_list", "kept_tensors", r"\.item\(\)|\.cpu\(\)", "pytorch/pytorch#958"),
-        Pattern("replay_buffer_on_the_card", "kept_tensors", r"\.cpu\(\)|item\(\)", "Metta-AI/metta#1139", held_back=True),
+        Pattern("history_list", "kept_tensors", r"\.item\(\)|\.cpu\(\)", "", memory=620),
+        Pattern("replay_buffer_on_the_card", "kept_tensors", r"\.cpu\(\)|item\(\)", "", held_back=True),
         Pattern("data_set_on_the_card", "data_on_the_card", r"on the host|DataLoader|\.cpu\(\)|pin_memory",
                 "pytorch/pytorch#16417"),
         Pattern("resume_from_checkpoint", "loaded_onto_the_card", r"map_location", "huggingface/pytorch-image-models#72",
                 quick=True),
-        Pattern("load_pretrained_twice", "loaded_onto_the_card", r"map_location", "pytorch/pytorch#7415", held_back=True),
-        Pattern("small_view_of_large_tensor", "small_view", r"\.clone\(\)", "pytorch/pytorch#33101"),
+        Pattern("load_pretrained_twice", "loaded_onto_the_card", r"map_location", "pytorch/pytorch#7415", memory=1200, held_back=True),
+        Pattern("small_view_of_large_tensor", "small_view", r"\.clone\(\)", "pytorch/pytorch#33101", memory=660),
         Pattern("last_token_of_each_batch", "small_view", r"\.clone\(\)", "pytorch/pytorch#50432", held_back=True),
-        Pattern("one_checkpoint_around_all", "one_checkpoint", r"checkpoint", "pytorch/pytorch#147449", memory=1200),
-        Pattern("one_segment", "one_checkpoint", r"checkpoint", "pytorch/pytorch#78731", memory=1200, held_back=True),
-        Pattern("autocast_around_generation", "autocast_cache", r"cache_enabled=False", "ecmwf/anemoi-core#134"),
-        Pattern("autocast_in_sampler", "autocast_cache", r"cache_enabled=False", "pytorch/pytorch#61173", held_back=True),
-        Pattern("attention_by_hand", "attention_scores", r"scaled_dot_product_attention|SDPA", "lucidrains/x-transformers#325"),
-        Pattern("multihead_attention_weights", "attention_scores", r"need_weights=False|SDPA", "pytorch/pytorch#97714",
+        Pattern("one_checkpoint_around_all", "one_checkpoint", r"checkpoint", "pytorch/pytorch#147449", memory=690),
+        Pattern("one_segment", "one_checkpoint", r"checkpoint", "pytorch/pytorch#78731", memory=670, held_back=True),
+        Pattern("autocast_around_generation", "autocast_cache", r"cache_enabled=False", "ecmwf/anemoi-core#134", memory=950),
+        Pattern("autocast_in_sampler", "autocast_cache", r"cache_enabled=False", "", held_back=True),
+        Pattern("attention_by_hand", "attention_scores", r"scaled_dot_product_attention|SDPA", ""),
+        Pattern("multihead_attention_weights", "attention_scores", r"need_weights=False|SDPA", "",
                 quick=True),
-        Pattern("attention_by_einsum", "attention_scores", r"scaled_dot_product_attention|SDPA", "pytorch/pytorch#88000",
+        Pattern("attention_by_einsum", "attention_scores", r"scaled_dot_product_attention|SDPA", "",
                 memory=2048, held_back=True),
         Pattern("all_distances", "all_pairs", r"split|chunk", "pytorch/pytorch#57720", quick=True),
         Pattern("differences_by_broadcast", "all_pairs", r"split|chunk|cdist", "hcw-00/PatchCore_anomaly_detection#19",
                 held_back=True),
         Pattern("similarity_of_all_pairs", "all_pairs", r"split|chunk", "OML-Team/open-metric-learning#283"),
         Pattern("svd_with_full_matrices", "full_matrices", r"full_matrices=False", "pytorch/pytorch#61949"),
-        Pattern("one_hot_masks", "one_hot", r"cross_entropy|gather|uint8|bool", "pytorch/pytorch#55578"),
+        Pattern("one_hot_masks", "one_hot", r"cross_entropy|gather|uint8|bool", ""),
         Pattern("logits_in_float32", "logits", r"chunk|liger", "linkedin/Liger-Kernel#241", quick=True),
         Pattern("shifted_logits", "logits", r"chunk|liger", "NVIDIA-NeMo/Automodel#3907", held_back=True),
-        Pattern("folds_keep_models", "several_models", r"\bdel\b", "pytorch/pytorch#13246", memory=1400),
-        Pattern("policy_and_reference", "several_models", r"\bdel\b|bfloat16|half|host|\.cpu\(\)", "huggingface/trl#376",
+        Pattern("folds_keep_models", "several_models", r"\bdel\b", "", memory=1400),
+        Pattern("policy_and_reference", "several_models", r"\bdel\b|bfloat16|half|host|\.cpu\(\)", "",
                 memory=900, held_back=True),
-        Pattern("large_embedding", "dense_embedding_gradients", r"sparse=True", "pytorch/pytorch#41128"),
-        Pattern("recommender_tables", "dense_embedding_gradients", r"sparse=True", "pytorch/pytorch#24245", memory=700,
+        Pattern("large_embedding", "dense_embedding_gradients", r"sparse=True", "pytorch/pytorch#41128", memory=830),
+        Pattern("recommender_tables", "dense_embedding_gradients", r"sparse=True", "", memory=800,
                 held_back=True),
         Pattern("foreach_temporaries", "optimizer_temporaries", r"foreach=False|fused=True", "pytorch/pytorch#97712",
                 memory=1000),
         Pattern("sparse_operand", "dense_gradient_of_sparse", r"requires_grad|detach", "pytorch/pytorch#41128"),
-        Pattern("double_precision", "float64", r"float\(\)|float32", "pytorch/pytorch#2769", memory=1200, held_back=True),
-        Pattern("graphs_without_shared_pool", "private_pools", r"pool=", "NVIDIA-NeMo/Automodel#2943", memory=700),
-        Pattern("retry_inside_except", "caught_traceback", r"outside|after the except|del ", "pytorch/pytorch#27600"),
+        Pattern("double_precision", "float64", r"float\(\)|float32", "", memory=860, held_back=True),
+        Pattern("graphs_without_shared_pool", "private_pools", r"pool=", "NVIDIA-NeMo/Automodel#2943", memory=600),
+        Pattern("retry_inside_except", "caught_traceback", r"outside|after the except|del ", "pytorch/pytorch#27600", memory=1000),
         Pattern("smaller_batch_in_handler", "caught_traceback", r"outside|after the except|del ", "pytorch/pytorch#36874",
                 held_back=True),
-        Pattern("decode_all_at_once", "batch_without_gradients", r"split|slicing|chunk|batch", "huggingface/diffusers#1001",
+        Pattern("decode_all_at_once", "batch_without_gradients", r"split|slicing|chunk|batch", "",
                 held_back=True),
     ]
 
@@ -113,7 +113,7 @@ def judge(pattern, job):
     report = job["report"]
     if report is None:
         return {"root": False, "fix": False, "lines": 0, "named": "no report: " + job["why_no_report"][-200:]}
-    reasons = report.get("reasons") or []
+    reasons = [report["reason"]] if report.get("reason") else []
     named = reasons[0]["id"] if reasons else (report["cause"] or {}).get("kind", report["outcome"])
     root = named == pattern.root and reasons[0]["text"].split(":")[0] in job["screen_text"].replace("\n             ", " ")
     return {"root": root, "fix": any(re.search(pattern.fix, text, re.I) for text in best_fixes(report)),
