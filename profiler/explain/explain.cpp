@@ -164,7 +164,9 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .optimizer = find_optimizer(moment),
       .sharded = device.sharded};
   findings.batch = describe_batch(device, model);
+  findings.reason = find_reason({.device = device, .growths = findings.growths});
   findings.fixes = predict_fixes(model);
+  if (findings.reason) add_cure(*findings.reason, model, findings.fixes);
   return findings;
 }
 

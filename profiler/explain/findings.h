@@ -9,6 +9,7 @@
 #include "profiler/explain/causes.h"
 #include "profiler/explain/growth.h"
 #include "profiler/explain/owners.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/replay/history.h"
 
 namespace oomdiag {
@@ -100,6 +101,7 @@ struct Findings {
   std::optional<Lifetime> largest{};
   std::optional<BatchModel> batch{};
   std::vector<Fix> fixes{};
+  std::optional<Reason> reason{};  ///< what of the program is behind the cause, where that is known
 
   bool operator==(const Findings&) const = default;
 };

@@ -34,6 +34,7 @@ struct FixRow {
   bool changes_numerics = false;  ///< results differ beyond the order of sums
   bool changes_training = false;  ///< what is learned differs
   bool cures_growth = false;      ///< of a leak
+  bool cures_reason = false;      ///< a row of kReasons proposes it
   bool combines = false;          ///< may be had together with others that have this
   /// The step with this fix, nothing where it does not apply; null: it is not predicted, only measured.
   std::optional<ModifiedStep> (*predict)(const StepModel& model) = nullptr;

@@ -126,19 +126,33 @@ std::vector<Fix> combine(const StepModel& model) {
 auto rank_of(const Fix& fix) {
   const std::optional<bool> fits = fix.fits ? fix.fits : fix.predicted_fits;
   int cost = 0;
-  bool cures = false;
+  int cures = 2;  // 0: what is behind the cause; 1: growth
   for (const std::string& id : fix.ids.empty() ? std::vector{fix.id} : fix.ids) {
     const FixRow* row = find_fix(id);
     if (row == nullptr) continue;
     cost = std::max(cost, static_cast<int>(row->cost));
-    cures |= row->cures_growth;
+    cures = std::min(cures, row->cures_reason ? 0 : row->cures_growth ? 1 : 2);
   }
   const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
   const int64_t postpones = -int64_t{fix.postpones_to_step.value_or(0)};
-  return std::tuple(!cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(), peak);
+  return std::tuple(cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(), peak);
 }
 
 }  // namespace
+
+void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes) {
+  const FixRow* row = find_fix(reason.fix);
+  if (row == nullptr) return;
+  Fix fix{.id = std::string(row->id),
+          .label = std::string(row->label),
+          .costs = std::string(row->cost_text),
+          .changes_training = row->changes_training,
+          .predicted_peak_bytes = std::max<int64_t>(0, model.peak_bytes - reason.bytes),
+          .at_least = true};
+  if (is_python(model.blocks)) fix.how = reason.how.empty() ? split_lines(row->lines) : reason.how;
+  fixes.insert(fixes.begin(), std::move(fix));
+  std::stable_sort(fixes.begin(), fixes.end(), is_better);
+}
 
 bool is_better(const Fix& a, const Fix& b) { return rank_of(a) < rank_of(b); }
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "profiler/explain/findings.h"
+#include "profiler/explain/reasons.h"
 #include "profiler/explain/step_model.h"
 
 namespace oomdiag {
@@ -14,5 +15,9 @@ std::vector<Fix> predict_fixes(const StepModel& model);
 /// Whether `a` is to be tried before `b`: it fits (measured, else predicted) and `b` may not; it cures a leak; it changes
 /// nothing of what is learned; it costs less; its peak is lower.
 bool is_better(const Fix& a, const Fix& b);
+
+/// Puts the fix that cures `reason` before the others. Its peak is a lower bound: what had been allocated without what the
+/// reason holds.
+void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes);
 
 }  // namespace oomdiag

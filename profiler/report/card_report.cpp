@@ -347,6 +347,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   }
   report.parameter_groups = report_groups(moment);
   report.batch = findings.batch;
+  if (!trace.process.snapshot) report.reason = findings.reason;
   for (const Fix& fix : findings.fixes) {
     if (!trace.process.snapshot || needs_no_categories(fix)) report.fixes.push_back(fix);
   }

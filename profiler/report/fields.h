@@ -204,6 +204,15 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("saved_by_modules", value.saved_by_modules);
 }
 
+template <class Visitor, Either<Reason> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("id", value.id);
+  visit("text", value.text);
+  visit("bytes", value.bytes);
+  visit.or_null("fix", value.fix);
+  visit("how", value.how);
+}
+
 template <class Visitor, Either<Fix> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("id", value.id);
@@ -373,6 +382,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("parameter_groups", value.parameter_groups);
   visit("saved_tensors", value.saved_tensors);
   visit("batch", value.batch);
+  visit("reason", value.reason);
   visit("fixes", value.fixes);
   visit("phase_peaks", value.phase_peaks);
   visit("phases", value.phases);

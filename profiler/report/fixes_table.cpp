@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "profiler/explain/fixes.h"
 #include "profiler/explain/predict_fixes.h"
 #include "profiler/report/place_text.h"
 #include "profiler/report/table.h"
@@ -41,6 +42,14 @@ std::string details_of(const Fix& fix) {
   if (fix.changes_training) costs += costs.empty() ? "changes training results" : "; changes training results";
   return lines_of(fix, "      ") + (costs.empty() ? "" : "      costs: " + printable(costs, kColumns - 7) + "\n");
 }
+
+bool cures_reason(const Fix& fix) {
+  const FixRow* row = find_fix(fix.id);
+  return row != nullptr && row->cures_reason;
+}
+
+/// Worth the line "fix": it fits, or cures the reason and is not known not to fit.
+bool is_answer(const Fix& fix) { return fits(fix) == true || (cures_reason(fix) && !fits(fix)); }
 
 bool in_leak(const std::vector<Fix>& fixes) {
   return std::ranges::any_of(fixes, [](const Fix& fix) { return fix.postpones_to_step.has_value(); });
@@ -100,7 +109,7 @@ std::string best_fix_text(const Report& report, const ReportOfDevice& device, co
   const std::vector<Fix> fixes = best_first(device.fixes);
   const Fix& best = fixes.front();
   std::string text;
-  if (fits(best) != true) {
+  if (!is_answer(best)) {
     const std::string folder = report.folder.empty() ? "RUN" : printable(report.folder, 200);
     add(text, "fix", fmt::format("none is known to fit; oomdiag fix {} tries and measures them", folder));
     return text;
@@ -116,11 +125,13 @@ std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& o
   constexpr size_t kMost = 3;
   std::vector<Fix> fixes = best_first(device.fixes);
   const bool failed = device.failure || device.out_of_memory_near_step;
-  const bool has_best = failed && !fixes.empty() && fits(fixes.front()) == true;
+  const bool has_best = failed && !fixes.empty() && is_answer(fixes.front());
   const bool may_fit = std::ranges::any_of(fixes, [](const Fix& fix) { return !fits(fix); });
   if (has_best) {
     fixes.erase(fixes.begin());  // it stands above
-    if (!in_leak(fixes)) std::erase_if(fixes, [](const Fix& fix) { return fits(fix) != true; });
+    const bool any_fits = std::ranges::any_of(fixes, [](const Fix& fix) { return fits(fix) == true; });
+    if (!in_leak(fixes))
+      std::erase_if(fixes, [&](const Fix& fix) { return any_fits ? fits(fix) != true : fits(fix) == false; });
   } else if (failed && may_fit) {
     std::erase_if(fixes, [](const Fix& fix) { return fits(fix).has_value(); });
   }

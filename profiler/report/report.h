@@ -222,6 +222,7 @@ struct ReportOfDevice {
   std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<BatchModel> batch{};
+  std::optional<Reason> reason{};
   std::vector<Fix> fixes{};
   std::vector<PhasePeak> phases{};
   std::vector<ReportPoint> timeline{};

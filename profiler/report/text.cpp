@@ -143,6 +143,7 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   if (options.all || keeps_casts(device)) add_autocast(text, device);
   if (!device.cause) return;
   add(text, "why", cause_text(*device.cause));
+  if (device.reason) add(text, "because", printable(device.reason->text, 200));
   add(text, "kept by", kept_by_text(device, options));
   add(text, "required", required_text(device));
 }

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "profiler/explain/growth.h"
+#include "profiler/replay/history.h"
+
+namespace oomdiag {
+
+/// Why so much is held or requested, as a programmer would say it: the second level of a cause.
+struct Reason {
+  std::string id;                  ///< name of the row of kReasons
+  std::string text;                ///< one sentence with its evidence and its line
+  int64_t bytes = 0;               ///< that it holds or requests
+  std::string fix{};               ///< id of the row of kFixes that cures it
+  std::vector<std::string> how{};  ///< lines to change, in place of that row's
+
+  bool operator==(const Reason&) const = default;
+};
+
+/// What the rows of kReasons look at, all of one device that ran out of memory.
+struct ReasonFacts {
+  const DeviceHistory& device;
+  const std::vector<Growth>& growths;
+};
+
+/// The first row of kReasons that holds; nothing where no row does, or nothing failed.
+std::optional<Reason> find_reason(const ReasonFacts& facts);
+
+}  // namespace oomdiag
