@@ -13,7 +13,7 @@ namespace CLI {
 class App;
 }
 
-// One rank of a job, or some of them, each alone on a virtual host (extension/virtual_device/nccl/lone.h).
+// One rank of a job, or some of them, each alone on a virtual host (extension/virtual_device/nccl/single_rank/job.h).
 
 namespace oomdiag {
 

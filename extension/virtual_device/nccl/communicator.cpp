@@ -1,28 +1,10 @@
-// Communicators: made, asked, ended.
-
 #include "extension/virtual_device/nccl/communicator.h"
 
-#include <memory>
+#include <utility>
 
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/nccl/lone.h"
-#include "extension/virtual_device/nccl/unique_id.h"
-
-namespace {
-
-ncclResult_t end(ncclComm_t comm) {
-  if (!comm) return ncclSuccess;
-  delete comm;
-  return ncclSuccess;
-}
-
-template <typename Value>
-ncclResult_t give(Value* place, Value value) {
-  *place = value;
-  return ncclSuccess;
-}
-
-}  // namespace
+#include "extension/virtual_device/nccl/single_rank/job.h"
+#include "extension/virtual_device/nccl/single_rank/members.h"
 
 ncclResult_t oomdiag::make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
                                         const ncclConfig_t* config) {
@@ -35,89 +17,15 @@ ncclResult_t oomdiag::make_communicator(ncclComm_t* handle, int count, int rank,
   if (count > 1) {
     oomdiag_device_note("estimate", "NCCL collectives: what other ranks computed is taken to be what this rank has");
   }
-  if (oomdiag::is_lone()) {
+  if (is_single_rank()) {
     oomdiag_device_note("estimate", "the ranks that were not there: they are taken to be like this one");
-    oomdiag::LoneGroup group = oomdiag::find_lone_group(id, count);
-    comm->id = group.id;
-    comm->ranks = std::move(group.ranks);
+    Members members = find_members(id, count);
+    comm->id = members.id;
+    comm->ranks = std::move(members.ranks);
   }
-  if (count > 1) comm->mailbox = std::make_unique<oomdiag::Mailbox>(comm->id, count, rank, comm->ranks);
+  if (count > 1) comm->mailbox = std::make_unique<Mailbox>(comm->id, count, rank, comm->ranks);
   comm->received.resize(static_cast<size_t>(count));
-  comm->connections = std::make_unique<oomdiag::Connections>(count, rank, comm->device, comm->ranks, config);
+  comm->connections = std::make_unique<Connections>(count, rank, comm->device, comm->ranks, config);
   *handle = comm.release();
   return ncclSuccess;
 }
-
-/// What every generated stub of this library does.
-extern "C" int oomdiag_unsupported(const char* name) {
-  oomdiag_device_note("unsupported", name);
-  return ncclInvalidUsage;
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclGetVersion(int* version) { return give(version, NCCL_VERSION_CODE); }
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclGetUniqueId(ncclUniqueId* id) { return give(id, oomdiag::make_unique_id()); }
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int count, ncclUniqueId id, int rank,
-                                                        ncclConfig_t* config) {
-  return oomdiag::make_communicator(comm, count, rank, id, config);
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRank(ncclComm_t* comm, int count, ncclUniqueId id, int rank) {
-  return oomdiag::make_communicator(comm, count, rank, id, nullptr);
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int count, int rank, int, ncclUniqueId* ids,
-                                                          ncclConfig_t* config) {
-  return oomdiag::make_communicator(comm, count, rank, ids[0], config);
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommInitAll(ncclComm_t* comms, int count, const int* devices) {
-  ncclUniqueId id;
-  ncclGetUniqueId(&id);
-  int before = 0;
-  cudaGetDevice(&before);
-  ncclResult_t result = ncclSuccess;
-  for (int rank = 0; rank < count && result == ncclSuccess; ++rank) {
-    const bool has_device = cudaSetDevice(devices ? devices[rank] : rank) == cudaSuccess;
-    result = has_device ? oomdiag::make_communicator(&comms[rank], count, rank, id, nullptr) : ncclUnhandledCudaError;
-  }
-  cudaSetDevice(before);
-  return result;
-}
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommRevoke(ncclComm_t, int) { return ncclSuccess; }
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end(comm); }
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommAbort(ncclComm_t comm) { return end(comm); }
-
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
-  return give(error, ncclSuccess);
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) { return give(count, comm->count); }
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int* device) {
-  return give(device, comm->device);
-}
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) { return give(rank, comm->rank); }
-
-OOMDIAG_ENTRY_POINT const char* ncclGetErrorString(ncclResult_t result) {
-  switch (static_cast<int>(result)) {
-    case ncclSuccess:
-      return "no error";
-    case ncclUnhandledCudaError:
-      return "unhandled cuda error";
-    case ncclInvalidArgument:
-      return "invalid argument";
-    case ncclInvalidUsage:
-      return "invalid usage, or not supported by the virtual device";
-    default:
-      return "unknown result code";
-  }
-}
-OOMDIAG_ENTRY_POINT const char* ncclGetLastError(ncclComm_t) { return ""; }
-
-#if NCCL_VERSION_CODE >= 23000
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) { return give(id, comm->id); }
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value) {
-  const bool is_bytes = stat == ncclStatGpuMemPersist || stat == ncclStatGpuMemTotal;
-  return give(value, is_bytes ? comm->connections->bytes() : 0);
-}
-#endif

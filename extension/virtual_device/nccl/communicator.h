@@ -24,21 +24,15 @@ struct ncclComm {
   std::unique_ptr<oomdiag::Connections> connections{};
   std::unique_ptr<oomdiag::Mailbox> mailbox{};  ///< of several ranks
   std::vector<uint64_t> received{};             ///< messages so far, by the rank that sent them
-  std::vector<int> ranks{};                     ///< members in the whole job, where its ranks are lone (lone.h)
-  bool has_stages = false;                      ///< and that was told
-  bool is_count_guessed = false;                ///< nobody said how many chose this rank's color (split.cpp)
+  std::vector<int> ranks{};       ///< its members' ranks in the whole job, of a single rank (single_rank/job.h)
+  bool has_stages = false;        ///< and the job's file "stages" says so
+  bool is_count_guessed = false;  ///< nobody said how many chose this rank's color (split.cpp)
 };
 
 namespace oomdiag {
 
-/// Whether a group is open on this thread (ncclGroupStart).
-bool is_in_group() noexcept;
-
 /// A communicator of so many ranks, on the current device.
 ncclResult_t make_communicator(ncclComm_t* handle, int count, int rank, const ncclUniqueId& id,
                                const ncclConfig_t* config);
-
-/// Makes the parts that this thread's splits wait for since its group began: all its ranks have said what they chose.
-ncclResult_t settle_splits();
 
 }  // namespace oomdiag

@@ -70,7 +70,7 @@ Connections::~Connections() {
   for (const CUdeviceptr block : blocks_) cuMemFree(block);
 }
 
-ncclResult_t Connections::take(uint64_t& wanted) {
+ncclResult_t Connections::allocate(uint64_t& wanted) {
   if (wanted == 0) return ncclSuccess;
   if (!rule_.empty())
     oomdiag_device_note("estimate", strdup(std::exchange(rule_, {}).c_str()));  // notes keep the pointer
@@ -88,17 +88,17 @@ ncclResult_t Connections::take(uint64_t& wanted) {
 }
 
 ncclResult_t Connections::join(Collective collective) {
-  if (const ncclResult_t error = take(sizes_.ring)) return error;
+  if (const ncclResult_t error = allocate(sizes_.ring)) return error;
   if (collective == Collective::other) return ncclSuccess;
-  if (const ncclResult_t error = take(sizes_.multicast)) return error;
-  return collective == Collective::all_reduce ? take(sizes_.tree) : ncclSuccess;
+  if (const ncclResult_t error = allocate(sizes_.multicast)) return error;
+  return collective == Collective::all_reduce ? allocate(sizes_.tree) : ncclSuccess;
 }
 
 ncclResult_t Connections::reach(int rank) {
   const auto index = static_cast<size_t>(rank);
   if (index >= known_.size() || known_[index]) return ncclSuccess;
   uint64_t of_peer = sizes_.peer_here;
-  const ncclResult_t error = take(here_[index] ? of_peer : sizes_.elsewhere);
+  const ncclResult_t error = allocate(here_[index] ? of_peer : sizes_.elsewhere);
   if (!error) known_[index] = true;
   return error;
 }

@@ -17,7 +17,7 @@ enum class Collective : uint8_t { all_reduce, reduction_or_gathering, other };
 /// with 0 there, all at once), and given back with it.
 class Connections {
  public:
-  /// `ranks`: of the whole job, where its ranks are lone (lone.h); else all are on this host. `config` may be null.
+  /// `ranks`: of its members in the whole job, of a single rank (single_rank/job.h); else all are on this host. `config` may be null.
   Connections(int count, int rank, int device, const std::vector<int>& ranks, const ncclConfig_t* config);
   ~Connections();
   Connections(const Connections&) = delete;
@@ -31,7 +31,7 @@ class Connections {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  ncclResult_t take(uint64_t& wanted);
+  ncclResult_t allocate(uint64_t& wanted);
 
   BufferSizes sizes_;        ///< what is not taken yet
   std::vector<bool> here_;   ///< by rank: on this host

@@ -13,16 +13,17 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
-#include "extension/virtual_device/nccl/lone.h"
+#include "extension/virtual_device/nccl/single_rank/job.h"
+#include "extension/virtual_device/nccl/single_rank/spawn_peer.h"
 #include "extension/virtual_device/nccl/unique_id.h"
 
 namespace oomdiag {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
-constexpr auto kPatienceOfLone = std::chrono::minutes(30);  // a rank that was summoned begins from the beginning
+constexpr auto kTimeout = std::chrono::seconds(60);
+constexpr auto kSpawnTimeout = std::chrono::minutes(30);  // a spawned rank begins from the beginning
 constexpr size_t kSlots = 256;
-constexpr size_t kRingBytes = 4 * kMostMessageBytes;
+constexpr size_t kRingBytes = 4 * kMaxMessageBytes;
 
 // A rank's part: this, then how much it sent on each channel, then its ring.
 struct Slot {
@@ -64,22 +65,22 @@ bool is_gone(const Head& head) {
   return head.has_left || (head.pid != 0 && !oomdiag_device_is_alive(static_cast<int>(head.pid)));
 }
 
-/// The same of a rank that may not have come yet: one that was summoned has its own process id elsewhere.
+/// The same of a rank that may not have come yet: a spawned one has its own process id elsewhere.
 bool is_gone(const Head& head, int rank_of_job) {
-  return is_lone() ? head.has_left || has_ended(rank_of_job) : is_gone(head);
+  return is_single_rank() ? head.has_left || has_ended(rank_of_job) : is_gone(head);
 }
 
-/// Whether the message was sent, waiting for it as long as its sender lives. In a job of lone ranks the sender may have to
+/// Whether the message was sent, waiting for it as long as its sender lives. Of a single rank the sender may have to
 /// be started.
 bool wait_for(const MessageId& id, Mailbox::Reader& reader) {
   const int count = reader.count;
-  const int sender = is_lone() ? reader.ranks[static_cast<size_t>(id.sender)] : id.sender;
-  std::optional<Wait> wait;
-  if (is_lone()) {
-    if (!summon(sender)) return false;
+  const int sender = is_single_rank() ? reader.ranks[static_cast<size_t>(id.sender)] : id.sender;
+  std::optional<PeerWait> wait;
+  if (is_single_rank()) {
+    if (!spawn_peer(sender)) return false;
     wait.emplace(sender);
   }
-  const auto deadline = std::chrono::steady_clock::now() + (is_lone() ? kPatienceOfLone : kPatience);
+  const auto deadline = std::chrono::steady_clock::now() + (is_single_rank() ? kSpawnTimeout : kTimeout);
   do {
     Head head;
     uint64_t sent = 0;
@@ -87,7 +88,7 @@ bool wait_for(const MessageId& id, Mailbox::Reader& reader) {
                          reader.file.load(place_of_channel(id, count), &sent, sizeof sent);
     if (!is_read) return false;
     if (sent > id.number) return true;
-    if (is_gone(head, sender) || (wait && wait->is_vain())) return false;
+    if (is_gone(head, sender) || (wait && wait->is_deadlocked())) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(wait ? 2000 : 200));
   } while (std::chrono::steady_clock::now() < deadline);
   return false;
@@ -137,7 +138,7 @@ void Mailbox::leave() {
   const int count = reader_->count;
   const int64_t has_left = 1;
   file.store(place_of(rank_, count) + offsetof(Head, has_left), &has_left, sizeof has_left);
-  if (is_lone()) return;  // the file goes with the job's folder
+  if (is_single_rank()) return;  // the file goes with the job's folder
   for (int rank = 0; rank < count; ++rank) {
     Head head;
     if (!file.load(place_of(rank, count), &head, sizeof head) || !is_gone(head)) return;

@@ -19,7 +19,7 @@
 
 namespace oomdiag {
 
-inline constexpr size_t kMostMessageBytes = 4 << 20;
+inline constexpr size_t kMaxMessageBytes = 4 << 20;
 
 /// Where a message is found: the `number`th that `sender` sent on `channel`. Channel 0 is of collectives, 1 + rank of what is
 /// sent to that rank.
@@ -32,7 +32,7 @@ struct MessageId {
 /// This rank's end of the file of a communicator. Made before, and destroyed after, any exchange.
 class Mailbox {
  public:
-  /// `ranks`: who the members are in a job of lone ranks (lone.h).
+  /// `ranks`: of its members in the job, of a single rank (single_rank/job.h).
   Mailbox(const ncclUniqueId& id, int count, int rank, std::vector<int> ranks = {});
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
@@ -53,7 +53,7 @@ class Mailbox {
 
     SharedFile file;
     int count;
-    std::vector<int> ranks;              ///< of the job, where the ranks are lone
+    std::vector<int> ranks;              ///< of the job, of a single rank
     std::atomic<bool> is_alone = false;  ///< a rank did not answer; no other is waited for any more
 
     /// Waits for the message and copies `bytes` from `offset` of it. False if there is nothing of it to be known.

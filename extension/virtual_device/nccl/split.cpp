@@ -1,3 +1,5 @@
+#include "extension/virtual_device/nccl/split.h"
+
 // ncclCommSplit is the one call whose answer depends on what the other ranks said: how many chose the same color. Each
 // rank writes its row into a file that is named after the communicator, and reads the others' when all are there. The
 // last to read takes the file away. In a group one thread may speak for several ranks, so that rows are read when it ends, as
@@ -14,14 +16,16 @@
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/nccl/communicator.h"
-#include "extension/virtual_device/nccl/lone.h"
+#include "extension/virtual_device/nccl/group.h"
+#include "extension/virtual_device/nccl/single_rank/job.h"
+#include "extension/virtual_device/nccl/single_rank/members.h"
 #include "extension/virtual_device/nccl/unique_id.h"
 #include "profiler/trace/shared_file.h"
 
 namespace oomdiag {
 namespace {
 
-constexpr auto kPatienceOfSplit = std::chrono::seconds(60);
+constexpr auto kSplitTimeout = std::chrono::seconds(60);
 
 struct Row {
   int is_there;
@@ -44,7 +48,7 @@ std::vector<Row> read_rows(SharedFile& file, int count, Predicate is_ready) {
 }
 
 std::vector<Row> wait_for_rows(SharedFile& file, int count) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatienceOfSplit;
+  const auto deadline = std::chrono::steady_clock::now() + kSplitTimeout;
   while (std::chrono::steady_clock::now() < deadline) {
     const auto rows = read_rows(file, count, [](const Row& row) { return row.is_there != 0; });
     if (!rows.empty()) return rows;
@@ -93,7 +97,7 @@ bool write_row(const Split& split, bool has_read) {
 }
 
 /// Tells the other ranks of the parent what this one chose.
-void tell_others(Split& split) {
+void write_choice(Split& split) {
   const std::string name = shared_file(split.parent->id, std::to_string(split.number));
   split.file =
       std::make_unique<SharedFile>(name, place_of_row(split.parent->count), SharedFile::Opening::create_or_join);
@@ -101,19 +105,19 @@ void tell_others(Split& split) {
 }
 
 /// Waits for what the others chose. Nothing if they do not answer.
-std::optional<SplitAnswer> ask_others(const Split& split) {
+std::optional<SplitAnswer> read_choices(const Split& split) {
   SharedFile& file = *split.file;
   if (!file) return std::nullopt;
   const auto rows = wait_for_rows(file, split.parent->count);
-  const bool is_told = write_row(split, true);
+  const bool is_written = write_row(split, true);
   const auto all_read = read_rows(file, split.parent->count, [](const Row& row) { return row.has_read != 0; });
-  if (!all_read.empty() || !is_told || rows.empty()) file.remove();
+  if (!all_read.empty() || !is_written || rows.empty()) file.remove();
   if (rows.empty()) return std::nullopt;
   return find_place(rows, split.parent->rank);
 }
 
-/// The part that a lone rank is told it belongs to. Others are not asked.
-ncclResult_t split_alone(const Split& split) {
+/// Makes the part that a single rank was told it belongs to (members.h). The others are not there to be asked.
+ncclResult_t split_single_rank(const Split& split) {
   const ncclComm& parent = *split.parent;
   std::vector<int> part = take_expected_part();
   if (part.empty()) part = parent.ranks;
@@ -122,14 +126,14 @@ ncclResult_t split_alone(const Split& split) {
   if (place == part.end()) return ncclInvalidUsage;
   const int rank = static_cast<int>(place - part.begin()), count = static_cast<int>(part.size());
   const ncclUniqueId id = derive_id(parent.id, split.number, split.color);
-  tell_lone_group(id, {.id = id, .ranks = std::move(part)});
+  register_members(id, {.id = id, .ranks = std::move(part)});
   return make_communicator(split.comm, count, rank, id, split.settings());
 }
 
-/// A part is on its parent's device.
-ncclResult_t settle(const Split& split) {
+/// Makes the part, on its parent's device.
+ncclResult_t finish_split(const Split& split) {
   const ncclComm& parent = *split.parent;
-  const auto answer = ask_others(split);
+  const auto answer = read_choices(split);
   if (!answer) oomdiag_device_note("estimate", "ncclCommSplit: the part is taken to be as large as the whole");
   if (split.color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
   int before = 0;
@@ -143,35 +147,27 @@ ncclResult_t settle(const Split& split) {
   return result;
 }
 
-}  // namespace
-
-ncclResult_t settle_splits() {
-  const std::vector<Split> all = std::exchange(waiting, {});
+/// Makes the parts that this thread's splits wait for since its group began: all its ranks have said what they chose.
+ncclResult_t finish_splits() {
   ncclResult_t result = ncclSuccess;
-  for (const Split& split : all) {
-    if (const ncclResult_t error = settle(split)) result = error;
+  for (const Split& split : std::exchange(waiting, {})) {
+    if (const ncclResult_t error = finish_split(split)) result = error;
   }
   return result;
 }
 
-}  // namespace oomdiag
+}  // namespace
 
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* comm,
-                                               ncclConfig_t* config) {
+ncclResult_t split_communicator(ncclComm_t parent, int color, int key, ncclComm_t* comm, const ncclConfig_t* config) {
   *comm = nullptr;
-  oomdiag::Split split{.parent = parent, .number = ++parent->splits, .color = color, .key = key, .comm = comm};
+  Split split{.parent = parent, .number = ++parent->splits, .color = color, .key = key, .comm = comm};
   if (config) split.config = *config;
-  if (oomdiag::is_lone()) return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess : oomdiag::split_alone(split);
-  oomdiag::tell_others(split);
-  if (!oomdiag::is_in_group()) return oomdiag::settle(split);
-  oomdiag::waiting.push_back(std::move(split));
+  if (is_single_rank()) return color == NCCL_SPLIT_NOCOLOR ? ncclSuccess : split_single_rank(split);
+  write_choice(split);
+  if (!is_in_group()) return finish_split(split);
+  waiting.push_back(std::move(split));
+  at_group_end(GroupTask::splits, finish_splits);
   return ncclSuccess;
 }
 
-OOMDIAG_ENTRY_POINT ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int excluded_count, ncclComm_t* comm,
-                                                ncclConfig_t* config, int) {
-  const auto before = std::count_if(excluded, excluded + excluded_count, [&](int rank) { return rank < parent->rank; });
-  const ncclUniqueId id = oomdiag::derive_id(parent->id, ++parent->splits, 0);
-  return oomdiag::make_communicator(comm, parent->count - excluded_count, parent->rank - static_cast<int>(before), id,
-                                    config);
-}
+}  // namespace oomdiag

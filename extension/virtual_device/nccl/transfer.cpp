@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/nccl/lone.h"
+#include "extension/virtual_device/nccl/single_rank/job.h"
 
 namespace oomdiag {
 namespace {
@@ -28,9 +28,9 @@ bool fetch(void* context, void* into) {
 thread_local bool is_handing_over = false;
 
 /// Whether nobody needs to be waited for: there is nobody, or one that is like this rank.
-bool is_told_at_once(const ncclComm& comm, const Incoming& incoming) {
-  if (!comm.mailbox || incoming.bytes > kMostMessageBytes) return true;
-  return is_lone() && (incoming.own || !incoming.is_asked_for);
+bool is_known_at_once(const ncclComm& comm, const Incoming& incoming) {
+  if (!comm.mailbox || incoming.bytes > kMaxMessageBytes) return true;
+  return is_single_rank() && (incoming.own || !incoming.is_asked_for);
 }
 
 }  // namespace
@@ -54,6 +54,8 @@ size_t element_bytes(ncclDataType_t type) {
   }
 }
 
+void hand_objects_over(bool does) noexcept { is_handing_over = does; }
+
 bool hands_objects_over() noexcept { return is_handing_over; }
 
 bool may_be_object(ncclDataType_t type) {
@@ -66,14 +68,14 @@ ncclResult_t submit(cudaStream_t stream) {
 }
 
 std::vector<char> known_bytes(const void* from, size_t bytes) {
-  if (bytes == 0 || bytes > kMostMessageBytes) return {};
+  if (bytes == 0 || bytes > kMaxMessageBytes) return {};
   std::vector<char> found(bytes);
   if (!oomdiag_device_peek(found.data(), from, bytes)) found.clear();
   return found;
 }
 
 void receive(const ncclComm& comm, void* to, const Incoming& incoming) {
-  if (is_told_at_once(comm, incoming)) {
+  if (is_known_at_once(comm, incoming)) {
     if (incoming.own) {
       oomdiag_device_copy(to, incoming.own, incoming.bytes);
     } else {
@@ -89,5 +91,3 @@ void receive(const ncclComm& comm, void* to, const Incoming& incoming) {
 }
 
 }  // namespace oomdiag
-
-void oomdiag_nccl_hand_objects_over(int does) { oomdiag::is_handing_over = does != 0; }

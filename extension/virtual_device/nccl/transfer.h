@@ -19,20 +19,17 @@ struct Incoming {
   size_t offset = 0;  ///< in the message
   size_t bytes = 0;
   const void* own = nullptr;  ///< this rank's counterpart, if any
-  bool is_asked_for = true;   ///< where the ranks are lone: worth summoning its sender, should the host look at it
+  bool is_asked_for = true;   ///< of a single rank: worth spawning its sender, should the host look at it
 };
 
 /// It comes to `to`: at once where it can be told, else as a promise.
 void receive(const ncclComm& comm, void* to, const Incoming& incoming);
-
-/// In the open group of a lone rank: a broadcast of this rank (`from`) or of another (`to`) is settled when the group ends.
-/// False where there is none.
-bool put_off_broadcast(ncclComm_t comm, const void* from, void* to, const Incoming& incoming);
 
 /// What is no number of a model: objects are bytes, sizes and shapes are whole numbers.
 bool may_be_object(ncclDataType_t type);
 
 /// Whether this thread is in a call of PyTorch that hands objects over: what lies in the place of what is to come is no answer.
 bool hands_objects_over() noexcept;
+void hand_objects_over(bool does) noexcept;
 
 }  // namespace oomdiag

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "extension/environment.h"
-#include "extension/virtual_device/nccl/lone.h"
+#include "extension/virtual_device/nccl/single_rank/job.h"
 #include "profiler/trace/shared_file.h"
 
 namespace oomdiag {
@@ -58,7 +58,7 @@ std::string choose_folder() {
 }
 
 std::string folder_of(const ncclUniqueId& id) {
-  if (is_lone()) return lone_file("");
+  if (is_single_rank()) return job_file("");
   const std::string_view named(id.internal + kTokenBytes, kFolderBytes);
   const bool is_named = named.front() == '/' && named.find('\0') != named.npos;
   return is_named ? std::string(named.data()) : temporary_folder(token_of(id));
@@ -90,12 +90,12 @@ ncclUniqueId derive_id(const ncclUniqueId& parent, int split, int color) {
 
 std::string shared_file(const ncclUniqueId& id, const std::string& what) {
   const std::string folder = folder_of(id);
-  if (!is_lone() && !make_private_folder(folder.c_str())) return "";
+  if (!is_single_rank() && !make_private_folder(folder.c_str())) return "";
   return folder + "/" + in_hex(token_of(id)) + "-" + what;
 }
 
 void leave_shared_folder(const ncclUniqueId& id) {
-  if (!is_lone()) rmdir(folder_of(id).c_str());
+  if (!is_single_rank()) rmdir(folder_of(id).c_str());
 }
 
 }  // namespace oomdiag

@@ -7,7 +7,7 @@
 // A communicator's id (ncclUniqueId): 16 random bytes, then the path of a folder of mode 0700 in which its ranks share files.
 // Who makes the id chooses the folder and the first to use it makes it: "ranks" in the run folder, so that nothing is left
 // of ranks that were killed, else one with a random name in the temporary folder. Ids that somebody else made name no folder.
-// In a job of lone ranks (lone.h) all files lie in the job's folder.
+// Of a single rank (single_rank/job.h) all files lie in the job's folder.
 
 namespace oomdiag {
 

@@ -1,4 +1,4 @@
-#include "extension/virtual_device/nccl/start_rank.h"
+#include "extension/virtual_device/nccl/single_rank/spawn_peer.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -14,6 +14,7 @@
 
 #include "extension/environment.h"
 #include "extension/virtual_device/nccl/environment.h"
+#include "extension/virtual_device/nccl/single_rank/job.h"
 
 namespace oomdiag {
 namespace {
@@ -67,13 +68,13 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   _exit(127);
 }
 
-}  // namespace
-
-bool start_rank(int rank, const std::string& rank_file, const std::string& output) {
-  const int file = open(rank_file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+/// Starts the rank, whose process id comes into its file. Another process that has begun to start it is as good.
+bool start_rank(int rank) {
+  const int file = open(rank_file(rank).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return errno == EEXIST;
   std::vector<std::string> command = read_strings("/proc/self/cmdline");
   std::vector<std::string> environment = environment_of(rank);
+  const std::string output = output_file(rank);
   const auto arguments = pointers(command);
   const auto variables = pointers(environment);
   const char* folder = std::getenv(variables::kRankFolder);
@@ -88,5 +89,9 @@ bool start_rank(int rank, const std::string& rank_file, const std::string& outpu
   }
   return is_written;
 }
+
+}  // namespace
+
+bool spawn_peer(int rank) { return process_of(rank) != 0 || start_rank(rank); }
 
 }  // namespace oomdiag

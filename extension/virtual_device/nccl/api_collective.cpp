@@ -3,7 +3,8 @@
 #include <vector>
 
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/nccl/lone.h"
+#include "extension/virtual_device/nccl/single_rank/deferred_calls.h"
+#include "extension/virtual_device/nccl/single_rank/job.h"
 #include "extension/virtual_device/nccl/transfer.h"
 
 using oomdiag::Collective;
@@ -77,14 +78,17 @@ OOMDIAG_ENTRY_POINT ncclResult_t ncclBroadcast(const void* from, void* to, size_
   if (comm->rank == root) {
     take_part(*comm, from, bytes);
     const ncclResult_t result = take(to, from, bytes, stream);
-    oomdiag::put_off_broadcast(comm, to, nullptr, {.bytes = bytes});
+    oomdiag::defer_to_group_end({.comm = comm, .peer = oomdiag::kAllRanks, .from = to, .incoming = {.bytes = bytes}});
     return result;
   }
   const oomdiag::Incoming incoming{
       .id = {.sender = root, .number = take_part(*comm)}, .bytes = bytes, .is_asked_for = oomdiag::may_be_object(type)};
-  const bool is_answered = oomdiag::is_lone() && !oomdiag::hands_objects_over() && oomdiag_device_knows(from, bytes);
+  const bool is_answered =
+      oomdiag::is_single_rank() && !oomdiag::hands_objects_over() && oomdiag_device_knows(from, bytes);
   if (is_answered) return take(to, from, bytes, stream);
-  if (!oomdiag::put_off_broadcast(comm, nullptr, to, incoming)) oomdiag::receive(*comm, to, incoming);
+  const bool is_deferred =
+      oomdiag::defer_to_group_end({.comm = comm, .peer = oomdiag::kAllRanks, .to = to, .incoming = incoming});
+  if (!is_deferred) oomdiag::receive(*comm, to, incoming);
   return submit(stream);
 }
 
