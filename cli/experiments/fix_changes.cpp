@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <stdexcept>
 
 #include "cli/experiments/fix.h"
+#include "profiler/explain/fixes.h"
 #include "profiler/explain/step_model.h"
 
 // What there is to try. Which change makes sense is read from a look at the whole run; how much it should save, where the
@@ -23,12 +25,42 @@ std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
   return std::nullopt;
 }
 
-Change injected(std::string id, std::string group, std::string label, int cost) {
+int to_order(FixCost cost) {
+  switch (cost) {
+    case FixCost::none:
+      return kNoWork;
+    case FixCost::less_precise:
+      return kLessPrecise;
+    case FixCost::recomputation:
+      return kForwardAgain;
+    case FixCost::smaller_batches:
+    case FixCost::other_hardware:
+    case FixCost::other_training:
+      return kSmallerBatches;
+  }
+  return kSmallerBatches;
+}
+
+/// The change that the row of `id` in kFixes describes. How it is made is for the caller.
+Change change_of(std::string id) {
+  const FixRow* const row = find_fix(id);
+  if (row == nullptr) throw std::logic_error("no row of kFixes: " + id);
   return {.id = std::move(id),
-          .group = std::move(group),
-          .label = std::move(label),
-          .cost = cost,
-          .settings = nlohmann::json::object()};
+          .group = std::string(row->group),
+          .label = std::string(row->label),
+          .cost = to_order(row->cost),
+          .changes_numerics = row->changes_numerics};
+}
+
+/// One that a module of oomdiag_fixes makes in the unchanged program.
+Change injected(std::string id) {
+  Change change = change_of(std::move(id));
+  change.settings = nlohmann::json::object();
+  return change;
+}
+
+const char* autocast_of(const Target& target) {
+  return has_bfloat16(target.device.cards.front().capability.major) ? "autocast_bf16" : "autocast_fp16";
 }
 
 std::string with_setting(const char* variable, const std::string& setting) {
@@ -50,52 +82,43 @@ int64_t peak_of(const Report& whole, Phase phase) {
 void add_of_modules(std::vector<Change>& changes, const ProgramProfile& profile, const Report& whole,
                     const Target& target, bool grows) {
   const bool backward = peak_of(whole, Phase::backward) > 0;
-  if (!backward) changes.push_back(injected("no_grad", "grad", "torch.no_grad()", kNoWork));
-  if (profile.relus > 0 && backward) changes.push_back(injected("relu_in_place", "relu", "ReLU in place", kNoWork));
-  if (profile.bytes_of_float32 > 0 && !profile.has_autocast) {
-    const bool bf16 = has_bfloat16(target.device.cards.front().capability.major);
-    changes.push_back(bf16 ? injected("autocast_bf16", "autocast", "bf16 autocast", kLessPrecise)
-                           : injected("autocast_fp16", "autocast", "fp16 autocast, loss scaled", kLessPrecise));
-    changes.back().changes_numerics = true;
-  }
+  if (!backward) changes.push_back(injected("no_grad"));
+  if (profile.relus > 0 && backward) changes.push_back(injected("relu_in_place"));
+  if (profile.bytes_of_float32 > 0 && !profile.has_autocast) changes.push_back(injected(autocast_of(target)));
   if (!profile.blocks.empty() && backward) changes.push_back(checkpoint_blocks(profile, profile.blocks.size()));
   if (backward && !grows)  // it would grow on the host
-    changes.push_back(injected("offload_activations", "checkpoint", "saved tensors on the host", kForwardAgain));
+    changes.push_back(injected("offload_activations"));
   if (profile.logits >= kManyLogits && backward) {
-    changes.push_back(injected("chunked_cross_entropy", "loss", "cross-entropy in chunks", kNoWork));
+    changes.push_back(injected("chunked_cross_entropy"));
   }
   if (profile.convolutions > 0) {
-    changes.push_back(injected("channels_last", "layout", "channels_last", kNoWork));
+    changes.push_back(injected("channels_last"));
   }
 }
 
 void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile, const Target& target) {
   if (profile.loader_batch > 1 && profile.loader_batch % 2 == 0 && profile.has_optimizer) {
-    Change change = injected("accumulate_2", "batch", "2 micro-batches, accumulated", kSmallerBatches);
+    Change change = injected("accumulate_2");
     change.settings = {{"batches", 2}};
     change.changes_batch = true;
     changes.push_back(change);
   }
   if (target.accumulates && target.batch >= 2) {
-    changes.push_back({.id = "accumulate_2",
-                       .group = "batch",
-                       .label = "2 micro-batches, accumulated",
-                       .cost = kSmallerBatches,
-                       .changes_batch = true,
-                       .added = {"--accumulate", "2"},
-                       .lines = {"--accumulate 2"}});
+    Change change = change_of("accumulate_2");
+    change.changes_batch = true;
+    change.added = {"--accumulate", "2"};
+    change.lines = {"--accumulate 2"};
+    changes.push_back(change);
   }
   for (const int64_t parts : {2, 4}) {
     if (!target.batch || *target.batch / parts < 1) continue;
     const int64_t batch = *target.batch / parts;
-    changes.push_back({.id = parts == 2 ? "half_batch" : fmt::format("batch_{}", batch),
-                       .group = "batch",
-                       .label = fmt::format("batch {}", batch),
-                       .cost = kSmallerBatches,
-                       .changes_numerics = true,
-                       .changes_batch = true,
-                       .batch = batch,
-                       .lines = {fmt::format("batch = {}", batch)}});
+    Change change = change_of(parts == 2 ? "half_batch" : fmt::format("batch_{}", batch));
+    change.label = fmt::format("batch {}", batch);  // the number that was run
+    change.changes_batch = true;
+    change.batch = batch;
+    change.lines = {fmt::format("batch = {}", batch)};
+    changes.push_back(change);
   }
 }
 
@@ -104,12 +127,10 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
 Change expandable_segments() {
   constexpr const char* kVariable = "PYTORCH_CUDA_ALLOC_CONF";
   const std::string value = with_setting(kVariable, "expandable_segments:True");
-  return {.id = "expandable_segments",
-          .group = "segments",
-          .label = "expandable_segments:True",
-          .cost = kNoWork,
-          .environment = {{kVariable, value}},
-          .lines = {fmt::format("export {}={}", kVariable, value)}};
+  Change change = change_of("expandable_segments");
+  change.environment = {{kVariable, value}};
+  change.lines = {fmt::format("export {}={}", kVariable, value)};
+  return change;
 }
 
 ProgramProfile read_profile(const std::vector<nlohmann::json>& told) try {
@@ -166,28 +187,24 @@ std::vector<Change> list_changes(const Target& target, const ProgramProfile& pro
   std::vector<Change> changes;
   if (before.allocated_bytes <= before.room_bytes) changes.push_back(expandable_segments());
   if (profile.keeps_gradients) {
-    changes.push_back(injected("set_to_none", "zero_grad", "zero_grad(set_to_none=True)", kNoWork));
+    changes.push_back(injected("set_to_none"));
   }
   if (profile.has_optimizer && peak_of(whole, Phase::optimizer) > before.room_bytes) {
-    changes.push_back(injected("foreach_off", "optimizer", "optimizer with foreach=False", kNoWork));
-    changes.push_back(injected("fused_optimizer", "optimizer", "fused optimizer", kNoWork));
+    changes.push_back(injected("foreach_off"));
+    changes.push_back(injected("fused_optimizer"));
   }
   if (profile.has_adam) {
-    changes.push_back(injected("adam_8bit", "optimizer", "8-bit Adam", kLessPrecise));
-    changes.back().changes_numerics = true;
+    changes.push_back(injected("adam_8bit"));
     if (!profile.has_8bit)
       changes.back().missing = "neither bitsandbytes nor torchao is installed: pip install bitsandbytes";
   }
   if (profile.has_root) add_of_modules(changes, profile, whole, target, before.grows);
   if (target.takes_amp) {
-    const char* const type = has_bfloat16(target.device.cards.front().capability.major) ? "bf16" : "fp16";
-    changes.push_back({.id = fmt::format("autocast_{}", type),
-                       .group = "autocast",
-                       .label = fmt::format("{} autocast", type),
-                       .cost = kLessPrecise,
-                       .changes_numerics = true,
-                       .added = {"--amp", type},
-                       .lines = {fmt::format("--amp {}", type)}});
+    Change change = change_of(autocast_of(target));
+    const std::string type = change.id.substr(change.id.find('_') + 1);
+    change.added = {"--amp", type};
+    change.lines = {fmt::format("--amp {}", type)};
+    changes.push_back(change);
   }
   add_of_batches(changes, profile, target);
   for (Change& change : changes) {

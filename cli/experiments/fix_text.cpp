@@ -41,7 +41,7 @@ std::string headline(const Fixed& fixed, const Target& target) {
 
 std::string table(const Fixed& fixed) {
   std::string text =
-      fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded("what helps, GiB", kLabelColumns + 2),
+      fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded("fixes, GiB", kLabelColumns + 2),
                   "predicted", "measured", "reserved", "fits", "forward", "numerics");
   bool any = false;
   for (const MeasuredFix& fix : fixed.fixes) {
@@ -80,7 +80,7 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
   std::string text = headline(fixed, target) + "\n";
   const std::string whole = before.is_whole ? "measured: a whole run" : "at least: no whole run could be seen";
   text +=
-      fmt::format("  needs    {} GiB of card ({}): {} GiB allocated, {} GiB reserved at most\n",
+      fmt::format("  required GPU memory  {} GiB ({}): {} GiB allocated, {} GiB reserved at most\n",
                   to_gib(before.required_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
   if (before.outcome != "ok") {
     text +=

@@ -1,4 +1,5 @@
 #include "cli/experiments/fix.h"
+#include "profiler/explain/fixes.h"
 #include "tests/catch.h"
 
 namespace oomdiag {
@@ -86,6 +87,26 @@ TEST_CASE("a profile tells of the largest network, and nothing where it cannot b
   CHECK(profile.blocks[0].path == "h.0");
   CHECK(profile.blocks[0].ops == 31);
   CHECK(read_profile({nlohmann::json::parse(R"({"root": 3})")}) == ProgramProfile{});
+}
+
+TEST_CASE("a change is named, grouped and judged as its row of kFixes", "[cli]") {
+  const Target target{.batch = 8, .accumulates = true};
+  const ProgramProfile profile{.keeps_gradients = true, .has_adam = true, .has_8bit = true};
+  const std::vector<Change> changes = list_changes(target, profile, {}, {.allocated_bytes = 100, .room_bytes = 100});
+  CHECK(ids_of(changes) == std::vector<std::string>{"expandable_segments", "set_to_none", "adam_8bit", "accumulate_2",
+                                                    "half_batch", "batch_2"});
+  for (const Change& change : changes) {
+    const FixRow* const row = find_fix(change.id);
+    REQUIRE(row != nullptr);
+    CHECK(change.group == row->group);
+    CHECK(change.changes_numerics == row->changes_numerics);
+    if (!change.batch) CHECK(change.label == row->label);
+  }
+  CHECK(changes[2].cost == kLessPrecise);
+  CHECK(changes[3].label == "gradient accumulation, 2 micro-batches");
+  CHECK(changes[3].cost == kSmallerBatches);
+  CHECK(changes[4].label == "batch 4");
+  CHECK(changes[5].label == "batch 2");
 }
 
 }  // namespace oomdiag
