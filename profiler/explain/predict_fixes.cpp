@@ -149,7 +149,17 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
           .changes_training = row->changes_training,
           .predicted_peak_bytes = std::max<int64_t>(0, model.peak_bytes - reason.bytes),
           .at_least = true};
-  if (is_python(model.blocks)) fix.how = reason.how.empty() ? split_lines(row->lines) : reason.how;
+  // What ends growth is judged as that, whatever it is called.
+  const auto stop = std::ranges::find(fixes, std::string("stop_growth"), &Fix::id);
+  if (stop != fixes.end() && (row->group == "growth" || row->cures_growth)) {
+    fix.predicted_peak_bytes = stop->predicted_peak_bytes;
+    fix.at_least = stop->at_least;
+    fix.predicted_fits = stop->predicted_fits;
+    if (row->cures_growth) fix.label = stop->label;
+    fixes.erase(stop);
+  }
+  if (model.blocks.empty() || is_python(model.blocks))
+    fix.how = reason.how.empty() ? split_lines(row->lines) : reason.how;
   fixes.insert(fixes.begin(), std::move(fix));
   std::stable_sort(fixes.begin(), fixes.end(), is_better);
 }

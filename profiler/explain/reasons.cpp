@@ -10,6 +10,7 @@
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
 
@@ -19,14 +20,7 @@
 namespace oomdiag {
 namespace {
 
-using Found = std::optional<Reason>;
-
-int64_t needed_bytes(const ReasonFacts& f) {
-  return f.device.moment.allocated_bytes + f.device.failure->requested_bytes;
-}
-
-/// Worth naming: a fifth of what the device would have held.
-bool is_large(const ReasonFacts& f, int64_t bytes) { return bytes * 5 >= needed_bytes(f); }
+constexpr double kWorthNaming = 0.2;  ///< of what the device would have held
 
 /// What is read of one line of a stack, "train.py:68 in evaluate".
 struct Call {
@@ -55,24 +49,33 @@ bool is_evaluation(std::string_view function) {
   return begins || function.find("evaluat") != function.npos || function.find("validat") != function.npos;
 }
 
-/// What autograd keeps of forward passes of the step that failed.
+/// The graphs that forward passes of the failing step built and no backward pass has freed.
 struct KeptPasses {
   int64_t bytes = 0;
   int64_t count = 0;  ///< of equal tensors that one op of one module made: the forward passes
+
+  void add(const Where& made, int64_t block_bytes) {
+    bytes += block_bytes;
+    if (!made.module.empty()) count = std::max(count, ++counts_[{made.module, made.op, made.source, block_bytes}]);
+  }
+
+ private:
+  std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, int64_t> counts_;
 };
 
+// What nodes save is known of graphs that were walked; that a block is of a graph, of the whole step.
 KeptPasses count_passes(const ReasonFacts& f) {
-  std::map<std::tuple<std::string_view, std::string_view, std::string_view, std::string_view>, int64_t> counts;
-  KeptPasses kept;
+  KeptPasses saved, in_graph;
   for (const LiveBlock& block : f.device.moment.blocks) {
-    const bool saved = block.category == Category::activation && block.phase == Phase::forward && !block.pending_free;
-    if (!saved || block.step != f.device.failure->step) continue;
-    kept.bytes += block.bytes;
-    if (block.made.module.empty()) continue;
-    const int64_t count = ++counts[{block.made.module, block.made.op, block.made.source, block.shape}];
-    kept.count = std::max(kept.count, count);
+    const bool is_saved =
+        block.category == Category::activation && block.phase == Phase::forward && !block.pending_free;
+    if (is_saved && block.step == f.device.failure->step) saved.add(block.made, block.bytes);
   }
-  return kept;
+  for (const BlockLife& block : f.device.lives.blocks) {
+    const bool lives = block.is_of_step() && block.died == BlockLife::kNever;
+    if (lives && block.in_graph && block.phase == Phase::forward) in_graph.add(block.made, block.bytes);
+  }
+  return in_graph.bytes > saved.bytes ? in_graph : saved;
 }
 
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
@@ -81,11 +84,12 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const OutOfMemory& failure = *f.device.failure;
   if (failure.phase != Phase::forward && failure.phase != Phase::other) return {};
   const KeptPasses kept = count_passes(f);
-  if (!is_large(f, kept.bytes)) return {};
+  if (!is_large(f, kept.bytes, kWorthNaming)) return {};
   const std::vector<Call> calls = list_calls(failure.stack);
   const auto call = std::ranges::find_if(calls, [](const Call& one) { return is_evaluation(one.function); });
-  const bool never_trains = f.device.attribution.backward_bytes == 0 && kept.count >= kFewestPasses;
-  if (call == calls.end() && !never_trains) return {};
+  // After training, or in a program that never trains, passes in a row are those of an evaluation.
+  const bool has_trained = f.device.attribution.backward_bytes > 0;
+  if (call == calls.end() && (kept.count < kFewestPasses || (trains(f) && !has_trained))) return {};
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->line);
   const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
@@ -101,8 +105,9 @@ Found keeps_several_passes(const ReasonFacts& f) {
   constexpr int64_t kFewestPasses = 4;
   const OutOfMemory& failure = *f.device.failure;
   const KeptPasses kept = count_passes(f);
-  const bool trained = f.device.attribution.backward_bytes > 0;
-  if (failure.phase != Phase::forward || !trained || kept.count < kFewestPasses || !is_large(f, kept.bytes)) return {};
+  if (failure.phase != Phase::forward || !trains(f) || kept.count < kFewestPasses ||
+      !is_large(f, kept.bytes, kWorthNaming))
+    return {};
   return Reason{.id = {},
                 .text = fmt::format("{} forward passes before one backward: their graphs hold {} ({})", kept.count,
                                     with_unit(kept.bytes), short_place(failure.where)),
@@ -121,7 +126,7 @@ Found state_is_not_detached(const ReasonFacts& f) {
   for (const Growth& growth : f.growths) {
     const auto place =
         std::ranges::find_if(growth.places, [](const GrowingPlace& one) { return is_recurrent(one.where); });
-    if (place == growth.places.end() || !is_large(f, growth.grown_bytes)) continue;
+    if (place == growth.places.end() || !is_large(f, growth.grown_bytes, kWorthNaming)) continue;
     const std::string line = short_place(place->where);
     return Reason{
         .id = {},
@@ -166,43 +171,9 @@ Found buffer_grows(const ReasonFacts& f, bool of_attention) {
 
 // --- one op that makes much
 
-/// "200000 × 4000" of a request of so many bytes: rows of two tensors in use. Empty where no two fit.
-std::string factor(const ReasonFacts& f) {
-  constexpr int64_t kFloat = 4, kFewestRows = 64, kMostTensors = 64;
-  std::vector<int64_t> rows;
-  for (const LiveBlock& block : f.device.moment.blocks) {
-    const std::vector<int64_t> shape = parse_shape(block.shape);
-    if (shape.size() < 2 || shape.front() < kFewestRows || std::ssize(rows) >= kMostTensors) continue;
-    if (std::ranges::find(rows, shape.front()) == rows.end()) rows.push_back(shape.front());
-  }
-  const int64_t requested = f.device.failure->requested_bytes;
-  for (const int64_t a : rows) {
-    for (const int64_t b : rows) {
-      const int64_t bytes = a * b * kFloat;
-      if (bytes <= requested && requested - bytes < 2 * kMiB) return fmt::format("{} rows × {} rows", a, b);
-    }
-  }
-  return {};
-}
-
-Found compares_all_pairs(const ReasonFacts& f) {
-  constexpr std::array<std::string_view, 4> kProducts = {"aten::matmul", "aten::mm", "aten::sub", "aten::mul"};
-  const OutOfMemory& failure = *f.device.failure;
-  const std::string pairs = factor(f);
-  const bool distances = failure.where.op == "aten::cdist";
-  const bool product = is_one_of(failure.where.op, kProducts) && failure.where.module.empty() && !pairs.empty();
-  if ((!distances && !product) || !is_large(f, failure.requested_bytes)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("all pairs at once: {}{} are {} ({})", pairs.empty() ? "" : pairs + " of ",
-                                    failure.where.op.substr(failure.where.op.rfind(':') + 1),
-                                    with_unit(failure.requested_bytes), short_place(failure.where)),
-                .bytes = failure.requested_bytes,
-                .fix = "pairs_in_chunks"};
-}
-
 Found makes_full_matrices(const ReasonFacts& f) {
   const OutOfMemory& failure = *f.device.failure;
-  if (failure.where.op != "aten::linalg_svd" || !is_large(f, failure.requested_bytes)) return {};
+  if (failure.where.op != "aten::linalg_svd" || !is_large(f, failure.requested_bytes, kWorthNaming)) return {};
   const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(failure.requested_bytes) / 4));
   return Reason{.id = {},
                 .text = fmt::format("full_matrices=True, SVD's default, makes a square matrix of about {} × {} ({})",
@@ -211,22 +182,10 @@ Found makes_full_matrices(const ReasonFacts& f) {
                 .fix = "reduced_svd"};
 }
 
-Found makes_dense_gradients(const ReasonFacts& f) {
-  const OutOfMemory& failure = *f.device.failure;
-  if (!failure.where.node.starts_with("Embedding") || !is_large(f, failure.requested_bytes)) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("the gradient of an embedding is as large as its table, {}, however few rows were used "
-                          "({})",
-                          with_unit(failure.requested_bytes), short_place(failure.where)),
-      .bytes = failure.requested_bytes,
-      .fix = "sparse_embedding"};
-}
-
 Found computes_in_float64(const ReasonFacts& f) {
   int64_t bytes = 0;
   for (const LiveBlock& block : f.device.moment.blocks) bytes += block.shape.ends_with(" float64") ? block.bytes : 0;
-  if (bytes * 2 < needed_bytes(f)) return {};
+  if (!is_large(f, bytes, 0.5)) return {};
   return Reason{.id = {},
                 .text = fmt::format("float64: {} are of double precision, twice as much as float32", with_unit(bytes)),
                 .bytes = bytes,
@@ -236,25 +195,43 @@ Found computes_in_float64(const ReasonFacts& f) {
 struct ReasonRow {
   std::string_view id;
   Found (*find)(const ReasonFacts& facts);
+  bool of_growth = false;  ///< holds for a run that fits so far, too
 };
 
 constexpr ReasonRow kReasons[] = {
-    {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
-    {"recurrent_state", state_is_not_detached},
-    {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }},
-    {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }},
+    {"caught_traceback", find_caught},
+    {"private_pools", find_private_pools},
+    {"recurrent_state", state_is_not_detached, true},
+    {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }, true},
+    {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }, true},
+    {"create_graph", find_create_graph, true},
+    {"graph_of_earlier_steps", find_earlier_graphs, true},
+    {"kept_tensors", find_kept_tensors, true},
+    {"autocast_cache", find_autocast_cache},
     {"full_matrices", makes_full_matrices},
-    {"all_pairs", compares_all_pairs},
-    {"dense_embedding_gradients", makes_dense_gradients},
-    {"float64", computes_in_float64},
+    {"dense_gradient_of_sparse", find_sparse_operand},
+    {"dense_embedding_gradients", find_embedding_gradients},
+    {"one_hot", find_one_hot},
+    {"attention_scores", find_attention_scores},
+    {"logits", find_logits},
+    {"all_pairs", find_all_pairs},
+    {"loaded_onto_the_card", find_loaded},
+    {"several_models", find_several_models},
+    {"data_on_the_card", find_data_on_card},
+    {"optimizer_temporaries", find_optimizer_temporaries},
+    {"one_checkpoint", find_one_checkpoint},
+    {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
     {"several_forward_passes", keeps_several_passes},
+    {"outputs_of_earlier_step", find_earlier_outputs},
+    {"float64", computes_in_float64},
+    {"batch_without_gradients", find_large_batch},
 };
 
 }  // namespace
 
 std::optional<Reason> find_reason(const ReasonFacts& facts) {
-  if (!facts.device.failure) return {};
   for (const ReasonRow& row : kReasons) {
+    if (!facts.device.failure && !row.of_growth) continue;
     if (Found reason = row.find(facts)) {
       reason->id = row.id;
       return reason;

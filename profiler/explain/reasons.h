@@ -22,13 +22,13 @@ struct Reason {
   bool operator==(const Reason&) const = default;
 };
 
-/// What the rows of kReasons look at, all of one device that ran out of memory.
+/// What the rows of kReasons look at, all of one device.
 struct ReasonFacts {
   const DeviceHistory& device;
   const std::vector<Growth>& growths;
 };
 
-/// The first row of kReasons that holds; nothing where no row does, or nothing failed.
+/// The first row of kReasons that holds; nothing where no row does. Of a run that fits only growth has a reason.
 std::optional<Reason> find_reason(const ReasonFacts& facts);
 
 }  // namespace oomdiag

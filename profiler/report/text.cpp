@@ -134,6 +134,15 @@ std::string required_text(const ReportOfDevice& device) {
                            : "";
 }
 
+// A cache that is meant to grow is no leak.
+std::string why_text(const ReportOfDevice& device) {
+  constexpr std::string_view kLeak = "leak: ";
+  std::string why = cause_text(*device.cause);
+  const bool is_cache = device.reason && device.reason->id == "key_value_cache";
+  if (is_cache && why.starts_with(kLeak)) why.replace(0, kLeak.size(), "growth: ");
+  return why;
+}
+
 void add_failure(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
   const ReportFailure& failure = *device.failure;
   add(text, "where", where_text(failure, options));
@@ -142,8 +151,8 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   if (options.all) add(text, "earlier", earlier_of(device));
   if (options.all || keeps_casts(device)) add_autocast(text, device);
   if (!device.cause) return;
-  add(text, "why", cause_text(*device.cause));
-  if (device.reason) add(text, "because", printable(device.reason->text, 200));
+  add(text, "why", why_text(device));
+  if (device.reason) add(text, "because", printable(device.reason->text, 300));
   add(text, "kept by", kept_by_text(device, options));
   add(text, "required", required_text(device));
 }

@@ -59,8 +59,7 @@ TEST_CASE("what a shell says of a program that cannot be run is the exit code", 
   const TestFolder folder;
   CHECK(NotStarted("absent", ENOENT).exit_code() == 127);
   CHECK(NotStarted("locked", EACCES).exit_code() == 126);
-  CHECK(NotStarted("./train.py", EACCES).hint() ==
-        "a script is run by its interpreter: oomdiag run -- python ./train.py");
+  CHECK(NotStarted("./data", EACCES).hint() == "is it executable? chmod +x ./data");
 }
 
 TEST_CASE("the output of a program is its owner's, and never goes where a link leads", "[cli]") {

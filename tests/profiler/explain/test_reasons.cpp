@@ -53,11 +53,24 @@ TEST_CASE("without graphs of this step evaluation is no reason", "[explain][reas
   CHECK(reason_of(refused({kept_activation(100_MiB, 5)}, "/a/train.py:68 in train\n")).empty());
 }
 
-TEST_CASE("passes before one backward are counted where the program trains", "[explain][reasons]") {
-  const std::vector<LiveBlock> four(4, kept_activation(100_MiB, 5));
-  DeviceHistory device = refused(four);
-  CHECK(reason_of(device) == "several_forward_passes");
-  device.attribution.backward_bytes = 0;
+TEST_CASE("passes in a row are an evaluation, unless the program has yet to train", "[explain][reasons]") {
+  std::vector<LiveBlock> blocks(4, kept_activation(100_MiB, 5));
+  CHECK(reason_of(refused(blocks)) == "evaluation_keeps_graphs");
+  blocks.push_back({.bytes = 1_MiB, .category = Category::parameter, .trained = true});
+  CHECK(reason_of(refused(blocks)) == "evaluation_keeps_graphs");  // it has trained before
+  DeviceHistory first = refused(blocks);
+  first.attribution.backward_bytes = 0;
+  CHECK(reason_of(first) == "several_forward_passes");
+}
+
+TEST_CASE("passes of which no node is known are counted by the blocks of the graph", "[explain][reasons]") {
+  DeviceHistory device = refused({{.bytes = 300_MiB, .category = Category::output, .step = 5}});
+  const BlockLife pass{.bytes = 100_MiB,
+                       .born = 1,
+                       .phase = Phase::forward,
+                       .in_graph = true,
+                       .made = {.op = "aten::gelu", .module = "0.act", .source = "net.py:9"}};
+  device.lives = {.step = 5, .blocks = {pass, pass, pass}};
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
 }
 
@@ -81,13 +94,55 @@ TEST_CASE("a request is explained by the op and by the rows of its inputs", "[ex
   device.failure->where = {.op = "aten::cdist", .source = "pairs.py:3"};
   const auto pairs = find_reason({.device = device, .growths = {}});
   REQUIRE(pairs);
-  CHECK(pairs->text == "all pairs at once: 40000 rows × 20000 rows of cdist are 2.98 GiB (pairs.py:3)");
+  CHECK(pairs->text == "all pairs at once at pairs.py:3: the result is [20000, 40000], rows × rows");
   device.failure->where = {.op = "aten::linalg_svd", .source = "galore.py:18"};
   CHECK(reason_of(device) == "full_matrices");
   device.failure->where = {.node = "EmbeddingBackward0", .op = "aten::embedding"};
   CHECK(reason_of(device) == "dense_embedding_gradients");
   device.failure->where = {.op = "aten::relu"};
   CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("attention without a fused kernel is told by square results of its ops", "[explain][reasons]") {
+  const LiveBlock scores{.bytes = 128_MiB,
+                         .category = Category::activation,
+                         .made = {.op = "aten::softmax", .source = "attention.py:7"},
+                         .shape = "[2, 8, 2048, 2048] float32"};
+  CHECK(reason_of(refused({scores})) == "attention_scores");
+  LiveBlock image = scores;
+  image.made.op = "aten::conv2d";
+  CHECK(reason_of(refused({image})).empty());
+}
+
+TEST_CASE("logits are whole rows of the vocabulary, which a tall parameter tells", "[explain][reasons]") {
+  const LiveBlock head{.bytes = 32_MiB, .category = Category::parameter, .shape = "[64000, 256] bfloat16"};
+  const int64_t bytes = int64_t{2560} * 64000 * 2;
+  const LiveBlock logits{.bytes = bytes, .requested_bytes = bytes, .category = Category::output};
+  DeviceHistory device = refused({head, logits});
+  device.failure->requested_bytes = 2 * bytes;  // their copy in float32
+  device.failure->where = {.op = "aten::to", .source = "train.py:9"};
+  CHECK(reason_of(device) == "logits");
+  device.moment.blocks.erase(device.moment.blocks.begin());
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("an error that was caught before is the reason where as much is still alive", "[explain][reasons]") {
+  DeviceHistory device = refused({{.bytes = 400_MiB, .category = Category::unknown}});
+  device.failure->event = 9;
+  device.failure->allocated_bytes = 400_MiB;
+  device.refusals = {{.event = 3, .outcome = Outcome::caught, .allocated_bytes = 450_MiB}};
+  CHECK(reason_of(device) == "caught_traceback");
+  device.refusals.front().outcome = Outcome::absorbed;
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("a fix of every reason is a row of kFixes", "[explain][reasons]") {
+  for (const char* id :
+       {"finer_checkpoints", "autocast_without_cache", "fused_or_single", "retry_outside_except", "one_graph_pool",
+        "fused_attention", "class_indices", "loss_in_chunks", "no_sparse_gradient", "drop_models", "load_to_host",
+        "data_on_host", "delete_outputs", "split_batch", "stop_growth"}) {
+    CHECK(find_fix(id) != nullptr);
+  }
 }
 
 TEST_CASE("double precision is a reason where half of the bytes have it", "[explain][reasons]") {

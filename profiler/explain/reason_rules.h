@@ -1,0 +1,42 @@
+#pragma once
+
+#include "profiler/explain/reasons.h"
+
+// Rows of kReasons (reasons.cpp), one function each: what it finds, or nothing.
+
+namespace oomdiag {
+
+using Found = std::optional<Reason>;
+
+Found find_create_graph(const ReasonFacts& facts);
+Found find_earlier_graphs(const ReasonFacts& facts);
+Found find_kept_tensors(const ReasonFacts& facts);
+Found find_one_checkpoint(const ReasonFacts& facts);
+Found find_autocast_cache(const ReasonFacts& facts);
+Found find_optimizer_temporaries(const ReasonFacts& facts);
+Found find_caught(const ReasonFacts& facts);
+Found find_private_pools(const ReasonFacts& facts);
+Found find_attention_scores(const ReasonFacts& facts);
+Found find_all_pairs(const ReasonFacts& facts);
+Found find_one_hot(const ReasonFacts& facts);
+Found find_logits(const ReasonFacts& facts);
+Found find_embedding_gradients(const ReasonFacts& facts);
+Found find_sparse_operand(const ReasonFacts& facts);
+Found find_several_models(const ReasonFacts& facts);
+Found find_loaded(const ReasonFacts& facts);
+Found find_data_on_card(const ReasonFacts& facts);
+Found find_earlier_outputs(const ReasonFacts& facts);
+Found find_large_batch(const ReasonFacts& facts);
+
+inline constexpr double kLargePart = 0.3;
+
+/// Of the request that failed; 0 where none did.
+int64_t requested_bytes(const ReasonFacts& facts);
+
+/// Whether `bytes` are at least this part of what was allocated and requested.
+bool is_large(const ReasonFacts& facts, int64_t bytes, double part = kLargePart);
+
+/// Whether an optimizer has parameters of the program.
+bool trains(const ReasonFacts& facts);
+
+}  // namespace oomdiag
