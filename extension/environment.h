@@ -17,8 +17,6 @@ inline constexpr char kDriverStacks[] = "OOMDIAG_DRIVER_STACKS";
 inline constexpr char kTraceMib[] = "OOMDIAG_TRACE_MIB";
 /// `1`: each step is recorded operator by operator, also where steps repeat
 inline constexpr char kEveryStep[] = "OOMDIAG_EVERY_STEP";
-/// a file: the work of each operator is written there at the end, which slows the run (extension/record/work_meter.h)
-inline constexpr char kMeter[] = "OOMDIAG_METER";
 /// `0`: neither CUPTI nor NVML is used: what the driver gives outside of PyTorch is not recorded
 inline constexpr char kCupti[] = "OOMDIAG_CUPTI";
 /// the links between the GPUs of a job, which decide the size of NCCL's buffers: the second part of `run --topology`

@@ -33,7 +33,6 @@
 #include "extension/record/thread_state.h"
 #include "extension/record/trace_place.h"
 #include "extension/record/waiting.h"
-#include "extension/record/work_meter.h"
 #include "extension/torch_version.h"
 #include "profiler/error.h"
 
@@ -185,7 +184,6 @@ void begin(uint32_t steps_before) {
   session.writer().publish();
   std::atexit(finish);
   if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
-  if (const char* file = environment(variables::kMeter); *file != '\0') start_work_meter(file);
   watch_program();
   is_recording.store(true);
   check_internal_names();
