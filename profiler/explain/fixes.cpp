@@ -250,7 +250,8 @@ constexpr FixRow kFixes[] = {
     {.id = "smaller_cache",
      .label = "a smaller key-value cache",
      .group = "growth",
-     .lines = "# fewer tokens or sequences at a time; transformers: generate(…, max_new_tokens=…, cache_implementation=\"quantized\" or \"offloaded\")",
+     .lines = "# fewer tokens or sequences at a time; transformers: generate(…, max_new_tokens=…, "
+              "cache_implementation=\"quantized\" or \"offloaded\")",
      .cures_reason = true},
     {.id = "results_to_host",
      .label = "results on the host",
