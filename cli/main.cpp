@@ -122,10 +122,11 @@ int parse_and_run(int argc, char** argv) {
   Words words = split(argc, argv);
   Command chosen;
   CLI::App app("", "oomdiag");
-  set_help(app,
-           {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6720",
-            .about = "Explains CUDA out-of-memory errors of PyTorch: where, who holds the memory, why, and what helps.",
-            .usage = "oomdiag COMMAND [OPTIONS]"});
+  set_help(
+      app,
+      {.example = "oomdiag train --model deepcnn --device rtx3060 --batch 6720",
+       .about = "Explains CUDA out-of-memory errors of PyTorch: where, who holds the memory, why, and what fixes it.",
+       .usage = "oomdiag COMMAND [OPTIONS]"});
   app.require_subcommand(1);
   app.set_version_flag("-v,-V,--version", "oomdiag " OOMDIAG_VERSION, "print the version");
   add_commands(app, chosen, words);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 
 namespace oomdiag {
@@ -10,6 +11,10 @@ namespace oomdiag {
 /// Whether `name` is in the list.
 template <size_t N>
 bool is_one_of(std::string_view name, const std::array<std::string_view, N>& list) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+inline bool is_one_of(std::string_view name, std::initializer_list<std::string_view> list) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 

@@ -14,6 +14,7 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/shape.h"
+#include "profiler/one_of.h"
 #include "profiler/replay/evidence/autocast_cache.h"
 
 // Rows of kReasons that look for their evidence among the live blocks and at the request that failed. Each wants it to be a
@@ -21,10 +22,6 @@
 
 namespace oomdiag {
 namespace {
-
-bool is_any(std::string_view word, std::initializer_list<std::string_view> words) {
-  return std::ranges::find(words, word) != words.end();
-}
 
 bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
@@ -60,7 +57,7 @@ const OutOfMemory* failure(const ReasonFacts& facts) { return facts.device.failu
 
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {
   const OutOfMemory* failed = failure(facts);
-  return failed != nullptr && (is_any(failed->where.op, ops) || is_any(failed->where.inner, ops));
+  return failed != nullptr && (is_one_of(failed->where.op, ops) || is_one_of(failed->where.inner, ops));
 }
 
 /// The growth that stands first, if it holds a large part.
@@ -88,10 +85,10 @@ bool is_square(const std::vector<int64_t>& shape) {
 
 bool makes_scores(const Where& where) {
   for (const std::string_view op : {where.op, where.inner}) {
-    if (is_any(op, {"aten::softmax", "aten::_softmax", "aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum",
-                    "aten::mul", "aten::div", "aten::dropout", "aten::native_dropout", "aten::masked_fill", "aten::add",
-                    "aten::_safe_softmax", "aten::scaled_dot_product_attention",
-                    "aten::_scaled_dot_product_attention_math"})) {
+    if (is_one_of(op, {"aten::softmax", "aten::_softmax", "aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum",
+                       "aten::mul", "aten::div", "aten::dropout", "aten::native_dropout", "aten::masked_fill",
+                       "aten::add", "aten::_safe_softmax", "aten::scaled_dot_product_attention",
+                       "aten::_scaled_dot_product_attention_math"})) {
       return true;
     }
   }
@@ -171,10 +168,10 @@ bool is_rows_of_words(int64_t bytes, const std::set<int64_t>& vocabularies) {
 }
 
 bool is_loss_op(const Where& where) {
-  return is_any(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
+  return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
 }
 
-bool is_copy(std::string_view op) { return is_any(op, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda"}); }
+bool is_copy(std::string_view op) { return is_one_of(op, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda"}); }
 
 }  // namespace
 
@@ -382,7 +379,7 @@ Found find_logits(const ReasonFacts& facts) {
 
 Found find_embedding_gradients(const ReasonFacts& facts) {
   const auto is_embedding = [](const Where& where) {
-    return is_any(where.node, {"EmbeddingBackward0", "EmbeddingBagBackward0"});
+    return is_one_of(where.node, {"EmbeddingBackward0", "EmbeddingBagBackward0"});
   };
   const Share gradients = sum_blocks(facts, [&](const LiveBlock& block) { return is_embedding(block.made); });
   const OutOfMemory* failed = failure(facts);
@@ -439,7 +436,7 @@ Found find_loaded(const ReasonFacts& facts) {
   const Share loaded = sum_blocks(facts, [](const LiveBlock& block) {
     return has(block.made.inner_source, "torch/serialization") || has(block.made.source, "serialization.py") ||
            (block.made.op.empty() && block.phase == Phase::setup &&
-            is_any(name_of(block.category), {"unknown", "output"}));
+            is_one_of(name_of(block.category), {"unknown", "output"}));
   });
   if (!is_large(facts, loaded.bytes, 0.25)) return {};
   return Reason{.id = {},
