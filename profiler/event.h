@@ -36,6 +36,9 @@ namespace oomdiag {
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
 /// grouped           storage            storage bytes      name: group       a parameter, its gradient or optimizer state: its parameter
 ///                                                                           group; address 0: the group that the refusal before was for
+/// referrer          storage            storage bytes      name: variable    what refers to the tensor as the interpreter ends: "list
+///                                                                           'history' in train.py"; op_serial: how many autograd nodes
+///                                                                           it keeps that none of the referrers before does
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written
@@ -82,8 +85,9 @@ enum class EventKind : uint8_t {
   card_step,
   card_process,
   grouped,
+  referrer,
 };
-inline constexpr EventKind kLastEventKind = EventKind::grouped;
+inline constexpr EventKind kLastEventKind = EventKind::referrer;
 
 /// Flags of free_requested, block_state, segment_state, note and stack, and of slots in the table of live blocks.
 enum EventFlag : uint16_t {

@@ -81,7 +81,7 @@ void claim_nodes(ThreadState& state) {
     learn(state, event);
     session().writer().write(event);
   }
-  if (now.context.node == 0) session().steps().note_forward();
+  if (now.context.node == 0) session().steps().note_forward([] { return session().live_bytes(); });
 }
 
 // Recording stopped inside of the call: it may go on some day, and then nothing must be left of it.
@@ -243,7 +243,7 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   Event event = state.event(EventKind::scope_end);
   event.detail = frame.scope_name;
   session().writer().write(event);
-  if (frame.is_optimizer_step) session().steps().note_optimizer_step();
+  if (frame.is_optimizer_step) session().steps().note_optimizer_step(session().live_bytes());
   if (frame.is_optimizer_step || !steady()) session().writer().mark_time();
   resume_collecting();
 }

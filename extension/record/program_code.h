@@ -39,6 +39,8 @@ class ProgramCode {
   explicit ProgramCode(const PythonApi& api) : api_(api), codes_(api, forget, this) {}
 
   Code kind_of(PythonObject code);
+  /// Whether a file is neither of an installed package nor of the standard library.
+  bool is_users_file(std::string_view file) { return find_package(file) == file.npos && !is_of_standard_library(file); }
   /// Null if it was not met.
   KnownCode* find(PythonObject code) { return codes_.find(code); }
   /// Meets the functions of the module that runs in this frame, which may not have run yet.

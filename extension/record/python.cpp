@@ -11,6 +11,7 @@
 #include "extension/record/python_api.h"
 #include "extension/record/python_frames.h"
 #include "extension/record/session.h"
+#include "extension/record/tensor_referrers.h"
 #include "extension/record/thread_state.h"
 #include "profiler/trace/mix.h"
 
@@ -321,6 +322,12 @@ void write_python_stack() noexcept try {
   const GilScope gil;
   if (!gil.held() || python->api.error() != nullptr) return;
   write_stack(text_of(*python, running_calls(python->api), true), 0);
+} catch (...) {
+}
+
+void write_tensor_referrers() noexcept try {
+  if (python == nullptr || !python->api.holds_gil() || python->api.error() != nullptr) return;
+  TensorReferrers(python->api, python->code).write();
 } catch (...) {
 }
 

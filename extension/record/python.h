@@ -57,6 +57,10 @@ void locate_in_python(Context& context, const PythonCalls& then) noexcept;
 /// Python does not know.
 void write_python_stack() noexcept;
 
+/// Writes which variables of the program refer to its tensors on GPUs. Where the interpreter begins to shut down, with the GIL.
+/// At most half a second.
+void write_tensor_referrers() noexcept;
+
 /// To be called where a scope of PyTorch's optimizers begins: the optimizer is that of the innermost call.
 void meet_optimizer() noexcept;
 

@@ -20,6 +20,8 @@ bool load_frames(PythonApi& api) {
 bool load_objects(PythonApi& api) {
   find(api.type_name, "PyType_GetName");
   find(api.visit_objects, "PyUnstable_GC_VisitObjects");
+  find(api.type_slot, "PyType_GetSlot");
+  find(api.is_tracked, "PyObject_GC_IsTracked");
   return find(api.incref, "Py_IncRef") && find(api.decref, "Py_DecRef") &&
          find(api.attribute, "PyObject_GetAttrString") && find(api.plain_attribute, "PyObject_GenericGetAttr") &&
          find(api.plain_dict, "PyObject_GenericGetDict") && find(api.type, "PyObject_Type") &&

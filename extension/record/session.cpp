@@ -162,6 +162,9 @@ Session& make_session(uint32_t steps_before) {
 
 void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
   if (in_forked_child()) return;
+  if (recording() && (the_session->described_refusals > 0 || the_session->steps().may_grow())) {
+    write_tensor_referrers();
+  }
   the_session->writer().header().python_ended.store(1);
   on_interpreter_shutdown(end);
 }

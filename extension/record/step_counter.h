@@ -23,26 +23,40 @@ class StepCounter {
     if (!by_optimizer_ && backward_ran_.load(std::memory_order_relaxed)) [[unlikely]]
       op_begins_after_.store(events(), std::memory_order_relaxed);
   }
-  /// An op of a forward pass made autograd nodes.
-  void note_forward() noexcept {
+  /// An op of a forward pass made autograd nodes. `live_bytes()` is asked where a step ends.
+  template <class LiveBytes>
+  void note_forward(LiveBytes live_bytes) noexcept {
     if (!backward_ran_.load(std::memory_order_relaxed)) [[likely]]
       return;
     if (!backward_ran_.exchange(false) || by_optimizer_) return;
+    note_level(live_bytes());
     writer_.end_step(op_begins_after_.load(std::memory_order_relaxed));
   }
   /// An optimizer's step ended.
-  void note_optimizer_step() noexcept {
+  void note_optimizer_step(int64_t live_bytes) noexcept {
     if (!by_optimizer_.exchange(true)) writer_.count_steps_by_optimizer();
+    note_level(live_bytes);
     writer_.end_step(events());
   }
+  /// Whether step after step more was alive than ever before: perhaps a leak.
+  bool may_grow() const noexcept { return new_levels_.load(std::memory_order_relaxed) >= kLevelsOfGrowth; }
 
  private:
+  static constexpr int kLevelsOfGrowth = 4;  // the first two steps make gradients and optimizer state
+
+  void note_level(int64_t live_bytes) noexcept {
+    if (live_bytes <= highest_level_.load(std::memory_order_relaxed)) return;
+    highest_level_.store(live_bytes, std::memory_order_relaxed);
+    new_levels_.fetch_add(1, std::memory_order_relaxed);
+  }
   uint64_t events() const noexcept { return writer_.header().last_sequence.load(std::memory_order_relaxed); }
 
   TraceWriter& writer_;
   std::atomic<bool> backward_ran_ = false;
   std::atomic<bool> by_optimizer_ = false;
   std::atomic<uint64_t> op_begins_after_ = 0;
+  std::atomic<int64_t> highest_level_ = 0;  ///< most live bytes at the end of a step
+  std::atomic<int> new_levels_ = 0;         ///< how often it rose
 };
 
 }  // namespace oomdiag

@@ -125,6 +125,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   Described step = describe_step(device);
   Findings findings;
   findings.growths = find_growth(device.curves);
+  find_referrers(device.referrers, findings.growths);
   if (device.failure) {
     FailureFacts facts = collect_facts(device, settings, card, findings.growths, step.need);
     facts.total_is_known = inputs.total_is_known;

@@ -160,6 +160,31 @@ std::vector<Growth> find_growth(const StepCurves& curves) {
 
 namespace {
 
+// A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself.
+int64_t part_of(const Growth& growth, const Referrer& referrer) {
+  if (growth.kind == GrowthKind::retained_graph) return referrer.nodes;
+  const bool is_of_it = std::ranges::any_of(growth.places, [&](const GrowingPlace& place) {
+    return place.where.op == referrer.made.op && place.where.source == referrer.made.source &&
+           fold_indices(place.where.module) == fold_indices(referrer.made.module);
+  });
+  return is_of_it ? 1 : 0;
+}
+
+}  // namespace
+
+void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths) {
+  for (Growth& growth : growths) {
+    std::map<std::string_view, int64_t> parts;
+    for (const Referrer& referrer : referrers) {
+      if (const int64_t part = part_of(growth, referrer); part > 0) parts[referrer.variable] += part;
+    }
+    const auto most = std::ranges::max_element(parts, {}, [](const auto& entry) { return entry.second; });
+    if (most != parts.end()) growth.referrer = most->first;
+  }
+}
+
+namespace {
+
 int64_t sum_of(const std::vector<Growth>& growths, int64_t Growth::*bytes) {
   int64_t sum = 0;
   for (const Growth& growth : growths) sum += growth.*bytes;

@@ -38,6 +38,7 @@ struct Growth {
   Where held{};  ///< the last place of a step that grows: what the program holds keeps the rest, if there is a graph
   std::vector<GrowingPlace> places{};  ///< fastest first, at most kMostGrowingPlaces
   size_t place_count = 0;
+  std::string_view referrer{};  ///< "list 'history' in train.py": the variable that keeps most of it, or empty
 
   bool operator==(const Growth&) const = default;
 };
@@ -49,6 +50,10 @@ inline constexpr size_t kMostGrowingPlaces = 10;
 /// other places have not grown as much: else the batch did. Where the first steps were overwritten, what they left behind
 /// counts too, and growth that is too slow for the steps that are left is found if it began with the run.
 std::vector<Growth> find_growth(const StepCurves& curves);
+
+/// Says of each the variable of the program that keeps most of it: of a graph the one with most nodes, else the one with most
+/// tensors.
+void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths);
 
 /// Bytes that all of `growths` added since their first steps.
 int64_t sum_grown(const std::vector<Growth>& growths);

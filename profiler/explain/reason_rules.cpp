@@ -205,9 +205,10 @@ Found find_create_graph(const ReasonFacts& facts) {
 Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind != GrowthKind::retained_graph) return {};
+  const std::string_view keeps = growth->referrer.empty() ? "a tensor that is kept from each step" : growth->referrer;
   return Reason{.id = {},
-                .text = fmt::format("a tensor that is kept from each step keeps that step's graph{}, {}",
-                                    at(growth->held), growing_text(*growth)),
+                .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held),
+                                    growing_text(*growth)),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
                 .how = {"total += loss.item()  # of a tensor: loss.detach()"}};
@@ -217,7 +218,10 @@ Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind != GrowthKind::kept_tensors) return {};
   return Reason{.id = {},
-                .text = fmt::format("tensors of each step are kept{}, {}", at(growth->held), growing_text(*growth)),
+                .text = growth->referrer.empty()
+                            ? fmt::format("tensors of each step are kept{}, {}", at(growth->held), growing_text(*growth))
+                            : fmt::format("{} keeps tensors of each step{}, {}", growth->referrer, at(growth->held),
+                                          growing_text(*growth)),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
                 .how = {"kept.append(x.detach().cpu())  # of a scalar: x.item()"}};

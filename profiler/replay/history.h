@@ -153,6 +153,15 @@ struct PhasePeak {
   bool operator==(const PhasePeak&) const = default;
 };
 
+/// What refers to a tensor as the interpreter ends.
+struct Referrer {
+  std::string_view variable{};  ///< "list 'history' in train.py"
+  Where made{};                 ///< the tensor
+  int64_t nodes = 0;            ///< of autograd, that it keeps and no referrer before it
+
+  bool operator==(const Referrer&) const = default;
+};
+
 /// The state of a card where a step ends.
 struct StepEnd {
   uint32_t step = 0;
@@ -282,6 +291,7 @@ struct DeviceHistory {
   std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase
   std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
   StepCurves curves{};
+  std::vector<Referrer> referrers{};  ///< looked for where memory ran out or grew
   StepLives lives{};
   /// After an OOM: the step before the one that failed, from its beginning to its end. None where no step was whole. Its
   /// blocks that never died are what the failing step began with.

@@ -87,6 +87,9 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     DeviceViews& card = views.devices[d];
     const OutOfMemory* failure = device.history.failure ? &*device.history.failure : nullptr;
     device.history.curves = std::move(card.curves);
+    for (const auto& [maker, variable, count] : card.referrers) {
+      device.history.referrers.push_back({trace.name(variable), locate(trace, measured.nodes, maker), count});
+    }
     device.history.lives = read_step(trace, measured.nodes, views, card.steps[0], failure);
     device.history.complete = read_step(trace, measured.nodes, views, card.steps[1], nullptr);
     device.history.moment = read_moment(trace, device, measured.nodes, views, card.live_set);

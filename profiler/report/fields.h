@@ -251,6 +251,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("op", value.op);
   visit.or_null("module", value.module);
   visit.or_null("source", value.source);
+  visit.or_null("referrer", value.referrer);
   visit("place_count", value.place_count);
   visit("places", value.places);
 }

@@ -221,7 +221,8 @@ std::string kept_by_text(const ReportOfDevice& device, const TextOptions& option
     for (const std::string& part : {growth.op, growth.module, short_line(growth.source)}) {
       if (!part.empty()) place += (options.unicode ? " ← " : " <- ") + printable(part, 60);
     }
-    return fmt::format("{}{}, {} per step", in_words(std::string(oomdiag::name_of(growth.kind))), place,
+    const std::string referrer = growth.referrer.empty() ? "" : printable(growth.referrer, 160) + ": ";
+    return fmt::format("{}{}{}, {} per step", referrer, in_words(std::string(oomdiag::name_of(growth.kind))), place,
                        with_unit(growth.bytes_per_step));
   }
   const auto most = std::ranges::max_element(device.top_allocations, {}, &ReportHolder::bytes);

@@ -127,6 +127,7 @@ struct ReportGrowth {
   int64_t bytes_per_step = 0, grown_bytes = 0;
   uint32_t first_step = 0, last_step = 0;
   std::string op{}, module{}, source{};  ///< where the tensor is made that holds the rest
+  std::string referrer{};                ///< variable of the program that keeps it, or empty
   int64_t place_count = 0;
   std::vector<ReportGrowingPlace> places{};
 

@@ -23,7 +23,6 @@ namespace {
 
 constexpr uint8_t kSame = 0x20, kDetail = 0x40, kOther = 0x80, kKind = 0x1f, kRaw = 0xff;
 constexpr size_t kMostBytes = 2 + sizeof(Event);  // of an event
-static_assert(static_cast<uint8_t>(kLastEventKind) <= kKind);
 
 constexpr uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (0 - (difference >> 63)); }
 constexpr uint64_t unzigzag(uint64_t number) { return number >> 1 ^ (0 - (number & 1)); }
@@ -59,8 +58,11 @@ uint64_t take(const uint8_t*& at, unsigned code) {
   return number & kMasks[code];
 }
 
+/// Whether the head has room for the kind. Those of snapshots are among the first ones.
+constexpr bool is_short(EventKind kind) { return static_cast<uint8_t>(kind) <= kKind; }
+
 bool is_plain(const Event& event) {
-  return event.node_sequence == kNoNode && event.op_serial == 0 && event.node_thread == 0 && event.flags == 0 &&
+  return is_short(event.kind) && event.node_sequence == kNoNode && event.op_serial == 0 && event.node_thread == 0 && event.flags == 0 &&
          event.thread == event.device && event.device < kRaw && fits(static_cast<uint64_t>(event.bytes));
 }
 
@@ -110,7 +112,7 @@ EventPacker::EventPacker()
 void EventPacker::add(const Event& event) {
   uint8_t* const begin = open_.data() + used_;
   uint8_t* at = begin + 1;
-  *begin = static_cast<uint8_t>(event.kind);
+  *begin = static_cast<uint8_t>(event.kind) & kKind;
   const uint64_t way = event.address - before_.address;
   if (!is_plain(event) || !fits(zigzag(way))) {
     *begin |= kOther;

@@ -75,6 +75,7 @@ class AllocationPass {
       case EventKind::buffer:
       case EventKind::gradient:
       case EventKind::grouped:
+      case EventKind::referrer:
         if (device != nullptr) device->note(event, index);
         break;
       case EventKind::nodes_created:

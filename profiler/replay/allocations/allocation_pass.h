@@ -27,11 +27,19 @@ struct ViewRequest {
   std::vector<uint32_t> steps{};  ///< that are to be told block by block; 0 is none
 };
 
+/// The events of a tensor and of what refers to it in the end.
+struct ReferrerEvents {
+  Event maker{};
+  uint64_t variable = 0;  ///< index of its name
+  uint32_t nodes = 0;
+};
+
 /// What one device's blocks tell.
 struct DeviceViews {
   LiveSet live_set{};
   std::vector<StepAllocations> steps{};  ///< as they were requested
   StepCurves curves{};
+  std::vector<ReferrerEvents> referrers{};
 };
 
 /// All of them, and the table that they are views of.

@@ -98,6 +98,7 @@ class StatsPass {
       case EventKind::none:
       case EventKind::wanted:
       case EventKind::grouped:
+      case EventKind::referrer:
       case EventKind::op_failed:
       case EventKind::scope_begin:
       case EventKind::scope_end:

@@ -76,6 +76,7 @@ void Blocks::apply(const Event& event, uint32_t index) {
     case EventKind::card_step:
     case EventKind::card_process:
     case EventKind::grouped:
+    case EventKind::referrer:
       return;
   }
 }

@@ -23,6 +23,7 @@ bool describes_refusal(EventKind kind) {
     case EventKind::grouped:
       return true;
     case EventKind::none:
+    case EventKind::referrer:
     case EventKind::alloc:
     case EventKind::free_requested:
     case EventKind::free_completed:

@@ -197,4 +197,30 @@ TEST_CASE("of long runs evenly spread steps are kept", "[explain][growth]") {
   CHECK(growths[0].bytes_per_step == 512);
 }
 
+TEST_CASE("growth is kept by the variable that refers to most of its tensors", "[explain][growth]") {
+  auto growths = find_growth(one_place({4_MiB, 8_MiB, 12_MiB, 16_MiB}, {1, 2, 3, 4}));
+  const Where relu{.op = "aten::relu"}, add{.op = "aten::add"};
+
+  find_referrers({{"variable 'x' in train.py", relu},
+                  {"list 'history' in train.py", relu},
+                  {"list 'history' in train.py", relu},
+                  {"list 'others' in train.py", add},
+                  {"list 'others' in train.py", add},
+                  {"list 'others' in train.py", add}},
+                 growths);
+
+  CHECK(growths[0].referrer == "list 'history' in train.py");
+}
+
+TEST_CASE("a graph that grows is kept by the variable with most of its nodes", "[explain][growth]") {
+  std::vector<Growth> growths{{.kind = GrowthKind::retained_graph}};
+
+  find_referrers({{.variable = "list 'plain' in train.py"},
+                  {.variable = "variable 'loss' in train.py", .nodes = 12},
+                  {.variable = "variable 'total' in train.py", .nodes = 300}},
+                 growths);
+
+  CHECK(growths[0].referrer == "variable 'total' in train.py");
+}
+
 }  // namespace oomdiag

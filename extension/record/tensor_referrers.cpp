@@ -1,0 +1,239 @@
+#include "extension/record/tensor_referrers.h"
+
+#include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <chrono>
+
+#include "extension/record/session.h"
+#include "extension/record/tensor_event.h"
+#include "extension/record/thread_state.h"
+
+namespace oomdiag {
+
+namespace {
+
+using Visit = int (*)(PythonObject, void*);
+using Traverse = int (*)(PythonObject, Visit, void*);
+
+constexpr intptr_t kMostItemsSearched = 10000;
+constexpr size_t kMostOfName = 120;
+
+std::string base_name(const std::string& file) { return file.substr(file.rfind('/') + 1); }
+
+const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& tensor) {
+  const c10::AutogradMetaInterface* meta = tensor.autograd_meta();
+  return meta == nullptr ? nullptr : static_cast<const torch::autograd::AutogradMeta*>(meta)->grad_fn_.get();
+}
+
+}  // namespace
+
+void TensorReferrers::write() {
+  if (api_.type_slot == nullptr || api_.is_tracked == nullptr) return;
+  add_modules();
+  add_traceback();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kMaxMilliseconds);
+  for (uint32_t index = 0; index < reached_.size() && written_ < kMaxEvents; ++index) {
+    if (index % 1024 == 0 && std::chrono::steady_clock::now() > end) return;
+    write_tensor(index);
+    if (reached_.size() < kMaxObjects) follow(index);
+  }
+}
+
+// Modules refer to all that is loaded, so they are no way to a tensor: only variables of the user's own are.
+void TensorReferrers::add_modules() {
+  const auto modules = reader_.entries(api_.modules());
+  for (const auto& [name, module] : modules) {
+    seen_.insert(module.get());
+    seen_.insert(reader_.dict_of(module.get()).get());
+  }
+  for (const bool hidden : {false, true}) {  // IPython has names such as _4 for what Out[4] is
+    for (const auto& [name, module] : modules) {
+      const PythonRef dict = reader_.dict_of(module.get());
+      const bool is_main = name == "__main__";
+      const std::string file = is_main ? program() : reader_.text(reader_.entry(dict.get(), "__file__").get());
+      if (!is_main && (file.empty() || !code_.is_users_file(file))) continue;
+      const std::string place = file.empty() ? name : base_name(file);
+      for (const auto& [variable, value] : reader_.entries(dict.get())) {
+        if (variable.starts_with('_') == hidden) add_variable(variable, place, value.get());
+      }
+    }
+  }
+}
+
+// A script's __main__ has no __file__ any more once it has run.
+std::string TensorReferrers::program() const {
+  const std::vector<PythonRef> arguments = reader_.items(reader_.find("sys", "argv").get());
+  const std::string program = arguments.empty() ? "" : reader_.text(arguments.front().get());
+  return program.starts_with('-') ? "" : program;
+}
+
+// The interpreter keeps the traceback of the exception that ended the program.
+void TensorReferrers::add_traceback() {
+  PythonRef traceback = reader_.find("sys", "last_traceback");
+  while (traceback && traceback.get() != api_.none) {
+    const PythonRef frame = reader_.attribute(traceback.get(), "tb_frame");
+    if (frame) add_frame(frame.get());
+    traceback = reader_.attribute(traceback.get(), "tb_next");
+  }
+}
+
+void TensorReferrers::add_frame(PythonObject frame) {
+  const PythonRef code(api_, api_.frame_code(frame));
+  const std::string function = api_.text(code.get(), "co_name");
+  if (function == "<module>" || code_.kind_of(code.get()) != Code::user) return;
+  const PythonRef line(api_, api_.attribute(code.get(), "co_firstlineno"));
+  const std::string place = function + " (" + base_name(api_.text(code.get(), "co_filename")) + ":" +
+                            std::to_string(line ? api_.to_long(line.get()) : 0) + ")";
+  for (const char* const names : {"co_varnames", "co_cellvars", "co_freevars"}) {
+    const PythonRef tuple(api_, api_.attribute(code.get(), names));
+    for (const PythonRef& name : reader_.items(tuple.get())) {
+      const std::string text = reader_.text(name.get());
+      const PythonRef value(api_, api_.variable_of(frame, text.c_str(), name.get()));
+      if (value) add_variable(text, place, value.get());
+    }
+  }
+}
+
+void TensorReferrers::add_variable(const std::string& name, const std::string& place, PythonObject value) {
+  variables_.push_back({name, place});
+  reach(value, kNone, static_cast<uint32_t>(variables_.size() - 1));
+}
+
+void TensorReferrers::reach(PythonObject object, uint32_t parent, uint32_t root) {
+  if (object == nullptr || api_.is_tracked(object) == 0 || !seen_.insert(object).second) return;
+  reached_.push_back({object, parent, root});
+}
+
+int TensorReferrers::visit(PythonObject object, void* search) {
+  auto& mine = *static_cast<TensorReferrers*>(search);
+  mine.reach(object, mine.followed_, mine.reached_[mine.followed_].root);
+  return 0;
+}
+
+void TensorReferrers::follow(uint32_t index) {
+  const PythonObject object = reached_[index].object;
+  const PythonRef type(api_, api_.type(object));
+  const auto [known, is_new] = traverse_.try_emplace(type.get());
+  constexpr int kTraverse = 71;  // Py_tp_traverse
+  if (is_new) known->second = api_.type_slot(type.get(), kTraverse);
+  if (api_.error() != nullptr) api_.clear_error();
+  followed_ = index;
+  if (known->second != nullptr) reinterpret_cast<Traverse>(known->second)(object, visit, this);
+}
+
+void TensorReferrers::write_tensor(uint32_t index) {
+  const c10::TensorImpl* tensor = tensors_.find(reached_[index].object);
+  Event event = thread_state().event(EventKind::referrer);
+  if (tensor == nullptr || !locate_storage(*tensor, event)) return;
+  event.op_serial = count_nodes(grad_fn_of(*tensor));
+  event.detail = thread_state().names.name(std::string_view(name_of(index)));
+  session().writer().write(event);
+  ++written_;
+}
+
+// That this tensor keeps and no tensor before it did.
+uint32_t TensorReferrers::count_nodes(const torch::autograd::Node* root) {
+  const size_t before = nodes_.size();
+  std::vector<const torch::autograd::Node*> waiting{root};
+  while (!waiting.empty() && nodes_.size() < kMaxNodes) {
+    const torch::autograd::Node* node = waiting.back();
+    waiting.pop_back();
+    if (node == nullptr || !nodes_.insert(node).second) continue;
+    for (const auto& edge : node->next_edges()) waiting.push_back(edge.function.get());
+  }
+  return static_cast<uint32_t>(nodes_.size() - before);
+}
+
+// From the variable to the tensor; what is only an item of a container is called by that.
+std::string TensorReferrers::name_of(uint32_t index) const {
+  std::vector<uint32_t> way;
+  for (uint32_t at = index; at != kNone; at = reached_[at].parent) way.push_back(at);
+  const Variable& variable = variables_[reached_[index].root];
+  std::string path = variable.name, place = variable.place, named = path;
+  uint32_t holder = way.back();
+  for (size_t i = way.size() - 1; i-- > 0;) {
+    const PythonObject parent = reached_[way[i + 1]].object;
+    const std::string step = name_of_step(way[i]);
+    const bool is_of_frame = reader_.type_name(parent) == "frame";
+    if (is_of_frame) {
+      const PythonRef code(api_, api_.frame_code(parent));
+      place = api_.text(code.get(), "co_name") + "(), whose frame the traceback in '" + named + "' keeps";
+      path = step.empty() ? "?" : step.substr(1);
+    } else {
+      path += step;
+    }
+    const bool is_item = step.empty() || step.starts_with('[');
+    if (is_item && !is_of_frame && variable.name != "Out") continue;
+    named = path;
+    holder = way[i];
+  }
+  const bool is_tensor = holder == index;
+  const std::string kind = !is_tensor                  ? reader_.type_name(reached_[holder].object)
+                           : named.find('.') != named.npos ? "attribute"
+                                                           : "variable";
+  if (named.size() > kMostOfName) named = "…" + named.substr(named.size() - kMostOfName);
+  return kind + " '" + named + "' in " + place;
+}
+
+// How the object is called by the one that refers to it: ".cache", "[3]", "['loss']", or empty.
+std::string TensorReferrers::name_of_step(uint32_t index) const {
+  const uint32_t parent = reached_[index].parent;
+  const PythonObject container = reached_[parent].object, item = reached_[index].object;
+  if (reader_.is_a(container, api_.dict_type)) {
+    const uint32_t owner = reached_[parent].parent;
+    const bool is_attributes =
+        owner != kNone && reader_.dict_of(reached_[owner].object).get() == container;
+    const std::string key = key_of(container, item);
+    return is_attributes ? "." + key : "[" + key + "]";
+  }
+  if (reader_.is_a(container, api_.list_type) || reader_.is_a(container, api_.tuple_type)) {
+    const bool is_list = reader_.is_a(container, api_.list_type);
+    const intptr_t count = is_list ? api_.list_size(container) : api_.tuple_size(container);
+    for (intptr_t i = 0; i < count && i < kMostItemsSearched; ++i) {
+      const PythonObject at = is_list ? api_.list_get(container, i) : api_.tuple_get(container, i);
+      if (at == item) return "[" + std::to_string(i) + "]";
+    }
+    return "[…]";
+  }
+  if (reader_.is_a(item, api_.dict_type)) {
+    const bool is_own = reader_.dict_of(container).get() == item;
+    if (is_own) return {};
+  }
+  return attribute_of(container, item);
+}
+
+std::string TensorReferrers::key_of(PythonObject container, PythonObject item) const {
+  intptr_t place = 0;
+  PythonObject key = nullptr;
+  PythonObject value = nullptr;
+  while (api_.dict_next(container, &place, &key, &value) != 0) {
+    if (value != item) continue;
+    if (reader_.is_a(key, api_.text_type)) return reader_.text(key);
+    const long number = api_.to_long(key);
+    if (api_.error() == nullptr) return std::to_string(number);
+    api_.clear_error();
+    return "…";
+  }
+  return "…";
+}
+
+// Of objects whose attributes lie in themselves the dictionary is made for the question.
+std::string TensorReferrers::attribute_of(PythonObject object, PythonObject value) const {
+  if (reader_.type_name(object) == "frame") {
+    const PythonRef code(api_, api_.frame_code(object));
+    const PythonRef names(api_, api_.attribute(code.get(), "co_varnames"));
+    for (const PythonRef& name : reader_.items(names.get())) {
+      const PythonRef local(api_, api_.variable_of(object, reader_.text(name.get()).c_str(), name.get()));
+      if (local.get() == value) return "." + reader_.text(name.get());
+    }
+    return {};
+  }
+  const PythonRef dict = reader_.dict_of(object);
+  if (!reader_.is_a(dict.get(), api_.dict_type)) return {};
+  const std::string key = key_of(dict.get(), value);
+  return key == "…" ? "" : "." + key;
+}
+
+}  // namespace oomdiag

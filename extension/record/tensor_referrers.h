@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "extension/record/program_code.h"
+#include "extension/record/python_api.h"
+#include "extension/record/python_tensor.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace oomdiag {
+
+/// Finds which variable of the program refers to each of its tensors on a GPU: "list 'history' in train.py". To be used once,
+/// with the GIL, where the interpreter begins to shut down: what the uncaught exception's frames and the program's modules
+/// hold is all still there then.
+///
+/// It follows references from the variables on, breadth first, by the function that each type has for Python's garbage
+/// collector: no Python code runs. Bounded by kMaxObjects and kMaxTime; a tensor that is not reached has no referrer.
+class TensorReferrers {
+ public:
+  static constexpr size_t kMaxObjects = size_t{1} << 19;
+  static constexpr int kMaxMilliseconds = 500;
+  static constexpr size_t kMaxEvents = size_t{1} << 14;
+  static constexpr size_t kMaxNodes = size_t{1} << 19;  ///< of autograd
+
+  TensorReferrers(const PythonApi& api, ProgramCode& code) : api_(api), code_(code), reader_(api), tensors_(api) {}
+
+  /// Writes a `referrer` event for each tensor that it finds.
+  void write();
+
+ private:
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
+  /// An object that was reached. It lives as long as the GIL is held, as nothing of the program runs.
+  struct Reached {
+    PythonObject object;
+    uint32_t parent;  ///< index of the one that refers to it, or kNone: a variable does
+    uint32_t root;    ///< the variable that the way begins with
+  };
+  struct Variable {
+    std::string name, place;  ///< "train.py", or "main (train.py:17)"
+  };
+
+  void add_modules();
+  std::string program() const;
+  void add_traceback();
+  void add_frame(PythonObject frame);
+  void add_variable(const std::string& name, const std::string& place, PythonObject value);
+  void reach(PythonObject object, uint32_t parent, uint32_t root);
+  void follow(uint32_t index);
+  static int visit(PythonObject object, void* search);
+
+  std::string name_of(uint32_t index) const;
+  std::string name_of_step(uint32_t index) const;
+  std::string key_of(PythonObject container, PythonObject item) const;
+  std::string attribute_of(PythonObject object, PythonObject value) const;
+  void write_tensor(uint32_t index);
+  uint32_t count_nodes(const torch::autograd::Node* root);
+
+  const PythonApi& api_;
+  ProgramCode& code_;
+  PythonReader reader_;
+  TensorReader tensors_;
+  std::vector<Reached> reached_;
+  std::vector<Variable> variables_;
+  std::unordered_set<PythonObject> seen_;
+  std::unordered_set<const torch::autograd::Node*> nodes_;  ///< that a tensor before keeps
+  std::unordered_map<PythonObject, void*> traverse_;  ///< by type: its tp_traverse, or null
+  uint32_t followed_ = 0;                             ///< index of the one whose references are read
+  size_t written_ = 0;
+};
+
+}  // namespace oomdiag

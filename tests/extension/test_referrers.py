@@ -1,0 +1,82 @@
+"""The report names the variable of the program that keeps what grows: a list of an object, an entry of a dictionary, what a
+function that raised keeps, a tensor bound to a name.
+
+    python tests/extension/test_referrers.py --build BUILD_FOLDER [unittest arguments]
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+build = pathlib.Path("build").resolve()
+
+BEGINNING = """
+import collections
+import torch
+
+class Meter:
+    def __init__(self):
+        self.history = []
+
+def step(model, optimizer):
+    output = model(torch.ones(1024, 256, device="cuda"))
+    loss = output.square().mean()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    return output, loss
+
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+# Programs that keep tensors of each step, by what the report calls their keepers.
+KEEPERS = {
+    ("dict 'kept' in program.py", "deque 'model.outputs' in program.py"): """
+        kept, model.outputs = {}, collections.deque()
+        for i in range(8):
+            kept[i] = (i, torch.ones(1024, 256, device="cuda"))
+            model.outputs.append(step(model, optimizer)[0].detach())""",
+    ("list 'meter.history' in train (program.py:20)",): """
+        def train(meter):
+            for _ in range(8):
+                meter.history.append(step(model, optimizer)[1])
+            raise RuntimeError("the program ends while its function runs")
+        train(Meter())""",
+    ("variable 'total' in program.py",): """
+        total = 0
+        for _ in range(8):
+            total = total + step(model, optimizer)[1]""",
+}
+
+
+class ReferrersTest(unittest.TestCase):
+    def growth(self, program):
+        with tempfile.TemporaryDirectory(prefix="oomdiag referrers ") as folder:
+            folder = pathlib.Path(folder)
+            (folder / "program.py").write_text(BEGINNING + textwrap.dedent(program) + "\n")
+            run = folder / "run"
+            subprocess.run([build / "bin/oomdiag", "run", "--device", "rtx3060", "--folder", run, "--", sys.executable,
+                            folder / "program.py"], capture_output=True, text=True)
+            said = subprocess.run([build / "bin/oomdiag", "explain", run, "--json"], capture_output=True, text=True)
+            return json.loads(said.stdout)["devices"][0]["growth"]
+
+    def test_each_keeper_has_its_name(self):
+        for keepers, program in KEEPERS.items():
+            with self.subTest(keepers):
+                growth = self.growth(program)
+                self.assertLessEqual(set(keepers), {one["referrer"] for one in growth}, growth)
+
+    def test_training_that_keeps_nothing_names_nothing(self):
+        self.assertEqual(self.growth("for _ in range(8): step(model, optimizer)"), [])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=pathlib.Path, default=build)
+    options, rest = parser.parse_known_args()
+    build = options.build.resolve()
+    unittest.main(argv=[sys.argv[0], *rest])
