@@ -40,6 +40,8 @@ inline constexpr char kNoRecorder[] = "OOMDIAG_NO_RECORDER";
 inline constexpr char kReports[] = "OOMDIAG_REPORTS";
 /// the step with which recording begins
 inline constexpr char kAttachAtStep[] = "OOMDIAG_ATTACH_AT_STEP";
+/// `1`: the shapes of operators are written beside the trace, as by `run --meter`; that slows the program
+inline constexpr char kMeter[] = "OOMDIAG_METER";
 /// the Python that oomdiag was installed for
 inline constexpr char kPython[] = "OOMDIAG_PYTHON";
 /// a JSON list of [id, settings] of what `oomdiag fix` applies to the program

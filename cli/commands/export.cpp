@@ -13,6 +13,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/reports/reports.h"
+#include "cli/reports/run_work.h"
 #include "cli/reports/secrets.h"
 #include "cli/terminal/help.h"
 #include "cli/terminal/terminal.h"
@@ -68,6 +69,15 @@ std::string make_snapshot(const Explained& from) {
               "give the trace, or the folder of one rank");
 }
 
+/// The operators of a metered run, with the rates of `work_device`.
+std::string make_work(const Explained& from) {
+  if (from.trace == nullptr) {
+    throw Error(ErrorKind::usage, "--to work needs the folder of one process that was metered",
+                "oomdiag run --meter -- PROGRAM");
+  }
+  return work_to_csv(from.file, *from.trace, from.report, from.work_device);
+}
+
 /// Of a job each process has its tracks, on the clock of the host.
 std::string make_perfetto(const Explained& from) {
   PerfettoTimeline timeline;
@@ -85,6 +95,7 @@ constexpr std::array kFormats = {
     Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
     Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
     Format{"perfetto", ".perfetto.json", make_perfetto, /*tells_trace=*/true},
+    Format{"work", ".work.csv", make_work, /*tells_trace=*/true},
     Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
 };
 
@@ -125,7 +136,10 @@ int export_file(ExportOptions options) {
   options.path = source_or_newest_run(options.path);
   const Format& format = find_format_of(options.to);
   check_writable(options.output == "-" ? "" : options.output);
-  Explained from = load_explained(options.path, options.card);
+  const bool is_work =
+      options.to == "work";  // --device names the card of a snapshot, and here the one that is asked for
+  Explained from = load_explained(options.path, is_work ? SnapshotDevice{} : options.card);
+  if (is_work) from.work_device = options.card.device;
   if (options.redact) redact_for(format, from);
   const std::string text = format.make(from);
   if (options.output == "-") {

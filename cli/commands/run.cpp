@@ -34,6 +34,7 @@ struct RunOptions {
   bool no_progress = false;
   bool completes = false;
   bool native_stacks = false;
+  bool is_metered = false;
   int oom_exit_code = -1;  ///< -1 = the program's own
 };
 
@@ -135,6 +136,7 @@ int run(const RunOptions& options) {
                            .attach_at_step = options.attach_at_step,
                            .shows_progress = !options.no_progress,
                            .native_stacks = options.native_stacks,
+                           .is_metered = options.is_metered,
                            .keeps_output = false};
   if (options.ranks.is_job()) {
     request.device = {.device = host_of(job, device)};
@@ -178,6 +180,9 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->check(range(1, 1 << 30));
   command.add_flag("--native-stacks", options->native_stacks,
                    "name the C++ calls that led to a refused request (costs milliseconds at an OOM, nothing else)");
+  command.add_flag(
+      "--meter", options->is_metered,
+      "record the shapes of all operators: FLOPs, memory traffic and the modelled time of a step (slows the run)");
   command.add_flag(
       "--complete", options->completes,
       "where it runs out of memory, run it once more on a virtual card with room: need and fixes are then\n"

@@ -22,6 +22,7 @@ DiagnosisRequest to_diagnosis(const ExperimentRequest& experiment, const Install
                            .device = experiment.device,
                            .base = base,
                            .batch = experiment.batch,
+                           .is_metered = experiment.is_metered,
                            .keeps_output = true,
                            .environment = experiment.environment,
                            .rank = experiment.rank,

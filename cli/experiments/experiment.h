@@ -20,7 +20,8 @@ struct ExperimentRequest {
   DeviceChoice device;
   Environment environment{};
   std::optional<LoneRank> rank{};
-  nlohmann::json fixes{};  ///< [id, settings] each; null = the program as it is
+  bool is_metered = false;  ///< its report has the work of a step
+  nlohmann::json fixes{};   ///< [id, settings] each; null = the program as it is
   SteadyRule steady{};
   std::optional<int64_t> batch{};
   int64_t judged_bytes = 0;

@@ -74,10 +74,19 @@ struct Change {
   std::string missing{};  ///< what it needs and is not there: it is not run
 };
 
+/// What a step of a run does and takes; the time is modelled (profiler/cost/time_model.h).
+struct StepCost {
+  std::optional<int64_t> flops{}, bus_bytes{}, time_ns{};
+
+  bool operator==(const StepCost&) const = default;
+};
+StepCost cost_of_step(const Report& report);
+
 /// One or several changes together, and what came of them.
 struct MeasuredFix {
   std::vector<Change> changes;
   std::optional<int64_t> measured_peak_bytes{}, measured_reserved_bytes{};
+  StepCost cost_of_step{};
   bool fits = false;                 ///< it passed on the card
   bool still_grows = false;          ///< from step to step: a longer run would fail all the same
   std::string unproved{};            ///< why there is no measured figure
@@ -90,6 +99,8 @@ struct MeasuredFix {
   double extra_forward() const;
   std::optional<int64_t> recomputed_ops() const;
   std::optional<int64_t> predicted_peak_bytes() const;  ///< of a single change
+  /// The time of a step over that before, for each sample: a batch that is a share of `batch` has so many more steps.
+  std::optional<double> slowdown(const StepCost& before, std::optional<int64_t> batch) const;
 };
 
 /// The run as it is.
@@ -99,6 +110,7 @@ struct Before {
   int64_t required_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
   int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
+  StepCost cost_of_step{};                          ///< of the whole run
   bool is_whole = true;                             ///< the whole run was seen
   bool grows = false;                               ///< from step to step
   std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps

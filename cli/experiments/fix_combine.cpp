@@ -59,6 +59,21 @@ std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measure
   return result;
 }
 
+StepCost cost_of_step(const Report& report) {
+  if (!report.work || report.work->step == 0) return {};
+  return {.flops = report.work->flops, .bus_bytes = report.work->bus_bytes, .time_ns = report.work->step_time_ns};
+}
+
+std::optional<double> MeasuredFix::slowdown(const StepCost& before, std::optional<int64_t> batch) const {
+  if (!cost_of_step.time_ns || before.time_ns.value_or(0) == 0) return std::nullopt;
+  double ratio = static_cast<double>(*cost_of_step.time_ns) / static_cast<double>(*before.time_ns);
+  for (const Change& change : changes) {
+    if (change.batch && batch && *change.batch > 0)
+      ratio *= static_cast<double>(*batch) / static_cast<double>(*change.batch);
+  }
+  return ratio;
+}
+
 std::string MeasuredFix::label() const {
   std::string text;
   for (const Change& change : changes) text += (text.empty() ? "" : " + ") + change.label;

@@ -60,6 +60,7 @@ ExperimentRequest Search::request(const std::vector<Change>& changes, Where wher
                             .device = {.device = target_.device},
                             .environment = target_.environment,
                             .rank = target_.rank};
+  request.is_metered = true;
   request.batch = target_.batch;
   request.fixes = nlohmann::json::array();
   for (const Change& change : changes) {
@@ -109,6 +110,7 @@ void Search::profile_the_complete_run() {
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
   before_.room_bytes = first.total_bytes - first.outside_bytes;
+  before_.cost_of_step = cost_of_step(*seen.report);
   before_.required_bytes = seen.allocated_bytes + first.outside_bytes;
   whole_ = *seen.report;
   profile_ = read_profile(whole.told);
@@ -156,6 +158,7 @@ void Search::take(MeasuredFix& fix, const Experiment& experiment, bool on_card) 
   if (!fix.unproved.empty() || !experiment.passed()) return;
   fix.measured_peak_bytes = experiment.allocated_bytes;
   fix.measured_reserved_bytes = experiment.reserved_bytes;
+  fix.cost_of_step = cost_of_step(*experiment.report);
   fix.fits = on_card;
   fix.still_grows = before_.grows && grows(*experiment.report);
   fix.lines.clear();
@@ -288,9 +291,12 @@ Fixed Search::run() {
   } catch (const Interrupted& interrupted) {
     interrupted_by = interrupted.signal;
   }
-  std::stable_sort(fixes_.begin(), fixes_.end(), [](const MeasuredFix& a, const MeasuredFix& b) {
+  const auto slowdown = [this](const MeasuredFix& fix) { return fix.slowdown(before_.cost_of_step, target_.batch); };
+  std::stable_sort(fixes_.begin(), fixes_.end(), [&](const MeasuredFix& a, const MeasuredFix& b) {
     if (a.helps() != b.helps()) return a.helps();
-    if (a.helps()) return a.cost() < b.cost();
+    if (a.helps() && slowdown(a) && slowdown(b)) return *slowdown(a) < *slowdown(b);
+    if (a.helps())
+      return slowdown(a).has_value() != slowdown(b).has_value() ? slowdown(a).has_value() : a.cost() < b.cost();
     return a.measured_peak_bytes.value_or(kRoomBytes) < b.measured_peak_bytes.value_or(kRoomBytes);
   });
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;

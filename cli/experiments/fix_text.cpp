@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/experiments/fix.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
+#include "profiler/cost/time_model.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -15,13 +17,27 @@ constexpr std::size_t kMostWritten = 3;  ///< fixes whose lines are printed
 
 std::string figure(const std::optional<int64_t>& bytes) { return bytes ? to_gib(*bytes) : "-"; }
 
-std::string row(const MeasuredFix& fix) {
-  const std::string extra =
-      fix.extra_forward() > 0 ? fmt::format("+{:.0f} %", 100 * fix.extra_forward()) : std::string("none");
-  return fmt::format(
-      "    {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded(printable(fix.label(), kLabelColumns), kLabelColumns),
-      figure(fix.predicted_peak_bytes()), figure(fix.measured_peak_bytes), figure(fix.measured_reserved_bytes),
-      fix.fits ? (fix.still_grows ? "grows" : "yes") : "no", extra, fix.changes_numerics() ? "changed" : "same");
+std::string milliseconds(const std::optional<int64_t>& ns) {
+  if (!ns) return "-";
+  const double number = static_cast<double>(*ns) * 1e-6;
+  return number >= 100 ? fmt::format("{:.0f}", number) : fmt::format("{:.1f}", number);
+}
+
+/// "+33 %", by what the meter counted; of a run that was not metered by the modules that run again.
+std::string extra_flops(const MeasuredFix& fix, const StepCost& before) {
+  const bool is_counted = fix.cost_of_step.flops && before.flops.value_or(0) > 0;
+  const double extra =
+      is_counted ? static_cast<double>(*fix.cost_of_step.flops) / static_cast<double>(*before.flops) - 1 : 0;
+  if (!is_counted) return fix.extra_forward() > 0 ? fmt::format("+{:.0f} % fw", 100 * fix.extra_forward()) : "-";
+  return std::abs(extra) < 0.0005 ? "none" : fmt::format("{:+.{}f} %", 100 * extra, std::abs(extra) < 0.1 ? 1 : 0);
+}
+
+std::string row(const MeasuredFix& fix, const StepCost& before) {
+  return fmt::format("    {} {:>9} {:>9} {:>9}   {:<5} {:>9}  {:>8}   {}\n",
+                     padded(printable(fix.label(), kLabelColumns), kLabelColumns), figure(fix.predicted_peak_bytes()),
+                     figure(fix.measured_peak_bytes), figure(fix.measured_reserved_bytes),
+                     fix.fits ? (fix.still_grows ? "grows" : "yes") : "no", milliseconds(fix.cost_of_step.time_ns),
+                     extra_flops(fix, before), fix.changes_numerics() ? "changed" : "same");
 }
 
 std::string headline(const Fixed& fixed, const Target& target) {
@@ -41,12 +57,12 @@ std::string headline(const Fixed& fixed, const Target& target) {
 
 std::string table(const Fixed& fixed) {
   std::string text =
-      fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<5}  {:>7}   {}\n", padded("fixes, GiB", kLabelColumns + 2),
-                  "predicted", "measured", "reserved", "fits", "forward", "numerics");
+      fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<5} {:>9}  {:>8}   {}\n", padded("fixes, GiB", kLabelColumns + 2),
+                  "predicted", "measured", "reserved", "fits", "step, ms", "FLOPs", "numerics");
   bool any = false;
   for (const MeasuredFix& fix : fixed.fixes) {
     if (!fix.unproved.empty()) continue;
-    text += row(fix);
+    text += row(fix, fixed.before.cost_of_step);
     any = true;
   }
   return any ? text : "";
@@ -86,6 +102,16 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
     text +=
         fmt::format("  runs out in {}; PyTorch may take {} GiB of the card\n", before.place, to_gib(before.room_bytes));
   }
+  if (before.cost_of_step.time_ns) {
+    const ErrorOfModel error = error_of_model();
+    const auto times = [&](double share) {
+      return static_cast<int64_t>(share * static_cast<double>(*before.cost_of_step.time_ns));
+    };
+    text += fmt::format(
+        "  step time  {} ms as it is (modelled, as are those below; {} to {} likely); fixes that fit by their time for "
+        "each sample\n",
+        milliseconds(before.cost_of_step.time_ns), milliseconds(times(error.low)), milliseconds(times(error.high)));
+  }
   for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
   text += table(fixed) + unproved(fixed) + lines_to_write(fixed);
   text +=
@@ -98,6 +124,9 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
 std::string to_json(const Fixed& fixed, const Target& target, const std::string& command) {
   using Json = nlohmann::ordered_json;
   const auto optional = [](const std::optional<int64_t>& value) { return value ? Json(*value) : Json(nullptr); };
+  const auto difference = [](const std::optional<int64_t>& after, const std::optional<int64_t>& of_before) {
+    return after && of_before ? Json(*after - *of_before) : Json(nullptr);
+  };
   const Before& before = fixed.before;
   Json json = {{"schema", "oomdiag-fix/1"}, {"command", command}, {"device", describe(target.device)}};
   json["before"] = {{"outcome", before.outcome},
@@ -107,6 +136,9 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
                     {"room_bytes", before.room_bytes},
+                    {"step_flops", optional(before.cost_of_step.flops)},
+                    {"step_bus_bytes", optional(before.cost_of_step.bus_bytes)},
+                    {"step_time_ns", optional(before.cost_of_step.time_ns)},
                     {"whole_run", before.is_whole},
                     {"code_changes", before.code_changes}};
   json["fixes"] = Json::array();
@@ -118,6 +150,13 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
                              {"predicted_peak_bytes", optional(fix.predicted_peak_bytes())},
                              {"measured_peak_bytes", optional(fix.measured_peak_bytes)},
                              {"measured_reserved_bytes", optional(fix.measured_reserved_bytes)},
+                             {"step_flops", optional(fix.cost_of_step.flops)},
+                             {"extra_flops", difference(fix.cost_of_step.flops, before.cost_of_step.flops)},
+                             {"extra_bus_bytes", difference(fix.cost_of_step.bus_bytes, before.cost_of_step.bus_bytes)},
+                             {"step_time_ns", optional(fix.cost_of_step.time_ns)},
+                             {"slowdown", fix.slowdown(before.cost_of_step, target.batch)
+                                              ? Json(*fix.slowdown(before.cost_of_step, target.batch))
+                                              : Json(nullptr)},
                              {"fits", fix.fits},
                              {"still_grows", fix.still_grows},
                              {"extra_forward", fix.extra_forward()},

@@ -24,6 +24,7 @@ struct DiagnosisRequest {
   int attach_at_step = 1;              ///< optimizer step to begin with
   bool shows_progress = false;         ///< a live line on the terminal, where there is one
   bool native_stacks = false;          ///< C++ calls of refused requests as well
+  bool is_metered = false;             ///< the shapes of its operators are recorded, too, which slows it
   bool keeps_output = false;           ///< the program's output goes to output.txt in the run folder
   Environment environment{};           ///< variables of the program over our own
   std::optional<LoneRank> rank{};      ///< of a job whose others are not there

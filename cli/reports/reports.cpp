@@ -13,6 +13,7 @@
 
 #include "cli/reports/alive.h"
 #include "cli/reports/run_folder.h"
+#include "cli/reports/run_work.h"
 #include "profiler/error.h"
 #include "profiler/report/job.h"
 #include "profiler/report/json.h"
@@ -119,7 +120,9 @@ Explained explain_kept(const fs::path& file, const RunFacts& facts) {
   Trace recorded = read_trace(file);
   inputs.still_runs = still_runs(recorded, file, facts);
   Explained kept;
+  kept.file = file;
   explain_into(kept, std::move(recorded), inputs);
+  if (file.filename() == "trace") kept.report.work = read_run_work(file, *kept.trace, kept.report);
   kept.report.reference_case = facts.reference_case;
   return kept;
 }

@@ -69,6 +69,8 @@ struct Explained {
   History history{};                               ///< its names are views into `trace`
   std::vector<std::filesystem::path> processes{};  ///< their traces, where there are several, the first to record first
   bool is_redacted = false;                        ///< only the report may be shown
+  std::filesystem::path file{};                    ///< of `trace`
+  std::string work_device{};                       ///< whose rates are asked for; empty: those of the GPU of the report
 };
 
 /// The same with what it was made from.

@@ -34,8 +34,10 @@ std::filesystem::path newest_run();
 /// Files that a run, its report or a command over it (fix, explain --open) writes into its folder. Nothing else is ever
 /// removed from there.
 inline constexpr std::string_view kRunConfigFile = "run.json", kFixFile = "fix.json";
-inline constexpr std::array<std::string_view, 8> kRunFiles = {"trace",  "report.json", "report.html",  "output.txt",
-                                                              "loaded", "cards",       kRunConfigFile, kFixFile};
+/// What a metered run did (extension/record/work_meter.h).
+inline constexpr std::string_view kWorkFile = "work";
+inline constexpr std::array<std::string_view, 9> kRunFiles = {
+    "trace", "report.json", "report.html", "output.txt", "loaded", "cards", kRunConfigFile, kFixFile, kWorkFile};
 /// Whether this is the name of one of them, or of one that was being written.
 bool is_run_file(std::string_view name);
 

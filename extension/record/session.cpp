@@ -33,6 +33,7 @@
 #include "extension/record/thread_state.h"
 #include "extension/record/trace_place.h"
 #include "extension/record/waiting.h"
+#include "extension/record/work_meter.h"
 #include "extension/torch_version.h"
 #include "profiler/error.h"
 
@@ -169,8 +170,11 @@ void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
   on_interpreter_shutdown(end);
 }
 
+/// In steady training operators are not watched, and their shapes are wanted.
+bool is_metered() { return environment_number(variables::kMeter, 0) != 0; }
+
 void watch_program() {
-  const bool every_step = environment_number(variables::kEveryStep, 0) != 0;
+  const bool every_step = environment_number(variables::kEveryStep, 0) != 0 || is_metered();
   install_op_callbacks(every_step ? OpCallbacks::every_step : OpCallbacks::recording);
 }
 
@@ -188,6 +192,7 @@ void begin(uint32_t steps_before) {
   std::atexit(finish);
   if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
   watch_program();
+  if (is_metered()) start_work_meter(the_session->trace().parent_path() / kWorkFile);
   is_recording.store(true);
   check_internal_names();
   if (obstacle == nullptr) write_beginning();

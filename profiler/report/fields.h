@@ -400,6 +400,36 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("text", value.text);
 }
 
+template <class Visitor, Either<ReportWorkPart> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("name", value.name);
+  visit("flops", value.flops);
+  visit("memory_bytes", value.memory_bytes);
+  visit("bus_bytes", value.bus_bytes);
+  visit("launches", value.launches);
+  visit("time_ns", value.time_ns);
+  visit.or_null("bound_by", value.bound_by);
+}
+
+template <class Visitor, Either<ReportWork> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("step", value.step);
+  visit("flops", value.flops);
+  visit("flops_by_dtype", value.flops_by_dtype);
+  visit("memory_bytes", value.memory_bytes);
+  visit("bus_bytes", value.bus_bytes);
+  visit("launches", value.launches);
+  visit("not_metered", value.not_metered);
+  visit("step_time_ns", value.step_time_ns);
+  visit("step_time_low_ns", value.step_time_low_ns);
+  visit("step_time_high_ns", value.step_time_high_ns);
+  visit.or_null("bound_by", value.bound_by);
+  visit("utilization_percent", value.utilization_percent);
+  visit.or_null("why_no_time", value.why_no_time);
+  visit("phases", value.phases);
+  visit("modules", value.modules);
+}
+
 template <class Visitor, Either<ReportRank> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("rank", value.rank);

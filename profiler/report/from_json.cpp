@@ -128,6 +128,7 @@ Report read_report(const Json& json) {
   read("imbalance", report.imbalance);
   read("limitations", report.limitations);
   read("notes", report.notes);
+  read("work", report.work);
   read("case", report.reference_case);
   demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");
   return report;

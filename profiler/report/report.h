@@ -275,6 +275,33 @@ struct ReportNote {
   bool operator==(const ReportNote&) const = default;
 };
 
+/// The work of a phase or a module in a step.
+struct ReportWorkPart {
+  std::string name{};
+  int64_t flops = 0, memory_bytes = 0, bus_bytes = 0, launches = 0;
+  std::optional<int64_t> time_ns{};  ///< modelled
+  std::string bound_by{};            ///< what most of the time goes to
+
+  bool operator==(const ReportWorkPart&) const = default;
+};
+
+/// What a complete step of a metered run does, and how long a model says that it takes on this device.
+struct ReportWork {
+  uint32_t step = 0;  ///< 0: the program had no steps, and this is all of it
+  int64_t flops = 0;
+  Figures flops_by_dtype{};
+  int64_t memory_bytes = 0, bus_bytes = 0, launches = 0;
+  int64_t not_metered = 0;                ///< calls that compute products of which there is no rule
+  std::optional<int64_t> step_time_ns{};  ///< modelled
+  std::optional<int64_t> step_time_low_ns{}, step_time_high_ns{};  ///< eight of ten steps lie between these
+  std::string bound_by{};                                          ///< compute, memory bandwidth, bus, launches
+  std::optional<int64_t> utilization_percent{};  ///< FLOPs of the step time, of those at the device's full rates
+  std::string why_no_time{};                     ///< where there is no step time
+  std::vector<ReportWorkPart> phases{}, modules{};
+
+  bool operator==(const ReportWork&) const = default;
+};
+
 struct Report {
   std::string outcome = "ok";  ///< ok | out_of_memory | caught (it went on after OOMs) | killed | failed
   std::optional<int> exit_code{};
@@ -296,6 +323,7 @@ struct Report {
   std::vector<std::string> limitations{};
   std::vector<ReportNote> notes{};  ///< what the recorder and the virtual device had to say, word for word
   std::optional<ReportCase> reference_case{};
+  std::optional<ReportWork> work{};  ///< of a metered run
 
   bool operator==(const Report&) const = default;
 };

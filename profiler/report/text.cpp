@@ -14,6 +14,7 @@
 #include "profiler/report/place_text.h"
 #include "profiler/report/table.h"
 #include "profiler/report/text_tables.h"
+#include "profiler/report/work.h"
 
 namespace oomdiag {
 namespace {
@@ -175,6 +176,7 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
   if (report.snapshot) return;
   if (options.all || keeps_casts(device)) add_autocast(text, device);
   add(text, "headroom", with_unit(device.headroom_bytes) + " at the peak");
+  text += work_text(report);
   if (!device.growth.empty()) add(text, "kept by", kept_by_text(device, options));
   if (report.outcome == "killed" && !device.timeline.empty()) {
     const ReportPoint& last = device.timeline.back();
@@ -235,6 +237,7 @@ std::string details_of(const Report& report, const ReportOfDevice& device, const
   add_table(text, cards_table(report));
   add_table(text, holes_table(device));
   add_table(text, marks_table(device));
+  add_table(text, work_table(report));
   add_table(text, fixes_table(device, options));
   if (report.reference_case) text += "\n" + case_text(*report.reference_case);
   add_limits(text, report);

@@ -75,6 +75,7 @@ std::string to_json(const Report& report, int indent) {
   json["imbalance"] = Writer::convert(report.imbalance);
   json["limitations"] = report.limitations;
   json["notes"] = Writer::convert(report.notes);
+  json["work"] = Writer::convert(report.work);
   json["case"] = Writer::convert(report.reference_case);
   return json_text(json, indent);
 }

@@ -44,6 +44,37 @@ def check_figures(card):
     expect(card["first_kernel_bytes"]["value"] % (2 * MIB) == 0, "first_kernel_bytes")
 
 
+def check_rates(card):
+    """Half the bits, the same rate or twice to eight times it; bytes as the memory's clock and bus say."""
+    rates = {name: card[f"{name}_flops_per_second"]["value"] for name in ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")}
+    expect(rates["fp32"] is not None and 1e12 < rates["fp32"] < 2e14, f"fp32 {rates['fp32']}")
+    for wide, narrow in (("fp32", "tf32"), ("tf32", "fp16"), ("fp16", "fp8")):
+        if rates[wide] and rates[narrow]:
+            expect(1 <= rates[narrow] / rates[wide] <= 16, f"{narrow} is {rates[narrow] / rates[wide]} times {wide}")
+    if rates["bf16"]:
+        expect_equal(rates["bf16"], rates["fp16"], "bf16 and fp16")
+    by_clock = 2e3 * card["memory_clock_khz"]["value"] * card["memory_bus_bits"]["value"] / 8
+    expect(0.95 < card["memory_bytes_per_second"]["value"] / by_clock < 1.05, "memory_bytes_per_second")
+
+
+# What the makers' data sheets say, in TFLOP/s of dense 16-bit products.
+PUBLISHED_TFLOPS = {"v100-32": 125, "t4": 65, "a100-80": 312, "a30": 165, "a10": 125, "rtx3090": 71, "rtx4090": 165.2, "l4": 121, "l40s": 362,
+                    "h100-sxm": 989, "rtx5090": 209.5}
+
+
+@case(card=None)
+def rates_are_plausible_and_near_the_data_sheets():
+    cards = {path.stem: json.loads(path.read_text()) for path in card_files()}
+    for name, card in cards.items():
+        try:
+            check_rates(card)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+    for name, tflops in PUBLISHED_TFLOPS.items():
+        ratio = cards[name]["fp16_flops_per_second"]["value"] / 1e12 / tflops
+        expect(0.98 < ratio < 1.02, f"{name} has {ratio} of {tflops} TFLOP/s")
+
+
 MARKETED_GIB = (4, 6, 8, 11, 12, 16, 24, 32, 40, 48, 80, 94, 96, 128, 141, 180, 192, 288)
 
 
@@ -52,6 +83,7 @@ def check_marks(card):
         if isinstance(field, dict):
             expect(set(field) == {"value", "mark", "source"}, f"{key} has {sorted(field)}")
             expect(field["mark"] in "SCPU" and field["source"], f"{key} has no mark or source")
+            expect(field["value"] is not None or field["source"].startswith("not known"), f"{key} is null and does not say why")
     for key in ("context_bytes", "first_kernel_bytes"):
         expect(card[key]["mark"] == "U" and card[key]["source"].startswith("estimate"), f"{key} is not marked as an estimate")
 

@@ -1,9 +1,11 @@
 #include "extension/virtual_device/cards/card.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -103,6 +105,28 @@ void read_names(const json& file, const std::string& path, Card& card) {
   }
 }
 
+/// The rates, by the names of their fields: each may be missing, or null.
+struct NamedRate {
+  const char* key;
+  int64_t CardRates::*rate;
+};
+constexpr NamedRate kRates[] = {
+    {"fp32_flops_per_second", &CardRates::fp32_flops},     {"tf32_flops_per_second", &CardRates::tf32_flops},
+    {"fp16_flops_per_second", &CardRates::fp16_flops},     {"bf16_flops_per_second", &CardRates::bf16_flops},
+    {"fp8_flops_per_second", &CardRates::fp8_flops},       {"int8_flops_per_second", &CardRates::int8_flops},
+    {"memory_bytes_per_second", &CardRates::memory_bytes}, {"bus_bytes_per_second", &CardRates::bus_bytes}};
+
+CardRates read_rates(const json& file) {
+  CardRates rates;
+  for (const NamedRate& named : kRates) {
+    if (!file.contains(named.key)) continue;
+    const json& field = file[named.key];
+    if (field.is_object() && field.contains("value") && field["value"].is_null()) continue;
+    rates.*named.rate = read_number(file, named.key, 1, INT64_MAX);
+  }
+  return rates;
+}
+
 /// A name that nobody reads is a mistake, of which its author should hear.
 void check_keys(const json& file) {
   static const std::set<std::string> known{"schema",
@@ -129,7 +153,9 @@ void check_keys(const json& file) {
                                            "shared_bytes_per_block_optin",
                                            "reserved_shared_bytes_per_block"};
   for (const auto& [key, value] : file.items()) {
-    if (!known.contains(key)) complain(key, "is no field of a card");
+    const auto is_key = [&key](const NamedRate& named) { return key == named.key; };
+    if (known.contains(key) || std::any_of(std::begin(kRates), std::end(kRates), is_key)) continue;
+    complain(key, "is no field of a card");
   }
   if (read_text(file, "schema", "oomdiag-card/1") != "oomdiag-card/1") complain("schema", "is not \"oomdiag-card/1\"");
 }
@@ -152,6 +178,7 @@ Card parse_card(const json& file, const std::string& path) {
   card.clock_khz = read_int(file, "clock_khz", 0, 0);
   card.memory_clock_khz = read_int(file, "memory_clock_khz", 0, 0);
   card.memory_bus_bits = read_int(file, "memory_bus_bits", 0, 0);
+  card.rates = read_rates(file);
   read_limits(file, architecture, card);
   card.context_bytes = read_number(file, "context_bytes", 0, card.total_bytes);
   card.first_kernel_bytes = read_number(file, "first_kernel_bytes", 0, card.total_bytes, 0);

@@ -6,6 +6,16 @@
 
 namespace oomdiag {
 
+/// What a card can do at most in a second, by its maker's figures; 0 = not known, or it cannot do that. Products are dense; those of
+/// 16 and 8 bits add up in fp32.
+struct CardRates {
+  int64_t fp32_flops = 0, tf32_flops = 0, fp16_flops = 0, bf16_flops = 0, fp8_flops = 0, int8_flops = 0;
+  int64_t memory_bytes = 0;
+  int64_t bus_bytes = 0;  ///< between host and card, in each direction
+
+  bool operator==(const CardRates&) const = default;
+};
+
 /// What a card says of itself, read from a data file like those beside this header, where each number has its source.
 struct Card {
   std::string id;  ///< as after --device; the file's name where it has none
@@ -25,6 +35,8 @@ struct Card {
   int memory_bus_bits = 0;
   int64_t context_bytes = 0;       ///< taken when the context is made; an estimate, but for measured cards
   int64_t first_kernel_bytes = 0;  ///< taken by the first kernel or library handle; the same
+
+  CardRates rates{};
 
   // These follow from the compute capability where the file does not have them.
   int threads_per_multiprocessor = 0;

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "profiler/cost/time_model.h"
+
+namespace oomdiag {
+
+/// What the card can do in a second, by its file. `name` is as CUDA gives it, or as after --device. None if there is no such card.
+std::optional<DeviceRates> rates_of_device(std::string_view name);
+
+}  // namespace oomdiag

@@ -1,0 +1,76 @@
+#include "cli/reports/run_work.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "cli/device/rates.h"
+#include "cli/reports/run_folder.h"
+#include "profiler/cost/operator_work.h"
+#include "profiler/error.h"
+#include "profiler/report/work.h"
+
+namespace oomdiag {
+namespace {
+
+std::optional<MeteredRun> read_metered_run(const std::filesystem::path& trace) {
+  std::ifstream stream(trace.parent_path() / kWorkFile, std::ios::binary);
+  if (!stream) return std::nullopt;
+  return parse_metered_run(std::string(std::istreambuf_iterator<char>(stream), {}));
+}
+
+std::string gpu_of(const Report& report) {
+  return report.main_device < report.devices.size() ? report.devices[report.main_device].device.name : "";
+}
+
+std::string nanoseconds(double ns) { return fmt::format("{:.0f}", ns); }
+
+std::string csv_row(const MeteredOperator& metered, const Trace& trace, const std::optional<DeviceRates>& rates) {
+  const OperatorWork work = work_of(metered);
+  const auto peak = rates ? peak_time(work, *rates) : std::nullopt;
+  const auto time = rates ? modelled_time(work, *rates) : std::nullopt;
+  return fmt::format("{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{}\n", metered.step, metered.phase,
+                     trace.name(metered.module), metered.name, name_of(work.kind), name_of(work.precision),
+                     metered.count, work.flops(), work.memory_bytes, work.bus_bytes, work.launches,
+                     work.is_metered ? 1 : 0, peak ? nanoseconds(peak->compute_ns) : "",
+                     peak ? nanoseconds(peak->memory_ns) : "", peak ? nanoseconds(peak->bus_ns) : "",
+                     time ? nanoseconds(time->ns) : "");
+}
+
+}  // namespace
+
+std::optional<ReportWork> read_run_work(const std::filesystem::path& file, const Trace& trace,
+                                        const Report& report) try {
+  const auto run = read_metered_run(file);
+  if (!run) return std::nullopt;
+  const std::string gpu = gpu_of(report);
+  const auto rates = rates_of_device(gpu);
+  const auto step = work_of_last_step(*run, rates ? &*rates : nullptr, report.outcome == "ok");
+  if (!step) return std::nullopt;
+  ReportWork work = make_report_work(*step, trace);
+  if (!work.step_time_ns) {
+    work.why_no_time = rates ? fmt::format("the card file of {} lacks a rate that this step needs", gpu)
+                             : fmt::format("no card file has the rates of {}", gpu);
+  }
+  return work;
+} catch (const Error&) {
+  return std::nullopt;  // cut off when the program was killed: the report does without
+}
+
+std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, const Report& report,
+                        const std::string& device) {
+  const auto run = read_metered_run(file);
+  if (!run) throw Error(ErrorKind::usage, "the run was not metered", "oomdiag run --meter -- PROGRAM");
+  const std::string gpu = device.empty() ? gpu_of(report) : device;
+  const auto rates = rates_of_device(gpu);
+  if (!device.empty() && !rates)
+    throw Error(ErrorKind::usage, fmt::format("--device {} is no card", device), "see: oomdiag devices");
+  std::string text =
+      "step,phase,module,operator,kind,dtype,calls,flops,memory_bytes,bus_bytes,launches,metered,compute_ns,memory_ns,"
+      "bus_ns,modelled_ns\n";
+  for (const MeteredOperator& metered : run->operators) text += csv_row(metered, trace, rates);
+  return text;
+}
+
+}  // namespace oomdiag

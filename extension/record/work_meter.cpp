@@ -1,0 +1,303 @@
+#include "extension/record/work_meter.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "extension/record/fork_and_exit.h"
+#include "extension/record/session.h"
+#include "extension/record/thread_state.h"
+
+// Which calls are told. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
+// registered, so the outermost operator that has one is told, and what it calls is not: that belongs to how the kernel is made, and
+// differs between machines. Operators without such a kernel are made of others, which are told. Convolutions are told whole: cuDNN's
+// parts of them do not say what is transposed. Autocast calls the operator again with cast inputs: then the inner call is the one.
+
+namespace oomdiag {
+namespace {
+
+enum class CallKind : uint8_t { made_of_others, told, does_nothing };
+
+/// What is known of a call that is told, between its begin and its end.
+struct MeteredCall {
+  const at::RecordFunction* call = nullptr;
+  bool has_gpu_input = false;
+  std::string text{};  ///< its line up to the outputs
+};
+
+struct MeteredThread {
+  MeteredCall open{};      ///< the calls inside of it are not told
+  uint64_t next_node = 0;  ///< nodes of this thread below it have a module
+  uint32_t module = 0;     ///< that of the newest call
+  std::unordered_map<const char*, CallKind> kinds;
+};
+/// That of this thread. Leaked: operators may run while thread_local objects are destroyed (fork_and_exit.h).
+MeteredThread& metered_thread() {
+  static thread_local MeteredThread* instance = nullptr;
+  if (instance == nullptr) instance = new MeteredThread;
+  return *instance;
+}
+
+using Counts = std::unordered_map<std::string, int64_t>;
+
+struct WorkMeter {
+  std::mutex mutex;
+  std::map<uint32_t, Counts> steps;
+  size_t lines = 0;       ///< of `steps`
+  uint32_t write_at = 2;  ///< the step whose begin is the next reason to write the file
+  std::map<std::pair<uint64_t, uint64_t>, uint32_t> module_of_node;  ///< by thread and number of the node
+  bool began = false;                                                ///< the first forward pass
+  std::filesystem::path file;
+};
+WorkMeter& work_meter() {
+  static auto* const instance = new WorkMeter;  // operators may run until the very end
+  return *instance;
+}
+
+/// Of the newest steps; two are kept whatever they have.
+constexpr size_t kKeptLines = 1 << 16;
+
+/// They take memory or look at it, and start no kernel.
+bool starts_no_kernel(std::string_view name) {
+  return name.starts_with("aten::empty") || name == "aten::resize_" || name == "aten::set_" ||
+         name == "aten::record_stream" || name == "aten::_nested_tensor_size";
+}
+
+/// Kernels for CUDA that only call other operators, some of them products.
+bool calls_operators(std::string_view name) {
+  return name == "aten::_transformer_encoder_layer_fwd" || name == "aten::_native_multi_head_attention";
+}
+
+bool returns_view(const c10::FunctionSchema& schema) {
+  if (schema.returns().empty()) return false;
+  const auto* alias = schema.returns().front().alias_info();
+  return alias != nullptr && !alias->isWrite();
+}
+
+CallKind find_kind(const at::RecordFunction& call) {
+  const auto name = call.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+  if (!op) return CallKind::made_of_others;
+  const std::string_view text = call.name();
+  if (starts_no_kernel(text) || returns_view(op->schema())) return CallKind::does_nothing;
+  if (text == "aten::convolution" || text == "aten::convolution_backward" || text == "aten::copy_")
+    return CallKind::told;
+  if (calls_operators(text)) return CallKind::made_of_others;
+  return op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) ? CallKind::told : CallKind::made_of_others;
+}
+
+CallKind kind_of_call(const at::RecordFunction& call) {
+  const auto [entry, is_new] = metered_thread().kinds.try_emplace(call.name(), CallKind::made_of_others);
+  if (is_new) entry->second = find_kind(call);
+  return entry->second;
+}
+
+/// Autocast casts the inputs and calls it again.
+bool is_cast_first(const at::RecordFunction& call) {
+  if (!at::autocast::is_autocast_enabled(at::kCUDA)) return false;
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCUDA)) return false;
+  const auto name = call.operator_name();
+  const auto op = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+  return op && op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA);
+}
+
+bool is_on_gpu(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
+
+bool has_gpu_tensor(const c10::IValue& value) {
+  if (value.isTensor()) return is_on_gpu(value.toTensor());
+  if (!value.isTensorList()) return false;
+  const auto tensors = value.toTensorVector();
+  return std::any_of(tensors.begin(), tensors.end(), is_on_gpu);
+}
+
+void append_tensor(std::string& text, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    text += '-';
+    return;
+  }
+  text += c10::toString(tensor.scalar_type());
+  text += ':' + std::to_string(tensor.element_size()) + ':';
+  for (int64_t i = 0; i < tensor.dim(); ++i) text += (i == 0 ? "" : "x") + std::to_string(tensor.size(i));
+  if (!tensor.is_cuda()) text += "@host";
+}
+
+void append_list(std::string& text, const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0, elements = 0;
+  const char* dtype = "-";
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_on_gpu(tensor)) continue;
+    dtype = c10::toString(tensor.scalar_type());
+    bytes += static_cast<int64_t>(tensor.nbytes());
+    if (tensor.dim() > 1) elements += tensor.numel();
+  }
+  text += "list:" + std::string(dtype) + ':' + std::to_string(tensors.size()) + ':' + std::to_string(bytes) + ':' +
+          std::to_string(elements);
+}
+
+void append_value(std::string& text, const c10::IValue& value) {
+  text += ' ';
+  if (value.isTensor()) {
+    append_tensor(text, value.toTensor());
+  } else if (value.isTensorList()) {
+    append_list(text, value.toTensorVector());
+  } else if (value.isBool()) {
+    text += value.toBool() ? "i:1" : "i:0";
+  } else if (value.isInt()) {
+    text += "i:" + std::to_string(value.toInt());
+  } else if (value.isBoolList()) {
+    text += "m:";
+    for (const bool flag : value.toBoolList()) text += flag ? '1' : '0';
+  } else {
+    text += '-';
+  }
+}
+
+/// The module whose forward pass made the node that runs.
+uint32_t module_of(const torch::autograd::Node& node) {
+  const auto& modules = work_meter().module_of_node;
+  const auto found = modules.find({node.thread_id(), node.sequence_nr()});
+  return found == modules.end() ? 0 : found->second;
+}
+
+struct PhaseAndModule {
+  const char* phase = "forward";
+  uint32_t module = 0;
+};
+
+PhaseAndModule locate(const ThreadState& state) {
+  const WorkPlace& now = state.place.now();
+  WorkMeter& all = work_meter();
+  const std::lock_guard lock(all.mutex);
+  if (const auto node = torch::autograd::get_current_node()) {
+    const bool again = (now.context.flags & kRecomputation) != 0;
+    return {again ? "recomputation" : "backward", now.context.module != 0 ? now.context.module : module_of(*node)};
+  }
+  if (now.context.scope != 0) return {"optimizer", 0};
+  all.began = all.began || now.context.module != 0;
+  return {all.began ? "forward" : "setup", now.context.module};
+}
+
+/// Nodes that appeared since the last call belong to the module that ran.
+void claim_nodes_for_module(MeteredThread& thread) {
+  const uint64_t next = at::sequence_number::peek();
+  const uint64_t first = std::exchange(thread.next_node, next);
+  if (first >= next) return;
+  WorkMeter& all = work_meter();
+  const std::lock_guard lock(all.mutex);
+  all.began = true;
+  if (thread.module == 0) return;
+  const uint64_t id = at::RecordFunction::currentThreadId();
+  for (uint64_t number = first; number < next; ++number) all.module_of_node[{id, number}] = thread.module;
+}
+
+std::string describe_begin(const at::RecordFunction& call, const ThreadState& state) {
+  const PhaseAndModule place = locate(state);
+  std::string text = std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + call.name() + '\t';
+  for (const c10::IValue& value : call.inputs()) append_value(text, value);
+  return text;
+}
+
+std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction& call) {
+  MeteredThread& thread = metered_thread();
+  if (thread.open.call != nullptr || !recording()) return nullptr;
+  const bool in_backward = torch::autograd::get_current_node() != nullptr;
+  if (!in_backward) claim_nodes_for_module(thread);
+  thread.module = thread_state().place.now().context.module;
+  if (kind_of_call(call) != CallKind::told || is_cast_first(call)) return nullptr;
+  thread.open = {.call = &call,
+                 .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
+                 .text = describe_begin(call, thread_state())};
+  return nullptr;
+}
+
+uint32_t steps_over() {
+  const TraceHeader& header = session().writer().header();
+  return header.step_count.load(std::memory_order_relaxed) * header.step_stride.load(std::memory_order_relaxed);
+}
+
+/// Whole or not at all: the process may be killed meanwhile. With the lock.
+void write_file(const WorkMeter& all) {
+  const std::filesystem::path unfinished = all.file.string() + ".new";
+  std::ofstream out(unfinished);
+  out << "steps\t" << steps_over() << '\n';
+  for (const auto& [step, counts] : all.steps) {
+    for (const auto& [text, count] : counts) {
+      const size_t values = text.rfind('\t');
+      out << step << '\t' << text.substr(0, values) << '\t' << count << text.substr(values) << '\n';
+    }
+  }
+  out.close();
+  std::error_code ignored;
+  if (out) std::filesystem::rename(unfinished, all.file, ignored);
+}
+
+/// A program that is killed at some step leaves what was known some steps before. With the lock.
+void write_from_time_to_time(WorkMeter& all, uint32_t step) {
+  if (step < all.write_at) return;
+  if (step > 1) write_file(all);
+  all.write_at = step < 8 ? step + 1 : 2 * step;
+}
+
+void count_call(std::string text) {
+  const uint32_t step = steps_over() + 1;
+  WorkMeter& all = work_meter();
+  const std::lock_guard lock(all.mutex);
+  write_from_time_to_time(all, step);
+  if (++all.steps[step][std::move(text)] == 1) ++all.lines;
+  while (all.lines > kKeptLines && all.steps.size() > 2) {
+    all.lines -= all.steps.begin()->second.size();
+    all.steps.erase(all.steps.begin());
+  }
+}
+
+void end_metered_call(const at::RecordFunction& call, at::ObserverContext*) {
+  MeteredThread& thread = metered_thread();
+  if (in_forked_child() || !recording()) {
+    thread.open = {};
+    return;
+  }
+  if (!torch::autograd::get_current_node()) claim_nodes_for_module(thread);
+  if (thread.open.call != &call) return;
+  MeteredCall ended = std::exchange(thread.open, {});
+  if (std::uncaught_exceptions() > 0) return;  // it did not run: a checkpoint's forward pass stops early
+  const auto& outputs = call.outputs();
+  if (!ended.has_gpu_input && std::none_of(outputs.begin(), outputs.end(), has_gpu_tensor)) return;
+  ended.text += " >";
+  for (const c10::IValue& value : outputs) append_value(ended.text, value);
+  count_call(std::move(ended.text));
+}
+
+void write_at_exit() {
+  if (in_forked_child()) return;
+  WorkMeter& all = work_meter();
+  const std::lock_guard lock(all.mutex);
+  write_file(all);
+}
+
+}  // namespace
+
+void start_work_meter(const std::filesystem::path& file) {
+  work_meter().file = file;
+  std::atexit(write_at_exit);
+  auto callback = at::RecordFunctionCallback(begin_metered_call, end_metered_call);
+  at::addGlobalCallback(callback.needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <filesystem>
+
+namespace oomdiag {
+
+/// The file's name, beside the trace.
+inline constexpr char kWorkFile[] = "work";
+
+/// Watches the shapes of every operator that works on a GPU from here to the end of the process. That takes time, so only a run that is
+/// made for it does so (OOMDIAG_METER). Writes `file` at exit: a line for each operator, module and set of shapes in a phase of a step,
+/// for the newest steps, and one that says how many steps were over:
+///
+///   step TAB phase TAB module TAB operator TAB calls TAB inputs '>' outputs
+///
+/// where `module` is the id of a name in the trace, and values lie apart by blanks: a tensor "Float:4:8x3x14x14" (dtype, bytes of an
+/// element, shape; "@host" after it where it is not on a GPU), a list of tensors "list:dtype:count:bytes:elements of those with two
+/// dimensions and more", a number or bool "i:5", bools "m:110", anything else "-". Call it once, while recording.
+void start_work_meter(const std::filesystem::path& file);
+
+}  // namespace oomdiag

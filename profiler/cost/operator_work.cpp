@@ -1,0 +1,167 @@
+#include "profiler/cost/operator_work.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "profiler/one_of.h"
+
+namespace oomdiag {
+namespace {
+
+struct NamedKind {
+  std::string_view part;  ///< of the operator's name
+  WorkKind kind;
+};
+/// The first that fits. Read from the top: a convolution's name has no other part in it, "_backward" is of many.
+constexpr NamedKind kKinds[] = {
+    {"scaled_dot_product", WorkKind::attention},
+    {"flash_attention", WorkKind::attention},
+    {"efficient_attention", WorkKind::attention},
+    {"rnn", WorkKind::rnn},
+    {"_foreach_", WorkKind::optimizer},
+    {"_fused_", WorkKind::optimizer},
+    {"_norm", WorkKind::normalization},
+    {"softmax", WorkKind::softmax},
+    {"pool", WorkKind::pooling},
+    {"upsample", WorkKind::pooling},
+    {"embedding", WorkKind::indexing},
+    {"index", WorkKind::indexing},
+    {"gather", WorkKind::indexing},
+    {"scatter", WorkKind::indexing},
+    {"nll_loss", WorkKind::indexing},
+    {"sort", WorkKind::indexing},
+    {"topk", WorkKind::indexing},
+    {"copy", WorkKind::copy},
+    {"cat", WorkKind::copy},
+    {"roll", WorkKind::copy},
+    {"flip", WorkKind::copy},
+    {"sum", WorkKind::reduction},
+    {"mean", WorkKind::reduction},
+    {"amax", WorkKind::reduction},
+    {"amin", WorkKind::reduction},
+    {"argm", WorkKind::reduction},
+    {"var", WorkKind::reduction},
+    {"linalg_vector", WorkKind::reduction},
+};
+
+/// A group of one channel in and one out, whose only other factor is the window.
+WorkKind convolution_kind_of(const MatrixProduct& product) {
+  constexpr int64_t kMostOfWindow = 128;
+  if (product.batch == 1) return WorkKind::convolution;
+  const bool is_narrow = std::min(product.m, product.n) == 1 && std::min(product.n, product.k) <= kMostOfWindow &&
+                         std::min(product.m, product.k) <= kMostOfWindow;
+  return is_narrow ? WorkKind::depthwise_convolution : WorkKind::grouped_convolution;
+}
+
+WorkKind work_kind_of(const MeteredOperator& metered, const OperatorWork& work) {
+  const std::string_view name = metered.name;
+  if (!work.products.empty() && name.find("conv") != name.npos) {
+    return convolution_kind_of(work.products.front());
+  }
+  for (const NamedKind& named : kKinds) {
+    if (name.find(named.part) != name.npos) return named.kind;
+  }
+  if (!work.products.empty()) return WorkKind::matrix_product;
+  return name.starts_with("aten::") ? WorkKind::elementwise : WorkKind::other;
+}
+
+WorkPrecision precision_of(const MeteredOperator& metered) {
+  for (const WorkValue& value : metered.inputs) {
+    const std::string_view dtype = value.dtype;
+    if (dtype == "Float" || dtype == "ComplexFloat") return WorkPrecision::fp32;
+    if (dtype == "Half") return WorkPrecision::fp16;
+    if (dtype == "BFloat16") return WorkPrecision::bf16;
+    if (dtype == "Double" || dtype == "ComplexDouble") return WorkPrecision::fp64;
+    if (dtype.starts_with("Float8")) return WorkPrecision::fp8;
+    if (dtype == "Char" || dtype == "Byte") return WorkPrecision::int8;
+  }
+  return WorkPrecision::other;
+}
+
+int64_t bytes_on_gpu(const std::vector<WorkValue>& values) {
+  int64_t sum = 0;
+  for (const WorkValue& value : values) sum += value.on_host ? 0 : value.bytes;
+  return sum;
+}
+
+/// A copy between host and GPU.
+bool crosses_bus(const MeteredOperator& metered) {
+  return metered.name == "aten::copy_" && metered.inputs.size() > 1 &&
+         metered.inputs[0].on_host != metered.inputs[1].on_host;
+}
+
+/// Their first input is only written.
+bool writes_self_only(std::string_view name) {
+  return is_one_of(name, {"aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "aten::uniform_",
+                          "aten::bernoulli_", "aten::random_", "aten::exponential_"});
+}
+
+/// They read of their first input what they write and no more.
+bool reads_what_it_writes(std::string_view name) {
+  return is_one_of(name,
+                   {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::nll_loss_forward"});
+}
+
+int64_t memory_bytes_of(const MeteredOperator& metered) {
+  const int64_t read = bytes_on_gpu(metered.inputs), written = bytes_on_gpu(metered.outputs);
+  const int64_t first = metered.inputs.empty() || metered.inputs[0].on_host ? 0 : metered.inputs[0].bytes;
+  if (writes_self_only(metered.name)) return read - first + written;
+  if (reads_what_it_writes(metered.name)) return read - first + 2 * written;
+  return read + written;
+}
+
+/// Lists of tensors are worked on by few kernels: PyTorch's multi-tensor kernels take 30 to 110 tensors each, by how many lists there
+/// are (ATen/native/cuda/MultiTensorApply.cuh, depth_to_max_tensors).
+int64_t launches_of(const MeteredOperator& metered, WorkKind kind) {
+  constexpr int64_t kTensorsOfLaunch = 30;
+  if (kind != WorkKind::optimizer || metered.inputs.empty()) return 1;
+  return std::max<int64_t>(1, (metered.inputs[0].count + kTensorsOfLaunch - 1) / kTensorsOfLaunch);
+}
+
+}  // namespace
+
+std::string_view name_of(WorkPrecision precision) {
+  constexpr std::string_view kNames[] = {"fp32", "fp16", "bf16", "fp64", "fp8", "int8", "other"};
+  return kNames[static_cast<size_t>(precision)];
+}
+
+std::string_view name_of(WorkKind kind) {
+  constexpr std::string_view kNames[] = {"matrix_product",
+                                         "convolution",
+                                         "grouped_convolution",
+                                         "depthwise_convolution",
+                                         "attention",
+                                         "rnn",
+                                         "elementwise",
+                                         "normalization",
+                                         "softmax",
+                                         "reduction",
+                                         "pooling",
+                                         "indexing",
+                                         "copy",
+                                         "optimizer",
+                                         "other"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+int64_t OperatorWork::flops() const {
+  int64_t sum = 0;
+  for (const MatrixProduct& product : products) sum += product.flops();
+  return sum;
+}
+
+OperatorWork work_of(const MeteredOperator& metered) {
+  OperatorWork work;
+  const std::optional<std::vector<MatrixProduct>> products = products_of(metered);
+  work.is_metered = products.has_value();
+  work.products = products.value_or(std::vector<MatrixProduct>{});
+  work.kind = work_kind_of(metered, work);
+  work.is_backward = work.kind != WorkKind::elementwise && metered.name.find("_backward") != metered.name.npos;
+  work.precision = precision_of(metered);
+  work.memory_bytes = memory_bytes_of(metered);
+  if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
+  work.launches = launches_of(metered, work.kind);
+  return work;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "profiler/cost/metered_operator.h"
+#include "profiler/cost/products.h"
+
+// What an operator has to do, from the shapes of its inputs and outputs.
+namespace oomdiag {
+
+enum class WorkPrecision { fp32, fp16, bf16, fp64, fp8, int8, other };
+inline constexpr size_t kWorkPrecisions = 7;
+std::string_view name_of(WorkPrecision precision);
+
+/// Kinds of kernels, each of which has an efficiency of its own (time_model.h).
+enum class WorkKind {
+  matrix_product,
+  convolution,
+  grouped_convolution,
+  depthwise_convolution,
+  attention,
+  rnn,
+  elementwise,
+  normalization,
+  softmax,
+  reduction,
+  pooling,
+  indexing,
+  copy,
+  optimizer,
+  other
+};
+inline constexpr size_t kWorkKinds = 15;
+std::string_view name_of(WorkKind kind);
+
+/// What one call does.
+struct OperatorWork {
+  WorkKind kind = WorkKind::other;
+  bool is_backward = false;  ///< a kernel of its own for gradients
+  WorkPrecision precision = WorkPrecision::other;
+  std::vector<MatrixProduct> products{};
+  int64_t memory_bytes = 0;  ///< each input is read once, each output written once
+  int64_t bus_bytes = 0;     ///< between host and GPU
+  int64_t launches = 0;      ///< one, or one of each tensor of a list
+  bool is_metered = true;    ///< false: it computes products of which there is no rule
+
+  int64_t flops() const;
+};
+
+/// The work of one call.
+OperatorWork work_of(const MeteredOperator& metered);
+
+}  // namespace oomdiag

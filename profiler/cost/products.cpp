@@ -1,0 +1,159 @@
+#include "profiler/cost/products.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <numeric>
+
+#include "profiler/one_of.h"
+
+namespace oomdiag {
+namespace {
+
+using Shape = std::vector<int64_t>;
+using Products = std::optional<std::vector<MatrixProduct>>;
+
+int64_t multiply(const Shape& shape, size_t from = 0, size_t until = SIZE_MAX) {
+  int64_t all = 1;
+  for (size_t i = from; i < std::min(until, shape.size()); ++i) all *= shape[i];
+  return all;
+}
+
+/// The shape of the tensor at `i`, null if there is none of at least so many dimensions.
+const Shape* shape_at(const std::vector<WorkValue>& values, size_t i, size_t least_dimensions) {
+  const bool is_there = i < values.size() && values[i].is_tensor() && values[i].values.size() >= least_dimensions;
+  return is_there ? &values[i].values : nullptr;
+}
+
+int64_t number_at(const MeteredOperator& metered, size_t i, int64_t otherwise) {
+  const bool is_there = i < metered.inputs.size() && metered.inputs[i].kind == WorkValue::Kind::number;
+  return is_there ? metered.inputs[i].values[0] : otherwise;
+}
+
+/// [.., m, k] x [.., k, n], the left matrix at `left`, the right one after it.
+Products matrix_product(const MeteredOperator& metered, size_t left) {
+  const Shape* a = shape_at(metered.inputs, left, 2);
+  const Shape* b = shape_at(metered.inputs, left + 1, 1);
+  if (a == nullptr || b == nullptr) return std::nullopt;
+  const int64_t n = b->size() == 1 ? 1 : b->back();
+  return {{{.batch = multiply(*a, 0, a->size() - 2), .m = (*a)[a->size() - 2], .n = n, .k = a->back()}}};
+}
+
+Products inner_product(const MeteredOperator& metered) {
+  const Shape* a = shape_at(metered.inputs, 0, 1);
+  if (a == nullptr) return std::nullopt;
+  return {{{.m = 1, .n = 1, .k = a->back()}}};
+}
+
+/// A convolution as the product that it is: a row for each place that the kernel visits, which are those of the output, or of the input
+/// if it is transposed. A group is a product of its own.
+struct Convolution {
+  int64_t groups = 1, places = 0, in = 0, out = 0, window = 0;
+};
+
+std::optional<Convolution> read_convolution(const Shape& visited, const Shape& weight, int64_t groups,
+                                            bool transposed) {
+  if (groups < 1 || weight.empty() || weight[0] % groups != 0) return std::nullopt;
+  Convolution one{.groups = groups, .places = visited[0] * multiply(visited, 2), .window = multiply(weight, 2)};
+  one.out = transposed ? weight[1] : weight[0] / groups;
+  one.in = transposed ? weight[0] / groups : weight[1];
+  return one;
+}
+
+/// convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+Products convolution(const MeteredOperator& metered) {
+  const bool transposed = number_at(metered, 6, 0) != 0;
+  const Shape* weight = shape_at(metered.inputs, 1, 3);
+  const Shape* visited = transposed ? shape_at(metered.inputs, 0, 3) : shape_at(metered.outputs, 0, 3);
+  if (weight == nullptr || visited == nullptr) return std::nullopt;
+  const auto one = read_convolution(*visited, *weight, number_at(metered, 8, 1), transposed);
+  if (!one) return std::nullopt;
+  return {{{.batch = one->groups, .m = one->places, .n = one->out, .k = one->in * one->window}}};
+}
+
+/// convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+/// output_mask): the gradients of the input and of the weight, where they are wanted.
+Products convolution_backward(const MeteredOperator& metered) {
+  constexpr size_t kMask = 10;
+  const bool transposed = number_at(metered, 7, 0) != 0;
+  const Shape* visited = shape_at(metered.inputs, transposed ? 1 : 0, 3);
+  const Shape* weight = shape_at(metered.inputs, 2, 3);
+  if (weight == nullptr || visited == nullptr || metered.inputs.size() <= kMask) return std::nullopt;
+  const Shape& mask = metered.inputs[kMask].values;
+  const auto one = read_convolution(*visited, *weight, number_at(metered, 9, 1), transposed);
+  if (!one || mask.size() < 2) return std::nullopt;
+  std::vector<MatrixProduct> products;
+  if (mask[0] != 0) {
+    products.push_back({.batch = one->groups, .m = one->places, .n = one->in, .k = one->out * one->window});
+  }
+  if (mask[1] != 0) {
+    products.push_back({.batch = one->groups, .m = one->out, .n = one->in * one->window, .k = one->places});
+  }
+  return products;
+}
+
+/// Query, key and value from `first` on: scores and their product with the values. In backward the scores again, and the gradients of
+/// scores, values, query and key. A causal mask does not halve them.
+Products attention(const MeteredOperator& metered, size_t first, bool heads_before_length, bool is_backward) {
+  const Shape* query = shape_at(metered.inputs, first, 4);
+  const Shape* key = shape_at(metered.inputs, first + 1, 4);
+  const Shape* value = shape_at(metered.inputs, first + 2, 4);
+  if (query == nullptr || key == nullptr || value == nullptr) return std::nullopt;
+  const size_t length = heads_before_length ? 2 : 1;
+  const size_t heads = heads_before_length ? 1 : 2;
+  const int64_t batch = (*query)[0] * (*query)[heads];
+  const int64_t rows = (*query)[length], columns = (*key)[length];
+  const MatrixProduct scores{.batch = batch, .m = rows, .n = columns, .k = query->back()};
+  const MatrixProduct weighted{.batch = batch, .m = rows, .n = value->back(), .k = columns};
+  if (!is_backward) return {{scores, weighted}};
+  return {{scores, scores, scores, weighted, weighted}};
+}
+
+/// _cudnn_rnn(input, weights, …): each of its matrices meets each row of the input once; in backward twice, for two gradients.
+Products recurrent(const MeteredOperator& metered, size_t passes) {
+  const Shape* input = shape_at(metered.inputs, 0, 2);
+  if (input == nullptr || metered.inputs.size() < 2 || metered.inputs[1].kind != WorkValue::Kind::list)
+    return std::nullopt;
+  const MatrixProduct pass{.m = multiply(*input, 0, input->size() - 1), .n = metered.inputs[1].matrix_elements, .k = 1};
+  return std::vector<MatrixProduct>(passes, pass);
+}
+
+/// Operators that compute products of which there is no rule.
+bool is_unknown(std::string_view name) {
+  constexpr std::string_view kParts[] = {"conv",     "linalg_", "_fft",          "attention", "cdist",
+                                         "cholesky", "_int_mm", "_mixed_dtypes", "_sparse"};
+  if (!name.starts_with("aten::")) return true;
+  if (name.starts_with("aten::lu_")) return true;
+  if (name == "aten::linalg_vector_norm" || name.starts_with("aten::_conj")) return false;
+  return std::ranges::any_of(kParts, [&](std::string_view part) { return name.find(part) != name.npos; });
+}
+
+}  // namespace
+
+Products products_of(const MeteredOperator& metered) {
+  const std::string_view name = metered.name;
+  if (is_one_of(name, {"aten::mm", "aten::bmm", "aten::mv", "aten::_scaled_mm"})) return matrix_product(metered, 0);
+  if (is_one_of(name, {"aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addmv",
+                       "aten::_addmm_activation"})) {
+    return matrix_product(metered, 1);
+  }
+  if (name == "aten::dot" || name == "aten::vdot") return inner_product(metered);
+  if (name == "aten::convolution") return convolution(metered);
+  if (name == "aten::convolution_backward") return convolution_backward(metered);
+  if (name.starts_with("aten::_scaled_dot_product_")) {
+    const bool is_backward = name.ends_with("_backward");
+    return attention(metered, is_backward ? 1 : 0, /*heads_before_length=*/true, is_backward);
+  }
+  if (name == "aten::_flash_attention_forward" || name == "aten::_efficient_attention_forward") {
+    return attention(metered, 0, /*heads_before_length=*/false, false);
+  }
+  if (name == "aten::_flash_attention_backward" || name == "aten::_efficient_attention_backward") {
+    return attention(metered, 1, /*heads_before_length=*/false, true);
+  }
+  if (name == "aten::_cudnn_rnn") return recurrent(metered, 1);
+  if (name == "aten::_cudnn_rnn_backward") return recurrent(metered, 2);
+  if (is_unknown(name)) return std::nullopt;
+  return std::vector<MatrixProduct>{};
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "profiler/cost/metered_operator.h"
+#include "profiler/cost/time_model.h"
+
+namespace oomdiag {
+
+/// The work of several calls, and the time that the model gives it.
+struct WorkSum {
+  int64_t flops = 0, memory_bytes = 0, bus_bytes = 0, launches = 0;
+  double time_ns = 0;                            ///< 0 where the device is not known
+  std::array<double, kBoundByCount> bound_ns{};  ///< of it, by BoundBy
+
+  BoundBy bound_by() const;
+};
+
+/// What one step does.
+struct StepWork {
+  int64_t step = 0;  ///< counted from 1; 0: the program had no steps, and this is all that it did
+  WorkSum all{};
+  std::array<int64_t, kWorkPrecisions> flops{};  ///< by WorkPrecision
+  double peak_compute_ns = 0;                    ///< what the FLOPs of `flops` would take at the device's full rates
+  int64_t not_metered = 0;                       ///< calls that compute products of which there is no rule
+  bool has_time = false;                         ///< all rates that are needed are known
+  std::map<std::string, WorkSum> phases{};
+  std::map<uint32_t, WorkSum> modules{};  ///< by their index among the names of the trace; 0 = in none
+};
+
+/// The last step that was over. None where the run has none: it was metered without one that was complete, and `ended` is false.
+/// `rates`: of the GPU that it ran on, null if they are not known.
+std::optional<StepWork> work_of_last_step(const MeteredRun& run, const DeviceRates* rates, bool ended);
+
+}  // namespace oomdiag

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "profiler/cost/operator_work.h"
+
+// How long an operator takes on a GPU: the time at the GPU's full rates, over the efficiency of its kind of kernel, which was fitted to
+// published measurements (scripts/fit_time_model, docs/cost.md).
+namespace oomdiag {
+
+/// What a GPU can do at most in a second; 0 = not known.
+struct DeviceRates {
+  std::array<int64_t, kWorkPrecisions> flops{};  ///< of dense products, by WorkPrecision
+  int64_t tf32_flops = 0;  ///< convolutions and RNNs of float32 run in TF32 by default, products do not
+  int64_t memory_bytes = 0;
+  int64_t bus_bytes = 0;
+  int multiprocessors = 0;
+};
+
+/// What one call takes at full rates. Products are cut into tiles that fill the multiprocessors in waves, of which the last is as long as
+/// the others.
+struct PeakTime {
+  double compute_ns = 0, memory_ns = 0, bus_ns = 0;
+};
+
+/// None where a rate that it needs is not known.
+std::optional<PeakTime> peak_time(const OperatorWork& work, const DeviceRates& rates);
+
+enum class BoundBy { compute, memory, bus, launches };
+inline constexpr size_t kBoundByCount = 4;
+std::string_view name_of(BoundBy bound);
+
+/// The modelled time of one call, and what most of it goes to.
+struct ModelledTime {
+  double ns = 0;
+  BoundBy bound_by = BoundBy::launches;
+};
+
+/// None where a rate that it needs is not known.
+std::optional<ModelledTime> modelled_time(const OperatorWork& work, const DeviceRates& rates);
+
+/// Of ten published steps that were not fitted, eight took between these shares of the modelled time.
+struct ErrorOfModel {
+  double low = 1, high = 1;
+};
+ErrorOfModel error_of_model();
+
+}  // namespace oomdiag

@@ -1,0 +1,121 @@
+#include "profiler/report/work.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "profiler/report/place_text.h"
+#include "profiler/report/table.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr size_t kMostModules = 12;
+
+ReportWorkPart make_part(std::string name, const WorkSum& sum, bool has_time) {
+  ReportWorkPart part{.name = std::move(name),
+                      .flops = sum.flops,
+                      .memory_bytes = sum.memory_bytes,
+                      .bus_bytes = sum.bus_bytes,
+                      .launches = sum.launches};
+  if (!has_time) return part;
+  part.time_ns = std::llround(sum.time_ns);
+  part.bound_by = name_of(sum.bound_by());
+  return part;
+}
+
+/// Most of the step's time first; where that is not known, most of its memory traffic.
+void sort_parts(std::vector<ReportWorkPart>& parts) {
+  std::ranges::stable_sort(parts, [](const ReportWorkPart& a, const ReportWorkPart& b) {
+    return a.time_ns.value_or(a.memory_bytes) > b.time_ns.value_or(b.memory_bytes);
+  });
+}
+
+std::string number_text(double number) {
+  if (number >= 100) return fmt::format("{:.0f}", number);
+  return number >= 10 ? fmt::format("{:.1f}", number) : fmt::format("{:.2f}", number);
+}
+
+std::string flops_text(int64_t flops) {
+  const auto number = static_cast<double>(flops);
+  return number >= 1e12 ? number_text(number / 1e12) + " TFLOP" : number_text(number / 1e9) + " GFLOP";
+}
+
+std::string milliseconds(int64_t ns) { return number_text(static_cast<double>(ns) * 1e-6); }
+
+std::string rate_text(const Report& report, int64_t step_ns) {
+  if (report.main_device >= report.devices.size() || step_ns == 0) return {};
+  const auto& batch = report.devices[report.main_device].batch;
+  if (!batch) return {};
+  return fmt::format("; {} samples/s",
+                     number_text(static_cast<double>(batch->batch) * 1e9 / static_cast<double>(step_ns)));
+}
+
+std::string step_time_text(const Report& report, const ReportWork& work) {
+  if (!work.step_time_ns) return "not known: " + work.why_no_time;
+  return fmt::format("{} ms (modelled; {} to {} likely), bound by {}{}", milliseconds(*work.step_time_ns),
+                     milliseconds(work.step_time_low_ns.value_or(0)), milliseconds(work.step_time_high_ns.value_or(0)),
+                     work.bound_by, rate_text(report, *work.step_time_ns));
+}
+
+std::string row(const ReportWorkPart& part) {
+  return fmt::format("    {}{:>10}{:>12}{:>12}{:>10}   {}\n", padded(printable(part.name, 36), 38),
+                     part.time_ns ? milliseconds(*part.time_ns) : "-",
+                     number_text(static_cast<double>(part.flops) * 1e-9),
+                     number_text(static_cast<double>(part.memory_bytes) * 1e-9), part.launches, part.bound_by);
+}
+
+}  // namespace
+
+ReportWork make_report_work(const StepWork& step, const Trace& trace) {
+  ReportWork work{.step = static_cast<uint32_t>(step.step),
+                  .flops = step.all.flops,
+                  .memory_bytes = step.all.memory_bytes,
+                  .bus_bytes = step.all.bus_bytes,
+                  .launches = step.all.launches,
+                  .not_metered = step.not_metered};
+  for (size_t i = 0; i < kWorkPrecisions; ++i) {
+    if (step.flops[i] > 0) work.flops_by_dtype.emplace_back(name_of(static_cast<WorkPrecision>(i)), step.flops[i]);
+  }
+  if (step.has_time) {
+    const ErrorOfModel error = error_of_model();
+    work.step_time_ns = std::llround(step.all.time_ns);
+    work.step_time_low_ns = std::llround(step.all.time_ns * error.low);
+    work.step_time_high_ns = std::llround(step.all.time_ns * error.high);
+    work.bound_by = name_of(step.all.bound_by());
+    if (step.all.time_ns > 0) work.utilization_percent = std::llround(100 * step.peak_compute_ns / step.all.time_ns);
+  }
+  for (const auto& [name, sum] : step.phases) work.phases.push_back(make_part(name, sum, step.has_time));
+  for (const auto& [index, sum] : step.modules) {
+    if (index != 0) work.modules.push_back(make_part(std::string(trace.name(index)), sum, step.has_time));
+  }
+  sort_parts(work.phases);
+  sort_parts(work.modules);
+  return work;
+}
+
+std::string work_text(const Report& report) {
+  if (!report.work) return {};
+  const ReportWork& work = *report.work;
+  std::string text;
+  add(text, "step time", step_time_text(report, work));
+  std::string sums = fmt::format("{}, {} GB of memory traffic, {} kernels in step {}", flops_text(work.flops),
+                                 number_text(static_cast<double>(work.memory_bytes) * 1e-9), work.launches, work.step);
+  if (work.utilization_percent) sums += fmt::format("; {} % of the GPU's peak rate", *work.utilization_percent);
+  add(text, "work", sums);
+  if (work.not_metered > 0) add(text, "", fmt::format("{} calls were not metered", work.not_metered));
+  return text;
+}
+
+std::string work_table(const Report& report) {
+  if (!report.work) return {};
+  const ReportWork& work = *report.work;
+  std::string text = fmt::format("  {}{:>10}{:>12}{:>12}{:>10}   bound by\n",
+                                 padded("work of a step, by phase and module", 40), "ms", "GFLOP", "GB", "kernels");
+  for (const ReportWorkPart& part : work.phases) text += row(part);
+  for (size_t i = 0; i < std::min(kMostModules, work.modules.size()); ++i) text += row(work.modules[i]);
+  return text;
+}
+
+}  // namespace oomdiag

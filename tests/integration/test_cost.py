@@ -1,0 +1,156 @@
+"""What a metered run tells: FLOPs as torch.utils.flop_counter counts them, and the work of a step in the report.
+
+    python tests/integration/test_cost.py --build BUILD_FOLDER [Quick | Slow] [unittest arguments]
+"""
+import argparse
+import collections
+import csv
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+build = pathlib.Path("build").resolve()
+QUICK = ("mlp", "conv2d_groups", "conv2d_depthwise", "conv_transpose2d", "attention_flash", "attention_efficient", "resnet18", "gpt2")
+
+TRAIN = """
+import torch
+from torch import nn
+net = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 16 * 16, 10)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(3):
+    loss = net(torch.randn(64, 3, 16, 16).cuda()).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+CHECKPOINTS = """
+import torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(512, 2048), nn.Linear(2048, 512)
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+net = nn.Sequential(*[Block() for _ in range(12)]).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(3):
+    net(torch.randn(16384, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LSTM = """
+import torch
+net = torch.nn.LSTM(16, 32, num_layers=2, bidirectional=True).cuda()
+marker = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device="cuda"))], lr=1)
+net(torch.randn(10, 4, 16, device="cuda"))[0].sum().backward()
+marker.step()
+"""
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-cost"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def oomdiag(self, *arguments):
+        done = subprocess.run([build / "bin/oomdiag", *arguments], capture_output=True, text=True, timeout=1500)
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        return done
+
+    def run_program(self, *program, options=("--meter",)):
+        return self.oomdiag("run", "--device", "a100-80", *options, "--folder", self.folder, "-o", self.folder / "report.json", "--",
+                            sys.executable, *program)
+
+    def report(self):
+        return json.loads((self.folder / "report.json").read_text())
+
+    def flops_by_step(self):
+        run = next(self.folder.glob("oomdiag-*"))
+        sums = collections.Counter()
+        for row in csv.DictReader(self.oomdiag("export", run, "--to", "work", "-o", "-").stdout.splitlines()):
+            sums[int(row["step"])] += int(row["flops"]) * int(row["calls"])
+            self.assertEqual(row["metered"], "1", row)
+        return sums
+
+    def check_flops(self, names):
+        done = self.run_program(HERE / "flop_programs.py", *names)
+        counted = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+        metered = self.flops_by_step()
+        wrong = {name: (metered[2 * i + 2], flops) for i, (name, flops) in enumerate(counted.items()) if metered[2 * i + 2] != flops}
+        self.assertEqual(wrong, {})
+        self.assertEqual(list(counted), list(names))
+
+
+class Quick(Base):
+    def test_flops_are_those_of_the_flop_counter(self):
+        self.check_flops(QUICK)
+
+    def test_the_weights_of_a_recurrent_network_meet_each_row_once_and_in_backward_twice(self):
+        self.run_program("-c", LSTM)
+        first = 2 * 4 * 32 * (16 + 32)  # two directions, four gates
+        second = 2 * 4 * 32 * (64 + 32)
+        self.assertEqual(self.flops_by_step()[1], 3 * 2 * 10 * 4 * (first + second))
+
+    def test_a_report_tells_the_work_of_the_last_step_and_how_long_it_takes(self):
+        done = self.run_program("-c", TRAIN)
+        work = self.report()["work"]
+        self.assertEqual(work["step"], 3)
+        convolution = 2 * 64 * 16 * 16 * 32 * 3 * 9
+        linear = 2 * 64 * 32 * 16 * 16 * 10
+        self.assertEqual(work["flops"], 2 * convolution + 3 * linear)
+        self.assertEqual(work["flops_by_dtype"], {"fp32": work["flops"]})
+        self.assertEqual(work["bus_bytes"], 64 * 3 * 16 * 16 * 4)
+        self.assertEqual({part["name"] for part in work["phases"]}, {"forward", "backward", "optimizer"})
+        self.assertEqual(sum(part["flops"] for part in work["phases"]), work["flops"])
+        by_module = {part["name"]: part["flops"] for part in work["modules"]}
+        self.assertEqual(by_module["0"], 2 * convolution)
+        self.assertEqual(by_module["3"], 3 * linear)
+        self.assertLess(work["step_time_low_ns"], work["step_time_ns"])
+        self.assertLess(work["step_time_ns"], work["step_time_high_ns"])
+        self.assertIn("step time", done.stderr)
+
+    def test_a_run_that_was_not_metered_has_no_work_and_leaves_no_file(self):
+        self.run_program("-c", TRAIN, options=())
+        self.assertIsNone(self.report()["work"])
+        self.assertEqual(list(self.folder.glob("*/work")), [])
+
+
+    def test_fixes_tell_their_time_and_flops_and_the_fastest_that_fits_is_first(self):
+        program = self.folder / "train.py"
+        program.write_text(CHECKPOINTS)
+        done = self.oomdiag("fix", "--device", "a100-80", "--memory", "4GiB", "--json", "--", sys.executable, program)
+        fixed = json.loads(done.stdout)
+        flops = fixed["before"]["step_flops"]
+        product = 2 * 16384 * 512 * 2048
+        self.assertEqual(flops, (12 * 2 * 3 - 1) * product)  # the first layer's input wants no gradient
+        fitting = [fix for fix in fixed["fixes"] if fix["fits"]]
+        slowdowns = [fix["slowdown"] for fix in fitting]
+        self.assertGreater(len(fitting), 1, fixed)
+        self.assertEqual(slowdowns, sorted(slowdowns))
+        checkpoint = next(fix for fix in fixed["fixes"] if fix["ids"] == ["checkpoint"] and fix["step_flops"])
+        self.assertGreater(checkpoint["extra_flops"], 0)
+        self.assertGreater(checkpoint["slowdown"], 1)
+        autocast = next(fix for fix in fixed["fixes"] if fix["ids"] == ["autocast_bf16"])
+        self.assertEqual(autocast["extra_flops"], 0)
+        self.assertLess(autocast["slowdown"], 1)
+
+
+class Slow(Base):
+    def test_flops_of_all_models_are_those_of_the_flop_counter(self):
+        sys.path.insert(0, str(HERE))
+        import flop_programs
+        self.check_flops(list(flop_programs.MODELS))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=pathlib.Path, default=build)
+    options, rest = parser.parse_known_args()
+    build = options.build.resolve()
+    unittest.main(argv=[sys.argv[0], *rest])

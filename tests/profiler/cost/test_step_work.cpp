@@ -1,0 +1,92 @@
+#include "profiler/cost/operator_work.h"
+#include "profiler/cost/step_work.h"
+#include "tests/catch.h"
+
+using namespace oomdiag;
+
+namespace {
+
+DeviceRates fast_device() {
+  DeviceRates rates{.tf32_flops = 4'000'000'000'000,
+                    .memory_bytes = 1'000'000'000'000,
+                    .bus_bytes = 10'000'000'000,
+                    .multiprocessors = 100};
+  rates.flops[static_cast<size_t>(WorkPrecision::fp32)] = 1'000'000'000'000;
+  return rates;
+}
+
+OperatorWork work(const std::string& name, const std::string& values) {
+  return work_of(parse_metered_operator("1\tforward\t0\taten::" + name + "\t1\t" + values));
+}
+
+constexpr const char* kRun =
+    "steps\t2\n"
+    "1\tforward\t3\taten::relu\t1\tFloat:4:10 > Float:4:10\n"
+    "2\tforward\t3\taten::relu\t2\tFloat:4:100 > Float:4:100\n"
+    "2\tbackward\t3\taten::mm\t1\tFloat:4:8x8 Float:4:8x8 > Float:4:8x8\n"
+    "2\tsetup\t0\taten::mm\t1\tFloat:4:8x8 Float:4:8x8 > Float:4:8x8\n"
+    "3\tforward\t3\taten::relu\t1\tFloat:4:10 > Float:4:10\n";
+
+}  // namespace
+
+TEST_CASE("bytes are those of inputs and outputs, but for what is only written and what is read in part", "[cost]") {
+  CHECK(work("relu", "Float:4:100 > Float:4:100").memory_bytes == 800);
+  CHECK(work("copy_", "Half:2:100 Float:4:100 i:0 > Half:2:100").memory_bytes == 600);
+  CHECK(work("embedding", "Float:4:50000x16 Long:8:10 i:-1 > Float:4:10x16").memory_bytes == 2 * 640 + 80);
+  CHECK(work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >").memory_bytes == 2000);
+  CHECK(work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >").launches == 2);
+}
+
+TEST_CASE("a copy from the host goes over the bus", "[cost]") {
+  const OperatorWork copy = work("copy_", "Float:4:100 Float:4:100@host i:0 > Float:4:100");
+  CHECK(copy.bus_bytes == 400);
+  CHECK(work("copy_", "Float:4:100 Float:4:100 i:0 > Float:4:100").bus_bytes == 0);
+}
+
+TEST_CASE("a product whose last wave is not full takes as long as one that fills it", "[cost]") {
+  const DeviceRates device = fast_device();
+  OperatorWork full{.kind = WorkKind::matrix_product,
+                    .precision = WorkPrecision::fp32,
+                    .products = {{.m = 25600, .n = 128, .k = 4096}}};
+  OperatorWork more = full;
+  more.products[0].m = 25600 + 256;
+  CHECK(peak_time(full, device)->compute_ns < 1.01 * 1e-3 * static_cast<double>(full.flops()));
+  CHECK(peak_time(more, device)->compute_ns > 1.2 * peak_time(full, device)->compute_ns);
+}
+
+TEST_CASE("convolutions of float32 run in TF32, products do not", "[cost]") {
+  const DeviceRates device = fast_device();
+  OperatorWork product{.kind = WorkKind::matrix_product,
+                       .precision = WorkPrecision::fp32,
+                       .products = {{.m = 4096, .n = 4096, .k = 4096}}};
+  OperatorWork convolution = product;
+  convolution.kind = WorkKind::convolution;
+  CHECK(peak_time(product, device)->compute_ns == 4 * peak_time(convolution, device)->compute_ns);
+}
+
+TEST_CASE("a rate that is not known gives no time", "[cost]") {
+  const OperatorWork half = work("mm", "Half:2:64x64 Half:2:64x64 > Half:2:64x64");
+  CHECK_FALSE(modelled_time(half, fast_device()));
+  CHECK_FALSE(modelled_time(work("relu", "Float:4:100 > Float:4:100"), {}));
+}
+
+TEST_CASE("the work of a run is that of its last complete step, without what was set up in it", "[cost]") {
+  const DeviceRates device = fast_device();
+  const auto step = work_of_last_step(parse_metered_run(kRun), &device, true);
+  REQUIRE(step);
+  CHECK(step->step == 2);
+  CHECK(step->all.launches == 3);
+  CHECK(step->all.memory_bytes == 2 * 800 + 3 * 256);
+  CHECK(step->all.flops == 1024);
+  CHECK(step->phases.at("forward").launches == 2);
+  CHECK(step->modules.at(3).launches == 3);
+  CHECK(step->has_time);
+}
+
+TEST_CASE("a program without steps is told as a whole, unless it broke off", "[cost]") {
+  MeteredRun run = parse_metered_run(kRun);
+  run.steps = 0;
+  for (MeteredOperator& metered : run.operators) metered.step = 1;
+  CHECK(work_of_last_step(run, nullptr, true)->all.launches == 5);
+  CHECK_FALSE(work_of_last_step(run, nullptr, false));
+}
