@@ -86,7 +86,7 @@ StepCost cost_of_step(const Report& report);
 struct MeasuredFix {
   std::vector<Change> changes;
   std::optional<int64_t> measured_peak_bytes{}, measured_reserved_bytes{};
-  StepCost cost_of_step{};
+  StepCost step{};
   bool fits = false;                 ///< it passed on the card
   bool still_grows = false;          ///< from step to step: a longer run would fail all the same
   std::string unproved{};            ///< why there is no measured figure
@@ -99,7 +99,9 @@ struct MeasuredFix {
   double extra_forward() const;
   std::optional<int64_t> recomputed_ops() const;
   std::optional<int64_t> predicted_peak_bytes() const;  ///< of a single change
-  /// The time of a step over that before, for each sample: a batch that is a share of `batch` has so many more steps.
+  /// How many steps take the samples of one step before: a smaller batch has more.
+  double steps_for_one(const StepCost& before, std::optional<int64_t> batch) const;
+  /// The time of these steps over that of the one before.
   std::optional<double> slowdown(const StepCost& before, std::optional<int64_t> batch) const;
 };
 
@@ -110,7 +112,7 @@ struct Before {
   int64_t required_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
   int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
-  StepCost cost_of_step{};                          ///< of the whole run
+  StepCost step{};                                  ///< of the whole run
   bool is_whole = true;                             ///< the whole run was seen
   bool grows = false;                               ///< from step to step
   std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps

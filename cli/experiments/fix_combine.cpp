@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "cli/experiments/fix.h"
 
@@ -64,14 +65,22 @@ StepCost cost_of_step(const Report& report) {
   return {.flops = report.work->flops, .bus_bytes = report.work->bus_bytes, .time_ns = report.work->step_time_ns};
 }
 
-std::optional<double> MeasuredFix::slowdown(const StepCost& before, std::optional<int64_t> batch) const {
-  if (!cost_of_step.time_ns || before.time_ns.value_or(0) == 0) return std::nullopt;
-  double ratio = static_cast<double>(*cost_of_step.time_ns) / static_cast<double>(*before.time_ns);
+// Micro-batches of a loop without PyTorch's optimizers count as steps: then its products are a share of what they were.
+double MeasuredFix::steps_for_one(const StepCost& before, std::optional<int64_t> batch) const {
+  double steps = 1;
   for (const Change& change : changes) {
-    if (change.batch && batch && *change.batch > 0)
-      ratio *= static_cast<double>(*batch) / static_cast<double>(*change.batch);
+    if (change.batch && batch && *change.batch > 0) {
+      steps *= static_cast<double>(*batch) / static_cast<double>(*change.batch);
+    } else if (change.changes_batch && before.flops && step.flops.value_or(0) > 0) {
+      steps *= std::max(1.0, std::round(static_cast<double>(*before.flops) / static_cast<double>(*step.flops)));
+    }
   }
-  return ratio;
+  return steps;
+}
+
+std::optional<double> MeasuredFix::slowdown(const StepCost& before, std::optional<int64_t> batch) const {
+  if (!step.time_ns || before.time_ns.value_or(0) == 0) return std::nullopt;
+  return steps_for_one(before, batch) * static_cast<double>(*step.time_ns) / static_cast<double>(*before.time_ns);
 }
 
 std::string MeasuredFix::label() const {

@@ -110,7 +110,7 @@ void Search::profile_the_complete_run() {
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
   before_.room_bytes = first.total_bytes - first.outside_bytes;
-  before_.cost_of_step = cost_of_step(*seen.report);
+  before_.step = cost_of_step(*seen.report);
   before_.required_bytes = seen.allocated_bytes + first.outside_bytes;
   whole_ = *seen.report;
   profile_ = read_profile(whole.told);
@@ -158,7 +158,7 @@ void Search::take(MeasuredFix& fix, const Experiment& experiment, bool on_card) 
   if (!fix.unproved.empty() || !experiment.passed()) return;
   fix.measured_peak_bytes = experiment.allocated_bytes;
   fix.measured_reserved_bytes = experiment.reserved_bytes;
-  fix.cost_of_step = cost_of_step(*experiment.report);
+  fix.step = cost_of_step(*experiment.report);
   fix.fits = on_card;
   fix.still_grows = before_.grows && grows(*experiment.report);
   fix.lines.clear();
@@ -291,7 +291,7 @@ Fixed Search::run() {
   } catch (const Interrupted& interrupted) {
     interrupted_by = interrupted.signal;
   }
-  const auto slowdown = [this](const MeasuredFix& fix) { return fix.slowdown(before_.cost_of_step, target_.batch); };
+  const auto slowdown = [this](const MeasuredFix& fix) { return fix.slowdown(before_.step, target_.batch); };
   std::stable_sort(fixes_.begin(), fixes_.end(), [&](const MeasuredFix& a, const MeasuredFix& b) {
     if (a.helps() != b.helps()) return a.helps();
     if (a.helps() && slowdown(a) && slowdown(b)) return *slowdown(a) < *slowdown(b);

@@ -23,21 +23,28 @@ std::string milliseconds(const std::optional<int64_t>& ns) {
   return number >= 100 ? fmt::format("{:.0f}", number) : fmt::format("{:.1f}", number);
 }
 
+/// What the meter counted, times the steps that take as many samples as one did.
+std::optional<int64_t> for_as_many_samples(const std::optional<int64_t>& of_step, double steps) {
+  if (!of_step) return std::nullopt;
+  return std::llround(steps * static_cast<double>(*of_step));
+}
+
 /// "+33 %", by what the meter counted; of a run that was not metered by the modules that run again.
-std::string extra_flops(const MeasuredFix& fix, const StepCost& before) {
-  const bool is_counted = fix.cost_of_step.flops && before.flops.value_or(0) > 0;
-  const double extra =
-      is_counted ? static_cast<double>(*fix.cost_of_step.flops) / static_cast<double>(*before.flops) - 1 : 0;
+std::string extra_flops(const MeasuredFix& fix, const StepCost& before, double steps) {
+  const bool is_counted = fix.step.flops && before.flops.value_or(0) > 0;
   if (!is_counted) return fix.extra_forward() > 0 ? fmt::format("+{:.0f} % fw", 100 * fix.extra_forward()) : "-";
+  const double extra = steps * static_cast<double>(*fix.step.flops) / static_cast<double>(*before.flops) - 1;
   return std::abs(extra) < 0.0005 ? "none" : fmt::format("{:+.{}f} %", 100 * extra, std::abs(extra) < 0.1 ? 1 : 0);
 }
 
-std::string row(const MeasuredFix& fix, const StepCost& before) {
+std::string row(const MeasuredFix& fix, const StepCost& before, std::optional<int64_t> batch) {
+  const double steps = fix.steps_for_one(before, batch);
   return fmt::format("    {} {:>9} {:>9} {:>9}   {:<5} {:>9}  {:>8}   {}\n",
                      padded(printable(fix.label(), kLabelColumns), kLabelColumns), figure(fix.predicted_peak_bytes()),
                      figure(fix.measured_peak_bytes), figure(fix.measured_reserved_bytes),
-                     fix.fits ? (fix.still_grows ? "grows" : "yes") : "no", milliseconds(fix.cost_of_step.time_ns),
-                     extra_flops(fix, before), fix.changes_numerics() ? "changed" : "same");
+                     fix.fits ? (fix.still_grows ? "grows" : "yes") : "no",
+                     milliseconds(for_as_many_samples(fix.step.time_ns, steps)), extra_flops(fix, before, steps),
+                     fix.changes_numerics() ? "changed" : "same");
 }
 
 std::string headline(const Fixed& fixed, const Target& target) {
@@ -55,14 +62,14 @@ std::string headline(const Fixed& fixed, const Target& target) {
   return fmt::format("oomdiag: {} on {}\n", found, card);
 }
 
-std::string table(const Fixed& fixed) {
+std::string table(const Fixed& fixed, const Target& target) {
   std::string text =
       fmt::format("\n  {} {:>9} {:>9} {:>9}   {:<5} {:>9}  {:>8}   {}\n", padded("fixes, GiB", kLabelColumns + 2),
-                  "predicted", "measured", "reserved", "fits", "step, ms", "FLOPs", "numerics");
+                  "predicted", "measured", "reserved", "fits", "time, ms", "FLOPs", "numerics");
   bool any = false;
   for (const MeasuredFix& fix : fixed.fixes) {
     if (!fix.unproved.empty()) continue;
-    text += row(fix, fixed.before.cost_of_step);
+    text += row(fix, fixed.before.step, target.batch);
     any = true;
   }
   return any ? text : "";
@@ -102,18 +109,17 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
     text +=
         fmt::format("  runs out in {}; PyTorch may take {} GiB of the card\n", before.place, to_gib(before.room_bytes));
   }
-  if (before.cost_of_step.time_ns) {
+  if (before.step.time_ns) {
     const ErrorOfModel error = error_of_model();
     const auto times = [&](double share) {
-      return static_cast<int64_t>(share * static_cast<double>(*before.cost_of_step.time_ns));
+      return static_cast<int64_t>(share * static_cast<double>(*before.step.time_ns));
     };
     text += fmt::format(
-        "  step time  {} ms as it is (modelled, as are those below; {} to {} likely); fixes that fit by their time for "
-        "each sample\n",
-        milliseconds(before.cost_of_step.time_ns), milliseconds(times(error.low)), milliseconds(times(error.high)));
+        "  step time  {} ms as it is (modelled; {} to {} likely); below that of as many samples\n",
+        milliseconds(before.step.time_ns), milliseconds(times(error.low)), milliseconds(times(error.high)));
   }
   for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
-  text += table(fixed) + unproved(fixed) + lines_to_write(fixed);
+  text += table(fixed, target) + unproved(fixed) + lines_to_write(fixed);
   text +=
       fmt::format("\n  {} runs, {:.0f} s; all figures but the predicted ones are measured{}\n", fixed.runs,
                   fixed.seconds, target.proves_on_real ? ": what fits on the GPU, the rest on its virtual twin" : "");
@@ -136,34 +142,36 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
                     {"room_bytes", before.room_bytes},
-                    {"step_flops", optional(before.cost_of_step.flops)},
-                    {"step_bus_bytes", optional(before.cost_of_step.bus_bytes)},
-                    {"step_time_ns", optional(before.cost_of_step.time_ns)},
+                    {"step_flops", optional(before.step.flops)},
+                    {"step_bus_bytes", optional(before.step.bus_bytes)},
+                    {"step_time_ns", optional(before.step.time_ns)},
                     {"whole_run", before.is_whole},
                     {"code_changes", before.code_changes}};
   json["fixes"] = Json::array();
   for (const MeasuredFix& fix : fixed.fixes) {
+    const double steps = fix.steps_for_one(before.step, target.batch);
     Json ids = Json::array();
     for (const Change& change : fix.changes) ids.push_back(change.id);
-    json["fixes"].push_back({{"ids", ids},
-                             {"label", fix.label()},
-                             {"predicted_peak_bytes", optional(fix.predicted_peak_bytes())},
-                             {"measured_peak_bytes", optional(fix.measured_peak_bytes)},
-                             {"measured_reserved_bytes", optional(fix.measured_reserved_bytes)},
-                             {"step_flops", optional(fix.cost_of_step.flops)},
-                             {"extra_flops", difference(fix.cost_of_step.flops, before.cost_of_step.flops)},
-                             {"extra_bus_bytes", difference(fix.cost_of_step.bus_bytes, before.cost_of_step.bus_bytes)},
-                             {"step_time_ns", optional(fix.cost_of_step.time_ns)},
-                             {"slowdown", fix.slowdown(before.cost_of_step, target.batch)
-                                              ? Json(*fix.slowdown(before.cost_of_step, target.batch))
-                                              : Json(nullptr)},
-                             {"fits", fix.fits},
-                             {"still_grows", fix.still_grows},
-                             {"extra_forward", fix.extra_forward()},
-                             {"recomputed_ops", optional(fix.recomputed_ops())},
-                             {"changes_numerics", fix.changes_numerics()},
-                             {"how", fix.lines},
-                             {"unproved", fix.unproved.empty() ? Json(nullptr) : Json(fix.unproved)}});
+    json["fixes"].push_back(
+        {{"ids", ids},
+         {"label", fix.label()},
+         {"predicted_peak_bytes", optional(fix.predicted_peak_bytes())},
+         {"measured_peak_bytes", optional(fix.measured_peak_bytes)},
+         {"measured_reserved_bytes", optional(fix.measured_reserved_bytes)},
+         {"step_flops", optional(fix.step.flops)},
+         {"steps_for_one", steps},
+         {"extra_flops", difference(for_as_many_samples(fix.step.flops, steps), before.step.flops)},
+         {"extra_bus_bytes", difference(for_as_many_samples(fix.step.bus_bytes, steps), before.step.bus_bytes)},
+         {"step_time_ns", optional(fix.step.time_ns)},
+         {"slowdown",
+          fix.slowdown(before.step, target.batch) ? Json(*fix.slowdown(before.step, target.batch)) : Json(nullptr)},
+         {"fits", fix.fits},
+         {"still_grows", fix.still_grows},
+         {"extra_forward", fix.extra_forward()},
+         {"recomputed_ops", optional(fix.recomputed_ops())},
+         {"changes_numerics", fix.changes_numerics()},
+         {"how", fix.lines},
+         {"unproved", fix.unproved.empty() ? Json(nullptr) : Json(fix.unproved)}});
   }
   json["interrupted"] = fixed.interrupted_by != 0;
   json["runs"] = fixed.runs;
