@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/experiments/fit_function.h"
 #include "cli/experiments/fit_plan.h"
 #include "cli/experiments/fit_text.h"
 #include "cli/experiments/search_rows.h"
@@ -213,8 +214,9 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
     Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
     FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
     try {
+      MemoryFunction function = MemoryFunction::learn(fitter, variables);
       for (const Values& others : combinations) {
-        of_card.largest.push_back(find_largest_value(fitter, variables.front(), others, lines[others]));
+        of_card.largest.push_back(find_largest_value(fitter, variables.front(), others, lines[others], function));
         lines[others] = of_card.largest.back().line;
       }
     } catch (const Interrupted&) {
