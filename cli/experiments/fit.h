@@ -30,6 +30,9 @@ Variable parse_variable(const std::string& text);
 
 using Values = std::map<std::string, int64_t>;
 
+/// "batch=48,seq=1024": a value for each of the variables. Throws Error(usage).
+Values parse_values(const std::string& text, std::span<const Variable> variables);
+
 /// "batch = 8, seq = 128".
 std::string describe(const Values& values);
 
@@ -71,6 +74,8 @@ class Fitter {
   /// On the card itself, with their allocations where they pass.
   std::vector<FitRun> prove(const std::vector<Values>& cases);
   const std::vector<FitRun>& runs() const { return runs_; }
+  /// The run with these values on the card itself, or null.
+  const FitRun* find_on_card(const Values& values) const;
   /// How many values are worth trying together.
   int at_once() const;
   int most_runs() const { return request_.most_runs; }
@@ -98,12 +103,13 @@ struct LargestValue {
   bool may_pass_above = false;          ///< far above, as BorderSearch says
   std::string formula{};                ///< of its peak, where that is known as a function: "0.97 GiB + 1.64 GiB·batch"
   bool as_computed = false;             ///< the function told the border, and the runs on both sides of it confirmed that
+  int64_t computed_bytes = 0;           ///< allocated at its peak, by the function
   std::string doubt{};                  ///< why no function told it, or which part of one is no polynomial
   std::optional<Line> line{};
 };
 /// By `function` where it is known and its border holds, else by runs alone.
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
-                                const std::optional<Line>& prior, MemoryFunction& function);
+                                const std::optional<Line>& prior, MemoryFunction& function, bool may_believe = false);
 
 struct SmallestCard {
   int64_t bytes = 0;  ///< 0: it passes on none

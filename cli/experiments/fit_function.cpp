@@ -17,7 +17,7 @@ constexpr int64_t kSmall = 4, kSecond = 16;  ///< batches of 1 take ways of thei
 constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
 constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
 constexpr double kFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};
-constexpr int kMostProofs = 2;
+constexpr int kMostProofs = 3;
 
 /// The last position whose value is not above this one; the first if none is.
 int64_t position_of(const Variable& variable, double value) {
@@ -151,8 +151,13 @@ void MemoryFunction::relearn() {
 void MemoryFunction::add(const Values& values, const AllocationSequence& allocations) {
   const ShapePoint point = point_of(values);
   const bool is_there = std::ranges::any_of(samples_, [&](const ShapeSample& sample) { return sample.point == point; });
-  if (is_there) return;
+  const auto releases = [](const AllocationSequence& sequence) {
+    return std::ranges::any_of(sequence.items, [](const auto& item) { return item.kind == AllocationSequence::Kind::release_cached; });
+  };
+  if (is_there || !allocations.unusable.empty() || releases(samples_.front().sequence)) return;
   samples_.push_back({point, allocations});
+  // The program itself releases nothing: it was the allocator, on a full card.
+  std::erase_if(samples_.back().sequence.items, [](const auto& item) { return item.kind == AllocationSequence::Kind::release_cached; });
   relearn();
 }
 
@@ -193,16 +198,55 @@ int64_t largest_by_function(const MemoryFunction& function, const Variable& vari
   return low;
 }
 
+/// What runs with the largest value that fits by the function, and the next one, show.
+struct Proof {
+  bool holds = true;        ///< the one fits and the other does not
+  bool as_computed = true;  ///< … and to the byte
+  std::vector<int64_t> failed_above{};
+};
+
 bool is_as_estimated(const Experiment& experiment, const ShapeEstimate& estimate) {
   return experiment.passed() == estimate.fits &&
          (!estimate.fits || (experiment.allocated_bytes == estimate.peak_allocated_bytes &&
                              experiment.reserved_bytes == estimate.peak_reserved_bytes));
 }
 
+Proof prove_border(Fitter& fitter, const Variable& variable, const std::vector<Values>& around, int64_t position,
+                   MemoryFunction& function) {
+  Proof proof;
+  std::vector<FitRun> runs;
+  std::vector<Values> new_ones;
+  for (const Values& values : around) {
+    const FitRun* const known = fitter.find_on_card(values);
+    if (known == nullptr) {
+      new_ones.push_back(values);
+    } else {
+      runs.push_back(*known);
+    }
+  }
+  std::ranges::move(fitter.prove(new_ones), std::back_inserter(runs));
+  for (const FitRun& run : runs) {
+    const int64_t value = run.values.at(variable.name);
+    const bool is_inside = position >= 0 && value <= variable.value(position);
+    const ShapeEstimate estimate = function.estimate(run.values, fitter.card_bytes());
+    proof.holds = proof.holds && run.experiment.passed() == is_inside;
+    proof.as_computed = proof.as_computed && is_as_estimated(run.experiment, estimate);
+    if (!is_inside) proof.failed_above.push_back(value);
+    if (run.experiment.allocations) function.add(run.values, *run.experiment.allocations);
+  }
+  return proof;
+}
+
 }  // namespace
 
+std::optional<int64_t> compute_largest(const MemoryFunction& function, const Variable& variable, const Values& others,
+                                       int64_t card_bytes) {
+  const int64_t position = largest_by_function(function, variable, others, card_bytes);
+  return position < 0 ? std::nullopt : std::optional(variable.value(position));
+}
+
 std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
-                                                     MemoryFunction& function) {
+                                                     MemoryFunction& function, bool may_believe) {
   for (int proof = 0; proof < kMostProofs && function.is_known(); ++proof) {
     const int64_t card = fitter.card_bytes();
     const int64_t position = largest_by_function(function, variable, others, card);
@@ -213,25 +257,25 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
       around.back()[variable.name] = variable.value(i);
     }
     LargestValue largest{.others = others};
-    bool as_computed = true, holds = true;
-    for (const FitRun& run : fitter.prove(around)) {
-      const int64_t value = run.values.at(variable.name);
-      const bool is_inside = position >= 0 && value <= variable.value(position);
-      const ShapeEstimate estimate = function.estimate(run.values, card);
-      holds = holds && run.experiment.passed() == is_inside;
-      as_computed = as_computed && is_as_estimated(run.experiment, estimate);
-      if (!is_inside) largest.failed_above.push_back(value);
-      if (run.experiment.allocations && estimate.retries == 0) function.add(run.values, *run.experiment.allocations);
+    const bool believes = may_believe && function.is_confirmed() && std::ranges::all_of(around, [&](const Values& values) {
+                            return function.estimate(values, card).is_exact();
+                          });
+    if (!believes) {
+      const Proof proof_of_border = prove_border(fitter, variable, around, position, function);
+      if (!proof_of_border.holds) continue;
+      largest.as_computed = proof_of_border.as_computed;
+      largest.failed_above = proof_of_border.failed_above;
+      if (largest.as_computed) function.confirm();
     }
-    if (!holds) continue;
-    largest.as_computed = as_computed;
     if (position < 0) return largest;
     largest.value = variable.value(position);
     largest.is_last_of_range = position == variable.count() - 1;
     Values values = others;
     values[variable.name] = *largest.value;
+    const ShapeEstimate estimate = function.estimate(values, card);
     largest.formula = function.formula(values);
-    largest.doubt = function.estimate(values, card).doubt;
+    largest.doubt = estimate.doubt;
+    largest.computed_bytes = estimate.peak_allocated_bytes;
     return largest;
   }
   if (function.is_known()) function = MemoryFunction("runs at the border that it tells show another one");

@@ -31,6 +31,9 @@ class MemoryFunction {
   std::string formula(const Values& values) const;
   /// One more run, on the card itself.
   void add(const Values& values, const AllocationSequence& allocations);
+  /// Runs on both sides of a border showed to the byte what was computed: other borders without a doubt are believed.
+  bool is_confirmed() const { return confirmed_; }
+  void confirm() { confirmed_ = true; }
 
  private:
   ShapePoint point_of(const Values& values) const;
@@ -41,12 +44,17 @@ class MemoryFunction {
   ShapeFunction function_{};
   int64_t outside_bytes_ = 0;
   std::string unknown_{};
+  bool confirmed_ = false;
 };
 
-/// The largest value by the function, with runs on both sides of the border as proof. nullopt where these show something else,
-/// and `function` then knows no more than that.
+/// The largest value that fits by the function alone; nullopt if none does.
+std::optional<int64_t> compute_largest(const MemoryFunction& function, const Variable& variable, const Values& others,
+                                       int64_t card_bytes);
+
+/// The largest value by the function, with runs on both sides of the border as proof; `may_believe`: where the function is confirmed
+/// and has no doubt, without. nullopt where these show something else, and `function` then knows no more than that.
 std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
-                                                     MemoryFunction& function);
+                                                     MemoryFunction& function, bool may_believe = false);
 
 /// The smallest multiple of `page_bytes` on which the function passes, and on no card that is up to four pages smaller.
 int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least, int64_t most,

@@ -47,6 +47,12 @@ std::vector<FitRun> Fitter::prove(const std::vector<Values>& cases) {
   return run_for(Purpose::prove, on_card);
 }
 
+const FitRun* Fitter::find_on_card(const Values& values) const {
+  const auto found = std::ranges::find_if(
+      runs_, [&](const FitRun& run) { return run.values == values && run.memory_bytes == 0 && !run.learns; });
+  return found == runs_.end() ? nullptr : &*found;
+}
+
 int64_t Fitter::card_bytes() const {
   const VirtualHost* const host = request_.device.virtual_host();
   return host == nullptr ? 0 : host->bytes_of_device();
@@ -103,13 +109,30 @@ Point point_of(const Experiment& experiment) {
           .room_bytes = experiment.total_bytes - experiment.outside_bytes};
 }
 
+/// Runs on this card, and those on the largest one that reserved no more than this one has: such a run passes here too.
+void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& variable, const Values& others) {
+  for (int64_t position = 0; position < variable.count(); ++position) {
+    Values values = others;
+    values[variable.name] = variable.value(position);
+    for (const FitRun& run : fitter.runs()) {
+      if (run.values != values) continue;
+      Point point = point_of(run.experiment);
+      const int64_t room = fitter.card_bytes() - run.experiment.outside_bytes;
+      if (run.learns && point.needed_bytes > room) continue;
+      if (run.learns) point.room_bytes = room;
+      search.take(position, point);
+    }
+  }
+}
+
 }  // namespace
 
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
-                                const std::optional<Line>& prior, MemoryFunction& function) {
-  if (const auto known = find_largest_by_function(fitter, variable, others, function)) return *known;
+                                const std::optional<Line>& prior, MemoryFunction& function, bool may_believe) {
+  if (const auto known = find_largest_by_function(fitter, variable, others, function, may_believe)) return *known;
   BorderSearch search(
       variable.count(), [&](int64_t i) { return variable.value(i); }, fitter.most_runs(), prior);
+  take_earlier(search, fitter, variable, others);
   run_search(search, fitter.at_once(), [&](const std::vector<int64_t>& positions) {
     std::vector<std::pair<Values, int64_t>> cases;
     for (const int64_t position : positions) {

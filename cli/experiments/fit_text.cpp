@@ -81,6 +81,19 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   return text;
 }
 
+/// What was computed of other values.
+std::string computed_text(const FitOfCard& found) {
+  if (!found.unknown.empty()) return fmt::format("  nothing can be computed: {}\n", found.unknown);
+  std::string text;
+  for (const auto& [values, estimate] : found.computed) {
+    text += fmt::format("  computed  {}  {} GiB allocated, {} GiB reserved, {}{}\n", padded(describe(values), 28),
+                        to_gib(estimate.peak_allocated_bytes), to_gib(estimate.peak_reserved_bytes),
+                        estimate.fits ? "fits" : fmt::format("out of memory in step {} ({})", estimate.step, estimate.place),
+                        estimate.is_exact() ? "" : "; an estimate: " + estimate.doubt);
+  }
+  return text;
+}
+
 std::string table(const Variable& variable, const std::vector<FitOfCard>& found) {
   std::string text = fmt::format("oomdiag: the largest {} that fits\n\n", variable.name);
   std::vector<FitRun> runs;
@@ -94,7 +107,9 @@ std::string table(const Variable& variable, const std::vector<FitOfCard>& found)
           "  {} {} {:>8}   {}\n", padded(one.card, 18),
           padded(describe(largest.others), largest.others.empty() ? 0 : 20),
           largest.value ? std::to_string(*largest.value) : "none",
-          run == nullptr ? "" : fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes)));
+          run != nullptr        ? fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes))
+          : largest.value       ? fmt::format("{:>7} GiB allocated (computed)", to_gib(largest.computed_bytes))
+                                : "");
     }
   }
   return text + fmt::format("\n  {}\n", count_runs(runs));
@@ -113,6 +128,21 @@ Json tried(const std::vector<FitRun>& runs, bool is_real = false, bool learns = 
     one["peak_reserved_bytes"] = run.experiment.reserved_bytes;
     one["stopped_at_step"] = run.experiment.stopped_at_step;
     if (is_real) one["seconds"] = run.experiment.seconds;
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+Json computed_json(const FitOfCard& found) {
+  Json list = Json::array();
+  for (const auto& [values, estimate] : found.computed) {
+    Json one = Json::object();
+    for (const auto& [name, value] : values) one[name] = value;
+    one["fits"] = estimate.fits;
+    one["peak_allocated_bytes"] = estimate.peak_allocated_bytes;
+    one["peak_reserved_bytes"] = estimate.peak_reserved_bytes;
+    one["exact"] = estimate.is_exact();
+    one["doubt"] = estimate.doubt;
     list.push_back(std::move(one));
   }
   return list;
@@ -138,7 +168,7 @@ const LargestValue* FitOfCard::best() const {
 std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found) {
   if (found.size() > 1 || found.front().largest.size() > 1) return table(variable, found);
   const FitOfCard& one = found.front();
-  return about_value(variable, one.largest.front(), one.runs) +
+  return about_value(variable, one.largest.front(), one.runs) + computed_text(one) +
          fmt::format("  {}{}\n", count_runs(one.runs), stopped(one.runs));
 }
 
@@ -151,12 +181,16 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
       for (const LargestValue& largest : one.largest) {
         Json entry = {{variable, largest.value ? Json(*largest.value) : Json(nullptr)}};
         for (const auto& [name, value] : largest.others) entry[name] = value;
+        entry["measured"] = largest.computed_bytes == 0 || largest.as_computed || !largest.failed_above.empty();
+        if (!largest.formula.empty()) entry["formula"] = largest.formula;
         to["of_each"].push_back(std::move(entry));
       }
     }
     const LargestValue* const best = one.best();
     to["formula"] = best == nullptr || best->formula.empty() ? Json(nullptr) : Json(best->formula);
     to["as_computed"] = best != nullptr && best->as_computed;
+    if (one.budget) to["token_budget"] = one.budget->tokens;
+    if (!one.computed.empty()) to["computed"] = computed_json(one);
     to["runs"] = one.runs.size();
     to["tried"] = tried(one.runs, one.card == "real");
     to["learned_from"] = tried(one.runs, false, true);
