@@ -140,7 +140,30 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::find_fit(int64_t bytes,
     if (bytes < settings_.max_split_bytes && p.bytes >= settings_.max_split_bytes) continue;
     if (best == pieces_.end() || p.bytes < best->second.bytes) best = piece;
   }
+  if (settings_.expandable && best != pieces_.end()) return spare_growing(best, bytes);
   return best;
+}
+
+// Among free pieces in the order of their sizes, on from the best: the next one is taken instead as long as it could not grow
+// into unmapped addresses and the one before could.
+SimulatedAllocator::Pieces::iterator SimulatedAllocator::spare_growing(Pieces::iterator best, int64_t bytes) {
+  const auto grown = [&](Pieces::iterator piece) {
+    const uint64_t end = piece->first + static_cast<uint64_t>(piece->second.bytes);
+    const auto next = std::next(piece);
+    if (next != pieces_.end() && next->first == end) return piece->second.bytes;
+    const bool open_end = next == pieces_.end() || next->second.segment != piece->second.segment;
+    return open_end ? int64_t{1} << 60 : static_cast<int64_t>(next->first - piece->first);
+  };
+  std::map<std::pair<int64_t, uint64_t>, Pieces::iterator> by_size;
+  const Piece& wanted = best->second;
+  for (auto piece = pieces_.begin(); piece != pieces_.end(); ++piece) {
+    const Piece& p = piece->second;
+    const bool serves = p.state == State::free && p.stream == wanted.stream && p.small == wanted.small && p.bytes >= bytes;
+    if (serves) by_size.emplace(std::pair(p.bytes, piece->first), piece);
+  }
+  auto found = by_size.begin();
+  for (auto next = std::next(found); next != by_size.end() && grown(next->second) < grown(found->second); ++next) found = next;
+  return found->second;
 }
 
 SimulatedAllocator::Pieces::iterator SimulatedAllocator::grow(int64_t bytes, uint64_t stream, bool small) {

@@ -57,6 +57,7 @@ class SimulatedAllocator {
   using Pieces = std::map<uint64_t, Piece>;
 
   Pieces::iterator find_fit(int64_t bytes, uint64_t stream, bool small);
+  Pieces::iterator spare_growing(Pieces::iterator best, int64_t bytes);
   Pieces::iterator grow(int64_t bytes, uint64_t stream, bool small);
   Pieces::iterator map_more(int64_t bytes, uint64_t stream, bool small);
   Pieces::iterator insert_free(uint64_t address, Piece piece);

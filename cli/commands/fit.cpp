@@ -8,6 +8,8 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/experiments/fit_function.h"
+#include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_plan.h"
 #include "cli/experiments/fit_text.h"
 #include "cli/experiments/search_rows.h"
@@ -40,6 +42,8 @@ struct FitOptions {
   bool prints_jobs = false;
   std::string collect;
   std::string html;
+  std::vector<std::string> at;  ///< points to be computed
+  std::string lengths;          ///< file
 };
 
 /// What was found, as asked for.
@@ -83,6 +87,13 @@ void check_variables(const std::vector<Variable>& variables, const std::vector<s
                             variables[i].name),
                 "as in: --vary batch=1..65536 --vary seq=128,256,512");
   }
+}
+
+void check_lengths(const FitOptions& options, const std::vector<Variable>& variables) {
+  const auto uses = [](const std::string& word) { return word.find("{" + std::string(kLength) + "}") != word.npos; };
+  if (variables.size() == 1 && std::any_of(options.program.begin(), options.program.end(), uses)) return;
+  throw Error(ErrorKind::usage, "--lengths goes with one --vary and a program that takes {length}",
+              "as in: --vary batch=1..512 --lengths lengths.txt -- python train.py --batch-size {batch} --length {length}");
 }
 
 /// As after --device; empty where the topology names the card.
@@ -201,7 +212,16 @@ int fit_plan(const FitOptions& options, const std::vector<Variable>& variables, 
 int fit_value(const FitOptions& options, const std::vector<Variable>& variables, FitRequest request,
               const Install& install, Experiments& experiments) {
   if (is_plan(variables)) return fit_plan(options, variables, request, install);
-  const std::vector<Values> combinations = combine(std::span(variables).subspan(1));
+  std::vector<Variable> learned = variables;
+  std::optional<Lengths> lengths;
+  if (!options.lengths.empty()) {
+    lengths = read_lengths(options.lengths);
+    learned.push_back(lengths->variable());
+  }
+  std::vector<Values> points;
+  for (const std::string& text : options.at) points.push_back(parse_values(text, learned));
+  const std::vector<Values> combinations =
+      lengths ? std::vector<Values>{{{kLength, lengths->distinct.back()}}} : combine(std::span(variables).subspan(1));
   const std::vector<CardEntry> cards = cards_of(options, request, install);
   const std::size_t expected = combinations.size() * cards.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
@@ -213,9 +233,16 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
     Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
     FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
     try {
+      MemoryFunction function = MemoryFunction::learn(fitter, learned);
       for (const Values& others : combinations) {
-        of_card.largest.push_back(find_largest_value(fitter, variables.front(), others, lines[others]));
+        of_card.largest.push_back(
+            find_largest_value(fitter, variables.front(), others, lines[others], function, /*may_believe=*/true));
         lines[others] = of_card.largest.back().line;
+      }
+      if (lengths) of_card.budget = find_token_budget(fitter, variables.front(), *lengths, function);
+      if (!function.is_known() && !points.empty()) of_card.unknown = function.unknown();
+      for (const Values& point : points) {
+        if (function.is_known()) of_card.computed.push_back({point, function.estimate(point, fitter.card_bytes())});
       }
     } catch (const Interrupted&) {
       steps.hide();
@@ -229,7 +256,9 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   }
   steps.hide();
   const bool any = std::any_of(found.begin(), found.end(), [](const FitOfCard& one) { return one.best() != nullptr; });
-  const Answer answer{.text = values_text(variables.front(), found),
+  std::string text = values_text(variables.front(), found);
+  if (lengths) text += lengths_text(*lengths, found.front().largest.front(), found.front().budget);
+  const Answer answer{.text = text,
                       .json = values_json(variables.front().name, found),
                       .rows = rows_of(found),
                       .found = any};
@@ -252,6 +281,7 @@ int fit(FitOptions options) {
   }
   std::vector<Variable> variables;
   for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
+  if (!options.lengths.empty()) check_lengths(options, variables);
   if (has_program) check_variables(variables, options.program);  // before anything is run
   Install install = find_install();
   const FitRequest request = make_request(options, install, !options.smallest_card);
@@ -283,6 +313,16 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
           "smallest that fits, or the largest value of a range that goes before")
       ->type_name("NAME=VALUES")
       ->allow_extra_args(false);
+  command
+      .add_option("--at", options->at,
+                  "also compute the peak of these values, without a run of them: batch=48, batch=48,seq=1024")
+      ->type_name("NAME=VALUE,…")
+      ->allow_extra_args(false);
+  command
+      .add_option("--lengths", options->lengths,
+                  "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order,\n"
+                  "and the largest budget of padded tokens; {length} in the program is the longest of a batch")
+      ->type_name("FILE");
   command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
       ->type_name("NAME")
       ->default_str(kDevice);

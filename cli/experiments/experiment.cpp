@@ -58,7 +58,16 @@ void take_figures(Experiment& experiment) {
   experiment.place = place_of_failure(device);
 }
 
-Experiment read_experiment(const Executed& executed) {
+/// Those of its only process.
+AllocationSequence read_allocations(const Executed& executed) {
+  const std::vector<fs::path> traces = find_traces(executed.folder);
+  if (traces.size() != 1) return {.unusable = "it has several processes"};
+  AllocationSequence sequence = read_allocation_sequence(load_trace(traces.front()));
+  if (executed.stopped_at_step > 0) sequence.ended = false;
+  return sequence;
+}
+
+Experiment read_experiment(const Executed& executed, bool keeps_allocations) {
   const fs::path& folder = executed.folder;
   Experiment experiment{.exit_code = executed.exit_code,
                         .why = executed.why_no_report,
@@ -76,6 +85,7 @@ Experiment read_experiment(const Executed& executed) {
   if (!experiment.passed() && !experiment.ran_out() && !folder.empty() && says_why) {
     experiment.why = fmt::format("it ended with exit code {}: {}", code, last_line(folder / "output.txt"));
   }
+  if (keeps_allocations && experiment.passed()) experiment.allocations = read_allocations(executed);
   std::error_code ignored;
   fs::remove_all(folder, ignored);
   return experiment;
@@ -99,10 +109,12 @@ std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& r
   finished_.assign(requests.size(), std::nullopt);
   std::vector<Experiment> experiments;
   try {
-    for (const Executed& executed : executor_.run(runs, tell)) experiments.push_back(read_experiment(executed));
+    for (const Executed& executed : executor_.run(runs, tell)) {
+      experiments.push_back(read_experiment(executed, requests[experiments.size()].keeps_allocations));
+    }
   } catch (const Interrupted&) {
     std::ranges::transform(executor_.finished(), finished_.begin(), [](const std::optional<Executed>& executed) {
-      return executed ? std::optional(read_experiment(*executed)) : std::nullopt;
+      return executed ? std::optional(read_experiment(*executed, false)) : std::nullopt;
     });
     throw;
   }

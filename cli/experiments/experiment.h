@@ -11,6 +11,7 @@
 #include "cli/experiments/executor.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/process/temporary_folder.h"
+#include "profiler/shape_function/allocation_sequence.h"
 
 namespace oomdiag {
 
@@ -25,6 +26,7 @@ struct ExperimentRequest {
   SteadyRule steady{};
   std::optional<int64_t> batch{};
   int64_t judged_bytes = 0;
+  bool keeps_allocations = false;  ///< the experiment has its sequence of allocations
 };
 
 /// What came of it. All figures are measured.
@@ -39,6 +41,7 @@ struct Experiment {
   double seconds = 0;                  ///< of wall time, that of reading its trace included
   std::vector<nlohmann::json> told{};  ///< what the fixes said, see extension/python/fixes
   std::optional<Report> report{};
+  std::optional<AllocationSequence> allocations{};  ///< where it was asked for and the run passed
 
   bool passed() const { return outcome == "ok"; }
   bool ran_out() const { return outcome == "out_of_memory" || outcome == "caught"; }

@@ -30,6 +30,9 @@ Variable parse_variable(const std::string& text);
 
 using Values = std::map<std::string, int64_t>;
 
+/// "batch=48,seq=1024": a value for each of the variables. Throws Error(usage).
+Values parse_values(const std::string& text, std::span<const Variable> variables);
+
 /// "batch = 8, seq = 128".
 std::string describe(const Values& values);
 
@@ -51,7 +54,11 @@ struct FitRun {
   Values values;
   int64_t memory_bytes = 0;  ///< of the card, 0 = its own
   Experiment experiment;
+  bool learns = false;  ///< made to learn sizes from, on a card with more memory than any program needs
 };
+
+/// Memory of the card of such runs.
+inline constexpr int64_t kLargestCard = int64_t{16} << 40;
 
 /// Runs and remembers.
 class Fitter {
@@ -62,17 +69,30 @@ class Fitter {
   /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory;
   /// Interrupted, and then runs() has what was over.
   std::vector<FitRun> run(const std::vector<std::pair<Values, int64_t>>& cases);
+  /// The same on the largest card, with their allocations.
+  std::vector<FitRun> learn(const std::vector<Values>& cases);
+  /// On the card itself, with their allocations where they pass.
+  std::vector<FitRun> prove(const std::vector<Values>& cases);
   const std::vector<FitRun>& runs() const { return runs_; }
+  /// The run with these values on the card itself, or null.
+  const FitRun* find_on_card(const Values& values) const;
   /// How many values are worth trying together.
   int at_once() const;
   int most_runs() const { return request_.most_runs; }
+  /// Memory of the virtual card; 0 where it is a real one.
+  int64_t card_bytes() const;
 
  private:
+  enum class Purpose { search, learn, prove };
+  std::vector<FitRun> run_for(Purpose purpose, const std::vector<std::pair<Values, int64_t>>& cases);
+
   const FitRequest& request_;
   Experiments& experiments_;
   std::function<void(std::size_t)> tell_;
   std::vector<FitRun> runs_;
 };
+
+class MemoryFunction;
 
 /// The largest value of the first variable, with `others` as they are.
 struct LargestValue {
@@ -81,10 +101,15 @@ struct LargestValue {
   bool is_last_of_range = false;
   std::vector<int64_t> failed_above{};  ///< that were run and failed
   bool may_pass_above = false;          ///< far above, as BorderSearch says
+  std::string formula{};                ///< of its peak, where that is known as a function: "0.97 GiB + 1.64 GiB·batch"
+  bool as_computed = false;             ///< the function told the border, and the runs on both sides of it confirmed that
+  int64_t computed_bytes = 0;           ///< allocated at its peak, by the function
+  std::string doubt{};                  ///< why no function told it, or which part of one is no polynomial
   std::optional<Line> line{};
 };
+/// By `function` where it is known and its border holds, else by runs alone.
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
-                                const std::optional<Line>& prior);
+                                const std::optional<Line>& prior, MemoryFunction& function, bool may_believe = false);
 
 struct SmallestCard {
   int64_t bytes = 0;  ///< 0: it passes on none

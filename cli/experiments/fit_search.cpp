@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cli/experiments/fit.h"
+#include "cli/experiments/fit_function.h"
 #include "cli/process/workers.h"
 #include "profiler/error.h"
 #include "profiler/replay/allocator/rounding.h"
@@ -15,7 +16,7 @@ namespace oomdiag {
 namespace {
 
 constexpr int64_t kPageBytes = kRoundLargeBytes;
-constexpr int64_t kLeastCard = 256 * kMiB, kLargestCard = int64_t{16} << 40;
+constexpr int64_t kLeastCard = 256 * kMiB;
 constexpr int64_t kPagesBelow = 4;  ///< that are tried below the smallest card
 
 }  // namespace
@@ -31,10 +32,40 @@ std::vector<std::string> fill_in(std::vector<std::string> program, const Values&
 }
 
 std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& cases) {
+  return run_for(Purpose::search, cases);
+}
+
+std::vector<FitRun> Fitter::learn(const std::vector<Values>& cases) {
+  std::vector<std::pair<Values, int64_t>> on_largest;
+  for (const Values& values : cases) on_largest.emplace_back(values, kLargestCard);
+  return run_for(Purpose::learn, on_largest);
+}
+
+std::vector<FitRun> Fitter::prove(const std::vector<Values>& cases) {
+  std::vector<std::pair<Values, int64_t>> on_card;
+  for (const Values& values : cases) on_card.emplace_back(values, 0);
+  return run_for(Purpose::prove, on_card);
+}
+
+const FitRun* Fitter::find_on_card(const Values& values) const {
+  const auto found = std::ranges::find_if(
+      runs_, [&](const FitRun& run) { return run.values == values && run.memory_bytes == 0 && !run.learns; });
+  return found == runs_.end() ? nullptr : &*found;
+}
+
+int64_t Fitter::card_bytes() const {
+  const VirtualHost* const host = request_.device.virtual_host();
+  return host == nullptr ? 0 : host->bytes_of_device();
+}
+
+std::vector<FitRun> Fitter::run_for(Purpose purpose, const std::vector<std::pair<Values, int64_t>>& cases) {
   std::vector<ExperimentRequest> requests;
   for (const auto& [values, memory_bytes] : cases) {
-    ExperimentRequest& request = requests.emplace_back(ExperimentRequest{
-        .program = fill_in(request_.program, values), .device = request_.device, .steady = {.steps = request_.steps}});
+    ExperimentRequest& request =
+        requests.emplace_back(ExperimentRequest{.program = fill_in(request_.program, values),
+                                                .device = request_.device,
+                                                .steady = {.steps = request_.steps},
+                                                .keeps_allocations = purpose != Purpose::search});
     auto* const host = std::get_if<VirtualHost>(&request.device.device);
     if (memory_bytes > 0 && host != nullptr) host->memory_bytes = memory_bytes;
   }
@@ -58,19 +89,50 @@ std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& c
                   "oomdiag run shows all that it says");
     }
     runs.push_back(
-        {.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = std::move(experiments[i])});
+        {.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = std::move(experiments[i]), .learns = purpose == Purpose::learn});
     runs.back().experiment.report.reset();
-    runs_.push_back(runs.back());
+    std::optional<AllocationSequence> allocations = std::exchange(runs.back().experiment.allocations, std::nullopt);
+    runs_.push_back(runs.back());  // what is remembered needs no allocations
+    runs.back().experiment.allocations = std::move(allocations);
   }
   return runs;
 }
 
 int Fitter::at_once() const { return request_.device.is_virtual() ? std::max(1, programs_at_once(0)) : 1; }
 
+namespace {
+
+Point point_of(const Experiment& experiment) {
+  return {.passes = experiment.passed(),
+          .allocated_bytes = experiment.allocated_bytes,
+          .needed_bytes = experiment.needed_bytes,
+          .room_bytes = experiment.total_bytes - experiment.outside_bytes};
+}
+
+/// Runs on this card, and those on the largest one that reserved no more than this one has: such a run passes here too.
+void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& variable, const Values& others) {
+  for (int64_t position = 0; position < variable.count(); ++position) {
+    Values values = others;
+    values[variable.name] = variable.value(position);
+    for (const FitRun& run : fitter.runs()) {
+      if (run.values != values) continue;
+      Point point = point_of(run.experiment);
+      const int64_t room = fitter.card_bytes() - run.experiment.outside_bytes;
+      if (run.learns && point.needed_bytes > room) continue;
+      if (run.learns) point.room_bytes = room;
+      search.take(position, point);
+    }
+  }
+}
+
+}  // namespace
+
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
-                                const std::optional<Line>& prior) {
+                                const std::optional<Line>& prior, MemoryFunction& function, bool may_believe) {
+  if (const auto known = find_largest_by_function(fitter, variable, others, function, may_believe)) return *known;
   BorderSearch search(
       variable.count(), [&](int64_t i) { return variable.value(i); }, fitter.most_runs(), prior);
+  take_earlier(search, fitter, variable, others);
   run_search(search, fitter.at_once(), [&](const std::vector<int64_t>& positions) {
     std::vector<std::pair<Values, int64_t>> cases;
     for (const int64_t position : positions) {
@@ -78,16 +140,10 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
       cases.back().first[variable.name] = variable.value(position);
     }
     std::vector<Point> points;
-    for (const FitRun& run : fitter.run(cases)) {
-      const Experiment& experiment = run.experiment;
-      points.push_back({.passes = experiment.passed(),
-                        .allocated_bytes = experiment.allocated_bytes,
-                        .needed_bytes = experiment.needed_bytes,
-                        .room_bytes = experiment.total_bytes - experiment.outside_bytes});
-    }
+    for (const FitRun& run : fitter.run(cases)) points.push_back(point_of(run.experiment));
     return std::optional(std::move(points));
   });
-  LargestValue largest{.others = others, .line = search.line()};
+  LargestValue largest{.others = others, .doubt = function.unknown(), .line = search.line()};
   const std::optional<int64_t> found = search.found();
   if (!found) return largest;
   largest.value = variable.value(*found);
@@ -101,12 +157,25 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
   return largest;
 }
 
+namespace {
+
+/// Where it fails with a page less.
+SmallestCard with_place(SmallestCard card, const Fitter& fitter, const Values& values) {
+  for (const FitRun& run : fitter.runs()) {
+    if (run.memory_bytes == card.bytes - kPageBytes && run.values == values) card.fails_in = run.experiment.place;
+  }
+  return card;
+}
+
+}  // namespace
+
 // Where the run passes with room to spare, it mostly needs at least what it allocated and at most what it reserved, beside
-// what others hold. In between the allocator gives cached segments back and tries again: only runs can tell. Where little is
-// free, libraries choose other algorithms, which may take more or less than that.
+// what others hold. In between the allocator gives cached segments back and tries again; its
+// algorithm is run on what the program asked for (fit_function.h), and the border proved by two runs. Where little is free,
+// libraries choose other algorithms, which may take more or less than that: then only runs can tell.
 SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
-  const Experiment large = fitter.run({{values, kLargestCard}}).front().experiment;
+  const Experiment large = fitter.learn({values}).front().experiment;
   if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
   SmallestCard card{.bytes = 0,
                     .outside_bytes = large.outside_bytes,
@@ -120,9 +189,15 @@ SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
   };
   const int64_t held = large.outside_bytes + large.allocated_bytes;
   const int64_t passes = std::max(kLeastCard + kPageBytes, large.outside_bytes + large.reserved_bytes + kPageBytes);
-  const Bracket around =
-      find_bracket({.fails = held - kPageBytes, .passes = passes}, kPageBytes, kLeastCard, kLargestCard, try_values);
+  Bracket guess{.fails = held - kPageBytes, .passes = passes};
+  const MemoryFunction function = MemoryFunction::of_one_run(large);
+  if (function.is_known()) {
+    guess.passes = find_smallest_card_by_function(function, values, kLeastCard, passes + passes / 8, kPageBytes);
+    guess.fails = guess.passes - kPageBytes;
+  }
+  const Bracket around = find_bracket(guess, kPageBytes, kLeastCard, kLargestCard, try_values);
   card.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, try_values);
+  if (function.is_known() && around == guess) return with_place(card, fitter, values);  // smaller ones were computed
   for (int64_t below = 1; below <= kPagesBelow && card.bytes - below * kPageBytes >= kLeastCard;) {
     const int64_t bytes = card.bytes - below * kPageBytes;
     const auto known = std::find_if(fitter.runs().begin(), fitter.runs().end(), [&](const FitRun& run) {
@@ -132,10 +207,7 @@ SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
     if (passed) card.bytes = bytes;
     below = passed ? 1 : below + 1;
   }
-  for (const FitRun& run : fitter.runs()) {
-    if (run.memory_bytes == card.bytes - kPageBytes && run.values == values) card.fails_in = run.experiment.place;
-  }
-  return card;
+  return with_place(card, fitter, values);
 }
 
 }  // namespace oomdiag

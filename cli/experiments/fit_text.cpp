@@ -17,8 +17,16 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values) {
-  const auto run = std::find_if(runs.begin(), runs.end(), [&](const FitRun& one) { return one.values == values; });
+  const auto run = std::find_if(runs.begin(), runs.end(), [&](const FitRun& one) { return one.values == values && !one.learns; });
   return run == runs.end() ? nullptr : &*run;
+}
+
+/// "6 runs, all measured", or how many of them taught the function.
+std::string count_runs(const std::vector<FitRun>& runs) {
+  const auto learn = std::ranges::count_if(runs, [](const FitRun& run) { return run.learns; });
+  if (learn == 0) return fmt::format("{} runs, all measured", runs.size());
+  return fmt::format("{} runs: {} with more memory to learn every size from, {} on the card", runs.size(), learn,
+                     runs.size() - static_cast<std::size_t>(learn));
 }
 
 std::string stopped(const std::vector<FitRun>& runs) {
@@ -41,6 +49,8 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
     text += fmt::format("  its peak is {} GiB allocated, {} GiB reserved\n", to_gib(run->experiment.allocated_bytes),
                         to_gib(run->experiment.reserved_bytes));
   }
+  if (!largest.formula.empty()) text += fmt::format("  its tensors at the peak take {}\n", largest.formula);
+  if (!largest.doubt.empty()) text += fmt::format("  other values are estimates: {}\n", largest.doubt);
   if (largest.is_last_of_range) text += "  it is the largest that was asked for\n";
   for (const int64_t above : largest.failed_above) {
     values[variable.name] = above;
@@ -61,7 +71,7 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   std::vector<int64_t> below;
   for (const FitRun& run : runs) {
     values[variable.name] = run.values.at(variable.name);
-    if (!run.experiment.passed() && run.values == values && values[variable.name] < *largest.value) {
+    if (!run.experiment.passed() && run.values == values && values[variable.name] < *largest.value) {  // those that learn pass
       below.push_back(values[variable.name]);
     }
   }
@@ -71,11 +81,24 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   return text;
 }
 
+/// What was computed of other values.
+std::string computed_text(const FitOfCard& found) {
+  if (!found.unknown.empty()) return fmt::format("  nothing can be computed: {}\n", found.unknown);
+  std::string text;
+  for (const auto& [values, estimate] : found.computed) {
+    text += fmt::format("  computed  {}  {} GiB allocated, {} GiB reserved, {}{}\n", padded(describe(values), 28),
+                        to_gib(estimate.peak_allocated_bytes), to_gib(estimate.peak_reserved_bytes),
+                        estimate.fits ? "fits" : fmt::format("out of memory in step {} ({})", estimate.step, estimate.place),
+                        estimate.is_exact() ? "" : "; an estimate: " + estimate.doubt);
+  }
+  return text;
+}
+
 std::string table(const Variable& variable, const std::vector<FitOfCard>& found) {
   std::string text = fmt::format("oomdiag: the largest {} that fits\n\n", variable.name);
-  std::size_t runs = 0;
+  std::vector<FitRun> runs;
   for (const FitOfCard& one : found) {
-    runs += one.runs.size();
+    runs.insert(runs.end(), one.runs.begin(), one.runs.end());
     for (const LargestValue& largest : one.largest) {
       Values values = largest.others;
       values[variable.name] = largest.value.value_or(0);
@@ -84,16 +107,19 @@ std::string table(const Variable& variable, const std::vector<FitOfCard>& found)
           "  {} {} {:>8}   {}\n", padded(one.card, 18),
           padded(describe(largest.others), largest.others.empty() ? 0 : 20),
           largest.value ? std::to_string(*largest.value) : "none",
-          run == nullptr ? "" : fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes)));
+          run != nullptr        ? fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes))
+          : largest.value       ? fmt::format("{:>7} GiB allocated (computed)", to_gib(largest.computed_bytes))
+                                : "");
     }
   }
-  return text + fmt::format("\n  {} runs, all measured\n", runs);
+  return text + fmt::format("\n  {}\n", count_runs(runs));
 }
 
 /// On a real card with times: on a virtual one work takes none.
-Json tried(const std::vector<FitRun>& runs, bool is_real = false) {
+Json tried(const std::vector<FitRun>& runs, bool is_real = false, bool learns = false) {
   Json list = Json::array();
   for (const FitRun& run : runs) {
+    if (run.learns != learns) continue;
     Json one = Json::object();
     for (const auto& [name, value] : run.values) one[name] = value;
     if (run.memory_bytes > 0) one["memory_bytes"] = run.memory_bytes;
@@ -102,6 +128,21 @@ Json tried(const std::vector<FitRun>& runs, bool is_real = false) {
     one["peak_reserved_bytes"] = run.experiment.reserved_bytes;
     one["stopped_at_step"] = run.experiment.stopped_at_step;
     if (is_real) one["seconds"] = run.experiment.seconds;
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+Json computed_json(const FitOfCard& found) {
+  Json list = Json::array();
+  for (const auto& [values, estimate] : found.computed) {
+    Json one = Json::object();
+    for (const auto& [name, value] : values) one[name] = value;
+    one["fits"] = estimate.fits;
+    one["peak_allocated_bytes"] = estimate.peak_allocated_bytes;
+    one["peak_reserved_bytes"] = estimate.peak_reserved_bytes;
+    one["exact"] = estimate.is_exact();
+    one["doubt"] = estimate.doubt;
     list.push_back(std::move(one));
   }
   return list;
@@ -127,8 +168,8 @@ const LargestValue* FitOfCard::best() const {
 std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found) {
   if (found.size() > 1 || found.front().largest.size() > 1) return table(variable, found);
   const FitOfCard& one = found.front();
-  return about_value(variable, one.largest.front(), one.runs) +
-         fmt::format("  {} runs, all measured{}\n", one.runs.size(), stopped(one.runs));
+  return about_value(variable, one.largest.front(), one.runs) + computed_text(one) +
+         fmt::format("  {}{}\n", count_runs(one.runs), stopped(one.runs));
 }
 
 std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found) {
@@ -140,11 +181,19 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
       for (const LargestValue& largest : one.largest) {
         Json entry = {{variable, largest.value ? Json(*largest.value) : Json(nullptr)}};
         for (const auto& [name, value] : largest.others) entry[name] = value;
+        entry["measured"] = largest.computed_bytes == 0 || largest.as_computed || !largest.failed_above.empty();
+        if (!largest.formula.empty()) entry["formula"] = largest.formula;
         to["of_each"].push_back(std::move(entry));
       }
     }
+    const LargestValue* const best = one.best();
+    to["formula"] = best == nullptr || best->formula.empty() ? Json(nullptr) : Json(best->formula);
+    to["as_computed"] = best != nullptr && best->as_computed;
+    if (one.budget) to["token_budget"] = one.budget->tokens;
+    if (!one.computed.empty()) to["computed"] = computed_json(one);
     to["runs"] = one.runs.size();
     to["tried"] = tried(one.runs, one.card == "real");
+    to["learned_from"] = tried(one.runs, false, true);
   };
   if (found.size() == 1) {
     describe(found.front(), json);
@@ -167,8 +216,8 @@ std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs)
   if (card.takes_share) text += "  it takes a share of whatever card it runs on: on a larger one it takes more\n";
   return text +
          fmt::format(
-             "  {:.2f} GiB of them are outside PyTorch (on a virtual card: an estimate); {} runs, all measured{}\n",
-             static_cast<double>(card.outside_bytes) / static_cast<double>(kGiB), runs.size(), stopped(runs));
+             "  {:.2f} GiB of them are outside PyTorch (on a virtual card: an estimate); {}{}\n",
+             static_cast<double>(card.outside_bytes) / static_cast<double>(kGiB), count_runs(runs), stopped(runs));
 }
 
 std::string interrupted_text(const std::vector<FitRun>& runs) {

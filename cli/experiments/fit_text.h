@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/experiments/fit.h"
+#include "cli/experiments/fit_lengths.h"
 
 namespace oomdiag {
 
@@ -12,6 +12,9 @@ struct FitOfCard {
   std::string card;
   std::vector<LargestValue> largest;  ///< one for each combination of the other variables
   std::vector<FitRun> runs;
+  std::vector<std::pair<Values, ShapeEstimate>> computed{};  ///< that were asked for
+  std::string unknown{};                                     ///< why these are not
+  std::optional<TokenBudget> budget{};
 
   const LargestValue* best() const;  ///< the largest of them; null if nothing fits
 };

@@ -59,6 +59,26 @@ int64_t Variable::value(int64_t position) const {
   return step > 0 ? least + position * step : least << position;
 }
 
+Values parse_values(const std::string& text, std::span<const Variable> variables) {
+  Values values;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string_view one = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+    const size_t equals = one.find('=');
+    if (equals == one.npos) break;
+    values[std::string(one.substr(0, equals))] = read_number(one.substr(equals + 1));
+  }
+  for (const Variable& variable : variables) {
+    if (variable.count() == 1) values.try_emplace(variable.name, variable.value(0));
+    if (values[variable.name] <= 0 || values.size() > variables.size()) {
+      throw Error(ErrorKind::usage, fmt::format("'{}' gives no value for {}", text, variable.name),
+                  fmt::format("as in: {}=48", variable.name));
+    }
+  }
+  return values;
+}
+
 std::string describe(const Values& values) {
   std::string text;
   for (const auto& [name, value] : values) text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", name, value);

@@ -1,107 +1,12 @@
 #include "profiler/explain/arena.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
-#include <set>
 
-#include "profiler/replay/allocator/rounding.h"
-
-// The allocator in a page: best fit among the free blocks of a pool, else a new segment; when the card is full, segments that
-// are wholly free go back to it (c10/cuda/CUDACachingAllocator.cpp).
+#include "profiler/replay/allocator/simulator.h"
 
 namespace oomdiag {
 namespace {
-
-class Arena {
- public:
-  Arena(int64_t room_bytes, const AllocatorSettings& settings) : room_(room_bytes), settings_(settings) {}
-
-  /// The address of a block, or nothing where it is refused.
-  std::optional<uint64_t> allocate(int64_t bytes) {
-    const int64_t rounded = round_size(std::max<int64_t>(1, bytes), {});
-    const bool small = rounded <= kSmallBytes;
-    auto& pool = free_[small ? 0 : 1];
-    auto found = pool.lower_bound({rounded, 0});
-    if (found == pool.end()) {
-      if (!add_segment(segment_size(rounded, settings_), small)) return {};
-      found = pool.lower_bound({rounded, 0});
-    }
-    const uint64_t address = found->second;
-    pool.erase(found);
-    Piece& piece = pieces_.at(address);
-    piece.used = true;
-    const int64_t rest = piece.bytes - rounded;
-    if (splits(rounded, rest, small, false, settings_)) {
-      piece.bytes = rounded;
-      const uint64_t next = address + static_cast<uint64_t>(rounded);
-      pieces_[next] = {.bytes = rest, .segment = piece.segment, .small = small};
-      pool.insert({rest, next});
-    }
-    return address;
-  }
-
-  void free(uint64_t address) {
-    auto piece = pieces_.find(address);
-    auto& pool = free_[piece->second.small ? 0 : 1];
-    piece->second.used = false;
-    const auto next = std::next(piece);
-    if (next != pieces_.end() && !next->second.used && next->second.segment == piece->second.segment) {
-      pool.erase({next->second.bytes, next->first});
-      piece->second.bytes += next->second.bytes;
-      pieces_.erase(next);
-    }
-    if (piece != pieces_.begin()) {
-      const auto before = std::prev(piece);
-      if (!before->second.used && before->second.segment == piece->second.segment) {
-        pool.erase({before->second.bytes, before->first});
-        before->second.bytes += piece->second.bytes;
-        pieces_.erase(piece);
-        piece = before;
-      }
-    }
-    pool.insert({piece->second.bytes, piece->first});
-  }
-
- private:
-  struct Piece {
-    int64_t bytes = 0;
-    uint64_t segment = 0;  ///< its address
-    bool small = false, used = false;
-  };
-
-  bool add_segment(int64_t bytes, bool small) {
-    if (reserved_ + bytes > room_) release();
-    if (reserved_ + bytes > room_) return false;
-    reserved_ += bytes;
-    pieces_[end_] = {.bytes = bytes, .segment = end_, .small = small};
-    segments_[end_] = bytes;
-    free_[small ? 0 : 1].insert({bytes, end_});
-    end_ += static_cast<uint64_t>(bytes);
-    return true;
-  }
-
-  void release() {
-    for (auto segment = segments_.begin(); segment != segments_.end();) {
-      const auto piece = pieces_.find(segment->first);
-      if (piece->second.used || piece->second.bytes != segment->second) {
-        ++segment;
-        continue;
-      }
-      reserved_ -= segment->second;
-      free_[piece->second.small ? 0 : 1].erase({segment->second, segment->first});
-      pieces_.erase(piece);
-      segment = segments_.erase(segment);
-    }
-  }
-
-  int64_t room_, reserved_ = 0;
-  AllocatorSettings settings_;
-  uint64_t end_ = 0;
-  std::map<uint64_t, Piece> pieces_;      ///< by address
-  std::map<uint64_t, int64_t> segments_;  ///< bytes by address
-  std::set<std::pair<int64_t, uint64_t>> free_[2];
-};
 
 /// Something that happens to a block.
 struct Change {
@@ -139,16 +44,16 @@ Lives first_step_of(Lives blocks) {
   return blocks;
 }
 
-/// A step in an arena in which some of its blocks may live already.
-bool run(Arena& arena, const Lives& blocks, std::vector<std::optional<uint64_t>>& at) {
+/// A step in an allocator in which some of its blocks may live already.
+bool run(AllocatorSimulator& allocator, const Lives& blocks, std::vector<std::optional<uint32_t>>& at) {
   for (const Change& change : order(blocks)) {
-    std::optional<uint64_t>& address = at[change.block];
+    std::optional<uint32_t>& block = at[change.block];
     if (!change.birth) {
-      if (address) arena.free(*address);
-      address.reset();
-    } else if (!address) {
-      address = arena.allocate(blocks[change.block].bytes);
-      if (!address) return false;
+      if (block) allocator.free(*block);
+      block.reset();
+    } else if (!block) {
+      block = allocator.allocate(blocks[change.block].bytes);
+      if (*block == AllocatorSimulator::kRefused) return false;
     }
   }
   return true;
@@ -160,16 +65,18 @@ bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettin
   if (find_peak(blocks) > room_bytes) return false;
   if (settings.expandable_segments) return find_peak(blocks) + 2 * settings.large_segment_bytes <= room_bytes;
   if (blocks.size() > kMostSimulated) return true;
-  Arena arena(room_bytes, settings);
-  std::vector<std::optional<uint64_t>> at(blocks.size());
-  if (!run(arena, first_step_of(blocks), at)) return false;
+  AllocatorSettings of_blocks = settings;  // their sizes are rounded already
+  of_blocks.roundup_power2_divisions = {};
+  AllocatorSimulator allocator(room_bytes, of_blocks);
+  std::vector<std::optional<uint32_t>> at(blocks.size());
+  if (!run(allocator, first_step_of(blocks), at)) return false;
   // What the step itself made and kept goes, as the next one makes it anew.
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (!blocks[b].is_of_step() || !at[b]) continue;
-    arena.free(*at[b]);
+    allocator.free(*at[b]);
     at[b].reset();
   }
-  return run(arena, blocks, at);
+  return run(allocator, blocks, at);
 }
 
 bool fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings) {

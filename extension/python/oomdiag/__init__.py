@@ -10,6 +10,8 @@
 
     with oomdiag.budget("2GiB"):  fails a test that allocates more, and says who holds it; for pytest see _pytest_plugin.py
 
+    oomdiag.estimate(train, {"batch": 32}, device="rtx4090")    what a function would take on a card that is not here
+
 Else: oomdiag.start(), stop(), mark(name), report() (a dict), explain() (text, as in an except block), peak(), saved_tensors(loss).
 What depends on the torch of this Python is built when it is first needed, once: about a minute.
 """
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     import torch
 
 from ._budget import BudgetExceeded, budget
+from ._estimate import Estimate, estimate
 
-__all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors", "budget", "BudgetExceeded"]
+__all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors", "budget", "BudgetExceeded", "estimate",
+           "Estimate"]
 
 
 def _command() -> pathlib.Path:

@@ -1,0 +1,301 @@
+#include "cli/experiments/fit_function.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+// Four runs for one variable: two with small values tell about where the border is, and two near it tell what libraries choose
+// there. All have more memory than they need, so that none is cut short. Then every value is computed in a millisecond or so, the
+// holes of the allocator included, and only the border is run. What is computed is never the answer where a run says otherwise.
+
+namespace oomdiag {
+namespace {
+
+constexpr int64_t kFewValues = 6;            ///< trying them is as good
+constexpr int64_t kSmall = 4, kSecond = 16;  ///< batches of 1 take ways of their own in many kernels
+constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
+constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
+constexpr double kFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};
+constexpr int kMostProofs = 3;
+
+/// The last position whose value is not above this one; the first if none is.
+int64_t position_of(const Variable& variable, double value) {
+  int64_t low = 0, high = variable.count();
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (static_cast<double>(variable.value(middle)) <= value ? low : high) = middle;
+  }
+  return low;
+}
+
+/// The values of the other variables in the runs to learn from: smallest, largest, then between and crosswise.
+Values others_of_run(std::span<const Variable> others, size_t run) {
+  Values values;
+  for (size_t d = 0; d < others.size(); ++d) {
+    const int64_t last = others[d].count() - 1;
+    const int64_t levels[] = {0, last, last, 0, last / 2, (last + 1) / 2};
+    values[others[d].name] = others[d].value(levels[(run + d * (run / 2)) % 6]);
+  }
+  return values;
+}
+
+double product_of(const Values& values) {
+  double product = 1;
+  for (const auto& [name, value] : values) product *= static_cast<double>(value);
+  return product;
+}
+
+/// Where about the border lies, if bytes were fixed + slope ∙ the product of all values.
+class BorderGuess {
+ public:
+  explicit BorderGuess(const std::vector<FitRun>& runs) {
+    const double x1 = product_of(runs[0].values), x2 = product_of(runs[1].values);
+    const auto y1 = static_cast<double>(runs[0].experiment.allocated_bytes);
+    slope_ = (static_cast<double>(runs[1].experiment.allocated_bytes) - y1) / (x2 - x1);
+    fixed_ = y1 - slope_ * x1;
+    outside_ = static_cast<double>(runs[0].experiment.outside_bytes);
+  }
+  /// Infinite where bytes do not grow.
+  double value(const Values& others, int64_t card_bytes) const {
+    const double room = std::max(0.0, static_cast<double>(card_bytes) - outside_ - fixed_);
+    return slope_ <= 0 ? INFINITY : room / slope_ / product_of(others);
+  }
+
+ private:
+  double fixed_ = 0, slope_ = 0, outside_ = 0;
+};
+
+/// `values` with the variable at the position that is nearest to `position` and not in `taken`.
+Values with_position(const Variable& variable, Values values, int64_t position, const std::vector<Values>& taken) {
+  position = std::clamp<int64_t>(position, 0, variable.count() - 1);
+  for (int64_t step = 0; step < variable.count(); ++step) {
+    for (const int64_t near : {position - step, position + step}) {
+      if (near < 0 || near >= variable.count()) continue;
+      values[variable.name] = variable.value(near);
+      if (std::ranges::find(taken, values) == taken.end()) return values;
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> variables) {
+  const Variable& first = variables.front();
+  std::vector<Variable> others;
+  for (const Variable& other : variables.subspan(1)) {
+    if (other.count() > 1) others.push_back(other);
+  }
+  if (fitter.card_bytes() == 0) return MemoryFunction("the card is a real one");
+  if (first.count() <= kFewValues) return MemoryFunction("there are few values");
+  if (others.size() > 1) return MemoryFunction("more than two variables vary");
+  Values fixed;
+  for (const Variable& other : variables.subspan(1)) fixed[other.name] = other.value(0);
+
+  std::vector<Values> points;
+  const auto add = [&](size_t run, double value) {
+    Values values = fixed;
+    for (const auto& [name, other] : others_of_run(others, run)) values[name] = other;
+    points.push_back(with_position(first, values, position_of(first, value), points));
+  };
+  const auto least = static_cast<double>(first.value(0));
+  add(0, std::max<double>(least, kSmall));
+  add(1, std::max<double>(least * 4, kSecond));
+  std::vector<FitRun> runs = fitter.learn(points);
+  for (const FitRun& run : runs) {
+    if (!run.experiment.passed()) return MemoryFunction("it runs out of memory on any card");
+  }
+  const BorderGuess guess(runs);
+  const size_t small = points.size(), all = others.empty() ? 4 : 6;
+  for (size_t run = small; run < all; ++run) {
+    const Values here = others_of_run(others, run);
+    const double border = guess.value(here, fitter.card_bytes());
+    add(run, std::clamp(border * kBelowBorder[run - small], least, static_cast<double>(first.most)));
+  }
+  const std::vector<FitRun> near = fitter.learn({points.begin() + static_cast<std::ptrdiff_t>(small), points.end()});
+  runs.insert(runs.end(), near.begin(), near.end());
+
+  MemoryFunction function;
+  function.names_.push_back(first.name);
+  for (const Variable& other : others) function.names_.push_back(other.name);
+  for (FitRun& run : runs) {
+    if (!run.experiment.passed()) return MemoryFunction("it runs out of memory on any card");
+    function.outside_bytes_ = std::max(function.outside_bytes_, run.experiment.outside_bytes);
+    function.samples_.push_back({function.point_of(run.values), std::move(*run.experiment.allocations)});
+  }
+  function.relearn();
+  return function;
+}
+
+MemoryFunction MemoryFunction::of_one_run(const Experiment& experiment) {
+  if (!experiment.allocations) return MemoryFunction("it was not recorded");
+  MemoryFunction function;
+  function.outside_bytes_ = experiment.outside_bytes;
+  function.samples_.push_back({{}, *experiment.allocations});
+  function.relearn();
+  return function;
+}
+
+ShapePoint MemoryFunction::point_of(const Values& values) const {
+  ShapePoint point;
+  for (const std::string& name : names_) point.push_back(values.at(name));
+  return point;
+}
+
+void MemoryFunction::relearn() {
+  function_ = ShapeFunction::learn(samples_);
+  unknown_ = function_.unknown();
+}
+
+void MemoryFunction::add(const Values& values, const AllocationSequence& allocations) {
+  const ShapePoint point = point_of(values);
+  const bool is_there = std::ranges::any_of(samples_, [&](const ShapeSample& sample) { return sample.point == point; });
+  const auto releases = [](const AllocationSequence& sequence) {
+    return std::ranges::any_of(sequence.items, [](const auto& item) { return item.kind == AllocationSequence::Kind::release_cached; });
+  };
+  if (is_there || !allocations.unusable.empty() || releases(samples_.front().sequence)) return;
+  samples_.push_back({point, allocations});
+  // The program itself releases nothing: it was the allocator, on a full card.
+  std::erase_if(samples_.back().sequence.items, [](const auto& item) { return item.kind == AllocationSequence::Kind::release_cached; });
+  relearn();
+}
+
+ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t card_bytes) const {
+  const double fraction = samples_.front().sequence.settings.memory_fraction;
+  const auto allowed = static_cast<int64_t>(fraction * static_cast<double>(card_bytes));
+  return evaluate(function_, point_of(values), std::min(card_bytes - outside_bytes_, allowed));
+}
+
+std::string MemoryFunction::formula(const Values& values) const { return to_text(peak_formula(function_, point_of(values)), names_); }
+
+namespace {
+
+/// The largest position that fits by the function; -1 if none does.
+int64_t largest_by_function(const MemoryFunction& function, const Variable& variable, const Values& others, int64_t card_bytes) {
+  const auto fits = [&](int64_t position) {
+    Values values = others;
+    values[variable.name] = variable.value(position);
+    return function.estimate(values, card_bytes).fits;
+  };
+  int64_t low = -1, high = variable.count();
+  for (bool moved = true; moved;) {
+    while (high - low > 1) {
+      const int64_t middle = low < 0 ? 0 : high == variable.count() ? std::min(high - 1, 2 * low + 1) : low + (high - low) / 2;
+      (fits(middle) ? low : high) = middle;
+    }
+    moved = false;
+    std::vector<int64_t> above;
+    for (int64_t i = 2; i <= kAbove && low >= 0; ++i) above.push_back(low + i);
+    for (const double far : kFarAbove) above.push_back(low < 0 ? -1 : position_of(variable, far * static_cast<double>(variable.value(low))));
+    for (const int64_t position : above) {
+      if (position <= low + 1 || position >= variable.count() || !fits(position)) continue;
+      low = position;
+      high = variable.count();
+      moved = true;
+    }
+  }
+  return low;
+}
+
+/// What runs with the largest value that fits by the function, and the next one, show.
+struct Proof {
+  bool holds = true;        ///< the one fits and the other does not
+  bool as_computed = true;  ///< … and to the byte
+  std::vector<int64_t> failed_above{};
+};
+
+bool is_as_estimated(const Experiment& experiment, const ShapeEstimate& estimate) {
+  return experiment.passed() == estimate.fits &&
+         (!estimate.fits || (experiment.allocated_bytes == estimate.peak_allocated_bytes &&
+                             experiment.reserved_bytes == estimate.peak_reserved_bytes));
+}
+
+Proof prove_border(Fitter& fitter, const Variable& variable, const std::vector<Values>& around, int64_t position,
+                   MemoryFunction& function) {
+  Proof proof;
+  std::vector<FitRun> runs;
+  std::vector<Values> new_ones;
+  for (const Values& values : around) {
+    const FitRun* const known = fitter.find_on_card(values);
+    if (known == nullptr) {
+      new_ones.push_back(values);
+    } else {
+      runs.push_back(*known);
+    }
+  }
+  std::ranges::move(fitter.prove(new_ones), std::back_inserter(runs));
+  for (const FitRun& run : runs) {
+    const int64_t value = run.values.at(variable.name);
+    const bool is_inside = position >= 0 && value <= variable.value(position);
+    const ShapeEstimate estimate = function.estimate(run.values, fitter.card_bytes());
+    proof.holds = proof.holds && run.experiment.passed() == is_inside;
+    proof.as_computed = proof.as_computed && is_as_estimated(run.experiment, estimate);
+    if (!is_inside) proof.failed_above.push_back(value);
+    if (run.experiment.allocations) function.add(run.values, *run.experiment.allocations);
+  }
+  return proof;
+}
+
+}  // namespace
+
+std::optional<int64_t> compute_largest(const MemoryFunction& function, const Variable& variable, const Values& others,
+                                       int64_t card_bytes) {
+  const int64_t position = largest_by_function(function, variable, others, card_bytes);
+  return position < 0 ? std::nullopt : std::optional(variable.value(position));
+}
+
+std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
+                                                     MemoryFunction& function, bool may_believe) {
+  for (int proof = 0; proof < kMostProofs && function.is_known(); ++proof) {
+    const int64_t card = fitter.card_bytes();
+    const int64_t position = largest_by_function(function, variable, others, card);
+    std::vector<Values> around;
+    for (const int64_t i : {position, position + 1}) {
+      if (i < 0 || i >= variable.count()) continue;
+      around.push_back(others);
+      around.back()[variable.name] = variable.value(i);
+    }
+    LargestValue largest{.others = others};
+    const bool believes = may_believe && function.is_confirmed() && std::ranges::all_of(around, [&](const Values& values) {
+                            return function.estimate(values, card).is_exact();
+                          });
+    if (!believes) {
+      const Proof proof_of_border = prove_border(fitter, variable, around, position, function);
+      if (!proof_of_border.holds) continue;
+      largest.as_computed = proof_of_border.as_computed;
+      largest.failed_above = proof_of_border.failed_above;
+      if (largest.as_computed) function.confirm();
+    }
+    if (position < 0) return largest;
+    largest.value = variable.value(position);
+    largest.is_last_of_range = position == variable.count() - 1;
+    Values values = others;
+    values[variable.name] = *largest.value;
+    const ShapeEstimate estimate = function.estimate(values, card);
+    largest.formula = function.formula(values);
+    largest.doubt = estimate.doubt;
+    largest.computed_bytes = estimate.peak_allocated_bytes;
+    return largest;
+  }
+  if (function.is_known()) function = MemoryFunction("runs at the border that it tells show another one");
+  return std::nullopt;
+}
+
+int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least, int64_t most,
+                                       int64_t page_bytes) {
+  const auto fits = [&](int64_t bytes) { return function.estimate(values, bytes).fits; };
+  int64_t low = least / page_bytes, high = most / page_bytes;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (fits(middle * page_bytes) ? high : low) = middle;
+  }
+  for (int64_t below = 1; below <= 4 && high - below > least / page_bytes; ++below) {
+    if (!fits((high - below) * page_bytes)) continue;
+    high -= below;
+    below = 0;
+  }
+  return high * page_bytes;
+}
+
+}  // namespace oomdiag

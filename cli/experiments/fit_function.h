@@ -1,0 +1,63 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/experiments/fit.h"
+#include "profiler/shape_function/evaluate.h"
+
+namespace oomdiag {
+
+/// The memory of a program as a function of the variables of a search, learned from a few runs on the largest card.
+class MemoryFunction {
+ public:
+  /// One that knows nothing, and why.
+  explicit MemoryFunction(std::string unknown = "") : unknown_(std::move(unknown)) {}
+
+  /// Runs the program four times for one variable, six times for two, and learns. Not known where the card is a real one, the
+  /// first variable has few values, or three variables vary.
+  static MemoryFunction learn(Fitter& fitter, std::span<const Variable> variables);
+  /// From one run without variables: how the allocator would get along on other cards.
+  static MemoryFunction of_one_run(const Experiment& experiment);
+
+  bool is_known() const { return unknown_.empty(); }
+  const std::string& unknown() const { return unknown_; }
+
+  /// What a run with these values would do on a card of this size.
+  ShapeEstimate estimate(const Values& values, int64_t card_bytes) const;
+  /// Of the peak with these values.
+  std::string formula(const Values& values) const;
+  /// One more run, on the card itself.
+  void add(const Values& values, const AllocationSequence& allocations);
+  /// Runs on both sides of a border showed to the byte what was computed: other borders without a doubt are believed.
+  bool is_confirmed() const { return confirmed_; }
+  void confirm() { confirmed_ = true; }
+
+ private:
+  ShapePoint point_of(const Values& values) const;
+  void relearn();
+
+  std::vector<std::string> names_{};  ///< of those that vary
+  std::vector<ShapeSample> samples_{};
+  ShapeFunction function_{};
+  int64_t outside_bytes_ = 0;
+  std::string unknown_{};
+  bool confirmed_ = false;
+};
+
+/// The largest value that fits by the function alone; nullopt if none does.
+std::optional<int64_t> compute_largest(const MemoryFunction& function, const Variable& variable, const Values& others,
+                                       int64_t card_bytes);
+
+/// The largest value by the function, with runs on both sides of the border as proof; `may_believe`: where the function is confirmed
+/// and has no doubt, without. nullopt where these show something else, and `function` then knows no more than that.
+std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
+                                                     MemoryFunction& function, bool may_believe = false);
+
+/// The smallest multiple of `page_bytes` on which the function passes, and on no card that is up to four pages smaller.
+int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least, int64_t most,
+                                       int64_t page_bytes);
+
+}  // namespace oomdiag

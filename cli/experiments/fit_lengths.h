@@ -1,0 +1,41 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/experiments/fit_function.h"
+
+// fit --lengths: samples of different lengths, padded to the longest of their batch. A batch finder that tries the first batches of a
+// data set finds a size that fails in the epoch that puts long samples together; the function knows the worst batch beforehand.
+namespace oomdiag {
+
+/// What the program's {length} stands for.
+inline constexpr const char* kLength = "length";
+
+/// The lengths of a data set.
+struct Lengths {
+  std::vector<int64_t> distinct{};  ///< ascending
+  int64_t samples = 0;
+
+  /// The variable that runs to learn from take them as: the shortest, a middle one, the longest.
+  Variable variable() const;
+};
+
+/// Numbers, one for each sample, separated by white space or commas. Throws Error(input).
+Lengths read_lengths(const std::filesystem::path& file);
+
+/// Batches of as many samples as fit into a budget of padded tokens.
+struct TokenBudget {
+  int64_t tokens = 0;        ///< the largest with which no batch fails
+  LargestValue tightest{};   ///< at the length that sets it, with runs as proof
+};
+
+/// nullopt where the memory is not known as a function.
+std::optional<TokenBudget> find_token_budget(Fitter& fitter, const Variable& batch, const Lengths& lengths,
+                                             MemoryFunction& function);
+
+std::string lengths_text(const Lengths& lengths, const LargestValue& any_order, const std::optional<TokenBudget>& budget);
+
+}  // namespace oomdiag

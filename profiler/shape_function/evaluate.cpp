@@ -1,0 +1,138 @@
+#include "profiler/shape_function/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "profiler/replay/allocator/simulator.h"
+
+namespace oomdiag {
+namespace {
+
+using Kind = AllocationSequence::Kind;
+using Template = ShapeFunction::Template;
+
+constexpr int64_t kAllThereIs = kMostBytes;
+
+/// The size of each rule at a point; those of the template itself are what was measured there.
+std::vector<int64_t> sizes_at(const ShapeFunction& function, const ShapePoint& point) {
+  std::vector<int64_t> sizes;
+  for (const SizeRule& rule : function.rules()) sizes.push_back(rule.at(point));
+  return sizes;
+}
+
+/// Walks the items of a template with the sizes of a point. `visit(item)` comes after each; it ends the walk by false.
+class Walk {
+ public:
+  Walk(const Template& from, const std::vector<int64_t>& sizes, int64_t room_bytes, const AllocatorSettings& settings)
+      : from_(from), sizes_(sizes), allocator_(room_bytes, settings), blocks_(from.sequence.allocations.size()) {}
+
+  int64_t bytes_of(uint32_t allocation) const { return sizes_[from_.rules[allocation]]; }
+  const AllocatorSimulator& allocator() const { return allocator_; }
+
+  /// False where the device is full.
+  bool step(const AllocationSequence::Item& item) {
+    switch (item.kind) {
+      case Kind::alloc:
+        blocks_[item.allocation] = allocator_.allocate(bytes_of(item.allocation), from_.sequence.allocations[item.allocation].group);
+        return blocks_[item.allocation] != AllocatorSimulator::kRefused;
+      case Kind::free:
+        allocator_.free(blocks_[item.allocation]);
+        return true;
+      case Kind::free_requested:
+        allocator_.request_free(blocks_[item.allocation]);
+        return true;
+      case Kind::free_completed:
+        allocator_.complete_free(blocks_[item.allocation]);
+        return true;
+      case Kind::release_cached:
+        allocator_.release_cached();
+        return true;
+    }
+    return true;
+  }
+
+ private:
+  const Template& from_;
+  const std::vector<int64_t>& sizes_;
+  AllocatorSimulator allocator_;
+  std::vector<uint32_t> blocks_;
+};
+
+uint32_t step_of(const AllocationSequence& sequence, size_t item) {
+  return 1 + static_cast<uint32_t>(std::ranges::upper_bound(sequence.step_ends, item) - sequence.step_ends.begin());
+}
+
+void add_doubts(const ShapeFunction& function, const Template& from, const ShapePoint& point,
+                const std::vector<int64_t>& sizes, ShapeEstimate& estimate) {
+  if (from.point == point) return;
+  if (!function.is_within_structure(point)) estimate.doubt = "runs around it differ in what they allocate";
+  const AllocationSequence& sequence = from.sequence;
+  const AllocationSequence::Allocation* largest = nullptr;
+  for (size_t a = 0; a < sequence.allocations.size(); ++a) {
+    const uint32_t rule = from.rules[a];
+    if (function.rules()[rule].exact || sizes[rule] < estimate.doubtful_bytes) continue;
+    estimate.doubtful_bytes = sizes[rule];
+    largest = &sequence.allocations[a];
+  }
+  if (largest != nullptr && estimate.doubt.empty()) {
+    estimate.doubt = fmt::format("no polynomial gives the size of an allocation of {}", sequence.places[largest->context]);
+  }
+}
+
+}  // namespace
+
+ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes,
+                       const AllocatorSettings& settings) {
+  const Template& from = function.nearest(point);
+  const std::vector<int64_t> sizes = sizes_at(function, point);
+  Walk walk(from, sizes, room_bytes, settings);
+  ShapeEstimate estimate{.fits = true};
+  const auto& items = from.sequence.items;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (walk.step(items[i])) continue;
+    estimate.fits = false;
+    estimate.step = step_of(from.sequence, i);
+    estimate.place = from.sequence.places[from.sequence.allocations[items[i].allocation].context];
+    estimate.requested_bytes = walk.bytes_of(items[i].allocation);
+    break;
+  }
+  estimate.peak_allocated_bytes = walk.allocator().peak_allocated_bytes();
+  estimate.peak_reserved_bytes = walk.allocator().peak_reserved_bytes();
+  estimate.retries = walk.allocator().retries();
+  add_doubts(function, from, point, sizes, estimate);
+  return estimate;
+}
+
+ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes) {
+  return evaluate(function, point, room_bytes, function.nearest(point).sequence.settings);
+}
+
+Polynomial peak_formula(const ShapeFunction& function, const ShapePoint& point) {
+  const Template& from = function.nearest(point);
+  const std::vector<int64_t> sizes = sizes_at(function, point);
+  Walk walk(from, sizes, kAllThereIs, from.sequence.settings);
+  size_t end = 0;
+  int64_t peak = 0;
+  const auto& items = from.sequence.items;
+  for (size_t i = 0; i < items.size() && walk.step(items[i]); ++i) {
+    if (walk.allocator().allocated_bytes() <= peak) continue;
+    peak = walk.allocator().allocated_bytes();
+    end = i + 1;
+  }
+  std::vector<bool> alive(from.sequence.allocations.size());
+  for (size_t i = 0; i < end; ++i) {
+    if (items[i].kind == Kind::alloc) alive[items[i].allocation] = true;
+    if (items[i].kind == Kind::free || items[i].kind == Kind::free_requested) alive[items[i].allocation] = false;
+  }
+  Polynomial sum;
+  for (size_t a = 0; a < alive.size(); ++a) {
+    if (!alive[a]) continue;
+    const SizeRule& rule = function.rules()[from.rules[a]];
+    const Polynomial fixed{{{static_cast<double>(rule.at(point)), std::vector<uint8_t>(point.size(), 0)}}};
+    sum += rule.exact ? rule.polynomial : fixed;
+  }
+  return sum;
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,133 @@
+"""oomdiag fit by a function that is learned from a few runs: what it computes is what runs show, and where it cannot know, runs decide.
+
+Usage: test_fit.py --build BUILD [unittest arguments]. Runs on the virtual device.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]).absolute() if "--build" in sys.argv else pathlib.Path("build").absolute()
+OOMDIAG = BUILD / "bin" / "oomdiag"
+CARD = ["--device", "rtx3060", "--memory", "2GiB"]
+
+# WIDTH is an expression of batch and length.
+PROGRAM = """
+    import sys
+    import torch
+    from torch import nn
+
+    def train(batch, length=64):
+        model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.LayerNorm(2048), nn.Linear(2048, 512)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for index in range(4):
+            x = torch.randn(WIDTH, 512, device="cuda")
+            (model(x) - x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    if __name__ == "__main__":
+        train(*map(int, sys.argv[1:]))
+        print("PEAK", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+"""
+
+
+class Fit(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def write(self, width="batch * length"):
+        file = self.folder / "program.py"
+        file.write_text(textwrap.dedent(PROGRAM).replace("WIDTH", width))
+        return [sys.executable, file]
+
+    def oomdiag(self, *arguments):
+        done = subprocess.run([OOMDIAG, *map(str, arguments)], capture_output=True, text=True, cwd=self.folder, timeout=800)
+        self.assertIn(done.returncode, (0, 3), done.stderr)
+        return done.stdout
+
+    def fit(self, *arguments):
+        return json.loads(self.oomdiag("fit", *CARD, "--json", *arguments))
+
+    def peaks(self, *program):
+        """Those that PyTorch itself counts in a run; None where it runs out of memory."""
+        for line in self.oomdiag("run", *CARD, "--no-progress", "--oom-exit-code", "3", "--", *program).splitlines():
+            if line.startswith("PEAK"):
+                return tuple(map(int, line.split()[1:]))
+        return None
+
+    def test_the_border_and_every_point_below_it_are_computed_to_the_byte(self):
+        program = self.write()
+        found = self.fit("--vary", "batch=1..4096", "--at", "batch=37", "--", *program, "{batch}")
+        border = found["largest"]["batch"]
+        self.assertEqual(([one["batch"] for one in found["tried"]], [one["fits"] for one in found["tried"]]),
+                         ([border, border + 1], [True, False]))
+        self.assertTrue(found["as_computed"])
+        self.assertLessEqual(found["runs"], 6)
+        self.assertRegex(found["formula"], r"iB \+ [\d.]+ [KMG]iB·batch$")
+        (at,) = found["computed"]
+        self.assertTrue(at["fits"])
+        self.assertEqual((at["peak_allocated_bytes"], at["peak_reserved_bytes"]), self.peaks(*program, 37))
+        self.assertIsNone(self.peaks(*program, border + 1))
+
+    def test_two_variables_are_learned_together(self):
+        program = self.write()
+        found = self.fit("--vary", "batch=1..4096", "--vary", "length=16,32,64,96", "--at", "batch=21,length=77", "--", *program,
+                         "{batch}", "{length}")
+        self.assertLessEqual(found["runs"], 8)
+        borders = {one["length"]: one["batch"] for one in found["of_each"]}
+        self.assertEqual(sorted(borders), [16, 32, 64, 96])
+        self.assertEqual(borders[16], max(borders.values()))
+        self.assertIsNotNone(self.peaks(*program, borders[96], 96))
+        self.assertIsNone(self.peaks(*program, borders[96] + 1, 96))
+        (at,) = found["computed"]
+        self.assertEqual((at["peak_allocated_bytes"], at["peak_reserved_bytes"]), self.peaks(*program, 21, 77))
+
+    def test_a_size_that_no_polynomial_gives_is_found_by_runs(self):
+        program = self.write("2 ** (batch * length - 1).bit_length()")
+        found = self.fit("--vary", "batch=505..520", "--", *program, "{batch}")
+        self.assertEqual(found["largest"]["batch"], 512)
+        self.assertEqual([one["fits"] for one in found["tried"] if one["batch"] in (512, 513)], [True, False])
+
+    def test_the_smallest_card_takes_three_runs(self):
+        found = json.loads(self.oomdiag("fit", "--smallest-card", "--json", "--", *self.write(), 200))
+        self.assertEqual(found["runs"], 3)
+        self.assertEqual([(one["memory_bytes"] - found["smallest_card_bytes"], one["fits"]) for one in found["tried"]],
+                         [(-(2 << 20), False), (0, True)])
+
+    def test_lengths_give_the_worst_batch_and_a_budget_of_tokens(self):
+        program = self.write("batch * length")
+        (self.folder / "lengths.txt").write_text("\n".join(str(16 + 7 * i % 80) for i in range(500)))
+        found = self.fit("--vary", "batch=1..4096", "--lengths", "lengths.txt", "--", *program, "{batch}", "{length}")
+        largest, tokens = found["largest"], found["token_budget"]
+        self.assertEqual(largest["length"], 95)
+        self.assertIsNone(self.peaks(*program, largest["batch"] + 1, 95))
+        self.assertLessEqual(largest["batch"] * 95, tokens)
+        self.assertLess(tokens, (largest["batch"] + 1) * 95)
+
+    def test_estimate_asks_from_inside_of_python(self):
+        self.write()
+        code = """
+            import oomdiag, program, torch
+            found = oomdiag.estimate(program.train, {"batch": 20}, device="rtx3060")
+            print(found.fits, found.peak_allocated_bytes, sum(found.categories.values()) == found.peak_allocated_bytes)
+            print(torch.cuda.is_initialized())
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=self.folder,
+                              env=os.environ | {"PYTHONPATH": str(BUILD / "lib/python")}, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        fits, peak, adds_up, initialized = done.stdout.split()
+        self.assertEqual((fits, adds_up, initialized), ("True", "True", "False"))
+        self.assertEqual(int(peak), self.peaks(sys.executable, "program.py", 20)[0])
+
+
+if __name__ == "__main__":
+    if "--build" in sys.argv:
+        del sys.argv[sys.argv.index("--build"):sys.argv.index("--build") + 2]
+    unittest.main(verbosity=2)
