@@ -38,11 +38,12 @@ void compare(const ShapeFunction& function, const std::string& text) {
   const ShapeSample sample = read_sample(text);
   const ShapeEstimate said = evaluate(function, sample.point, kEnough);
   const ShapeEstimate did = measure(sample, function.templates().front().sequence.step_ends.size());
-  fmt::print("{:<24} allocated {} {} reserved {} {} {}\n", text.substr(0, text.find('=')), said.peak_allocated_bytes,
-             said.peak_allocated_bytes == did.peak_allocated_bytes ? "equal" : fmt::format("not {}", did.peak_allocated_bytes),
-             said.peak_reserved_bytes,
-             said.peak_reserved_bytes == did.peak_reserved_bytes ? "equal" : fmt::format("not {}", did.peak_reserved_bytes),
-             said.is_exact() ? "exact" : fmt::format("({}, {} bytes)", said.doubt, said.doubtful_bytes));
+  fmt::print(
+      "{:<24} allocated {} {} reserved {} {} {}\n", text.substr(0, text.find('=')), said.peak_allocated_bytes,
+      said.peak_allocated_bytes == did.peak_allocated_bytes ? "equal" : fmt::format("not {}", did.peak_allocated_bytes),
+      said.peak_reserved_bytes,
+      said.peak_reserved_bytes == did.peak_reserved_bytes ? "equal" : fmt::format("not {}", did.peak_reserved_bytes),
+      said.is_exact() ? "exact" : fmt::format("({}, {} bytes)", said.doubt, said.doubtful_bytes));
 }
 
 /// The rules that are no polynomials, with a place of each.
@@ -68,8 +69,8 @@ void time(const ShapeFunction& function) {
     point[0] += 1 + points % 7;
     evaluate(function, point, kEnough);
   }
-  fmt::print("{} points a second, of {} allocations and {} sizes\n", points, function.templates().front().sequence.allocations.size(),
-             function.rules().size());
+  fmt::print("{} points a second, of {} allocations and {} sizes\n", points,
+             function.templates().front().sequence.allocations.size(), function.rules().size());
 }
 
 int bench(const std::vector<std::string>& arguments) {

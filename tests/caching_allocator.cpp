@@ -158,11 +158,13 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::spare_growing(Pieces::i
   const Piece& wanted = best->second;
   for (auto piece = pieces_.begin(); piece != pieces_.end(); ++piece) {
     const Piece& p = piece->second;
-    const bool serves = p.state == State::free && p.stream == wanted.stream && p.small == wanted.small && p.bytes >= bytes;
+    const bool serves =
+        p.state == State::free && p.stream == wanted.stream && p.small == wanted.small && p.bytes >= bytes;
     if (serves) by_size.emplace(std::pair(p.bytes, piece->first), piece);
   }
   auto found = by_size.begin();
-  for (auto next = std::next(found); next != by_size.end() && grown(next->second) < grown(found->second); ++next) found = next;
+  for (auto next = std::next(found); next != by_size.end() && grown(next->second) < grown(found->second); ++next)
+    found = next;
   return found->second;
 }
 

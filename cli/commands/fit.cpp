@@ -92,8 +92,9 @@ void check_variables(const std::vector<Variable>& variables, const std::vector<s
 void check_lengths(const FitOptions& options, const std::vector<Variable>& variables) {
   const auto uses = [](const std::string& word) { return word.find("{" + std::string(kLength) + "}") != word.npos; };
   if (variables.size() == 1 && std::any_of(options.program.begin(), options.program.end(), uses)) return;
-  throw Error(ErrorKind::usage, "--lengths goes with one --vary and a program that takes {length}",
-              "as in: --vary batch=1..512 --lengths lengths.txt -- python train.py --batch-size {batch} --length {length}");
+  throw Error(
+      ErrorKind::usage, "--lengths goes with one --vary and a program that takes {length}",
+      "as in: --vary batch=1..512 --lengths lengths.txt -- python train.py --batch-size {batch} --length {length}");
 }
 
 /// As after --device; empty where the topology names the card.
@@ -258,10 +259,8 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   const bool any = std::any_of(found.begin(), found.end(), [](const FitOfCard& one) { return one.best() != nullptr; });
   std::string text = values_text(variables.front(), found);
   if (lengths) text += lengths_text(*lengths, found.front().largest.front(), found.front().budget);
-  const Answer answer{.text = text,
-                      .json = values_json(variables.front().name, found),
-                      .rows = rows_of(found),
-                      .found = any};
+  const Answer answer{
+      .text = text, .json = values_json(variables.front().name, found), .rows = rows_of(found), .found = any};
   return print_answer(answer, options, request.program);
 }
 

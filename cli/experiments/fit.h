@@ -101,10 +101,10 @@ struct LargestValue {
   bool is_last_of_range = false;
   std::vector<int64_t> failed_above{};  ///< that were run and failed
   bool may_pass_above = false;          ///< far above, as BorderSearch says
-  std::string formula{};                ///< of its peak, where that is known as a function: "0.97 GiB + 1.64 GiB·batch"
-  bool as_computed = false;             ///< the function told the border, and the runs on both sides of it confirmed that
-  int64_t computed_bytes = 0;           ///< allocated at its peak, by the function
-  std::string doubt{};                  ///< why no function told it, or which part of one is no polynomial
+  std::string formula{};       ///< of its peak, where that is known as a function: "0.97 GiB + 1.64 GiB·batch"
+  bool as_computed = false;    ///< the function told the border, and the runs on both sides of it confirmed that
+  int64_t computed_bytes = 0;  ///< allocated at its peak, by the function
+  std::string doubt{};         ///< why no function told it, or which part of one is no polynomial
   std::optional<Line> line{};
 };
 /// By `function` where it is known and its border holds, else by runs alone.

@@ -152,12 +152,14 @@ void MemoryFunction::add(const Values& values, const AllocationSequence& allocat
   const ShapePoint point = point_of(values);
   const bool is_there = std::ranges::any_of(samples_, [&](const ShapeSample& sample) { return sample.point == point; });
   const auto releases = [](const AllocationSequence& sequence) {
-    return std::ranges::any_of(sequence.items, [](const auto& item) { return item.kind == AllocationSequence::Kind::release_cached; });
+    return std::ranges::any_of(
+        sequence.items, [](const auto& item) { return item.kind == AllocationSequence::ItemKind::release_cached; });
   };
   if (is_there || !allocations.unusable.empty() || releases(samples_.front().sequence)) return;
   samples_.push_back({point, allocations});
   // The program itself releases nothing: it was the allocator, on a full card.
-  std::erase_if(samples_.back().sequence.items, [](const auto& item) { return item.kind == AllocationSequence::Kind::release_cached; });
+  std::erase_if(samples_.back().sequence.items,
+                [](const auto& item) { return item.kind == AllocationSequence::ItemKind::release_cached; });
   relearn();
 }
 
@@ -167,12 +169,15 @@ ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t card_bytes)
   return evaluate(function_, point_of(values), std::min(card_bytes - outside_bytes_, allowed));
 }
 
-std::string MemoryFunction::formula(const Values& values) const { return to_text(peak_formula(function_, point_of(values)), names_); }
+std::string MemoryFunction::formula(const Values& values) const {
+  return to_text(peak_formula(function_, point_of(values)), names_);
+}
 
 namespace {
 
 /// The largest position that fits by the function; -1 if none does.
-int64_t largest_by_function(const MemoryFunction& function, const Variable& variable, const Values& others, int64_t card_bytes) {
+int64_t largest_by_function(const MemoryFunction& function, const Variable& variable, const Values& others,
+                            int64_t card_bytes) {
   const auto fits = [&](int64_t position) {
     Values values = others;
     values[variable.name] = variable.value(position);
@@ -181,13 +186,16 @@ int64_t largest_by_function(const MemoryFunction& function, const Variable& vari
   int64_t low = -1, high = variable.count();
   for (bool moved = true; moved;) {
     while (high - low > 1) {
-      const int64_t middle = low < 0 ? 0 : high == variable.count() ? std::min(high - 1, 2 * low + 1) : low + (high - low) / 2;
+      const int64_t middle = low < 0                    ? 0
+                             : high == variable.count() ? std::min(high - 1, 2 * low + 1)
+                                                        : low + (high - low) / 2;
       (fits(middle) ? low : high) = middle;
     }
     moved = false;
     std::vector<int64_t> above;
     for (int64_t i = 2; i <= kAbove && low >= 0; ++i) above.push_back(low + i);
-    for (const double far : kFarAbove) above.push_back(low < 0 ? -1 : position_of(variable, far * static_cast<double>(variable.value(low))));
+    for (const double far : kFarAbove)
+      above.push_back(low < 0 ? -1 : position_of(variable, far * static_cast<double>(variable.value(low))));
     for (const int64_t position : above) {
       if (position <= low + 1 || position >= variable.count() || !fits(position)) continue;
       low = position;
@@ -257,9 +265,9 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
       around.back()[variable.name] = variable.value(i);
     }
     LargestValue largest{.others = others};
-    const bool believes = may_believe && function.is_confirmed() && std::ranges::all_of(around, [&](const Values& values) {
-                            return function.estimate(values, card).is_exact();
-                          });
+    const bool believes =
+        may_believe && function.is_confirmed() &&
+        std::ranges::all_of(around, [&](const Values& values) { return function.estimate(values, card).is_exact(); });
     if (!believes) {
       const Proof proof_of_border = prove_border(fitter, variable, around, position, function);
       if (!proof_of_border.holds) continue;
@@ -282,8 +290,8 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
   return std::nullopt;
 }
 
-int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least, int64_t most,
-                                       int64_t page_bytes) {
+int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least,
+                                       int64_t most, int64_t page_bytes) {
   const auto fits = [&](int64_t bytes) { return function.estimate(values, bytes).fits; };
   int64_t low = least / page_bytes, high = most / page_bytes;
   while (high - low > 1) {

@@ -57,7 +57,7 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
                                                      MemoryFunction& function, bool may_believe = false);
 
 /// The smallest multiple of `page_bytes` on which the function passes, and on no card that is up to four pages smaller.
-int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least, int64_t most,
-                                       int64_t page_bytes);
+int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least,
+                                       int64_t most, int64_t page_bytes);
 
 }  // namespace oomdiag

@@ -43,11 +43,13 @@ Lengths read_lengths(const std::filesystem::path& file) {
     int64_t length = 0;
     const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), length);
     if (error != std::errc{} || rest != word.data() + word.size() || length <= 0) {
-      throw Error(ErrorKind::input, fmt::format("'{}' in '{}' is no length", word, file.string()), "one positive number per sample");
+      throw Error(ErrorKind::input, fmt::format("'{}' in '{}' is no length", word, file.string()),
+                  "one positive number per sample");
     }
     lengths.distinct.push_back(length);
   }
-  if (lengths.distinct.empty()) throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), "one length per line");
+  if (lengths.distinct.empty())
+    throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), "one length per line");
   std::ranges::sort(lengths.distinct);
   lengths.distinct.erase(std::unique(lengths.distinct.begin(), lengths.distinct.end()), lengths.distinct.end());
   return lengths;
@@ -77,13 +79,16 @@ std::optional<TokenBudget> find_token_budget(Fitter& fitter, const Variable& bat
   return budget;
 }
 
-std::string lengths_text(const Lengths& lengths, const LargestValue& any_order, const std::optional<TokenBudget>& budget) {
-  std::string text = fmt::format("  {} samples of {} to {}: ", lengths.samples, lengths.distinct.front(), lengths.distinct.back());
+std::string lengths_text(const Lengths& lengths, const LargestValue& any_order,
+                         const std::optional<TokenBudget>& budget) {
+  std::string text =
+      fmt::format("  {} samples of {} to {}: ", lengths.samples, lengths.distinct.front(), lengths.distinct.back());
   text += any_order.value ? fmt::format("{} of the longest together are the worst batch, and fit\n", *any_order.value)
                           : std::string("one of the longest alone does not fit\n");
   if (!budget) return text + "  no budget of tokens is known, as memory is not known as a function of the length\n";
-  return text + fmt::format("  batches of up to {} tokens, padding included, never fail; at length {} that is closest\n", budget->tokens,
-                            budget->tightest.others.at(kLength));
+  return text +
+         fmt::format("  batches of up to {} tokens, padding included, never fail; at length {} that is closest\n",
+                     budget->tokens, budget->tightest.others.at(kLength));
 }
 
 }  // namespace oomdiag

@@ -28,14 +28,15 @@ Lengths read_lengths(const std::filesystem::path& file);
 
 /// Batches of as many samples as fit into a budget of padded tokens.
 struct TokenBudget {
-  int64_t tokens = 0;        ///< the largest with which no batch fails
-  LargestValue tightest{};   ///< at the length that sets it, with runs as proof
+  int64_t tokens = 0;       ///< the largest with which no batch fails
+  LargestValue tightest{};  ///< at the length that sets it, with runs as proof
 };
 
 /// nullopt where the memory is not known as a function.
 std::optional<TokenBudget> find_token_budget(Fitter& fitter, const Variable& batch, const Lengths& lengths,
                                              MemoryFunction& function);
 
-std::string lengths_text(const Lengths& lengths, const LargestValue& any_order, const std::optional<TokenBudget>& budget);
+std::string lengths_text(const Lengths& lengths, const LargestValue& any_order,
+                         const std::optional<TokenBudget>& budget);
 
 }  // namespace oomdiag

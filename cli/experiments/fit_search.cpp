@@ -88,8 +88,10 @@ std::vector<FitRun> Fitter::run_for(Purpose purpose, const std::vector<std::pair
                               cases[i].first.empty() ? "a run" : describe(cases[i].first), experiments[i].why),
                   "oomdiag run shows all that it says");
     }
-    runs.push_back(
-        {.values = cases[i].first, .memory_bytes = cases[i].second, .experiment = std::move(experiments[i]), .learns = purpose == Purpose::learn});
+    runs.push_back({.values = cases[i].first,
+                    .memory_bytes = cases[i].second,
+                    .experiment = std::move(experiments[i]),
+                    .learns = purpose == Purpose::learn});
     runs.back().experiment.report.reset();
     std::optional<AllocationSequence> allocations = std::exchange(runs.back().experiment.allocations, std::nullopt);
     runs_.push_back(runs.back());  // what is remembered needs no allocations

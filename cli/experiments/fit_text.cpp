@@ -17,7 +17,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values) {
-  const auto run = std::find_if(runs.begin(), runs.end(), [&](const FitRun& one) { return one.values == values && !one.learns; });
+  const auto run =
+      std::find_if(runs.begin(), runs.end(), [&](const FitRun& one) { return one.values == values && !one.learns; });
   return run == runs.end() ? nullptr : &*run;
 }
 
@@ -71,7 +72,8 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   std::vector<int64_t> below;
   for (const FitRun& run : runs) {
     values[variable.name] = run.values.at(variable.name);
-    if (!run.experiment.passed() && run.values == values && values[variable.name] < *largest.value) {  // those that learn pass
+    if (!run.experiment.passed() && run.values == values &&
+        values[variable.name] < *largest.value) {  // those that learn pass
       below.push_back(values[variable.name]);
     }
   }
@@ -86,10 +88,11 @@ std::string computed_text(const FitOfCard& found) {
   if (!found.unknown.empty()) return fmt::format("  nothing can be computed: {}\n", found.unknown);
   std::string text;
   for (const auto& [values, estimate] : found.computed) {
-    text += fmt::format("  computed  {}  {} GiB allocated, {} GiB reserved, {}{}\n", padded(describe(values), 28),
-                        to_gib(estimate.peak_allocated_bytes), to_gib(estimate.peak_reserved_bytes),
-                        estimate.fits ? "fits" : fmt::format("out of memory in step {} ({})", estimate.step, estimate.place),
-                        estimate.is_exact() ? "" : "; an estimate: " + estimate.doubt);
+    text += fmt::format(
+        "  computed  {}  {} GiB allocated, {} GiB reserved, {}{}\n", padded(describe(values), 28),
+        to_gib(estimate.peak_allocated_bytes), to_gib(estimate.peak_reserved_bytes),
+        estimate.fits ? "fits" : fmt::format("out of memory in step {} ({})", estimate.step, estimate.place),
+        estimate.is_exact() ? "" : "; an estimate: " + estimate.doubt);
   }
   return text;
 }
@@ -103,13 +106,13 @@ std::string table(const Variable& variable, const std::vector<FitOfCard>& found)
       Values values = largest.others;
       values[variable.name] = largest.value.value_or(0);
       const FitRun* run = largest.value ? find_run(one.runs, values) : nullptr;
-      text += fmt::format(
-          "  {} {} {:>8}   {}\n", padded(one.card, 18),
-          padded(describe(largest.others), largest.others.empty() ? 0 : 20),
-          largest.value ? std::to_string(*largest.value) : "none",
-          run != nullptr        ? fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes))
-          : largest.value       ? fmt::format("{:>7} GiB allocated (computed)", to_gib(largest.computed_bytes))
-                                : "");
+      text +=
+          fmt::format("  {} {} {:>8}   {}\n", padded(one.card, 18),
+                      padded(describe(largest.others), largest.others.empty() ? 0 : 20),
+                      largest.value ? std::to_string(*largest.value) : "none",
+                      run != nullptr  ? fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes))
+                      : largest.value ? fmt::format("{:>7} GiB allocated (computed)", to_gib(largest.computed_bytes))
+                                      : "");
     }
   }
   return text + fmt::format("\n  {}\n", count_runs(runs));
@@ -214,10 +217,9 @@ std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs)
                                  to_gib(card.bytes), card.bytes);
   if (!card.fails_in.empty()) text += fmt::format("  with 2 MiB less it runs out of memory in {}\n", card.fails_in);
   if (card.takes_share) text += "  it takes a share of whatever card it runs on: on a larger one it takes more\n";
-  return text +
-         fmt::format(
-             "  {:.2f} GiB of them are outside PyTorch (on a virtual card: an estimate); {}{}\n",
-             static_cast<double>(card.outside_bytes) / static_cast<double>(kGiB), count_runs(runs), stopped(runs));
+  return text + fmt::format("  {:.2f} GiB of them are outside PyTorch (on a virtual card: an estimate); {}{}\n",
+                            static_cast<double>(card.outside_bytes) / static_cast<double>(kGiB), count_runs(runs),
+                            stopped(runs));
 }
 
 std::string interrupted_text(const std::vector<FitRun>& runs) {

@@ -114,9 +114,9 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
     const auto times = [&](double share) {
       return static_cast<int64_t>(share * static_cast<double>(*before.step.time_ns));
     };
-    text += fmt::format(
-        "  step time  {} ms as it is (modelled; {} to {} likely); below that of as many samples\n",
-        milliseconds(before.step.time_ns), milliseconds(times(error.low)), milliseconds(times(error.high)));
+    text +=
+        fmt::format("  step time  {} ms as it is (modelled; {} to {} likely); below that of as many samples\n",
+                    milliseconds(before.step.time_ns), milliseconds(times(error.low)), milliseconds(times(error.high)));
   }
   for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
   text += table(fixed, target) + unproved(fixed) + lines_to_write(fixed);

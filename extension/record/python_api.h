@@ -48,8 +48,8 @@ struct PythonApi {
   PythonObject (*method_function)(PythonObject) = nullptr;  ///< of a bound method, borrowed
   /// PyUnstable_GC_VisitObjects: all objects that the collector knows, until the visitor returns 0. From 3.12; may be null.
   void (*visit_objects)(int (*)(PythonObject, void*), void*) = nullptr;
-  void* (*type_slot)(PythonObject, int) = nullptr;    ///< PyType_GetSlot; may be null
-  int (*is_tracked)(PythonObject) = nullptr;          ///< PyObject_GC_IsTracked; may be null
+  void* (*type_slot)(PythonObject, int) = nullptr;             ///< PyType_GetSlot; may be null
+  int (*is_tracked)(PythonObject) = nullptr;                   ///< PyObject_GC_IsTracked; may be null
   PythonObject (*call)(PythonObject, PythonObject) = nullptr;  ///< a C function, with a tuple of arguments
   PythonObject (*tuple)(intptr_t) = nullptr;
   intptr_t (*tuple_size)(PythonObject) = nullptr;

@@ -170,7 +170,7 @@ std::string TensorReferrers::name_of(uint32_t index) const {
     holder = way[i];
   }
   const bool is_tensor = holder == index;
-  const std::string kind = !is_tensor                  ? reader_.type_name(reached_[holder].object)
+  const std::string kind = !is_tensor                      ? reader_.type_name(reached_[holder].object)
                            : named.find('.') != named.npos ? "attribute"
                                                            : "variable";
   if (named.size() > kMostOfName) named = "…" + named.substr(named.size() - kMostOfName);
@@ -183,8 +183,7 @@ std::string TensorReferrers::name_of_step(uint32_t index) const {
   const PythonObject container = reached_[parent].object, item = reached_[index].object;
   if (reader_.is_a(container, api_.dict_type)) {
     const uint32_t owner = reached_[parent].parent;
-    const bool is_attributes =
-        owner != kNone && reader_.dict_of(reached_[owner].object).get() == container;
+    const bool is_attributes = owner != kNone && reader_.dict_of(reached_[owner].object).get() == container;
     const std::string key = key_of(container, item);
     return is_attributes ? "." + key : "[" + key + "]";
   }

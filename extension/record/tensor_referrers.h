@@ -71,8 +71,8 @@ class TensorReferrers {
   std::vector<Variable> variables_;
   std::unordered_set<PythonObject> seen_;
   std::unordered_set<const torch::autograd::Node*> nodes_;  ///< that a tensor before keeps
-  std::unordered_map<PythonObject, void*> traverse_;  ///< by type: its tp_traverse, or null
-  uint32_t followed_ = 0;                             ///< index of the one whose references are read
+  std::unordered_map<PythonObject, void*> traverse_;        ///< by type: its tp_traverse, or null
+  uint32_t followed_ = 0;                                   ///< index of the one whose references are read
   size_t written_ = 0;
 };
 

@@ -206,22 +206,22 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind != GrowthKind::retained_graph) return {};
   const std::string_view keeps = growth->referrer.empty() ? "a tensor that is kept from each step" : growth->referrer;
-  return Reason{.id = {},
-                .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held),
-                                    growing_text(*growth)),
-                .bytes = growth->grown_bytes,
-                .fix = "stop_growth",
-                .how = {"total += loss.item()  # of a tensor: loss.detach()"}};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held), growing_text(*growth)),
+      .bytes = growth->grown_bytes,
+      .fix = "stop_growth",
+      .how = {"total += loss.item()  # of a tensor: loss.detach()"}};
 }
 
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind != GrowthKind::kept_tensors) return {};
   return Reason{.id = {},
-                .text = growth->referrer.empty()
-                            ? fmt::format("tensors of each step are kept{}, {}", at(growth->held), growing_text(*growth))
-                            : fmt::format("{} keeps tensors of each step{}, {}", growth->referrer, at(growth->held),
-                                          growing_text(*growth)),
+                .text = growth->referrer.empty() ? fmt::format("tensors of each step are kept{}, {}", at(growth->held),
+                                                               growing_text(*growth))
+                                                 : fmt::format("{} keeps tensors of each step{}, {}", growth->referrer,
+                                                               at(growth->held), growing_text(*growth)),
                 .bytes = growth->grown_bytes,
                 .fix = "stop_growth",
                 .how = {"kept.append(x.detach().cpu())  # of a scalar: x.item()"}};

@@ -12,6 +12,8 @@
 namespace oomdiag {
 namespace {
 
+using ItemKind = AllocationSequence::ItemKind;
+
 constexpr uint64_t kFreedByItsOp = uint64_t{1} << 40;
 
 uint64_t hash_of(std::string_view text) {
@@ -22,7 +24,8 @@ uint64_t hash_of(std::string_view text) {
 
 uint64_t place_of(const Trace& trace, const Context& context) {
   uint64_t hash = 0;
-  for (const uint32_t name : {context.op, context.inner, context.node, context.module, context.source, context.inner_source}) {
+  for (const uint32_t name :
+       {context.op, context.inner, context.node, context.module, context.source, context.inner_source}) {
     hash = mix(hash, hash_of(trace.name(name)));
   }
   return hash;
@@ -84,14 +87,13 @@ class SequenceReader {
 
   void take(const Event& event) {
     const bool gives_back = event.kind == EventKind::segment_free || event.kind == EventKind::segment_unmap;
-    if (gives_back && !in_release_) add(AllocationSequence::Kind::release_cached, 0);
+    if (gives_back && !in_release_) add(ItemKind::release_cached, 0);
     in_release_ = gives_back;
-    using Kind = AllocationSequence::Kind;
     if (event.kind == EventKind::alloc) return allocate(event);
     if (event.kind == EventKind::free_requested) {
-      return free(event, (event.flags & kFreeCompleted) != 0 ? Kind::free : Kind::free_requested);
+      return free(event, (event.flags & kFreeCompleted) != 0 ? ItemKind::free : ItemKind::free_requested);
     }
-    if (event.kind == EventKind::free_completed) return free(event, Kind::free_completed);
+    if (event.kind == EventKind::free_completed) return free(event, ItemKind::free_completed);
     if (event.kind == EventKind::out_of_memory) sequence_.unusable = "it ran out of memory";
     if (event.kind == EventKind::memory_stats) reserved_ = static_cast<int64_t>(event.address);
     if (event.kind == EventKind::device_memory) {
@@ -103,23 +105,23 @@ class SequenceReader {
   void allocate(const Event& event) {
     const auto group = groups_.try_emplace({event.detail, pool_of(event.flags)}, static_cast<uint32_t>(groups_.size()));
     live_[event.address] = {static_cast<uint32_t>(sequence_.allocations.size()), event.op_serial};
-    add(AllocationSequence::Kind::alloc, static_cast<uint32_t>(sequence_.allocations.size()));
+    add(ItemKind::alloc, static_cast<uint32_t>(sequence_.allocations.size()));
     sequence_.allocations.push_back({.requested_bytes = event.bytes,
                                      .place = known_place(event.context),
                                      .group = group.first->second,
                                      .context = event.context < places_.size() ? event.context : 0});
   }
 
-  void free(const Event& event, AllocationSequence::Kind kind) {
+  void free(const Event& event, ItemKind kind) {
     const auto found = live_.find(event.address);
     if (found == live_.end()) return;
     const auto [allocation, op] = found->second;
     add(kind, allocation);
     // A temporary of an op, as a workspace is: told apart from what the op returns.
-    if (kind != AllocationSequence::Kind::free_completed && op != 0 && op == event.op_serial) {
+    if (kind != ItemKind::free_completed && op != 0 && op == event.op_serial) {
       sequence_.allocations[allocation].place ^= kFreedByItsOp;
     }
-    if (kind != AllocationSequence::Kind::free_requested) live_.erase(found);
+    if (kind != ItemKind::free_requested) live_.erase(found);
   }
 
   uint64_t known_place(uint32_t context) {
@@ -131,16 +133,15 @@ class SequenceReader {
     return places_[context];
   }
 
-  void add(AllocationSequence::Kind kind, uint32_t allocation) {
-    sequence_.items.push_back({.kind = kind, .allocation = allocation});
-  }
+  void add(ItemKind kind, uint32_t allocation) { sequence_.items.push_back({.kind = kind, .allocation = allocation}); }
 
   const Trace& trace_;
   uint8_t device_;
   AllocationSequence sequence_;
   std::vector<uint64_t> places_;  ///< by context, 0 = not yet known
   std::map<std::pair<uint64_t, uint8_t>, uint32_t> groups_;
-  std::unordered_map<uint64_t, std::pair<uint32_t, uint32_t>> live_;  ///< by address: allocation, and the call of an op that made it
+  std::unordered_map<uint64_t, std::pair<uint32_t, uint32_t>>
+      live_;  ///< by address: allocation, and the call of an op that made it
   size_t step_ = 0;
   bool in_release_ = false;
   int64_t reserved_ = 0;
@@ -153,7 +154,7 @@ void AllocationSequence::cut(size_t steps) {
   items.resize(step_ends[steps - 1]);
   step_ends.resize(steps);
   uint32_t count = 0;
-  for (const Item& item : items) count += item.kind == Kind::alloc ? 1 : 0;
+  for (const Item& item : items) count += item.kind == ItemKind::alloc ? 1 : 0;
   allocations.resize(count);
   ended = false;
 }

@@ -12,29 +12,30 @@ namespace oomdiag {
 /// What a program asked of the caching allocator of one device, in order: what a run with other sizes is aligned with, and what
 /// the allocator's algorithm can be run on again.
 struct AllocationSequence {
-  enum class Kind : uint8_t { alloc, free, free_requested, free_completed, release_cached };
+  enum class ItemKind : uint8_t { alloc, free, free_requested, free_completed, release_cached };
   struct Item {
-    Kind kind = Kind::alloc;
+    ItemKind kind = ItemKind::alloc;
     uint32_t allocation = 0;  ///< which one, by its order; 0 for release_cached
 
     bool operator==(const Item&) const = default;
   };
   struct Allocation {
     int64_t requested_bytes = 0;
-    uint64_t place = 0;   ///< a hash of op, node, module and line, and of whether the op itself freed it: the same in every run
-    uint32_t group = 0;   ///< stream and pool, numbered as they appear
-    uint32_t context = 0; ///< index into `places`
+    uint64_t place =
+        0;  ///< a hash of op, node, module and line, and of whether the op itself freed it: the same in every run
+    uint32_t group = 0;    ///< stream and pool, numbered as they appear
+    uint32_t context = 0;  ///< index into `places`
   };
 
   std::vector<Item> items{};
   std::vector<Allocation> allocations{};
-  std::vector<std::string> places{};   ///< for people: "aten::mm ← layer3", by the contexts of the trace
-  std::vector<size_t> step_ends{};     ///< how many items come before the end of step 1, 2, …
+  std::vector<std::string> places{};  ///< for people: "aten::mm ← layer3", by the contexts of the trace
+  std::vector<size_t> step_ends{};    ///< how many items come before the end of step 1, 2, …
   AllocatorSettings settings{};
-  int64_t outside_bytes = 0;           ///< at most held on the device by others than the allocator
-  int64_t total_bytes = 0;             ///< of the device
-  bool ended = false;                  ///< the program came to its end by itself; else it was stopped in the middle
-  std::string unusable{};              ///< why it tells nothing of other sizes, or empty
+  int64_t outside_bytes = 0;  ///< at most held on the device by others than the allocator
+  int64_t total_bytes = 0;    ///< of the device
+  bool ended = false;         ///< the program came to its end by itself; else it was stopped in the middle
+  std::string unusable{};     ///< why it tells nothing of other sizes, or empty
 
   /// Keeps the first `steps` steps only.
   void cut(size_t steps);

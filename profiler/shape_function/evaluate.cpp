@@ -9,7 +9,7 @@
 namespace oomdiag {
 namespace {
 
-using Kind = AllocationSequence::Kind;
+using ItemKind = AllocationSequence::ItemKind;
 using Template = ShapeFunction::Template;
 
 constexpr int64_t kAllThereIs = kMostBytes;
@@ -33,19 +33,20 @@ class Walk {
   /// False where the device is full.
   bool step(const AllocationSequence::Item& item) {
     switch (item.kind) {
-      case Kind::alloc:
-        blocks_[item.allocation] = allocator_.allocate(bytes_of(item.allocation), from_.sequence.allocations[item.allocation].group);
+      case ItemKind::alloc:
+        blocks_[item.allocation] =
+            allocator_.allocate(bytes_of(item.allocation), from_.sequence.allocations[item.allocation].group);
         return blocks_[item.allocation] != AllocatorSimulator::kRefused;
-      case Kind::free:
+      case ItemKind::free:
         allocator_.free(blocks_[item.allocation]);
         return true;
-      case Kind::free_requested:
+      case ItemKind::free_requested:
         allocator_.request_free(blocks_[item.allocation]);
         return true;
-      case Kind::free_completed:
+      case ItemKind::free_completed:
         allocator_.complete_free(blocks_[item.allocation]);
         return true;
-      case Kind::release_cached:
+      case ItemKind::release_cached:
         allocator_.release_cached();
         return true;
     }
@@ -76,7 +77,8 @@ void add_doubts(const ShapeFunction& function, const Template& from, const Shape
     largest = &sequence.allocations[a];
   }
   if (largest != nullptr && estimate.doubt.empty()) {
-    estimate.doubt = fmt::format("no polynomial gives the size of an allocation of {}", sequence.places[largest->context]);
+    estimate.doubt =
+        fmt::format("no polynomial gives the size of an allocation of {}", sequence.places[largest->context]);
   }
 }
 
@@ -122,8 +124,9 @@ Polynomial peak_formula(const ShapeFunction& function, const ShapePoint& point) 
   }
   std::vector<bool> alive(from.sequence.allocations.size());
   for (size_t i = 0; i < end; ++i) {
-    if (items[i].kind == Kind::alloc) alive[items[i].allocation] = true;
-    if (items[i].kind == Kind::free || items[i].kind == Kind::free_requested) alive[items[i].allocation] = false;
+    if (items[i].kind == ItemKind::alloc) alive[items[i].allocation] = true;
+    if (items[i].kind == ItemKind::free || items[i].kind == ItemKind::free_requested)
+      alive[items[i].allocation] = false;
   }
   Polynomial sum;
   for (size_t a = 0; a < alive.size(); ++a) {

@@ -12,10 +12,10 @@ namespace oomdiag {
 struct ShapeEstimate {
   bool fits = false;
   int64_t peak_allocated_bytes = 0, peak_reserved_bytes = 0;  ///< as far as it went
-  uint32_t step = 0;         ///< in which it fails; 0 = it fits
-  std::string place{};       ///< where it fails
-  int64_t requested_bytes = 0;  ///< … by this request
-  uint32_t retries = 0;      ///< times that cached segments had to be given back
+  uint32_t step = 0;                                          ///< in which it fails; 0 = it fits
+  std::string place{};                                        ///< where it fails
+  int64_t requested_bytes = 0;                                ///< … by this request
+  uint32_t retries = 0;                                       ///< times that cached segments had to be given back
   /// Why it may be wrong, or empty: then it is what a run would show.
   std::string doubt{};
   int64_t doubtful_bytes = 0;  ///< of the largest allocation whose size no polynomial gives

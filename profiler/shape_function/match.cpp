@@ -15,7 +15,8 @@ using Reached = std::vector<int64_t>;
 
 struct Search {
   std::span<const uint64_t> left, right;
-  std::vector<Reached> rounds{};  ///< of each number of differences: what was reached before it, from diagonal -d - 1 on
+  std::vector<Reached>
+      rounds{};  ///< of each number of differences: what was reached before it, from diagonal -d - 1 on
 
   int64_t run_on(int64_t x, int64_t k) const {
     const auto n = static_cast<int64_t>(left.size()), m = static_cast<int64_t>(right.size());
@@ -69,7 +70,8 @@ std::vector<uint32_t> match(std::span<const uint64_t> left, std::span<const uint
     search.trace_back(matches);
     return matches;
   }
-  for (size_t i = 0; i < std::min(left.size(), right.size()) && left[i] == right[i]; ++i) matches[i] = static_cast<uint32_t>(i);
+  for (size_t i = 0; i < std::min(left.size(), right.size()) && left[i] == right[i]; ++i)
+    matches[i] = static_cast<uint32_t>(i);
   return matches;
 }
 

@@ -13,7 +13,7 @@ using ShapePoint = std::vector<int64_t>;
 
 /// coefficient ∙ batch^e0 ∙ length^e1 …, in bytes.
 struct Term {
-  double coefficient = 0;          ///< a multiple of 2^-20: exact, as sizes are integers of less than 2^53
+  double coefficient = 0;            ///< a multiple of 2^-20: exact, as sizes are integers of less than 2^53
   std::vector<uint8_t> exponents{};  ///< one for each dimension
 
   bool operator==(const Term&) const = default;

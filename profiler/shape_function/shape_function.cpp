@@ -30,14 +30,16 @@ std::vector<uint64_t> keys_of(const AllocationSequence& sequence) {
 
 uint64_t structure_of(const AllocationSequence& sequence, const std::vector<uint64_t>& keys) {
   uint64_t hash = 0;
-  for (const auto& item : sequence.items) hash = mix(hash, (uint64_t{item.allocation} << 3) + static_cast<uint64_t>(item.kind));
+  for (const auto& item : sequence.items)
+    hash = mix(hash, (uint64_t{item.allocation} << 3) + static_cast<uint64_t>(item.kind));
   for (const uint64_t key : keys) hash = mix(hash, key);
   return hash;
 }
 
 double distance(const ShapePoint& a, const ShapePoint& b) {
   double sum = 0;
-  for (size_t d = 0; d < a.size(); ++d) sum += std::fabs(std::log(static_cast<double>(a[d]) / static_cast<double>(b[d])));
+  for (size_t d = 0; d < a.size(); ++d)
+    sum += std::fabs(std::log(static_cast<double>(a[d]) / static_cast<double>(b[d])));
   return sum;
 }
 
@@ -52,8 +54,9 @@ int64_t SizeRule::at(const ShapePoint& point) const {
   const size_t nearest = order.front();
   if (point.size() != 1) return sizes[nearest];
   const auto x = static_cast<double>(points[nearest][0]), y = static_cast<double>(sizes[nearest]);
-  const double slope = order.size() == 1 ? y / x
-                                         : (static_cast<double>(sizes[order[1]]) - y) / (static_cast<double>(points[order[1]][0]) - x);
+  const double slope =
+      order.size() == 1 ? y / x
+                        : (static_cast<double>(sizes[order[1]]) - y) / (static_cast<double>(points[order[1]][0]) - x);
   return std::max<int64_t>(0, std::llround(y + slope * (static_cast<double>(point[0]) - x)));
 }
 
@@ -66,7 +69,8 @@ ShapeFunction ShapeFunction::learn(std::vector<ShapeSample> samples) {
     steps = std::min(steps, sample.sequence.step_ends.size());
     all_ended = all_ended && sample.sequence.ended;
   }
-  const bool same_steps = std::ranges::all_of(samples, [&](const ShapeSample& s) { return s.sequence.step_ends.size() == steps; });
+  const bool same_steps =
+      std::ranges::all_of(samples, [&](const ShapeSample& s) { return s.sequence.step_ends.size() == steps; });
   if (samples.empty()) function.unknown_ = "nothing was run";
   if (steps == 0 && !all_ended) function.unknown_ = "it makes no steps";
   if (!function.unknown_.empty()) return function;
@@ -126,7 +130,8 @@ const ShapeFunction::Template& ShapeFunction::nearest(const ShapePoint& point) c
 }
 
 bool ShapeFunction::has_one_structure() const {
-  return std::ranges::all_of(templates_, [&](const Template& one) { return one.structure == templates_.front().structure; });
+  return std::ranges::all_of(templates_,
+                             [&](const Template& one) { return one.structure == templates_.front().structure; });
 }
 
 // The second nearest on the other side of the point, or, beyond all runs, the next one, must have done the same.
@@ -137,7 +142,8 @@ bool ShapeFunction::is_within_structure(const ShapePoint& point) const {
   const Template* second = nullptr;
   for (const Template& one : templates_) {
     if (&one == &near) continue;
-    const bool is_between = distance(one.point, point) + distance(point, near.point) <= distance(one.point, near.point) * 1.0001;
+    const bool is_between =
+        distance(one.point, point) + distance(point, near.point) <= distance(one.point, near.point) * 1.0001;
     const bool better = second == nullptr || distance(one.point, point) < distance(second->point, point);
     if (is_between && better) second = &one;
   }

@@ -17,7 +17,7 @@ struct ShapeSample {
 
 /// How the size of some allocations follows from the dimensions.
 struct SizeRule {
-  bool exact = false;           ///< `polynomial` gave every run, also those that it was not made from
+  bool exact = false;  ///< `polynomial` gave every run, also those that it was not made from
   Polynomial polynomial{};
   /// Where no polynomial does (a kernel's workspace, rounding, data): what the runs showed, of which the nearest two count.
   std::vector<ShapePoint> points{};

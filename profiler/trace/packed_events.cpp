@@ -62,8 +62,9 @@ uint64_t take(const uint8_t*& at, unsigned code) {
 constexpr bool is_short(EventKind kind) { return static_cast<uint8_t>(kind) <= kKind; }
 
 bool is_plain(const Event& event) {
-  return is_short(event.kind) && event.node_sequence == kNoNode && event.op_serial == 0 && event.node_thread == 0 && event.flags == 0 &&
-         event.thread == event.device && event.device < kRaw && fits(static_cast<uint64_t>(event.bytes));
+  return is_short(event.kind) && event.node_sequence == kNoNode && event.op_serial == 0 && event.node_thread == 0 &&
+         event.flags == 0 && event.thread == event.device && event.device < kRaw &&
+         fits(static_cast<uint64_t>(event.bytes));
 }
 
 bool is_same(const Event& a, const Event& b) {

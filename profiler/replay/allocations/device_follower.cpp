@@ -77,7 +77,8 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.address == 0) return;  // it is about a refusal
   uint32_t id = pass_.table.find(event.device, event.address);
   if (event.kind == EventKind::referrer) {
-    if (id != AllocationTable::kNone) lives_.referrers.push_back({pass_.table[id].maker, event.detail, event.op_serial});
+    if (id != AllocationTable::kNone)
+      lives_.referrers.push_back({pass_.table[id].maker, event.detail, event.op_serial});
     return;
   }
   if (id == AllocationTable::kNone) id = ensure_allocation({.address = event.address}, index);

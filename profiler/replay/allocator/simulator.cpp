@@ -74,8 +74,8 @@ uint32_t AllocatorSimulator::find_fit(const Pool& pool, int64_t bytes) const {
                                 [](const auto& one, const FreePiece& key) { return one.first < key; });
   if (found == pool.free.end()) return kNone;
   if (settings_.expandable_segments) {
-    for (auto next = found + 1; next != pool.free.end() && bytes_after_growth(next->second) < bytes_after_growth(found->second);
-         ++next) {
+    for (auto next = found + 1;
+         next != pool.free.end() && bytes_after_growth(next->second) < bytes_after_growth(found->second); ++next) {
       found = next;
     }
     return found->second;

@@ -70,7 +70,9 @@ class AllocatorSimulator {
   uint32_t add(const Piece& piece);
   void link(uint32_t left, uint32_t right);
   bool is_free(uint32_t piece) const { return piece != kNone && !pieces_[piece].used; }
-  int64_t page_bytes(uint32_t pool) const { return pools_[pool].small ? kSmallSegmentBytes : settings_.large_segment_bytes; }
+  int64_t page_bytes(uint32_t pool) const {
+    return pools_[pool].small ? kSmallSegmentBytes : settings_.large_segment_bytes;
+  }
 
   int64_t room_bytes_;
   AllocatorSettings settings_;

@@ -1,7 +1,6 @@
-#include "profiler/shape_function/match.h"
-
 #include <random>
 
+#include "profiler/shape_function/match.h"
 #include "tests/catch.h"
 
 namespace oomdiag {

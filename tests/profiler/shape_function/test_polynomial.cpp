@@ -1,5 +1,4 @@
 #include "profiler/shape_function/polynomial.h"
-
 #include "tests/catch.h"
 
 namespace oomdiag {

@@ -1,6 +1,5 @@
-#include "profiler/shape_function/shape_function.h"
-
 #include "profiler/shape_function/evaluate.h"
+#include "profiler/shape_function/shape_function.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
 

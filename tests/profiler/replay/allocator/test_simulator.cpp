@@ -1,7 +1,6 @@
-#include "profiler/replay/allocator/simulator.h"
-
 #include <random>
 
+#include "profiler/replay/allocator/simulator.h"
 #include "tests/caching_allocator.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
@@ -60,7 +59,8 @@ TEST_CASE("the simulator reserves what PyTorch's algorithm reserves", "[simulato
   for (const uint32_t seed : {1u, 2u, 3u, 4u, 5u}) compare({}, {}, seed);
 }
 
-TEST_CASE("the simulator gives cached segments back on a full device, and refuses what then has no room", "[simulator]") {
+TEST_CASE("the simulator gives cached segments back on a full device, and refuses what then has no room",
+          "[simulator]") {
   for (const uint32_t seed : {1u, 2u, 3u, 4u, 5u}) compare({}, {.card_bytes = 400_MiB}, seed);
 }
 
@@ -71,7 +71,8 @@ TEST_CASE("the simulator grows expandable segments", "[simulator]") {
 
 TEST_CASE("the simulator unmaps whole pages, and maps them again between what is free around them", "[simulator]") {
   AllocatorSimulator simulator(1_GiB, {.expandable_segments = true});
-  const uint32_t first = simulator.allocate(30_MiB), second = simulator.allocate(50_MiB), third = simulator.allocate(20_MiB);
+  const uint32_t first = simulator.allocate(30_MiB), second = simulator.allocate(50_MiB),
+                 third = simulator.allocate(20_MiB);
   CHECK(simulator.reserved_bytes() == 100_MiB);
   simulator.free(second);  // from 30 to 80
   simulator.release_cached();
