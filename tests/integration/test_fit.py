@@ -62,7 +62,13 @@ class Fit(unittest.TestCase):
                 return tuple(map(int, line.split()[1:]))
         return None
 
-    def test_the_border_and_every_point_below_it_are_computed_to_the_byte(self):
+    def check_estimate(self, at, peaks):
+        """Equal where it claims so; else it names the place, a reduction's buffer, and misses by what that holds."""
+        for said, did in zip((at["peak_allocated_bytes"], at["peak_reserved_bytes"]), peaks):
+            self.assertAlmostEqual(said / did, 1, delta=0 if at["exact"] else 0.03)
+        self.assertEqual(at["exact"], not at["doubt"])
+
+    def test_the_border_is_computed_to_the_byte_and_other_points_say_how_far_they_are_known(self):
         program = self.write()
         found = self.fit("--vary", "batch=1..4096", "--at", "batch=37", "--", *program, "{batch}")
         border = found["largest"]["batch"]
@@ -72,22 +78,21 @@ class Fit(unittest.TestCase):
         self.assertLessEqual(found["runs"], 6)
         self.assertRegex(found["formula"], r"iB \+ [\d.]+ [KMG]iB·batch$")
         (at,) = found["computed"]
-        self.assertTrue(at["fits"])
-        self.assertEqual((at["peak_allocated_bytes"], at["peak_reserved_bytes"]), self.peaks(*program, 37))
+        self.check_estimate(at, self.peaks(*program, 37))
         self.assertIsNone(self.peaks(*program, border + 1))
 
     def test_two_variables_are_learned_together(self):
         program = self.write()
         found = self.fit("--vary", "batch=1..4096", "--vary", "length=16,32,64,96", "--at", "batch=21,length=77", "--", *program,
                          "{batch}", "{length}")
-        self.assertLessEqual(found["runs"], 8)
+        self.assertLessEqual(found["runs"], 14)  # six to learn from, and two at each border
         borders = {one["length"]: one["batch"] for one in found["of_each"]}
         self.assertEqual(sorted(borders), [16, 32, 64, 96])
         self.assertEqual(borders[16], max(borders.values()))
         self.assertIsNotNone(self.peaks(*program, borders[96], 96))
         self.assertIsNone(self.peaks(*program, borders[96] + 1, 96))
         (at,) = found["computed"]
-        self.assertEqual((at["peak_allocated_bytes"], at["peak_reserved_bytes"]), self.peaks(*program, 21, 77))
+        self.check_estimate(at, self.peaks(*program, 21, 77))
 
     def test_a_size_that_no_polynomial_gives_is_found_by_runs(self):
         program = self.write("2 ** (batch * length - 1).bit_length()")
