@@ -8,7 +8,7 @@
     %oomdiag mark NAME            names this place in the run
     %oomdiag stop | start         stops recording, or goes on
 
-    with oomdiag.budget("2GiB"):  fails a test that allocates more, and says who holds it; for pytest see _pytest_plugin.py
+    with oomdiag.budget("2GiB"):  fails a test that adds more, and says who holds it; for pytest see _pytest_plugin.py
 
 Else: oomdiag.start(), stop(), mark(name), report() (a dict), explain() (text, as in an except block), peak(), saved_tensors(loss).
 What depends on the torch of this Python is built when it is first needed, once: about a minute.
@@ -21,14 +21,31 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 if TYPE_CHECKING:
     import torch
 
 from ._budget import BudgetExceeded, budget
 
-__all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors", "budget", "BudgetExceeded"]
+__all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors", "budget", "BudgetExceeded",
+           "library", "cmake_prefix_path"]
+
+if TYPE_CHECKING:
+    library: str  # the recorder for this torch, built if need be: torch.ops.load_library(oomdiag.library) gives torch.ops.oomdiag
+    cmake_prefix_path: str  # for CMAKE_PREFIX_PATH, so that find_package(oomdiag) finds it
+
+
+def __dir__() -> List[str]:
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> str:
+    if name == "library":
+        return _find_recorder()
+    if name == "cmake_prefix_path":
+        return str(_command().parents[1])
+    raise AttributeError(f"module 'oomdiag' has no attribute '{name}'")
 
 
 def _command() -> pathlib.Path:
