@@ -155,5 +155,8 @@ def unload_ipython_extension(shell: Any) -> None:
 def _main() -> None:
     """The `oomdiag` on the PATH of an environment: the program itself, which learns whose it is."""
     os.environ.setdefault("OOMDIAG_PYTHON", sys.executable)
+    if sys.argv[1:] == ["mcp"]:
+        from ._mcp import serve
+        return serve()
     program = str(_command())
     os.execv(program, ["oomdiag", *sys.argv[1:]])
