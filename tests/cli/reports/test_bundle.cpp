@@ -74,5 +74,5 @@ TEST_CASE("a damaged bundle is refused", "[cli][bundle]") {
   const std::string whole = make_bundle(base.path() / "run");
   const auto cut = base.write("cut.bundle.tar.gz", whole.substr(0, whole.size() - 40));
   CHECK_THROWS_AS(unpack_bundle(cut, base.path() / "out"), Error);
-  CHECK_THROWS_AS(make_bundle(base.path() / "out"), Error);
+  CHECK_THROWS_AS(make_bundle(base.path() / "absent"), Error);
 }
