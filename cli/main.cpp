@@ -113,6 +113,7 @@ void add_commands(CLI::App& app, Command& chosen, const Words& words) {
   add_doctor(app, chosen, words.from_separator);
   add_clean(app, chosen);
   add_env(app, chosen);
+  add_mcp(app, chosen);
   add_recorder(app, chosen);
   add_shell_completion(app, chosen);
   group("Look up and maintain");

@@ -7,6 +7,8 @@ namespace oomdiag::variables {
 
 // ## For users
 
+/// `1`, or the name of a virtual device: a Python with an installed oomdiag goes on under `oomdiag run`; read by its oomdiag.pth
+inline constexpr char kSwitch[] = "OOMDIAG";
 /// libraries that are preloaded before oomdiag's own, for a sanitizer's runtime in a program that defines `__asan_default_options` itself
 inline constexpr char kPreloadFirst[] = "OOMDIAG_PRELOAD_FIRST";
 /// `1`: allocations are recorded with the C++ frames that made them, as by `run --native-stacks`

@@ -33,6 +33,7 @@ void add_watch(CLI::App& app, Command& chosen);
 void add_clean(CLI::App& app, Command& chosen);
 void add_compare(CLI::App& app, Command& chosen);
 void add_devices(CLI::App& app, Command& chosen);
+void add_mcp(CLI::App& app, Command& chosen);
 void add_models(CLI::App& app, Command& chosen);
 void add_recorder(CLI::App& app, Command& chosen);
 void add_doctor(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);

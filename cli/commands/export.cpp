@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/reports/bundle.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_work.h"
 #include "cli/reports/secrets.h"
@@ -22,6 +23,7 @@
 #include "profiler/export/perfetto.h"
 #include "profiler/export/tables.h"
 #include "profiler/export/to_snapshot.h"
+#include "profiler/report/json.h"
 #include "profiler/report/redact.h"
 
 namespace oomdiag {
@@ -52,8 +54,8 @@ std::vector<CardPicture> draw(const Explained& from) {
 struct Format {
   const char* name;
   const char* ending;
-  std::string (*make)(const Explained& from);
-  bool tells_trace = false;  ///< its names, too
+  std::string (*make)(const Explained& from);  ///< null: pack_run(), which wants the run folder itself
+  bool tells_trace = false;  ///< its names, too: it cannot be redacted
 };
 
 std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }
@@ -89,11 +91,20 @@ std::string make_perfetto(const Explained& from) {
   return std::move(timeline).finish();
 }
 
+/// Redacted, of the report alone.
+std::string pack_run(const Explained& from, const std::filesystem::path& path) {
+  if (from.is_redacted) return make_bundle_of_report(to_json(from.report));
+  if (std::filesystem::is_directory(path)) return make_bundle(path);
+  throw Error(ErrorKind::usage, fmt::format("--to bundle takes a run folder, and '{}' is none", path.string()),
+              "give the folder oomdiag-<pid>, or --redact for the report alone");
+}
+
 constexpr std::array kFormats = {
     Format{"html", ".html", make_html},
     Format{"folded", ".folded", make_folded},
     Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
     Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
+    Format{"bundle", kBundleEnding, nullptr},
     Format{"perfetto", ".perfetto.json", make_perfetto, /*tells_trace=*/true},
     Format{"work", ".work.csv", make_work, /*tells_trace=*/true},
     Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
@@ -127,7 +138,7 @@ std::filesystem::path default_output(const std::string& path, const Format& form
 void redact_for(const Format& format, Explained& from) {
   if (format.tells_trace) {
     throw Error(ErrorKind::usage, fmt::format("--redact does not go with --to {}, which tells all names", format.name),
-                "html, folded, markdown and csv can be redacted");
+                "html, folded, markdown, csv and bundle can be redacted");
   }
   redact(from);
 }
@@ -141,14 +152,15 @@ int export_file(ExportOptions options) {
   Explained from = load_explained(options.path, is_work ? SnapshotDevice{} : options.card);
   if (is_work) from.work_device = options.card.device;
   if (options.redact) redact_for(format, from);
-  const std::string text = format.make(from);
+  const std::string text = format.make == nullptr ? pack_run(from, options.path) : format.make(from);
   if (options.output == "-") {
     write_out(text);
     return 0;
   }
   const std::filesystem::path output =
       options.output.empty() ? default_output(options.path, format) : std::filesystem::path(options.output);
-  write_whole(text, output);
+  const bool is_private = format.make == nullptr && !options.redact;  // as a trace is
+  write_whole(text, output, is_private ? 0600 : 0666);
   fmt::print("{}\n", output.string());
   return 0;
 }

@@ -12,8 +12,10 @@
 #include <string>
 
 #include "cli/reports/alive.h"
+#include "cli/reports/bundle.h"
 #include "cli/reports/run_folder.h"
 #include "cli/reports/run_work.h"
+#include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/report/job.h"
 #include "profiler/report/json.h"
@@ -130,12 +132,12 @@ Explained explain_kept(const fs::path& file, const RunFacts& facts) {
 }  // namespace
 
 void add_source(CLI::App& command, std::string& path, const char* name) {
-  command.add_option(name, path, "a run folder, a trace, a report or a snapshot.pickle")->type_name("")->required();
+  command.add_option(name, path, "a run folder, a trace, a report, a bundle or a snapshot.pickle")->type_name("")->required();
 }
 
 void add_optional_source(CLI::App& command, std::string& path) {
   command
-      .add_option("FILE", path, "a run folder, a trace, a report or a snapshot.pickle; default: the newest run here")
+      .add_option("FILE", path, "a run folder, a trace, a report, a bundle or a snapshot.pickle; default: the newest run here")
       ->type_name("");
 }
 
@@ -195,6 +197,11 @@ Trace load_trace(const fs::path& path) {
     throw Error(ErrorKind::input, fmt::format("'{}' holds no trace", path.string()), kTraces);
   }
   const FileFormat format = find_format(path);
+  if (format == FileFormat::gzip && is_bundle(path)) {
+    const TemporaryFolder unpacked;
+    unpack_bundle(path, unpacked.path());
+    return named(unpacked.path(), path, load_trace);
+  }
   if (format == FileFormat::gzip) return named(UnpackedFile(path).path(), path, load_trace);
   if (format == FileFormat::pickle) return to_trace(read_snapshot(path));
   if (format != FileFormat::trace) refuse_format(path, format, kTraces);
@@ -247,8 +254,21 @@ Explained load_folder(const fs::path& path) {
   return kept;
 }
 
+Explained load_bundle(const fs::path& path) {
+  auto unpacked = std::make_shared<TemporaryFolder>();
+  unpack_bundle(path, unpacked->path());
+  Explained kept = load_folder(unpacked->path());
+  kept.report.folder = path.string();
+  kept.unpacked = std::move(unpacked);
+  return kept;
+}
+
 Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevice& card) {
   const FileFormat format = find_format(path);
+  if (format == FileFormat::gzip && is_bundle(path)) {
+    if (card.is_given()) refuse_card(as);
+    return load_bundle(path);
+  }
   if (format == FileFormat::gzip && path == as) {
     const UnpackedFile unpacked(path);
     return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, card); });

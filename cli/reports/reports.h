@@ -12,6 +12,7 @@
 
 #include "cli/device/snapshot_device.h"
 #include "cli/process/launcher.h"
+#include "cli/process/temporary_folder.h"
 #include "profiler/replay/history.h"
 #include "profiler/report/report.h"
 #include "profiler/trace/trace.h"
@@ -24,7 +25,7 @@ namespace oomdiag {
 
 /// What load_report() and load_explained() read, as a hint.
 inline constexpr const char* kTakes =
-    "give a run folder (oomdiag-<pid>), its trace, a report.json, or a snapshot.pickle of PyTorch";
+    "give a run folder (oomdiag-<pid>), its trace, a report.json, a bundle, or a snapshot.pickle of PyTorch";
 
 /// Throws Error(input), with `hint`, if there is nothing at `path`.
 void check_exists(const std::filesystem::path& path, const char* hint = kTakes);
@@ -71,6 +72,7 @@ struct Explained {
   bool is_redacted = false;                        ///< only the report may be shown
   std::filesystem::path file{};                    ///< of `trace`
   std::string work_device{};                       ///< whose rates are asked for; empty: those of the GPU of the report
+  std::shared_ptr<TemporaryFolder> unpacked{};     ///< of a bundle: where `processes` lie
 };
 
 /// The same with what it was made from.

@@ -18,7 +18,7 @@ namespace {
 constexpr int kMaxFrames = 64;
 constexpr size_t kMaxDescribed = 24;
 
-struct Frame {
+struct NativeFrame {
   uintptr_t address = 0;
   const link_map* object = nullptr;
 };
@@ -36,7 +36,7 @@ void walk(Visit visit) {
     dl_find_object found{};
     if (++now.frames > kMaxFrames) return _URC_END_OF_STACK;
     if (_dl_find_object(reinterpret_cast<void*>(address), &found) != 0) return _URC_NO_REASON;
-    return now.visit(Frame{address, found.dlfo_link_map}) ? _URC_END_OF_STACK : _URC_NO_REASON;
+    return now.visit(NativeFrame{address, found.dlfo_link_map}) ? _URC_END_OF_STACK : _URC_NO_REASON;
   };
   _Unwind_Backtrace(step, &state);
 }
@@ -62,7 +62,7 @@ bool is_cuda_layer(const char* file_name) noexcept {
 
 uint16_t CallingLibraries::find() noexcept {
   size_t found = 0;
-  walk([&](const Frame& frame) {
+  walk([&](const NativeFrame& frame) {
     found = number_of(frame.object);
     return found != 0;
   });
@@ -106,7 +106,7 @@ const char* CallingLibraries::name(uint16_t number) const noexcept {
 std::string describe_stack() {
   std::string text;
   size_t frames = 0;
-  walk([&](const Frame& frame) {
+  walk([&](const NativeFrame& frame) {
     const char* object = file_name_of(frame.object);
     if (frames == 0 && is_cuda_layer(object)) return false;
     Dl_info symbol{};

@@ -22,7 +22,9 @@ install(FILES extension/oomdiag.h DESTINATION include/oomdiag)
 get_property(mocks GLOBAL PROPERTY oomdiag_mocks)
 install(TARGETS ${mocks} LIBRARY DESTINATION ${libraries}/virtual_device)
 install(DIRECTORY extension/python/fixes/ DESTINATION ${libraries}/python/fixes/site-packages FILES_MATCHING PATTERN "*.py")
-if(NOT SKBUILD)  # there it is the package itself
+if(SKBUILD)  # OOMDIAG=1 in the environment: read by every start of that Python
+  install(FILES extension/python/oomdiag.pth DESTINATION "${SKBUILD_PLATLIB_DIR}")
+else()  # there it is the package itself
   install(DIRECTORY extension/python/oomdiag DESTINATION ${libraries}/python FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
 endif()
 

@@ -195,7 +195,7 @@ def trace_of_names(count):
 
 class Usage(CommandLine):
     def test_help_begins_with_an_example(self):
-        for command in [], ["train"], ["run"], ["fit"], ["fix"], ["explain"], ["devices"], ["models"], ["env"]:
+        for command in [], ["train"], ["run"], ["fit"], ["fix"], ["explain"], ["devices"], ["models"], ["env"], ["mcp"]:
             result = self.oomdiag(*command, "--help")
             self.assertEqual(result.returncode, 0)
             self.assertTrue(result.stdout.startswith("example: oomdiag "), result.stdout)

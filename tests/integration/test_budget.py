@@ -14,7 +14,6 @@ import textwrap
 import time
 import unittest
 
-import torch_in_use
 
 PROJECT = """
     import oomdiag, pytest, torch
@@ -31,6 +30,13 @@ PROJECT = """
     def test_a_large_step_does_not():
         with oomdiag.budget("128MiB"):
             step(16384)
+
+    def test_what_lived_before_counts_in_total_only():
+        fixture = torch.empty(64 << 20, device="cuda")
+        with oomdiag.budget("512MiB", total="1GiB"):
+            step(64)
+        with oomdiag.budget("512MiB", total="200MiB"):
+            step(64)
 
     def test_a_smaller_peak_after_a_larger_one():
         with oomdiag.budget(1 << 20):
@@ -63,14 +69,14 @@ class Budget(unittest.TestCase):
     def test_a_test_above_its_budget_fails_with_the_holders_and_the_others_are_as_they_were(self):
         done = self.pytest("--oomdiag-device", "rtx3060")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertIn("3 failed, 2 passed", done.stdout)
+        self.assertIn("4 failed, 2 passed", done.stdout)
         self.assertIn("on a virtual rtx3060", done.stdout)
-        self.assertRegex(done.stdout, r"test_a_large_step_does_not: peak of \d+\.\d\d MiB is above the budget of 128\.00 MiB by ")
+        self.assertRegex(done.stdout, r"test_a_large_step_does_not: this block adds \d+\.\d\d MiB, above its budget of 128\.00 MiB by ")
         self.assertRegex(done.stdout, r"at the peak: in backward, step \d, .*Backward0")
         self.assertRegex(done.stdout, r"who holds it: .*activations \(saved for backward\) \d+\.\d\d MiB")
         self.assertRegex(done.stdout, r"256\.00 MiB .* test_memory\.py:\d+ +\[16384, 4096\] float32")
-        peak, above = (r"4\.00", r"3\.00") if torch_in_use.MINOR == torch_in_use.DEFAULT else (r"20\.25", r"19\.25")  # older ones keep a workspace
-        self.assertRegex(done.stdout, rf"peak of {peak} MiB is above the budget of 1\.00 MiB by {above} MiB\nwho held it is not told")
+        self.assertRegex(done.stdout, r"this block adds 4\.00 MiB, above its budget of 1\.00 MiB by 3\.00 MiB \(.* lived before it\)\nwho held it is not told")
+        self.assertRegex(done.stdout, r"counts_in_total_only: peak of \d+\.\d\d MiB is above the budget of 200\.00 MiB in total by .* \(2\d\d\.\d\d MiB lived before this block")
         self.assertIn("assert 1 == 2", done.stdout)
         self.assertEqual(self.left, ["test_memory.py"])
 

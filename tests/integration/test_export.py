@@ -207,6 +207,30 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         self.assertEqual(again["cause"]["kind"], self.failed["cause"]["kind"])
         self.assertEqual(again["peak"]["allocated_bytes"], self.failed["peak"]["allocated_bytes"])
 
+    def test_a_bundle_is_small_and_tells_what_its_run_tells(self):
+        bundle = self.export(self.fails, "bundle")
+        self.assertLess(bundle.stat().st_size, 4 << 20)
+        self.assertEqual(bundle.stat().st_mode & 0o077, 0)  # command lines and paths
+        names = subprocess.run(["tar", "tzf", bundle], capture_output=True, text=True, check=True).stdout.split()
+        self.assertIn("trace", names)
+        again = json.loads(oomdiag("explain", bundle, "--json", folder=self.base).stdout)
+        for report in again, self.failed:
+            report.pop("folder", None)
+        self.assertEqual(again, self.failed)
+        self.assertIn(f"oomdiag explain {bundle.name}", oomdiag("explain", bundle.name, folder=self.base).stdout)
+        for command in (("export", bundle, "--to", "perfetto"), ("export", bundle, "--to", "html"), ("diff", bundle, bundle)):
+            oomdiag(*command, folder=self.base)
+
+    def test_a_redacted_bundle_is_the_redacted_report_alone(self):
+        bundle = self.base / "redacted.bundle.tar.gz"
+        oomdiag("export", self.fails, "--to", "bundle", "--redact", "-o", bundle, folder=self.base)
+        names = subprocess.run(["tar", "tzf", bundle], capture_output=True, text=True, check=True).stdout.split()
+        self.assertEqual(names, ["report.json"])
+        told = gzip.decompress(bundle.read_bytes())
+        self.assertNotIn(str(self.base).encode(), told)
+        again = json.loads(oomdiag("explain", bundle, "--json", folder=self.base).stdout)
+        self.assertEqual(again["failure"]["allocated_bytes"], self.failed["failure"]["allocated_bytes"])
+
     def test_a_redacted_page_has_neither_paths_nor_the_command_line(self):
         code = "import torch\nkept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n"
         program = self.base / "my_secret_project" / "train_the_secret.py"

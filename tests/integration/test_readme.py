@@ -1,11 +1,13 @@
-"""What README.md and docs/ranks.md tell people to type, typed; and what they say it prints.
+"""What README.md and the pages of docs/ tell people to type, typed; and what they say it prints.
 
-    python tests/integration/test_readme.py --build BUILD_FOLDER [Readme|Ranks]
+    python tests/integration/test_readme.py --build BUILD_FOLDER [Readme|Docs|Tutorial|Ranks]
 """
 import argparse
+import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,15 @@ TRAIN = """
         torch.cuda.memory._dump_snapshot(args.snapshot)
 """
 
+# A project's test with a budget.
+TEST = """
+    import oomdiag, torch
+
+    def test_a_step_fits():
+        with oomdiag.budget("2GiB"):
+            torch.nn.Linear(1024, 1024).cuda()(torch.randn(64, 1024, device="cuda")).sum().backward()
+"""
+
 # Programs that a test machine lacks: what of them the lines here use.
 STAND_INS = {
     "srun": '#!/bin/sh\nexec "$@"\n',
@@ -56,18 +67,20 @@ STAND_INS = {
 }
 
 ELSEWHERE = {
-    "pip install oomdiag-0.1.0-py3-none-linux_x86_64.whl": "tests/packaging installs what a wheel is made of",
+    "pip install oomdiag-0.1.0-py3-none-manylinux_2_28_x86_64.whl": "tests/packaging/test_wheel.py does",
+    "OOMDIAG=1 python train.py": "it needs a wheel: tests/packaging/test_wheel.py",
     "scripts/test": "this is a part of it",
 }
 EXIT_CODES = {
     "oomdiag run -- python train.py --batch-size 4096": 1,  # "my run died"
     "oomdiag diff before.json report.json": 1,  # they differ
+    "oomdiag run --complete --device rtx3060 -- python finetune_gpt2.py --batch-size 8": 1,
 }
 
 
 def read_blocks(page):
-    """The lines of each block of code, fenced or indented."""
-    text = (ROOT / page).read_text()
+    """The lines of each block of code, fenced or indented. One that names a language is no shell's."""
+    text = re.sub(r"^```\w+\n.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     fenced = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     without = re.sub(r"^```\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     indented = re.findall(r"(?:^ {4}\S.*\n)+", without, re.MULTILINE)
@@ -89,8 +102,12 @@ class Pages(unittest.TestCase):
             (tools / name).write_text(textwrap.dedent(text))
             (tools / name).chmod(0o755)
         (self.folder / "train.py").write_text(textwrap.dedent(TRAIN))
+        (self.folder / "test_memory.py").write_text(textwrap.dedent(TEST))
+        for example in (ROOT / "examples").glob("*.py"):
+            shutil.copy(example, self.folder)
         path = [tools, BUILD / "bin", pathlib.Path(sys.executable).parent, os.environ["PATH"]]
-        self.environment = os.environ | {"PATH": ":".join(map(str, path)), "PYTHONPATH": str(tools)}
+        self.environment = os.environ | {"PATH": ":".join(map(str, path)), "PYTHONPATH": f"{tools}:{BUILD / 'lib/python'}",
+                                         "PYTEST_PLUGINS": "oomdiag._pytest_plugin"}
 
     def type(self, command):
         newest = max(self.folder.rglob("oomdiag-[0-9]*"), key=lambda path: path.stat().st_mtime, default=pathlib.Path("oomdiag-4711"))
@@ -132,6 +149,28 @@ class Readme(Pages):
             said = int(re.search(rf"`(?:oomdiag )?{name}` lists (\d+)", text)[1])
             table = self.type(f"oomdiag {name}")[1].split("\n\n")[0].splitlines()
             self.assertEqual(said, sum(not line.startswith(" ") for line in table[1:]), name)
+
+
+class Docs(Pages):
+    def test_what_the_pages_say_to_type_works(self):
+        self.succeed("oomdiag run --device rtx4090 -- python train.py")
+        for page in "index", "faq", "ci", "notebooks", "clusters":
+            self.follow(f"docs/{page}.md")
+
+    def test_links_lead_somewhere(self):
+        for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+            for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+                self.assertTrue((page.parent / target).exists(), f"{page.name}: {target}")
+
+    def test_the_report_that_the_tutorial_explains_is_that_of_the_readme(self):
+        for block in re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.MULTILINE | re.DOTALL):
+            self.assertIn(block, (ROOT / "README.md").read_text())
+
+
+@unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed")
+class Tutorial(Pages):
+    def test_what_it_says_to_type_works(self):
+        self.follow("docs/tutorial.md")
 
 
 class Ranks(Pages):

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import unittest
 
-HERE = pathlib.Path(__file__).resolve().parent
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples/libtorch"
 options = argparse.Namespace()
 
 
@@ -26,7 +26,7 @@ class FindPackage(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def configure(self, python):
-        return run("cmake", "-S", HERE / "example", "-B", self.folder / "build", f"-DCMAKE_PREFIX_PATH={options.prefix}",
+        return run("cmake", "-S", EXAMPLE, "-B", self.folder / "build", f"-DCMAKE_PREFIX_PATH={options.prefix}",
                    f"-DOOMDIAG_PYTHON={python}", f"-DTORCH={options.torch}", folder=self.folder)
 
     def test_an_example_is_built_and_explains_its_oom(self):

@@ -138,6 +138,11 @@ class Launcher(Scripts):
         result = self.run_script("oomdiag", "run", "a b", "")
         self.assertEqual((result.stdout, result.stderr), ("run|a b||", ""))
 
+    def test_a_program_finds_the_package_of_the_checkout_last(self):
+        self.write_program(self.root / "build/bin/oomdiag", '#!/bin/sh\necho "$PYTHONPATH"\n')
+        found = self.run_script("oomdiag", "run", PYTHONPATH="/mine").stdout.strip()
+        self.assertEqual(found, f"/mine:{self.root}/build/lib/python")
+
     def test_a_changed_source_is_built_first(self):
         time.sleep(0.02)
         (self.root / "cli" / "new.cpp").touch()
@@ -190,13 +195,13 @@ def ends_soon(process):
 
 class Options(Scripts):
     def test_help_begins_with_the_usage(self):
-        for name in "setup", "build", "test", "format", "tidy", "torches":
+        for name in "setup", "build", "test", "format", "tidy", "torches", "release", "docs":
             result = self.run_script(name, "--help")
             self.assertEqual(result.returncode, 0, name)
             self.assertTrue(result.stdout.startswith(f"Usage: scripts/{name}"), result.stdout)
 
     def test_unknown_options_and_versions_are_refused(self):
-        for name in "setup", "build", "test", "format":
+        for name in "setup", "build", "test", "format", "release", "docs":
             self.assertEqual(self.run_script(name, "--bogus").returncode, 2, name)
         for name in "setup", "build", "test":
             result = self.run_script(name, "--torch-version", "1.0")

@@ -8,7 +8,7 @@
     %oomdiag mark NAME            names this place in the run
     %oomdiag stop | start         stops recording, or goes on
 
-    with oomdiag.budget("2GiB"):  fails a test that allocates more, and says who holds it; for pytest see _pytest_plugin.py
+    with oomdiag.budget("2GiB"):  fails a test that adds more, and says who holds it; for pytest see _pytest_plugin.py
 
     oomdiag.estimate(train, {"batch": 32}, device="rtx4090")    what a function would take on a card that is not here
 
@@ -23,7 +23,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,23 @@ from ._budget import BudgetExceeded, budget
 from ._estimate import Estimate, estimate
 
 __all__ = ["watch", "start", "stop", "mark", "report", "explain", "peak", "saved_tensors", "budget", "BudgetExceeded", "estimate",
-           "Estimate"]
+           "Estimate", "library", "cmake_prefix_path"]
+
+if TYPE_CHECKING:
+    library: str  # the recorder for this torch, built if need be: torch.ops.load_library(oomdiag.library) gives torch.ops.oomdiag
+    cmake_prefix_path: str  # for CMAKE_PREFIX_PATH, so that find_package(oomdiag) finds it
+
+
+def __dir__() -> List[str]:
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> str:
+    if name == "library":
+        return _find_recorder()
+    if name == "cmake_prefix_path":
+        return str(_command().parents[1])
+    raise AttributeError(f"module 'oomdiag' has no attribute '{name}'")
 
 
 def _command() -> pathlib.Path:
@@ -142,5 +158,8 @@ def unload_ipython_extension(shell: Any) -> None:
 def _main() -> None:
     """The `oomdiag` on the PATH of an environment: the program itself, which learns whose it is."""
     os.environ.setdefault("OOMDIAG_PYTHON", sys.executable)
+    if sys.argv[1:] == ["mcp"]:
+        from ._mcp import serve
+        return serve()
     program = str(_command())
     os.execv(program, ["oomdiag", *sys.argv[1:]])

@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
-from typing import Any, Dict, Iterator, List, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -41,12 +42,13 @@ def _place(where: Dict[str, Any]) -> str:
 
 
 def _describe(report: Dict[str, Any], peak: int) -> List[str]:
-    """Who holds the bytes at the peak, in three lines or one that says why not."""
+    """Where the peak was and who holds it, or one line that says why not."""
     at = report["peak"]
     if at["allocated_bytes"] != peak:
         return ["who held it is not told: another part of this process held more; run this test alone"]
+    phase = "" if at["phase"] == "other" else f"in {at['phase']}, step {at['step']}, "
     largest = sorted(report["categories"].items(), key=lambda item: -item[1])
-    lines = [f"at the peak: in {at['phase']}, step {at['step']}, {_place(at)}",
+    lines = [f"at the peak: {phase}{_place(at)}",
              "who holds it: " + ", ".join(f"{_CATEGORIES.get(name, name)} {_with_unit(count)}" for name, count in largest[:4] if count)]
     for holder in sorted(report["top_allocations"], key=lambda one: -one["bytes"])[:3]:
         shape = f"  {holder['shape']}" if holder.get("shape") else ""
@@ -54,20 +56,45 @@ def _describe(report: Dict[str, Any], peak: int) -> List[str]:
     return lines
 
 
+@dataclasses.dataclass
+class _Measured:
+    """Of one card: bytes that lived when the block began, and the most while it ran."""
+    before: int
+    peak: int
+
+
+def _excess(measured: List[_Measured], added: Optional[int], total: Optional[int]) -> Optional[Tuple[str, int]]:
+    """What is above its budget, in words, and that card's peak; None where all is kept."""
+    for card in measured:
+        own = card.peak - card.before
+        if added is not None and own > added:
+            return (f"this block adds {_with_unit(own)}, above its budget of {_with_unit(added)} by {_with_unit(own - added)} "
+                    f"({_with_unit(card.before)} lived before it)"), card.peak
+        if total is not None and card.peak > total:
+            return (f"peak of {_with_unit(card.peak)} is above the budget of {_with_unit(total)} in total by {_with_unit(card.peak - total)} "
+                    f"({_with_unit(card.before)} lived before this block)"), card.peak
+    return None
+
+
 @contextlib.contextmanager
-def budget(size: Union[int, str]) -> Iterator[None]:
-    """What runs inside may allocate so much at once on each card, what lived before included; else BudgetExceeded.
+def budget(added: Union[int, str, None] = None, *, total: Union[int, str, None] = None) -> Iterator[None]:
+    """What runs inside may add so many bytes at once on each card; else BudgetExceeded.
 
         def test_a_step_fits():
-            with oomdiag.budget("2GiB"):
+            with oomdiag.budget("2GiB"):                 # beyond what lived before, as in a fixture
                 train_one_step()
+
+    `total` bounds all that lives, what lived before included: what torch.cuda.max_memory_allocated says. Both may be given.
+    The message names the line that reached the peak.
 
     On a machine without a GPU: `oomdiag run --device rtx4090 -- pytest`, or pytest's option --oomdiag-device.
     PyTorch's own peaks (torch.cuda.max_memory_allocated) begin anew here.
     """
     import torch
     from . import report, start, stop
-    most = parse_size(size)
+    if added is None and total is None:
+        raise TypeError('oomdiag.budget: say how much, as in budget("2GiB") or budget(total="2GiB")')
+    bounds = tuple(None if size is None else parse_size(size) for size in (added, total))
     if not torch.cuda.is_available():
         raise RuntimeError("oomdiag.budget: there is no CUDA device; try pytest --oomdiag-device rtx4090, "
                            "or oomdiag run --device rtx4090 -- pytest")
@@ -77,12 +104,12 @@ def budget(size: Union[int, str]) -> Iterator[None]:
     cards = range(torch.cuda.device_count())
     for card in cards:
         torch.cuda.reset_peak_memory_stats(card)
+    before = [torch.cuda.memory_allocated(card) for card in cards]
     try:
         yield
-        peak = max(torch.cuda.max_memory_allocated(card) for card in cards)
-        if peak > most:
-            first = f"peak of {_with_unit(peak)} is above the budget of {_with_unit(most)} by {_with_unit(peak - most)}"
-            raise BudgetExceeded("\n".join([first, *_describe(report(), peak)]))
+        excess = _excess([_Measured(before[card], torch.cuda.max_memory_allocated(card)) for card in cards], *bounds)
+        if excess:
+            raise BudgetExceeded("\n".join([excess[0], *_describe(report(), excess[1])]))
     finally:
         if started:
             stop()

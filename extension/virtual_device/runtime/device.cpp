@@ -97,6 +97,10 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaGetDeviceCount(int* count) {
   return report(error ? error : cuDeviceGetCount(count));
 }
 
+// By hand: their header, cuda_profiler_api.h, is in a package that torch does not bring.
+OOMDIAG_ENTRY_POINT cudaError_t cudaProfilerStart() { return cudaSuccess; }
+OOMDIAG_ENTRY_POINT cudaError_t cudaProfilerStop() { return cudaSuccess; }
+
 OOMDIAG_ENTRY_POINT cudaError_t cudaGetDevice(int* ordinal) {
   oomdiag::poll_forgetting();
   *ordinal = oomdiag::current_ordinal();

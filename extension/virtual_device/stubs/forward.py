@@ -2,7 +2,7 @@
 """Writes a C++ file with the functions of a mocked library that a table names: those that do nothing, and those that call another.
 
     # how          name                   the function that serves it, and its arguments
-    success        cudaProfilerStart
+    success        cudaSetDeviceFlags
     context        cudaStreamQuery        cuStreamQuery
     context        cudaStreamCreate       cuStreamCreate(pStream, 0)
 
