@@ -54,7 +54,7 @@ struct Format {
   const char* name;
   const char* ending;
   std::string (*make)(const Explained& from);  ///< null: pack_run(), which wants the run folder itself
-  bool tells_trace = false;  ///< its names, too: it cannot be redacted
+  bool tells_trace = false;                    ///< its names, too: it cannot be redacted
 };
 
 std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }

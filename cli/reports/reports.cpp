@@ -129,12 +129,15 @@ Explained explain_kept(const fs::path& file, const RunFacts& facts) {
 }  // namespace
 
 void add_source(CLI::App& command, std::string& path, const char* name) {
-  command.add_option(name, path, "a run folder, a trace, a report, a bundle or a snapshot.pickle")->type_name("")->required();
+  command.add_option(name, path, "a run folder, a trace, a report, a bundle or a snapshot.pickle")
+      ->type_name("")
+      ->required();
 }
 
 void add_optional_source(CLI::App& command, std::string& path) {
   command
-      .add_option("FILE", path, "a run folder, a trace, a report, a bundle or a snapshot.pickle; default: the newest run here")
+      .add_option("FILE", path,
+                  "a run folder, a trace, a report, a bundle or a snapshot.pickle; default: the newest run here")
       ->type_name("");
 }
 

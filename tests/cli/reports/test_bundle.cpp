@@ -1,10 +1,9 @@
-#include "cli/reports/bundle.h"
-
 #include <sys/stat.h>
 
 #include <fstream>
 #include <iterator>
 
+#include "cli/reports/bundle.h"
 #include "profiler/error.h"
 #include "profiler/snapshot/packed.h"
 #include "tests/catch.h"
