@@ -120,9 +120,9 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
   }
   for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
   text += table(fixed, target) + unproved(fixed) + lines_to_write(fixed);
-  text +=
-      fmt::format("\n  {} runs, {:.0f} s; all figures but the predicted ones are measured{}\n", fixed.runs,
-                  fixed.seconds, target.proves_on_real ? ": what fits on the GPU, the rest on its virtual twin" : "");
+  text += fmt::format("\n  {} runs, {:.0f} s; sizes are measured but for the predicted ones, times are modelled{}\n",
+                      fixed.runs, fixed.seconds,
+                      target.proves_on_real ? ": what fits on the GPU, the rest on its virtual twin" : "");
   if (!command.empty() && before.outcome != "ok") text += fmt::format("\n  program: {}\n", printable(command, 200));
   return text;
 }

@@ -153,7 +153,7 @@ void check_keys(const json& file) {
                                            "shared_bytes_per_block_optin",
                                            "reserved_shared_bytes_per_block"};
   for (const auto& [key, value] : file.items()) {
-    const auto is_key = [&key](const NamedRate& named) { return key == named.key; };
+    const auto is_key = [&name = key](const NamedRate& named) { return name == named.key; };
     if (known.contains(key) || std::any_of(std::begin(kRates), std::end(kRates), is_key)) continue;
     complain(key, "is no field of a card");
   }
