@@ -243,7 +243,7 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
       if (lengths) of_card.budget = find_token_budget(fitter, variables.front(), *lengths, function);
       if (!function.is_known() && !points.empty()) of_card.unknown = function.unknown();
       for (const Values& point : points) {
-        if (function.is_known()) of_card.computed.push_back({point, function.estimate(point, fitter.card_bytes())});
+        if (function.is_known()) of_card.computed.emplace_back(point, function.estimate(point, fitter.card_bytes()));
       }
     } catch (const Interrupted&) {
       steps.hide();
