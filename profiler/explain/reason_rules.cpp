@@ -98,7 +98,8 @@ bool makes_scores(const Where& where) {
 /// The same where no shape is known: a request of rows × rows (× width) beside a tensor of so many rows.
 Square factor_sizes(const ReasonFacts& facts, const OutOfMemory& failed) {
   constexpr int64_t kManyRows = 1000, kItem = 4, kRounding = 512;
-  const auto rows = static_cast<int64_t>(std::sqrt(static_cast<double>(failed.requested_bytes / kItem)));
+  const int64_t items = failed.requested_bytes / kItem;
+  const auto rows = static_cast<int64_t>(std::sqrt(static_cast<double>(items)));
   const bool square = rows >= kManyRows && failed.requested_bytes - rows * rows * kItem < kRounding;
   for (const LiveBlock& block : facts.device.moment.blocks) {
     const int64_t bytes = block.requested_bytes;

@@ -115,7 +115,7 @@ class Fit {
     if (!solve(rows, n)) return std::nullopt;
     Polynomial polynomial;
     for (size_t c = 0; c < n; ++c) {
-      const double exact = static_cast<double>(std::roundl(rows[c][kMostTerms] / rows[c][c] * kFraction) / kFraction);
+      const auto exact = static_cast<double>(std::roundl(rows[c][kMostTerms] / rows[c][c] * kFraction) / kFraction);
       if (exact == 0) return std::nullopt;  // fewer terms were tried before
       polynomial.terms.push_back({.coefficient = exact, .exponents = exponents_[chosen_[c]]});
     }
