@@ -54,8 +54,9 @@ std::vector<CardPicture> draw(const Explained& from) {
 struct Format {
   const char* name;
   const char* ending;
-  std::string (*make)(const Explained& from);  ///< null: pack_run(), which wants the run folder itself
-  bool tells_trace = false;                    ///< its names, too: it cannot be redacted
+  std::string (*make)(const Explained& from);
+  bool tells_trace = false;  ///< its names, too: it cannot be redacted
+  bool is_private = false;   ///< only its owner may read the file, as a trace
 };
 
 std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }
@@ -92,10 +93,10 @@ std::string make_perfetto(const Explained& from) {
 }
 
 /// Redacted, of the report alone.
-std::string pack_run(const Explained& from, const std::filesystem::path& path) {
+std::string pack_run(const Explained& from) {
   if (from.is_redacted) return make_bundle_of_report(to_json(from.report));
-  if (std::filesystem::is_directory(path)) return make_bundle(path);
-  throw Error(ErrorKind::usage, fmt::format("--to bundle takes a run folder, and '{}' is none", path.string()),
+  if (std::filesystem::is_directory(from.source)) return make_bundle(from.source);
+  throw Error(ErrorKind::usage, fmt::format("--to bundle takes a run folder, and '{}' is none", from.source.string()),
               "give the folder oomdiag-<pid>, or --redact for the report alone");
 }
 
@@ -104,7 +105,7 @@ constexpr std::array kFormats = {
     Format{"folded", ".folded", make_folded},
     Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
     Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
-    Format{"bundle", kBundleEnding, nullptr},
+    Format{"bundle", kBundleEnding, pack_run, /*tells_trace=*/false, /*is_private=*/true},
     Format{"perfetto", ".perfetto.json", make_perfetto, /*tells_trace=*/true},
     Format{"work", ".work.csv", make_work, /*tells_trace=*/true},
     Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
@@ -150,17 +151,17 @@ int export_file(ExportOptions options) {
   const bool is_work =
       options.to == "work";  // --device names the card of a snapshot, and here the one that is asked for
   Explained from = load_explained(options.path, is_work ? SnapshotDevice{} : options.card);
+  from.source = options.path;
   if (is_work) from.work_device = options.card.device;
   if (options.redact) redact_for(format, from);
-  const std::string text = format.make == nullptr ? pack_run(from, options.path) : format.make(from);
+  const std::string text = format.make(from);
   if (options.output == "-") {
     write_out(text);
     return 0;
   }
   const std::filesystem::path output =
       options.output.empty() ? default_output(options.path, format) : std::filesystem::path(options.output);
-  const bool is_private = format.make == nullptr && !options.redact;  // as a trace is
-  write_whole(text, output, is_private ? 0600 : 0666);
+  write_whole(text, output, format.is_private && !from.is_redacted ? 0600 : 0666);
   fmt::print("{}\n", output.string());
   return 0;
 }

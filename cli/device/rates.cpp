@@ -30,8 +30,10 @@ DeviceRates rates_of_card(const Card& card) {
 std::optional<DeviceRates> rates_of_device(std::string_view name) {
   const std::filesystem::path folder = find_install().cards;
   for (const auto& cards : {read_catalogue(folder), read_unsupported(folder)}) {
-    const auto found =
-        std::ranges::find_if(cards, [name](const CardEntry& card) { return card.name == name || card.id == name; });
+    const auto goes_by = [name](const CardEntry& card) {
+      return card.name == name || card.id == name || std::ranges::find(card.aliases, name) != card.aliases.end();
+    };
+    const auto found = std::ranges::find_if(cards, goes_by);
     if (found != cards.end() && !found->file.empty()) return rates_of_card(found->card);
   }
   return std::nullopt;

@@ -22,6 +22,8 @@ struct Variable {
 
   int64_t count() const;
   int64_t value(int64_t position) const;
+  /// The last position whose value is not above this one; the first if none is.
+  int64_t position_of(double value) const;
   bool operator==(const Variable&) const = default;
 };
 
@@ -102,9 +104,9 @@ struct LargestValue {
   std::vector<int64_t> failed_above{};  ///< that were run and failed
   bool may_pass_above = false;          ///< far above, as BorderSearch says
   std::string formula{};       ///< of its peak, where that is known as a function: "0.97 GiB + 1.64 GiB·batch"
-  bool as_computed = false;    ///< the function told the border, and the runs on both sides of it confirmed that
+  bool as_computed = false;    ///< the border was computed, and runs on both sides of it confirmed it
   int64_t computed_bytes = 0;  ///< allocated at its peak, by the function
-  std::string doubt{};         ///< why no function told it, or which part of one is no polynomial
+  std::string doubt{};         ///< why it was not computed, or which size is no polynomial
   std::optional<Line> line{};
 };
 /// By `function` where it is known and its border holds, else by runs alone.

@@ -17,17 +17,7 @@ constexpr int64_t kSmall = 4, kSecond = 16;  ///< batches of 1 take ways of thei
 constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
 constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
 constexpr double kFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};
-constexpr int kMostProofs = 3;
-
-/// The last position whose value is not above this one; the first if none is.
-int64_t position_of(const Variable& variable, double value) {
-  int64_t low = 0, high = variable.count();
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (static_cast<double>(variable.value(middle)) <= value ? low : high) = middle;
-  }
-  return low;
-}
+constexpr int kMaxProofs = 3;
 
 /// The values of the other variables in the runs to learn from: smallest, largest, then between and crosswise.
 Values others_of_run(std::span<const Variable> others, size_t run) {
@@ -97,7 +87,7 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
   const auto add = [&](size_t run, double value) {
     Values values = fixed;
     for (const auto& [name, other] : others_of_run(others, run)) values[name] = other;
-    points.push_back(with_position(first, values, position_of(first, value), points));
+    points.push_back(with_position(first, values, first.position_of(value), points));
   };
   const auto least = static_cast<double>(first.value(0));
   add(0, std::max<double>(least, kSmall));
@@ -195,7 +185,7 @@ int64_t largest_by_function(const MemoryFunction& function, const Variable& vari
     std::vector<int64_t> above;
     for (int64_t i = 2; i <= kAbove && low >= 0; ++i) above.push_back(low + i);
     for (const double far : kFarAbove)
-      above.push_back(low < 0 ? -1 : position_of(variable, far * static_cast<double>(variable.value(low))));
+      above.push_back(low < 0 ? -1 : variable.position_of(far * static_cast<double>(variable.value(low))));
     for (const int64_t position : above) {
       if (position <= low + 1 || position >= variable.count() || !fits(position)) continue;
       low = position;
@@ -255,7 +245,7 @@ std::optional<int64_t> compute_largest(const MemoryFunction& function, const Var
 
 std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
                                                      MemoryFunction& function, bool may_believe) {
-  for (int proof = 0; proof < kMostProofs && function.is_known(); ++proof) {
+  for (int proof = 0; proof < kMaxProofs && function.is_known(); ++proof) {
     const int64_t card = fitter.card_bytes();
     const int64_t position = largest_by_function(function, variable, others, card);
     std::vector<Values> around;
@@ -286,7 +276,7 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
     largest.computed_bytes = estimate.peak_allocated_bytes;
     return largest;
   }
-  if (function.is_known()) function = MemoryFunction("runs at the border that it tells show another one");
+  if (function.is_known()) function = MemoryFunction("runs at the computed border show another one");
   return std::nullopt;
 }
 
@@ -298,7 +288,7 @@ int64_t find_smallest_card_by_function(const MemoryFunction& function, const Val
     const int64_t middle = low + (high - low) / 2;
     (fits(middle * page_bytes) ? high : low) = middle;
   }
-  for (int64_t below = 1; below <= 4 && high - below > least / page_bytes; ++below) {
+  for (int64_t below = 1; below <= kPagesBelow && high - below > least / page_bytes; ++below) {
     if (!fits((high - below) * page_bytes)) continue;
     high -= below;
     below = 0;

@@ -56,7 +56,10 @@ std::optional<int64_t> compute_largest(const MemoryFunction& function, const Var
 std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
                                                      MemoryFunction& function, bool may_believe = false);
 
-/// The smallest multiple of `page_bytes` on which the function passes, and on no card that is up to four pages smaller.
+/// How many pages below the smallest card are looked at, too: what fits is not monotone in the size of the card.
+inline constexpr int64_t kPagesBelow = 4;
+
+/// The smallest multiple of `page_bytes` on which the function passes, and on no card that is up to kPagesBelow pages smaller.
 int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least,
                                        int64_t most, int64_t page_bytes);
 

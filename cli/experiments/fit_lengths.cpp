@@ -12,12 +12,12 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostLengths = 100;  ///< whose border is computed; of more, evenly spread ones with both ends
+constexpr size_t kMaxLengths = 100;  ///< whose border is computed; of more, evenly spread ones with both ends
 
 std::vector<int64_t> spread_over(const std::vector<int64_t>& all) {
-  if (all.size() <= kMostLengths) return all;
+  if (all.size() <= kMaxLengths) return all;
   std::vector<int64_t> some;
-  for (size_t i = 0; i < kMostLengths; ++i) some.push_back(all[i * (all.size() - 1) / (kMostLengths - 1)]);
+  for (size_t i = 0; i < kMaxLengths; ++i) some.push_back(all[i * (all.size() - 1) / (kMaxLengths - 1)]);
   return some;
 }
 

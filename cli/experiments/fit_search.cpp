@@ -17,7 +17,6 @@ namespace {
 
 constexpr int64_t kPageBytes = kRoundLargeBytes;
 constexpr int64_t kLeastCard = 256 * kMiB;
-constexpr int64_t kPagesBelow = 4;  ///< that are tried below the smallest card
 
 }  // namespace
 
@@ -113,17 +112,18 @@ Point point_of(const Experiment& experiment) {
 
 /// Runs on this card, and those on the largest one that reserved no more than this one has: such a run passes here too.
 void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& variable, const Values& others) {
-  for (int64_t position = 0; position < variable.count(); ++position) {
+  for (const FitRun& run : fitter.runs()) {
+    const auto value = run.values.find(variable.name);
+    if (value == run.values.end()) continue;
+    const int64_t position = variable.position_of(static_cast<double>(value->second));
     Values values = others;
     values[variable.name] = variable.value(position);
-    for (const FitRun& run : fitter.runs()) {
-      if (run.values != values) continue;
-      Point point = point_of(run.experiment);
-      const int64_t room = fitter.card_bytes() - run.experiment.outside_bytes;
-      if (run.learns && point.needed_bytes > room) continue;
-      if (run.learns) point.room_bytes = room;
-      search.take(position, point);
-    }
+    if (run.values != values) continue;
+    Point point = point_of(run.experiment);
+    const int64_t room = fitter.card_bytes() - run.experiment.outside_bytes;
+    if (run.learns && point.needed_bytes > room) continue;
+    if (run.learns) point.room_bytes = room;
+    search.take(position, point);
   }
 }
 

@@ -54,6 +54,15 @@ int64_t Variable::count() const {
   return doublings;
 }
 
+int64_t Variable::position_of(double wanted) const {
+  int64_t low = 0, high = count();
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (static_cast<double>(value(middle)) <= wanted ? low : high) = middle;
+  }
+  return low;
+}
+
 int64_t Variable::value(int64_t position) const {
   if (!list.empty()) return list[static_cast<size_t>(position)];
   return step > 0 ? least + position * step : least << position;

@@ -122,7 +122,7 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
   text += table(fixed, target) + unproved(fixed) + lines_to_write(fixed);
   text += fmt::format("\n  {} runs, {:.0f} s; sizes are measured but for the predicted ones, times are modelled{}\n",
                       fixed.runs, fixed.seconds,
-                      target.proves_on_real ? ": what fits on the GPU, the rest on its virtual twin" : "");
+                      target.proves_on_real ? ": what fits on the GPU, the rest on a virtual one like it" : "");
   if (!command.empty() && before.outcome != "ok") text += fmt::format("\n  program: {}\n", printable(command, 200));
   return text;
 }

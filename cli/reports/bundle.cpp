@@ -27,7 +27,7 @@ namespace {
 
 constexpr size_t kBlock = 512;
 constexpr size_t kPiece = 1 << 20;
-constexpr uint64_t kMostRatio = 1000;  // as of any packed file (profiler/snapshot/unpacked.cpp)
+constexpr uint64_t kMaxRatio = 1000;  // as of any packed file (profiler/snapshot/unpacked.cpp)
 constexpr std::array<const char*, 4> kBundled = {"report.json", kRunConfigFile.data(), kFixFile.data(), "trace"};
 
 /// The head of one file in a tar archive; numbers are octal text.
@@ -140,7 +140,7 @@ class SparseFile {
 class BundleReader {
  public:
   explicit BundleReader(const fs::path& packed)
-      : packed_(packed), stream_(packed), most_(kMostRatio * fs::file_size(packed)) {}
+      : packed_(packed), stream_(packed), most_(kMaxRatio * fs::file_size(packed)) {}
 
   void unpack_into(const fs::path& folder) {
     for (Header header{}; read_header(header);) {

@@ -70,6 +70,7 @@ struct Explained {
   History history{};                               ///< its names are views into `trace`
   std::vector<std::filesystem::path> processes{};  ///< their traces, where there are several, the first to record first
   bool is_redacted = false;                        ///< only the report may be shown
+  std::filesystem::path source{};                  ///< what the user named
   std::filesystem::path file{};                    ///< of `trace`
   std::string work_device{};                       ///< whose rates are asked for; empty: those of the GPU of the report
   std::shared_ptr<TemporaryFolder> unpacked{};     ///< of a bundle: where `processes` lie

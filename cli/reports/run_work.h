@@ -13,7 +13,7 @@ namespace oomdiag {
 /// `report`. None where the run was not metered, or no step of it was complete.
 std::optional<ReportWork> read_run_work(const std::filesystem::path& file, const Trace& trace, const Report& report);
 
-/// A line for each operator, module and set of shapes of the step that read_run_work() describes, as CSV: what it does, and how long that
+/// A line for each operator, module and set of shapes of the steps that the meter kept, as CSV: what it does, and how long that
 /// takes at the full rates of `device` (a name as after --device; empty: the GPU of the report) and modelled. Throws Error(usage) where
 /// there is nothing.
 std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, const Report& report,

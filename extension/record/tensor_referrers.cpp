@@ -17,8 +17,9 @@ namespace {
 using Visit = int (*)(PythonObject, void*);
 using Traverse = int (*)(PythonObject, Visit, void*);
 
-constexpr intptr_t kMostItemsSearched = 10000;
-constexpr size_t kMostOfName = 120;
+constexpr int kMaxItemsSearched = 10000;  ///< of a container, for how it calls one of them
+constexpr size_t kMaxNameLength = 120;
+constexpr const char* kNoKey = "…";
 
 std::string base_name(const std::string& file) { return file.substr(file.rfind('/') + 1); }
 
@@ -31,11 +32,11 @@ const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& tensor) {
 
 void TensorReferrers::write() {
   if (api_.type_slot == nullptr || api_.is_tracked == nullptr) return;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kMaxMilliseconds);
   add_modules();
   add_traceback();
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kMaxMilliseconds);
   for (uint32_t index = 0; index < reached_.size() && written_ < kMaxEvents; ++index) {
-    if (index % 1024 == 0 && std::chrono::steady_clock::now() > end) return;
+    if (index % 64 == 0 && std::chrono::steady_clock::now() > end) return;
     write_tensor(index);
     if (reached_.size() < kMaxObjects) follow(index);
   }
@@ -86,14 +87,22 @@ void TensorReferrers::add_frame(PythonObject frame) {
   const PythonRef line(api_, api_.attribute(code.get(), "co_firstlineno"));
   const std::string place = function + " (" + base_name(api_.text(code.get(), "co_filename")) + ":" +
                             std::to_string(line ? api_.to_long(line.get()) : 0) + ")";
+  for (const auto& [name, value] : variables_of(frame)) add_variable(name, place, value.get());
+}
+
+// Of a function that has been left; so nobody else changes them.
+std::vector<std::pair<std::string, PythonRef>> TensorReferrers::variables_of(PythonObject frame) const {
+  std::vector<std::pair<std::string, PythonRef>> variables;
+  const PythonRef code(api_, api_.frame_code(frame));
   for (const char* const names : {"co_varnames", "co_cellvars", "co_freevars"}) {
     const PythonRef tuple(api_, api_.attribute(code.get(), names));
     for (const PythonRef& name : reader_.items(tuple.get())) {
       const std::string text = reader_.text(name.get());
-      const PythonRef value(api_, api_.variable_of(frame, text.c_str(), name.get()));
-      if (value) add_variable(text, place, value.get());
+      PythonRef value(api_, api_.variable_of(frame, text.c_str(), name.get()));
+      if (value) variables.emplace_back(text, std::move(value));
     }
   }
+  return variables;
 }
 
 void TensorReferrers::add_variable(const std::string& name, const std::string& place, PythonObject value) {
@@ -173,7 +182,7 @@ std::string TensorReferrers::name_of(uint32_t index) const {
   const std::string kind = !is_tensor                      ? reader_.type_name(reached_[holder].object)
                            : named.find('.') != named.npos ? "attribute"
                                                            : "variable";
-  if (named.size() > kMostOfName) named = "…" + named.substr(named.size() - kMostOfName);
+  if (named.size() > kMaxNameLength) named = "…" + named.substr(named.size() - kMaxNameLength);
   return kind + " '" + named + "' in " + place;
 }
 
@@ -190,49 +199,40 @@ std::string TensorReferrers::name_of_step(uint32_t index) const {
   if (reader_.is_a(container, api_.list_type) || reader_.is_a(container, api_.tuple_type)) {
     const bool is_list = reader_.is_a(container, api_.list_type);
     const intptr_t count = is_list ? api_.list_size(container) : api_.tuple_size(container);
-    for (intptr_t i = 0; i < count && i < kMostItemsSearched; ++i) {
+    for (intptr_t i = 0; i < count && i < kMaxItemsSearched; ++i) {
       const PythonObject at = is_list ? api_.list_get(container, i) : api_.tuple_get(container, i);
       if (at == item) return "[" + std::to_string(i) + "]";
     }
     return "[…]";
   }
-  if (reader_.is_a(item, api_.dict_type)) {
-    const bool is_own = reader_.dict_of(container).get() == item;
-    if (is_own) return {};
-  }
-  return attribute_of(container, item);
+  if (reader_.type_name(container) == "frame") return variable_of(container, item);
+  const PythonRef attributes = reader_.dict_of(container);  // made for the question where they lie in the object itself
+  if (attributes.get() == item || !reader_.is_a(attributes.get(), api_.dict_type)) return {};
+  const std::string key = key_of(attributes.get(), item);
+  return key == kNoKey ? "" : "." + key;
 }
 
 std::string TensorReferrers::key_of(PythonObject container, PythonObject item) const {
   intptr_t place = 0;
   PythonObject key = nullptr;
   PythonObject value = nullptr;
-  while (api_.dict_next(container, &place, &key, &value) != 0) {
+  for (int i = 0; i < kMaxItemsSearched && api_.dict_next(container, &place, &key, &value) != 0; ++i) {
     if (value != item) continue;
     if (reader_.is_a(key, api_.text_type)) return reader_.text(key);
     const long number = api_.to_long(key);
     if (api_.error() == nullptr) return std::to_string(number);
     api_.clear_error();
-    return "…";
+    break;
   }
-  return "…";
+  return kNoKey;
 }
 
-// Of objects whose attributes lie in themselves the dictionary is made for the question.
-std::string TensorReferrers::attribute_of(PythonObject object, PythonObject value) const {
-  if (reader_.type_name(object) == "frame") {
-    const PythonRef code(api_, api_.frame_code(object));
-    const PythonRef names(api_, api_.attribute(code.get(), "co_varnames"));
-    for (const PythonRef& name : reader_.items(names.get())) {
-      const PythonRef local(api_, api_.variable_of(object, reader_.text(name.get()).c_str(), name.get()));
-      if (local.get() == value) return "." + reader_.text(name.get());
-    }
-    return {};
+// ".x" of the local variable x, or empty.
+std::string TensorReferrers::variable_of(PythonObject frame, PythonObject value) const {
+  for (const auto& [name, variable] : variables_of(frame)) {
+    if (variable.get() == value) return "." + name;
   }
-  const PythonRef dict = reader_.dict_of(object);
-  if (!reader_.is_a(dict.get(), api_.dict_type)) return {};
-  const std::string key = key_of(dict.get(), value);
-  return key == "…" ? "" : "." + key;
+  return {};
 }
 
 }  // namespace oomdiag

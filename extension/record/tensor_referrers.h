@@ -4,6 +4,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "extension/record/program_code.h"
@@ -21,7 +22,7 @@ namespace oomdiag {
 /// hold is all still there then.
 ///
 /// It follows references from the variables on, breadth first, by the function that each type has for Python's garbage
-/// collector: no Python code runs. Bounded by kMaxObjects and kMaxTime; a tensor that is not reached has no referrer.
+/// collector: no Python code runs. Bounded by kMaxObjects and kMaxMilliseconds; a tensor that is not reached has no referrer.
 class TensorReferrers {
  public:
   static constexpr size_t kMaxObjects = size_t{1} << 19;
@@ -59,7 +60,8 @@ class TensorReferrers {
   std::string name_of(uint32_t index) const;
   std::string name_of_step(uint32_t index) const;
   std::string key_of(PythonObject container, PythonObject item) const;
-  std::string attribute_of(PythonObject object, PythonObject value) const;
+  std::string variable_of(PythonObject frame, PythonObject value) const;
+  std::vector<std::pair<std::string, PythonRef>> variables_of(PythonObject frame) const;
   void write_tensor(uint32_t index);
   uint32_t count_nodes(const torch::autograd::Node* root);
 

@@ -25,17 +25,17 @@
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
 
-// Which calls are told. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
-// registered, so the outermost operator that has one is told, and what it calls is not: that belongs to how the kernel is made, and
-// differs between machines. Operators without such a kernel are made of others, which are told. Convolutions are told whole: cuDNN's
-// parts of them do not say what is transposed. Autocast calls the operator again with cast inputs: then the inner call is the one.
+// Which calls are metered. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
+// registered, so the outermost operator that has one is metered, and what it calls is not: that belongs to how the kernel is made, and
+// differs between machines. Operators without such a kernel are made of others, which are metered. Convolutions are metered as a whole:
+// cuDNN's parts of them do not say what is transposed. Autocast calls the operator again with cast inputs: then the inner call is the one.
 
 namespace oomdiag {
 namespace {
 
-enum class CallKind : uint8_t { made_of_others, told, does_nothing };
+enum class CallKind : uint8_t { made_of_others, metered, does_nothing };
 
-/// What is known of a call that is told, between its begin and its end.
+/// What is known of a metered call between its begin and its end.
 struct MeteredCall {
   const at::RecordFunction* call = nullptr;
   bool has_gpu_input = false;
@@ -43,7 +43,7 @@ struct MeteredCall {
 };
 
 struct MeteredThread {
-  MeteredCall open{};      ///< the calls inside of it are not told
+  MeteredCall open{};      ///< the calls inside of it are not metered
   uint64_t next_node = 0;  ///< nodes of this thread below it have a module
   uint32_t module = 0;     ///< that of the newest call
   std::unordered_map<const char*, CallKind> kinds;
@@ -98,9 +98,9 @@ CallKind find_kind(const at::RecordFunction& call) {
   const std::string_view text = call.name();
   if (starts_no_kernel(text) || returns_view(op->schema())) return CallKind::does_nothing;
   if (text == "aten::convolution" || text == "aten::convolution_backward" || text == "aten::copy_")
-    return CallKind::told;
+    return CallKind::metered;
   if (calls_operators(text)) return CallKind::made_of_others;
-  return op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) ? CallKind::told : CallKind::made_of_others;
+  return op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) ? CallKind::metered : CallKind::made_of_others;
 }
 
 CallKind kind_of_call(const at::RecordFunction& call) {
@@ -220,7 +220,7 @@ std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction
   const bool in_backward = torch::autograd::get_current_node() != nullptr;
   if (!in_backward) claim_nodes_for_module(thread);
   thread.module = thread_state().place.now().context.module;
-  if (kind_of_call(call) != CallKind::told || is_cast_first(call)) return nullptr;
+  if (kind_of_call(call) != CallKind::metered || is_cast_first(call)) return nullptr;
   thread.open = {.call = &call,
                  .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
                  .text = describe_begin(call, thread_state())};

@@ -46,10 +46,10 @@ constexpr NamedKind kKinds[] = {
 
 /// A group of one channel in and one out, whose only other factor is the window.
 WorkKind convolution_kind_of(const MatrixProduct& product) {
-  constexpr int64_t kMostOfWindow = 128;
+  constexpr int64_t kMaxWindow = 128;
   if (product.batch == 1) return WorkKind::convolution;
-  const bool is_narrow = std::min(product.m, product.n) == 1 && std::min(product.n, product.k) <= kMostOfWindow &&
-                         std::min(product.m, product.k) <= kMostOfWindow;
+  const bool is_narrow = std::min(product.m, product.n) == 1 && std::min(product.n, product.k) <= kMaxWindow &&
+                         std::min(product.m, product.k) <= kMaxWindow;
   return is_narrow ? WorkKind::depthwise_convolution : WorkKind::grouped_convolution;
 }
 

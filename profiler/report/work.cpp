@@ -11,7 +11,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostModules = 12;
+constexpr size_t kMaxModules = 12;
 
 ReportWorkPart make_part(std::string name, const WorkSum& sum, bool has_time) {
   ReportWorkPart part{.name = std::move(name),
@@ -114,7 +114,7 @@ std::string work_table(const Report& report) {
   std::string text = fmt::format("  {}{:>10}{:>12}{:>12}{:>10}   bound by\n",
                                  padded("work of a step, by phase and module", 40), "ms", "GFLOP", "GB", "kernels");
   for (const ReportWorkPart& part : work.phases) text += row(part);
-  for (size_t i = 0; i < std::min(kMostModules, work.modules.size()); ++i) text += row(work.modules[i]);
+  for (size_t i = 0; i < std::min(kMaxModules, work.modules.size()); ++i) text += row(work.modules[i]);
   return text;
 }
 

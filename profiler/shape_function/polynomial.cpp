@@ -16,8 +16,8 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostTerms = 3;
-constexpr int kMostDegree = 3;  ///< of all dimensions together
+constexpr size_t kMaxTerms = 3;
+constexpr int kMaxDegree = 3;  ///< of all dimensions together
 constexpr double kFraction = 1 << 20;
 
 using Exponents = std::vector<uint8_t>;
@@ -37,7 +37,7 @@ std::vector<Exponents> list_exponents(size_t dimensions) {
     }
     all = std::move(longer);
   }
-  std::erase_if(all, [](const Exponents& exponents) { return degree_of(exponents) > kMostDegree; });
+  std::erase_if(all, [](const Exponents& exponents) { return degree_of(exponents) > kMaxDegree; });
   std::ranges::stable_sort(all, {}, degree_of);
   return all;
 }
@@ -50,10 +50,10 @@ double value_of(const Exponents& exponents, const ShapePoint& point) {
   return value;
 }
 
-using Row = std::array<long double, kMostTerms + 1>;  ///< of a system of equations, the right side last
+using Row = std::array<long double, kMaxTerms + 1>;  ///< of a system of equations, the right side last
 
 /// Gauss with row pivots; false where the rows do not determine it.
-bool solve(std::array<Row, kMostTerms>& rows, size_t n) {
+bool solve(std::array<Row, kMaxTerms>& rows, size_t n) {
   for (size_t c = 0; c < n; ++c) {
     const auto pivot = std::max_element(rows.begin() + c, rows.begin() + n,
                                         [&](const Row& a, const Row& b) { return std::fabs(a[c]) < std::fabs(b[c]); });
@@ -63,7 +63,7 @@ bool solve(std::array<Row, kMostTerms>& rows, size_t n) {
       if (r == c) continue;
       const long double factor = rows[r][c] / rows[c][c];
       for (size_t k = c; k < n; ++k) rows[r][k] -= factor * rows[c][k];
-      rows[r][kMostTerms] -= factor * rows[c][kMostTerms];
+      rows[r][kMaxTerms] -= factor * rows[c][kMaxTerms];
     }
   }
   return true;
@@ -84,7 +84,7 @@ class Fit {
   std::optional<Polynomial> find() {
     if (points_.empty()) return std::nullopt;
     exponents_ = list_exponents(points_.front().size());
-    const size_t most = std::min(kMostTerms, distinct_.size() - 1);
+    const size_t most = std::min(kMaxTerms, distinct_.size() - 1);
     for (size_t terms = 1; terms <= most; ++terms) {
       chosen_.assign(terms, 0);
       if (auto found = choose(0, 0)) return found;
@@ -106,16 +106,16 @@ class Fit {
   // Solved on the runs that lie farthest apart: the first, the last, and one between.
   std::optional<Polynomial> try_chosen() const {
     const size_t n = chosen_.size();
-    std::array<Row, kMostTerms> rows{};
+    std::array<Row, kMaxTerms> rows{};
     for (size_t r = 0; r < n; ++r) {
       const size_t run = distinct_[n == 1 ? distinct_.size() - 1 : r * (distinct_.size() - 1) / (n - 1)];
       for (size_t c = 0; c < n; ++c) rows[r][c] = value_of(exponents_[chosen_[c]], points_[run]);
-      rows[r][kMostTerms] = static_cast<long double>(sizes_[run]);
+      rows[r][kMaxTerms] = static_cast<long double>(sizes_[run]);
     }
     if (!solve(rows, n)) return std::nullopt;
     Polynomial polynomial;
     for (size_t c = 0; c < n; ++c) {
-      const auto exact = static_cast<double>(std::roundl(rows[c][kMostTerms] / rows[c][c] * kFraction) / kFraction);
+      const auto exact = static_cast<double>(std::roundl(rows[c][kMaxTerms] / rows[c][c] * kFraction) / kFraction);
       if (exact == 0) return std::nullopt;  // fewer terms were tried before
       polynomial.terms.push_back({.coefficient = exact, .exponents = exponents_[chosen_[c]]});
     }

@@ -1,5 +1,5 @@
 """The report names the variable of the program that keeps what grows: a list of an object, an entry of a dictionary, what a
-function that raised keeps, a tensor bound to a name.
+function that raised keeps, the frames of exceptions that are kept, a tensor bound to a name.
 
     python tests/extension/test_referrers.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -46,6 +46,16 @@ KEEPERS = {
                 meter.history.append(step(model, optimizer)[1])
             raise RuntimeError("the program ends while its function runs")
         train(Meter())""",
+    ("variable 'output' in evaluate(), whose frame the traceback in 'errors' keeps",): """
+        errors = []
+        def evaluate():
+            output = step(model, optimizer)[0].detach()
+            raise ValueError(output.shape)
+        for _ in range(8):
+            try:
+                evaluate()
+            except ValueError as error:
+                errors.append(error)""",
     ("variable 'total' in program.py",): """
         total = 0
         for _ in range(8):

@@ -86,13 +86,13 @@ def fix(program: Optional[List[str]] = None, path: str = "", device: Optional[st
     Give a program with a device, or the path of a run folder; neither: the newest run in cwd.
     """
     what = ["--", *program] if program else ([path] if path else [])
-    return _text_of("fix", *_device(device), *what, cwd=cwd, fine=(0, 1))
+    return _text_of("fix", *_device(device), *what, cwd=cwd, fine=(0, 3))  # 3: nothing makes it fit
 
 
 def fit(program: List[str], vary: List[str], device: Optional[str] = None, cwd: Optional[str] = None) -> str:
     """The largest value that fits: vary ["batch=1..512"] with {batch} in the program, as in ["python", "train.py", "--batch-size", "{batch}"]."""
     varied = [word for one in vary for word in ("--vary", one)]
-    return _text_of("fit", *_device(device), *varied, "--", *program, cwd=cwd, fine=(0, 1))
+    return _text_of("fit", *_device(device), *varied, "--", *program, cwd=cwd, fine=(0, 3))
 
 
 def diff(before: str, after: str, cwd: Optional[str] = None) -> str:
