@@ -56,16 +56,6 @@ bool BorderSearch::may_pass_above() const {
   });
 }
 
-/// The last position whose value is not above this one; -1 if none is.
-int64_t BorderSearch::position_of(double value) const {
-  int64_t low = -1, high = count_;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (static_cast<double>(value_of_(middle)) <= value ? low : high) = middle;
-  }
-  return low;
-}
-
 /// Where the line meets the room.
 std::optional<int64_t> BorderSearch::estimate() const {
   const std::optional<Line> along = line();

@@ -23,6 +23,17 @@ struct Line {
   bool operator==(const Line&) const = default;
 };
 
+/// The last of `count` positions whose value is not above `wanted`; -1 if none is. `value_of(position)` ascends.
+template <class ValueOf>
+int64_t find_position(int64_t count, ValueOf value_of, double wanted) {
+  int64_t low = -1, high = count;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (static_cast<double>(value_of(middle)) <= wanted ? low : high) = middle;
+  }
+  return low;
+}
+
 /// Finds the largest of ascending values with which a program passes, from few runs. Memory is nearly affine in a batch
 /// size, so runs that pass say where the border must be; the border is then run on both sides. It need not be the only one,
 /// as libraries choose other workspaces for other shapes: the next eight values above it are run too, and, where runs are
@@ -53,7 +64,7 @@ class BorderSearch {
   std::optional<Line> line_to(int64_t position) const;
   std::optional<int64_t> estimate() const;
   std::optional<int64_t> estimate_below(int64_t fails) const;
-  int64_t position_of(double value) const;
+  int64_t position_of(double value) const { return find_position(count_, value_of_, value); }
   int64_t first_failure(int64_t above) const;
   std::vector<int64_t> begin(int at_once) const;
   std::vector<int64_t> grow(int64_t passes) const;

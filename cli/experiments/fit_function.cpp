@@ -16,7 +16,7 @@ constexpr int64_t kFewValues = 6;            ///< trying them is as good
 constexpr int64_t kSmall = 4, kSecond = 16;  ///< batches of 1 take ways of their own in many kernels
 constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
 constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
-constexpr double kFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};
+constexpr double kComputedFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};  ///< one more than BorderSearch runs: it costs nothing
 constexpr int kMaxProofs = 3;
 
 /// The values of the other variables in the runs to learn from: smallest, largest, then between and crosswise.
@@ -184,7 +184,7 @@ int64_t largest_by_function(const MemoryFunction& function, const Variable& vari
     moved = false;
     std::vector<int64_t> above;
     for (int64_t i = 2; i <= kAbove && low >= 0; ++i) above.push_back(low + i);
-    for (const double far : kFarAbove)
+    for (const double far : kComputedFarAbove)
       above.push_back(low < 0 ? -1 : variable.position_of(far * static_cast<double>(variable.value(low))));
     for (const int64_t position : above) {
       if (position <= low + 1 || position >= variable.count() || !fits(position)) continue;

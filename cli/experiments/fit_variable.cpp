@@ -55,12 +55,8 @@ int64_t Variable::count() const {
 }
 
 int64_t Variable::position_of(double wanted) const {
-  int64_t low = 0, high = count();
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (static_cast<double>(value(middle)) <= wanted ? low : high) = middle;
-  }
-  return low;
+  const auto value_of = [this](int64_t position) { return value(position); };
+  return std::max<int64_t>(0, find_position(count(), value_of, wanted));
 }
 
 int64_t Variable::value(int64_t position) const {
