@@ -38,6 +38,7 @@ struct FitOptions {
   int most_runs = FitRequest{}.most_runs;
   bool smallest_card = false;
   bool json = false;
+  bool never_forks = false;
   RankOptions host;  ///< of a job
   bool prints_jobs = false;
   std::string collect;
@@ -286,6 +287,7 @@ int fit(FitOptions options) {
   const FitRequest request = make_request(options, install, !options.smallest_card);
   if (has_model) check_variables(variables, request.program);
   Experiments experiments(install);
+  if (options.never_forks) experiments.never_fork();
   return options.smallest_card ? fit_card(options, request, experiments)
                                : fit_value(options, variables, request, install, experiments);
 }
@@ -346,6 +348,8 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "of a job's plans: the table of the reports that such commands wrote into this folder")
       ->type_name("DIR");
   command.add_flag("--json", options->json, "print what was found, and every run, as JSON");
+  command.add_flag("--no-fork", options->never_forks,
+                   "start Python anew for each run, instead of forking it from a process that has made its imports");
   command.add_option("--html", options->html, "write what was found, and every run, as a page to this file")
       ->type_name("FILE");
   command.callback([options, &chosen, &from_separator] {

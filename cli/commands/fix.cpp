@@ -33,6 +33,7 @@ struct FixOptions {
   std::string html;
   int64_t batch = 0;
   bool json = false;
+  bool never_forks = false;
 };
 
 /// The virtual card that is called like a real one.
@@ -195,6 +196,7 @@ int fix(FixOptions options) {
                               output = from_here(options.output);
   const Target target = make_target(options, install);
   Experiments experiments(install);
+  if (options.never_forks) experiments.never_fork();
   Steps steps("fix");
   const auto tell = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
   Fixed fixed;
@@ -243,6 +245,8 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command.add_option("--target", options->target, "make it fit into a card of this size, as in 8GiB")
       ->type_name("SIZE");
   command.add_flag("--json", options->json, "print what was found as JSON");
+  command.add_flag("--no-fork", options->never_forks,
+                   "start Python anew for each run, instead of forking it from a process that has made its imports");
   command.add_option("-o,--output", options->output, "write it as JSON to this file")->type_name("FILE");
   command.add_option("--html", options->html, "write it as a page to this file")->type_name("FILE");
   command.callback([options, &chosen, &from_separator] {

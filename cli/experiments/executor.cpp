@@ -72,7 +72,9 @@ int runs_at_once(const std::vector<DiagnosisRequest>& requests) {
 void Executor::run_once(const std::vector<DiagnosisRequest>& requests, const std::vector<std::size_t>& which,
                         const std::function<void(std::size_t)>& tell) {
   std::vector<std::function<std::string()>> works;
-  for (const std::size_t i : which) works.emplace_back([&, i] { return diagnose_for_another(requests[i], install_); });
+  for (const std::size_t i : which) {
+    works.emplace_back([&, i] { return diagnose_for_another(with_fork(requests[i]), install_); });
+  }
   std::optional<Error> failure;
   run_each_in_a_process(works, runs_at_once(requests), [&](std::size_t work, const std::optional<std::string>& answer) {
     try {
@@ -85,9 +87,26 @@ void Executor::run_once(const std::vector<DiagnosisRequest>& requests, const std
   if (failure) throw Error(*failure);
 }
 
+DiagnosisRequest Executor::with_fork(DiagnosisRequest request) const {
+  for (const auto& one : forking_) {
+    if (one->serves(request)) request.forked_by = one->socket();
+  }
+  return request;
+}
+
+// A single run takes no longer without: its imports are made once in any case.
+void Executor::start_forking(const std::vector<DiagnosisRequest>& requests) {
+  if (!forks_ || count_ + requests.size() < 2) return;
+  for (const DiagnosisRequest& request : requests) {
+    if (std::ranges::any_of(forking_, [&](const auto& one) { return one->serves(request); })) continue;
+    if (auto made = ForkingPython::start(request, install_)) forking_.push_back(std::move(made));
+  }
+}
+
 std::vector<Executed> Executor::run(const std::vector<DiagnosisRequest>& requests,
                                     const std::function<void(std::size_t)>& tell) {
   finished_.assign(requests.size(), std::nullopt);
+  start_forking(requests);
   std::vector<std::size_t> which(requests.size());
   std::iota(which.begin(), which.end(), std::size_t{0});
   run_once(requests, which, tell);

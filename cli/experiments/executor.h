@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/experiments/forking_python.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/python/install.h"
 
@@ -26,7 +28,7 @@ struct Executed {
 
 /// Runs programs whose figures are wanted, each in a process of its own: as many at once as cores and memory of this host
 /// allow, of its cgroup too; one at a time on a real GPU. A program that PyTorch aborted at its exit is run once more. All
-/// that runs many programs does it here.
+/// that runs many programs does it here. Those of a Python script are forked from a process that has made its imports.
 class Executor {
  public:
   explicit Executor(const Install& install) : install_(install) {}
@@ -36,6 +38,9 @@ class Executor {
   std::vector<Executed> run(const std::vector<DiagnosisRequest>& requests,
                             const std::function<void(std::size_t)>& tell);
 
+  /// From now on each program is started anew.
+  void never_fork() { forks_ = false; }
+
   /// What came of each request of the last call; nullopt where it did not end.
   const std::vector<std::optional<Executed>>& finished() const { return finished_; }
   /// All runs so far.
@@ -44,8 +49,14 @@ class Executor {
  private:
   void run_once(const std::vector<DiagnosisRequest>& requests, const std::vector<std::size_t>& which,
                 const std::function<void(std::size_t)>& tell);
+  /// The request, to be forked where that can be.
+  DiagnosisRequest with_fork(DiagnosisRequest request) const;
+  /// One process for many runs, where they are many.
+  void start_forking(const std::vector<DiagnosisRequest>& requests);
 
   const Install& install_;
+  bool forks_ = true;
+  std::vector<std::unique_ptr<ForkingPython>> forking_{};
   std::vector<std::optional<Executed>> finished_{};
   std::size_t count_ = 0;
 };

@@ -9,13 +9,12 @@
 #include <optional>
 
 #include "cli/launch/live_line.h"
+#include "cli/launch/prepared_program.h"
 #include "cli/launch/run_config.h"
 #include "cli/process/environment.h"
 #include "cli/process/host.h"
 #include "cli/process/temporary_folder.h"
 #include "cli/process/workers.h"
-#include "cli/python/cache.h"
-#include "cli/python/preload.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
 #include "extension/environment.h"
@@ -24,88 +23,6 @@
 
 namespace oomdiag {
 namespace {
-
-/// One line for each card: what the virtual device reads.
-std::string list_files(const std::vector<CardEntry>& cards) {
-  std::string files;
-  for (const CardEntry& card : cards) files += (files.empty() ? "" : "\n") + card.file.string();
-  return files;
-}
-
-/// Where Inductor and Triton keep what they make for virtual cards: in the cache, or, where that is not the user's alone, in a
-/// folder that goes with the run.
-class VirtualCaches {
- public:
-  VirtualCaches() {
-    try {
-      folder_ = own_folder_in_cache("virtual");
-    } catch (const Error&) {
-      folder_ = for_this_run_.emplace().path();
-    }
-  }
-
-  /// Inductor and Triton keep what they tuned by the name of the card and would take it for a real one's of that name: times
-  /// of a virtual card mean nothing. They have folders of their own beside the user's.
-  std::vector<std::pair<const char*, std::string>> variables() const {
-    std::vector<std::pair<const char*, std::string>> caches;
-    for (const auto& [variable, name] :
-         {std::pair{"TORCHINDUCTOR_CACHE_DIR", "inductor"}, {"TRITON_CACHE_DIR", "triton"}}) {
-      const std::string own = environment(variable);
-      caches.emplace_back(variable, own.empty() ? (folder_ / name).string() : own + "/oomdiag-virtual");
-    }
-    return caches;
-  }
-
- private:
-  std::optional<TemporaryFolder> for_this_run_;
-  std::filesystem::path folder_;
-};
-
-/// Settings of packages that can decide on the host what they decide by a kernel of their own otherwise, which computes nothing
-/// here. vLLM's newer model runner counts on the card which tokens are done: none ever is, and generate() does not end.
-constexpr std::pair<const char*, const char*> kDecidesOnHost[] = {{"VLLM_USE_V2_MODEL_RUNNER", "0"}};
-
-Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries,
-                const std::optional<VirtualCaches>& caches) {
-  Program program{.arguments = request.program, .environment = {}, .keeps_output = request.keeps_output};
-  const VirtualHost* const host = request.device.virtual_host();
-  const auto set = [&](const char* name, const std::string& value) {
-    program.environment.emplace_back(name, value.empty() ? std::nullopt : std::optional(value));
-  };
-  set("LD_PRELOAD", compose_preload({.first = environment(variables::kPreloadFirst),
-                                     .libraries = libraries,
-                                     .virtual_device = host != nullptr ? libraries / "virtual_device" : "",
-                                     .cuda_major = install.cuda_major,
-                                     .users_own = environment("LD_PRELOAD")}));
-  set(variables::kRecorder, install.recorder.string());
-  set(variables::kRecorderFor, install.torch_version);
-  set(variables::kNoRecorder, install.no_recorder);
-  set(variables::kReports, (install.libraries / "liboomdiag_reports.so").string());
-  set(variables::kContents, install.contents.string());
-  if (!install.architectures.empty()) set(variables::kArchitectures, install.architectures);
-  set(variables::kAttachAtStep, request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
-  set(variables::kNativeStacks, request.native_stacks ? "1" : environment(variables::kNativeStacks));
-  set(variables::kMeter, request.is_metered ? "1" : environment(variables::kMeter));
-  const VirtualHost none;
-  const VirtualHost& devices = host != nullptr ? *host : none;
-  const int driver = host != nullptr ? host->cards.front().driver : 0;
-  set(variables::kCard, list_files(devices.cards));
-  set(variables::kDriver, driver == 0 ? "" : std::to_string(driver));
-  set(variables::kMemory, devices.memory_bytes == 0 ? "" : std::to_string(devices.memory_bytes));
-  set(variables::kClocked, devices.clocked ? "1" : "");
-  if (caches) {
-    set("TRITON_LIBCUDA_PATH", install.virtual_device.string());
-    for (const auto& [variable, folder] : caches->variables()) set(variable, folder);
-    for (const auto& [variable, value] : kDecidesOnHost) {
-      if (environment(variable).empty()) set(variable, value);
-    }
-  }
-  if (environment("NVTX_INJECTION64_PATH").empty()) {  // a profiler that is there already keeps its place
-    set("NVTX_INJECTION64_PATH", (libraries / "liboomdiag_preload.so").string());
-  }
-  program.environment.insert(program.environment.end(), request.environment.begin(), request.environment.end());
-  return program;
-}
 
 bool is_there(const std::filesystem::path& file) {
   std::error_code ignored;
@@ -225,10 +142,8 @@ std::string explain_kill(const Ending& ending, std::optional<int64_t> kills) {
 Diagnosis diagnose(const DiagnosisRequest& request, const Install& install) {
   if (request.device.is_virtual()) check_virtual_device(install);
   check_driver(request.device, install.torch_version);
-  const PreloadFolder libraries(install.libraries);
-  std::optional<VirtualCaches> caches;
-  if (request.device.is_virtual()) caches.emplace();
-  Program program = prepare(request, install, libraries.path(), caches);
+  PreparedProgram prepared(request, install);
+  Program& program = prepared.program();
   std::optional<TemporaryFolder> job_folder;
   if (request.rank) {
     job_folder.emplace();

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/process/forked_program.h"
 #include "cli/process/process_tree.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
@@ -119,6 +120,7 @@ void redirect(const std::filesystem::path& file) {
   setenv(variables::kOutput, folder.c_str(), 1);
   if (program.keeps_output) redirect(std::filesystem::path(folder) / "output.txt");
   signals.restore();
+  if (!program.forked_by.empty()) become_by_fork(program.forked_by, program.arguments);
   execvp(program.arguments.front().c_str(), pointers(program.arguments).data());
   const int error = errno;
   failure.send(&error, sizeof error);

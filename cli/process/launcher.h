@@ -22,6 +22,7 @@ struct Program {
   std::vector<std::string> arguments;  ///< the first is looked up in PATH
   Environment environment;
   bool keeps_output = false;  ///< stdout and stderr go to `output.txt` in the run folder instead of ours
+  std::string forked_by{};  ///< the socket of a process that forks it, see forked_program.h; empty = it is started anew
 };
 
 /// A program could not be started.

@@ -1,6 +1,6 @@
 """oomdiag fit by a function that is learned from a few runs: what it computes is what runs show, and where it cannot know, runs decide.
 
-Usage: test_fit.py --build BUILD [unittest arguments]. Runs on the virtual device.
+Usage: test_fit.py --build BUILD [Quick | Slow]. Runs on the virtual device.
 """
 import json
 import os
@@ -68,6 +68,8 @@ class Fit(unittest.TestCase):
             self.assertAlmostEqual(said / did, 1, delta=0 if at["exact"] else 0.03)
         self.assertEqual(at["exact"], not at["doubt"])
 
+
+class Quick(Fit):
     def test_the_border_is_computed_to_the_byte_and_other_points_say_how_far_they_are_known(self):
         program = self.write()
         found = self.fit("--vary", "batch=1..4096", "--at", "batch=37", "--", *program, "{batch}")
@@ -81,6 +83,23 @@ class Fit(unittest.TestCase):
         self.check_estimate(at, self.peaks(*program, 37))
         self.assertIsNone(self.peaks(*program, border + 1))
 
+    def test_estimate_asks_from_inside_of_python(self):
+        self.write()
+        code = """
+            import oomdiag, program, torch
+            found = oomdiag.estimate(program.train, {"batch": 20}, device="rtx3060")
+            print(found.fits, found.peak_allocated_bytes, sum(found.categories.values()) == found.peak_allocated_bytes)
+            print(torch.cuda.is_initialized())
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=self.folder,
+                              env=os.environ | {"PYTHONPATH": str(BUILD / "lib/python")}, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        fits, peak, adds_up, initialized = done.stdout.split()
+        self.assertEqual((fits, adds_up, initialized), ("True", "True", "False"))
+        self.assertEqual(int(peak), self.peaks(sys.executable, "program.py", 20)[0])
+
+
+class Slow(Fit):
     def test_two_variables_are_learned_together(self):
         program = self.write()
         found = self.fit("--vary", "batch=1..4096", "--vary", "length=16,32,64,96", "--at", "batch=21,length=77", "--", *program,
@@ -100,12 +119,6 @@ class Fit(unittest.TestCase):
         self.assertEqual(found["largest"]["batch"], 512)
         self.assertEqual([one["fits"] for one in found["tried"] if one["batch"] in (512, 513)], [True, False])
 
-    def test_the_smallest_card_takes_three_runs(self):
-        found = json.loads(self.oomdiag("fit", "--smallest-card", "--json", "--", *self.write(), 200))
-        self.assertEqual(found["runs"], 3)
-        self.assertEqual([(one["memory_bytes"] - found["smallest_card_bytes"], one["fits"]) for one in found["tried"]],
-                         [(-(2 << 20), False), (0, True)])
-
     def test_lengths_give_the_worst_batch_and_a_budget_of_tokens(self):
         program = self.write("batch * length")
         (self.folder / "lengths.txt").write_text("\n".join(str(16 + 7 * i % 80) for i in range(500)))
@@ -116,20 +129,14 @@ class Fit(unittest.TestCase):
         self.assertLessEqual(largest["batch"] * 95, tokens)
         self.assertLess(tokens, (largest["batch"] + 1) * 95)
 
-    def test_estimate_asks_from_inside_of_python(self):
-        self.write()
-        code = """
-            import oomdiag, program, torch
-            found = oomdiag.estimate(program.train, {"batch": 20}, device="rtx3060")
-            print(found.fits, found.peak_allocated_bytes, sum(found.categories.values()) == found.peak_allocated_bytes)
-            print(torch.cuda.is_initialized())
-        """
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=self.folder,
-                              env=os.environ | {"PYTHONPATH": str(BUILD / "lib/python")}, timeout=300)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        fits, peak, adds_up, initialized = done.stdout.split()
-        self.assertEqual((fits, adds_up, initialized), ("True", "True", "False"))
-        self.assertEqual(int(peak), self.peaks(sys.executable, "program.py", 20)[0])
+    def test_the_smallest_card_takes_three_runs_and_is_the_same_where_each_starts_anew(self):
+        forked, anew = (json.loads(self.oomdiag("fit", *options, "--smallest-card", "--json", "--", *self.write(), 200))
+                        for options in ([], ["--no-fork"]))
+        for found in forked, anew:
+            self.assertEqual(found["runs"], 3)
+            self.assertEqual([(one["memory_bytes"] - found["smallest_card_bytes"], one["fits"]) for one in found["tried"]],
+                             [(-(2 << 20), False), (0, True)])
+        self.assertEqual(forked["smallest_card_bytes"], anew["smallest_card_bytes"])
 
 
 if __name__ == "__main__":

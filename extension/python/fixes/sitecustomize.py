@@ -20,12 +20,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
             def execute_and_apply(module):
                 execute(module)
-                if _is_lone:
-                    import oomdiag_ranks
-                    oomdiag_ranks.apply()
-                if _has_fixes:
-                    import oomdiag_fixes
-                    oomdiag_fixes.apply_all()
+                _apply()
 
             spec.loader.exec_module = execute_and_apply
         return spec
@@ -38,11 +33,25 @@ def _run_hidden_one():
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-_has_fixes = bool(os.environ.get("OOMDIAG_FIXES"))
-_is_lone = "OOMDIAG_RANK_JOB" in os.environ
+def _apply():
+    if "OOMDIAG_RANK_JOB" in os.environ:
+        import oomdiag_ranks
+        oomdiag_ranks.apply()
+    if os.environ.get("OOMDIAG_FIXES"):
+        import oomdiag_fixes
+        oomdiag_fixes.apply_all()
+
+
+def apply_what_the_environment_names():
+    """Now, if torch is there, else when it is imported."""
+    if "torch" in sys.modules:
+        _apply()
+    elif os.environ.get("OOMDIAG_FIXES") or "OOMDIAG_RANK_JOB" in os.environ:
+        sys.meta_path.insert(0, _AfterTorch())
+
+
 if "OOMDIAG_RANK_SUMMONED" in os.environ:
     import oomdiag_ranks
     oomdiag_ranks.end_with_owner()
-if _has_fixes or _is_lone:
-    sys.meta_path.insert(0, _AfterTorch())
+apply_what_the_environment_names()
 _run_hidden_one()

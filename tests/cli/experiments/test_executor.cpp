@@ -1,9 +1,11 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <fstream>
 #include <string>
 
 #include "cli/experiments/executor.h"
+#include "cli/experiments/forking_python.h"
 #include "cli/process/workers.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
@@ -72,4 +74,21 @@ TEST_CASE("a program that is not there is an error", "[cli]") {
   DiagnosisRequest request = shell(folder, "");
   request.program = {"no-such-program"};
   CHECK_THROWS_AS(executor.run({request}, [](std::size_t) {}), Error);
+}
+
+TEST_CASE("a Python script is forked by what its imports depend on: the interpreter, its options, the script",
+          "[cli]") {
+  const TestFolder folder;
+  const std::string script = (folder.path() / "train.py").string();
+  std::ofstream(script) << "import json\n";
+  using Words = std::vector<std::string>;
+  CHECK(python_and_script({"/usr/bin/python3.11", "-u", script, "--batch", "8"}) ==
+        Words{"/usr/bin/python3.11", "-u", script});
+  CHECK(python_and_script({"python", script}) == Words{"python", script});
+  CHECK_FALSE(python_and_script({"python", "-m", "train"}));
+  CHECK_FALSE(python_and_script({"python", "-X", "dev", script}));
+  CHECK_FALSE(python_and_script({"pythonic", script}));
+  CHECK_FALSE(python_and_script({"torchrun", script}));
+  CHECK_FALSE(python_and_script({"python", (folder.path() / "missing.py").string()}));
+  CHECK_FALSE(python_and_script({}));
 }

@@ -1,0 +1,124 @@
+#include "cli/experiments/forking_python.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "cli/process/environment.h"
+#include "extension/environment.h"
+
+namespace oomdiag {
+namespace {
+
+constexpr const char* kPythonPath = "PYTHONPATH";
+
+/// "python", "python3", "python3.11", in whatever folder.
+bool is_python(const std::string& word) {
+  const std::string name = std::filesystem::path(word).filename();
+  constexpr std::string_view kName = "python";
+  return name.starts_with(kName) && name.find_first_not_of("0123456789.", kName.size()) == name.npos;
+}
+
+bool has_fixes(const DiagnosisRequest& request) {
+  return std::ranges::any_of(request.environment, [](const auto& one) { return one.first == variables::kFixes; });
+}
+
+/// What a fork reads when it needs it, and not what was imported.
+bool is_read_late(const std::string& variable) { return variable.starts_with("OOMDIAG_") || variable == kPythonPath; }
+
+int listen_at(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) return -1;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (listener < 0) return -1;
+  const bool listens =
+      bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 && listen(listener, 64) == 0;
+  if (listens) return listener;
+  close(listener);
+  return -1;
+}
+
+}  // namespace
+
+std::optional<std::vector<std::string>> python_and_script(const std::vector<std::string>& program) {
+  if (program.empty() || !is_python(program.front())) return std::nullopt;
+  for (std::size_t i = 1; i < program.size(); ++i) {
+    if (program[i] == "-u" || program[i] == "-B") continue;
+    std::error_code ignored;
+    if (!program[i].ends_with(".py") || !std::filesystem::is_regular_file(program[i], ignored)) return std::nullopt;
+    return std::vector<std::string>(program.begin(), program.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<ForkingPython> ForkingPython::start(const DiagnosisRequest& request, const Install& install) {
+  if (!request.device.is_virtual() || request.rank || !python_and_script(request.program)) return nullptr;
+  std::unique_ptr<ForkingPython> made(new ForkingPython(request, install));
+  const int listener = listen_at(made->socket());
+  if (listener >= 0) made->spawn(listener);
+  if (listener >= 0) close(listener);
+  return made->child_ > 0 && made->serves(request) ? std::move(made) : nullptr;
+}
+
+ForkingPython::ForkingPython(const DiagnosisRequest& request, const Install& install)
+    : prepared_(request, install), command_(*python_and_script(request.program)), has_fixes_(has_fixes(request)) {
+  prepared_.program().environment.emplace_back(kPythonPath, before_python_path(install.injected()));
+  prepared_.program().environment.emplace_back(variables::kFixes, std::nullopt);
+  std::vector<std::string>& arguments = prepared_.program().arguments;
+  arguments = command_;
+  arguments.insert(arguments.end() - 1, install.injected() / "oomdiag_forks.py");
+}
+
+std::string ForkingPython::socket() const { return folder_.path() / "forks"; }
+
+bool ForkingPython::serves(const DiagnosisRequest& request) const {
+  return request.device.is_virtual() && !request.rank && python_and_script(request.program) == command_ &&
+         has_fixes(request) == has_fixes_ &&
+         std::ranges::all_of(request.environment, [](const auto& one) { return is_read_late(one.first); });
+}
+
+void ForkingPython::spawn(int listener) {
+  std::vector<std::string> words = prepared_.program().arguments;
+  words.insert(words.end() - 1, std::to_string(listener));
+  if (has_fixes_) words.emplace_back("torch");
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return;
+  child_ = fork();
+  if (child_ == 0) {
+    dup2(ends[0], STDIN_FILENO);
+    const int nothing = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    dup2(nothing, STDOUT_FILENO);
+    dup2(nothing, STDERR_FILENO);
+    fcntl(listener, F_SETFD, 0);
+    for (const auto& [name, value] : prepared_.program().environment) {
+      value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
+    }
+    unsetenv(variables::kOutput);
+    std::vector<char*> pointers;
+    for (std::string& word : words) pointers.push_back(word.data());
+    pointers.push_back(nullptr);
+    execvp(pointers.front(), pointers.data());
+    _exit(127);
+  }
+  close(ends[0]);
+  stdin_ = ends[1];
+}
+
+ForkingPython::~ForkingPython() {
+  if (stdin_ >= 0) close(stdin_);
+  if (child_ <= 0) return;
+  kill(child_, SIGTERM);
+  waitpid(child_, nullptr, 0);
+}
+
+}  // namespace oomdiag
