@@ -8,8 +8,8 @@
 
 #include "profiler/explain/findings.h"
 
-// The report: one value, whatever it is turned into. Names and meanings are those of its JSON, oomdiag-report/1 (design §9
-// and report/oomdiag-report-1.schema.json). Bytes are integers, times nanoseconds; an empty string is null in JSON.
+// The report: one value, whatever it is turned into. Names and meanings are those of its JSON, oomdiag-report/1 (fields.h).
+// Bytes are integers, times nanoseconds; an empty string is null in JSON.
 namespace oomdiag {
 
 inline constexpr const char* kReportSchema = "oomdiag-report/1";
