@@ -373,7 +373,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"reserved_bytes", "then"}, value.reserved_bytes);
 }
 
-template <class Visitor, Either<ReportMark> Value>
+template <class Visitor, Either<Mark> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("mark", "A place in the run that the program named by `oomdiag.mark`.");
   visit({"name", "that the program gave"}, value.name);
@@ -414,7 +414,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"figures", "what they are made from"}, value.figures);
 }
 
-template <class Visitor, Either<ReportAutocast> Value>
+template <class Visitor, Either<AutocastUse> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("autocast", "What autocast takes at that moment.");
   visit({"dtype", "that autocast casts to", {"float16", "bfloat16"}}, value.dtype);
@@ -512,7 +512,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"marks", "places in the run that the program itself named"}, value.marks);
 }
 
-template <class Visitor, Either<ReportNote> Value>
+template <class Visitor, Either<RecorderNote> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("note", "What the recorder or the virtual device had to say, word for word.");
   visit({"kind", "`estimate`, `unsupported`, `snapshot`, …"}, value.kind);

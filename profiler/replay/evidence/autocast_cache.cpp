@@ -80,7 +80,7 @@ int64_t take_pairs(Candidates& casts, Candidates& parameters, const TraitOfParam
 }  // namespace
 
 AutocastUse find_autocast(const Moment& moment) {
-  AutocastUse use{.dtype = moment.where.autocast,
+  AutocastUse use{.dtype = std::string(moment.where.autocast),
                   .region_open = !moment.where.autocast.empty() && moment.where.node.empty()};
   Candidates casts, parameters;
   for (const LiveBlock& block : moment.blocks) {
