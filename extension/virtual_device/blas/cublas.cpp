@@ -14,25 +14,6 @@
 
 using oomdiag::find_handle;
 
-namespace {
-
-size_t element_bytes(cudaDataType type) {
-  switch (static_cast<int>(type)) {
-    case CUDA_C_64F:
-      return 16;
-    case CUDA_R_64F:
-    case CUDA_C_32F:
-      return 8;
-    case CUDA_R_16F:
-    case CUDA_R_16BF:
-      return 2;
-    default:
-      return 4;
-  }
-}
-
-}  // namespace
-
 namespace oomdiag {
 
 cublasStatus_t submit(cublasHandle_t handle) {
@@ -78,5 +59,5 @@ OOMDIAG_ENTRY_POINT const char* cublasGetStatusName(cublasStatus_t status) {
 
 OOMDIAG_ENTRY_POINT cublasStatus_t cublasDotEx(cublasHandle_t handle, int, const void*, cudaDataType, int, const void*,
                                                cudaDataType, int, void* result, cudaDataType type, cudaDataType) {
-  return oomdiag::give_zeros(handle, result, element_bytes(type));
+  return oomdiag::give_zeros(handle, result, static_cast<size_t>(oomdiag::bytes_of(type)));
 }

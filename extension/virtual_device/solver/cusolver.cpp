@@ -16,18 +16,6 @@ namespace {
 
 constexpr int64_t kBlock = 64;
 
-int64_t element_bytes(cudaDataType type) {
-  switch (static_cast<int>(type)) {
-    case CUDA_C_64F:
-      return 16;
-    case CUDA_R_64F:
-    case CUDA_C_32F:
-      return 8;
-    default:
-      return 4;
-  }
-}
-
 /// LAPACK's workspace, in elements, for one matrix of `rows` × `columns`.
 int64_t lapack_elements(std::string_view routine, int64_t rows, int64_t columns) {
   const auto is_one_of = [&](auto... names) { return ((routine.find(names) != std::string_view::npos) || ...); };
@@ -65,7 +53,7 @@ cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, int* ele
 cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, size_t* bytes) {
   oomdiag_device_note("estimate", name);
   const auto type = static_cast<cudaDataType>(find_dimension(dimensions, "computeType", CUDA_R_64F));
-  *bytes = static_cast<size_t>(estimate_elements(name, dimensions) * element_bytes(type));
+  *bytes = static_cast<size_t>(estimate_elements(name, dimensions) * bytes_of(type));
   return CUSOLVER_STATUS_SUCCESS;
 }
 

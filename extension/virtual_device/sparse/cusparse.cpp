@@ -13,21 +13,6 @@
 
 namespace {
 
-int64_t value_bytes(cudaDataType type) {
-  switch (static_cast<int>(type)) {
-    case CUDA_C_64F:
-      return 16;
-    case CUDA_R_64F:
-    case CUDA_C_32F:
-      return 8;
-    case CUDA_R_16F:
-    case CUDA_R_16BF:
-      return 2;
-    default:
-      return 4;
-  }
-}
-
 int64_t index_bytes(cusparseIndexType_t type) { return type == CUSPARSE_INDEX_64I ? 8 : 4; }
 
 }  // namespace
@@ -40,7 +25,7 @@ cusparseStatus_t submit(cusparseHandle_t handle) {
 
 cusparseStatus_t give_matrix(cusparseSpMatDescr_t* matrix, int64_t rows, int64_t columns, int64_t entries,
                              cudaDataType type, cusparseIndexType_t index, int indices) {
-  const SparseMatrix contents{rows, columns, entries, value_bytes(type) + indices * index_bytes(index)};
+  const SparseMatrix contents{rows, columns, entries, bytes_of(type) + indices * index_bytes(index)};
   *matrix = reinterpret_cast<cusparseSpMatDescr_t>(new SparseMatrix(contents));
   return CUSPARSE_STATUS_SUCCESS;
 }

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <library_types.h>
 
+#include <cstdint>
 #include <type_traits>
 
 #include "extension/virtual_device/driver/device.h"
@@ -10,6 +12,22 @@
 // What the lines of the math libraries' entry_points.txt call: a handle is an object of ours that remembers settings.
 
 namespace oomdiag {
+
+/// Bytes of a number of this type.
+inline int64_t bytes_of(cudaDataType type) {
+  switch (static_cast<int>(type)) {
+    case CUDA_C_64F:
+      return 16;
+    case CUDA_R_64F:
+    case CUDA_C_32F:
+      return 8;
+    case CUDA_R_16F:
+    case CUDA_R_16BF:
+      return 2;
+    default:
+      return 4;
+  }
+}
 
 template <typename Object, typename Handle, typename Status>
 Status create(Handle* handle, Status no_memory, Status not_initialized) {
