@@ -99,7 +99,7 @@ void add_counters(const Report& report, PerfettoWriter& writer) {
                       {{"allocated", point.allocated_bytes},
                        {"cached", std::max<int64_t>(0, point.reserved_bytes - point.allocated_bytes)}}}});
     }
-    for (const ReportMark& mark : device.marks) {
+    for (const Mark& mark : device.marks) {
       writer.add_at(mark.time_ns, {{"name", mark.name}, {"ph", "i"}, {"s", "p"}, {"tid", 0}});
     }
     if (!device.failure) continue;

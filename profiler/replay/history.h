@@ -205,7 +205,7 @@ struct StepCurves {
 
 /// A place in the run that the program itself named.
 struct Mark {
-  std::string_view name{};
+  std::string name{};
   int64_t time_ns = 0;
   uint32_t step = 0;
   int64_t allocated_bytes = 0, reserved_bytes = 0;
@@ -316,7 +316,7 @@ struct DeviceHistory {
 
 /// What the recorder or the virtual device had to say: kind "unsupported", "estimate", "mode", …
 struct RecorderNote {
-  std::string_view kind{}, text{};
+  std::string kind{}, text{};
 
   bool operator==(const RecorderNote&) const = default;
 };

@@ -341,10 +341,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const LiveBlock* block : by_size(state, kMaxSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }
-  const AutocastUse autocast = find_autocast(state);
-  if (!autocast.dtype.empty()) {
-    report.autocast = {std::string(autocast.dtype), autocast.made_bytes, autocast.cache_bytes, autocast.region_open};
-  }
+  if (AutocastUse autocast = find_autocast(state); !autocast.dtype.empty()) report.autocast = std::move(autocast);
   report.parameter_groups = report_groups(state);
   report.batch = findings.batch;
   if (!trace.process.snapshot) report.reason = findings.reason;
@@ -355,10 +352,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   for (const TimelinePoint& point : device.timeline) {
     report.timeline.push_back({point.time_ns, point.allocated_bytes, point.reserved_bytes});
   }
-  for (const Mark& mark : device.marks) {
-    report.marks.push_back({std::string(mark.name), mark.time_ns, mark.step, mark.allocated_bytes, mark.reserved_bytes,
-                            mark.peak_allocated_bytes});
-  }
+  report.marks = device.marks;
   report_refusals(trace, device, report);
   return report;
 }

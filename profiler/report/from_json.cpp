@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -41,11 +43,19 @@ class Reader {
   }
 
   template <class T>
-  void operator()(const char* name, T& to) {
-    const auto found = json_.find(name);
-    if (found != json_.end() && !found->is_null()) take(*found, name, to);
+  void operator()(const Field& field, T& to) {
+    const auto found = json_.find(field.name);
+    if (found != json_.end() && !found->is_null()) take(*found, field.name, to);
   }
-  void or_null(const char* name, std::string& to) { (*this)(name, to); }
+  void or_null(const Field& field, std::string& to) { (*this)(field, to); }
+  void figures(const Field& field, Figures& to, std::initializer_list<Field> /*names*/) { (*this)(field, to); }
+  void constant(const Field& field, const char* wanted) {
+    std::string text;
+    (*this)(field, text);
+    if (text.empty()) refuse(std::string("it names no ") + field.name);
+    if (text != wanted) refuse(fmt::format("its {} is {}, not {}", field.name, text.substr(0, 40), wanted));
+  }
+  void object(const char* /*name*/, const char* /*about*/) {}
 
  private:
   template <std::integral T>
@@ -105,31 +115,8 @@ class Reader {
 Report read_report(const Json& json) {
   Budget budget;
   Reader read(json, "the report", budget);
-  std::string schema;
-  read("schema", schema);
-  if (schema.empty()) refuse("it names no schema");
-  if (schema != kReportSchema) refuse("its schema is " + schema.substr(0, 40) + ", not " + kReportSchema);
-
   Report report;
-  read("outcome", report.outcome);
-  read("exit_code", report.exit_code);
-  read("torch", report.torch);
-  read("command", report.command);
-  read("rank", report.rank);
-  read("world_size", report.world_size);
-  read("steps", report.steps);
-  read("steady_steps", report.steady_steps);
-  read("still_runs", report.still_runs);
-  read("lower_bound", report.lower_bound);
-  read("unwatched", report.unwatched);
-  read("main_device", report.main_device);
-  read("devices", report.devices);
-  read("ranks", report.ranks);
-  read("imbalance", report.imbalance);
-  read("limitations", report.limitations);
-  read("notes", report.notes);
-  read("work", report.work);
-  read("case", report.reference_case);
+  visit_fields(read, report);
   demand(report.main_device < std::max<size_t>(report.devices.size(), 1), "main_device", "one of \"devices\"");
   return report;
 }

@@ -76,7 +76,7 @@ constexpr std::string_view kMode = "mode";
 
 /// Whether the virtual device said that work takes time (oomdiag run --clocked).
 bool is_clocked(const History& history) {
-  return std::ranges::find(history.notes, RecorderNote{kMode, "clocked"}) != history.notes.end();
+  return std::ranges::find(history.notes, RecorderNote{std::string(kMode), "clocked"}) != history.notes.end();
 }
 
 /// Whose function it is; empty if `text` is none but words.

@@ -79,8 +79,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs, History& hist
     report.devices.push_back(report_device(trace, device, findings));
   }
   report.limitations = list_limitations(trace, history, inputs);
-  for (const RecorderNote& note : history.notes)
-    report.notes.push_back({std::string(note.kind), std::string(note.text)});
+  report.notes = history.notes;
   return report;
 }
 

@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "profiler/explain/findings.h"
+#include "profiler/replay/evidence/autocast_cache.h"
 
-// The report: one value, whatever it is turned into. Names and meanings are those of its JSON, oomdiag-report/1 (design §9
-// and report/oomdiag-report-1.schema.json). Bytes are integers, times nanoseconds; an empty string is null in JSON.
+// The report: one value, whatever it is turned into. Names and meanings are those of its JSON, oomdiag-report/1 (fields.h).
+// Bytes are integers, times nanoseconds; an empty string is null in JSON.
 namespace oomdiag {
 
 inline constexpr const char* kReportSchema = "oomdiag-report/1";
@@ -154,17 +155,6 @@ struct ReportPoint {
   bool operator==(const ReportPoint&) const = default;
 };
 
-/// A place in the run that the program itself named.
-struct ReportMark {
-  std::string name;
-  int64_t time_ns = 0;
-  uint32_t step = 0;
-  int64_t allocated_bytes = 0, reserved_bytes = 0;
-  int64_t peak_allocated_bytes = 0;  ///< since the mark before
-
-  bool operator==(const ReportMark&) const = default;
-};
-
 /// OOMs that a library caught inside of an op, to go on with a slower plan.
 struct ReportRecovered {
   std::string op;
@@ -173,16 +163,6 @@ struct ReportRecovered {
   std::string node{};         ///< in backward
 
   bool operator==(const ReportRecovered&) const = default;
-};
-
-/// What autocast takes at the described moment.
-struct ReportAutocast {
-  std::string dtype;
-  int64_t made_bytes = 0;    ///< made by forward ops under autocast
-  int64_t cache_bytes = 0;   ///< of these: casts of weights, which autocast keeps until its region ends
-  bool region_open = false;  ///< the moment lies inside of the region
-
-  bool operator==(const ReportAutocast&) const = default;
 };
 
 /// What the parameters of one group of an optimizer take; without a name: what is in no group that is known.
@@ -219,7 +199,7 @@ struct ReportOfDevice {
   Figures phase_peaks{};                        ///< of all steps, by phase
   std::vector<ReportOwner> allocations{};       ///< the largest blocks, at most 50
   std::vector<ReportHolder> top_allocations{};  ///< the same folded: at most 8 of a category
-  std::optional<ReportAutocast> autocast{};
+  std::optional<AutocastUse> autocast{};
   std::vector<ReportParameterGroup> parameter_groups{};  ///< of several groups; empty where there is one
   std::vector<ReportSavedTensor> saved_tensors{};
   std::optional<BatchModel> batch{};
@@ -230,7 +210,7 @@ struct ReportOfDevice {
   std::vector<ReportRecovered> recovered_by_library{};
   std::vector<ReportFailure> caught{};  ///< the first 50
   int64_t caught_count = 0;
-  std::vector<ReportMark> marks{};
+  std::vector<Mark> marks{};
 
   bool operator==(const ReportOfDevice&) const = default;
 };
@@ -266,13 +246,6 @@ struct ReportCase {
   Figures figures{};                 ///< what they are made from
 
   bool operator==(const ReportCase&) const = default;
-};
-
-/// "estimate", "unsupported", …: of which function or area.
-struct ReportNote {
-  std::string kind, text;
-
-  bool operator==(const ReportNote&) const = default;
 };
 
 /// The work of a phase or a module in a step.
@@ -321,7 +294,7 @@ struct Report {
   std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty
   std::optional<ReportImbalance> imbalance{};
   std::vector<std::string> limitations{};
-  std::vector<ReportNote> notes{};  ///< what the recorder and the virtual device had to say, word for word
+  std::vector<RecorderNote> notes{};  ///< what the recorder and the virtual device had to say, word for word
   std::optional<ReportCase> reference_case{};
   std::optional<ReportWork> work{};  ///< of a metered run
 

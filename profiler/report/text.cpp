@@ -76,7 +76,7 @@ bool keeps_casts(const ReportOfDevice& device) { return device.autocast && devic
 
 void add_autocast(std::string& text, const ReportOfDevice& device) {
   if (!device.autocast) return;
-  const ReportAutocast& autocast = *device.autocast;
+  const AutocastUse& autocast = *device.autocast;
   if (autocast.cache_bytes == 0) {
     if (autocast.region_open) add(text, "autocast", printable(autocast.dtype, 20));
     return;

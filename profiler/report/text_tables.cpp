@@ -107,12 +107,12 @@ std::string marks_table(const ReportOfDevice& device) {
   constexpr size_t kMaxMarks = 12;
   if (device.marks.empty()) return {};
   int64_t largest = 0;
-  for (const ReportMark& mark : device.marks) largest = std::max(largest, mark.peak_allocated_bytes);
+  for (const Mark& mark : device.marks) largest = std::max(largest, mark.peak_allocated_bytes);
   const Unit unit = unit_for(largest);
   std::string text = "  " + padded(fmt::format("marks, {}", unit.name), 36) +
                      fmt::format("{:>6}{:>12}{:>21}\n", "step", "allocated", "peak since the last");
   for (size_t i = 0; i < std::min(device.marks.size(), kMaxMarks); ++i) {
-    const ReportMark& mark = device.marks[i];
+    const Mark& mark = device.marks[i];
     text += "    " + padded(printable(mark.name, 33), 34) +
             fmt::format("{:>6}{:>12}{:>21}\n", mark.step, in_unit(mark.allocated_bytes, unit),
                         in_unit(mark.peak_allocated_bytes, unit));

@@ -13,10 +13,17 @@ using Json = nlohmann::ordered_json;
 class Writer {
  public:
   template <class T>
-  void operator()(const char* name, const T& value) {
-    json_[name] = convert(value);
+  void operator()(const Field& field, const T& value) {
+    json_[field.name] = convert(value);
   }
-  void or_null(const char* name, const std::string& text) { json_[name] = text.empty() ? Json(nullptr) : Json(text); }
+  void or_null(const Field& field, const std::string& text) {
+    json_[field.name] = text.empty() ? Json(nullptr) : Json(text);
+  }
+  void figures(const Field& field, const Figures& value, std::initializer_list<Field> /*names*/) {
+    (*this)(field, value);
+  }
+  void constant(const Field& field, const char* text) { json_[field.name] = text; }
+  void object(const char* /*name*/, const char* /*about*/) {}
 
   template <class T>
   static Json convert(const T& value) {
@@ -52,32 +59,6 @@ class Writer {
 
 }  // namespace
 
-std::string to_json(const Report& report, int indent) {
-  const bool used = report.main_device < report.devices.size();
-  Json json = {{"schema", kReportSchema},
-               {"outcome", report.outcome},
-               {"exit_code", Writer::convert(report.exit_code)},
-               {"rank", report.rank},
-               {"world_size", report.world_size},
-               {"steps", report.steps},
-               {"steady_steps", report.steady_steps},
-               {"still_runs", report.still_runs},
-               {"lower_bound", report.lower_bound},
-               {"unwatched", report.unwatched},
-               {"main_device", report.main_device},
-               {"devices", Writer::convert(report.devices)}};
-  json["torch"] = report.torch.empty() ? Json(nullptr) : Json(report.torch);
-  json["command"] = report.command.empty() ? Json(nullptr) : Json(report.command);
-  // The fields of the card that failed, else of the fullest, stand at the top level once more.
-  json.update(Writer::convert(used ? report.devices[report.main_device] : ReportOfDevice{}));
-  if (!used) json["device"] = nullptr;
-  json["ranks"] = Writer::convert(report.ranks);
-  json["imbalance"] = Writer::convert(report.imbalance);
-  json["limitations"] = report.limitations;
-  json["notes"] = Writer::convert(report.notes);
-  json["work"] = Writer::convert(report.work);
-  json["case"] = Writer::convert(report.reference_case);
-  return json_text(json, indent);
-}
+std::string to_json(const Report& report, int indent) { return json_text(Writer::convert(report), indent); }
 
 }  // namespace oomdiag

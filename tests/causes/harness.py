@@ -7,6 +7,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from report_json import load_report  # noqa: E402
 
 
 DEVICE = "rtx3060"
@@ -24,7 +26,7 @@ def run_jobs(build, jobs, device=DEVICE):
               [job for job in jobs if tuple(job.get("options", ())) == options])
     for job in jobs:
         explained = subprocess.run([oomdiag, "explain", job["folder"] + "/trace", "--json"], capture_output=True, text=True)
-        job["report"] = json.loads(explained.stdout) if explained.returncode == 0 else None
+        job["report"] = load_report(explained.stdout) if explained.returncode == 0 else None
         job["why_no_report"] = explained.stderr
         if job.get("screen"):
             shown = subprocess.run([oomdiag, "explain", job["folder"] + "/trace"], capture_output=True, text=True)
@@ -54,6 +56,6 @@ def train_jobs(build, jobs, device=DEVICE):
                                    "--folder", folder, *job["train"]], capture_output=True, text=True,
                                   env={**os.environ, **job["environment"]})
         job["told"] = {"name": job["name"], "ended": ends.get(done.returncode, "failed: " + done.stderr[-500:]), "result": None}
-        job["report"] = json.loads(done.stdout) if done.stdout else None
+        job["report"] = load_report(done.stdout) if done.stdout else None
         job["why_no_report"] = done.stderr
     return jobs

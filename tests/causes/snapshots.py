@@ -5,13 +5,12 @@ Each program runs out of memory twice, with PyTorch's history recorded with stac
 differs.
 """
 import argparse
-import json
 import pathlib
 import subprocess
 import sys
 
 from confusion import cases, named_cause
-from harness import DEVICE, run_jobs
+from harness import DEVICE, load_report, run_jobs
 
 PROGRAMS = [
     "a batch too large in forward",
@@ -33,7 +32,7 @@ def explain(build, snapshot, *options):
                           capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
-    return json.loads(done.stdout)
+    return load_report(done.stdout)
 
 
 def jobs_of(chosen, stacks):

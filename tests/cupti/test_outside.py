@@ -13,7 +13,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/virtual_device"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/virtual_device")]
+from report_json import load_report  # noqa: E402
 from stand_ins import CUBLAS, LIBRARIES  # noqa: E402
 
 PROGRAMS = ROOT / "tests/cupti/programs.py"
@@ -44,7 +45,7 @@ class OutsideTest(unittest.TestCase):
             capture_output=True, text=True, timeout=300,
             env=os.environ | {"OOMDIAG_TEST_LIBRARIES": str(build / "lib/test")} | environment)
         self.assertEqual(done.returncode, exit_code, done.stderr)
-        report = json.loads(output.read_text())
+        report = load_report(output.read_text())
         self.check_books(report)
         return (json.loads(done.stdout) if done.stdout else {}), report, done
 

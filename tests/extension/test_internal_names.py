@@ -59,7 +59,7 @@ class InternalNamesTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             said = subprocess.run([build / "bin/oomdiag", "explain", run, "--json"], capture_output=True, text=True)
             report = json.loads(said.stdout)
-            self.assertEqual(report["replay_error_bytes"], 0)
+            self.assertEqual(report["devices"][0]["replay_error_bytes"], 0)
             return [limit for limit in report.get("limitations", report.get("limitations")) if "not found in" in limit]
 
     def test_all_names_are_there(self):

@@ -12,6 +12,8 @@ import threading
 import types
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from report_json import load_report  # noqa: E402
 DEVICE = "rtx3060"
 LONGEST = 700  # seconds that a program may take; the server ends it earlier
 
@@ -88,7 +90,7 @@ def find_programs(file, **defaults):
 def report_of(oomdiag, folder):
     """The report of a run folder, or none, and what the command said."""
     done = subprocess.run([oomdiag, "explain", folder, "--json"], capture_output=True, text=True)
-    return (json.loads(done.stdout) if done.returncode in (0, 3) and done.stdout else None), done
+    return (load_report(done.stdout) if done.returncode in (0, 3) and done.stdout else None), done
 
 
 class Both:

@@ -74,14 +74,14 @@ class InTheMiddle(ApiTest):
         self.assertIn("nothing is recorded", not_yet)
         self.assertEqual(saved["1 → 2  [256, 2048] float32"], 256 * 2048 * 4)
         self.assertEqual((peak["allocated_bytes"], peak["reserved_bytes"]), (allocated, reserved))
-        self.check_report(report)
+        report = self.check_report(report)
         self.assertEqual((report["outcome"], report["replay_error_bytes"]), ("ok", 0))
         self.assertEqual([mark["name"] for mark in report["marks"]], ["began", "ended"])
         self.assertGreater(report["categories"]["parameter"], 0)  # named since, though made before
         self.assertGreater(report["categories"]["unknown"], 0)
         self.assertTrue(any("allocated before recording began" in limit for limit in report["limitations"]), report["limitations"])
         self.assertIn("oversized request: 80.00 GiB", explanation)
-        explained = json.loads(base.oomdiag("explain", self.folder / "run", "--json").stdout)
+        explained = base.load_report(base.oomdiag("explain", self.folder / "run", "--json").stdout)
         self.assertEqual(explained["failure"]["requested_bytes"], 80 << 30)
 
     def test_a_recorder_that_waits_for_cuda(self):
@@ -94,7 +94,7 @@ class InTheMiddle(ApiTest):
             session.stop()
             print(session.report().replace("\\n", ""))
         """)
-        self.check_report(report)
+        report = self.check_report(report)
         self.assertEqual(report["peak"]["phase"], "backward")
         self.assertEqual(report["replay_error_bytes"], 0)
 
@@ -177,7 +177,7 @@ class Scripted(ApiTest):
         self.assertEqual((int(largest), has_report, has_text), (64 * 512 * 4, "True", "True"))
         self.assertEqual(int(peak.split()[0]), int(at_that_time))
         self.assertNotIn("out of memory", explanation)  # it happened after stop()
-        report = json.loads(base.oomdiag("explain", self.folder / "run", "--json").stdout)
+        report = base.load_report(base.oomdiag("explain", self.folder / "run", "--json").stdout)
         self.assertEqual([mark["name"] for mark in report["marks"]], ["scripted", "after the module"])
 
 

@@ -12,12 +12,15 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
 import torch_in_use
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from report_json import load_report  # noqa: E402
 GOLDENS = ROOT / "tests/golden/cases"
 SCHEMA = json.loads((ROOT / "profiler/report/oomdiag-report-1.schema.json").read_text())
 GOLDEN_TORCH = "{}.{}".format(*torch_in_use.DEFAULT)
@@ -60,7 +63,7 @@ class CaseTest(unittest.TestCase):
         import jsonschema
         done = oomdiag("train", "--model", model, "--device", device, "--folder", self.folder, "--json", *arguments)
         self.assertIn(done.returncode, (0, OUT_OF_MEMORY), done.stderr)
-        report = json.loads(done.stdout)
+        report = load_report(done.stdout)
         jsonschema.validate(report, SCHEMA)
         return done.returncode, report
 
@@ -152,7 +155,7 @@ class Options(CaseTest):
         peaks = []
         for options in ([], ["--accumulate", "4"]):
             done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "512", "--json", *options)
-            peaks.append(json.loads(done.stdout)["peak"]["allocated_bytes"])
+            peaks.append(load_report(done.stdout)["peak"]["allocated_bytes"])
         self.assertLess(peaks[1], 0.6 * peaks[0])
 
     def test_on_the_host_the_cpu_allocator_tells_the_bytes(self):

@@ -14,6 +14,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from report_json import load_report  # noqa: E402
 EXAMPLES = ROOT / "examples"
 
 
@@ -35,7 +37,7 @@ class Examples(unittest.TestCase):
         command = [build / "bin/oomdiag", "run", "--device", device, "--no-progress", "-o", self.folder / "report.json", "--", *program]
         self.done = subprocess.run(list(map(str, command)), cwd=self.folder, capture_output=True, text=True, timeout=800,
                                    env=os.environ | {"PATH": path, "PYTHONPATH": search})
-        return json.loads((self.folder / "report.json").read_text())
+        return load_report((self.folder / "report.json").read_text())
 
     @needs("transformers")
     def test_a_plain_loop_runs_out_of_memory_and_fits_with_half_of_the_batch(self):

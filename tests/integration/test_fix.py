@@ -19,6 +19,8 @@ import torch_in_use
 
 BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]).absolute() if "--build" in sys.argv else pathlib.Path("build").absolute()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from report_json import load_report  # noqa: E402
 OOMDIAG = BUILD / "bin" / "oomdiag"
 CARD = ["--device", "rtx3060"]
 
@@ -115,7 +117,7 @@ class Quick(Fix):
         measured = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(result.stdout)["fixes"] if one["fits"]}
         self.assertIn("expandable_segments", measured)
         for text in (folder / "report.json").read_text(), self.oomdiag("explain", folder, "--json").stdout:
-            kept = {one["id"]: one["measured_peak_bytes"] for one in json.loads(text)["fixes"]}
+            kept = {one["id"]: one["measured_peak_bytes"] for one in load_report(text)["fixes"]}
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
 
         # A report that came alone tells the card; the program is named.

@@ -135,7 +135,7 @@ class Quick(RankTest):
             with self.subTest(topology=topology):
                 done = self.run_alone(64, 5, "-c", program, options=["--topology", topology])
                 self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-                report = json.loads((self.folder / "report.json").read_text())
+                report = base.load_report((self.folder / "report.json").read_text())
                 held = sum(one["bytes"] for one in report["non_pytorch"] if one["owner"] == "libnccl.so.2")
                 self.assertEqual(held, mib << 20)
                 if rule:
@@ -234,7 +234,7 @@ class Slow(RankTest):
         print(told, end=" ")
         self.assertGreaterEqual(told["allocator"], told["tracker"])  # it knows neither rounding nor workspaces
         self.assertLess(told["allocator"], 1.1 * told["tracker"])
-        report = json.loads((self.folder / "report.json").read_text())
+        report = base.load_report((self.folder / "report.json").read_text())
         self.assertEqual(report["peak"]["allocated_bytes"], told["allocator"])
         self.assertNotIn("fsdp", " ".join(fix["id"] for fix in report["fixes"]))
 

@@ -38,7 +38,7 @@ class FindPackage(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("out of memory", done.stdout.splitlines()[0])
         self.assertEqual(done.stdout.splitlines()[-1], f"peak {4 << 20}")
-        self.assertEqual([mark["name"] for mark in json.loads(report.read_text())["marks"]], ["weights are there"])
+        self.assertEqual([mark["name"] for mark in json.loads(report.read_text())["devices"][0]["marks"]], ["weights are there"])
 
     def test_a_python_without_torch_is_named(self):
         for python in "python3", "other":

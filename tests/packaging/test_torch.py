@@ -8,12 +8,15 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 import textwrap
 import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from report_json import load_report  # noqa: E402
 oomdiag, python = "oomdiag", "python3"
 
 
@@ -32,7 +35,7 @@ class TorchTest(unittest.TestCase):
                                    timeout=900, cwd=self.folder, env=os.environ | environment)
         self.seconds = time.monotonic() - begin
         file = self.folder / "report.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        return load_report(file.read_text()) if file.exists() else None
 
     def train(self, batch, **more):
         return self.run_program(HERE / "train.py", "--batch-size", batch, **more)

@@ -43,14 +43,15 @@ def _place(where: Dict[str, Any]) -> str:
 
 def _describe(report: Dict[str, Any], peak: int) -> List[str]:
     """Where the peak was and who holds it, or one line that says why not."""
-    at = report["peak"]
+    device = report["devices"][report["main_device"]]
+    at = device["peak"]
     if at["allocated_bytes"] != peak:
         return ["who held it is not told: another part of this process held more; run this test alone"]
     phase = "" if at["phase"] == "other" else f"in {at['phase']}, step {at['step']}, "
-    largest = sorted(report["categories"].items(), key=lambda item: -item[1])
+    largest = sorted(device["categories"].items(), key=lambda item: -item[1])
     lines = [f"at the peak: {phase}{_place(at)}",
              "who holds it: " + ", ".join(f"{_CATEGORIES.get(name, name)} {_with_unit(count)}" for name, count in largest[:4] if count)]
-    for holder in sorted(report["top_allocations"], key=lambda one: -one["bytes"])[:3]:
+    for holder in sorted(device["top_allocations"], key=lambda one: -one["bytes"])[:3]:
         shape = f"  {holder['shape']}" if holder.get("shape") else ""
         lines.append(f"  {_with_unit(holder['bytes']):>11}  {holder.get('name') or ''} {_place({**holder, 'module': None})}{shape}")
     return lines

@@ -15,6 +15,12 @@ struct BlasHandle {
   CUdeviceptr workspace = 0;  ///< its own, whatever the program gives it
 };
 
+/// A kernel on the stream of a handle.
+cublasStatus_t submit(cublasHandle_t handle);
+
+/// A result of `bytes` bytes: the program reads it where it wants it, on the host (zeros) or on the device (contents.cpp).
+cublasStatus_t give_zeros(cublasHandle_t handle, void* result, size_t bytes);
+
 inline BlasHandle* find_handle(cublasHandle_t handle) { return reinterpret_cast<BlasHandle*>(handle); }
 
 /// The workspace that cuBLAS gives each handle. What a card's data file says of the first kernels includes that of the first

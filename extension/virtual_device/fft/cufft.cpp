@@ -1,16 +1,13 @@
 // cuFFT. Nothing is transformed; what counts is the work area, which PyTorch allocates itself, and which other programs
 // leave to the library (cufftSetAutoAllocation): then it is taken from the card here.
 
-#include <cufft.h>
-#include <cufftXt.h>
-
 #include <mutex>
 #include <span>
 #include <unordered_map>
-#include <vector>
 
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/locks.h"
+#include "extension/virtual_device/fft/forward.h"
 
 namespace {
 
@@ -81,7 +78,7 @@ size_t element_bytes(cudaDataType type) {
   }
 }
 
-cufftResult estimate(const char* name, std::span<const long long> sizes, long long batch, size_t bytes, size_t* place) {
+cufftResult estimate_area(const char* name, const oomdiag::Sizes& sizes, long long batch, size_t bytes, size_t* place) {
   for (const long long size : sizes) {
     if (size <= 0) return CUFFT_INVALID_SIZE;
   }
@@ -90,19 +87,18 @@ cufftResult estimate(const char* name, std::span<const long long> sizes, long lo
   return CUFFT_SUCCESS;
 }
 
-cufftResult make(cufftHandle handle, std::span<const long long> sizes, long long batch, size_t bytes, size_t* place) {
+cufftResult make_area(cufftHandle handle, const oomdiag::Sizes& sizes, long long batch, size_t bytes, size_t* place) {
   Plan* plan = find_plan(handle);
   if (!plan) return CUFFT_INVALID_PLAN;
-  if (const cufftResult error = estimate("cuFFT work area", sizes, batch, bytes, &plan->work_bytes)) return error;
+  if (const cufftResult error = estimate_area("cuFFT work area", sizes, batch, bytes, &plan->work_bytes)) return error;
   if (place) *place = plan->work_bytes;
   if (!plan->allocates || !plan->work_bytes) return CUFFT_SUCCESS;
   return cudaMalloc(&plan->work_area, plan->work_bytes) ? CUFFT_ALLOC_FAILED : CUFFT_SUCCESS;
 }
 
-cufftResult make_new(cufftHandle* handle, std::span<const long long> sizes, long long batch, cufftType type) {
-  if (const cufftResult error = cufftCreate(handle)) return error;
-  return make(*handle, sizes, batch, element_bytes(type), nullptr);
-}
+}  // namespace
+
+namespace oomdiag {
 
 cufftResult execute(cufftHandle handle) {
   const Plan* plan = find_plan(handle);
@@ -110,10 +106,24 @@ cufftResult execute(cufftHandle handle) {
   return oomdiag_device_submit(plan->stream, CU_GRAPH_NODE_TYPE_KERNEL) ? CUFFT_EXEC_FAILED : CUFFT_SUCCESS;
 }
 
-std::vector<long long> widen(const int* sizes, int rank) { return {sizes, sizes + rank}; }
-std::span<const long long> view(const long long* sizes, int rank) { return {sizes, static_cast<size_t>(rank)}; }
+cufftResult make(cufftHandle plan, const Sizes& sizes, long long batch, cufftType type, size_t* bytes) {
+  return make_area(plan, sizes, batch, element_bytes(type), bytes);
+}
 
-}  // namespace
+cufftResult make(cufftHandle plan, const Sizes& sizes, long long batch, cudaDataType type, size_t* bytes) {
+  return make_area(plan, sizes, batch, element_bytes(type), bytes);
+}
+
+cufftResult make_new(cufftHandle* plan, const Sizes& sizes, long long batch, cufftType type) {
+  if (const cufftResult error = cufftCreate(plan)) return error;
+  return make(*plan, sizes, batch, type, nullptr);
+}
+
+cufftResult estimate(const char* name, const Sizes& sizes, long long batch, cufftType type, size_t* bytes) {
+  return estimate_area(name, sizes, batch, element_bytes(type), bytes);
+}
+
+}  // namespace oomdiag
 
 extern "C" int oomdiag_unsupported(const char* name) {
   oomdiag_device_note("unsupported", name);
@@ -153,74 +163,4 @@ OOMDIAG_ENTRY_POINT cufftResult cufftGetSize(cufftHandle handle, size_t* bytes) 
   const Plan* plan = find_plan(handle);
   if (plan) *bytes = plan->work_bytes;
   return plan ? CUFFT_SUCCESS : CUFFT_INVALID_PLAN;
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftGetVersion(int* version) {
-  *version = CUFFT_VERSION;
-  return CUFFT_SUCCESS;
-}
-
-OOMDIAG_ENTRY_POINT cufftResult cufftPlan1d(cufftHandle* handle, int x, cufftType type, int batch) {
-  return make_new(handle, std::vector<long long>{x}, batch, type);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftPlan2d(cufftHandle* handle, int x, int y, cufftType type) {
-  return make_new(handle, std::vector<long long>{x, y}, 1, type);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftPlan3d(cufftHandle* handle, int x, int y, int z, cufftType type) {
-  return make_new(handle, std::vector<long long>{x, y, z}, 1, type);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftPlanMany(cufftHandle* handle, int rank, int* sizes, int*, int, int, int*, int, int,
-                                              cufftType type, int batch) {
-  return make_new(handle, widen(sizes, rank), batch, type);
-}
-
-OOMDIAG_ENTRY_POINT cufftResult cufftMakePlan1d(cufftHandle handle, int x, cufftType type, int batch, size_t* bytes) {
-  return make(handle, std::vector<long long>{x}, batch, element_bytes(type), bytes);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftMakePlan2d(cufftHandle handle, int x, int y, cufftType type, size_t* bytes) {
-  return make(handle, std::vector<long long>{x, y}, 1, element_bytes(type), bytes);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftMakePlan3d(cufftHandle handle, int x, int y, int z, cufftType type,
-                                                size_t* bytes) {
-  return make(handle, std::vector<long long>{x, y, z}, 1, element_bytes(type), bytes);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftMakePlanMany(cufftHandle handle, int rank, int* sizes, int*, int, int, int*, int,
-                                                  int, cufftType type, int batch, size_t* bytes) {
-  return make(handle, widen(sizes, rank), batch, element_bytes(type), bytes);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftMakePlanMany64(cufftHandle handle, int rank, long long* sizes, long long*,
-                                                    long long, long long, long long*, long long, long long,
-                                                    cufftType type, long long batch, size_t* bytes) {
-  return make(handle, view(sizes, rank), batch, element_bytes(type), bytes);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftXtMakePlanMany(cufftHandle handle, int rank, long long* sizes, long long*,
-                                                    long long, long long, cudaDataType, long long*, long long,
-                                                    long long, cudaDataType, long long batch, size_t* bytes,
-                                                    cudaDataType type) {
-  return make(handle, view(sizes, rank), batch, element_bytes(type), bytes);
-}
-
-OOMDIAG_ENTRY_POINT cufftResult cufftEstimate1d(int x, cufftType type, int batch, size_t* bytes) {
-  return estimate("cufftEstimate1d", std::vector<long long>{x}, batch, element_bytes(type), bytes);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftEstimate2d(int x, int y, cufftType type, size_t* bytes) {
-  return estimate("cufftEstimate2d", std::vector<long long>{x, y}, 1, element_bytes(type), bytes);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftEstimate3d(int x, int y, int z, cufftType type, size_t* bytes) {
-  return estimate("cufftEstimate3d", std::vector<long long>{x, y, z}, 1, element_bytes(type), bytes);
-}
-
-OOMDIAG_ENTRY_POINT cufftResult cufftXtExec(cufftHandle handle, void*, void*, int) { return execute(handle); }
-OOMDIAG_ENTRY_POINT cufftResult cufftExecC2C(cufftHandle handle, cufftComplex*, cufftComplex*, int) {
-  return execute(handle);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftExecR2C(cufftHandle handle, cufftReal*, cufftComplex*) { return execute(handle); }
-OOMDIAG_ENTRY_POINT cufftResult cufftExecC2R(cufftHandle handle, cufftComplex*, cufftReal*) { return execute(handle); }
-OOMDIAG_ENTRY_POINT cufftResult cufftExecZ2Z(cufftHandle handle, cufftDoubleComplex*, cufftDoubleComplex*, int) {
-  return execute(handle);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftExecD2Z(cufftHandle handle, cufftDoubleReal*, cufftDoubleComplex*) {
-  return execute(handle);
-}
-OOMDIAG_ENTRY_POINT cufftResult cufftExecZ2D(cufftHandle handle, cufftDoubleComplex*, cufftDoubleReal*) {
-  return execute(handle);
 }

@@ -1,5 +1,5 @@
 // cuSOLVER. Nothing is solved: results stay on the device, and `info` reads as 0, success. Nearly all of it is generated
-// from the library's own headers (stubs/answer.py); here are the handle, and the sizes of the work areas.
+// from the library's own headers (stubs/answer.py), the handle by entry_points.txt; here are the sizes of the work areas.
 //
 // cuSOLVER does not document those, so each is an estimate: what LAPACK documents as the workspace of the routine of the
 // same name, with blocks of 64 columns, for each matrix of a batch.
@@ -10,29 +10,11 @@
 #include <string_view>
 
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/solver/answers.h"
+#include "extension/virtual_device/solver/forward.h"
 
 namespace {
 
 constexpr int64_t kBlock = 64;
-
-struct Handle {
-  cudaStream_t stream = nullptr;
-};
-
-Handle* find_handle(cusolverDnHandle_t handle) { return reinterpret_cast<Handle*>(handle); }
-
-int64_t element_bytes(cudaDataType type) {
-  switch (static_cast<int>(type)) {
-    case CUDA_C_64F:
-      return 16;
-    case CUDA_R_64F:
-    case CUDA_C_32F:
-      return 8;
-    default:
-      return 4;
-  }
-}
 
 /// LAPACK's workspace, in elements, for one matrix of `rows` × `columns`.
 int64_t lapack_elements(std::string_view routine, int64_t rows, int64_t columns) {
@@ -59,9 +41,7 @@ int64_t estimate_elements(std::string_view routine, oomdiag::Dimensions dimensio
 namespace oomdiag {
 
 cusolverStatus_t submit(cusolverDnHandle_t handle) {
-  if (!handle) return CUSOLVER_STATUS_NOT_INITIALIZED;
-  const CUresult error = oomdiag_device_submit(find_handle(handle)->stream, CU_GRAPH_NODE_TYPE_KERNEL);
-  return error ? CUSOLVER_STATUS_EXECUTION_FAILED : CUSOLVER_STATUS_SUCCESS;
+  return submit_kernel<SolverHandle>(handle, CUSOLVER_STATUS_NOT_INITIALIZED, CUSOLVER_STATUS_EXECUTION_FAILED);
 }
 
 cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, int* elements) {
@@ -73,7 +53,7 @@ cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, int* ele
 cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, size_t* bytes) {
   oomdiag_device_note("estimate", name);
   const auto type = static_cast<cudaDataType>(find_dimension(dimensions, "computeType", CUDA_R_64F));
-  *bytes = static_cast<size_t>(estimate_elements(name, dimensions) * element_bytes(type));
+  *bytes = static_cast<size_t>(estimate_elements(name, dimensions) * bytes_of(type));
   return CUSOLVER_STATUS_SUCCESS;
 }
 
@@ -82,35 +62,4 @@ cusolverStatus_t give_estimate(const char* name, Dimensions dimensions, size_t* 
 extern "C" int oomdiag_unsupported(const char* name) {
   oomdiag_device_note("unsupported", name);
   return CUSOLVER_STATUS_NOT_SUPPORTED;
-}
-
-OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnCreate(cusolverDnHandle_t* handle) {
-  cudaFree(nullptr);  // makes the context, as the real one does
-  if (const CUresult error = oomdiag_device_use_library()) {
-    return error == CUDA_ERROR_OUT_OF_MEMORY ? CUSOLVER_STATUS_ALLOC_FAILED : CUSOLVER_STATUS_NOT_INITIALIZED;
-  }
-  *handle = reinterpret_cast<cusolverDnHandle_t>(new Handle);
-  return CUSOLVER_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnDestroy(cusolverDnHandle_t handle) {
-  delete find_handle(handle);
-  return CUSOLVER_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnSetStream(cusolverDnHandle_t handle, cudaStream_t stream) {
-  find_handle(handle)->stream = stream;
-  return CUSOLVER_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnGetStream(cusolverDnHandle_t handle, cudaStream_t* stream) {
-  *stream = find_handle(handle)->stream;
-  return CUSOLVER_STATUS_SUCCESS;
-}
-OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverGetVersion(int* version) {
-  *version = CUSOLVER_VERSION;
-  return CUSOLVER_STATUS_SUCCESS;
-}
-
-/// Jacobi methods count their sweeps on the host: one was enough.
-OOMDIAG_ENTRY_POINT cusolverStatus_t cusolverDnXgesvdjGetSweeps(cusolverDnHandle_t, gesvdjInfo_t, int* sweeps) {
-  *sweeps = 1;
-  return CUSOLVER_STATUS_SUCCESS;
 }

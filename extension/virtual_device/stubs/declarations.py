@@ -3,13 +3,15 @@
 import re
 import subprocess
 
+ATTRIBUTE = r"(?:\s+__attribute__\s*\(\([^;]*?\)\)\s*)?"  # what cuFFT's macro for exported functions is
+
 
 def declarations(compiler, include, headers, status, defines=()):
     """(name, [(type, parameter)]) of each function that returns `status`."""
     source = "".join(f"#include <{header}>\n" for header in headers)
     command = [compiler, "-E", "-P", "-x", "c++", *(f"-I{folder}" for folder in include), *(f"-D{define}" for define in defines), "-"]
     text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
-    for name, parameters in re.findall(r"\b" + status + r"\s+(\w+)\s*\(([^;{}]*?)\)\s*;", text):
+    for name, parameters in re.findall(r"\b" + status + ATTRIBUTE + r"\s+(\w+)\s*\(([^;{}]*?)\)\s*;", text):
         yield name, [split_parameter(" ".join(one.split())) for one in parameters.split(",") if one.strip() not in ("", "void")]
 
 

@@ -5,8 +5,8 @@
 namespace oomdiag {
 
 uint32_t AllocationTable::add(Allocation allocation, uint64_t address) {
-  const uint8_t device = allocation.device;
-  detach(device, address);
+  const auto [place, is_fresh] = at_[allocation.device].insert(address);
+  if (!is_fresh) release(*place);
   auto id = static_cast<uint32_t>(allocations_.size());
   if (unused_.empty()) {
     allocations_.push_back(std::move(allocation));
@@ -17,14 +17,15 @@ uint32_t AllocationTable::add(Allocation allocation, uint64_t address) {
     allocations_[id] = std::move(allocation);
     attached_[id] = true;
   }
-  at_[device][address] = id;
+  *place = id;
   return id;
 }
 
 void AllocationTable::detach(uint8_t device, uint64_t address) {
-  const uint32_t id = find(device, address);
-  if (id == kNone) return;
-  at_[device].erase(address);
+  if (const auto id = at_[device].take(address)) release(*id);
+}
+
+void AllocationTable::release(uint32_t id) {
   attached_[id] = false;
   if (allocations_[id].views == 0) retire(id);
 }

@@ -81,6 +81,7 @@ class AllocationTable {
   static constexpr uint32_t kNone = ~uint32_t{0};
 
  private:
+  void release(uint32_t id);
   void retire(uint32_t id);
 
   std::vector<Allocation> allocations_;

@@ -30,9 +30,8 @@ DeviceFollower::DeviceFollower(PassState& pass, const AllocatorSettings& setting
 }
 
 void DeviceFollower::allocate(const Event& event, uint64_t index) {
-  blocks_.apply(event, static_cast<uint32_t>(index));
-  const Block* block = blocks_.live_at(event.address);
-  if (block == nullptr || block->event != index) return;
+  const Block* block = blocks_.apply(event, static_cast<uint32_t>(index));
+  if (block == nullptr) return;
   places_.add(event);
   const uint32_t id = pass_.table.add({.maker = event,
                                        .event = static_cast<uint32_t>(index),

@@ -98,8 +98,8 @@ void DeviceStats::note_mark(const Event& event, uint32_t step) {
   constexpr size_t kMaxMarks = 1000;
   if (history().marks.size() == kMaxMarks) return;
   const int64_t now = blocks_.allocated_bytes();
-  history().marks.push_back({trace_.name(event.detail), trace_.time_ns(event), step, now, blocks_.reserved_bytes(),
-                             std::max(peak_since_mark_, now)});
+  history().marks.push_back({std::string(trace_.name(event.detail)), trace_.time_ns(event), step, now,
+                             blocks_.reserved_bytes(), std::max(peak_since_mark_, now)});
   peak_since_mark_ = now;
 }
 

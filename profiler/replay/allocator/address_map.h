@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "profiler/trace/mix.h"
@@ -28,20 +30,24 @@ class AddressMap {
   }
   Value* find(uint64_t key) { return const_cast<Value*>(static_cast<const AddressMap*>(this)->find(key)); }
 
-  /// The value of `key`, a fresh one if there is none yet.
-  Value& operator[](uint64_t key) {
+  /// The value of `key`, a fresh one if there was none yet, and whether it is fresh.
+  std::pair<Value*, bool> insert(uint64_t key) {
     if (size_ * 2 >= slots_.size()) grow();
     Slot& slot = slots_[place_of(key)];
-    if (!slot.used) {
+    const bool is_fresh = !slot.used;
+    if (is_fresh) {
       slot = {.key = key, .value = {}, .used = true};
       ++size_;
     }
-    return slot.value;
+    return {&slot.value, is_fresh};
   }
+  Value& operator[](uint64_t key) { return *insert(key).first; }
 
-  void erase(uint64_t key) {
+  /// Erases `key`; the value that it had, if any.
+  std::optional<Value> take(uint64_t key) {
     size_t hole = place_of(key);
-    if (!slots_[hole].used) return;
+    if (!slots_[hole].used) return std::nullopt;
+    const Value value = slots_[hole].value;
     // Whatever was pushed past the hole moves back into it, so that no search ends early.
     for (size_t i = next(hole); slots_[i].used; i = next(i)) {
       const size_t home = home_of(slots_[i].key);
@@ -51,7 +57,9 @@ class AddressMap {
     }
     slots_[hole].used = false;
     --size_;
+    return value;
   }
+  void erase(uint64_t key) { take(key); }
 
  private:
   struct Slot {

@@ -30,27 +30,35 @@ void Blocks::start_from(std::span<const Event> initial, std::span<const Event> l
   if (!layout.empty()) adopt(layout, device);
 }
 
-void Blocks::apply(const Event& event, uint32_t index) {
+const Block* Blocks::apply(const Event& event, uint32_t index) {
   const bool sane = event.bytes >= 0 && event.bytes <= kMaxSaneBytes && allocated_bytes_ + pending_bytes_ < kMaxBytes &&
                     reserved_bytes_ < kMaxBytes;
-  if (!sane) return;
+  if (!sane) return nullptr;
   switch (event.kind) {
     case EventKind::alloc:
       return allocate(event, index);
     case EventKind::free_requested:
-      request_free(event.address);
-      if ((event.flags & kFreeCompleted) != 0) complete_free(event.address);
-      return;
+      if ((event.flags & kFreeCompleted) != 0) {
+        complete_free(find(event.address));
+      } else {
+        request_free(find(event.address));
+      }
+      break;
     case EventKind::free_completed:
-      return complete_free(event.address);
+      complete_free(find(event.address));
+      break;
     case EventKind::segment_alloc:
-      return add_segment(event);
+      add_segment(event);
+      break;
     case EventKind::segment_free:
-      return remove_segment(event);
+      remove_segment(event);
+      break;
     case EventKind::segment_map:
-      return map(event);
+      map(event);
+      break;
     case EventKind::segment_unmap:
-      return unmap(event);
+      unmap(event);
+      break;
     case EventKind::none:
     case EventKind::out_of_memory:
     case EventKind::device_memory:
@@ -77,8 +85,9 @@ void Blocks::apply(const Event& event, uint32_t index) {
     case EventKind::card_process:
     case EventKind::grouped:
     case EventKind::referrer:
-      return;
+      break;
   }
+  return nullptr;
 }
 
 int64_t Blocks::reserved_bytes() const { return std::max(reserved_bytes_, allocated_bytes_ + pending_bytes_); }
@@ -91,12 +100,7 @@ std::vector<Block> Blocks::in_use() const {
   return result;
 }
 
-const Block* Blocks::live_at(uint64_t address) const {
-  const uint32_t id = find(address);
-  return id != Block::kNone && blocks_[id].state == State::live ? &blocks_[id] : nullptr;
-}
-
-void Blocks::allocate(const Event& event, uint32_t index) {
+const Block* Blocks::allocate(const Event& event, uint32_t index) {
   const uint32_t id = find(event.address);
   if (is_free(id)) {
     const int64_t rounded = round_size(event.bytes, settings_);
@@ -107,47 +111,48 @@ void Blocks::allocate(const Event& event, uint32_t index) {
   }
   // A free or a segment went unrecorded: whatever was here is gone.
   if (id != Block::kNone) {
-    complete_free(event.address);
+    complete_free(id);
     if (is_free(find(event.address))) return allocate(event, index);
   }
-  if (find(event.address) == Block::kNone) allocate_unplaced(event, index);
+  return allocate_unplaced(event, index);
 }
 
-void Blocks::place(Block& block, const Event& event, uint32_t index) {
+const Block* Blocks::place(Block& block, const Event& event, uint32_t index) {
   if (block.expandable) free_mapped_.erase(block.address);
   block.state = State::live;
   block.requested_bytes = event.bytes;
   block.event = index;
   block.context = event.context;
   allocated_bytes_ += block.bytes;
+  return &block;
 }
 
-void Blocks::allocate_unplaced(const Event& event, uint32_t index) {
-  if (find(event.address) != Block::kNone) return;
+const Block* Blocks::allocate_unplaced(const Event& event, uint32_t index) {
+  const auto [id, is_fresh] = at_.insert(event.address);
+  if (!is_fresh) return nullptr;
   const int64_t bytes = round_size(event.bytes, settings_);
-  add({.address = event.address,
-       .bytes = bytes,
-       .requested_bytes = event.bytes,
-       .stream = event.detail,
-       .event = index,
-       .context = event.context,
-       .state = State::live,
-       .pool = pool_of(event.flags),
-       .small = bytes <= kSmallBytes});
+  *id = store({.address = event.address,
+               .bytes = bytes,
+               .requested_bytes = event.bytes,
+               .stream = event.detail,
+               .event = index,
+               .context = event.context,
+               .state = State::live,
+               .pool = pool_of(event.flags),
+               .small = bytes <= kSmallBytes});
   allocated_bytes_ += bytes;
+  return &blocks_[*id];
 }
 
-void Blocks::request_free(uint64_t address) {
-  const uint32_t id = find(address);
+void Blocks::request_free(uint32_t id) {
   if (id == Block::kNone || blocks_[id].state != State::live) return;
   blocks_[id].state = State::pending_free;
   allocated_bytes_ -= blocks_[id].bytes;
   pending_bytes_ += blocks_[id].bytes;
 }
 
-void Blocks::complete_free(uint64_t address) {
-  request_free(address);
-  const uint32_t id = find(address);
+void Blocks::complete_free(uint32_t id) {
+  request_free(id);
   if (id == Block::kNone || blocks_[id].state != State::pending_free) return;
   pending_bytes_ -= blocks_[id].bytes;
   if (!blocks_[id].placed) return drop(id);
@@ -162,11 +167,12 @@ bool Blocks::split(uint32_t id, int64_t bytes) {
   Block rest = blocks_[id];
   rest.address += static_cast<uint64_t>(bytes);
   rest.bytes -= bytes;
-  if (find(rest.address) != Block::kNone) return false;
+  const auto [place, is_fresh] = at_.insert(rest.address);
+  if (!is_fresh) return false;
   const uint32_t next = rest.next;
   rest.previous = rest.next = Block::kNone;
   blocks_[id].bytes = bytes;
-  const uint32_t rest_id = add(rest);
+  const uint32_t rest_id = *place = store(rest);
   set_free(rest_id);
   link(id, rest_id);
   link(rest_id, next);
@@ -181,7 +187,9 @@ void Blocks::merge_next(uint32_t id) {
   drop(next);
 }
 
-uint32_t Blocks::add(const Block& block) {
+uint32_t Blocks::add(const Block& block) { return at_[block.address] = store(block); }
+
+uint32_t Blocks::store(const Block& block) {
   auto id = static_cast<uint32_t>(blocks_.size());
   if (unused_.empty()) {
     blocks_.push_back(block);
@@ -190,7 +198,6 @@ uint32_t Blocks::add(const Block& block) {
     unused_.pop_back();
     blocks_[id] = block;
   }
-  at_[block.address] = id;
   return id;
 }
 

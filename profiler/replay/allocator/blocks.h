@@ -41,8 +41,9 @@ class Blocks {
 
   /// Starts from blocks that are in use; their segments are known only as far as `layout` tells.
   void start_from(std::span<const Event> initial, std::span<const Event> layout, uint8_t device);
-  /// Applies an alloc, free or segment event; `index` is remembered with the block that it makes.
-  void apply(const Event& event, uint32_t index);
+  /// Applies an alloc, free or segment event; `index` is remembered with the block that it makes. The block that an alloc
+  /// made live, valid until the next event; nullptr where it made none, and for other events.
+  const Block* apply(const Event& event, uint32_t index);
   /// Replaces everything by the layout that segment_state and block_state events of `device` describe; blocks that were
   /// known keep their alloc events.
   void adopt(std::span<const Event> layout, uint8_t device);
@@ -55,17 +56,15 @@ class Blocks {
 
   /// The live blocks and those pending free, in no order.
   std::vector<Block> in_use() const;
-  /// The live block at this address, or nullptr.
-  const Block* live_at(uint64_t address) const;
   /// Every block of every segment that was seen, each segment in one piece and in address order.
   std::vector<std::vector<Block>> by_segment() const;
 
  private:
-  void allocate(const Event& event, uint32_t index);
-  void place(Block& block, const Event& event, uint32_t index);
-  void allocate_unplaced(const Event& event, uint32_t index);
-  void request_free(uint64_t address);
-  void complete_free(uint64_t address);
+  const Block* allocate(const Event& event, uint32_t index);
+  const Block* place(Block& block, const Event& event, uint32_t index);
+  const Block* allocate_unplaced(const Event& event, uint32_t index);
+  void request_free(uint32_t id);
+  void complete_free(uint32_t id);
   void add_segment(const Event& event);
   void remove_segment(const Event& event);
   void map(const Event& event);
@@ -76,6 +75,7 @@ class Blocks {
   uint32_t containing_free(uint64_t address) const;
 
   uint32_t add(const Block& block);
+  uint32_t store(const Block& block);
   void drop(uint32_t id);
   uint32_t find(uint64_t address) const;
   void link(uint32_t left, uint32_t right);

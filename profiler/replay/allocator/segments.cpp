@@ -28,7 +28,7 @@ std::vector<std::vector<Block>> Blocks::by_segment() const {
 
 void Blocks::add_segment(const Event& event) {
   if (const uint32_t old = find(event.address); old != Block::kNone) {
-    if (blocks_[old].state != State::free) complete_free(event.address);
+    if (blocks_[old].state != State::free) complete_free(old);
     if (find(event.address) != Block::kNone) remove_segment(event);
   }
   if (find(event.address) != Block::kNone) return;  // in the middle of a segment: damaged

@@ -80,7 +80,7 @@ int64_t take_pairs(Candidates& casts, Candidates& parameters, const TraitOfParam
 }  // namespace
 
 AutocastUse find_autocast(const MemoryState& state) {
-  AutocastUse use{.dtype = state.where.autocast,
+  AutocastUse use{.dtype = std::string(state.where.autocast),
                   .region_open = !state.where.autocast.empty() && state.where.node.empty()};
   Candidates casts, parameters;
   for (const LiveBlock& block : state.blocks) {

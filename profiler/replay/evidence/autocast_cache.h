@@ -6,7 +6,7 @@ namespace oomdiag {
 
 /// What autocast takes at a moment.
 struct AutocastUse {
-  std::string_view dtype{};  ///< empty: nothing was made under autocast
+  std::string dtype{};       ///< empty: nothing was made under autocast
   int64_t made_bytes = 0;    ///< by forward ops under autocast
   int64_t cache_bytes = 0;   ///< of these: casts of weights, which autocast keeps until its region ends
   bool region_open = false;  ///< the moment lies inside of the region

@@ -17,7 +17,8 @@ void NoteReader::read(const Event& event) {
 
 std::vector<RecorderNote> NoteReader::notes() const {
   std::vector<RecorderNote> notes;
-  for (const auto& [kind, text] : notes_) notes.push_back({trace_.name(kind), trace_.name(text)});
+  for (const auto& [kind, text] : notes_)
+    notes.push_back({std::string(trace_.name(kind)), std::string(trace_.name(text))});
   return notes;
 }
 

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <library_types.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "extension/virtual_device/driver/device.h"
+#include "extension/virtual_device/stubs/answers.h"
+
+// What the lines of the math libraries' entry_points.txt call: a handle is an object of ours that remembers settings.
+
+namespace oomdiag {
+
+/// Bytes of a number of this type.
+inline int64_t bytes_of(cudaDataType type) {
+  switch (static_cast<int>(type)) {
+    case CUDA_C_64F:
+      return 16;
+    case CUDA_R_64F:
+    case CUDA_C_32F:
+      return 8;
+    case CUDA_R_16F:
+    case CUDA_R_16BF:
+      return 2;
+    default:
+      return 4;
+  }
+}
+
+template <typename Object, typename Handle, typename Status>
+Status create(Handle* handle, Status no_memory, Status not_initialized) {
+  cudaFree(nullptr);  // makes the context, as the real one does
+  if (const CUresult error = oomdiag_device_use_library()) {
+    return error == CUDA_ERROR_OUT_OF_MEMORY ? no_memory : not_initialized;
+  }
+  *handle = reinterpret_cast<Handle>(new Object);
+  return Status{};
+}
+
+template <typename Object, typename Handle>
+Success destroy(Handle handle) {
+  delete reinterpret_cast<Object*>(handle);
+  return {};
+}
+
+template <typename Object, typename Field, typename Handle>
+Success set(Field Object::*field, Handle handle, std::type_identity_t<Field> value) {
+  reinterpret_cast<Object*>(handle)->*field = value;
+  return {};
+}
+
+template <typename Object, typename Field, typename Handle>
+Success get(Field Object::*field, Handle handle, Field* place) {
+  *place = reinterpret_cast<Object*>(handle)->*field;
+  return {};
+}
+
+template <typename Value>
+Success give(Value value, Value* place) {
+  *place = value;
+  return {};
+}
+
+/// A kernel on the stream of a handle.
+template <typename Object, typename Handle, typename Status>
+Status submit_kernel(Handle handle, Status not_initialized, Status failed) {
+  if (!handle) return not_initialized;
+  const auto stream = reinterpret_cast<Object*>(handle)->stream;
+  return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_KERNEL) ? failed : Status{};
+}
+
+}  // namespace oomdiag
