@@ -90,7 +90,7 @@ DrawnSegment draw_segment(const SegmentLayout& segment, const BlocksByAddress& b
 }
 
 std::vector<DrawnSegment> draw_segments(const Moment& moment) {
-  const BlocksByAddress blocks = by_address(moment);
+  const BlocksByAddress blocks = by_address(moment.blocks);
   std::vector<const SegmentLayout*> segments;
   for (const SegmentLayout& segment : moment.segments) segments.push_back(&segment);
   std::ranges::stable_sort(segments, std::greater{}, [](const SegmentLayout* one) { return one->bytes; });

@@ -81,6 +81,13 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null("parameter_group", value.parameter_group);
 }
 
+template <class Visitor, Either<ReportFromStacks> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit("category", value.category);
+  visit("confidence", value.confidence);
+  visit("bytes", value.bytes);
+}
+
 template <class Visitor, Either<ReportHolder> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit("category", value.category);
@@ -361,6 +368,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("failure", value.failure);
   visit("cause", value.cause);
   visit("categories", value.categories);
+  visit("from_stacks", value.from_stacks);
   visit("card", value.card);
   visit("private_pools", value.private_pools);
   visit("non_pytorch", value.outside);

@@ -138,6 +138,31 @@ void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t&
   }
 }
 
+// The allocator makes or frees a segment before it tells of the block: what `part` tells of segments before its first block
+// stands before the window, too.
+uint64_t with_segments_before(const Trace& part, const Trace& whole, uint64_t first_event, uint8_t device) {
+  uint64_t wanted_segments = 0;
+  for (auto at = part.events.begin(); at != part.events.end(); ++at) {
+    if (at->device != device) continue;
+    if (is_of_block(at->kind)) break;
+    wanted_segments += is_of_segment(at->kind) ? 1 : 0;
+  }
+  uint64_t begin = first_event;
+  for (uint64_t i = first_event; i-- > 0 && wanted_segments > 0;) {
+    const Event event = whole.events[i];
+    if (event.device != device) continue;
+    if (is_of_block(event.kind)) break;
+    if (!is_of_segment(event.kind)) continue;
+    begin = i;
+    --wanted_segments;
+  }
+  return begin;
+}
+
+bool within(int64_t left, int64_t right, double share) {
+  return static_cast<double>(std::abs(left - right)) <= share * static_cast<double>(std::max(left, right));
+}
+
 /// A snapshot with blocks in use before its first event began in the middle; where both do, the shorter one of two.
 bool may_be_window(const Trace& part, const Trace& whole) {
   if (!part.process.snapshot || part.initial.empty()) return false;
@@ -153,8 +178,11 @@ double ComparedSequence::equal_percent() const {
 }
 
 bool Comparison::reserved_agrees() const {
-  const auto difference = static_cast<double>(std::abs(left_reserved_bytes - right_reserved_bytes));
-  return difference <= kReservedTolerance * static_cast<double>(std::max(left_reserved_bytes, right_reserved_bytes));
+  return within(left_reserved_bytes, right_reserved_bytes, kReservedTolerance);
+}
+
+bool Comparison::peak_agrees() const {
+  return within(left_peak_bytes, right_peak_bytes, sizes_are_guessed ? kPeakTolerance : 0);
 }
 
 Comparison compare(const Trace& left, const Trace& right, uint8_t device) {
@@ -170,9 +198,13 @@ Comparison compare(const Trace& left, const Trace& right, uint8_t device) {
     result.window = find_window(right, left, device);
   }
   if (result.window) {
-    (result.left_begins_late ? sides.right_range : sides.left_range).begin = result.window->first_event;
+    const uint64_t begin =
+        with_segments_before(result.left_begins_late ? left : right, result.left_begins_late ? right : left,
+                             result.window->first_event, device);
+    (result.left_begins_late ? sides.right_range : sides.left_range).begin = begin;
     (result.left_begins_late ? sides.right_goes_on : sides.left_goes_on) = true;
   }
+  result.sizes_are_guessed = !left.initial.empty() || !right.initial.empty();
   result.blocks = compare_sequence(sides, device, is_of_block);
   if (result.blocks.left_rest > 0) cut(left, sides.left_range, device, result.blocks.left_events);
   if (result.blocks.right_rest > 0) cut(right, sides.right_range, device, result.blocks.right_events);
