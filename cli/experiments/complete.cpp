@@ -30,7 +30,7 @@ void try_expandable_segments(Report& failed, DiagnosisRequest request, const Ins
   const auto fix = std::find_if(device.fixes.begin(), device.fixes.end(),
                                 [](const Fix& one) { return one.id == "expandable_segments"; });
   if (fix == device.fixes.end() || !device.cause || device.cause->kind != CauseKind::fragmentation) return;
-  request.steady = SteadyRule{.most = kMostSteps};
+  request.steady = SteadyRule{.most = kMaxSteps};
   for (const auto& variable : expandable_segments().environment) request.environment.push_back(variable);
   const std::optional<Report> tried = run_for_report(std::move(request), install);
   if (!tried || tried->main_device >= tried->devices.size()) return;
@@ -50,7 +50,7 @@ void take_complete_run(Diagnosis& failed, const VirtualHost& host, const Diagnos
   DiagnosisRequest again = request;
   again.device = {.device = with_room(host)};
   again.judged_bytes = host.bytes_of_device();
-  again.steady = SteadyRule{.at_least = step, .most = std::max(kMostSteps, step + 1)};
+  again.steady = SteadyRule{.at_least = step, .most = std::max(kMaxSteps, step + 1)};
   const std::optional<Report> whole = run_for_report(std::move(again), install);
   if (!whole || whole->outcome != "ok") return;
   take_whole_run(*failed.report, *whole);

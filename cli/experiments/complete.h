@@ -8,7 +8,7 @@ namespace oomdiag {
 constexpr int64_t kRoomBytes = int64_t{16} << 40;
 
 /// Steps after which a run with room is ended though its peak still rises: it grows without end.
-constexpr uint32_t kMostSteps = 200;
+constexpr uint32_t kMaxSteps = 200;
 
 /// The same devices with all the memory that any program wants.
 VirtualHost with_room(VirtualHost host);

@@ -113,8 +113,8 @@ struct ShownState {
 
 ShownState described_state(const Trace& trace, const DeviceHistory& device) {
   const bool before_all = device.peak.at_start && !device.failure;
-  const uint64_t last = std::min<uint64_t>(device.moment.event + 1, trace.events.size());
-  return {device.moment.segments, device.moment.blocks, before_all ? 0 : last};
+  const uint64_t last = std::min<uint64_t>(device.state.event + 1, trace.events.size());
+  return {device.state.segments, device.state.blocks, before_all ? 0 : last};
 }
 
 ShownState final_state(const Trace& trace, const DeviceHistory& device) {

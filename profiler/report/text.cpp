@@ -249,13 +249,13 @@ size_t count_lines(const std::string& text) { return static_cast<size_t>(std::ra
 /// `text` is what stands above; the table of memory gets the lines that are left.
 std::string rest_of_first_screen(const Report& report, const ReportOfDevice& device, const std::string& above,
                                  const TextOptions& options) {
-  constexpr size_t kMostLines = 24, kFewestRows = 3, kFrame = 4;  // a blank line and a title; a blank line and "next"
+  constexpr size_t kMaxLines = 24, kFewestRows = 3, kFrame = 4;  // a blank line and a title; a blank line and "next"
   std::string text;
   if (!device.failure) add_table(text, growth_table(device, options));
   add_table(text, ranks_table(report));
   add_table(text, other_fixes_table(device, options));
   const size_t used = count_lines(above) + count_lines(text) + kFrame;
-  add_table(text, memory_table(device, std::max(kFewestRows, kMostLines - std::min(used, kMostLines)), options));
+  add_table(text, memory_table(device, std::max(kFewestRows, kMaxLines - std::min(used, kMaxLines)), options));
   if (report.reference_case && !device.failure) text += "\n" + case_text(*report.reference_case);
   return text;
 }

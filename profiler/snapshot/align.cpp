@@ -22,8 +22,8 @@ namespace {
 constexpr size_t kStretch = 8;
 constexpr size_t kNear = 48;
 constexpr size_t kFar = 1 << 16;
-constexpr size_t kMostPatience = 256;
-constexpr size_t kMostByMyers = 2000;  // differences; what the search keeps grows with their square: 32 MB
+constexpr size_t kMaxPatience = 256;
+constexpr size_t kMaxByMyers = 2000;  // differences; what the search keeps grows with their square: 32 MB
 
 struct Skip {
   size_t left = 0, right = 0;
@@ -70,7 +70,7 @@ class Aligner {
     }
     if (patience_ == 0) {
       patience_ = wait_;
-      wait_ = std::min(wait_ * 2, kMostPatience);
+      wait_ = std::min(wait_ * 2, kMaxPatience);
     }
     --patience_;
     const bool alike = (left_[i_] & 15) == (right_[j_] & 15);
@@ -149,7 +149,7 @@ class Aligner {
 }  // namespace
 
 Alignment align(std::span<const uint64_t> left, std::span<const uint64_t> right, size_t most_gaps) {
-  if (const auto common = match_until_one_ends(left, right, kMostByMyers))
+  if (const auto common = match_until_one_ends(left, right, kMaxByMyers))
     return Aligner(left, right, most_gaps).align_by(*common);
   return Aligner(left, right, most_gaps).align();
 }

@@ -10,7 +10,7 @@ namespace oomdiag {
 namespace {
 
 bool frees_in_own_op(const Event& maker, const Event& free) {
-  if (maker.op_serial != 0 && maker.op_serial == free.op_serial) return true;
+  if (maker.call_id != 0 && maker.call_id == free.call_id) return true;
   return in_node(maker) && maker.node_sequence == free.node_sequence && maker.node_thread == free.node_thread &&
          maker.node_sequence != kAccumulateGrad;
 }
@@ -44,7 +44,7 @@ void DeviceFollower::allocate(const Event& event, uint64_t index) {
                                        .device = event.device},
                                       event.address);
   if (pass_.trace.process.snapshot) {
-    pass_.table[id].maker.op_serial = call_of(event);
+    pass_.table[id].maker.call_id = call_of(event);
   }
   pass_.ops.note_alloc(id, pass_.table[id]);
   show(id, index);
@@ -81,8 +81,7 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.address == 0) return;  // it is about a refusal
   uint32_t id = pass_.table.find(event.device, event.address);
   if (event.kind == EventKind::referrer) {
-    if (id != AllocationTable::kNone)
-      lives_.referrers.push_back({pass_.table[id].maker, event.detail, event.op_serial});
+    if (id != AllocationTable::kNone) lives_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id});
     return;
   }
   if (id == AllocationTable::kNone) id = ensure_allocation({.address = event.address}, index);
@@ -115,7 +114,7 @@ void DeviceFollower::turn_step(uint32_t ended, uint64_t index) {
   places_.end_step(ended);
   end_steps(index);
   if (has_failed_) return;
-  for (StepAllocations& step : lives_.steps) {
+  for (StepCollector& step : lives_.steps) {
     if (step.step() == 0 || step.step() != pass_.phases.step()) continue;
     step.begin(index, pass_.table.living(device()), pass_.table, pass_.graphs);
   }
@@ -142,7 +141,7 @@ bool DeviceFollower::begins_own_traversal(uint64_t index) const {
 }
 
 void DeviceFollower::note_traversal(uint64_t index) {
-  for (StepAllocations& step : lives_.steps) step.note_traversal();
+  for (StepCollector& step : lives_.steps) step.note_traversal();
   own_traversed_ = own_traversed_ || begins_own_traversal(index);
   if (is_taken_ && own_traversal_ == own_traversed_) saving_nodes_.note_traversal(pass_.graphs);
 }
@@ -158,7 +157,7 @@ DeviceViews DeviceFollower::finish(const NodeTable& nodes) {
 }
 
 void DeviceFollower::end_steps(uint64_t index) {
-  for (StepAllocations& step : lives_.steps) {
+  for (StepCollector& step : lives_.steps) {
     if (step.is_open()) step.end(observed_until(index), pass_.table);
   }
 }
@@ -171,7 +170,7 @@ ObservationWindow DeviceFollower::observed_until(uint64_t index) const {
   if (index < point.event) return observed;
   observed.end = point.event;
   observed.named_end = point.description_end;
-  observed.failed_op = pass_.trace.events[point.event].op_serial;
+  observed.failed_op = pass_.trace.events[point.event].call_id;
   return observed;
 }
 
@@ -179,7 +178,7 @@ void DeviceFollower::take_live_set(uint64_t index) {
   is_taken_ = true;
   const StatePoint& point = request_.point;
   if (point.failed && index < pass_.trace.events.size() && pass_.trace.events[index].kind == EventKind::segment_state) {
-    adopt(pass_.trace.events.slice(index, point.description_end, kMostLayoutEvents), index);
+    adopt(pass_.trace.events.slice(index, point.description_end, kMaxLayoutEvents), index);
   }
   LiveSet& live_set = lives_.live_set;
   live_set.allocated_bytes = blocks_.allocated_bytes();
@@ -228,7 +227,7 @@ uint32_t DeviceFollower::call_of(const Event& event) {
 void DeviceFollower::describe_free(Allocation& allocation, const Event& event) {
   const Context& context = pass_.trace.context(event.context);
   const uint32_t call = call_of(event);
-  allocation.died_in_op = allocation.maker.op_serial == call;
+  allocation.died_in_op = allocation.maker.call_id == call;
   allocation.freed_in_node = context.node != 0;
   allocation.freed_at = event.context;
   allocation.end_step = pass_.phases.step();
@@ -267,7 +266,7 @@ void DeviceFollower::describe_initial(Allocation& allocation) const {
 }
 
 void DeviceFollower::show(uint32_t id, uint64_t index) {
-  for (StepAllocations& step : lives_.steps) {
+  for (StepCollector& step : lives_.steps) {
     if (step.is_open()) step.add(id, index, blocks_.allocated_bytes(), pass_.table);
   }
 }
