@@ -52,7 +52,7 @@ std::string summarise(const Comparison& found) {
 }
 
 DiagnosisRequest request_run(const Trace& snapshot, const SnapshotDevice& card, std::vector<std::string> program,
-                             const Install& install) {
+                             Install& install) {
   DeviceOptions device;
   device.device = card.device;
   device.memory = card.memory;

@@ -45,6 +45,7 @@ void DeviceFollower::allocate(const Event& event, uint64_t index) {
                                       event.address);
   if (pass_.trace.process.snapshot) {
     pass_.table[id].maker.call_id = call_of(event);
+    if (pass_.table[id].phase == Phase::optimizer) optimizer_allocated_ = index;
   }
   pass_.ops.note_alloc(id, pass_.table[id]);
   show(id, index);
@@ -236,11 +237,14 @@ void DeviceFollower::describe_free(Allocation& allocation, const Event& event) {
   if (allocation.maker.context < freed_by_backward_.size()) freed_by_backward_[allocation.maker.context] = true;
 }
 
-// What becomes of the blocks of the described moment is known after it.
+// What becomes of the blocks of the described moment is known after it. Where the optimizer has begun, backward is over: what
+// lives then outlives it.
 void DeviceFollower::finish_fates() {
   for (const uint32_t id : lives_.live_set.allocations) {
     Allocation& allocation = pass_.table[id];
-    if (allocation.alive()) allocation.end_step = pass_.phases.step();
+    const bool outlives = allocation.phase != Phase::optimizer && allocation.born < optimizer_allocated_;
+    const bool lives = allocation.died >= lives_.live_set.observed.unwound;
+    if (lives) allocation.end_step = pass_.phases.step() + (outlives ? 1 : 0);
     const uint32_t context = allocation.maker.context;
     allocation.saved_before = context < freed_by_backward_.size() && freed_by_backward_[context];
   }

@@ -84,6 +84,7 @@ class DeviceFollower {
   GrowthSamples places_;
   LiveSetSavingNodes saving_nodes_;
   Call call_{};                          ///< of snapshots
+  uint64_t optimizer_allocated_ = 0;     ///< index of the newest allocation of an optimizer's step; of snapshots
   std::vector<bool> freed_by_backward_;  ///< by context: a block made there was; of snapshots
   bool has_failed_ = false, is_taken_ = false;
   bool own_traversal_ = false;  ///< the OOM's description holds a traversal
