@@ -42,6 +42,7 @@ Json to_json(const ComparedSequence& sequence) {
           {"only_right", sequence.only_right},
           {"left_rest", sequence.left_rest},
           {"right_rest", sequence.right_rest},
+          {"version_difference", sequence.version_difference},
           {"differences", differences}};
 }
 
@@ -135,6 +136,8 @@ void print(const Comparison& comparison) {
              verdict_on_peak(comparison));
   fmt::print("  {:<10}{:>15}{:>15}   {}\n", "reserved", comparison.left_reserved_bytes, comparison.right_reserved_bytes,
              verdict_on_reserved(comparison));
+  const std::string& known = comparison.blocks.version_difference;
+  if (!known.empty()) fmt::print("\n  all differences of blocks are {}\n", known);
   print_differences("blocks", comparison.blocks);
   print_differences("segments", comparison.segments);
   const uint64_t rest = comparison.blocks.left_rest + comparison.blocks.right_rest;

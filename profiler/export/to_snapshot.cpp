@@ -29,14 +29,16 @@ class Frames {
     for (const Event& event : trace.events) keep(event);
   }
 
-  void write(const Where& where) {
+  /// `scope`: that PyTorch opened, or empty.
+  void write(const Where& where, std::string_view scope = {}) {
     const auto [known, fresh] =
-        numbers_.try_emplace(Key{where.node, where.op, where.module, where.source, where.inner_source});
+        numbers_.try_emplace(Key{where.node, where.op, where.module, where.source, where.inner_source, scope});
     if (!fresh) return pickler_.recall(known->second);
     pickler_.begin_list();
     if (!where.node.empty()) frame(where.node, "autograd", 0);
     if (!where.op.empty()) frame(where.op, "op", 0);
     if (!where.module.empty()) frame(where.module, "module", 0);
+    if (!scope.empty()) frame(scope, "scope", 0);
     const auto stack = stacks_.find(where.source);
     if (stack == stacks_.end() || stack->second.find(where.inner_source) == std::string_view::npos) {
       line(where.inner_source, "line");
@@ -50,7 +52,7 @@ class Frames {
   }
 
  private:
-  using Key = std::array<std::string_view, 5>;
+  using Key = std::array<std::string_view, 6>;
 
   void frame(std::string_view name, std::string_view file, int64_t number) {
     pickler_.begin_dict();
@@ -265,9 +267,23 @@ class SnapshotWriter {
     pickler_.begin_list();
     for (auto at = trace_.events.begin(); at != trace_.events.end() && at.index() < end; ++at) {
       if (at->kind == EventKind::nodes_created) nodes.add(*at);
-      if (at->device == device && action_of(at->kind) != nullptr) write_entry(*at, locate(trace_, nodes, *at));
+      if (at->device == device && action_of(at->kind) != nullptr) write_entry(*at, place_of(nodes, *at));
     }
     pickler_.end_list();
+  }
+
+  // What is known of a free is the node that asked for it; its context is that of the alloc.
+  Where place_of(const NodeTable& nodes, const Event& event) const {
+    Where where = locate(trace_, nodes, event);
+    const bool frees = event.kind == EventKind::free_requested || event.kind == EventKind::free_completed;
+    if (!frees || trace_.process.snapshot) return where;
+    if (!in_node(event)) return {.op = "free"};
+    where.node = "backward";
+    return where;
+  }
+
+  std::string_view scope_of(const Event& event) const {
+    return event.kind == EventKind::alloc ? trace_.name(trace_.context(event.context).scope) : std::string_view();
   }
 
   void write_entry(const Event& event, const Where& where) {
@@ -285,7 +301,7 @@ class SnapshotWriter {
     pickler_.item("compile_context", "N/A");
     pickler_.item("user_metadata", "");
     pickler_.text("frames");
-    frames_.write(where);
+    frames_.write(where, scope_of(event));
     pickler_.end_dict();
   }
 

@@ -148,10 +148,15 @@ class Aligner {
 
 }  // namespace
 
+// Where nearly all elements differ, the fewest differences may be to leave out one side: then the nearest places where the
+// sequences agree tell more.
 Alignment align(std::span<const uint64_t> left, std::span<const uint64_t> right, size_t most_gaps) {
-  if (const auto common = match_until_one_ends(left, right, kMaxByMyers))
-    return Aligner(left, right, most_gaps).align_by(*common);
-  return Aligner(left, right, most_gaps).align();
+  Alignment nearest = Aligner(left, right, most_gaps).align();
+  if (nearest.equal == std::min(left.size(), right.size())) return nearest;
+  const auto common = match_until_one_ends(left, right, kMaxByMyers);
+  if (!common) return nearest;
+  Alignment fewest = Aligner(left, right, most_gaps).align_by(*common);
+  return fewest.equal > nearest.equal ? fewest : nearest;
 }
 
 }  // namespace oomdiag

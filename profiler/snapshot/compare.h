@@ -33,6 +33,7 @@ struct ComparedSequence {
   uint64_t equal = 0, changed = 0, only_left = 0, only_right = 0;
   uint64_t left_rest = 0, right_rest = 0;  ///< not compared: after the other side, a snapshot, was taken
   std::vector<Difference> first{};         ///< at most 10
+  std::string version_difference{};        ///< what of PyTorch's versions explains all differences, or empty
 
   bool is_equal() const { return changed + only_left + only_right == 0; }
   /// In percent of the longer side, rounded down.

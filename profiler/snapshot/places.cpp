@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "profiler/replay/evidence/stack_rules.h"
+#include "profiler/replay/steps/prescan.h"
 #include "profiler/trace/mix.h"
 
 namespace oomdiag {
@@ -96,6 +97,7 @@ void PlaceFinder::see(const SnapshotFrame& frame) {
   now_.marks |= marks_of(frame.name, file, python);
   if (calls_.size() < kMaxCalls && (python || frame.name != "??")) calls_.push_back(frame);
   if (!python) {
+    see_exported(frame);
     if (contains(frame.name, "torch::autograd::Engine::")) in_engine_ = true;
     if (const std::string op = operator_of(frame.name); !op.empty() && now_.node == 0) now_.op = name(op);
     if (const std::string_view node = node_of(frame.name); !node.empty() && now_.node == 0) now_.node = name(node);
@@ -111,6 +113,18 @@ void PlaceFinder::see(const SnapshotFrame& frame) {
   }
   if (now_.scope == 0 && (now_.marks & kStepsOptimizer) != 0) now_.scope = name("Optimizer.step");
   now_.in_module = (now_.marks & kCallsModule) != 0;
+}
+
+// What oomdiag wrote itself, by `export --to snapshot`.
+void PlaceFinder::see_exported(const SnapshotFrame& frame) {
+  if (frame.filename == "autograd" && now_.node == 0) now_.node = name(frame.name);
+  if (frame.filename == "op") now_.op = name(frame.name);
+  if (frame.filename == "scope" && is_optimizer_step(frame.name)) now_.marks |= kStepsOptimizer;
+  if (now_.scope == 0 && (now_.marks & kStepsOptimizer) != 0) now_.scope = name("Optimizer.step");
+  if (frame.filename != "module") return;
+  now_.module = name(frame.name);
+  now_.marks |= kCallsModule;
+  now_.in_module = true;
 }
 
 uint32_t PlaceFinder::within(uint32_t place, std::string_view part) {

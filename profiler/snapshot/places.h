@@ -41,6 +41,7 @@ class PlaceFinder {
 
  private:
   uint32_t add(const SnapshotPlace& place);
+  void see_exported(const SnapshotFrame& frame);
   void tell_stacks(SnapshotPlace& place);
 
   SnapshotPlace now_;

@@ -58,7 +58,7 @@ class Snapshots(unittest.TestCase):
         report = self.explain("--", sys.executable, self.program, 512)
         self.assertEqual(report["peak"]["allocated_bytes"], self.explain()["peak"]["allocated_bytes"])
         self.assertEqual(report["from_stacks"], [])
-        self.assertIn("1", {owner["name"] for owner in report["allocations"]})  # a module
+        self.assertLessEqual({"0", "0.weight", "2.weight"}, {owner["name"] for owner in report["allocations"]})
         self.assertTrue(report["saved_tensors"])
         self.assertTrue(any("(100.000 %)" in limitation for limitation in report["limitations"]), report["limitations"])
 
@@ -66,7 +66,7 @@ class Snapshots(unittest.TestCase):
         refused = oomdiag("explain", self.snapshot, "--device", "rtx3060", "--", sys.executable, self.program, 256, code=1)
         self.assertIn("the program does not do what the snapshot shows", refused.stderr)
         self.assertIn(f"{512 * 1024 * 4} bytes", refused.stderr)
-        self.assertIn(f"{256 * 1024 * 4} bytes", refused.stderr)
+        self.assertIn("aten::randn", refused.stderr)
         self.assertIn("--device", oomdiag("explain", self.snapshot, "--", sys.executable, self.program, 512, code=2).stderr)
 
 

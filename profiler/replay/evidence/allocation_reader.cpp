@@ -22,6 +22,8 @@ AllocationReader::AllocationReader(const Trace& trace, const NodeTable& nodes, c
     : trace_(trace), nodes_(nodes), observed_(observed) {
   const auto is_parameter = [&](uint32_t id) { return table[id].parameter; };
   modules_known_ = trace.process.python && std::any_of(allocations.begin(), allocations.end(), is_parameter);
+  const auto calls_module = [](uint32_t marks) { return (marks & kCallsModule) != 0; };
+  stacks_call_modules_ = std::ranges::any_of(trace.stack_marks, calls_module);
   workspaces_ = find_kept_workspaces(table, allocations);
 }
 
@@ -42,6 +44,7 @@ uint32_t AllocationReader::marks_of(const Allocation& allocation) const {
   uint32_t marks = told;
   const auto mark = [&](uint32_t one, bool holds) { marks |= holds ? one : 0; };
   mark(kInBackward | kFramesKnown, context.node != 0);
+  mark(kModulesKnown, stacks_call_modules_);
   mark(kFrameless, context.node != 0 && told == 0);
   mark(kBeforeForward, allocation.phase == Phase::setup || allocation.phase == Phase::other);
   mark(kBringsData, op.empty() || brings_data(op));

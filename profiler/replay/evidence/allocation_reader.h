@@ -53,6 +53,7 @@ class AllocationReader {
   const NodeTable& nodes_;
   ObservationWindow observed_;
   bool modules_known_ = false;
+  bool stacks_call_modules_ = false;  ///< of a snapshot
   std::set<const Allocation*> workspaces_;
 };
 

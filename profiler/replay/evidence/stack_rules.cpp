@@ -95,11 +95,11 @@ constexpr auto kRules = std::to_array<StackRule>({
     {kCallsModule, 0, kLivesOn, Category::activation, Confidence::low},
     {kCallsModule, 0, kAnyFate, Category::output, Confidence::medium},
 
-    // Outside of modules: the batch comes before them, the loss after them.
-    {kInPython | kBeforeForward | kBringsData, 0, kAnyFate, Category::input, Confidence::medium},
-    {kInPython | kBeforeForward, 0, kKept, Category::input, Confidence::low},
+    // Outside of modules: the batch comes before them, the loss after them. Where no module is called nothing tells.
+    {kInPython | kModulesKnown | kBeforeForward | kBringsData, 0, kAnyFate, Category::input, Confidence::medium},
+    {kInPython | kModulesKnown | kBeforeForward, 0, kKept, Category::input, Confidence::low},
     {kInPython | kSavedBefore, kBeforeForward, kLivesOn, Category::activation, Confidence::medium},
-    {kInPython, kBeforeForward, kAnyFate, Category::output, Confidence::low},
+    {kInPython | kModulesKnown, kBeforeForward, kAnyFate, Category::output, Confidence::low},
 });
 
 bool is_said(const FrameRow& row, std::string_view function, std::string_view file, bool python) {

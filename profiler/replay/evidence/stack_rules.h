@@ -30,6 +30,7 @@ enum StackMark : uint32_t {
   kKeptWorkspace = 1 << 16,    ///< what cuBLAS keeps, by its size
   kSavedBefore = 1 << 17,      ///< others of the same place were freed by backward
   kStateUnfinished = 1 << 18,  ///< the optimizer's step that made it had not ended
+  kModulesKnown = 1 << 20,     ///< some stack calls a module: what is made in none is known to be
   kFrameless = 1 << 19,        ///< of a thread of the autograd engine, which has no frames of Python
 };
 

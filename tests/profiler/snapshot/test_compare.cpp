@@ -203,6 +203,24 @@ TEST_CASE("where all events are equal the peak may differ by what is guessed of 
   CHECK_FALSE(found.is_equal());
 }
 
+TEST_CASE("what another version of PyTorch does differently is told in one line", "[compare]") {
+  const auto train = [](bool per_product, int64_t extra) -> Trace {
+    EventBuilder trace;
+    trace.segment(20_MiB).segment(20_MiB);
+    for (int step = 0; step < 50; ++step) {
+      trace.op({.op = "aten::mm", .source = "train.py:7"}).alloc("out", 4096 * (step + 1));
+      if (per_product) trace.alloc("workspace", 8_MiB + 128_KiB).free("workspace");
+      if (extra > 0 && step == 30) trace.alloc("extra", extra).free("extra");
+      trace.free("out");
+    }
+    const Trace& told = trace;
+    return told;
+  };
+  CHECK(compare(train(false, 0), train(true, 0), 0).blocks.version_difference.starts_with("cuBLAS workspaces"));
+  CHECK(compare(train(false, 0), train(true, 1536), 0).blocks.version_difference.empty());
+  CHECK(compare(train(true, 0), train(true, 0), 0).blocks.version_difference.empty());
+}
+
 TEST_CASE("the fewest differences are found where a sequence differs at every third element", "[compare]") {
   auto left = random_elements(3000, 7), right = left;
   for (size_t i = 0; i + 3 < right.size(); i += 3) right.erase(right.begin() + static_cast<std::ptrdiff_t>(i));
