@@ -97,7 +97,7 @@ void add_commands(CLI::App& app, Command& chosen, const Words& words) {
   };
   add_run(app, chosen, words.from_separator);
   add_train(app, chosen);
-  add_explain(app, chosen);
+  add_explain(app, chosen, words.from_separator);
   add_watch(app, chosen);
   group("Diagnose");
   add_fix(app, chosen, words.from_separator);

@@ -25,7 +25,7 @@ void add_train(CLI::App& app, Command& chosen);
 void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
 void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
-void add_explain(CLI::App& app, Command& chosen);
+void add_explain(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator);
 void add_export(CLI::App& app, Command& chosen);
 void add_diff(CLI::App& app, Command& chosen);
 void add_check(CLI::App& app, Command& chosen);

@@ -42,6 +42,7 @@ Json to_json(const ComparedSequence& sequence) {
           {"only_right", sequence.only_right},
           {"left_rest", sequence.left_rest},
           {"right_rest", sequence.right_rest},
+          {"version_difference", sequence.version_difference},
           {"differences", differences}};
 }
 
@@ -67,6 +68,7 @@ Json to_json(const Comparison& comparison) {
       {"right",
        {{"peak_allocated_bytes", comparison.right_peak_bytes},
         {"peak_reserved_bytes", comparison.right_reserved_bytes}}},
+      {"peak_agrees", comparison.peak_agrees()},
       {"reserved_tolerance", Comparison::kReservedTolerance},
       {"reserved_agrees", comparison.reserved_agrees()}};
 }
@@ -93,6 +95,11 @@ void print_differences(const char* title, const ComparedSequence& sequence) {
     const uint64_t number = one.left.what.empty() ? one.right.number : one.left.number;
     fmt::print("    {:>8}  left   {}\n              right  {}\n", number, describe(one.left), describe(one.right));
   }
+}
+
+const char* verdict_on_peak(const Comparison& comparison) {
+  if (comparison.left_peak_bytes == comparison.right_peak_bytes) return "equal";
+  return comparison.peak_agrees() ? "equal within 0.5 %: sizes of older blocks are guessed" : "different";
 }
 
 const char* verdict_on_reserved(const Comparison& comparison) {
@@ -125,11 +132,12 @@ void print(const Comparison& comparison) {
   fmt::print("  {:<10}{:>15}{:>15}\n", "", "left", "right");
   print_sequence("blocks", comparison.blocks);
   print_sequence("segments", comparison.segments);
-  const bool same_peak = comparison.left_peak_bytes == comparison.right_peak_bytes;
   fmt::print("  {:<10}{:>15}{:>15}   {}\n", "peak", comparison.left_peak_bytes, comparison.right_peak_bytes,
-             same_peak ? "equal" : "different");
+             verdict_on_peak(comparison));
   fmt::print("  {:<10}{:>15}{:>15}   {}\n", "reserved", comparison.left_reserved_bytes, comparison.right_reserved_bytes,
              verdict_on_reserved(comparison));
+  const std::string& known = comparison.blocks.version_difference;
+  if (!known.empty()) fmt::print("\n  all differences of blocks are {}\n", known);
   print_differences("blocks", comparison.blocks);
   print_differences("segments", comparison.segments);
   const uint64_t rest = comparison.blocks.left_rest + comparison.blocks.right_rest;

@@ -4,9 +4,12 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cli/commands/commands.h"
 #include "cli/commands/export.h"
+#include "cli/experiments/match_program.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/timeline_text.h"
 #include "cli/terminal/help.h"
@@ -19,6 +22,7 @@ namespace {
 
 struct ExplainOptions {
   std::string path;
+  std::vector<std::string> program;  ///< of a snapshot
   std::string output;
   SnapshotDevice card;
   bool json = false;
@@ -54,7 +58,8 @@ int explain(ExplainOptions options) {
   const bool is_file = std::filesystem::is_regular_file(options.path, ignored);
   if (is_file && is_timeline(options.path)) return explain_timeline(options);
   check_writable(options.output);
-  Explained from = load_explained(options.path, options.card);
+  Explained from = options.program.empty() ? load_explained(options.path, options.card)
+                                           : match_program(options.path, options.card, options.program);
   if (options.redact) redact(from);
   if (!options.output.empty()) write_json(from.report, options.output);
   if (options.opens) return show_page(from, options.path);
@@ -64,14 +69,17 @@ int explain(ExplainOptions options) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, Command& chosen) {
+void add_explain(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
   auto options = std::make_shared<ExplainOptions>();
   CLI::App& command = *app.add_subcommand("explain", "explain a trace, a report or a PyTorch memory snapshot");
-  set_help(command, {.example = "oomdiag explain oomdiag-runs/oomdiag-4711",
-                     .about = "Prints the report on a run, given its folder, its trace, its report.json, or a memory "
-                              "snapshot that PyTorch wrote (torch.cuda.memory._dump_snapshot).\n"
-                              "Of a memory timeline or a Chrome trace of torch.profiler it prints the totals.",
-                     .usage = "oomdiag explain [OPTIONS] [FILE]"});
+  set_help(command,
+           {.example = "oomdiag explain oomdiag-runs/oomdiag-4711",
+            .about = "Prints the report on a run, given its folder, its trace, its report.json, or a memory "
+                     "snapshot that PyTorch wrote (torch.cuda.memory._dump_snapshot).\n"
+                     "With the program of a snapshot behind --, runs it on the virtual device --device and explains "
+                     "that run, if it allocates what the snapshot shows.\n"
+                     "Of a memory timeline or a Chrome trace of torch.profiler it prints the totals.",
+            .usage = "oomdiag explain [OPTIONS] ([FILE] | SNAPSHOT -- PROGRAM [...])"});
   add_optional_source(command, options->path);
   add_snapshot_device_options(command, options->card);
   command.add_flag("--all", options->all, "print every table, not the first screen only");
@@ -79,7 +87,10 @@ void add_explain(CLI::App& app, Command& chosen) {
   command.add_flag("--redact", options->redact, "for sharing: without paths, the command line and names of users");
   command.add_flag("--open", options->opens, "write the report as a page, and open it in the browser");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
-  command.callback([options, &chosen] { chosen = [options] { return explain(*options); }; });
+  command.callback([options, &chosen, &from_separator] {
+    if (!from_separator.empty()) options->program.assign(from_separator.begin() + 1, from_separator.end());
+    chosen = [options] { return explain(*options); };
+  });
 }
 
 }  // namespace oomdiag

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <memory>
@@ -30,7 +31,7 @@ namespace oomdiag {
 namespace {
 
 struct ExportOptions {
-  std::string path, to, output;
+  std::string path, to, output, at;
   SnapshotDevice card;
   bool redact = false;
 };
@@ -67,7 +68,8 @@ std::string make_folded(const Explained& from) {
 }
 
 std::string make_snapshot(const Explained& from) {
-  if (from.trace != nullptr) return to_snapshot(*from.trace, from.history);
+  const SnapshotTime time = from.at.empty() ? SnapshotTime::end : SnapshotTime::described;
+  if (from.trace != nullptr) return to_snapshot(*from.trace, from.history, time);
   throw Error(ErrorKind::usage, "--to snapshot needs the trace of one process, and there is a report only",
               "give the trace, or the folder of one rank");
 }
@@ -144,6 +146,17 @@ void redact_for(const Format& format, Explained& from) {
   redact(from);
 }
 
+/// A run that failed is described at its failure, another one at its peak.
+void check_moment(const ExportOptions& options, const Report& report) {
+  if (options.at.empty()) return;
+  if (options.to != "snapshot") throw Error(ErrorKind::usage, "--at goes with --to snapshot only");
+  const bool failed =
+      std::ranges::any_of(report.devices, [](const auto& device) { return device.failure.has_value(); });
+  if (failed == (options.at == "failure")) return;
+  throw Error(ErrorKind::usage, fmt::format("--at {}: the run {}", options.at, failed ? "failed" : "did not fail"),
+              failed ? "--at failure" : "--at peak");
+}
+
 int export_file(ExportOptions options) {
   options.path = source_or_newest_run(options.path);
   const Format& format = find_format_of(options.to);
@@ -151,6 +164,8 @@ int export_file(ExportOptions options) {
   const bool is_work =
       options.to == "work";  // --device names the card of a snapshot, and here the one that is asked for
   Explained from = load_explained(options.path, is_work ? SnapshotDevice{} : options.card);
+  check_moment(options, from.report);
+  from.at = options.at;
   from.source = options.path;
   if (is_work) from.work_device = options.card.device;
   if (options.redact) redact_for(format, from);
@@ -201,6 +216,9 @@ void add_export(CLI::App& app, Command& chosen) {
   add_optional_source(command, options->path);
   command.add_option("--to", options->to, names_of_formats())->type_name("FORMAT")->required();
   command.add_option("-o,--output", options->output, "the file to write; - for stdout")->type_name("FILE");
+  command.add_option("--at", options->at, "of a snapshot: the failure, or the peak; else the whole recording")
+      ->check(CLI::IsMember({"failure", "peak"}))
+      ->type_name("MOMENT");
   command.add_flag("--redact", options->redact, "without paths, the command line and names of users");
   add_snapshot_device_options(command, options->card);
   command.callback([options, &chosen] { chosen = [options] { return export_file(*options); }; });

@@ -72,6 +72,7 @@ struct Explained {
   bool is_redacted = false;                        ///< only the report may be shown
   std::filesystem::path source{};                  ///< what the user named
   std::filesystem::path file{};                    ///< of `trace`
+  std::string at{};                                ///< the moment that an exported snapshot shows; empty: the end
   std::string work_device{};                       ///< whose rates are asked for; empty: those of the GPU of the report
   std::shared_ptr<TemporaryFolder> unpacked{};     ///< of a bundle: where `processes` lie
 };

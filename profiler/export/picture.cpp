@@ -90,7 +90,7 @@ DrawnSegment draw_segment(const SegmentLayout& segment, const BlocksByAddress& b
 }
 
 std::vector<DrawnSegment> draw_segments(const MemoryState& state) {
-  const BlocksByAddress blocks = by_address(state);
+  const BlocksByAddress blocks = by_address(state.blocks);
   std::vector<const SegmentLayout*> segments;
   for (const SegmentLayout& segment : state.segments) segments.push_back(&segment);
   std::ranges::stable_sort(segments, std::greater{}, [](const SegmentLayout* one) { return one->bytes; });

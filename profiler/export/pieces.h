@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <span>
 
 #include "profiler/replay/history.h"
 
@@ -10,9 +11,9 @@ namespace oomdiag {
 
 using BlocksByAddress = std::map<uint64_t, const LiveBlock*>;
 
-inline BlocksByAddress by_address(const MemoryState& state) {
+inline BlocksByAddress by_address(std::span<const LiveBlock> live) {
   BlocksByAddress blocks;
-  for (const LiveBlock& block : state.blocks) blocks[block.address] = &block;
+  for (const LiveBlock& block : live) blocks[block.address] = &block;
   return blocks;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "profiler/replay/history.h"
@@ -7,9 +8,15 @@
 
 namespace oomdiag {
 
-/// A pickle as torch.cuda.memory._dump_snapshot writes it, for memory_viz and _memory_viz.py: the segments at the moment that
-/// each card's history describes, and what happened up to it. Frames tell more than PyTorch's own: op, module and line, in
-/// backward those of the forward op. Of very long traces the newest million events.
-std::string to_snapshot(const Trace& trace, const History& history);
+/// Which moment a snapshot shows.
+enum class SnapshotTime : uint8_t {
+  end,        ///< that at which the recording ends
+  described,  ///< the failure, else the peak: what each card's history describes
+};
+
+/// A pickle as torch.cuda.memory._dump_snapshot writes it, for memory_viz and _memory_viz.py: the segments at that moment, and
+/// all that the trace holds of what happened before. Frames tell more than PyTorch's own: node, op and module, in backward those
+/// of the forward op, then the Python calls by which the line was first reached.
+std::string to_snapshot(const Trace& trace, const History& history, SnapshotTime time);
 
 }  // namespace oomdiag

@@ -35,8 +35,12 @@ enum class Category : uint8_t {
 };
 inline constexpr size_t kCategoryCount = 11;
 
+/// How far a category can be trusted that was read off the stacks of a snapshot; none: of a recording, or not known.
+enum class Confidence : uint8_t { none, low, medium, high };
+
 std::string_view name_of(Phase phase);
 std::string_view name_of(Category category);
+std::string_view name_of(Confidence confidence);
 std::string_view name_of(DriverMemory memory);
 
 /// A place in the program. In backward `op`, `module` and `source` are those of the forward op that made the node.
@@ -54,6 +58,7 @@ struct LiveBlock {
   int64_t bytes = 0;  ///< of the block, rounded
   int64_t requested_bytes = 0;
   Category category = Category::unknown;
+  Confidence confidence = Confidence::none;
   Phase phase = Phase::other;
   uint32_t step = 0;              ///< in which it was allocated; 0 before the first one, and where it is not known
   bool pending_free = false;      ///< freed, but another stream still uses it; no category

@@ -46,4 +46,18 @@ std::string_view name_of(Category category) {
   return "unknown";
 }
 
+std::string_view name_of(Confidence confidence) {
+  switch (confidence) {
+    case Confidence::none:
+      return "none";
+    case Confidence::low:
+      return "low";
+    case Confidence::medium:
+      return "medium";
+    case Confidence::high:
+      return "high";
+  }
+  return "none";
+}
+
 }  // namespace oomdiag

@@ -157,6 +157,20 @@ Figures report_categories(const MemoryState& state) {
   return figures;
 }
 
+// Of a recording there are none.
+std::vector<ReportFromStacks> report_from_stacks(const MemoryState& state) {
+  std::map<std::pair<Category, Confidence>, int64_t> sums;
+  for (const LiveBlock& block : state.blocks) {
+    if (!block.pending_free && block.confidence != Confidence::none)
+      sums[{block.category, block.confidence}] += block.bytes;
+  }
+  std::vector<ReportFromStacks> report;
+  for (const auto& [what, bytes] : sums) {
+    report.push_back({.category = what.first, .confidence = std::string(name_of(what.second)), .bytes = bytes});
+  }
+  return report;
+}
+
 Figures report_private_pools(const MemoryState& state) {
   int64_t reserved = 0;
   int64_t used = 0;
@@ -301,6 +315,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   }
   if (findings.cause) report.cause = report_cause(*findings.cause);
   report.categories = report_categories(state);
+  report.from_stacks = report_from_stacks(state);
   report.card = report_card(state);
   report.private_pools = report_private_pools(state);
   report.outside = state.outside;

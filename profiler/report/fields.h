@@ -125,6 +125,14 @@ void visit_fields(Visitor& visit, Value& value) {
   visit.or_null({"parameter_group", "of an optimizer with several: \"AdamW, group 1\""}, value.parameter_group);
 }
 
+template <class Visitor, Either<ReportFromStacks> Value>
+void visit_fields(Visitor& visit, Value& value) {
+  visit.object("from_stacks", "What the stacks of a memory snapshot say of a category.");
+  visit({"category", "of the blocks"}, value.category);
+  visit({"confidence", "of the rule that named it", {"high", "medium", "low"}}, value.confidence);
+  visit({"bytes", "allocated, at that moment"}, value.bytes);
+}
+
 template <class Visitor, Either<ReportHolder> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("top_allocation", "Blocks that are alike, as the same tensor of each layer, folded into one.");
@@ -454,6 +462,8 @@ void visit_fields(Visitor& visit, Value& value) {
                  {"temporary", "freed by the op that made it"},
                  {"workspace", "of cuBLAS and cuDNN"},
                  {"unknown", "nothing tells; never spread over the others"}});
+  visit({"from_stacks", "of a memory snapshot: so many bytes of a category with this confidence; empty of a recording"},
+        value.from_stacks);
   visit({"card", "how the bytes of the device were spent at that moment"}, value.card);
   visit.figures(
       {"private_pools", "of MemPools and CUDA graphs, which serve nobody else; empty where there are none"},

@@ -14,6 +14,15 @@ namespace {
 
 constexpr size_t kHolderColumns = 62;
 
+// Of a recording nothing.
+std::string describe_confidence(const ReportOfDevice& device) {
+  int64_t sure = 0;
+  for (const ReportFromStacks& part : device.from_stacks)
+    sure += part.confidence == name_of(Confidence::high) ? part.bytes : 0;
+  if (device.from_stacks.empty() || device.card.allocated_bytes <= 0) return {};
+  return fmt::format(" (from stacks: {} % high confidence)", sure * 100 / device.card.allocated_bytes);
+}
+
 /// A table whose rows are written one by one.
 class Holders {
  public:
@@ -23,8 +32,8 @@ class Holders {
     largest_ = std::max(device.card.cached_bytes, device.card.non_pytorch_bytes);
     for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
     unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
-    text_ = "  " + padded(failed ? "GPU memory at the failure" : "GPU memory at the peak", kHolderColumns) +
-            fmt::format("{:>9}\n", unit_.name);
+    const std::string title = failed ? "GPU memory at the failure" : "GPU memory at the peak";
+    text_ = "  " + padded(title + describe_confidence(device), kHolderColumns) + fmt::format("{:>9}\n", unit_.name);
   }
 
   bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00

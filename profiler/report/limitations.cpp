@@ -53,8 +53,8 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
 
 void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limitations) {
   limitations.emplace_back(
-      "a memory snapshot tells what a block holds only for optimizer steps; phases and steps are read from its stacks "
-      "and annotations");
+      "a memory snapshot does not say what a block holds: categories, phases and steps are read from its stacks and "
+      "annotations");
   const auto is_unnamed = [](const Device& device) { return device.name.empty(); };
   if (std::ranges::any_of(trace.devices, is_unnamed)) {
     limitations.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
@@ -68,7 +68,9 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limitati
   }
   const auto has_line = [](const Context& context) { return context.source != 0; };
   if (std::none_of(trace.contexts.begin(), trace.contexts.end(), has_line)) {
-    limitations.emplace_back("no Python frames were recorded: torch.cuda.memory._record_memory_history() records them");
+    limitations.emplace_back(
+        "no Python frames were recorded, so that most categories are unknown: "
+        "torch.cuda.memory._record_memory_history() records them");
   }
 }
 

@@ -67,6 +67,15 @@ struct ReportOwner {
   bool operator==(const ReportOwner&) const = default;
 };
 
+/// What the stacks of a snapshot say of a category: so many bytes with this confidence.
+struct ReportFromStacks {
+  Category category = Category::unknown;
+  std::string confidence{};  ///< high | medium | low
+  int64_t bytes = 0;
+
+  bool operator==(const ReportFromStacks&) const = default;
+};
+
 /// Those who hold bytes and are alike, as the same tensor of each layer: folded, "transformer.h.*.mlp.act".
 struct ReportHolder {
   Category category = Category::unknown;
@@ -180,6 +189,8 @@ struct ReportOfDevice {
   std::optional<ReportFailure> failure{};
   std::optional<ReportCause> cause{};
   Figures categories{};
+  std::vector<ReportFromStacks>
+      from_stacks{};  ///< how far the categories of a snapshot can be trusted; adds up to them
   ReportCard card{};
   Figures private_pools{};                 ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
   std::vector<NonPytorchOwner> outside{};  ///< adds up to card.non_pytorch_bytes; the last is "unexplained"

@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-#include "profiler/shape_function/match.h"
+#include "profiler/match.h"
 #include "profiler/trace/mix.h"
 
 // One program with two batch sizes does the same things in the same order, save where a library takes another way for a larger

@@ -4,10 +4,12 @@
 #include <optional>
 #include <unordered_map>
 
+#include "profiler/match.h"
 #include "profiler/trace/mix.h"
 
-// Why not Myers? Runs of one program with two batch sizes differ in nearly every size, and then O(n ∙ differences) is
-// O(n²). Allocation sequences have long equal stretches, so it is enough to find where the next one begins:
+// Where two sequences differ by a few thousand elements, Myers' algorithm finds the fewest (match.h). Runs of one program with
+// two batch sizes differ in nearly every size, and then O(n ∙ differences) is O(n²). Allocation sequences have long equal
+// stretches, so it is enough to find where the next one begins:
 //
 //   left   a b c d e f g h            nearby: the fewest skipped elements after which eight in a row are equal
 //   right  a b X Y c d e f g h        far: the same, among the stretches of eight that occur in a window of the right side
@@ -21,6 +23,7 @@ constexpr size_t kStretch = 8;
 constexpr size_t kNear = 48;
 constexpr size_t kFar = 1 << 16;
 constexpr size_t kMaxPatience = 256;
+constexpr size_t kMaxByMyers = 2000;  // differences; what the search keeps grows with their square: 32 MB
 
 struct Skip {
   size_t left = 0, right = 0;
@@ -30,6 +33,19 @@ class Aligner {
  public:
   Aligner(std::span<const uint64_t> left, std::span<const uint64_t> right, size_t most_gaps)
       : left_(left), right_(right), most_gaps_(most_gaps) {}
+
+  /// By what Myers' algorithm found.
+  Alignment align_by(const CommonPart& common) {
+    for (size_t next = 0; next < common.left_end; ++next) {
+      if (common.partners[next] == kUnmatched) continue;
+      apply({next - i_, common.partners[next] - j_});
+      ++result_.equal, ++i_, ++j_;
+    }
+    apply({common.left_end - i_, common.right_end - j_});
+    result_.left_rest = left_.size() - i_;
+    result_.right_rest = right_.size() - j_;
+    return std::move(result_);
+  }
 
   Alignment align() {
     while (i_ < left_.size() && j_ < right_.size()) {
@@ -132,8 +148,15 @@ class Aligner {
 
 }  // namespace
 
+// Where nearly all elements differ, the fewest differences may be to leave out one side: then the nearest places where the
+// sequences agree tell more.
 Alignment align(std::span<const uint64_t> left, std::span<const uint64_t> right, size_t most_gaps) {
-  return Aligner(left, right, most_gaps).align();
+  Alignment nearest = Aligner(left, right, most_gaps).align();
+  if (nearest.equal == std::min(left.size(), right.size())) return nearest;
+  const auto common = match_until_one_ends(left, right, kMaxByMyers);
+  if (!common) return nearest;
+  Alignment fewest = Aligner(left, right, most_gaps).align_by(*common);
+  return fewest.equal > nearest.equal ? fewest : nearest;
 }
 
 }  // namespace oomdiag

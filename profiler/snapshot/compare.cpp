@@ -1,16 +1,21 @@
 #include "profiler/snapshot/compare.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
+#include <span>
+#include <string_view>
 
 #include "profiler/replay/allocator/blocks.h"
+#include "profiler/replay/evidence/categories.h"
 #include "profiler/replay/evidence/join.h"
 
 namespace oomdiag {
 namespace {
 
 constexpr size_t kMaxDifferences = 10;
+constexpr size_t kMaxLookedAt = 1 << 12;  // differences, to find what explains them
 
 const char* word_for(EventKind kind) {
   if (kind == EventKind::alloc) return "alloc";
@@ -77,6 +82,37 @@ class Locator {
   NodeTable nodes_;
 };
 
+/// What versions of PyTorch were seen to do differently, and how an allocation that only one of them makes shows it.
+struct VersionDifference {
+  std::string_view what;
+  bool (*explains)(const ComparedEvent& alloc);
+};
+constexpr std::array kVersionDifferences = {
+    VersionDifference{
+        "cuBLAS workspaces, which PyTorch takes for each product since 2.15 and kept for each stream before",
+        [](const ComparedEvent& alloc) { return is_cublas_workspace(alloc.bytes, 0); }},
+    VersionDifference{"aten::slice_backward of whole slices, which PyTorch 2.6 allocates and 2.11 does not",
+                      [](const ComparedEvent& alloc) {
+                        return alloc.where.find("slice_backward") != std::string::npos ||
+                               alloc.where.find("SliceBackward") != std::string::npos;
+                      }},
+};
+
+/// The one that explains every allocation that only one side has; frees follow from allocations.
+std::string_view find_version_difference(std::span<const Difference> all) {
+  for (const VersionDifference& known : kVersionDifferences) {
+    uint64_t explained = 0;
+    const bool holds = std::ranges::all_of(all, [&](const Difference& one) {
+      if (!one.left.what.empty() && !one.right.what.empty()) return false;
+      const ComparedEvent& event = one.left.what.empty() ? one.right : one.left;
+      if (event.what != word_for(EventKind::alloc)) return true;
+      return known.explains(event) && ++explained > 0;
+    });
+    if (holds && explained > 0) return known.what;
+  }
+  return {};
+}
+
 /// Two recordings, and what of them is compared.
 struct Sides {
   const Trace &left, &right;
@@ -87,7 +123,7 @@ struct Sides {
 ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*wanted)(EventKind)) {
   const Side a = read_side(sides.left, sides.left_range, device, wanted);
   const Side b = read_side(sides.right, sides.right_range, device, wanted);
-  Alignment found = align(a.elements, b.elements, kMaxDifferences);
+  Alignment found = align(a.elements, b.elements, kMaxLookedAt);
   ComparedSequence result{
       .equal = found.equal, .changed = found.changed, .only_left = found.only_left, .only_right = found.only_right};
   (sides.left_goes_on ? result.left_rest : result.only_left) += found.left_rest;
@@ -97,7 +133,7 @@ ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*wan
 
   const auto add_rest = [&](Gap::Kind kind, uint64_t rest, size_t left_at, size_t right_at) {
     const bool counted = kind == Gap::Kind::only_left ? !sides.left_goes_on : !sides.right_goes_on;
-    if (counted && rest > 0 && found.first.size() < kMaxDifferences) found.first.push_back({kind, left_at, right_at});
+    if (counted && rest > 0 && found.first.size() < kMaxLookedAt) found.first.push_back({kind, left_at, right_at});
   };
   add_rest(Gap::Kind::only_left, found.left_rest, a.elements.size() - found.left_rest, b.elements.size());
   add_rest(Gap::Kind::only_right, found.right_rest, a.elements.size(), b.elements.size() - found.right_rest);
@@ -108,6 +144,8 @@ ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*wan
     if (gap.kind != Gap::Kind::only_right) difference.left = on_the_left.look_at(a, gap.left);
     if (gap.kind != Gap::Kind::only_left) difference.right = on_the_right.look_at(b, gap.right);
   }
+  if (result.first.size() < kMaxLookedAt) result.version_difference = find_version_difference(result.first);
+  if (result.first.size() > kMaxDifferences) result.first.resize(kMaxDifferences);
   return result;
 }
 
@@ -138,6 +176,31 @@ void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t&
   }
 }
 
+// The allocator makes or frees a segment before it tells of the block: what `part` tells of segments before its first block
+// stands before the window, too.
+uint64_t with_segments_before(const Trace& part, const Trace& whole, uint64_t first_event, uint8_t device) {
+  uint64_t wanted_segments = 0;
+  for (auto at = part.events.begin(); at != part.events.end(); ++at) {
+    if (at->device != device) continue;
+    if (is_of_block(at->kind)) break;
+    wanted_segments += is_of_segment(at->kind) ? 1 : 0;
+  }
+  uint64_t begin = first_event;
+  for (uint64_t i = first_event; i-- > 0 && wanted_segments > 0;) {
+    const Event event = whole.events[i];
+    if (event.device != device) continue;
+    if (is_of_block(event.kind)) break;
+    if (!is_of_segment(event.kind)) continue;
+    begin = i;
+    --wanted_segments;
+  }
+  return begin;
+}
+
+bool within(int64_t left, int64_t right, double share) {
+  return static_cast<double>(std::abs(left - right)) <= share * static_cast<double>(std::max(left, right));
+}
+
 /// A snapshot with blocks in use before its first event began in the middle; where both do, the shorter one of two.
 bool may_be_window(const Trace& part, const Trace& whole) {
   if (!part.process.snapshot || part.initial.empty()) return false;
@@ -153,8 +216,11 @@ double ComparedSequence::equal_percent() const {
 }
 
 bool Comparison::reserved_agrees() const {
-  const auto difference = static_cast<double>(std::abs(left_reserved_bytes - right_reserved_bytes));
-  return difference <= kReservedTolerance * static_cast<double>(std::max(left_reserved_bytes, right_reserved_bytes));
+  return within(left_reserved_bytes, right_reserved_bytes, kReservedTolerance);
+}
+
+bool Comparison::peak_agrees() const {
+  return within(left_peak_bytes, right_peak_bytes, sizes_are_guessed ? kPeakTolerance : 0);
 }
 
 Comparison compare(const Trace& left, const Trace& right, uint8_t device) {
@@ -170,9 +236,13 @@ Comparison compare(const Trace& left, const Trace& right, uint8_t device) {
     result.window = find_window(right, left, device);
   }
   if (result.window) {
-    (result.left_begins_late ? sides.right_range : sides.left_range).begin = result.window->first_event;
+    const uint64_t begin =
+        with_segments_before(result.left_begins_late ? left : right, result.left_begins_late ? right : left,
+                             result.window->first_event, device);
+    (result.left_begins_late ? sides.right_range : sides.left_range).begin = begin;
     (result.left_begins_late ? sides.right_goes_on : sides.left_goes_on) = true;
   }
+  result.sizes_are_guessed = !left.initial.empty() || !right.initial.empty();
   result.blocks = compare_sequence(sides, device, is_of_block);
   if (result.blocks.left_rest > 0) cut(left, sides.left_range, device, result.blocks.left_events);
   if (result.blocks.right_rest > 0) cut(right, sides.right_range, device, result.blocks.right_events);

@@ -33,10 +33,12 @@ enum class Field : uint8_t {
   is_expandable,
   device,
   blocks,
+  user_metadata,
+  fx_original_trace,
   count
 };
 
-inline constexpr std::array<std::pair<std::string_view, Field>, 20> kFields = {
+inline constexpr std::array<std::pair<std::string_view, Field>, 22> kFields = {
     {{"name", Field::name},
      {"filename", Field::filename},
      {"line", Field::line},
@@ -56,7 +58,9 @@ inline constexpr std::array<std::pair<std::string_view, Field>, 20> kFields = {
      {"segment_type", Field::segment_type},
      {"is_expandable", Field::is_expandable},
      {"device", Field::device},
-     {"blocks", Field::blocks}}};
+     {"blocks", Field::blocks},
+     {"user_metadata", Field::user_metadata},
+     {"fx_original_trace", Field::fx_original_trace}}};
 
 inline Field field_of(std::string_view key) {
   const auto found = std::find_if(kFields.begin(), kFields.end(), [&](const auto& one) { return one.first == key; });

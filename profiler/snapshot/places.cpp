@@ -4,6 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+
+#include "profiler/replay/evidence/stack_rules.h"
+#include "profiler/replay/steps/prescan.h"
+#include "profiler/trace/mix.h"
 
 namespace oomdiag {
 namespace {
@@ -47,19 +52,21 @@ size_t find_package(std::string_view file) {
   return folder + kFolder.size();
 }
 
-bool is_optimizer_step(std::string_view name, std::string_view file) {
-  return contains(file, "/torch/optim/") && name.ends_with("step");
-}
-
-bool calls_module(std::string_view name, std::string_view file) {
-  return name.ends_with("call_impl") && file.ends_with("/torch/nn/modules/module.py");
-}
-
 // What the autograd engine calls in Python: custom Functions, the recomputation of checkpoints, hooks. On its own threads that
 // is the outermost frame.
 bool is_called_by_engine(std::string_view file) {
   return file.ends_with("/torch/autograd/function.py") || file.ends_with("/torch/utils/checkpoint.py") ||
          file.ends_with("/torch/autograd/graph.py");
+}
+
+// "train.py:31" of the last `File "train.py", line 31, in forward`; empty of other texts.
+std::string innermost_line(std::string_view trace) {
+  constexpr std::string_view kFile = "File \"", kLine = "\", line ";
+  const size_t begin = trace.rfind(kFile), end = trace.find(kLine, begin == trace.npos ? 0 : begin);
+  if (begin == trace.npos || end == trace.npos) return {};
+  const std::string_view number = trace.substr(end + kLine.size());
+  const std::string_view file = trace.substr(begin + kFile.size(), end - begin - kFile.size());
+  return fmt::format("{}:{}", file, number.substr(0, number.find_first_not_of("0123456789")));
 }
 
 // "aten::convolution" of "at::_ops::convolution::call(at::Tensor const&, …)".
@@ -87,27 +94,50 @@ void PlaceFinder::see(const SnapshotFrame& frame) {
   const std::string slashed = contains(frame.filename, "\\") ? with_slashes(frame.filename) : std::string();
   const std::string_view file = slashed.empty() ? std::string_view(frame.filename) : slashed;
   const bool python = is_python(file);
+  now_.marks |= marks_of(frame.name, file, python);
   if (calls_.size() < kMaxCalls && (python || frame.name != "??")) calls_.push_back(frame);
   if (!python) {
+    see_exported(frame);
     if (contains(frame.name, "torch::autograd::Engine::")) in_engine_ = true;
     if (const std::string op = operator_of(frame.name); !op.empty() && now_.node == 0) now_.op = name(op);
     if (const std::string_view node = node_of(frame.name); !node.empty() && now_.node == 0) now_.node = name(node);
     return;
   }
   any_python_ = true;
+  now_.calls = mix(now_.calls, std::hash<std::string_view>{}(file) ^ static_cast<uint64_t>(frame.line));
   outermost_ = file;
+  if (now_.source == 0 && !frame.original.empty()) now_.source = name(innermost_line(frame.original));
   if (now_.source == 0 && is_users(file)) now_.source = name(fmt::format("{}:{}", file, frame.line));
   if (const size_t package = find_package(file); now_.source == 0 && now_.inner_source == 0 && package != file.npos) {
     now_.inner_source = name(fmt::format("{}:{}", file.substr(package), frame.line));
   }
-  if (now_.scope == 0 && is_optimizer_step(frame.name, file)) now_.scope = name("Optimizer.step");
-  if (calls_module(frame.name, file)) now_.in_module = true;
+  if (now_.scope == 0 && (now_.marks & kStepsOptimizer) != 0) now_.scope = name("Optimizer.step");
+  now_.in_module = (now_.marks & kCallsModule) != 0;
+}
+
+// What oomdiag wrote itself, by `export --to snapshot`.
+void PlaceFinder::see_exported(const SnapshotFrame& frame) {
+  if (frame.filename == "autograd" && now_.node == 0) now_.node = name(frame.name);
+  if (frame.filename == "op") now_.op = name(frame.name);
+  if (frame.filename == "scope" && is_optimizer_step(frame.name)) now_.marks |= kStepsOptimizer;
+  if (now_.scope == 0 && (now_.marks & kStepsOptimizer) != 0) now_.scope = name("Optimizer.step");
+  if (frame.filename != "module") return;
+  now_.module = name(frame.name);
+  now_.marks |= kCallsModule;
+  now_.in_module = true;
+}
+
+uint32_t PlaceFinder::within(uint32_t place, std::string_view part) {
+  SnapshotPlace inside = places_[place];
+  inside.module = name(part);
+  return add(inside);
 }
 
 uint32_t PlaceFinder::finish() {
   const bool bare = calls_.empty() && !in_engine_ && now_ == SnapshotPlace{};
   if ((in_engine_ || is_called_by_engine(outermost_)) && now_.node == 0) now_.node = name(kBackward);
   now_.frameless = bare;
+  if (!bare) now_.marks |= kFramesKnown;
   const uint32_t place = add(now_);
   if (places_[place].stack == 0 && places_[place].native_stack == 0) tell_stacks(places_[place]);
   now_ = {};
@@ -146,9 +176,10 @@ uint32_t PlaceFinder::name(std::string_view text) {
 }
 
 uint32_t PlaceFinder::add(const SnapshotPlace& place) {
-  const auto [found, fresh] = place_index_.try_emplace(
-      {place.source, place.inner_source, place.op, place.node, place.scope, place.in_module, place.frameless},
-      static_cast<uint32_t>(places_.size()));
+  const auto [found, fresh] =
+      place_index_.try_emplace({place.source, place.inner_source, place.op, place.node, place.scope, place.module,
+                                place.marks, place.calls, place.frameless},
+                               static_cast<uint32_t>(places_.size()));
   if (fresh) places_.push_back(place);
   return found->second;
 }

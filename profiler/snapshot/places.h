@@ -16,6 +16,8 @@ namespace oomdiag {
 struct SnapshotFrame {
   std::string_view name, filename;
   int64_t line = 0;
+  std::string_view
+      original{};  ///< of code that torch.compile made: the lines that it was made from, as Python prints them
 };
 
 /// Finds out what stacks say, each kind of place once.
@@ -27,6 +29,8 @@ class PlaceFinder {
   void see(const SnapshotFrame& frame);
   /// The place of the stack whose frames were seen since the last call.
   uint32_t finish();
+  /// The same place in a part that the program called so.
+  uint32_t within(uint32_t place, std::string_view part);
   /// The index of this name.
   uint32_t name(std::string_view text);
 
@@ -37,6 +41,7 @@ class PlaceFinder {
 
  private:
   uint32_t add(const SnapshotPlace& place);
+  void see_exported(const SnapshotFrame& frame);
   void tell_stacks(SnapshotPlace& place);
 
   SnapshotPlace now_;
@@ -47,7 +52,8 @@ class PlaceFinder {
   std::vector<std::string> names_{""};
   std::unordered_map<std::string, uint32_t> name_index_{{"", 0}};
   std::vector<SnapshotPlace> places_;
-  std::map<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, bool, bool>, uint32_t> place_index_;
+  using Key = std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint64_t, bool>;
+  std::map<Key, uint32_t> place_index_;
 };
 
 }  // namespace oomdiag

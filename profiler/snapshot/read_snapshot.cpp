@@ -65,11 +65,13 @@ class SnapshotReader {
       throw Error(ErrorKind::input, fmt::format("'{}' is a pickle, but no memory snapshot: it has no segments", path_),
                   "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
     }
+    collect_host_blocks(pickle, pickle.find(top, "host_segments"));
     collect_segments(pickle, bare ? top : segments);
     collect_traces(pickle, pickle.find(top, "device_traces"));
     const PickleValue settings = pickle.find(top, "allocator_settings");
     snapshot_.allocator_settings = pickle.text(pickle.find(settings, "PYTORCH_CUDA_ALLOC_CONF"));
     collect_annotations(pickle, pickle.find(top, "external_annotations"));
+    snapshot_.frees_are_requests = free_requests_ > 0 && free_completions_ == 0;
     snapshot_.places = std::move(places_).places();
     snapshot_.names = std::move(places_).names();
     return std::move(snapshot_);
@@ -80,6 +82,7 @@ class SnapshotReader {
   struct Frame {
     PickleValue name, filename;
     int64_t line = 0;
+    PickleValue original;
 
     bool operator==(const Frame&) const = default;
   };
@@ -113,8 +116,8 @@ class SnapshotReader {
       return record(Record::entry, entries_.size() - 1);
     }
     if (fields.has(Field::filename) && fields.has(Field::line)) {
-      return record(Record::frame,
-                    frame_of({fields[Field::name], fields[Field::filename], fields.number(Field::line)}));
+      return record(Record::frame, frame_of({fields[Field::name], fields[Field::filename], fields.number(Field::line),
+                                             fields[Field::fx_original_trace]}));
     }
     if (fields.has(Field::total_size) && fields.has(Field::blocks)) {
       snapshot_.segments.push_back(make_segment(pickle, fields));
@@ -131,12 +134,18 @@ class SnapshotReader {
 
   Event make_entry(Pickle& pickle, const Fields& fields) {
     const bool has_free = fields.has(Field::device_free);
+    const EventKind kind = find_kind(pickle, fields[Field::action]);
+    free_requests_ += kind == EventKind::free_requested ? 1 : 0;
+    free_completions_ += kind == EventKind::free_completed ? 1 : 0;
+    uint32_t place = find_place(pickle, fields[Field::frames]);
+    const std::string_view part = pickle.text(fields[Field::user_metadata]);
+    if (!part.empty() && kind == EventKind::alloc) place = places_.within(place, part);
     return {.time = static_cast<uint64_t>(fields.number(Field::time_us)),
             .address = fields.address(has_free ? Field::device_free : Field::addr),
             .bytes = fields.number(Field::size),
             .detail = fields.address(Field::stream),
-            .context = find_place(pickle, fields[Field::frames]),
-            .kind = find_kind(pickle, fields[Field::action])};
+            .context = place,
+            .kind = kind};
   }
 
   // There are ten words for millions of entries.
@@ -245,7 +254,7 @@ class SnapshotReader {
       if (is_record(element, Record::stack)) of_history = static_cast<uint32_t>(index_of(element));
       if (!is_record(element, Record::frame)) continue;
       const Frame& frame = frames_[index_of(element)];
-      places_.see({pickle.text(frame.name), pickle.text(frame.filename), frame.line});
+      places_.see({pickle.text(frame.name), pickle.text(frame.filename), frame.line, pickle.text(frame.original)});
     }
     const uint32_t own = places_.finish();
     return of_history != 0 ? of_history : own;
@@ -266,6 +275,19 @@ class SnapshotReader {
     const auto elements = pickle.elements(list);
     return !elements.empty() && std::all_of(elements.begin(), elements.end(),
                                             [&](PickleValue value) { return is_record(pickle.resolve(value), kind); });
+  }
+
+  // Of pinned host memory the cache keeps every block that it ever got: each is a segment of one.
+  void collect_host_blocks(const Pickle& pickle, PickleValue list) {
+    for (const PickleValue value : pickle.elements(list)) {
+      const PickleValue segment = pickle.resolve(value);
+      if (!is_record(segment, Record::segment) || snapshot_.host_blocks.size() == snapshot_.segments.size()) continue;
+      const SnapshotSegment& one = snapshot_.segments[index_of(segment)];
+      snapshot_.host_blocks.push_back({.address = one.address,
+                                       .bytes = one.bytes,
+                                       .requested_bytes = one.bytes,
+                                       .place = one.blocks.empty() ? 0 : one.blocks.front().place});
+    }
   }
 
   void collect_segments(const Pickle& pickle, PickleValue list) {
@@ -314,6 +336,7 @@ class SnapshotReader {
   std::unordered_multimap<uint64_t, size_t> frame_index_;          ///< by hash
   std::unordered_map<StackHash, uint32_t, TakeLow> known_stacks_;  ///< the place of each, but for those of long ago
   EventPacker entries_;
+  uint64_t free_requests_ = 0, free_completions_ = 0;
   uint64_t listed_entries_ = 0;        ///< those before are in a trace, or never will be
   std::vector<TraceRuns> traces_;      ///< as they were read
   std::vector<SnapshotBlock> blocks_;  ///< of the segment that is being read

@@ -16,8 +16,11 @@ struct SnapshotPlace {
   uint32_t op = 0;            ///< outermost operator, where C++ frames were recorded
   uint32_t node = 0;          ///< autograd node; "backward" where only that is known
   uint32_t scope = 0;         ///< "Optimizer.step" inside of torch.optim
+  uint32_t module = 0;        ///< what the program called this part (torch.cuda.memory._set_memory_metadata)
   uint32_t stack = 0;         ///< Python calls of the first such stack, one per line of text, innermost first
   uint32_t native_stack = 0;  ///< likewise of C++, those that have a name
+  uint32_t marks = 0;         ///< what its frames say, as StackMark
+  uint64_t calls = 0;         ///< tells stacks of Python calls apart
   bool in_module = false;     ///< inside of a call of an nn.Module
   bool frameless =
       false;  ///< of a stack without a frame: an allocation of backward, or one that is older than the history
@@ -66,6 +69,8 @@ struct Snapshot {
   std::vector<SnapshotSegment> segments;          ///< by device and address
   std::vector<EventLog> traces;                   ///< by device, oldest first; empty where no history was recorded
   std::vector<SnapshotAnnotation> annotations{};  ///< by time; none before 2.6
+  std::vector<SnapshotBlock> host_blocks{};       ///< page-locked; since 2.15, where that was asked for
+  bool frees_are_requests = false;                ///< `skip_actions` left out when frees were completed
   std::string allocator_settings;                 ///< PYTORCH_CUDA_ALLOC_CONF
 };
 

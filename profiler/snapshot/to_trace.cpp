@@ -67,6 +67,8 @@ class CardStory {
     now_ = *at_;
     ++at_;
     now_.time = nanoseconds_since(start_us_, static_cast<int64_t>(now_.time));
+    const bool completes = now_.kind == EventKind::free_requested && snapshot_.frees_are_requests;
+    if (completes) now_.kind = EventKind::free_completed;
     now_.thread = device_;
     now_.device = device_;
     last_ = std::max(last_, now_.time);
@@ -137,9 +139,11 @@ class Converter {
       trace_.contexts.push_back({.op = place.op,
                                  .inner = place.op,
                                  .node = place.node,
+                                 .module = place.module,
                                  .source = place.source,
                                  .scope = place.scope,
                                  .inner_source = place.inner_source});
+      trace_.stack_marks.push_back(place.marks);
     }
     trace_.names.emplace_back("older than the recording");
     trace_.contexts.push_back({.source = static_cast<uint32_t>(trace_.names.size() - 1)});
@@ -220,6 +224,7 @@ class Converter {
     if (!steps.begins.empty() || !steps.ends.empty()) trace_.names.emplace_back("Optimizer.step");
     const uint64_t scope = trace_.names.size() - 1;
     EventPacker packer;
+    add_host_blocks(packer);
     auto begin = steps.begins.begin(), end = steps.ends.begin();
     size_t index = 0;
     uint64_t time = 0;
@@ -243,6 +248,20 @@ class Converter {
       packer.add(note(fmt::format("{} of its segments overlap or hold blocks that do not fit into them", odd), time));
     }
     trace_.events = log_of(packer.finish());
+  }
+
+  // What is page-locked does not say when it came to be: it is told before all else.
+  void add_host_blocks(EventPacker& packer) {
+    if (snapshot_.host_blocks.empty()) return;
+    trace_.names.emplace_back("libc10_cuda.so");
+    for (const SnapshotBlock& block : snapshot_.host_blocks) {
+      packer.add({.address = block.address,
+                  .bytes = std::clamp<int64_t>(block.bytes, 0, kMaxSaneBytes),
+                  .detail = trace_.names.size() - 1,
+                  .context = block.place,
+                  .kind = EventKind::driver_alloc,
+                  .flags = static_cast<uint16_t>(DriverMemory::pinned)});
+    }
   }
 
   // Segments are sorted by card and address.

@@ -48,8 +48,10 @@ struct Trace {
   std::vector<Device> devices;
   std::vector<std::string> names;
   std::vector<Context> contexts;
-  EventLog events;                      ///< by ascending sequence; of a trace that outgrew its budget only the newest
-  std::vector<Event> initial;           ///< alloc events of the blocks that were alive before events.front()
+  std::vector<uint32_t>
+      stack_marks{};           ///< of a snapshot: what the stack of each context says (replay/evidence/stack_rules.h)
+  EventLog events;             ///< by ascending sequence; of a trace that outgrew its budget only the newest
+  std::vector<Event> initial;  ///< alloc events of the blocks that were alive before events.front()
   std::vector<Event> initial_layout{};  ///< segment_state and block_state events: the state then, where it is known
   std::vector<Event> kept{};            ///< parameter, buffer and line stack events older than events.front()
   uint64_t overwritten_events = 0;      ///< older than events.front(), no longer in the file
@@ -71,6 +73,8 @@ struct Trace {
   std::string_view name(uint64_t index) const;
   /// The context with this index; a corrupt index gives one that says nothing.
   const Context& context(uint32_t index) const;
+  /// What the stack of the context with this index says; 0 where that is not known.
+  uint32_t marks_of(uint32_t context) const { return context < stack_marks.size() ? stack_marks[context] : 0; }
   /// The step that the event with this sequence belongs to, counted from 1, or on from where recording began, also what comes before the
   /// first forward op. With a stride above 1 the first step that it may be.
   uint32_t step_of(uint64_t sequence) const;

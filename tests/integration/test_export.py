@@ -75,8 +75,8 @@ class Runs(unittest.TestCase):
         return folder, load_report(oomdiag("explain", folder, "--json", folder=cls.base).stdout)
 
 class Exports(Runs):
-    def export(self, what, form):
-        name = oomdiag("export", what, "--to", form, folder=self.base).stdout.strip()
+    def export(self, what, form, *options):
+        name = oomdiag("export", what, "--to", form, *options, folder=self.base).stdout.strip()
         return self.base / name
 
     # The page.
@@ -190,7 +190,7 @@ for rank in "01": subprocess.run([sys.executable, "-c", {rank!r}], check=True, e
         self.assertGreater(min(times["rank 1"]), max(times["rank 0"]))  # it began when the other had ended
 
     def test_a_snapshot_is_read_by_pytorch_and_leads_back_to_the_same_figures(self):
-        snapshot = self.export(self.fails, "snapshot")
+        snapshot = self.export(self.fails, "snapshot", "--at", "failure")
         code = """import pickle, sys; from torch.cuda import _memory_viz as viz; data = pickle.load(open(sys.argv[1], "rb"))
 for make in (viz.trace_plot, viz.segment_plot, viz.segsum, viz.trace): print(make.__name__, len(make(data)))
 print([line for line in viz.segsum(data).splitlines() if line.startswith("segments")][0])"""
@@ -208,6 +208,30 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
             self.assertEqual(again["failure"][name], self.failed["failure"][name], name)
         self.assertEqual(again["cause"]["kind"], self.failed["cause"]["kind"])
         self.assertEqual(again["peak"]["allocated_bytes"], self.failed["peak"]["allocated_bytes"])
+
+    def test_a_snapshot_of_the_whole_recording_ends_as_that_did_and_can_be_drawn(self):
+        at_failure = pickle.loads(self.export(self.fails, "snapshot", "--at", "failure").read_bytes())
+        whole = self.export(self.fails, "snapshot")
+        read = pickle.loads(whole.read_bytes())
+        self.assertEqual(set(read), {"segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces"})
+        history, until = read["device_traces"][0], at_failure["device_traces"][0]
+        self.assertEqual(history[:len(until)], until)
+        self.assertEqual(until[-1]["action"], "oom")
+        alive = {}
+        for entry in history:
+            if entry["action"] == "alloc":
+                alive[entry["addr"]] = entry["size"]
+            elif entry["action"] == "free_completed":
+                del alive[entry["addr"]]
+        blocks = [block for segment in read["segments"] for block in segment["blocks"] if block["state"] == "active_allocated"]
+        self.assertEqual({block["address"]: block["requested_size"] for block in blocks}, alive)
+        self.assertLess(len(blocks), sum(block["state"] == "active_allocated" for segment in at_failure["segments"] for block in segment["blocks"]))
+        page = self.base / "drawn.html"
+        for command in (["trace", whole], ["stats", whole], ["trace_plot", whole, "-o", page], ["segment_plot", whole, "-o", page]):
+            done = subprocess.run([sys.executable, "-m", "torch.cuda._memory_viz", *map(str, command)], capture_output=True, text=True, timeout=120)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("MemoryViz", page.read_text())
+        oomdiag("export", self.fits, "--to", "snapshot", "--at", "failure", folder=self.base, code=2)
 
     def test_a_bundle_is_small_and_tells_what_its_run_tells(self):
         bundle = self.export(self.fails, "bundle")

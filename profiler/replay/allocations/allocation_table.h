@@ -35,15 +35,18 @@ struct Allocation {
   uint32_t step = 0;           ///< in which it was allocated; 0 before the first one, and where it is not known
   uint32_t nth_in_op = 0;      ///< how many allocations of the same op call came before
   uint32_t nth_at_place = 0;   ///< … of the same place in the same forward pass
+  uint32_t freed_at = 0;       ///< context of its free; of snapshots only
+  uint32_t end_step = 0;       ///< in which it was freed, else the last one; likewise
   Phase phase = Phase::other;  ///< in which it was allocated
   uint8_t device = 0;
   bool parameter = false, buffer = false, state = false, ever_saved = false;
-  bool trained = false;                    ///< a parameter of an optimizer that wants a gradient
-  bool op_made_nodes = false;              ///< the op that made it recorded itself for backward
-  bool died_in_op = false;                 ///< freed by the op call, or the node, that made it
-  bool died_in_optimizer = false;          ///< freed inside the optimizer step that made it
-  bool freed_in_node = false;              ///< by an autograd node
-  bool freed_by_accumulate = false;        ///< by AccumulateGrad: it was added to a gradient
+  bool trained = false;              ///< a parameter of an optimizer that wants a gradient
+  bool op_made_nodes = false;        ///< the op that made it recorded itself for backward
+  bool died_in_op = false;           ///< freed by the op call, or the node, that made it
+  bool died_in_optimizer = false;    ///< freed inside the optimizer step that made it
+  bool freed_in_node = false;        ///< by an autograd node
+  bool saved_before = false;         ///< earlier ones of its place were freed by an autograd node; of snapshots only
+  bool freed_by_accumulate = false;  ///< by AccumulateGrad: it was added to a gradient
   std::vector<SavingNode> saving_nodes{};  ///< of the newest graph that keeps it
 
   bool alive() const { return died == kNoEvent; }

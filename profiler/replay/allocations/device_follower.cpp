@@ -42,6 +42,10 @@ void DeviceFollower::allocate(const Event& event, uint64_t index) {
                                        .phase = pass_.phases.phase_of(event),
                                        .device = event.device},
                                       event.address);
+  if (pass_.trace.process.snapshot) {
+    pass_.table[id].maker.call_id = call_of(event);
+    if (pass_.table[id].phase == Phase::optimizer) optimizer_allocated_ = index;
+  }
   pass_.ops.note_alloc(id, pass_.table[id]);
   show(id, index);
 }
@@ -55,6 +59,7 @@ void DeviceFollower::request_free(const Event& event, uint64_t index) {
     allocation.died_in_optimizer =
         pass_.optimizer_open_since != kNoEvent && allocation.born > pass_.optimizer_open_since;
     allocation.freed_in_node = in_node(event);
+    if (pass_.trace.process.snapshot) describe_free(allocation, event);
     allocation.freed_by_accumulate = event.node_sequence == kAccumulateGrad;
     if (allocation.is_known()) places_.remove(allocation);
   }
@@ -146,6 +151,7 @@ DeviceViews DeviceFollower::finish(const NodeTable& nodes) {
   stop(index);
   saving_nodes_.finish(pass_.table, lives_.live_set);
   end_steps(index);
+  if (pass_.trace.process.snapshot) finish_fates();
   lives_.curves = places_.finish(pass_.trace, nodes);
   return std::move(lives_);
 }
@@ -208,6 +214,39 @@ uint32_t DeviceFollower::ensure_allocation(const Block& block, uint64_t index) {
   const uint32_t id = pass_.table.add(std::move(allocation), block.address);
   if (block.bytes > 0) show(id, index);
   return id;
+}
+
+// Where nothing tells what was called, each allocation is a call, with the frees that follow it.
+uint32_t DeviceFollower::call_of(const Event& event) {
+  const bool told = pass_.trace.marks_of(event.context) != 0;
+  const bool same = event.context == call_.context && (told || event.kind != EventKind::alloc);
+  call_.context = event.context;
+  return same ? call_.serial : ++call_.serial;
+}
+
+void DeviceFollower::describe_free(Allocation& allocation, const Event& event) {
+  const Context& context = pass_.trace.context(event.context);
+  const uint32_t call = call_of(event);
+  allocation.died_in_op = allocation.maker.call_id == call;
+  allocation.freed_in_node = context.node != 0;
+  allocation.freed_at = event.context;
+  allocation.end_step = pass_.phases.step();
+  if (!allocation.freed_in_node || allocation.died_in_op) return;
+  freed_by_backward_.resize(pass_.trace.contexts.size());
+  if (allocation.maker.context < freed_by_backward_.size()) freed_by_backward_[allocation.maker.context] = true;
+}
+
+// What becomes of the blocks of the described moment is known after it. Where the optimizer has begun, backward is over: what
+// lives then outlives it.
+void DeviceFollower::finish_fates() {
+  for (const uint32_t id : lives_.live_set.allocations) {
+    Allocation& allocation = pass_.table[id];
+    const bool outlives = allocation.phase != Phase::optimizer && allocation.born < optimizer_allocated_;
+    const bool lives = allocation.died >= lives_.live_set.observed.unwound;
+    if (lives) allocation.end_step = pass_.phases.step() + (outlives ? 1 : 0);
+    const uint32_t context = allocation.maker.context;
+    allocation.saved_before = context < freed_by_backward_.size() && freed_by_backward_[context];
+  }
 }
 
 // Of what is older than the trace the context tells the phase, and the recorder's own list of steps the step; but that

@@ -58,6 +58,11 @@ class DeviceFollower {
   DeviceViews finish(const NodeTable& nodes);
 
  private:
+  /// Snapshots have no calls of operators. What follows each other from one stack of calls is taken for one.
+  struct Call {
+    uint32_t context = 0, serial = 0;
+  };
+
   uint8_t device() const { return request_.point.device; }
   bool has_own_traversal() const;
   ObservationWindow observed_until(uint64_t index) const;
@@ -68,6 +73,9 @@ class DeviceFollower {
   void describe_initial(Allocation& allocation) const;
   void show(uint32_t allocation, uint64_t index);
   bool is_described(uint64_t index) const;
+  uint32_t call_of(const Event& event);
+  void describe_free(Allocation& allocation, const Event& event);
+  void finish_fates();
 
   PassState& pass_;
   const ViewRequest& request_;
@@ -75,6 +83,9 @@ class DeviceFollower {
   PlaceCounter counter_;
   GrowthSamples places_;
   LiveSetSavingNodes saving_nodes_;
+  Call call_{};                          ///< of snapshots
+  uint64_t optimizer_allocated_ = 0;     ///< index of the newest allocation of an optimizer's step; of snapshots
+  std::vector<bool> freed_by_backward_;  ///< by context: a block made there was; of snapshots
   bool has_failed_ = false, is_taken_ = false;
   bool own_traversal_ = false;  ///< the OOM's description holds a traversal
   bool own_traversed_ = false;  ///< … and it has begun

@@ -84,6 +84,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews
                       .bytes = block.bytes,
                       .requested_bytes = block.requested_bytes,
                       .category = reader.category_of(allocation, !saving_nodes.empty()),
+                      .confidence = reader.judge_by_stacks(allocation).confidence,
                       .phase = allocation.phase,
                       .step = allocation.step,
                       .pending_free = block.state == Block::State::pending_free,

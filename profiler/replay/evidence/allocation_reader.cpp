@@ -22,14 +22,50 @@ AllocationReader::AllocationReader(const Trace& trace, const NodeTable& nodes, c
     : trace_(trace), nodes_(nodes), observed_(observed) {
   const auto is_parameter = [&](uint32_t id) { return table[id].parameter; };
   modules_known_ = trace.process.python && std::any_of(allocations.begin(), allocations.end(), is_parameter);
+  const auto calls_module = [](uint32_t marks) { return (marks & kCallsModule) != 0; };
+  stacks_call_modules_ = std::ranges::any_of(trace.stack_marks, calls_module);
   workspaces_ = find_kept_workspaces(table, allocations);
 }
 
-// Who keeps a block no snapshot tells; only what was made inside an optimizer's step is likely to be its state.
 Category AllocationReader::category_of(const Allocation& allocation, bool saved) const {
-  const Category category = categorise(gather(allocation, saved));
-  const bool known = !trace_.process.snapshot || category == Category::optimizer_state;
-  return known ? category : Category::unknown;
+  return trace_.process.snapshot ? judge_by_stacks(allocation).category : categorise(gather(allocation, saved));
+}
+
+StackVerdict AllocationReader::judge_by_stacks(const Allocation& allocation) const {
+  if (!trace_.process.snapshot) return {};
+  const uint32_t marks = marks_of(allocation);
+  return categorise_by_stacks(marks, fate_of(allocation, marks));
+}
+
+uint32_t AllocationReader::marks_of(const Allocation& allocation) const {
+  const Context& context = trace_.context(allocation.maker.context);
+  const std::string_view op = trace_.name(context.op);
+  const uint32_t told = trace_.marks_of(allocation.maker.context);
+  uint32_t marks = told;
+  const auto mark = [&](uint32_t one, bool holds) { marks |= holds ? one : 0; };
+  mark(kInBackward | kFramesKnown, context.node != 0);
+  mark(kModulesKnown, stacks_call_modules_);
+  mark(kFrameless, context.node != 0 && told == 0);
+  mark(kBeforeForward, allocation.phase == Phase::setup || allocation.phase == Phase::other);
+  mark(kBringsData, op.empty() || brings_data(op));
+  mark(kMayBeWorkspace, !allocation.first_in_op() && (takes_workspace(op) || (marks & kConvolves) != 0));
+  mark(kKeptWorkspace, workspaces_.contains(&allocation));
+  mark(kSavedBefore, allocation.saved_before);
+  mark(kStateUnfinished, allocation.alive() && allocation.end_step <= allocation.step);
+  return marks;
+}
+
+uint8_t AllocationReader::fate_of(const Allocation& allocation, uint32_t marks) const {
+  const bool outlives = allocation.end_step > allocation.step;
+  if (allocation.died >= observed_.unwound || allocation.alive()) return outlives ? kOutlivesStep : kLivesOn;
+  if (allocation.died_in_op) return kDiedInCall;
+  const uint32_t freed_by = trace_.marks_of(allocation.freed_at);
+  if ((freed_by & kClearsGradients) != 0) return kDiedWithGradients;
+  if ((freed_by & kStepsOptimizer) != 0 && !outlives) {
+    return (marks & kStepsOptimizer) != 0 ? kDiedInOptimizer : kDiedWithGradients;
+  }
+  if (allocation.freed_in_node) return kDiedInBackward;
+  return outlives ? kOutlivesStep : kDiedElsewhere;
 }
 
 std::vector<Where> AllocationReader::locate_saving_nodes(std::vector<SavingNode> saving_nodes) const {

@@ -8,6 +8,7 @@
 #include "profiler/replay/allocations/allocation_table.h"
 #include "profiler/replay/evidence/categories.h"
 #include "profiler/replay/evidence/join.h"
+#include "profiler/replay/evidence/stack_rules.h"
 
 namespace oomdiag {
 
@@ -29,6 +30,8 @@ class AllocationReader {
 
   /// `saved`: a node of the living graph keeps it.
   Category category_of(const Allocation& allocation, bool saved) const;
+  /// The category that the stacks of a snapshot tell, and how far that can be trusted.
+  StackVerdict judge_by_stacks(const Allocation& allocation) const;
   Where made_of(const Allocation& allocation) const { return locate(trace_, nodes_, allocation.maker); }
   /// Made by a forward op that recorded itself for backward.
   bool is_in_graph(const Allocation& allocation) const {
@@ -39,6 +42,8 @@ class AllocationReader {
 
  private:
   AllocationEvidence gather(const Allocation& allocation, bool saved) const;
+  uint32_t marks_of(const Allocation& allocation) const;
+  uint8_t fate_of(const Allocation& allocation, uint32_t marks) const;
   bool op_made_nodes(const Allocation& allocation) const;
   bool dies_in_op(const Allocation& allocation) const;
   std::set<const Allocation*> find_kept_workspaces(const AllocationTable& table,
@@ -48,6 +53,7 @@ class AllocationReader {
   const NodeTable& nodes_;
   ObservationWindow observed_;
   bool modules_known_ = false;
+  bool stacks_call_modules_ = false;  ///< of a snapshot
   std::set<const Allocation*> workspaces_;
 };
 

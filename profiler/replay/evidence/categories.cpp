@@ -33,16 +33,6 @@
 namespace oomdiag {
 namespace {
 
-bool brings_data(std::string_view op) {
-  constexpr std::array<std::string_view, 17> kBringers = {
-      "aten::to",           "aten::_to_copy",      "aten::copy_",      "aten::cuda",
-      "aten::empty",        "aten::empty_strided", "aten::zeros",      "aten::ones",
-      "aten::full",         "aten::rand",          "aten::randn",      "aten::randint",
-      "aten::randperm",     "aten::arange",        "aten::lift_fresh", "aten::empty_like",
-      "aten::scalar_tensor"};
-  return is_one_of(op, kBringers);
-}
-
 bool is_drawn(std::string_view op) { return op.starts_with("aten::rand"); }
 
 /// A module that is made, moved or loaded makes its tensors by these; `empty_like` in none of them.
@@ -110,6 +100,16 @@ Category categorise(const AllocationEvidence& e) {
   if (e.dies_in_op) return dying_category(e);
   if (e.kept_workspace) return Category::workspace;
   return living_category(e);
+}
+
+bool brings_data(std::string_view op) {
+  constexpr std::array<std::string_view, 17> kBringers = {
+      "aten::to",           "aten::_to_copy",      "aten::copy_",      "aten::cuda",
+      "aten::empty",        "aten::empty_strided", "aten::zeros",      "aten::ones",
+      "aten::full",         "aten::rand",          "aten::randn",      "aten::randint",
+      "aten::randperm",     "aten::arange",        "aten::lift_fresh", "aten::empty_like",
+      "aten::scalar_tensor"};
+  return is_one_of(op, kBringers);
 }
 
 bool makes_state(std::string_view op) {

@@ -34,6 +34,8 @@ struct AllocationEvidence {
 /// Exactly one category; the first rule that holds. See categories.cpp.
 Category categorise(const AllocationEvidence& evidence);
 
+/// Whether this operator copies or creates a tensor.
+bool brings_data(std::string_view op);
 /// Whether optimizers make their state with this operator; with others they make temporaries.
 bool makes_state(std::string_view op);
 /// Whether this operator multiplies matrices through cuBLAS, which has a workspace.

@@ -12,7 +12,7 @@ Phases::Phases(const Trace& trace, const TracePrescan& prescan)
   for (const Context& context : trace.contexts) {
     flags_.push_back({.optimizer = is_optimizer_step(trace.name(context.scope)),
                       .grad_mode = (context.flags & kGradMode) != 0,
-                      .in_module = context.module != 0,
+                      .in_module = context.module != 0 && !trace.process.snapshot,
                       .in_node = context.node != 0});
   }
   if (flags_.empty()) flags_.emplace_back();

@@ -174,3 +174,58 @@ TEST_CASE("what agrees by chance only is no window", "[compare]") {
   const Trace part = window(run(300, 7_MiB), 1 + 200 * 4, 1 + 290 * 4);
   CHECK_FALSE(compare(part, run(500, 3_MiB), 0).window);
 }
+
+TEST_CASE("segments that are freed before the first alloc of a window count", "[compare]") {
+  EventBuilder trace;
+  trace.segment(20_MiB).alloc("weight", 2_MiB);
+  for (int step = 0; step < 60; ++step) trace.alloc("a", 512 * (step + 1)).free("a");
+  trace.segment(40_MiB).segment(60_MiB);
+  for (int step = 0; step < 60; ++step) trace.alloc("b", 1024 * (step + 100)).free("b");
+  const Trace whole = trace;
+  Trace part = window(whole, 1 + 60 * 2, ~uint64_t{0});  // begins with the two segments
+
+  const Comparison found = compare(part, whole, 0);
+  REQUIRE(found.window);
+  CHECK(found.segments.left_events == 2);
+  CHECK(found.segments.equal == 2);
+  CHECK(found.segments.is_equal());
+}
+
+TEST_CASE("where all events are equal the peak may differ by what is guessed of older blocks, and by no more",
+          "[compare]") {
+  Comparison found;
+  found.left_peak_bytes = 8481'021;
+  found.right_peak_bytes = 8510'275;
+  CHECK_FALSE(found.is_equal());
+  found.sizes_are_guessed = true;
+  CHECK(found.is_equal());
+  found.right_peak_bytes = 8530'000;
+  CHECK_FALSE(found.is_equal());
+}
+
+TEST_CASE("what another version of PyTorch does differently is told in one line", "[compare]") {
+  const auto train = [](bool per_product, int64_t extra) -> Trace {
+    EventBuilder trace;
+    trace.segment(20_MiB).segment(20_MiB);
+    for (int step = 0; step < 50; ++step) {
+      trace.op({.op = "aten::mm", .source = "train.py:7"}).alloc("out", 4096 * (step + 1));
+      if (per_product) trace.alloc("workspace", 8_MiB + 128_KiB).free("workspace");
+      if (extra > 0 && step == 30) trace.alloc("extra", extra).free("extra");
+      trace.free("out");
+    }
+    const Trace& told = trace;
+    return told;
+  };
+  CHECK(compare(train(false, 0), train(true, 0), 0).blocks.version_difference.starts_with("cuBLAS workspaces"));
+  CHECK(compare(train(false, 0), train(true, 1536), 0).blocks.version_difference.empty());
+  CHECK(compare(train(true, 0), train(true, 0), 0).blocks.version_difference.empty());
+}
+
+TEST_CASE("the fewest differences are found where a sequence differs at every third element", "[compare]") {
+  auto left = random_elements(3000, 7), right = left;
+  for (size_t i = 0; i + 3 < right.size(); i += 3) right.erase(right.begin() + static_cast<std::ptrdiff_t>(i));
+  const Alignment found = align(left, right, 1);
+  CHECK(found.equal == right.size() - found.right_rest);
+  CHECK(found.only_left + found.left_rest == left.size() - right.size());
+  CHECK(found.changed == 0);
+}

@@ -1,10 +1,10 @@
-#include "profiler/shape_function/match.h"
+#include "profiler/match.h"
 
 #include <algorithm>
 
-// Myers' O(ND) algorithm (Algorithmica 1, 1986). profiler/snapshot/align.h is for sequences in which sizes count, and so differ
-// nearly everywhere; these differ in the few places where a library took another way, but there they may differ at every second
-// element: a workspace for each convolution.
+// Myers' O(ND) algorithm (Algorithmica 1, 1986). Where sequences differ nearly everywhere,
+// as those in which sizes count do, profiler/snapshot/align.cpp goes on; these differ in the few places where a library took
+// another way, but there they may differ at every second element: a workspace for each convolution.
 //
 // `reached[k]`: how far along diagonal k, left - right, the paths with d differences get.
 
@@ -17,6 +17,8 @@ struct Search {
   std::span<const uint64_t> left, right;
   std::vector<Reached>
       rounds{};  ///< of each number of differences: what was reached before it, from diagonal -d - 1 on
+
+  int64_t left_end = 0, right_end = 0;  ///< where the search ended
 
   int64_t run_on(int64_t x, int64_t k) const {
     const auto n = static_cast<int64_t>(left.size()), m = static_cast<int64_t>(right.size());
@@ -31,7 +33,8 @@ struct Search {
     return k == -d || (k != d && at(before, k - 1, d) < at(before, k + 1, d));
   }
 
-  bool find(size_t most) {
+  /// `either`: the end of one of the two is enough.
+  bool find(size_t most, bool either) {
     const auto n = static_cast<int64_t>(left.size()), m = static_cast<int64_t>(right.size());
     Reached now(3, 0);  // diagonals -1, 0, 1
     for (int64_t d = 0; d <= static_cast<int64_t>(most); ++d) {
@@ -41,7 +44,9 @@ struct Search {
         const int64_t from = skips_right(now, k, d) ? at(now, k + 1, d) : at(now, k - 1, d) + 1;
         const int64_t x = run_on(d == 0 ? 0 : from, k);
         next[static_cast<size_t>(k + d + 2)] = x;
-        if (x >= n && x - k >= m) return true;
+        if (x > n || x - k > m || (either ? x < n && x - k < m : x < n || x - k < m)) continue;
+        left_end = x, right_end = x - k;
+        return true;
       }
       now = std::move(next);
     }
@@ -49,7 +54,7 @@ struct Search {
   }
 
   void trace_back(std::vector<uint32_t>& matches) const {
-    auto x = static_cast<int64_t>(left.size()), y = static_cast<int64_t>(right.size());
+    int64_t x = left_end, y = right_end;
     for (auto d = static_cast<int64_t>(rounds.size()) - 1; d >= 0; --d) {
       const Reached& before = rounds[static_cast<size_t>(d)];
       const int64_t k = x - y;
@@ -66,13 +71,24 @@ struct Search {
 std::vector<uint32_t> match(std::span<const uint64_t> left, std::span<const uint64_t> right, size_t most_differences) {
   std::vector<uint32_t> matches(left.size(), kUnmatched);
   Search search{.left = left, .right = right};
-  if (search.find(most_differences)) {
+  if (search.find(most_differences, false)) {
     search.trace_back(matches);
     return matches;
   }
   for (size_t i = 0; i < std::min(left.size(), right.size()) && left[i] == right[i]; ++i)
     matches[i] = static_cast<uint32_t>(i);
   return matches;
+}
+
+std::optional<CommonPart> match_until_one_ends(std::span<const uint64_t> left, std::span<const uint64_t> right,
+                                               size_t most_differences) {
+  Search search{.left = left, .right = right};
+  if (!search.find(most_differences, true)) return {};
+  CommonPart common{.partners = std::vector<uint32_t>(left.size(), kUnmatched),
+                    .left_end = static_cast<size_t>(search.left_end),
+                    .right_end = static_cast<size_t>(search.right_end)};
+  search.trace_back(common.partners);
+  return common;
 }
 
 }  // namespace oomdiag

@@ -1,6 +1,6 @@
 #include <random>
 
-#include "profiler/shape_function/match.h"
+#include "profiler/match.h"
 #include "tests/catch.h"
 
 namespace oomdiag {

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cli/reports/reports.h"
+
+namespace oomdiag {
+
+/// Runs the program of a memory snapshot on the virtual device `card`, and lays the run beside the snapshot. What comes back
+/// explains the run, which knows modules, autograd nodes and saved tensors; a limitation says how far it is the snapshot's.
+/// Throws Error(usage) if no card is named, Error(input) with the first difference if the program is another one.
+Explained match_program(const std::filesystem::path& snapshot, const SnapshotDevice& card,
+                        std::vector<std::string> program);
+
+}  // namespace oomdiag
