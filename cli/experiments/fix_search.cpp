@@ -94,6 +94,25 @@ bool grows(const Report& report) {
                      [](const ReportOfDevice& device) { return !device.growth.empty(); });
 }
 
+/// What only a change to the code cures: the reason with its lines, else what keeps from step to step.
+std::vector<std::string> list_code_changes(const ReportOfDevice& device) {
+  if (device.reason) {
+    std::vector<std::string> changes{device.reason->text};
+    changes.insert(changes.end(), device.reason->how.begin(), device.reason->how.end());
+    return changes;
+  }
+  std::vector<std::string> changes;
+  for (const ReportGrowth& growth : device.growth) {
+    const std::string place = !growth.source.empty()   ? growth.source
+                              : !growth.module.empty() ? growth.module
+                                                       : growth.op;
+    changes.push_back(
+        fmt::format("{} keeps {} GiB from step to step: keep a number in place of a tensor (.item(), .detach())", place,
+                    to_gib(growth.bytes_per_step)));
+  }
+  return changes;
+}
+
 // A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
 void Search::profile_the_complete_run() {
   std::vector<Experiment> experiments = make({request({}, Where::card), request({}, Where::with_room)});
@@ -119,14 +138,12 @@ void Search::profile_the_complete_run() {
   const ReportOfDevice& device = first.report->devices[first.report->main_device];
   if (device.cause) before_.cause = name_of(device.cause->kind);
   before_.grows = !device.growth.empty();
-  for (const ReportGrowth& growth : device.growth) {
-    const std::string place = !growth.source.empty()   ? growth.source
-                              : !growth.module.empty() ? growth.module
-                                                       : growth.op;
-    before_.code_changes.push_back(
-        fmt::format("{} keeps {} GiB from step to step: keep a number in place of a tensor (.item(), .detach())", place,
-                    to_gib(growth.bytes_per_step)));
+  before_.reason = device.reason;
+  if (device.failure) {
+    before_.stack = device.failure->stack;
+    before_.failing_step = device.failure->step;
   }
+  before_.code_changes = list_code_changes(device);
 }
 
 std::string Search::why_unproved(const MeasuredFix& fix, const Experiment& experiment) const {
@@ -203,7 +220,8 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
   std::vector<Where> places, places_again;
   for (const std::vector<Change>& changes : candidates) {
     const auto& predicted = changes.front().predicted_peak_bytes;
-    const bool should_fit = changes.size() > 1 || changes.front().id == "expandable_segments" ||
+    const bool should_fit = changes.size() > 1 || changes.front().cures ||
+                            changes.front().id == "expandable_segments" ||
                             (predicted && *predicted < before_.room_bytes);
     places.push_back(should_fit ? Where::card : Where::with_room);
     which.push_back(fixes_.size());
@@ -228,7 +246,7 @@ void Search::use_fewer_checkpoints() {
   const auto all = std::find_if(fixes_.begin(), fixes_.end(), [](const MeasuredFix& one) {
     return one.changes.size() == 1 && one.changes.front().id == "checkpoint";
   });
-  if (all == fixes_.end() || !all->helps()) return;
+  if (all == fixes_.end() || !all->helps() || profile_.blocks.empty()) return;
   const int64_t reserved = *all->measured_reserved_bytes;
   std::size_t enough = profile_.blocks.size(), too_few = 0;
   std::size_t guess = fewest_checkpoints(profile_, before_.reserved_bytes, reserved, before_.room_bytes);

@@ -135,7 +135,9 @@ auto rank_of(const Fix& fix) {
   }
   const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
   const int64_t postpones = -int64_t{fix.postpones_to_step.value_or(0)};
-  return std::tuple(cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(), peak);
+  const bool proved = fix.fits == true;  // by a run: nothing that is only computed goes before it
+  return std::tuple(!proved, cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(),
+                    peak);
 }
 
 }  // namespace
