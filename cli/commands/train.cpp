@@ -155,6 +155,19 @@ int train(TrainOptions options) {
     Diagnosis result = diagnose(request, install);
     check_recording(result);
     complete(result, request, install);
+    if (device.virtual_host() != nullptr && model.default_batch != 0) {
+      find_failing_batch(
+          result,
+          [&](int64_t batch) {
+            TrainOptions larger = options;
+            larger.batch = batch;
+            DiagnosisRequest with_batch = request;
+            with_batch.program = compose_program(larger, install, options.variant, "cuda");
+            with_batch.batch = batch;
+            return with_batch;
+          },
+          install);
+    }
     if (result.report && result.ending.signal != SIGINT) {
       result.report->reference_case = study_case(study, request, result, install);
       keep_json(*result.report, result.folder);

@@ -13,15 +13,37 @@
 namespace oomdiag {
 namespace {
 
-/// The report on a run of which nothing is left; nullopt where there is none.
-std::optional<Report> run_for_report(DiagnosisRequest request, const Install& install) {
+/// The reports on runs of which nothing is left; nullopt where there is none.
+std::vector<std::optional<Report>> run_for_reports(std::vector<DiagnosisRequest> requests, const Install& install) {
   const TemporaryFolder folder;
-  request.base = folder.path();
-  request.keeps_output = true;
-  request.shows_progress = false;
+  for (DiagnosisRequest& request : requests) {
+    request.base = folder.path();
+    request.keeps_output = true;
+    request.shows_progress = false;
+  }
   Executor executor(install);
-  const Executed executed = executor.run({request}, [](std::size_t) {}).front();
-  return executed.has_report() ? std::optional(load_report(executed.folder / "report.json")) : std::nullopt;
+  std::vector<std::optional<Report>> reports;
+  for (const Executed& executed : executor.run(requests, [](std::size_t) {})) {
+    reports.push_back(executed.has_report() ? std::optional(load_report(executed.folder / "report.json"))
+                                            : std::nullopt);
+  }
+  return reports;
+}
+
+std::optional<Report> run_for_report(DiagnosisRequest request, const Install& install) {
+  return run_for_reports({std::move(request)}, install).front();
+}
+
+/// "backward, MaxPool2DWithIndicesBackward0 ← pool1"
+std::string name_failure(const ReportFailure& failure) {
+  std::string text(name_of(failure.phase));
+  const char* between = ", ";
+  for (const std::string& part : {failure.node.empty() ? failure.op : failure.node, failure.module}) {
+    if (part.empty()) continue;
+    text += between + part;
+    between = " ← ";
+  }
+  return text;
 }
 
 // A run with room says nothing of holes. The one fix for them is an environment variable: it is tried.
@@ -58,7 +80,33 @@ void take_complete_run(Diagnosis& failed, const VirtualHost& host, const Diagnos
   keep_json(*failed.report, failed.folder);
 }
 
+// The prediction is the allocator's own, so one run on each side of it is mostly the proof. Where it is off, nothing is said.
+void prove_failing_batch(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                  const Install& install) {
+  BatchModel& batch = *fitted.report->devices[fitted.report->main_device].batch;
+  const int64_t largest = batch.largest_batch;
+  const auto reports = run_for_reports({with_batch(largest), with_batch(largest + 1)}, install);
+  const std::optional<Report>&below = reports[0], &above = reports[1];
+  if (!below || below->outcome != "ok" || !above || above->outcome != "out_of_memory") return;
+  if (above->main_device >= above->devices.size() || !above->devices[above->main_device].failure) return;
+  batch.failing_batch = largest + 1;
+  batch.failing_place = name_failure(*above->devices[above->main_device].failure);
+  keep_json(*fitted.report, fitted.folder);
+}
+
 }  // namespace
+
+void find_failing_batch(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                        const Install& install) {
+  const Report* const report = fitted.report ? &*fitted.report : nullptr;
+  if (report == nullptr || report->outcome != "ok" || report->main_device >= report->devices.size()) return;
+  const std::optional<BatchModel>& batch = report->devices[report->main_device].batch;
+  if (!batch || batch->inferred || batch->largest_batch <= batch->batch) return;
+  try {
+    prove_failing_batch(fitted, with_batch, install);
+  } catch (const Interrupted&) {  // what is known without it is still worth showing
+  }
+}
 
 VirtualHost with_room(VirtualHost host) {
   host.memory_bytes = kRoomBytes;

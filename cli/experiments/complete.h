@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "cli/launch/diagnosis.h"
 
 namespace oomdiag {
@@ -16,5 +18,10 @@ VirtualHost with_room(VirtualHost host);
 /// Where `failed` ran out of memory on a virtual card: runs the program again with room, and takes the need and the
 /// fixes of the whole run into its report and report.json.
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
+
+/// Of a run that fits on a virtual card: runs it with the largest batch that is predicted to fit and with one more, and takes what
+/// is proved into its report and report.json. `with_batch` makes the request of a batch.
+void find_failing_batch(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                        const Install& install);
 
 }  // namespace oomdiag

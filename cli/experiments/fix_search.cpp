@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +9,7 @@
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"
+#include "profiler/explain/framework_lines.h"
 #include "profiler/report/whole_run.h"
 
 // The program as it is, once on the card and once with room; then each change alone; then, where none is enough, changes
@@ -36,6 +38,7 @@ class Search {
   void run_and_take(const std::vector<std::size_t>& which, const std::vector<Where>& places);
   void search();
   void take(MeasuredFix& fix, const Experiment& experiment, bool on_card) const;
+  std::optional<std::vector<std::string>> lines_of_framework(const MeasuredFix& fix) const;
   std::string why_unproved(const MeasuredFix& fix, const Experiment& experiment) const;
   void use_fewer_checkpoints();
   bool any_fits() const;
@@ -170,6 +173,14 @@ std::string Search::why_unproved(const MeasuredFix& fix, const Experiment& exper
   return {};
 }
 
+/// What a user of the framework writes, where it has an argument for the one change.
+std::optional<std::vector<std::string>> Search::lines_of_framework(const MeasuredFix& fix) const {
+  if (fix.changes.size() != 1) return std::nullopt;
+  const std::string_view framework = find_framework(fmt::format("{}", fmt::join(before_.stack, "\n")));
+  const Change& change = fix.changes.front();
+  return lines_in_framework(framework, change.id, change.batch);
+}
+
 void Search::take(MeasuredFix& fix, const Experiment& experiment, bool on_card) const {
   fix.unproved = why_unproved(fix, experiment);
   if (!fix.unproved.empty() || !experiment.passed()) return;
@@ -181,6 +192,10 @@ void Search::take(MeasuredFix& fix, const Experiment& experiment, bool on_card) 
   fix.lines.clear();
   for (const Change& change : fix.changes) {
     fix.lines.insert(fix.lines.end(), change.lines.begin(), change.lines.end());
+  }
+  if (const auto lines = lines_of_framework(fix)) {
+    fix.lines = *lines;
+    return;
   }
   for (const nlohmann::json& line : experiment.told) {
     if (!line.contains("lines")) continue;

@@ -223,6 +223,18 @@ std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
 
 }  // namespace
 
+std::string name_layers(const Lives& blocks) {
+  std::map<std::string_view, int64_t> made;  // bytes by list of modules
+  for (const BlockLife& block : blocks) {
+    const std::string_view path = cut_path(block.made.module, 1);
+    const std::string_view parent = parent_of(path);
+    const bool numbered = !parent.empty() && is_number(path.substr(parent.size() + 1));
+    if (numbered && block.phase == Phase::forward) made[parent] += block.bytes;
+  }
+  const auto most = std::ranges::max_element(made, {}, [](const auto& one) { return one.second; });
+  return most == made.end() ? "model.layers" : as_python(most->first);
+}
+
 /// Tries the modules at each depth of the tree, all that save two tensors or more for themselves alone, and takes the
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {

@@ -78,9 +78,9 @@ constexpr FixRow kFixes[] = {
      .formula = "logits, probabilities and their gradients / 8",
      .cost_text = "the last layer's forward runs twice",
      .lines = "# pip install liger-kernel: LigerFusedLinearCrossEntropyLoss, or by hand:\n"
-              "one = lambda x, y: F.cross_entropy(head(x), y, reduction=\"sum\")\n"
-              "loss = sum(checkpoint(one, x, y, use_reentrant=False)\n"
-              "           for x, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)",
+              "loss_of_chunk = lambda h, y: F.cross_entropy(head(h), y, reduction=\"sum\")\n"
+              "loss = sum(torch.utils.checkpoint.checkpoint(loss_of_chunk, h, y, use_reentrant=False)\n"
+              "           for h, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)",
      .predict = use_chunked_cross_entropy},
     {.id = "channels_last", .label = "channels_last", .group = "layout", .module = "channels_last"},
     {.id = "autocast_bf16",
@@ -143,8 +143,8 @@ constexpr FixRow kFixes[] = {
      .module = "accumulate",
      .formula = "peak over the step of fixed + scaling/2, gradients alive all the time",
      .cost_text = "two passes per step of half the size; batch norms see half the batch",
-     .lines = "for x, y in zip(inputs.chunk(2), labels.chunk(2)):\n"
-              "    (loss_of(model(x), y) / 2).backward()\n"
+     .lines = "for micro_x, micro_y in zip(inputs.chunk(2), labels.chunk(2)):\n"
+              "    (loss_of(model(micro_x), micro_y) / 2).backward()\n"
               "optimizer.step(); optimizer.zero_grad()",
      .combines = true,
      .predict = accumulate},

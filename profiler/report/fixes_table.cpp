@@ -29,9 +29,9 @@ std::string right(const std::string& text, size_t columns) {
 
 /// The lines to paste, whole: half a line of code is none.
 std::string lines_of(const Fix& fix, std::string_view indent) {
-  constexpr size_t kMostCharacters = 2000;
+  constexpr size_t kLongestLine = 2000;
   std::string text;
-  for (const std::string& line : fix.how) text += fmt::format("{}{}\n", indent, printable(line, kMostCharacters));
+  for (const std::string& line : fix.how) text += fmt::format("{}{}\n", indent, printable(line, kLongestLine));
   return text;
 }
 

@@ -184,7 +184,11 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
         fmt::format("{} allocated, {} reserved, {:.3f} s after the start", with_unit(last.allocated_bytes),
                     with_unit(last.reserved_bytes), static_cast<double>(last.time_ns) * 1e-9));
   }
-  if (device.batch && device.batch->largest_batch > device.batch->batch) {
+  if (device.batch && device.batch->failing_batch > 0) {
+    add(text, "batch",
+        fmt::format("{} fits; from batch {} on it runs out in {}", device.batch->batch, device.batch->failing_batch,
+                    printable(device.batch->failing_place, 160)));
+  } else if (device.batch && device.batch->largest_batch > device.batch->batch) {
     add(text, "batch",
         fmt::format("{}{} fits; up to {} should fit (predicted)", device.batch->batch,
                     device.batch->inferred ? " (inferred from tensor shapes)" : "", device.batch->largest_batch));
