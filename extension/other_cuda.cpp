@@ -7,7 +7,7 @@
 #include <string>
 
 #include "extension/cuda_major.h"
-#include "extension/leave_word.h"
+#include "extension/write_status.h"
 
 namespace {
 

@@ -20,11 +20,11 @@
 #include "extension/cuda_major.h"
 #include "extension/cupti/interpose.h"
 #include "extension/environment.h"
-#include "extension/leave_word.h"
 #include "extension/nvtx.h"
 #include "extension/python_build.h"
 #include "extension/record/control.h"
 #include "extension/torch_version.h"
+#include "extension/write_status.h"
 
 namespace {
 
@@ -94,7 +94,7 @@ void load_recorder() {
 }
 
 // Reports to the launcher that preloading worked in this process, whatever comes of it.
-__attribute__((constructor)) void report_loaded() { oomdiag::leave_word(""); }
+__attribute__((constructor)) void report_loaded() { oomdiag::write_status(""); }
 
 template <typename Major>
 int count_devices(GetDevice own, int* count) {

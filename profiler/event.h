@@ -11,21 +11,21 @@ namespace oomdiag {
 ///
 /// kind              address            bytes              detail            other fields
 /// ----------------  -----------------  -----------------  ----------------  -------------------------------------------
-/// alloc             block              requested bytes    stream            context, op_serial; seq = node that runs
-/// free_requested    block              requested bytes    stream            op_serial, seq of whoever frees; context of the alloc
+/// alloc             block              requested bytes    stream            context, call_id; seq = node that runs
+/// free_requested    block              requested bytes    stream            call_id, seq of whoever frees; context of the alloc
 /// free_completed    block              requested bytes    stream            the same; only where it comes later than the request, as
 ///                                                                           after record_stream: else the request has kFreeCompleted
 /// segment_*         segment or range   its bytes          stream
-/// out_of_memory     free on the card   rounded bytes      stream            context, op_serial, seq: the state when the allocator gave up
+/// out_of_memory     free on the card   rounded bytes      stream            context, call_id, seq: the state when the allocator gave up
 /// device_memory     free on the card   total of the card  0                 cudaMemGetInfo, beside every memory_stats
 /// memory_stats      reserved now       allocated now      peak reserved     node_sequence = peak allocated (DeviceStats)
 /// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot; with
 ///                                                                           kBeforeRecording that at the beginning
 /// block_state       block              block bytes        requested bytes   flags: BlockFlag
 /// wanted            0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
-/// op_failed         0                  0                  0                 context, op_serial, seq: the op that an exception left first
+/// op_failed         0                  0                  0                 context, call_id, seq: the op that an exception left first
 /// scope_begin, _end 0                  0                  name of the scope context is that inside the scope
-/// nodes_created     node + 1, or 0     how many           its thread        context, op_serial: the forward op that made them; first
+/// nodes_created     node + 1, or 0     how many           its thread        context, call_id: the forward op that made them; first
 ///                                                                           number in node_sequence, on thread node_thread. The
 ///                                                                           node is the one that ran the op, as checkpointing does
 /// graph_begin       number of nodes    0                  graph task        the results of a walk follow: saved_tensor, parameter, gradient
@@ -37,7 +37,7 @@ namespace oomdiag {
 /// grouped           storage            storage bytes      name: group       a parameter, its gradient or optimizer state: its parameter
 ///                                                                           group; address 0: the group that the refusal before was for
 /// referrer          storage            storage bytes      name: variable    what refers to the tensor as the interpreter ends: "list
-///                                                                           'history' in train.py"; op_serial: how many autograd nodes
+///                                                                           'history' in train.py"; call_id: how many autograd nodes
 ///                                                                           it keeps that none of the referrers before does
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",
 ///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no
@@ -45,7 +45,7 @@ namespace oomdiag {
 /// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
 ///                                                                           line of text, innermost first; address 0: of the refusal;
 ///                                                                           with kNativeStack its C++ calls
-/// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, op_serial as in alloc;
+/// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, call_id as in alloc;
 ///                                      driver             object that asked  context.source is the stack where one was asked for
 /// driver_map        mapped at          its bytes          the handle        cuMemMap of a handle that libc10_cuda did not ask for
 /// driver_free       the same           the same           the same          … of an allocation that was seen
@@ -105,7 +105,7 @@ enum EventFlag : uint16_t {
 /// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits tell the pool. 0 is the one that
 /// everything shares; private ones (MemPool, CUDA graphs) are numbered as they appear, and those from the 127th on share it.
 inline constexpr int kPoolShift = 9;
-inline constexpr uint16_t kMostPools = 127;
+inline constexpr uint16_t kMaxPools = 127;
 constexpr uint8_t pool_of(uint16_t flags) { return static_cast<uint8_t>(flags >> kPoolShift); }
 constexpr uint16_t pool_flag(uint8_t pool) { return static_cast<uint16_t>(pool << kPoolShift); }
 
@@ -144,7 +144,7 @@ struct alignas(64) Event {
   uint64_t detail = 0;
   uint64_t node_sequence = kNoNode;  ///< autograd node: its sequence_nr; kNoNode where none runs
   uint32_t context = 0;              ///< index into the contexts of the trace
-  uint32_t op_serial = 0;            ///< which call of the outermost op, unique in the process; 0 outside of any op
+  uint32_t call_id = 0;              ///< which call of the outermost op, unique in the process; 0 outside of any op
   uint16_t node_thread = 0;          ///< autograd node: logical number of the thread of its forward op
   uint16_t thread = 0;               ///< logical number of the writing thread (RecordFunction::currentThreadId)
   EventKind kind = EventKind::none;

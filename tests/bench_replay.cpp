@@ -95,7 +95,7 @@ class TraceMaker {
 
   void add(Event event) {
     event.time = ++written_;
-    event.op_serial = serial_;
+    event.call_id = serial_;
     event.thread = 1;
     if (event.context == kBackward) {
       event.thread = 2;

@@ -20,7 +20,7 @@ EventBuilder::EventBuilder(SimulatedAllocator::Settings card) : card_(card) {
 EventBuilder& EventBuilder::op(const Place& place) {
   const uint32_t node = context_.node;
   const bool recomputed = node != 0 && place.grad && now_.node_sequence != kNoNode;
-  now_.op_serial = ++serials_;
+  now_.call_id = ++serials_;
   enter({.op = intern(place.op),
          .inner = intern(place.inner.empty() ? place.op : place.inner),
          .node = node,
@@ -32,13 +32,13 @@ EventBuilder& EventBuilder::op(const Place& place) {
 }
 
 EventBuilder& EventBuilder::no_op() {
-  now_.op_serial = 0;
+  now_.call_id = 0;
   enter({.node = context_.node, .scope = scope_});
   return *this;
 }
 
 EventBuilder& EventBuilder::node(std::string_view name, uint64_t sequence) {
-  now_.op_serial = ++serials_;
+  now_.call_id = ++serials_;
   now_.node_sequence = sequence;
   now_.node_thread = 1;
   enter({.node = intern(name)});
@@ -48,7 +48,7 @@ EventBuilder& EventBuilder::node(std::string_view name, uint64_t sequence) {
 EventBuilder& EventBuilder::end_node() {
   now_.node_sequence = kNoNode;
   now_.node_thread = 0;
-  now_.op_serial = 0;
+  now_.call_id = 0;
   enter({.scope = scope_});
   return *this;
 }
@@ -76,7 +76,7 @@ EventBuilder& EventBuilder::begin_scope(std::string_view name) {
 
 EventBuilder& EventBuilder::end_scope(std::string_view name) {
   scope_ = 0;
-  now_.op_serial = 0;
+  now_.call_id = 0;
   enter({});
   add({.detail = intern(name), .kind = EventKind::scope_end});
   return *this;
@@ -164,7 +164,7 @@ EventBuilder& EventBuilder::saved(const std::string& block, std::string_view nod
                                   std::string_view shape) {
   Event& event = add({.address = address_of(block), .kind = EventKind::saved_tensor});
   event.context = intern(Context{.node = intern(node)});
-  event.op_serial = 0;
+  event.call_id = 0;
   event.detail = intern(shape);
   event.node_sequence = sequence;
   event.node_thread = 1;
@@ -212,7 +212,7 @@ Event& EventBuilder::add(Event event) {
   event.sequence = trace_.events.size() + 1;
   event.time = event.sequence * 1000;
   event.context = now_.context;
-  event.op_serial = now_.op_serial;
+  event.call_id = now_.call_id;
   event.node_sequence = now_.node_sequence;
   event.node_thread = now_.node_thread;
   event.thread = now_.thread;

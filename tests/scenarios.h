@@ -36,12 +36,12 @@ inline Device card_of(int64_t total_bytes, int64_t context_bytes = 0) {
 }
 
 /// The cause of a failure at a hand-made state.
-inline Cause find_cause(const OutOfMemory& failure, const Moment& moment, const AllocatorSettings& settings,
+inline Cause find_cause(const OutOfMemory& failure, const MemoryState& state, const AllocatorSettings& settings,
                         const Device& device, const std::vector<Growth>& growths = {}, const StepNeed& need = {}) {
   DeviceHistory history;
   history.failure = failure;
-  history.moment = moment;
-  return find_cause(collect_facts(history, settings, device, growths, need), moment);
+  history.state = state;
+  return find_cause(collect_facts(history, settings, device, growths, need), state);
 }
 
 }  // namespace oomdiag

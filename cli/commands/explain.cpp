@@ -76,8 +76,7 @@ void add_explain(CLI::App& app, Command& chosen) {
   add_snapshot_device_options(command, options->card);
   command.add_flag("--all", options->all, "print every table, not the first screen only");
   command.add_flag("--json", options->json, "print the report as JSON");
-  command.add_flag("--redact", options->redact,
-                   "for reports that leave the house: without paths, the command line and names of users");
+  command.add_flag("--redact", options->redact, "for sharing: without paths, the command line and names of users");
   command.add_flag("--open", options->opens, "write the report as a page, and open it in the browser");
   command.add_option("-o,--output", options->output, "write the report as JSON to this file")->type_name("FILE");
   command.callback([options, &chosen] { chosen = [options] { return explain(*options); }; });

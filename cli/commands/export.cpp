@@ -45,7 +45,7 @@ std::vector<CardPicture> draw(const Explained& from) {
       continue;
     }
     cards.push_back(draw_card(from.report.devices[i]));
-    if (has_history) cards.back().step = draw_step(from.history.devices[i].lives);
+    if (has_history) cards.back().step = draw_step(from.history.devices[i].step_allocations);
   }
   return cards;
 }

@@ -136,7 +136,7 @@ void add_rank(Target& target, const Job& job, const DeviceChoice& choice, const 
     throw Error(ErrorKind::usage, "fix helps one rank", "name it: --world-size 64 --rank 5");
   }
   target.device = host_of(job, choice);
-  target.rank = LoneRank{.job = job, .number = job.ranks.front()};
+  target.rank = SingleRank{.job = job, .number = job.ranks.front()};
 }
 
 Target make_target(const FixOptions& options, Install& install) {

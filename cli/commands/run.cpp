@@ -97,7 +97,7 @@ void complete_worst(RanksDiagnosis& ranks, const Job& job, DiagnosisRequest requ
   Diagnosis worst;
   worst.folder = ranks.folder;
   worst.report = ranks.report;
-  request.rank = LoneRank{.job = job, .number = worst.report->rank};
+  request.rank = SingleRank{.job = job, .number = worst.report->rank};
   complete(worst, request, install);
   ranks.report = std::move(worst.report);
 }
@@ -141,7 +141,7 @@ int run(const RunOptions& options) {
   if (options.ranks.is_job()) {
     request.device = {.device = host_of(job, device)};
     if (job.is_distinct || job.ranks.size() > 1) return run_job(options, job, request, install);
-    request.rank = LoneRank{.job = job, .number = job.ranks.front()};
+    request.rank = SingleRank{.job = job, .number = job.ranks.front()};
   }
   Diagnosis diagnosis = diagnose(request, install);
   guard([&] {

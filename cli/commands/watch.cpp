@@ -75,11 +75,11 @@ std::string row_of(const std::string& who, const Report& report, const ReportOfD
 
 // The largest categories at the peak, on one line.
 std::string categories_of(const ReportOfDevice& device) {
-  constexpr size_t kMost = 4;
+  constexpr size_t kMax = 4;
   Figures categories = device.categories;
   std::ranges::stable_sort(categories, [](const auto& a, const auto& b) { return a.second > b.second; });
   std::string text;
-  for (size_t i = 0; i < std::min(categories.size(), kMost) && categories[i].second > 0; ++i) {
+  for (size_t i = 0; i < std::min(categories.size(), kMax) && categories[i].second > 0; ++i) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", in_words(categories[i].first),
                         with_unit(categories[i].second));
   }

@@ -151,7 +151,7 @@ int take_driver(std::string& device) {
   if (!is_number || std::stoi(text) < kLeastDriver) {
     throw Error(ErrorKind::usage,
                 fmt::format("--device {}: '{}' is no branch of a driver for CUDA 12 or newer", device, text),
-                fmt::format("valid: {} to {}, as nvidia-smi has it before the first point", kLeastDriver, kMostDriver));
+                fmt::format("valid: {} to {}, as nvidia-smi has it before the first point", kLeastDriver, kMaxDriver));
   }
   device.resize(at);
   return std::stoi(text);

@@ -17,10 +17,10 @@ namespace oomdiag {
 namespace {
 
 constexpr const char* kDefaultCard = "h200";
-constexpr int kMostCards = 16;             // what the virtual device has room for: driver/devices.h
+constexpr int kMaxCards = 16;              // what the virtual device has room for: driver/devices.h
 constexpr int kLeastDriverOfCuda13 = 580;  // CUDA Toolkit release notes
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
-constexpr int64_t kMostMemory = int64_t{16} << 40;
+constexpr int64_t kMaxMemory = int64_t{16} << 40;
 
 void check_one_driver(const std::vector<CardEntry>& cards) {
   const CardEntry& first = cards.front();
@@ -41,16 +41,16 @@ std::vector<CardEntry> repeat(std::vector<CardEntry> cards, int count) {
                 "name each as often as it is wanted: --device a100-80,a100-80,t4");
   }
   if (count > 0) cards.resize(static_cast<std::size_t>(count), CardEntry(cards.front()));
-  if (cards.size() > kMostCards) {
+  if (cards.size() > kMaxCards) {
     throw Error(ErrorKind::usage, fmt::format("{} devices are too many", cards.size()),
-                fmt::format("valid: 1 to {}", kMostCards));
+                fmt::format("valid: 1 to {}", kMaxCards));
   }
   return cards;
 }
 
 int64_t read_memory(const std::string& memory) {
   const int64_t bytes = parse_bytes(memory);
-  if (bytes < kLeastMemory || bytes > kMostMemory) {
+  if (bytes < kLeastMemory || bytes > kMaxMemory) {
     throw Error(ErrorKind::usage, fmt::format("--memory {} is out of range", memory), "valid: 256MiB to 16TiB");
   }
   return bytes;
@@ -69,7 +69,7 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
       ->type_name("SIZE");
   command.add_option("--count", options.count, "that many of the virtual device")
       ->type_name("N")
-      ->check(range(1, kMostCards));
+      ->check(range(1, kMaxCards));
   command.add_flag("--clocked", options.clocked,
                    "work on the virtual device takes modelled time: frees across streams wait for it");
 }

@@ -8,7 +8,7 @@ namespace oomdiag {
 namespace {
 
 constexpr int64_t kProbe = 16;                         ///< the second value, in multiples of the first
-constexpr int kMostGuesses = 5;                        ///< then halving: the border is not where the bytes say
+constexpr int kMaxGuesses = 5;                         ///< then halving: the border is not where the bytes say
 constexpr double kOther = 1.1;                         ///< times a slope is another slope
 constexpr double kFarAbove[] = {1.1, 1.2, 1.35, 1.5};  ///< of the border, tried where runs are left
 
@@ -102,7 +102,7 @@ std::vector<int64_t> BorderSearch::grow(int64_t passes) const {
 /// Between one that passes and one that fails.
 std::vector<int64_t> BorderSearch::guess(int64_t passes, int64_t fails) {
   const std::optional<int64_t> border = estimate_below(fails);
-  if (!border || guesses_++ >= kMostGuesses) return {};
+  if (!border || guesses_++ >= kMaxGuesses) return {};
   if (*border <= passes) {  // it was too low: on in growing steps
     stride_ *= 2;
     return {passes + stride_ / 2, passes + stride_};

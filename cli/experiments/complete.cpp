@@ -1,6 +1,7 @@
 #include "cli/experiments/complete.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "cli/experiments/executor.h"
@@ -52,7 +53,7 @@ void try_expandable_segments(Report& failed, DiagnosisRequest request, const Ins
   const auto fix = std::find_if(device.fixes.begin(), device.fixes.end(),
                                 [](const Fix& one) { return one.id == "expandable_segments"; });
   if (fix == device.fixes.end() || !device.cause || device.cause->kind != CauseKind::fragmentation) return;
-  request.steady = SteadyRule{.most = kMostSteps};
+  request.steady = SteadyRule{.most = kMaxSteps};
   for (const auto& variable : expandable_segments().environment) request.environment.push_back(variable);
   const std::optional<Report> tried = run_for_report(std::move(request), install);
   if (!tried || tried->main_device >= tried->devices.size()) return;
@@ -72,7 +73,7 @@ void take_complete_run(Diagnosis& failed, const VirtualHost& host, const Diagnos
   DiagnosisRequest again = request;
   again.device = {.device = with_room(host)};
   again.judged_bytes = host.bytes_of_device();
-  again.steady = SteadyRule{.at_least = step, .most = std::max(kMostSteps, step + 1)};
+  again.steady = SteadyRule{.at_least = step, .most = std::max(kMaxSteps, step + 1)};
   const std::optional<Report> whole = run_for_report(std::move(again), install);
   if (!whole || whole->outcome != "ok") return;
   take_whole_run(*failed.report, *whole);
@@ -80,31 +81,42 @@ void take_complete_run(Diagnosis& failed, const VirtualHost& host, const Diagnos
   keep_json(*failed.report, failed.folder);
 }
 
-// The prediction is the allocator's own, so one run on each side of it is mostly the proof. Where it is off, nothing is said.
-void prove_failing_batch(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
-                  const Install& install) {
-  BatchModel& batch = *fitted.report->devices[fitted.report->main_device].batch;
-  const int64_t largest = batch.largest_batch;
-  const auto reports = run_for_reports({with_batch(largest), with_batch(largest + 1)}, install);
-  const std::optional<Report>&below = reports[0], &above = reports[1];
-  if (!below || below->outcome != "ok" || !above || above->outcome != "out_of_memory") return;
-  if (above->main_device >= above->devices.size() || !above->devices[above->main_device].failure) return;
-  batch.failing_batch = largest + 1;
-  batch.failing_place = name_failure(*above->devices[above->main_device].failure);
-  keep_json(*fitted.report, fitted.folder);
+// The prediction leaves a margin for what it does not see, so the batch behind it often fits, too, and a larger one shows where
+// it ends.
+LargerBatches try_larger_batches(BatchModel& batch, const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                                 const Install& install) {
+  const std::array<int64_t, 2> tried = {batch.largest_batch + 1, batch.largest_batch + batch.largest_batch / 4 + 1};
+  const auto reports = run_for_reports({with_batch(tried[0]), with_batch(tried[1])}, install);
+  LargerBatches larger;
+  for (size_t i = 0; i < tried.size(); ++i) {
+    const std::optional<Report>& report = reports[i];
+    if (!report || report->main_device >= report->devices.size()) break;
+    const std::optional<ReportFailure>& failure = report->devices[report->main_device].failure;
+    if (report->outcome == "ok") {
+      larger.fits = batch.largest_batch = tried[i];
+    } else if (report->outcome == "out_of_memory" && failure) {
+      larger.fails = tried[i];
+      larger.place = name_failure(*failure);
+      break;
+    }
+  }
+  return larger;
 }
 
 }  // namespace
 
-void find_failing_batch(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
-                        const Install& install) {
-  const Report* const report = fitted.report ? &*fitted.report : nullptr;
-  if (report == nullptr || report->outcome != "ok" || report->main_device >= report->devices.size()) return;
-  const std::optional<BatchModel>& batch = report->devices[report->main_device].batch;
-  if (!batch || batch->inferred || batch->largest_batch <= batch->batch) return;
+LargerBatches find_larger_batches(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                                  const Install& install) {
+  Report* const report = fitted.report ? &*fitted.report : nullptr;
+  if (report == nullptr || report->outcome != "ok" || report->main_device >= report->devices.size()) return {};
+  std::optional<BatchModel>& batch = report->devices[report->main_device].batch;
+  if (!batch || batch->inferred || batch->largest_batch <= batch->batch) return {};
   try {
-    prove_failing_batch(fitted, with_batch, install);
+    const LargerBatches larger = try_larger_batches(*batch, with_batch, install);
+    keep_json(*report, fitted.folder);
+    return larger;
   } catch (const Interrupted&) {  // what is known without it is still worth showing
+    return {};
   }
 }
 

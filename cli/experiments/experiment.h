@@ -20,7 +20,7 @@ struct ExperimentRequest {
   std::vector<std::string> program;
   DeviceChoice device;
   Environment environment{};
-  std::optional<LoneRank> rank{};
+  std::optional<SingleRank> rank{};
   bool is_metered = false;  ///< its report has the work of a step
   nlohmann::json fixes{};   ///< [id, settings] each; null = the program as it is
   SteadyRule steady{};

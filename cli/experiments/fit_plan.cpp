@@ -16,7 +16,7 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr int64_t kMostPlans = 256;
+constexpr int64_t kMaxPlans = 256;
 constexpr int kRunsOfSearch = 6;  // in one plan: each is of several ranks
 
 /// "world=64,tp=2": the name of a plan's report.
@@ -114,8 +114,8 @@ Planning list_plans(std::vector<Variable> variables) {
   int64_t plans = 1;
   for (Variable& variable : variables) {
     if (variable.name == kWorld && variable.step == 1) variable.step = 0;
-    if (variable.count() > kMostPlans / plans) {
-      throw Error(ErrorKind::usage, fmt::format("more than {} plans are too many: all of them are tried", kMostPlans),
+    if (variable.count() > kMaxPlans / plans) {
+      throw Error(ErrorKind::usage, fmt::format("more than {} plans are too many: all of them are tried", kMaxPlans),
                   "as in: --vary world=8..1024:pow2 --vary tp=1,2,4,8");
     }
     plans *= variable.count();

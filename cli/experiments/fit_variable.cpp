@@ -9,13 +9,13 @@
 namespace oomdiag {
 namespace {
 
-constexpr int64_t kMost = int64_t{1} << 40;
+constexpr int64_t kMax = int64_t{1} << 40;
 
 /// A positive number, or 0.
 int64_t read_number(std::string_view text) {
   int64_t value = 0;
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && rest == text.data() + text.size() && value > 0 && value <= kMost ? value : 0;
+  return error == std::errc{} && rest == text.data() + text.size() && value > 0 && value <= kMax ? value : 0;
 }
 
 bool read_range(std::string_view text, Variable& variable) {

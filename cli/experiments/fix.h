@@ -17,11 +17,11 @@ struct Target {
   VirtualHost device{};                ///< on which it is to fit; of a real GPU the virtual one of its name
   bool proves_on_real = false;         ///< a run without more memory is made on the real GPU
   Environment environment{};
-  std::optional<LoneRank> rank{};  ///< of a job whose others are not there
-  std::optional<int64_t> batch{};  ///< of {batch}
-  bool takes_amp = false;          ///< one of the samples, with --amp
-  bool accumulates = false;        ///< one of the samples, with --accumulate
-  std::string batch_words{};       ///< of the program's command line, with {batch} in them: "--batch-size {batch}"
+  std::optional<SingleRank> rank{};  ///< of a job whose others are not there
+  std::optional<int64_t> batch{};    ///< of {batch}
+  bool takes_amp = false;            ///< one of the samples, with --amp
+  bool accumulates = false;          ///< one of the samples, with --accumulate
+  std::string batch_words{};         ///< of the program's command line, with {batch} in them: "--batch-size {batch}"
 };
 
 /// What a complete run showed of the program; see extension/python/fixes/oomdiag_fixes/look.py.

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "cli/experiments/fix.h"
+#include "profiler/explain/evaluation.h"
 #include "profiler/explain/fixes.h"
-#include "profiler/explain/reasons.h"
 
 // Cures of the reason that the failing run has (kReasons), as far as an unchanged program can be run with them.
 

@@ -83,7 +83,7 @@ ExperimentRequest Search::request(const std::vector<Change>& changes, Where wher
   if (where == Where::with_room) {
     request.judged_bytes = target_.device.bytes_of_device();
     request.device = {.device = with_room(target_.device)};
-    request.steady.most = kMostSteps;
+    request.steady.most = kMaxSteps;
   }
   return request;
 }

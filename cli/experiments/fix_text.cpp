@@ -13,7 +13,7 @@ namespace oomdiag {
 namespace {
 
 constexpr std::size_t kLabelColumns = 42;
-constexpr std::size_t kMostWritten = 3;  ///< fixes whose lines are printed
+constexpr std::size_t kMaxWritten = 3;  ///< fixes whose lines are printed
 
 std::string figure(const std::optional<int64_t>& bytes) { return bytes ? to_gib(*bytes) : "-"; }
 
@@ -90,7 +90,7 @@ std::string lines_to_write(const Fixed& fixed) {
   std::string text;
   std::size_t written = 0;
   for (const MeasuredFix& fix : fixed.fixes) {
-    if (!fix.helps() || fix.lines.empty() || written == kMostWritten) continue;
+    if (!fix.helps() || fix.lines.empty() || written == kMaxWritten) continue;
     ++written;
     text += fmt::format("\n  {}, as you would write it\n", fix.label());
     for (const std::string& line : fix.lines) text += "    " + printable(line, 200) + "\n";

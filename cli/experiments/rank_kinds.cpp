@@ -24,13 +24,13 @@ Grid grid_of(const std::vector<int>& stages) {
 /// "0-7, 16-23": the ranks of a stage.
 std::string ranks_of(const Grid& grid, int stage, int world_size) {
   std::string text;
-  constexpr int kMostRanges = 3;
+  constexpr int kMaxRanges = 3;
   int ranges = 0;
   for (int rank = 0; rank < world_size; ++rank) {
     if (grid.stage(rank) != stage || (rank > 0 && grid.stage(rank - 1) == stage)) continue;
     int last = rank;
     while (last + 1 < world_size && grid.stage(last + 1) == stage) ++last;
-    if (++ranges > kMostRanges) return text + ", …";
+    if (++ranges > kMaxRanges) return text + ", …";
     text += (text.empty() ? "" : ", ") + (last > rank ? fmt::format("{}-{}", rank, last) : fmt::format("{}", rank));
   }
   return text;

@@ -48,7 +48,7 @@ class RankRuns {
 
   void run(const std::vector<RankKind>& kinds) {
     std::vector<DiagnosisRequest> requests(kinds.size(), request_);
-    for (std::size_t i = 0; i < kinds.size(); ++i) requests[i].rank = LoneRank{.job = job_, .number = kinds[i].rank};
+    for (std::size_t i = 0; i < kinds.size(); ++i) requests[i].rank = SingleRank{.job = job_, .number = kinds[i].rank};
     const std::vector<Executed> executed = executor_.run(requests, tell_);
     for (std::size_t i = 0; i < kinds.size(); ++i) keep(kinds[i], executed[i]);
   }

@@ -27,7 +27,7 @@ struct DiagnosisRequest {
   bool is_metered = false;             ///< the shapes of its operators are recorded, too, which slows it
   bool keeps_output = false;           ///< the program's output goes to output.txt in the run folder
   Environment environment{};           ///< variables of the program over our own
-  std::optional<LoneRank> rank{};      ///< of a job whose others are not there
+  std::optional<SingleRank> rank{};    ///< of a job whose others are not there
   std::optional<SteadyRule> steady{};  ///< end it when its peak does not rise any more
   int64_t judged_bytes = 0;            ///< fixes are judged as on a card of this size; 0 = the one that it runs on
 };

@@ -16,9 +16,9 @@
 namespace oomdiag {
 namespace {
 
-constexpr int kMostRanks = 1 << 20;
+constexpr int kMaxRanks = 1 << 20;
 constexpr int kCardsOfHost = 8;
-constexpr int kMostCardsOfHost = 16;  // what the virtual device has room for: driver/devices.h
+constexpr int kMaxCardsOfHost = 16;  // what the virtual device has room for: driver/devices.h
 
 int read_rank(const std::string& text, int world_size) {
   int rank = -1;
@@ -45,8 +45,8 @@ void add_rank_options(CLI::App& command, RankOptions& options) {
       .add_option("--world-size", options.world_size,
                   "run as one rank of a job of so many, on a virtual host; no other rank need be there")
       ->type_name("N")
-      ->check(range(1, kMostRanks));
-  command.add_option("--rank", options.rank, "which one; default: 0")->type_name("R")->check(range(0, kMostRanks - 1));
+      ->check(range(1, kMaxRanks));
+  command.add_option("--rank", options.rank, "which one; default: 0")->type_name("R")->check(range(0, kMaxRanks - 1));
   command
       .add_option("--ranks", options.ranks, "several, each alone, in one report: 0,7,63, or distinct: one of each kind")
       ->type_name("LIST");
@@ -57,7 +57,7 @@ void add_host_options(CLI::App& command, RankOptions& options) {
   command
       .add_option("--local-world-size", options.local_world_size, "ranks of a job, and so cards, of a host; default: 8")
       ->type_name("N")
-      ->check(range(1, kMostCardsOfHost));
+      ->check(range(1, kMaxCardsOfHost));
   command
       .add_option("--topology", options.topology,
                   "cards of a host, links between them and between hosts, for NCCL's buffers: 8xh100-nvlink,ib")
@@ -75,7 +75,7 @@ Job choose_job(const RankOptions& options, int device_count) {
   }
   const TopologyChoice topology = options.hosts();
   int cards = device_count > 1 ? device_count : kCardsOfHost;
-  if (topology.cards > 0) cards = std::min(topology.cards, kMostCardsOfHost);
+  if (topology.cards > 0) cards = std::min(topology.cards, kMaxCardsOfHost);
   Job job{.world_size = options.world_size,
           .local_world_size = options.local_world_size > 0 ? options.local_world_size : cards,
           .topology = topology};
@@ -121,8 +121,8 @@ std::vector<int> read_stages(const std::filesystem::path& folder) {
   return ranks;
 }
 
-Environment environment_of_rank(const LoneRank& lone, const std::filesystem::path& folder, const Install& install) {
-  const auto& [job, rank] = lone;
+Environment environment_of_rank(const SingleRank& single, const std::filesystem::path& folder, const Install& install) {
+  const auto& [job, rank] = single;
   const int local = job.local_world_size;
   Environment variables;
   const auto set = [&](const char* name, const auto& value) { variables.emplace_back(name, fmt::format("{}", value)); };

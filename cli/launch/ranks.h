@@ -44,11 +44,11 @@ struct Job {
 };
 
 /// The rank of it that a program is run as.
-struct LoneRank {
+struct SingleRank {
   Job job{};
   int number = 0;
 
-  bool operator==(const LoneRank&) const = default;
+  bool operator==(const SingleRank&) const = default;
 };
 
 /// What the options mean. A host has as many cards as `device_count`, or 8 where that is one. Throws Error(usage).
@@ -67,7 +67,7 @@ VirtualHost host_of(const Job& job, const DeviceChoice& choice);
 
 /// The variables of a rank as torchrun sets them, and those of ours. `folder` is that of its job: an own one for each run,
 /// which must be there as long as the program runs.
-Environment environment_of_rank(const LoneRank& rank, const std::filesystem::path& folder, const Install& install);
+Environment environment_of_rank(const SingleRank& rank, const std::filesystem::path& folder, const Install& install);
 
 /// The ranks of the first pipeline that the rank was in, as it told in the folder of its job; empty where there is none.
 std::vector<int> read_stages(const std::filesystem::path& folder);

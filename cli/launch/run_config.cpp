@@ -37,7 +37,7 @@ std::vector<std::pair<std::string, std::string>> settings_of_torch() {
   return found;
 }
 
-nlohmann::ordered_json to_json(const std::optional<LoneRank>& rank) {
+nlohmann::ordered_json to_json(const std::optional<SingleRank>& rank) {
   if (!rank) return nullptr;
   return {{"number", rank->number},
           {"world_size", rank->job.world_size},
@@ -46,9 +46,9 @@ nlohmann::ordered_json to_json(const std::optional<LoneRank>& rank) {
 }
 
 /// Of several ranks that were run each folder is named after its own.
-std::optional<LoneRank> read_rank(const nlohmann::json& json, const std::filesystem::path& folder) {
+std::optional<SingleRank> read_rank(const nlohmann::json& json, const std::filesystem::path& folder) {
   if (!json.is_object()) return std::nullopt;
-  LoneRank rank{.number = json.at("number")};
+  SingleRank rank{.number = json.at("number")};
   const std::string name = folder.filename().string();
   if (name.starts_with(kRankFolder)) rank.number = std::atoi(name.c_str() + kRankFolder.size());
   rank.job = {.world_size = json.at("world_size"),

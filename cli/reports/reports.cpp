@@ -53,11 +53,11 @@ auto named(const fs::path& file, const fs::path& as, const Read& read) {
 }
 
 // Reports are small; a profiler's trace.json, which begins with '{' too, may have many GiB.
-constexpr uintmax_t kMostReportBytes = 64 << 20;
+constexpr uintmax_t kMaxReportBytes = 64 << 20;
 
 Report read_report(const fs::path& file) {
   std::error_code ignored;
-  if (const uintmax_t bytes = fs::file_size(file, ignored); bytes != ~uintmax_t{0} && bytes > kMostReportBytes) {
+  if (const uintmax_t bytes = fs::file_size(file, ignored); bytes != ~uintmax_t{0} && bytes > kMaxReportBytes) {
     throw Error(ErrorKind::input,
                 fmt::format("'{}' is no report of oomdiag: it has {} MiB", file.string(), bytes >> 20), kTakes);
   }

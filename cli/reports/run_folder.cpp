@@ -57,8 +57,8 @@ fs::path choose_base(const std::string& wanted) {
 }
 
 fs::path make_run_folder(const fs::path& base, pid_t pid) {
-  constexpr int kMostRunsOfOnePid = 10000;
-  for (int number = 1; number < kMostRunsOfOnePid; ++number) {
+  constexpr int kMaxRunsOfOnePid = 10000;
+  for (int number = 1; number < kMaxRunsOfOnePid; ++number) {
     fs::path folder = base / fmt::format("oomdiag-{}{}", pid, number == 1 ? "" : fmt::format("-{}", number));
     if (mkdir(folder.c_str(), 0700) == 0) return folder;  // a command line may hold secrets: nobody else's business
     if (errno != EEXIST) {
@@ -145,12 +145,12 @@ void remove_empty_run(const fs::path& folder) {
 }
 
 std::string last_lines(const fs::path& output) {
-  constexpr std::size_t kMostLines = 5;
+  constexpr std::size_t kMaxLines = 5;
   std::ifstream stream(output);
   std::vector<std::string> lines;
   for (std::string line; std::getline(stream, line);) {
     if (!line.empty()) lines.push_back(line);
-    if (lines.size() > kMostLines) lines.erase(lines.begin());
+    if (lines.size() > kMaxLines) lines.erase(lines.begin());
   }
   std::string text;
   for (const std::string& line : lines) text += "  " + line + "\n";
@@ -163,8 +163,8 @@ std::string last_line(const fs::path& output) {
   for (std::string line; std::getline(stream, line);) {
     if (line.find_first_not_of(" \t\r") != line.npos) last = line;
   }
-  constexpr std::size_t kMostColumns = 300;
-  return printable(last, kMostColumns);
+  constexpr std::size_t kMaxColumns = 300;
+  return printable(last, kMaxColumns);
 }
 
 std::string as_typed(const fs::path& path) {

@@ -5,7 +5,7 @@
 
 namespace oomdiag {
 
-/// What names somebody: of the user and of the machine. For reports that leave the house.
+/// What names somebody: of the user and of the machine. For sharing.
 std::vector<std::string> find_secrets();
 
 }  // namespace oomdiag

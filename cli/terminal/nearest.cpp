@@ -9,7 +9,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr std::size_t kMostNames = 3;
+constexpr std::size_t kMaxNames = 3;
 
 /// "3060ti" and "rtx3060": more than half of the shorter name is in the other, in one piece of at least four letters.
 bool share_core(std::string_view left, std::string_view right) {
@@ -61,7 +61,7 @@ std::vector<std::string> nearest(std::string_view wanted, const std::vector<std:
   }
   std::stable_sort(near.begin(), near.end(),
                    [](const auto& left, const auto& right) { return left.first < right.first; });
-  if (near.size() > kMostNames) near.resize(kMostNames);
+  if (near.size() > kMaxNames) near.resize(kMaxNames);
   std::vector<std::string> result;
   for (auto& [distance, name] : near) result.push_back(std::move(name));
   return result;

@@ -33,14 +33,14 @@ class CacheTable {
   }
 
  private:
-  static constexpr size_t kFirst = 64, kMost = 1 << 14;  // slots, twice as many as entries
+  static constexpr size_t kFirst = 64, kMax = 1 << 14;  // slots, twice as many as entries
   struct Slot {
     uint16_t end = 0;  ///< the entry is the one before this; 0 = there is none
     uint16_t tag = 0;
   };
   static uint16_t tag_of(uint64_t hash) { return static_cast<uint16_t>(hash >> 24); }
   void make_room() {
-    slots_.assign(slots_.size() < kMost ? slots_.size() * 2 : kMost, {});
+    slots_.assign(slots_.size() < kMax ? slots_.size() * 2 : kMax, {});
     entries_.clear();
   }
 

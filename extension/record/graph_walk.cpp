@@ -104,7 +104,7 @@ class Walk {
     context.node = state_.names.name(std::string_view(node.name()));
     Event event = state_.event(kind);
     event.context = state_.names.context(context);
-    event.op_serial = 0;
+    event.call_id = 0;
     event.node_sequence = node.sequence_nr();
     event.node_thread = ThreadNumbers::of_node(node.thread_id());
     return event;

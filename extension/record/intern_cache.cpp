@@ -7,7 +7,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostNames = 1 << 14;
+constexpr size_t kMaxNames = 1 << 14;
 
 /// Of the first and the last eight letters: names of nodes begin in their own ways, those of layers end so.
 uint64_t hash_of(std::string_view text) {
@@ -36,7 +36,7 @@ InternCache::NameEntry* InternCache::find(std::string_view text) {
 uint32_t InternCache::look_up(std::string_view text) {
   const auto known = names_.find(text);
   if (known != names_.end()) return known->second;
-  if (names_.size() >= kMostNames) names_.clear();
+  if (names_.size() >= kMaxNames) names_.clear();
   return names_.emplace(text, writer_.intern(text)).first->second;
 }
 

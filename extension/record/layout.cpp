@@ -25,7 +25,7 @@ void remember_blocks(const ThreadState& state, const allocator::SegmentInfo& seg
   event.address = segment.address;
   event.detail = reinterpret_cast<uint64_t>(segment.stream);
   event.sequence = session().writer().header().last_sequence.load(std::memory_order_relaxed);
-  event.context = event.op_serial = 0;  // who allocated it is not known
+  event.context = event.call_id = 0;  // who allocated it is not known
   event.node_sequence = kNoNode;
   event.flags = pool_flag(number_pool(segment.owner_private_pool_id));
   for (const auto& block : segment.blocks) {
@@ -41,7 +41,7 @@ void remember_blocks(const ThreadState& state, const allocator::SegmentInfo& seg
 }  // namespace
 
 uint8_t number_pool(PoolId pool) noexcept {
-  static std::atomic<uint64_t> known[kMostPools - 1] = {};
+  static std::atomic<uint64_t> known[kMaxPools - 1] = {};
   const uint64_t key = pool.first != 0 ? pool.first << 1 | 1 : pool.second << 1;  // one of the two is always 0
   if (key == 0) [[likely]]
     return 0;
@@ -50,7 +50,7 @@ uint8_t number_pool(PoolId pool) noexcept {
     if (is == 0 && known[i].compare_exchange_strong(is, key, std::memory_order_relaxed)) is = key;
     if (is == key) return static_cast<uint8_t>(i + 1);
   }
-  return kMostPools;
+  return kMaxPools;
 }
 
 void write_segment(const ThreadState& state, const allocator::SegmentInfo& segment, uint16_t flags) {

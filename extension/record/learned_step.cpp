@@ -9,10 +9,10 @@ namespace oomdiag {
 
 namespace {
 
-constexpr uint32_t kMostEventsOfStep = 1 << 18;  // of a step: 10 MiB of script, 16 MiB of notes
-constexpr uint32_t kStepsBetweenChecks = 64;     // one step in so many is watched in full again
-constexpr uint32_t kMostRepeatsNeeded = 1024;    // after many surprises
-constexpr int kMostOtherSteps = 16;  // other optimizers' steps before one of them takes over as the end of a step
+constexpr uint32_t kMaxEventsOfStep = 1 << 18;  // of a step: 10 MiB of script, 16 MiB of notes
+constexpr uint32_t kStepsBetweenChecks = 64;    // one step in so many is watched in full again
+constexpr uint32_t kMaxRepeatsNeeded = 1024;    // after many surprises
+constexpr int kMaxOtherSteps = 16;  // other optimizers' steps before one of them takes over as the end of a step
 
 constexpr uint32_t high(uint64_t both) noexcept { return static_cast<uint32_t>(both >> 32); }
 constexpr uint32_t low(uint64_t both) noexcept { return static_cast<uint32_t>(both); }
@@ -45,7 +45,7 @@ void StepLearner::remove(StepOfThread& thread) {
   std::erase(threads_, &thread);
 }
 
-void StepLearner::begin_step(StepOfThread& mine, const Moment& now, uint32_t step) noexcept {
+void StepLearner::begin_step(StepOfThread& mine, const ThreadMark& now, uint32_t step) noexcept {
   const bool steps = mine.thread_ == stepping_thread_.load(std::memory_order_relaxed);
   mine.first_node_ = steps ? first_node_.load(std::memory_order_relaxed) : now.claimed;
   mine.next_ = mine.next_note_ = 0;
@@ -88,7 +88,7 @@ uint64_t StepLearner::node_from_begin(const StepOfThread& mine, const Event& eve
 }
 
 // Two events of equal keys are the same one of two steps: the same request, of the same kind of place in the program.
-uint64_t StepLearner::key_of(const StepOfThread& mine, const Event& event, const Moment& now) const noexcept {
+uint64_t StepLearner::key_of(const StepOfThread& mine, const Event& event, const ThreadMark& now) const noexcept {
   const uint64_t mark = mix(now.mark, now.next_node - mine.first_node_);
   const uint64_t what = static_cast<uint64_t>(event.kind) | uint64_t{event.device} << 8 | uint64_t{event.flags} << 16 |
                         uint64_t{event.node_thread} << 32;
@@ -98,23 +98,23 @@ uint64_t StepLearner::key_of(const StepOfThread& mine, const Event& event, const
 
 void StepLearner::place(const StepOfThread& mine, Event& event, const Expected& like) const noexcept {
   event.context = like.context;
-  event.op_serial = like.op_serial == 0 ? 0 : like.op_serial + first_serial_.load(std::memory_order_relaxed);
+  event.call_id = like.call_id == 0 ? 0 : like.call_id + first_serial_.load(std::memory_order_relaxed);
   event.node_sequence = like.node;
   event.node_thread = like.node_thread;
   if (like.node < kNoNode) event.node_sequence += first_node_of(mine, like.node_thread);
 }
 
-void StepLearner::prepare(StepOfThread& mine, const Moment& now) {
+void StepLearner::prepare(StepOfThread& mine, const ThreadMark& now) {
   if (mode() != TrainingMode::recording || is_of_step(mine)) return;
   const uint32_t count = low(mine.progress_.load(std::memory_order_relaxed));  // of its last step
   follow_step(mine, now);
-  mine.script_.reserve(std::min(count, kMostEventsOfStep));
+  mine.script_.reserve(std::min(count, kMaxEventsOfStep));
   mine.blocks_.reserve(mine.script_.capacity());  // so that where one has room, both have
 }
 
-void StepLearner::learn(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope) noexcept {
+void StepLearner::learn(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope) noexcept {
   follow_step(mine, now);
-  const uint32_t serial = event.op_serial == 0 ? 0 : event.op_serial - first_serial_.load(std::memory_order_relaxed);
+  const uint32_t serial = event.call_id == 0 ? 0 : event.call_id - first_serial_.load(std::memory_order_relaxed);
   const uint64_t mark = is_note(event) ? 0 : mix(now.mark, now.next_node - mine.first_node_);
   uint64_t hash = mine.hash_.load(std::memory_order_relaxed);
   hash = mix(hash, static_cast<uint64_t>(event.bytes) << 8 | static_cast<uint64_t>(event.kind));
@@ -133,7 +133,7 @@ void StepLearner::learn(StepOfThread& mine, const Event& event, const Moment& no
   if (mode() != TrainingMode::recording || script_size(mine) != low(progress)) return;  // not all of it
   if (high(mine.learned_.load(std::memory_order_relaxed)) != recording) return;
   const bool has_room =
-      is_note(event) ? mine.notes_.size() < kMostEventsOfStep : mine.script_.size() < mine.script_.capacity();
+      is_note(event) ? mine.notes_.size() < kMaxEventsOfStep : mine.script_.size() < mine.script_.capacity();
   if (!has_room) return;
   if (is_note(event)) {
     record_note(mine, event);
@@ -144,13 +144,13 @@ void StepLearner::learn(StepOfThread& mine, const Event& event, const Moment& no
 }
 
 // There is room: inside the allocator nothing is allocated. Scopes do not begin there.
-void StepLearner::record(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope) {
+void StepLearner::record(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope) {
   const bool is_scope = event.kind == EventKind::scope_begin;
-  const uint32_t serial = event.op_serial == 0 ? 0 : event.op_serial - first_serial_.load(std::memory_order_relaxed);
+  const uint32_t serial = event.call_id == 0 ? 0 : event.call_id - first_serial_.load(std::memory_order_relaxed);
   mine.script_.push_back({.key = key_of(mine, event, now),
                           .node = is_scope ? mine.scopes_.size() : node_from_begin(mine, event),
                           .context = event.context,
-                          .op_serial = serial,
+                          .call_id = serial,
                           .notes_end = static_cast<uint32_t>(mine.notes_.size()),
                           .node_thread = event.node_thread});
   mine.blocks_.push_back(event.kind == EventKind::alloc ? block_key(event) : 0);
@@ -161,7 +161,7 @@ void StepLearner::record_note(StepOfThread& mine, const Event& event) {
   const uint32_t first_serial = first_serial_.load(std::memory_order_relaxed);
   Event note = event;
   note.sequence = note.time = 0;
-  if (note.op_serial != 0) note.op_serial -= first_serial;
+  if (note.call_id != 0) note.call_id -= first_serial;
   note.node_sequence = node_from_begin(mine, event);
   note.address = note.kind == EventKind::gradient ? place_of_gradient(mine, event) : runner_from_begin(mine, event);
   mine.notes_.push_back(note);
@@ -185,7 +185,7 @@ uint64_t StepLearner::place_of_gradient(StepOfThread& mine, const Event& gradien
   return found == mine.newest_.end() ? StepOfThread::kElsewhere : found->second;
 }
 
-[[gnu::hot]] bool StepLearner::repeat(StepOfThread& mine, Event& event, const Moment& now) noexcept {
+[[gnu::hot]] bool StepLearner::repeat(StepOfThread& mine, Event& event, const ThreadMark& now) noexcept {
   follow_step(mine, now);
   const Expected* like = expected(mine);
   if (like == nullptr || like->key != key_of(mine, event, now)) return false;
@@ -200,7 +200,7 @@ uint64_t StepLearner::place_of_gradient(StepOfThread& mine, const Event& gradien
   return true;
 }
 
-const LearnedScope* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name, const Moment& now) noexcept {
+const LearnedScope* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name, const ThreadMark& now) noexcept {
   follow_step(mine, now);
   const Expected* like = expected(mine);
   const Event begin{.detail = name, .kind = EventKind::scope_begin};
@@ -211,7 +211,7 @@ const LearnedScope* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name,
   return &mine.scopes_[like->node];
 }
 
-[[gnu::hot]] bool StepLearner::next_note(StepOfThread& mine, const Moment& now, Event& note) noexcept {
+[[gnu::hot]] bool StepLearner::next_note(StepOfThread& mine, const ThreadMark& now, Event& note) noexcept {
   while (note_is_due(mine, now)) {
     note = mine.notes_[mine.next_note_++];
     __builtin_prefetch(mine.notes_.data() + mine.next_note_);
@@ -225,7 +225,7 @@ const LearnedScope* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name,
     place(mine, note,
           {.node = note.node_sequence,
            .context = note.context,
-           .op_serial = note.op_serial,
+           .call_id = note.call_id,
            .node_thread = note.node_thread});
     return true;
   }
@@ -235,11 +235,11 @@ const LearnedScope* StepLearner::repeat_scope(StepOfThread& mine, uint32_t name,
 bool StepLearner::leave() noexcept {
   auto mode = TrainingMode::steady;
   if (!mode_.compare_exchange_strong(mode, TrainingMode::learning)) return false;
-  repeats_needed_.store(std::min(repeats_needed_.load() * 2, kMostRepeatsNeeded));
+  repeats_needed_.store(std::min(repeats_needed_.load() * 2, kMaxRepeatsNeeded));
   return true;
 }
 
-uint64_t StepLearner::first_unsure_node(const StepOfThread& mine, const Moment& now) const noexcept {
+uint64_t StepLearner::first_unsure_node(const StepOfThread& mine, const ThreadMark& now) const noexcept {
   return std::min(now.claimed, is_of_step(mine) ? std::max(mine.nodes_, mine.first_node_) : now.claimed);
 }
 
@@ -290,7 +290,7 @@ void StepLearner::judge_steady_step(uint64_t nodes, bool grows) {
 }
 
 bool StepLearner::meet_boundary(uint32_t context) {
-  const bool is_new = learned_.boundary == 0 || learned_.other_steps >= kMostOtherSteps;
+  const bool is_new = learned_.boundary == 0 || learned_.other_steps >= kMaxOtherSteps;
   if (is_new) learned_.boundary = context;
   learned_.other_steps = context == learned_.boundary ? 0 : learned_.other_steps + 1;
   return context == learned_.boundary;

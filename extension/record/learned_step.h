@@ -34,7 +34,7 @@ namespace oomdiag {
 enum class TrainingMode : uint8_t { learning, recording, steady };
 
 /// What is the same each time a thread comes by a place in the program, and can be read in nanoseconds.
-struct Moment {
+struct ThreadMark {
   uint64_t mark = 0;  ///< a hash of where the thread is: its Python frames, the type of the autograd node that runs
   uint64_t next_node = 0;  ///< the number that the thread's next autograd node will have
   uint64_t claimed = 0;    ///< nodes of the thread below this number have been told of
@@ -46,7 +46,7 @@ struct Expected {
   uint64_t key = 0;   ///< a hash of all that must be alike: see key_of()
   uint64_t node = 0;  ///< the node that runs, counted from the step's begin; of a scope_begin its number in the scopes
   uint32_t context = 0;
-  uint32_t op_serial = 0;  ///< counted from the step's begin; 0 outside of any op
+  uint32_t call_id = 0;    ///< counted from the step's begin; 0 outside of any op
   uint32_t notes_end = 0;  ///< so many of the step's notes come before what is expected next
   uint16_t node_thread = 0;
 };
@@ -107,26 +107,26 @@ class StepLearner {
   void remove(StepOfThread& thread);
 
   /// Makes room for what this thread will do in a step if it is to be recorded. Outside of the allocator.
-  void prepare(StepOfThread& mine, const Moment& now);
+  void prepare(StepOfThread& mine, const ThreadMark& now);
   /// Takes note of an event of a step that this thread writes while ops are watched. `scope` is kept of a scope_begin, and a
   /// gradient is looked up: those not inside the allocator.
-  void learn(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope) noexcept;
+  void learn(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope) noexcept;
 
   /// Gives an event of steady training its place, if it is the expected one. Never locks nor allocates.
-  bool repeat(StepOfThread& mine, Event& event, const Moment& now) noexcept;
+  bool repeat(StepOfThread& mine, Event& event, const ThreadMark& now) noexcept;
   /// The same for a scope that begins: the learned one, or null.
-  const LearnedScope* repeat_scope(StepOfThread& mine, uint32_t name, const Moment& now) noexcept;
+  const LearnedScope* repeat_scope(StepOfThread& mine, uint32_t name, const ThreadMark& now) noexcept;
   /// Whether a nodes_created or gradient comes next in the learned step, before the next allocation or scope.
-  bool note_is_due(StepOfThread& mine, const Moment& now) noexcept {
+  bool note_is_due(StepOfThread& mine, const ThreadMark& now) noexcept {
     follow_step(mine, now);
     return mine.next_note_ < mine.notes_due_;
   }
   /// Gives that to `note`. False if there is none.
-  bool next_note(StepOfThread& mine, const Moment& now, Event& note) noexcept;
+  bool next_note(StepOfThread& mine, const ThreadMark& now, Event& note) noexcept;
   /// Steady training is over. True for the one who ended it. Never locks nor allocates.
   bool leave() noexcept;
   /// Which op made the nodes of this thread since its last allocation is not known any more: from which number on.
-  uint64_t first_unsure_node(const StepOfThread& mine, const Moment& now) const noexcept;
+  uint64_t first_unsure_node(const StepOfThread& mine, const ThreadMark& now) const noexcept;
 
   struct End {
     uint32_t context = 0;            ///< the place
@@ -154,20 +154,20 @@ class StepLearner {
   };
 
   /// The first event of a thread in a step begins it.
-  void follow_step(StepOfThread& mine, const Moment& now) noexcept {
+  void follow_step(StepOfThread& mine, const ThreadMark& now) noexcept {
     const uint32_t step = step_.load(std::memory_order_acquire);
     if (mine.progress_.load(std::memory_order_relaxed) >> 32 != step) [[unlikely]]
       begin_step(mine, now, step);
   }
-  void begin_step(StepOfThread& mine, const Moment& now, uint32_t step) noexcept;
+  void begin_step(StepOfThread& mine, const ThreadMark& now, uint32_t step) noexcept;
   bool is_of_step(const StepOfThread& thread) const noexcept;
   uint32_t script_size(const StepOfThread& thread) const noexcept;
   const Expected* expected(const StepOfThread& mine) const noexcept;
   uint64_t first_node_of(const StepOfThread& mine, uint64_t thread) const noexcept;
   uint64_t node_from_begin(const StepOfThread& mine, const Event& event) const noexcept;
-  uint64_t key_of(const StepOfThread& mine, const Event& event, const Moment& now) const noexcept;
+  uint64_t key_of(const StepOfThread& mine, const Event& event, const ThreadMark& now) const noexcept;
   void place(const StepOfThread& mine, Event& event, const Expected& like) const noexcept;
-  void record(StepOfThread& mine, const Event& event, const Moment& now, const Context& scope);
+  void record(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope);
   void record_note(StepOfThread& mine, const Event& event);
   uint64_t runner_from_begin(const StepOfThread& mine, const Event& created) const noexcept;
   uint64_t place_of_gradient(StepOfThread& mine, const Event& gradient);

@@ -23,18 +23,18 @@ std::string form_of(std::string_view name) {
 
 }  // namespace
 
-std::string_view NumberedNames::told_as(std::string_view name) {
+std::string_view NumberedNames::canonical_name(std::string_view name) {
   const std::string form = form_of(name);
   if (form.empty()) return name;
   const std::lock_guard lock(mutex_);
   auto known = forms_.find(form);
   if (known == forms_.end()) {
-    if (forms_.size() >= kMostForms) return "#";
+    if (forms_.size() >= kMaxForms) return "#";
     known = forms_.try_emplace(form).first;
   }
   auto& names = known->second;
   if (names.contains(std::string(name))) return name;
-  if (names.size() >= kMostOfOneForm) return known->first;
+  if (names.size() >= kMaxOfOneForm) return known->first;
   names.emplace(name);
   return name;
 }

@@ -14,11 +14,11 @@ namespace oomdiag {
 /// of a model, and all others by their form, "iteration #". Any thread.
 class NumberedNames {
  public:
-  static constexpr size_t kMostOfOneForm = 128;
-  static constexpr size_t kMostForms = 4096;  ///< after them all new ones are told as "#"
+  static constexpr size_t kMaxOfOneForm = 128;
+  static constexpr size_t kMaxForms = 4096;  ///< after them all new ones are told as "#"
 
   /// What this name is told as: itself, or a text that lives as long as this. Locks where the name has digits.
-  std::string_view told_as(std::string_view name);
+  std::string_view canonical_name(std::string_view name);
 
  private:
   std::mutex mutex_;

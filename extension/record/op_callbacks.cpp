@@ -159,7 +159,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
 }
 
 std::string_view tell_path(std::string_view path) {
-  const std::string_view told = session().scope_names().told_as(path);
+  const std::string_view told = session().scope_names().canonical_name(path);
   if (told != path) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
   return told;
 }

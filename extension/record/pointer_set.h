@@ -40,7 +40,7 @@ class PointerSet {
   class Table {
    public:
     bool add(const void* pointer) noexcept {
-      for (size_t probe = 0; probe < kMostProbes; ++probe) {
+      for (size_t probe = 0; probe < kMaxProbes; ++probe) {
         std::atomic<const void*>& slot = slots_[(first_of(pointer) + probe) % slots];
         const void* const found = slot.load(std::memory_order_relaxed);
         if (found != nullptr && found != gone()) continue;
@@ -50,7 +50,7 @@ class PointerSet {
       return false;
     }
     bool remove(const void* pointer) noexcept {
-      for (size_t probe = 0; probe < kMostProbes; ++probe) {
+      for (size_t probe = 0; probe < kMaxProbes; ++probe) {
         std::atomic<const void*>& slot = slots_[(first_of(pointer) + probe) % slots];
         if (slot.load(std::memory_order_relaxed) != pointer) continue;
         slot.store(gone(), std::memory_order_relaxed);
@@ -59,7 +59,7 @@ class PointerSet {
       return false;
     }
     bool contains(const void* pointer) const noexcept {
-      for (size_t probe = 0; probe < kMostProbes; ++probe) {
+      for (size_t probe = 0; probe < kMaxProbes; ++probe) {
         const void* found = slots_[(first_of(pointer) + probe) % slots].load(std::memory_order_relaxed);
         if (found == pointer || found == nullptr) return found != nullptr;
       }
@@ -92,7 +92,7 @@ class PointerSet {
     for (size_t i = 0; i < kWords; ++i) filter_[i].store(filter[i], std::memory_order_relaxed);
   }
 
-  static constexpr size_t kFew = 128, kMost = 1 << 13, kMostProbes = 16, kWords = 8;
+  static constexpr size_t kFew = 128, kMax = 1 << 13, kMaxProbes = 16, kWords = 8;
   static uint64_t hash_of(const void* pointer) noexcept { return spread(reinterpret_cast<uint64_t>(pointer)); }
   static size_t first_of(const void* pointer) noexcept { return static_cast<size_t>(hash_of(pointer) >> 40); }
   static size_t word_of(const void* pointer) noexcept { return hash_of(pointer) >> 61; }
@@ -102,7 +102,7 @@ class PointerSet {
   /// are asked for when all of this is out of the caches.
   alignas(64) std::atomic<uint64_t> filter_[kWords] = {};
   Table<4 * kFew> few_;  ///< one page
-  Table<kMost - kFew> many_;
+  Table<kMax - kFew> many_;
   size_t count_ = 0;    ///< in few_
   size_t removed_ = 0;  ///< so far
   std::atomic<bool> are_many_ = false;

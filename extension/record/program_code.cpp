@@ -8,7 +8,7 @@ namespace oomdiag {
 namespace {
 
 // Of a program that has more of it at a time the rest is looked at each time anew.
-constexpr size_t kMostCode = 1 << 16;
+constexpr size_t kMaxCode = 1 << 16;
 
 }  // namespace
 
@@ -55,7 +55,7 @@ Code ProgramCode::meet(PythonObject code) {
   if (const KnownCode* const known = find(code)) return known->kind;
   const Code kind = classify(code);
   const uint64_t number = newest_.load(std::memory_order_relaxed) + 1;
-  if (codes_.size() >= kMostCode || !codes_.add(code, {.kind = kind, .number = number, .sources = {}})) return kind;
+  if (codes_.size() >= kMaxCode || !codes_.add(code, {.kind = kind, .number = number, .sources = {}})) return kind;
   newest_.store(number, std::memory_order_relaxed);
   if (kind == Code::module_call) module_call_.store(code, std::memory_order_relaxed);
   if (kind == Code::user) {

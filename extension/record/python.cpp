@@ -72,7 +72,7 @@ void walk_frames(const PythonApi& api, Visit visit) {
   bool more = true;
   for (int depth = 0; frame != nullptr; ++depth) {
     PythonObject code = api.frame_code(frame);
-    more = more && depth < PythonFrames::kMost && visit(frame, code);
+    more = more && depth < PythonFrames::kMax && visit(frame, code);
     api.decref(code);
     PythonObject back = more ? api.frame_back(frame) : nullptr;
     api.decref(frame);

@@ -44,7 +44,7 @@ void on_interpreter_shutdown(const InterpreterShutdown& end) noexcept;
 
 /// The Python calls of a moment in which the GIL could not be taken.
 struct PythonCalls {
-  PythonCall calls[PythonFrames::kMost];
+  PythonCall calls[PythonFrames::kMax];
   int depth = 0;
   uint64_t newest_code = 0;  ///< ProgramCode::newest() of that moment
 

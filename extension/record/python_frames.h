@@ -22,7 +22,7 @@ struct PythonCall {
 class PythonFrames {
  public:
   /// A deeper stack is a framework's: its outer calls tell nothing about an op.
-  static constexpr int kMost = 96;
+  static constexpr int kMax = 96;
 
   /// Compares the frames that run with what the C API says of them. With the GIL. From then on they can be read.
   void measure(const PythonApi& api) noexcept;
@@ -38,7 +38,7 @@ class PythonFrames {
     if (!known()) return;
     const Layout in = layout_;
     const Word* frame = current(static_cast<const Word*>(api.this_thread()));
-    for (int depth = 0; frame != nullptr && depth < kMost; ++depth) {
+    for (int depth = 0; frame != nullptr && depth < kMax; ++depth) {
       if (!visit(PythonCall{plain(frame[in.code]), frame[in.instruction], plain(frame[in.local])})) return;
       frame = reinterpret_cast<const Word*>(frame[in.previous]);
     }

@@ -23,7 +23,7 @@ size_t place_of(std::string_view name) {
 const ScopeName& ScopeNames::find(std::string_view given, NumberedNames& numbered, InternCache& names) {
   ScopeName& recent = recent_[place_of(given) % recent_.size()];
   if (recent.given == given) return recent;
-  const std::string_view told = numbered.told_as(given);
+  const std::string_view told = numbered.canonical_name(given);
   recent = {.given = std::string(given),
             .told = std::string(told),
             .id = names.name(told),

@@ -19,7 +19,6 @@
 #include "extension/cupti/collector.h"
 #include "extension/environment.h"
 #include "extension/interpreter_shutdown.h"
-#include "extension/leave_word.h"
 #include "extension/python_build.h"
 #include "extension/record/allocator_hooks.h"
 #include "extension/record/control.h"
@@ -35,6 +34,7 @@
 #include "extension/record/waiting.h"
 #include "extension/record/work_meter.h"
 #include "extension/torch_version.h"
+#include "extension/write_status.h"
 #include "profiler/error.h"
 
 namespace oomdiag {
@@ -50,13 +50,13 @@ std::mutex beginning;  // one thread begins, stops or goes on at a time
 bool is_retired = false;
 
 // Leaked: a thread may ask for it while static objects are destroyed.
-RecordingWish& wish() {
-  static auto* const instance = new RecordingWish;
+RecordingOptions& wish() {
+  static auto* const instance = new RecordingOptions;
   return *instance;
 }
 
 void say(const char* what) noexcept try {
-  leave_word(std::string("recording could not begin: ") + what);
+  write_status(std::string("recording could not begin: ") + what);
   std::fprintf(stderr, "oomdiag: warning: not recording: %s; the program runs on\n", what);
 } catch (...) {
 }
@@ -204,7 +204,7 @@ void begin(uint32_t steps_before) {
   }
 }
 
-void go_on() {
+void resume() {
   Session& session = *the_session;
   if (!session.writer().on()) throw Error(ErrorKind::environment, "recording had failed and cannot go on");
   thread_state().nodes.claim_up_to(at::sequence_number::peek());  // nodes made meanwhile have no op that we saw
@@ -264,7 +264,7 @@ void poll() noexcept {
   stage.store(Stage::settled, std::memory_order_release);
 }
 
-void begin_late(uint32_t steps_before) noexcept try { begin(steps_before); } catch (const std::exception& error) {
+void start_at_step(uint32_t steps_before) noexcept try { begin(steps_before); } catch (const std::exception& error) {
   say(error.what());
 }
 
@@ -279,7 +279,7 @@ std::filesystem::path start_recording(const std::filesystem::path& folder) {
   check_not_forked();
   if (the_session != nullptr) {
     const std::lock_guard lock(beginning);
-    if (!is_recording.load()) go_on();
+    if (!is_recording.load()) resume();
     return the_session->trace();
   }
   wish() = {.folder = choose_folder(folder), .attach_at_step = 1};

@@ -83,7 +83,7 @@ inline bool recording() noexcept { return is_recording.load(std::memory_order_ac
 inline Session& session() noexcept { return *the_session; }
 
 /// What a recording is asked for, from the environment or from the program itself.
-struct RecordingWish {
+struct RecordingOptions {
   std::filesystem::path folder;  ///< run folder: OOMDIAG_OUTPUT; empty = nobody wants a recording yet
   int attach_at_step = 1;        ///< OOMDIAG_ATTACH_AT_STEP: the optimizer step to begin with, from 1
 };
@@ -94,7 +94,7 @@ void poll() noexcept;
 /// True when polling has nothing more to wait for: recording began, it waits for its step, or it failed for good.
 bool settled() noexcept;
 /// The step that was to be attached at has come: starts to record. `steps_before` optimizer steps are over.
-void begin_late(uint32_t steps_before) noexcept;
+void start_at_step(uint32_t steps_before) noexcept;
 
 /// Starts to record into `folder` (made if need be; empty: the one that was asked for before, else ./oomdiag-<pid>), as soon
 /// as CUDA is used, or goes on after a stop. Says where the trace goes. Does nothing while recording. Throws Error.

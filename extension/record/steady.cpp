@@ -20,17 +20,17 @@ namespace {
 
 // Two places that differ in nothing of this are one to us: the Python calls that run, with the modules that they are of, the
 // kind of autograd node, and how many nodes the step has made.
-[[gnu::hot]] Moment look(const ThreadState& state, const torch::autograd::Node* node) noexcept {
+[[gnu::hot]] ThreadMark look(const ThreadState& state, const torch::autograd::Node* node) noexcept {
   uint64_t type = 0;
   if (node != nullptr)
     std::memcpy(&type, node, sizeof type);  // its table of virtual functions: one read instead of three
   return {
       .mark = mark_of_python_calls() ^ type, .next_node = at::sequence_number::peek(), .claimed = state.nodes.next()};
 }
-Moment look(const ThreadState& state) noexcept { return look(state, torch::autograd::get_current_node().get()); }
+ThreadMark look(const ThreadState& state) noexcept { return look(state, torch::autograd::get_current_node().get()); }
 
 /// For what needs no mark.
-Moment count(const ThreadState& state) noexcept {
+ThreadMark count(const ThreadState& state) noexcept {
   return {.mark = 0, .next_node = at::sequence_number::peek(), .claimed = state.nodes.next()};
 }
 
@@ -51,14 +51,14 @@ void write_nodes(ThreadState& state, Event event, uint64_t first, uint64_t end) 
 
 // Which op made the nodes since the last allocation is not known: that much is said of them.
 void disown_nodes(ThreadState& state) noexcept {
-  const Moment now = count(state);
+  const ThreadMark now = count(state);
   const uint64_t sure = session().learner().first_unsure_node(state.training, now);
   state.nodes.claim_up_to(now.next_node);
   write_nodes(state, state.event(EventKind::nodes_created), sure, now.next_node);
 }
 
 /// Writes the nodes_created and gradients that follow in the learned step, up to the next allocation, read or scope.
-[[gnu::hot]] void repeat_notes(ThreadState& state, Moment& now, uint64_t time) noexcept {
+[[gnu::hot]] void repeat_notes(ThreadState& state, ThreadMark& now, uint64_t time) noexcept {
   StepLearner& learner = session().learner();
   if (!learner.note_is_due(state.training, now)) return;
   for (Event note; learner.next_note(state.training, now, note);) {
@@ -130,7 +130,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
   place_in_backward(event, node.get());
   note_backward_of_steady_step(now, event);
   if (state != nullptr) {
-    Moment moment = look(*state, node.get());
+    ThreadMark moment = look(*state, node.get());
     repeat_notes(*state, moment, event.time);
     if (now.learner().repeat(state->training, event, moment)) {
       now.writer().write(event);
@@ -146,7 +146,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
   }
   event.thread = state->thread;
   // A refused request has none: whether the op fails by it is not seen.
-  if (event.op_serial == 0 && event.kind == EventKind::alloc) event.op_serial = now.next_serial();
+  if (event.call_id == 0 && event.kind == EventKind::alloc) event.call_id = now.next_serial();
   learn(*state, event);
   now.writer().write(event);
   state->divergence.note(*state, event);
@@ -154,7 +154,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
 }
 
 const LearnedScope* repeat_scope(ThreadState& state, uint32_t name) {
-  Moment moment = look(state);
+  ThreadMark moment = look(state);
   repeat_notes(state, moment, read_ticks());
   const LearnedScope* const scope = session().learner().repeat_scope(state.training, name, moment);
   if (scope == nullptr) leave_steady_training(&state);
@@ -164,7 +164,7 @@ const LearnedScope* repeat_scope(ThreadState& state, uint32_t name) {
 void StepDivergence::note(ThreadState& state, const Event& event) noexcept {
   written_ = event.sequence == 0 ? nullptr : session().writer().last_written();
   sequence_ = event.sequence;
-  call_id_ = event.op_serial;
+  call_id_ = event.call_id;
   is_open_ = false;
   mark_ = mark_of_python_calls();
   const uint64_t next = at::sequence_number::peek();
@@ -193,7 +193,7 @@ std::string StepDivergence::name_of_node() const {
 void StepDivergence::claim_nodes(ThreadState& state, uint32_t context) const noexcept {
   Event event = state.event(EventKind::nodes_created);
   event.context = context;
-  event.op_serial = call_id_;
+  event.call_id = call_id_;
   state.nodes.claim_up_to(at::sequence_number::peek());
   write_nodes(state, event, first_node_, state.nodes.next());
 }

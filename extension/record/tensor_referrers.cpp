@@ -136,7 +136,7 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const c10::TensorImpl* tensor = tensors_.find(reached_[index].object);
   Event event = thread_state().event(EventKind::referrer);
   if (tensor == nullptr || !locate_storage(*tensor, event)) return;
-  event.op_serial = count_nodes(grad_fn_of(*tensor));
+  event.call_id = count_nodes(grad_fn_of(*tensor));
   event.detail = thread_state().names.name(std::string_view(name_of(index)));
   session().writer().write(event);
   ++written_;

@@ -12,7 +12,7 @@ uint16_t ThreadNumbers::take(uint64_t id) {
   return number;
 }
 
-void ThreadNumbers::give_back(uint16_t number) {
+void ThreadNumbers::release(uint16_t number) {
   const std::lock_guard lock(mutex_);
   taken_[number] = false;
 }

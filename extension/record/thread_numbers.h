@@ -22,7 +22,7 @@ class ThreadNumbers {
 
   /// A number for a writing thread: PyTorch's own where it fits and is free. Any thread.
   uint16_t take(uint64_t id);
-  void give_back(uint16_t number);
+  void release(uint16_t number);
 
  private:
   std::mutex mutex_;

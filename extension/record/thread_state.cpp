@@ -18,7 +18,7 @@ struct StateOwner {
   ~StateOwner() {
     if (state == nullptr || in_forked_child()) return;
     the_session->learner().remove(state->training);
-    the_session->thread_numbers().give_back(state->thread);
+    the_session->thread_numbers().release(state->thread);
     delete state;
     state = nullptr;
   }
@@ -51,7 +51,7 @@ Event ThreadState::event(EventKind kind, uint64_t time) const noexcept {
   event.kind = kind;
   const WorkPlace& now = place.now();
   event.context = now.context_id;
-  event.op_serial = now.call_id;
+  event.call_id = now.call_id;
   event.node_sequence = now.node_sequence;
   event.node_thread = now.node_thread;
   event.thread = thread;

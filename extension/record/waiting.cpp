@@ -35,7 +35,7 @@ void count_at_end(const at::RecordFunction& scope, at::ObserverContext*) {
   if (std::strncmp(scope.name(), kStep, sizeof kStep - 1) != 0) return;
   if (steps_seen.fetch_add(1) + 2 != first_step) return;  // this one ended, the next begins
   stop_waiting();
-  begin_late(static_cast<uint32_t>(first_step - 1));
+  start_at_step(static_cast<uint32_t>(first_step - 1));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 using Sums = std::map<std::string, DiffRow>;
 
-constexpr size_t kMostRows = 20;
+constexpr size_t kMaxRows = 20;
 constexpr double kReservedNoise = 0.015;  // between address layouts of one program; see snapshot/compare.h
 
 std::string file_of(const std::string& line) { return line.substr(0, line.rfind(':')); }
@@ -30,7 +30,7 @@ std::string as_it_is(const std::string& name) { return name; }
 
 // The last entry of a list that was cut off sums up the rest.
 bool is_cut_off(const std::vector<OwnedBytes>& list) {
-  return list.size() == kMostOwned && list.back().name == "others";
+  return list.size() == kMaxOwned && list.back().name == "others";
 }
 
 std::span<const OwnedBytes> listed(const std::vector<OwnedBytes>& list) {
@@ -111,7 +111,7 @@ std::vector<DiffRow> changes(const Sums& sums, int64_t least) {
 }
 
 std::vector<DiffRow> first_of(std::vector<DiffRow> rows) {
-  if (rows.size() > kMostRows) rows.resize(kMostRows);
+  if (rows.size() > kMaxRows) rows.resize(kMaxRows);
   return rows;
 }
 

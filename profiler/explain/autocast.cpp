@@ -61,10 +61,10 @@ bool raises(std::string_view op) {
 bool is_addition(std::string_view op) { return op == "aten::add" || op == "aten::add_" || op == "aten::sub"; }
 
 // Types that autocast does not touch; a block whose type is not known is taken for float32.
-bool is_float32(const BlockLife& block) { return block.shape.empty() || block.shape.ends_with("float32"); }
+bool is_float32(const StepAllocation& block) { return block.shape.empty() || block.shape.ends_with("float32"); }
 
 // What a reduction keeps between its blocks of threads is float32 whatever goes in.
-bool is_partial_sum(const BlockLife& block) {
+bool is_partial_sum(const StepAllocation& block) {
   return block.category == Category::temporary && block.made.inner == "aten::sum";
 }
 
@@ -76,10 +76,10 @@ ForwardPlace place_of(const Where& where) { return {where.op, where.module, wher
 /// Goes through the step and halves what would be bfloat16.
 class Caster {
  public:
-  Caster(Lives blocks, bool whole)
+  Caster(Allocations blocks, bool whole)
       : blocks_(std::move(blocks)), last_backward_(find_last_backward(blocks_)), whole_(whole) {}
 
-  Lives cast() {
+  Allocations cast() {
     const size_t count = blocks_.size();
     for (size_t b = 0; b < count; ++b) {
       if (blocks_[b].phase == Phase::forward && blocks_[b].is_of_step()) cast_forward(b);
@@ -94,7 +94,7 @@ class Caster {
 
  private:
   void cast_forward(size_t b) {
-    BlockLife& block = blocks_[b];
+    StepAllocation& block = blocks_[b];
     if (block.category == Category::input) return;
     const std::string_view op = block.made.op;
     if (lowers(op)) {
@@ -112,7 +112,7 @@ class Caster {
     if (is_float32(block) && (stream_is_low_ || only_cast || !whole_)) block.bytes /= 2;
   }
 
-  void cast_backward(BlockLife& block) {
+  void cast_backward(StepAllocation& block) {
     if (block.category == Category::gradient || block.category == Category::parameter) return;
     const auto low = low_.find(place_of(block.made));
     const bool in_float32 = block.freed_by_accumulate || block.category == Category::workspace || is_partial_sum(block);
@@ -124,30 +124,31 @@ class Caster {
   void copy_argument(size_t b) {
     if (!is_float32(blocks_[b]) || blocks_[b].category == Category::activation) return;
     if (std::none_of(blocks_[b].saved_by.begin(), blocks_[b].saved_by.end(), is_low_saver)) return;
-    BlockLife copy = blocks_[b];
+    StepAllocation copy = blocks_[b];
     copy.bytes /= 2;
     copy.born = std::max<uint32_t>(1, copy.born);
-    copy.died = last_backward_ == 0 ? BlockLife::kNever : last_backward_;
+    copy.died = last_backward_ == 0 ? StepAllocation::kNever : last_backward_;
     copy.category = Category::activation;
     blocks_.push_back(copy);
   }
 
-  Lives blocks_;
+  Allocations blocks_;
   const uint32_t last_backward_;
   const bool whole_;
   std::map<ForwardPlace, bool> low_;  ///< by place of the forward op
   bool stream_is_low_ = false, residual_is_low_ = true, begun_ = false, any_ = false;
 };
 
-bool is_under_autocast(const Lives& blocks) {
-  return std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) { return !block.made.autocast.empty(); });
+bool is_under_autocast(const Allocations& blocks) {
+  return std::any_of(blocks.begin(), blocks.end(),
+                     [](const StepAllocation& block) { return !block.made.autocast.empty(); });
 }
 
 /// Not where autocast is on already, nor where the model is of another type.
 std::optional<ModifiedStep> use_autocast(const StepModel& model, const char* type, const char* backward) {
   if (is_under_autocast(model.blocks) || !is_mostly_float32(model.blocks)) return {};
   Caster caster(model.blocks, model.whole);
-  Lives blocks = caster.cast();
+  Allocations blocks = caster.cast();
   if (!caster.any()) return {};
   std::vector<std::string> lines{std::string("with torch.autocast(\"cuda\", ") + type + "):"};
   if (may_train(model)) {

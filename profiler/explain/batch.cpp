@@ -18,32 +18,32 @@ int64_t at(const std::array<int64_t, kCategoryCount>& sums, Category category) {
 
 int64_t scaled(int64_t bytes, int64_t numerator, int64_t denominator) {
   const double result = static_cast<double>(bytes) * static_cast<double>(numerator) / static_cast<double>(denominator);
-  return result < static_cast<double>(kMostBytes) ? static_cast<int64_t>(result) : kMostBytes;
+  return result < static_cast<double>(kMaxBytes) ? static_cast<int64_t>(result) : kMaxBytes;
 }
 
 }  // namespace
 
-BatchModel model_batch(const Moment& moment, int64_t requested_bytes, int64_t batch, int64_t available_bytes) {
-  const auto sums = sum_categories(moment);
+BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_t batch, int64_t available_bytes) {
+  const auto sums = sum_categories(state);
   BatchModel model{.batch = batch};
   model.scaling_bytes = at(sums, Category::activation) + at(sums, Category::input) + at(sums, Category::output) +
                         at(sums, Category::activation_gradient) + at(sums, Category::temporary) + requested_bytes;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     const bool follows = block.category == Category::workspace && workspace_follows_batch(block.made);
     model.scaling_bytes += follows ? block.bytes : 0;
   }
-  model.fixed_bytes = moment.allocated_bytes + requested_bytes - model.scaling_bytes;
+  model.fixed_bytes = state.allocated_bytes + requested_bytes - model.scaling_bytes;
   const int64_t left = available_bytes - model.fixed_bytes;
   if (left > 0 && model.scaling_bytes > 0) model.largest_batch = scaled(batch, left, model.scaling_bytes);
   if (requested_bytes > 0) model.largest_batch = std::min(model.largest_batch, batch - 1);
   return model;
 }
 
-std::optional<int64_t> find_batch(const Moment& moment) {
+std::optional<int64_t> find_batch(const MemoryState& state) {
   constexpr int64_t kLeast = 2;
   std::map<int64_t, int64_t> bytes_by_first_size;
   int64_t all = 0;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
     const bool counts = block.category == Category::activation || block.category == Category::input;
     if (!counts || block.pending_free || shape.size() < 2) continue;  // of one size are biases and counts

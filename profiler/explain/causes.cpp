@@ -81,9 +81,9 @@ int64_t missing_of_driver(const FailureFacts& f) { return std::max<int64_t>(0, f
 
 // ": libnccl.so.2 2.00 GiB, process 4711 python 0.50 GiB"
 std::string largest_owners(Foreign owners) {
-  constexpr size_t kMost = 3;
+  constexpr size_t kMax = 3;
   std::string text;
-  for (size_t i = 0; i < owners.size() && i < kMost; ++i) {
+  for (size_t i = 0; i < owners.size() && i < kMax; ++i) {
     text += fmt::format("{}{} {}", i == 0 ? ": " : ", ", owners[i].owner, with_unit(owners[i].bytes));
   }
   return text;

@@ -25,10 +25,11 @@ namespace oomdiag {
 namespace {
 
 struct Segment {
-  uint32_t backward = BlockLife::kNever;  ///< where its first node allocates
-  uint32_t first = BlockLife::kNever;     ///< where its first saved tensor is made
-  size_t interior = 0;                    ///< blocks that only it saves
-  int64_t saved_bytes = 0;                ///< by it, also what others save too
+  uint32_t backward = StepAllocation::kNever;  ///< where its first node allocates
+  uint32_t first = StepAllocation::kNever;     ///< where its first saved tensor is made
+  size_t interior = 0;                         ///< blocks that only it saves
+  bool has_modules = false;                    ///< inside of it
+  int64_t saved_bytes = 0;                     ///< by it, also what others save too
 };
 
 // "h.2" comes before "h.10".
@@ -72,45 +73,47 @@ std::string_view cut_path(std::string_view path, size_t levels) {
   return {};
 }
 
-bool is_saved_outside(const BlockLife& block, std::string_view segment) {
+bool is_saved_outside(const StepAllocation& block, std::string_view segment) {
   return std::any_of(block.saved_by.begin(), block.saved_by.end(),
                      [&](const Where& saver) { return !is_inside(saver.module, segment); });
 }
 
-bool is_saved_inside(const BlockLife& block, std::string_view segment) {
+bool is_saved_inside(const StepAllocation& block, std::string_view segment) {
   return std::any_of(block.saved_by.begin(), block.saved_by.end(),
                      [&](const Where& saver) { return is_inside(saver.module, segment); });
 }
 
 // Python's outermost module is known by its class. To run the whole model again in backward saves nothing: all that it keeps
 // is there at once again.
-bool is_whole_model(const BlockLife& block) {
+bool is_whole_model(const StepAllocation& block) {
   const std::string_view module = block.made.module;
   return !module.empty() && module.front() >= 'A' && module.front() <= 'Z' && module.find('.') == module.npos &&
          block.made.source.find(".py:") != std::string_view::npos;
 }
 
-bool is_of_forward(const BlockLife& block) { return block.phase == Phase::forward && block.is_of_step(); }
+bool is_of_forward(const StepAllocation& block) { return block.phase == Phase::forward && block.is_of_step(); }
 
-bool is_saved_in_forward(const BlockLife& block) {
+bool is_saved_in_forward(const StepAllocation& block) {
   return block.category == Category::activation && is_of_forward(block);
 }
 
 using Segments = std::map<std::string_view, Segment, InNaturalOrder>;
 
-Segments find_segments(const Lives& blocks, size_t levels) {
+Segments find_segments(const Allocations& blocks, size_t levels) {
   Segments segments;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     const std::string_view path = cut_path(block.made.module, levels);
     if (path.empty() || is_whole_model(block)) continue;
     Segment& segment = segments[path];
+    segment.has_modules |= block.made.module.size() > path.size();
     if (block.phase == Phase::backward && block.is_of_step()) segment.backward = std::min(segment.backward, block.born);
     if (!is_saved_in_forward(block)) continue;
     segment.first = std::min(segment.first, block.born);
     if (!is_saved_outside(block, path)) ++segment.interior;
     if (is_saved_inside(block, path) || !is_saved_outside(block, path)) segment.saved_bytes += block.bytes;
   }
-  std::erase_if(segments, [](const auto& one) { return one.second.interior < 2; });
+  // A layer that saves one tensor for itself would have to save its input in the place of it.
+  std::erase_if(segments, [](const auto& one) { return one.second.interior < (one.second.has_modules ? 1 : 2); });
   return segments;
 }
 
@@ -119,7 +122,7 @@ Segments find_segments(const Lives& blocks, size_t levels) {
 //
 //   made     a | segment 1 | b | segment 2 | c      forward_end
 //   lives    to 4            to 2            to 0   plus this; segments 2 and 1 are made again at 0 and at 2
-void begin_backward(Lives& blocks, Segments& segments, uint32_t forward_end) {
+void begin_backward(Allocations& blocks, Segments& segments, uint32_t forward_end) {
   std::vector<Segment*> in_order;
   for (auto& [path, segment] : segments) in_order.push_back(&segment);
   std::sort(in_order.begin(), in_order.end(), [](const Segment* a, const Segment* b) { return a->first < b->first; });
@@ -129,21 +132,21 @@ void begin_backward(Lives& blocks, Segments& segments, uint32_t forward_end) {
     return forward_end + 2 * static_cast<uint32_t>(in_order.end() - after);
   };
   for (Segment* segment : in_order) segment->backward = reached(segment->first);
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_of_forward(block) && block.died > forward_end) block.died = reached(block.born);
   }
 }
 
 // `ends_known`: where what is made again goes. Where backward was cut short nothing tells, and it is left out.
-Lives checkpoint(Lives blocks, const Segments& segments, size_t levels, bool ends_known) {
+Allocations checkpoint(Allocations blocks, const Segments& segments, size_t levels, bool ends_known) {
   const uint32_t last_backward = find_last_backward(blocks);
-  Lives again;
-  for (BlockLife& block : blocks) {
+  Allocations again;
+  for (StepAllocation& block : blocks) {
     const auto segment = segments.find(cut_path(block.made.module, levels));
     if (segment == segments.end() || !is_saved_in_forward(block)) continue;
     const bool border = is_saved_outside(block, segment->first);
     if (border && !is_saved_inside(block, segment->first)) continue;
-    if (segment->second.backward != BlockLife::kNever && ends_known) {
+    if (segment->second.backward != StepAllocation::kNever && ends_known) {
       again.push_back(block);
       again.back().born = std::max(segment->second.backward, block.born + 1);
       if (again.back().died <= again.back().born) again.back().died = again.back().born + 1;
@@ -200,21 +203,21 @@ std::vector<std::string> in_python(const Segments& segments) {
 }
 
 // A function, as its names are its own: a loop at the top would overwrite a variable of the program.
-std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
-  constexpr size_t kMostInOneLine = 80;
+std::vector<std::string> how_of(const Allocations& blocks, const Segments& segments) {
+  constexpr size_t kMaxInOneLine = 80;
   std::vector<std::string> lines{"import functools, torch.utils.checkpoint", "def checkpoint_forward(*modules):",
                                  "    for module in modules:", "        module.forward = functools.partial(",
                                  "            torch.utils.checkpoint.checkpoint, module.forward, use_reentrant=False)"};
   const std::vector<std::string> words = in_python(segments);
   const std::string call = fmt::format("checkpoint_forward({})", fmt::join(words, ", "));
-  if (call.size() <= kMostInOneLine) {
+  if (call.size() <= kMaxInOneLine) {
     lines.push_back(call);
   } else {
     lines.emplace_back("checkpoint_forward(");
     for (const std::string& word : words) lines.push_back("    " + word + ",");
     lines.emplace_back(")");
   }
-  const bool has_trainer = std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+  const bool has_trainer = std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
     return block.made.inner_source.find("transformers/") != std::string_view::npos;
   });
   if (has_trainer) lines.emplace_back("# or, of transformers: model.gradient_checkpointing_enable()");
@@ -223,9 +226,9 @@ std::vector<std::string> how_of(const Lives& blocks, const Segments& segments) {
 
 }  // namespace
 
-std::string name_layers(const Lives& blocks) {
+std::string name_layers(const Allocations& blocks) {
   std::map<std::string_view, int64_t> made;  // bytes by list of modules
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     const std::string_view path = cut_path(block.made.module, 1);
     const std::string_view parent = parent_of(path);
     const bool numbered = !parent.empty() && is_number(path.substr(parent.size() + 1));
@@ -235,7 +238,7 @@ std::string name_layers(const Lives& blocks) {
   return most == made.end() ? "model.layers" : as_python(most->first);
 }
 
-/// Tries the modules at each depth of the tree, all that save two tensors or more for themselves alone, and takes the
+/// Tries the modules at each depth of the tree, all that save something for themselves alone, and takes the
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
   constexpr size_t kDeepest = 5;
@@ -245,9 +248,10 @@ std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
   for (size_t levels = 1; levels <= kDeepest; ++levels) {
     Segments segments = find_segments(model.blocks, levels);
     if (segments.empty()) continue;
-    Lives blocks = model.blocks;
-    const bool backward_seen = std::any_of(segments.begin(), segments.end(),
-                                           [](const auto& one) { return one.second.backward != BlockLife::kNever; });
+    Allocations blocks = model.blocks;
+    const bool backward_seen = std::any_of(segments.begin(), segments.end(), [](const auto& one) {
+      return one.second.backward != StepAllocation::kNever;
+    });
     if (!model.whole && !backward_seen) begin_backward(blocks, segments, model.forward_end);
     blocks = checkpoint(std::move(blocks), segments, levels, model.whole || !backward_seen);
     const int64_t peak = find_peak(blocks);

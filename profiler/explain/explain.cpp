@@ -14,19 +14,19 @@
 
 namespace oomdiag {
 
-std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment) {
+std::array<int64_t, kCategoryCount> sum_categories(const MemoryState& state) {
   std::array<int64_t, kCategoryCount> sums{};
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (!block.pending_free) sums[static_cast<size_t>(block.category)] += block.bytes;
   }
   return sums;
 }
 
-Cause find_cause(const FailureFacts& facts, const Moment& moment) {
+Cause find_cause(const FailureFacts& facts, const MemoryState& state) {
   const CauseRow& row = decide_cause(facts);
   Cause cause{.kind = row.kind, .because = row.because, .short_by_bytes = row.short_by(facts), .facts = facts};
-  if (row.kind == CauseKind::non_pytorch) cause.holders = list_foreign_owners(moment);
-  if (facts.is_enough_if_packed()) cause.pinned = find_pinned_holes(moment, 5);
+  if (row.kind == CauseKind::non_pytorch) cause.holders = list_foreign_owners(state);
+  if (facts.is_enough_if_packed()) cause.pinned = find_pinned_holes(state, 5);
   return cause;
 }
 
@@ -34,25 +34,25 @@ namespace {
 
 /// The step that fixes are tried on, and what is known of it.
 struct Described {
-  StepLives lives{};
+  StepAllocations step_allocations{};
   bool whole = true;
   uint32_t forward_end = 0;  ///< of a step that is not whole
   StepNeed need{};
 };
 
 Described describe_step(const DeviceHistory& device) {
-  if (!device.failure) return {.lives = device.lives};
-  if (is_like(device.lives, device.complete)) {
-    StepLives step = run_on(device.lives, device.complete);
+  if (!device.failure) return {.step_allocations = device.step_allocations};
+  if (is_like(device.step_allocations, device.complete)) {
+    StepAllocations step = run_on(device.step_allocations, device.complete);
     const int64_t peak = find_peak(step.blocks);
-    return {.lives = std::move(step), .need = {.bytes = peak, .whole = true}};
+    return {.step_allocations = std::move(step), .need = {.bytes = peak, .whole = true}};
   }
-  if (device.lives.step == 0) return {.whole = false};
-  KnownRest rest = add_known_rest(device.lives, device.moment);
-  const int64_t peak = find_peak(rest.lives.blocks);
-  const int64_t now = device.moment.allocated_bytes + device.failure->requested_bytes;
+  if (device.step_allocations.step == 0) return {.whole = false};
+  KnownRest rest = add_known_rest(device.step_allocations, device.state);
+  const int64_t peak = find_peak(rest.step_allocations.blocks);
+  const int64_t now = device.state.allocated_bytes + device.failure->requested_bytes;
   const bool has_state_to_come = rest.state_bytes > 0 && device.failure->phase != Phase::optimizer;
-  return {.lives = std::move(rest.lives),
+  return {.step_allocations = std::move(rest.step_allocations),
           .whole = false,
           .forward_end = rest.forward_end,
           .need = {.bytes = peak,
@@ -61,9 +61,9 @@ Described describe_step(const DeviceHistory& device) {
 }
 
 // "AdamW" of "AdamW, group 1": the one with most parameters.
-std::string_view find_optimizer(const Moment& moment) {
+std::string_view find_optimizer(const MemoryState& state) {
   std::map<std::string_view, int64_t> bytes;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (block.category != Category::parameter || block.group.empty()) continue;
     bytes[block.group.substr(0, block.group.find_first_of(", "))] += block.bytes;
   }
@@ -78,7 +78,7 @@ std::string_view name_framework(const DeviceHistory& device) {
     const std::string_view named = find_framework(device.failure->stack);
     if (!named.empty()) return named;
   }
-  for (const LiveBlock& block : device.moment.blocks) {
+  for (const LiveBlock& block : device.state.blocks) {
     const std::string_view named = find_framework(block.made.inner_source);
     if (!named.empty()) return named;
   }
@@ -89,10 +89,10 @@ std::string_view name_framework(const DeviceHistory& device) {
 std::optional<BatchModel> describe_batch(const DeviceHistory& device, const StepModel& step) {
   const bool failed = device.failure || has_caught(device);
   const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
-  const std::optional<int64_t> batch = step.batch || failed ? step.batch : find_batch(device.moment);
+  const std::optional<int64_t> batch = step.batch || failed ? step.batch : find_batch(device.state);
   if (!batch || *batch <= 0) return std::nullopt;
   const int64_t available = step.available_bytes - step.private_pool_cached_bytes;
-  BatchModel model = model_batch(device.moment, requested, *batch, available);
+  BatchModel model = model_batch(device.state, requested, *batch, available);
   model.inferred = !step.batch;
   if (step.leaks) {
     model.largest_batch = 0;  // none fits for good
@@ -121,9 +121,9 @@ bool has_caught(const DeviceHistory& device) {
   return std::ranges::find(device.refusals, Outcome::caught, &OutOfMemory::outcome) != device.refusals.end();
 }
 
-int64_t private_pool_cached_bytes(const Moment& moment, uint8_t asked) {
+int64_t private_pool_cached_bytes(const MemoryState& state, uint8_t asked) {
   int64_t bytes = 0;
-  for (const SegmentLayout& segment : moment.segments) {
+  for (const SegmentLayout& segment : state.segments) {
     if (segment.pool != 0 && segment.pool != asked) bytes += segment.bytes - segment.used_bytes;
   }
   return bytes;
@@ -132,10 +132,10 @@ int64_t private_pool_cached_bytes(const Moment& moment, uint8_t asked) {
 Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const AllocatorSettings& settings = inputs.settings;
   const Device& card = inputs.device;
-  const Moment& moment = device.moment;
+  const MemoryState& state = device.state;
   const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
-  const int64_t room = card.total_bytes - moment.outside_bytes;
-  const int64_t private_pools = private_pool_cached_bytes(moment, device.failure ? device.failure->pool : uint8_t{0});
+  const int64_t room = card.total_bytes - state.outside_bytes;
+  const int64_t private_pools = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0});
   Described step = describe_step(device);
   Findings findings;
   findings.growths = find_growth(device.curves);
@@ -144,25 +144,25 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
     FailureFacts facts = collect_facts(device, settings, card, findings.growths, step.need);
     facts.total_is_known = inputs.total_is_known;
     facts.imbalance = inputs.imbalance;
-    findings.cause = find_cause(facts, moment);
+    findings.cause = find_cause(facts, state);
   }
-  findings.packing = measure_packing(moment, card.total_bytes);
-  findings.required_bytes = moment.outside_bytes + findings.packing.pack_bytes;
+  findings.packing = measure_packing(state, card.total_bytes);
+  findings.required_bytes = state.outside_bytes + findings.packing.pack_bytes;
   if (device.failure) findings.required_bytes += segment_size(refused, settings) + private_pools;
-  findings.required_bytes = std::max(findings.required_bytes, moment.outside_bytes + step.need.most());
-  findings.owners = list_owners(moment);
-  findings.largest = follow_largest(moment);
+  findings.required_bytes = std::max(findings.required_bytes, state.outside_bytes + step.need.most());
+  findings.owners = list_owners(state);
+  findings.largest = follow_largest(state);
   findings.headroom_bytes =
-      std::max<int64_t>(0, room - private_pools - moment.allocated_bytes - moment.pending_free_bytes);
+      std::max<int64_t>(0, room - private_pools - state.allocated_bytes - state.pending_free_bytes);
   findings.out_of_memory_near_step = find_step_of_failure(device, findings);
   const bool is_fragmented = findings.cause && findings.cause->kind == CauseKind::fragmentation;
   const StepModel model{
-      .blocks = std::move(step.lives.blocks),
+      .blocks = std::move(step.step_allocations.blocks),
       .whole = step.whole,
       .forward_end = step.forward_end,
       .peak_bytes = !device.failure       ? device.peak.allocated_bytes
                     : step.need.bytes > 0 ? step.need.bytes
-                                          : moment.allocated_bytes + refused,
+                                          : state.allocated_bytes + refused,
       .available_bytes = room,
       .private_pool_cached_bytes = private_pools,
       .is_fragmented = is_fragmented,
@@ -173,10 +173,10 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .growing_place = growing_place(findings.growths),
       .leaks = findings.cause ? findings.cause->kind == CauseKind::leak : findings.out_of_memory_near_step.has_value(),
       .has_backward = device.attribution.backward_bytes > 0,
-      .only_infers = device.attribution.backward_bytes == 0 && (step.whole || device.moment.step > 1),
+      .only_infers = device.attribution.backward_bytes == 0 && (step.whole || device.state.step > 1),
       .settings = settings,
       .compute_major = card.compute_major,
-      .optimizer = find_optimizer(moment),
+      .optimizer = find_optimizer(state),
       .framework = name_framework(device),
       .sharded = device.sharded};
   findings.batch = describe_batch(device, model);

@@ -9,7 +9,7 @@
 namespace oomdiag {
 
 /// Bytes of each category in `moment`, indexed by Category.
-std::array<int64_t, kCategoryCount> sum_categories(const Moment& moment);
+std::array<int64_t, kCategoryCount> sum_categories(const MemoryState& state);
 
 /// What is known of a run besides its events.
 struct ExplainInputs {
@@ -29,15 +29,15 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs);
 /// What private pools (MemPools, CUDA graphs) cache besides that of the pool `asked`. It serves no other pool, on a larger
 /// device neither: before a request fails the allocator frees the caches of pools that nobody uses any more. Where no
 /// request failed those are among them.
-int64_t private_pool_cached_bytes(const Moment& moment, uint8_t asked);
+int64_t private_pool_cached_bytes(const MemoryState& state, uint8_t asked);
 
 /// The cause that `facts` decide, with what only the state of the device tells.
-Cause find_cause(const FailureFacts& facts, const Moment& moment);
+Cause find_cause(const FailureFacts& facts, const MemoryState& state);
 
 /// How well the bytes in use fill the reserved ones.
-Packing measure_packing(const Moment& moment, int64_t total_bytes);
+Packing measure_packing(const MemoryState& state, int64_t total_bytes);
 
 /// The segments whose holes are largest but cannot be given back, and what pins them.
-std::vector<PinnedSegment> find_pinned_holes(const Moment& moment, size_t at_most);
+std::vector<PinnedSegment> find_pinned_holes(const MemoryState& state, size_t at_most);
 
 }  // namespace oomdiag

@@ -17,14 +17,14 @@ namespace {
 constexpr int64_t kUsualContextBytes = kGiB;
 
 // Another process may have freed what was missing a moment before.
-bool shares_device(const Moment& moment) {
-  return std::any_of(moment.outside.begin(), moment.outside.end(),
+bool shares_device(const MemoryState& state) {
+  return std::any_of(state.outside.begin(), state.outside.end(),
                      [](const NonPytorchOwner& owner) { return owner.kind == "process"; });
 }
 
-void read_segments(const Moment& moment, uint8_t pool, FailureFacts& facts) {
+void read_segments(const MemoryState& state, uint8_t pool, FailureFacts& facts) {
   facts.usable_cached_bytes = facts.cached_bytes;
-  for (const SegmentLayout& segment : moment.segments) {
+  for (const SegmentLayout& segment : state.segments) {
     const int64_t cached = segment.bytes - segment.used_bytes;
     const bool serves = segment.pool == pool;
     if (segment.used_bytes == 0) facts.releasable_bytes += segment.bytes;
@@ -36,11 +36,11 @@ void read_segments(const Moment& moment, uint8_t pool, FailureFacts& facts) {
   facts.usable_cached_bytes = std::max<int64_t>(0, facts.usable_cached_bytes);
 }
 
-void read_limit(const Moment& moment, const AllocatorSettings& settings, FailureFacts& facts) {
+void read_limit(const MemoryState& state, const AllocatorSettings& settings, FailureFacts& facts) {
   facts.allowed_bytes = facts.total_bytes;
   if (settings.memory_fraction < 1) {
     facts.allowed_bytes = std::llround(settings.memory_fraction * static_cast<double>(facts.total_bytes));
-  } else if (facts.free_bytes >= facts.segment_bytes && !shares_device(moment)) {
+  } else if (facts.free_bytes >= facts.segment_bytes && !shares_device(state)) {
     // The device had enough free, and the request still failed: a limit was set at run time
     // (set_per_process_memory_fraction). It is not recorded; it was not above this.
     facts.limit_is_inferred = true;
@@ -69,10 +69,10 @@ int64_t grown_in_request(const OutOfMemory& failure, const std::vector<Growth>& 
 bool is_own(const NonPytorchOwner& owner) { return owner.owner == "context" || owner.owner == "modules"; }
 
 // What any process takes of the device before PyTorch does. Part of it may be unexplained.
-int64_t usual_non_pytorch(const Moment& moment, int64_t context_bytes) {
+int64_t usual_non_pytorch(const MemoryState& state, int64_t context_bytes) {
   int64_t own = 0;
   int64_t unexplained = 0;
-  for (const NonPytorchOwner& owner : moment.outside) {
+  for (const NonPytorchOwner& owner : state.outside) {
     if (is_own(owner)) own += owner.bytes;
     if (owner.owner == "unexplained") unexplained = owner.bytes;
   }
@@ -88,15 +88,15 @@ std::string find_library(const DeviceHistory& device) {
   return asked == device.failed_driver_requests.end() ? std::string() : asked->owner;
 }
 
-bool saves_for_backward(const Moment& moment) {
-  return std::any_of(moment.blocks.begin(), moment.blocks.end(),
+bool saves_for_backward(const MemoryState& state) {
+  return std::any_of(state.blocks.begin(), state.blocks.end(),
                      [](const LiveBlock& block) { return block.category == Category::activation; });
 }
 
 }  // namespace
 
-std::vector<NonPytorchOwner> list_foreign_owners(const Moment& moment) {
-  std::vector<NonPytorchOwner> owners = moment.outside;
+std::vector<NonPytorchOwner> list_foreign_owners(const MemoryState& state) {
+  std::vector<NonPytorchOwner> owners = state.outside;
   std::erase_if(owners, [](const NonPytorchOwner& owner) { return is_own(owner) || owner.bytes <= 0; });
   std::stable_sort(owners.begin(), owners.end(),
                    [](const NonPytorchOwner& a, const NonPytorchOwner& b) { return a.bytes > b.bytes; });
@@ -106,25 +106,25 @@ std::vector<NonPytorchOwner> list_foreign_owners(const Moment& moment) {
 FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings& settings, const Device& limits,
                            const std::vector<Growth>& growths, const StepNeed& need) {
   const OutOfMemory& failure = *device.failure;
-  const Moment& moment = device.moment;
+  const MemoryState& state = device.state;
   FailureFacts facts{.requested_bytes = failure.requested_bytes,
                      .segment_bytes = segment_size(failure.requested_bytes, settings),
                      .is_workspace = asks_for_workspace(failure, limits),
-                     .forward_continues = failure.phase == Phase::forward && saves_for_backward(moment),
+                     .forward_continues = failure.phase == Phase::forward && saves_for_backward(state),
                      .library = find_library(device),
                      .total_bytes = limits.total_bytes,
-                     .free_bytes = moment.free_bytes,
-                     .reserved_bytes = moment.reserved_bytes,
-                     .cached_bytes = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
-                     .pending_free_bytes = moment.pending_free_bytes,
-                     .non_pytorch_bytes = moment.outside_bytes,
-                     .usual_non_pytorch_bytes = usual_non_pytorch(moment, limits.context_bytes),
+                     .free_bytes = state.free_bytes,
+                     .reserved_bytes = state.reserved_bytes,
+                     .cached_bytes = state.reserved_bytes - state.allocated_bytes - state.pending_free_bytes,
+                     .pending_free_bytes = state.pending_free_bytes,
+                     .non_pytorch_bytes = state.outside_bytes,
+                     .usual_non_pytorch_bytes = usual_non_pytorch(state, limits.context_bytes),
                      .grown_bytes = sum_grown(growths) + grown_in_request(failure, growths),
                      .bytes_per_step = sum_per_step(growths),
                      .grown_until_step = growths.empty() ? 0 : growths.front().last_step,
                      .step = need};
-  read_segments(moment, failure.pool, facts);
-  read_limit(moment, settings, facts);
+  read_segments(state, failure.pool, facts);
+  read_limit(state, settings, facts);
   return facts;
 }
 

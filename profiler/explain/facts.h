@@ -76,6 +76,6 @@ FailureFacts collect_facts(const DeviceHistory& device, const AllocatorSettings&
                            const std::vector<Growth>& growths, const StepNeed& need);
 
 /// Who holds non-PyTorch memory beyond context and modules, largest first.
-std::vector<NonPytorchOwner> list_foreign_owners(const Moment& moment);
+std::vector<NonPytorchOwner> list_foreign_owners(const MemoryState& state);
 
 }  // namespace oomdiag

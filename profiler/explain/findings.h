@@ -77,11 +77,7 @@ struct BatchModel {
   int64_t fixed_bytes = 0;  ///< parameters, buffers, gradients, optimizer state, workspace of matrix products, unknown
   int64_t scaling_bytes = 0;  ///< everything else at `batch`, and the refused request
   int64_t largest_batch = 0;  ///< predicted to fit; after an OOM at most that one
-  /// The smallest that was seen to run out of memory beside one that fits, by runs; 0 = nobody tried. And where it does:
-  /// "backward, MaxPool2DWithIndicesBackward0 ← pool1".
-  int64_t failing_batch = 0;
-  std::string failing_place{};
-  bool inferred = false;  ///< the batch size was not told: it is the size that tensors share
+  bool inferred = false;      ///< the batch size was not told: it is the size that tensors share
 
   bool operator==(const BatchModel&) const = default;
 };

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <map>
 
-#include "profiler/explain/arena.h"
 #include "profiler/explain/shape.h"
+#include "profiler/explain/simulate_fits.h"
 
 namespace oomdiag {
 namespace {
 
-bool is_scratch(const BlockLife& block) {
+bool is_scratch(const StepAllocation& block) {
   return block.category == Category::workspace || block.category == Category::temporary;
 }
 
@@ -20,11 +20,11 @@ std::string_view beside(std::string_view module, std::string_view other) {
 }
 
 bool fits_with(const StepModel& model, int64_t batch, int64_t own) {
-  const Lives& blocks = model.blocks;
-  const Lives scaled = scale_batch(blocks, batch, own);
+  const Allocations& blocks = model.blocks;
+  const Allocations scaled = scale_batch(blocks, batch, own);
   const int64_t room = model.available_bytes - model.private_pool_cached_bytes;
   if (model.peak_bytes - find_peak(blocks) + find_peak(scaled) > room) return false;
-  return !model.whole || fits_safely(scaled, room, model.settings);
+  return !model.whole || simulate_fits_with_margin(scaled, room, model.settings);
 }
 
 /// The largest batch between one that `fits` and one that `fails`; `own` is that of the step.
@@ -37,9 +37,9 @@ int64_t bisect_batch(const StepModel& model, int64_t own, int64_t fits, int64_t 
 }
 
 // Of [1, 32768, 4096] there is no half. Where no shape is known, there may be.
-bool has_batch_of_one(const Lives& blocks) {
+bool has_batch_of_one(const Allocations& blocks) {
   int64_t one = 0, all = 0;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
     const bool is_data = block.category == Category::activation || block.category == Category::input ||
                          block.category == Category::output;
@@ -62,7 +62,7 @@ std::string short_place(const Where& made) {
 }
 
 int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_most) {
-  if (model.blocks.size() > kMostSimulated) return 0;
+  if (model.blocks.size() > kMaxSimulated) return 0;
   if (!fits_with(model, batch, batch)) {
     return model.peak_bytes > model.available_bytes ? bisect_batch(model, batch, 0, batch) : batch;
   }
@@ -70,9 +70,9 @@ int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_mos
 }
 
 bool trains(const StepModel& model) {
-  const Lives& blocks = model.blocks;
+  const Allocations& blocks = model.blocks;
   if (model.has_backward || model.only_infers) return model.has_backward;
-  return std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+  return std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
     return block.category == Category::activation || block.category == Category::gradient;
   });
 }
@@ -109,13 +109,13 @@ std::optional<ModifiedStep> fit_batch(const StepModel& model) {
 /// forward, and each new one stands beside the old one until it is added.
 std::optional<ModifiedStep> accumulate(const StepModel& model) {
   if (!trains(model) || model.batch == 1 || has_batch_of_one(model.blocks)) return {};
-  Lives blocks = scale_batch(model.blocks, 1, 2);
-  Lives added;
-  for (BlockLife& block : blocks) {
+  Allocations blocks = scale_batch(model.blocks, 1, 2);
+  Allocations added;
+  for (StepAllocation& block : blocks) {
     if (block.category != Category::gradient || !block.is_of_step()) continue;
     added.push_back(block);
     added.back().died = block.born + 1;
-    block.born = BlockLife::kBefore;
+    block.born = StepAllocation::kBefore;
   }
   blocks.insert(blocks.end(), added.begin(), added.end());
   return ModifiedStep{.blocks = std::move(blocks), .variant = "2"};
@@ -123,13 +123,13 @@ std::optional<ModifiedStep> accumulate(const StepModel& model) {
 
 /// ReLU in place: where its input is kept by nobody else, it becomes the output, so the block is allocated once.
 std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   bool any = false;
   for (size_t r = 1; r < blocks.size(); ++r) {
-    BlockLife& result = blocks[r];
+    StepAllocation& result = blocks[r];
     if (result.made.op != "aten::relu" || result.phase != Phase::forward) continue;
     for (size_t i = r; i-- > 0 && blocks[i].born + 16 > result.born;) {
-      BlockLife& input = blocks[i];
+      StepAllocation& input = blocks[i];
       const bool fits = input.bytes == result.bytes && input.phase == Phase::forward && input.saved_by.empty() &&
                         input.category != Category::activation && input.is_of_step() && input.died > result.born;
       if (!fits) continue;
@@ -148,11 +148,11 @@ std::optional<ModifiedStep> use_relu_in_place(const StepModel& model) {
 /// true peak is higher by them.
 std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
   if (!model.whole || model.has_backward) return {};  // an OOM in forward does not tell that no backward follows
-  if (find_backward(model.blocks) != BlockLife::kNever) return {};
-  Lives blocks = model.blocks;
+  if (find_backward(model.blocks) != StepAllocation::kNever) return {};
+  Allocations blocks = model.blocks;
   const std::set<int64_t> parameter_sizes = list_parameter_sizes(blocks);
-  std::vector<BlockLife*> made;  // by the forward ops that autograd recorded, in order
-  for (BlockLife& block : blocks) {
+  std::vector<StepAllocation*> made;  // by the forward ops that autograd recorded, in order
+  for (StepAllocation& block : blocks) {
     const bool recorded = block.in_graph && block.is_of_step() && !is_weight_cast(block, parameter_sizes);
     if (recorded) made.push_back(&block);
   }
@@ -169,13 +169,13 @@ std::optional<ModifiedStep> use_no_grad(const StepModel& model) {
 
 /// Outputs that the program holds through backward though autograd does not need them: freed before backward begins.
 std::optional<ModifiedStep> drop_outputs(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   const uint32_t backward = find_backward(blocks);
-  if (backward == BlockLife::kNever) return {};
+  if (backward == StepAllocation::kNever) return {};
   const uint32_t last = find_last_backward(blocks);
   int64_t largest = 0;
   std::string made_at;
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     const bool held = block.category == Category::output && block.phase == Phase::forward && !block.freed_in_backward &&
                       block.is_of_step() && block.born < backward && block.died > backward;
     const bool leaks = model.grown_bytes > 0 && block.died > last;  // stop_growth is about these
@@ -192,7 +192,7 @@ std::optional<ModifiedStep> drop_outputs(const StepModel& model) {
 /// Without what grew from step to step: one block of that size less, all the time.
 std::optional<ModifiedStep> stop_growth(const StepModel& model) {
   if (model.grown_bytes <= 0) return {};
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   blocks.push_back({.bytes = -model.grown_bytes});
   ModifiedStep step{.blocks = std::move(blocks)};
   if (model.growing_place.empty()) return step;

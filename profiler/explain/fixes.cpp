@@ -110,7 +110,8 @@ constexpr FixRow kFixes[] = {
      .module = "adam_8bit",
      .formula = "a byte per element of each moment, 4 bytes per 256 of them, no temporaries",
      .cost_text = "moments are rounded to 8 bits",
-     .lines = "pip install bitsandbytes\nbitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)",
+     .lines = "pip install bitsandbytes\nimport bitsandbytes\n"
+              "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)",
      .changes_numerics = true,
      .changes_training = true,
      .predict = use_8bit_adam},
@@ -185,7 +186,7 @@ constexpr FixRow kFixes[] = {
      .cost = FixCost::other_training,
      .formula = "no optimizer state, no temporaries in the optimizer's step",
      .cost_text = "another optimizer: requires retuning the learning rate",
-     .lines = "torch.optim.SGD(model.parameters(), lr=…)",
+     .lines = "optimizer = torch.optim.SGD(model.parameters(), lr=…)",
      .changes_numerics = true,
      .changes_training = true,
      .predict = use_plain_sgd},

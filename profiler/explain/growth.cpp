@@ -118,7 +118,7 @@ Growth describe(const Group& group, const StepCurves& curves) {
   growth.place_count = growth.places.size();
   std::stable_sort(growth.places.begin(), growth.places.end(),
                    [](const auto& a, const auto& b) { return a.bytes_per_step > b.bytes_per_step; });
-  if (growth.places.size() > kMostGrowingPlaces) growth.places.resize(kMostGrowingPlaces);
+  if (growth.places.size() > kMaxGrowingPlaces) growth.places.resize(kMaxGrowingPlaces);
   return growth;
 }
 

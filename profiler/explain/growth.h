@@ -36,13 +36,13 @@ struct Growth {
   int64_t grown_bytes = 0;     ///< what lives at the end of last_step beyond what lived at the end of first_step
   uint32_t first_step = 0, last_step = 0;
   Where held{};  ///< the last place of a step that grows: what the program holds keeps the rest, if there is a graph
-  std::vector<GrowingPlace> places{};  ///< fastest first, at most kMostGrowingPlaces
+  std::vector<GrowingPlace> places{};  ///< fastest first, at most kMaxGrowingPlaces
   size_t place_count = 0;
   std::string_view referrer{};  ///< "list 'history' in train.py": the variable that keeps most of it, or empty
 
   bool operator==(const Growth&) const = default;
 };
-inline constexpr size_t kMostGrowingPlaces = 10;
+inline constexpr size_t kMaxGrowingPlaces = 10;
 
 /// What grows, fastest first. Levels are read where steps end, so what a step uses itself does not count. Growth must
 /// show in at least 3 steps after the first one, hardly ever fall, and go on at its pace to the end: optimizer state made

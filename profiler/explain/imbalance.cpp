@@ -53,8 +53,8 @@ std::vector<int64_t> expect_peaks(const std::vector<DeviceHistory>& devices, siz
 
 std::optional<Imbalance> compare_devices(const std::vector<DeviceHistory>& devices, size_t failed) {
   if (!devices[failed].failure) return std::nullopt;
-  const Moment& moment = devices[failed].moment;
-  const int64_t available = moment.free_bytes + moment.reserved_bytes;
+  const MemoryState& state = devices[failed].state;
+  const int64_t available = state.free_bytes + state.reserved_bytes;
   return find_imbalance(expect_peaks(devices, failed), failed, devices[failed].failure->requested_bytes, available);
 }
 

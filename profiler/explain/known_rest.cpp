@@ -16,7 +16,7 @@ struct Layer {
   std::string_view path{};
   std::map<std::string_view, int64_t> parameters{};  ///< bytes by the rest of their names
   bool reached = false;
-  std::vector<BlockLife> kept{};  ///< what it made and still holds, in order
+  std::vector<StepAllocation> kept{};  ///< what it made and still holds, in order
 };
 
 /// Layers by their numbers.
@@ -44,13 +44,13 @@ void add_parameter(std::map<std::string_view, Stack>& stacks, const LiveBlock& b
   }
 }
 
-bool is_kept(const BlockLife& block) {
-  return block.is_of_step() && block.died == BlockLife::kNever && block.phase == Phase::forward &&
+bool is_kept(const StepAllocation& block) {
+  return block.is_of_step() && block.died == StepAllocation::kNever && block.phase == Phase::forward &&
          block.category != Category::workspace && block.category != Category::temporary;
 }
 
-void fill(Stack& stack, const Lives& blocks) {
-  for (const BlockLife& block : blocks) {
+void fill(Stack& stack, const Allocations& blocks) {
+  for (const StepAllocation& block : blocks) {
     if (!block.is_of_step() || block.phase != Phase::forward) continue;
     for (auto& [number, layer] : stack) {
       if (!is_inside(block.made.module, layer.path)) continue;
@@ -61,7 +61,7 @@ void fill(Stack& stack, const Lives& blocks) {
 }
 
 /// What `model`, a layer that was called, keeps, as `layer` will keep it.
-BlockLife renamed(BlockLife block, const Layer& model, const Layer& layer, const Layer* next) {
+StepAllocation renamed(StepAllocation block, const Layer& model, const Layer& layer, const Layer* next) {
   block.made.module = layer.path;
   std::vector<Where> savers(block.saved_by.begin(), block.saved_by.end());
   for (Where& saver : savers) {
@@ -74,7 +74,7 @@ BlockLife renamed(BlockLife block, const Layer& model, const Layer& layer, const
 
 /// Adds what the layers after the last one that was called will keep, each like the nearest one before it with the same
 /// parameters. The last one itself may not have returned: what it lacks of its model is still to come.
-void add_layers(const Stack& stack, uint32_t& position, Lives& blocks) {
+void add_layers(const Stack& stack, uint32_t& position, Allocations& blocks) {
   const auto last = std::find_if(stack.rbegin(), stack.rend(), [](const auto& one) { return one.second.reached; });
   if (last == stack.rend()) return;
   for (auto at = stack.find(last->first); at != stack.end(); ++at) {
@@ -92,13 +92,13 @@ void add_layers(const Stack& stack, uint32_t& position, Lives& blocks) {
   }
 }
 
-int64_t count_modules_to_come(const Moment& moment, const Lives& blocks) {
+int64_t count_modules_to_come(const MemoryState& state, const Allocations& blocks) {
   std::set<std::string_view> called;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (block.is_of_step()) called.insert(block.made.module);
   }
   std::set<std::string_view> to_come;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     const size_t dot = block.name.rfind('.');
     if (block.category != Category::parameter || dot == block.name.npos) continue;
     if (!called.contains(block.name.substr(0, dot))) to_come.insert(block.name.substr(0, dot));
@@ -127,9 +127,9 @@ bool stays(Category category) {
 
 /// The parameters that this step will give a gradient and state. Of several models of one structure (folds of a
 /// cross-validation, a cell that was run again) one is trained. Once backward has begun, a model that was not called gets none.
-std::vector<const LiveBlock*> list_trained(const Moment& moment, const Lives& step) {
+std::vector<const LiveBlock*> list_trained(const MemoryState& state, const Allocations& step) {
   std::set<std::string_view> called;
-  for (const BlockLife& block : step) {
+  for (const StepAllocation& block : step) {
     if (block.is_of_step() && !block.made.module.empty()) called.insert(block.made.module);
   }
   const auto took_part = [&](std::string_view name) {
@@ -138,10 +138,10 @@ std::vector<const LiveBlock*> list_trained(const Moment& moment, const Lives& st
       return is_inside(module, one) || is_inside(one, module) || one.find('.') == one.npos;
     });
   };
-  const bool all_called = moment.phase != Phase::setup && moment.phase != Phase::forward;
+  const bool all_called = state.phase != Phase::setup && state.phase != Phase::forward;
   std::set<std::pair<std::string_view, int64_t>> seen;
   std::vector<const LiveBlock*> trained;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (block.category != Category::parameter || !block.trained) continue;
     if (!block.name.empty() && !seen.insert({block.name, block.bytes}).second) continue;
     if (all_called && !called.empty() && block.name.find('.') != block.name.npos && !took_part(block.name)) continue;
@@ -153,8 +153,8 @@ std::vector<const LiveBlock*> list_trained(const Moment& moment, const Lives& st
 // A gradient of each parameter that does not have one yet, one after the other.
 void add_gradients(const std::vector<const LiveBlock*>& trained, uint32_t& position, KnownRest& rest) {
   std::multiset<int64_t> made;
-  for (const BlockLife& block : rest.lives.blocks) {
-    if (block.category == Category::gradient && block.died == BlockLife::kNever) made.insert(block.bytes);
+  for (const StepAllocation& block : rest.step_allocations.blocks) {
+    if (block.category == Category::gradient && block.died == StepAllocation::kNever) made.insert(block.bytes);
   }
   for (const LiveBlock* block : trained) {
     if (const auto own = made.find(block->bytes); own != made.end()) {
@@ -162,7 +162,7 @@ void add_gradients(const std::vector<const LiveBlock*>& trained, uint32_t& posit
       continue;
     }
     rest.gradient_bytes += block->bytes;
-    rest.lives.blocks.push_back(
+    rest.step_allocations.blocks.push_back(
         {.bytes = block->bytes, .born = ++position, .category = Category::gradient, .phase = Phase::backward});
   }
 }
@@ -171,63 +171,65 @@ void add_state(const std::vector<const LiveBlock*>& trained, uint32_t& position,
   double state = 0;
   for (const LiveBlock* block : trained) state += least_state(block->group) * static_cast<double>(block->bytes);
   int64_t there = 0;
-  for (const BlockLife& block : rest.lives.blocks) {
-    if (block.category == Category::optimizer_state && block.died == BlockLife::kNever) there += block.bytes;
+  for (const StepAllocation& block : rest.step_allocations.blocks) {
+    if (block.category == Category::optimizer_state && block.died == StepAllocation::kNever) there += block.bytes;
   }
   rest.state_bytes = std::max<int64_t>(0, static_cast<int64_t>(state) - there);
   if (rest.state_bytes == 0) return;
-  rest.lives.blocks.push_back({.bytes = rest.state_bytes,
-                               .born = ++position,
-                               .category = Category::optimizer_state,
-                               .phase = Phase::optimizer});
+  rest.step_allocations.blocks.push_back({.bytes = rest.state_bytes,
+                                          .born = ++position,
+                                          .category = Category::optimizer_state,
+                                          .phase = Phase::optimizer});
 }
 
 // An operator of a foreach optimizer makes its results for all parameters before it returns. Those of several groups come
 // one after the other, and which one failed need not be known.
-void add_temporaries(const Moment& moment, uint32_t position, Lives& blocks) {
-  if (blocks.empty() || moment.phase != Phase::optimizer) return;
+void add_temporaries(const MemoryState& state, uint32_t position, Allocations& blocks) {
+  if (blocks.empty() || state.phase != Phase::optimizer) return;
   const Where refused = blocks.back().made;
   if (refused.op.find("_foreach_") == refused.op.npos || blocks.back().category != Category::temporary) return;
   int64_t trained = 0, made = 0;
   std::string_view group;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (block.category != Category::parameter || !block.trained) continue;
     if (!group.empty() && block.group != group) return;
     group = block.group;
     trained += block.bytes;
   }
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     const bool alike = block.made.op == refused.op && block.category == Category::temporary;
-    made += alike && block.died == BlockLife::kNever ? block.bytes : 0;
+    made += alike && block.died == StepAllocation::kNever ? block.bytes : 0;
   }
   if (trained <= made) return;
-  BlockLife rest{.bytes = trained - made, .born = position, .category = Category::temporary, .phase = Phase::optimizer};
+  StepAllocation rest{
+      .bytes = trained - made, .born = position, .category = Category::temporary, .phase = Phase::optimizer};
   rest.made = refused;
   blocks.push_back(rest);
 }
 
 // Where the graph is seen, what none of its nodes keeps may be gone as soon as the call that made it returns: a sum on its
 // way into a norm, the input of the op that was refused.
-void end_unsaved(Lives& blocks, uint32_t position) {
-  const bool graph_seen = std::any_of(blocks.begin(), blocks.end(),
-                                      [](const BlockLife& block) { return is_kept(block) && !block.saved_by.empty(); });
+void end_unsaved(Allocations& blocks, uint32_t position) {
+  const bool graph_seen = std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
+    return is_kept(block) && !block.saved_by.empty();
+  });
   if (!graph_seen) return;
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_kept(block) && block.saved_by.empty() && !block.ever_saved) block.died = position;
   }
 }
 
 // What forward and backward made is gone when the optimizer begins.
-void end_step(Lives& blocks, uint32_t position) {
-  for (BlockLife& block : blocks) {
-    const bool ends = block.died == BlockLife::kNever && !stays(block.category);
+void end_step(Allocations& blocks, uint32_t position) {
+  for (StepAllocation& block : blocks) {
+    const bool ends = block.died == StepAllocation::kNever && !stays(block.category);
     if (ends && block.category != Category::gradient) block.died = position;
   }
 }
 
 // How large a workspace cuDNN takes in a changed step is not known.
-void forget_workspaces(Lives& blocks) {
-  std::erase_if(blocks, [](const BlockLife& block) {
+void forget_workspaces(Allocations& blocks) {
+  std::erase_if(blocks, [](const StepAllocation& block) {
     return block.category == Category::workspace && workspace_follows_batch(block.made);
   });
 }
@@ -254,31 +256,31 @@ double least_state(std::string_view group) {
   return known == kKnown.end() ? 0 : known->state;
 }
 
-KnownRest add_known_rest(const StepLives& cut, const Moment& moment) {
-  KnownRest rest{.lives = cut};
+KnownRest add_known_rest(const StepAllocations& cut, const MemoryState& state) {
+  KnownRest rest{.step_allocations = cut};
   uint32_t position = 0;
-  for (const BlockLife& block : cut.blocks) {
+  for (const StepAllocation& block : cut.blocks) {
     position = std::max(position, block.born);
-    if (block.died != BlockLife::kNever) position = std::max(position, block.died);
+    if (block.died != StepAllocation::kNever) position = std::max(position, block.died);
   }
-  if (moment.phase == Phase::forward) {
-    end_unsaved(rest.lives.blocks, ++position);
+  if (state.phase == Phase::forward) {
+    end_unsaved(rest.step_allocations.blocks, ++position);
     std::map<std::string_view, Stack> stacks;
-    for (const LiveBlock& block : moment.blocks) {
+    for (const LiveBlock& block : state.blocks) {
       if (block.category == Category::parameter) add_parameter(stacks, block);
     }
     for (auto& [path, stack] : stacks) {
       fill(stack, cut.blocks);
-      add_layers(stack, position, rest.lives.blocks);
+      add_layers(stack, position, rest.step_allocations.blocks);
     }
-    rest.modules_to_come = count_modules_to_come(moment, cut.blocks);
+    rest.modules_to_come = count_modules_to_come(state, cut.blocks);
   }
-  add_temporaries(moment, position, rest.lives.blocks);
-  forget_workspaces(rest.lives.blocks);
+  add_temporaries(state, position, rest.step_allocations.blocks);
+  forget_workspaces(rest.step_allocations.blocks);
   rest.forward_end = ++position;
-  position += 2 * static_cast<uint32_t>(rest.lives.blocks.size()) + 2;  // room for a backward pass
-  end_step(rest.lives.blocks, position);
-  const std::vector<const LiveBlock*> trained = list_trained(moment, cut.blocks);
+  position += 2 * static_cast<uint32_t>(rest.step_allocations.blocks.size()) + 2;  // room for a backward pass
+  end_step(rest.step_allocations.blocks, position);
+  const std::vector<const LiveBlock*> trained = list_trained(state, cut.blocks);
   add_gradients(trained, position, rest);
   add_state(trained, position, rest);
   return rest;

@@ -15,7 +15,7 @@ double least_state(std::string_view group);
 
 /// `cut`, the step that failed, and what is known to come after. What the step itself made ends where its optimizer begins.
 struct KnownRest {
-  StepLives lives{};
+  StepAllocations step_allocations{};
   uint32_t forward_end = 0;     ///< position from which on the rest of forward is there
   int64_t modules_to_come = 0;  ///< with parameters of their own, that the step has not called yet
   int64_t gradient_bytes = 0;   ///< not made yet; likewise the next
@@ -23,6 +23,6 @@ struct KnownRest {
 
   bool operator==(const KnownRest&) const = default;
 };
-KnownRest add_known_rest(const StepLives& cut, const Moment& moment);
+KnownRest add_known_rest(const StepAllocations& cut, const MemoryState& state);
 
 }  // namespace oomdiag

@@ -27,9 +27,9 @@ struct Scores {
   auto operator<=>(const Scores&) const = default;
 };
 
-std::set<Scores> find_scores(const Lives& blocks) {
+std::set<Scores> find_scores(const Allocations& blocks) {
   std::set<Scores> found;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (!block.is_of_step() || (block.made.op != "aten::softmax" && block.made.op != "aten::_softmax")) continue;
     const std::vector<int64_t> sizes = parse_shape(block.shape);
     const bool square = sizes.size() >= 3 && sizes.back() == sizes[sizes.size() - 2] && sizes.back() >= 64;
@@ -46,15 +46,15 @@ bool makes_scores(std::string_view op) {
   return is_one_of(op, kOps);
 }
 
-bool is_score(const BlockLife& block, const std::set<Scores>& scores) {
+bool is_score(const StepAllocation& block, const std::set<Scores>& scores) {
   return block.is_of_step() && makes_scores(block.made.op) && block.category != Category::input &&
          std::any_of(scores.begin(), scores.end(), [&](const Scores& one) {
            return one.module == fold_indices(block.made.module) && is_same_in_some_type(one.bytes, block.bytes);
          });
 }
 
-bool attends(const Lives& blocks) {
-  return std::any_of(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+bool attends(const Allocations& blocks) {
+  return std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
     return block.made.op.find("scaled_dot_product") != std::string_view::npos ||
            block.made.op.find("lstm") != std::string_view::npos || block.made.op.find("gru") != std::string_view::npos;
   });
@@ -67,9 +67,9 @@ bool makes_loss(std::string_view op) {
 }
 
 // The probabilities of all classes, which the loss saves: nothing for a few classes.
-const BlockLife* find_probabilities(const Lives& blocks) {
-  const BlockLife* largest = nullptr;
-  for (const BlockLife& block : blocks) {
+const StepAllocation* find_probabilities(const Allocations& blocks) {
+  const StepAllocation* largest = nullptr;
+  for (const StepAllocation& block : blocks) {
     const bool loss = block.is_of_step() && block.phase == Phase::forward && makes_loss(block.made.op);
     if (loss && (largest == nullptr || block.bytes > largest->bytes)) largest = &block;
   }
@@ -80,10 +80,10 @@ const BlockLife* find_probabilities(const Lives& blocks) {
 
 /// F.scaled_dot_product_attention: no matrix of scores, neither in forward nor in backward.
 std::optional<ModifiedStep> use_fused_attention(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   const std::set<Scores> scores = find_scores(blocks);
   if (scores.empty()) return {};
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_score(block, scores)) block.bytes = 0;
   }
   return ModifiedStep{.blocks = std::move(blocks)};
@@ -93,12 +93,12 @@ std::optional<ModifiedStep> use_fused_attention(const StepModel& model) {
 /// an eighth, and the gradient of the last layer's weight is added to eight times.
 std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model) {
   constexpr int64_t kChunks = 8;
-  Lives blocks = model.blocks;
-  const BlockLife* probabilities = find_probabilities(blocks);
+  Allocations blocks = model.blocks;
+  const StepAllocation* probabilities = find_probabilities(blocks);
   if (probabilities == nullptr) return {};
   const int64_t bytes = probabilities->bytes;
   const uint32_t made = probabilities->born;
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     const bool near = block.is_of_step() && block.born + 64 > made && is_same_in_some_type(block.bytes, bytes);
     const bool forward = block.phase == Phase::forward && block.category != Category::input;
     if (near && (forward || block.phase == Phase::backward)) block.bytes /= kChunks;
@@ -110,7 +110,7 @@ std::optional<ModifiedStep> use_chunked_cross_entropy(const StepModel& model) {
 std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
   const std::set<Scores> scores = find_scores(model.blocks);
   if (scores.empty() && !attends(model.blocks)) return {};
-  Lives blocks = scale_batch(model.blocks, 1, 2);
+  Allocations blocks = scale_batch(model.blocks, 1, 2);
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (is_score(model.blocks[b], scores)) blocks[b].bytes /= 2;
   }
@@ -119,10 +119,10 @@ std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
 
 /// save_on_cpu: what autograd keeps waits on the host; on the card remains what is used at the moment.
 std::optional<ModifiedStep> offload_activations(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   if (!may_train(model)) return {};
   int64_t moved = 0;
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (block.category != Category::activation || block.phase != Phase::forward || !block.is_of_step()) continue;
     moved += block.bytes;
     block.died = std::min(block.died, block.born + 1);

@@ -24,13 +24,13 @@ std::vector<OwnedBytes> by_size(const SumsByName& sums) {
     list.back().name = name;
   }
   std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
-  if (list.size() <= kMostOwned) return list;
+  if (list.size() <= kMaxOwned) return list;
   OwnedBytes others{.name = "others"};
-  for (size_t i = kMostOwned - 1; i < list.size(); ++i) {
+  for (size_t i = kMaxOwned - 1; i < list.size(); ++i) {
     others.bytes += list[i].bytes;
     others.blocks += list[i].blocks;
   }
-  list.resize(kMostOwned - 1);
+  list.resize(kMaxOwned - 1);
   list.push_back(std::move(others));
   return list;
 }
@@ -76,9 +76,9 @@ Keeper keeper_of(const LiveBlock& block) {
 
 }  // namespace
 
-Owners list_owners(const Moment& moment) {
+Owners list_owners(const MemoryState& state) {
   SumsByName modules, ops, sources, lines, shapes;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (block.pending_free) continue;
     count_modules(modules, block);
     count(ops, block.made.op.empty() ? block.made.node : block.made.op, block);
@@ -93,9 +93,9 @@ Owners list_owners(const Moment& moment) {
           .line = by_size(lines)};
 }
 
-std::optional<Lifetime> follow_largest(const Moment& moment) {
+std::optional<Lifetime> follow_largest(const MemoryState& state) {
   const LiveBlock* largest = nullptr;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (!block.pending_free && (largest == nullptr || block.bytes > largest->bytes)) largest = &block;
   }
   if (largest == nullptr) return std::nullopt;

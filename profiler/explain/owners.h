@@ -19,7 +19,7 @@ struct OwnedBytes {
   bool operator==(const OwnedBytes&) const = default;
 };
 
-/// The same bytes sorted in five ways, each largest first and at most kMostOwned long; what is cut off is summed up in a
+/// The same bytes sorted in five ways, each largest first and at most kMaxOwned long; what is cut off is summed up in a
 /// last entry named "others". By op, source, line (the innermost outside of torch, a package's too) and shape each byte counts once. By module it counts for the module that
 /// allocated it and for all those around it ("layer3" holds "layer3.5.conv2"); a parameter counts for its module.
 struct Owners {
@@ -27,9 +27,9 @@ struct Owners {
 
   bool operator==(const Owners&) const = default;
 };
-inline constexpr size_t kMostOwned = 100;
+inline constexpr size_t kMaxOwned = 100;
 
-Owners list_owners(const Moment& moment);
+Owners list_owners(const MemoryState& state);
 
 /// Who keeps a block alive.
 enum class Keeper : uint8_t { autograd, module, optimizer, operation, library, program };
@@ -47,6 +47,6 @@ struct Lifetime {
 };
 
 /// None if nothing is in use.
-std::optional<Lifetime> follow_largest(const Moment& moment);
+std::optional<Lifetime> follow_largest(const MemoryState& state);
 
 }  // namespace oomdiag

@@ -10,23 +10,23 @@ namespace {
 
 int64_t whole_pages(int64_t bytes) { return (bytes + kRoundLargeBytes - 1) / kRoundLargeBytes * kRoundLargeBytes; }
 
-const LiveBlock* find_block(const Moment& moment, uint64_t address) {
-  const auto found = std::lower_bound(moment.blocks.begin(), moment.blocks.end(), address,
+const LiveBlock* find_block(const MemoryState& state, uint64_t address) {
+  const auto found = std::lower_bound(state.blocks.begin(), state.blocks.end(), address,
                                       [](const LiveBlock& block, uint64_t at) { return block.address < at; });
-  return found != moment.blocks.end() && found->address == address ? &*found : nullptr;
+  return found != state.blocks.end() && found->address == address ? &*found : nullptr;
 }
 
 }  // namespace
 
-Packing measure_packing(const Moment& moment, int64_t total_bytes) {
+Packing measure_packing(const MemoryState& state, int64_t total_bytes) {
   std::map<std::tuple<uint64_t, uint8_t, bool>, int64_t> used;  // blocks of one stream and pool can be packed together
   int64_t placed = 0;
-  for (const SegmentLayout& segment : moment.segments) {
+  for (const SegmentLayout& segment : state.segments) {
     used[{segment.stream, segment.pool, segment.small}] += segment.used_bytes;
     placed += segment.used_bytes;
   }
-  Packing packing{.load_bytes = moment.allocated_bytes + moment.pending_free_bytes,
-                  .reserved_bytes = moment.reserved_bytes,
+  Packing packing{.load_bytes = state.allocated_bytes + state.pending_free_bytes,
+                  .reserved_bytes = state.reserved_bytes,
                   .total_bytes = total_bytes};
   packing.pack_bytes = std::max<int64_t>(0, packing.load_bytes - placed);  // in segments that were never seen
   for (const auto& [pool, bytes] : used) packing.pack_bytes += whole_pages(bytes);
@@ -34,9 +34,9 @@ Packing measure_packing(const Moment& moment, int64_t total_bytes) {
   return packing;
 }
 
-std::vector<PinnedSegment> find_pinned_holes(const Moment& moment, size_t at_most) {
+std::vector<PinnedSegment> find_pinned_holes(const MemoryState& state, size_t at_most) {
   std::vector<const SegmentLayout*> pinned;
-  for (const SegmentLayout& segment : moment.segments) {
+  for (const SegmentLayout& segment : state.segments) {
     if (segment.used_bytes > 0 && segment.holes > 0) pinned.push_back(&segment);
   }
   std::sort(pinned.begin(), pinned.end(), [](const SegmentLayout* a, const SegmentLayout* b) {
@@ -51,7 +51,7 @@ std::vector<PinnedSegment> find_pinned_holes(const Moment& moment, size_t at_mos
     one.largest_free_block_bytes = segment->largest_free_block_bytes;
     one.used_bytes = segment->used_bytes;
     for (const uint64_t address : segment->blocked_by) {
-      if (const LiveBlock* block = find_block(moment, address)) one.blocked_by.push_back(*block);
+      if (const LiveBlock* block = find_block(state, address)) one.blocked_by.push_back(*block);
     }
   }
   return result;

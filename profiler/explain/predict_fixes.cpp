@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <tuple>
 
-#include "profiler/explain/arena.h"
 #include "profiler/explain/fixes.h"
 #include "profiler/explain/framework_lines.h"
+#include "profiler/explain/simulate_fits.h"
 
 namespace oomdiag {
 namespace {
@@ -16,9 +16,10 @@ bool saves_enough(const StepModel& model, const ModifiedStep& step) {
   return step.settings || (peak - find_peak(step.blocks)) * 100 >= peak;
 }
 
-bool is_python(const Lives& blocks) {
-  return std::any_of(blocks.begin(), blocks.end(),
-                     [](const BlockLife& block) { return block.made.source.find(".py:") != std::string_view::npos; });
+bool is_python(const Allocations& blocks) {
+  return std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
+    return block.made.source.find(".py:") != std::string_view::npos;
+  });
 }
 
 // "batch_6012" is a batch of 6012; of the others the framework's is half of it.
@@ -43,19 +44,19 @@ void judge(const StepModel& model, const ModifiedStep& step, Fix& fix) {
     fix.predicted_fits = false;
   } else if (!fix.at_least) {
     const int64_t sure_bytes = model.available_bytes - model.private_pool_cached_bytes;
-    if (fits_safely(step.blocks, sure_bytes, settings)) {
+    if (simulate_fits_with_margin(step.blocks, sure_bytes, settings)) {
       fix.predicted_fits = true;
-    } else if (!gets_through(step.blocks, model.available_bytes, settings)) {
+    } else if (!simulate_fits(step.blocks, model.available_bytes, settings)) {
       fix.predicted_fits = false;
     }
   }
 }
 
 // Of what earlier steps left behind, the part that is left with the fix: as much less is left by each step.
-double kept_share(const Lives& before, const Lives& after) {
-  const auto left = [](const Lives& blocks) {
+double kept_share(const Allocations& before, const Allocations& after) {
+  const auto left = [](const Allocations& blocks) {
     int64_t bytes = 0;
-    for (const BlockLife& block : blocks)
+    for (const StepAllocation& block : blocks)
       bytes += !block.is_of_step() && block.phase == Phase::forward ? block.bytes : 0;
     return static_cast<double>(bytes);
   };
@@ -112,9 +113,9 @@ Fix pair_of(const Fix& one, Fix other) {
   return other;
 }
 
-/// Pairs, where no single fix is enough: the second is tried on what the first one leaves. The best kMostPairs.
+/// Pairs, where no single fix is enough: the second is tried on what the first one leaves. The best kMaxPairs.
 std::vector<Fix> combine(const StepModel& model) {
-  constexpr size_t kMostPairs = 3;
+  constexpr size_t kMaxPairs = 3;
   std::vector<Fix> pairs;
   const std::span<const FixRow> rows = list_fixes();
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -132,7 +133,7 @@ std::vector<Fix> combine(const StepModel& model) {
     }
   }
   std::stable_sort(pairs.begin(), pairs.end(), is_better);
-  if (pairs.size() > kMostPairs) pairs.resize(kMostPairs);
+  if (pairs.size() > kMaxPairs) pairs.resize(kMaxPairs);
   return pairs;
 }
 

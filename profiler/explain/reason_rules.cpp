@@ -45,7 +45,7 @@ struct Share {
 template <class Holds>
 Share sum_blocks(const ReasonFacts& facts, const Holds& holds) {
   Share share;
-  for (const LiveBlock& block : facts.device.moment.blocks) {
+  for (const LiveBlock& block : facts.device.state.blocks) {
     if (block.pending_free || !holds(block)) continue;
     share.bytes += block.bytes;
     if (share.largest == nullptr || block.bytes > share.largest->bytes) share.largest = &block;
@@ -101,7 +101,7 @@ Square factor_sizes(const ReasonFacts& facts, const OutOfMemory& failed) {
   const int64_t items = failed.requested_bytes / kItem;
   const auto rows = static_cast<int64_t>(std::sqrt(static_cast<double>(items)));
   const bool square = rows >= kManyRows && failed.requested_bytes - rows * rows * kItem < kRounding;
-  for (const LiveBlock& block : facts.device.moment.blocks) {
+  for (const LiveBlock& block : facts.device.state.blocks) {
     const int64_t bytes = block.requested_bytes;
     if (square && bytes >= rows * kItem * 8 && bytes % (rows * kItem) == 0) {
       return {.shape = text_of({rows, rows}), .bytes = failed.requested_bytes, .made = failed.where};
@@ -119,7 +119,7 @@ Square factor_sizes(const ReasonFacts& facts, const OutOfMemory& failed) {
 Square factor_request(const ReasonFacts& facts, const OutOfMemory& failed) {
   constexpr int64_t kManyRows = 500, kSegmentRounding = 2 << 20;
   std::set<std::vector<int64_t>> shapes;
-  for (const LiveBlock& block : facts.device.moment.blocks) {
+  for (const LiveBlock& block : facts.device.state.blocks) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
     if (shape.size() >= 2 && shape[shape.size() - 2] >= kManyRows) shapes.insert(shape);
   }
@@ -153,7 +153,7 @@ bool is_of_models(Category category) {
 std::set<int64_t> find_vocabularies(const ReasonFacts& facts) {
   constexpr int64_t kManyWords = 8192;
   std::set<int64_t> words;
-  for (const LiveBlock& block : facts.device.moment.blocks) {
+  for (const LiveBlock& block : facts.device.state.blocks) {
     if (block.category != Category::parameter) continue;
     const std::vector<int64_t> shape = parse_shape(block.shape);
     if (shape.size() == 2 && shape[0] >= kManyWords && shape[0] > 4 * shape[1]) words.insert(shape[0]);
@@ -181,12 +181,12 @@ int64_t requested_bytes(const ReasonFacts& facts) {
 }
 
 bool is_large(const ReasonFacts& facts, int64_t bytes, double part) {
-  const int64_t all = facts.device.moment.allocated_bytes + requested_bytes(facts);
+  const int64_t all = facts.device.state.allocated_bytes + requested_bytes(facts);
   return bytes > 0 && static_cast<double>(bytes) >= part * static_cast<double>(all);
 }
 
 bool trains(const ReasonFacts& facts) {
-  return std::ranges::any_of(facts.device.moment.blocks, [](const LiveBlock& block) { return block.trained; });
+  return std::ranges::any_of(facts.device.state.blocks, [](const LiveBlock& block) { return block.trained; });
 }
 
 Found find_create_graph(const ReasonFacts& facts) {
@@ -244,7 +244,7 @@ Found find_one_checkpoint(const ReasonFacts& facts) {
 }
 
 Found find_autocast_cache(const ReasonFacts& facts) {
-  const AutocastUse use = find_autocast(facts.device.moment);
+  const AutocastUse use = find_autocast(facts.device.state);
   if (!is_large(facts, use.cache_bytes, 0.2)) return {};
   const bool infers = facts.device.attribution.backward_bytes == 0;
   if (!infers) return {};  // backward needs them
@@ -291,7 +291,7 @@ Found find_caught(const ReasonFacts& facts) {
 
 Found find_private_pools(const ReasonFacts& facts) {
   std::map<uint8_t, int64_t> pools;
-  for (const SegmentLayout& segment : facts.device.moment.segments) {
+  for (const SegmentLayout& segment : facts.device.state.segments) {
     if (segment.pool != 0) pools[segment.pool] += segment.bytes;
   }
   int64_t bytes = 0;
@@ -414,7 +414,7 @@ Found find_sparse_operand(const ReasonFacts& facts) {
 
 Found find_several_models(const ReasonFacts& facts) {
   std::map<std::pair<std::string_view, std::string_view>, std::pair<int64_t, int64_t>> names;
-  for (const LiveBlock& block : facts.device.moment.blocks) {
+  for (const LiveBlock& block : facts.device.state.blocks) {
     if (block.category != Category::parameter || block.name.empty()) continue;
     auto& [count, bytes] = names[{block.name, block.shape}];
     ++count;
@@ -466,7 +466,7 @@ Found find_data_on_card(const ReasonFacts& facts) {
 }
 
 Found find_earlier_outputs(const ReasonFacts& facts) {
-  const uint32_t now = facts.device.moment.step;
+  const uint32_t now = facts.device.state.step;
   if (failure(facts) == nullptr || now < 2 || leading_growth(facts) != nullptr) return {};
   const Share earlier = sum_blocks(facts, [&](const LiveBlock& block) {
     const bool is_tensor = block.category == Category::output || block.category == Category::activation ||
@@ -486,9 +486,9 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
 Found find_large_batch(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || facts.device.attribution.backward_bytes > 0 || trains(facts)) return {};
-  const auto& step = facts.device.lives.blocks;
+  const auto& step = facts.device.step_allocations.blocks;
   const bool any_graph =
-      step.empty() || std::ranges::any_of(step, [](const BlockLife& block) { return block.in_graph; });
+      step.empty() || std::ranges::any_of(step, [](const StepAllocation& block) { return block.in_graph; });
   const Share saved = sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::activation; });
   const Share work = sum_blocks(facts, [](const LiveBlock& block) {
     return block.category == Category::output || block.category == Category::temporary ||

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
@@ -58,13 +59,13 @@ struct KeptPasses {
 // What nodes save is known of graphs that were walked; that a block is of a graph, of the whole step.
 KeptPasses count_passes(const ReasonFacts& f) {
   KeptPasses saved, in_graph;
-  for (const LiveBlock& block : f.device.moment.blocks) {
+  for (const LiveBlock& block : f.device.state.blocks) {
     const bool is_saved =
         block.category == Category::activation && block.phase == Phase::forward && !block.pending_free;
     if (is_saved && block.step == f.device.failure->step) saved.add(block.made, block.bytes);
   }
-  for (const BlockLife& block : f.device.lives.blocks) {
-    const bool lives = block.is_of_step() && block.died == BlockLife::kNever;
+  for (const StepAllocation& block : f.device.step_allocations.blocks) {
+    const bool lives = block.is_of_step() && block.died == StepAllocation::kNever;
     if (lives && block.in_graph && block.phase == Phase::forward) in_graph.add(block.made, block.bytes);
   }
   return in_graph.bytes > saved.bytes ? in_graph : saved;
@@ -178,7 +179,7 @@ Found makes_full_matrices(const ReasonFacts& f) {
 
 Found computes_in_float64(const ReasonFacts& f) {
   int64_t bytes = 0;
-  for (const LiveBlock& block : f.device.moment.blocks) bytes += block.shape.ends_with(" float64") ? block.bytes : 0;
+  for (const LiveBlock& block : f.device.state.blocks) bytes += block.shape.ends_with(" float64") ? block.bytes : 0;
   if (!is_large(f, bytes, 0.5)) return {};
   return Reason{.id = {},
                 .text = fmt::format("float64: {} are of double precision, twice as much as float32", with_unit(bytes)),
@@ -224,7 +225,8 @@ constexpr ReasonRow kReasons[] = {
 }  // namespace
 
 bool is_evaluation(std::string_view function) {
-  constexpr std::array<std::string_view, 5> kBeginnings = {"eval", "valid", "test", "predict", "infer"};
+  constexpr std::array<std::string_view, 7> kBeginnings = {"eval",    "valid",           "test", "predict", "infer",
+                                                           "extract", "compute_features"};
   while (function.starts_with('_')) function.remove_prefix(1);
   const bool begins =
       std::ranges::any_of(kBeginnings, [&](std::string_view word) { return function.starts_with(word); });

@@ -28,9 +28,6 @@ struct ReasonFacts {
   const std::vector<Growth>& growths;
 };
 
-/// Whether a function of the program is called as those that evaluate are: "validate", "_eval_epoch", "run_evaluation".
-bool is_evaluation(std::string_view function);
-
 /// The first row of kReasons that holds; nothing where no row does. Of a run that fits only growth has a reason.
 std::optional<Reason> find_reason(const ReasonFacts& facts);
 

@@ -9,28 +9,30 @@
 namespace oomdiag {
 namespace {
 
-bool is_optimizer_temporary(const BlockLife& block) {
+bool is_optimizer_temporary(const StepAllocation& block) {
   return block.phase == Phase::optimizer && block.category == Category::temporary && block.is_of_step();
 }
 
-int64_t sum_of(const Lives& blocks, bool (*counts)(const BlockLife&)) {
+int64_t sum_of(const Allocations& blocks, bool (*counts)(const StepAllocation&)) {
   int64_t sum = 0;
-  for (const BlockLife& block : blocks) sum += counts(block) ? block.bytes : 0;
+  for (const StepAllocation& block : blocks) sum += counts(block) ? block.bytes : 0;
   return sum;
 }
 
-bool is_state(const BlockLife& block) { return block.category == Category::optimizer_state; }
+bool is_state(const StepAllocation& block) { return block.category == Category::optimizer_state; }
 
 bool is_adam(std::string_view optimizer) { return optimizer == "Adam" || optimizer == "AdamW"; }
 
-bool is_gradient(const BlockLife& block) { return block.category == Category::gradient || block.freed_by_accumulate; }
+bool is_gradient(const StepAllocation& block) {
+  return block.category == Category::gradient || block.freed_by_accumulate;
+}
 
-bool is_parameter(const BlockLife& block) { return block.category == Category::parameter; }
+bool is_parameter(const StepAllocation& block) { return block.category == Category::parameter; }
 
 // The step makes gradients for backward, and the backward pass for them; what an earlier one left is there already.
-int64_t sum_once(const Lives& blocks, bool (*counts)(const BlockLife&)) {
+int64_t sum_once(const Allocations& blocks, bool (*counts)(const StepAllocation&)) {
   int64_t before = 0, made = 0;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (counts(block)) (!block.is_of_step() ? before : made) += block.bytes;
   }
   return std::max(before, made);
@@ -52,13 +54,13 @@ bool is_much(const StepModel& model, int64_t bytes) { return bytes * 10 >= model
 /// zero_grad(set_to_none=True): a gradient is not kept through forward; it begins where backward makes it, and the copy
 /// that was added to it is the gradient itself.
 std::optional<ModifiedStep> set_gradients_to_none(const StepModel& model) {
-  Lives blocks = model.blocks;
-  std::multimap<int64_t, BlockLife*> made;  // by bytes: what AccumulateGrad added and freed
-  for (BlockLife& block : blocks) {
+  Allocations blocks = model.blocks;
+  std::multimap<int64_t, StepAllocation*> made;  // by bytes: what AccumulateGrad added and freed
+  for (StepAllocation& block : blocks) {
     if (block.freed_by_accumulate && block.phase == Phase::backward) made.emplace(block.bytes, &block);
   }
   bool any = false;
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (block.category != Category::gradient || block.is_of_step()) continue;
     const auto twin = made.find(block.bytes);
     if (twin == made.end()) continue;
@@ -73,9 +75,9 @@ std::optional<ModifiedStep> set_gradients_to_none(const StepModel& model) {
 
 /// A fused optimizer computes in registers: its temporaries go.
 std::optional<ModifiedStep> use_fused_optimizer(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   if (sum_of(blocks, is_optimizer_temporary) == 0) return {};
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_optimizer_temporary(block)) block.bytes = 0;
   }
   return ModifiedStep{.blocks = std::move(blocks), .lines = {call_of(model, "fused=True")}};
@@ -84,17 +86,17 @@ std::optional<ModifiedStep> use_fused_optimizer(const StepModel& model) {
 /// foreach=False: one parameter at a time, at most two temporaries of its size. (Adam: √v and √v divided by the bias
 /// correction.) In place of all temporaries of the step the two of the largest parameter are alive.
 std::optional<ModifiedStep> use_loop_optimizer(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   int64_t largest = 0, largest_parameter = 0;
-  BlockLife* first = nullptr;
+  StepAllocation* first = nullptr;
   uint32_t last_death = 0;
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (block.category == Category::parameter) largest_parameter = std::max(largest_parameter, block.bytes);
     if (!is_optimizer_temporary(block)) continue;
     if (block.made.op.find("foreach") != block.made.op.npos ||
         block.made.inner.find("foreach") != block.made.inner.npos) {
       if (first == nullptr) first = &block;
-      if (block.died != BlockLife::kNever) last_death = std::max(last_death, block.died);
+      if (block.died != StepAllocation::kNever) last_death = std::max(last_death, block.died);
       largest = std::max(largest, block.bytes);
     }
     if (&block != first) block.bytes = 0;
@@ -108,9 +110,9 @@ std::optional<ModifiedStep> use_loop_optimizer(const StepModel& model) {
 
 /// SGD without momentum keeps no state and needs no temporaries.
 std::optional<ModifiedStep> use_plain_sgd(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   if (sum_of(blocks, is_state) == 0) return {};
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
   }
   return ModifiedStep{.blocks = std::move(blocks)};
@@ -120,10 +122,10 @@ std::optional<ModifiedStep> use_plain_sgd(const StepModel& model) {
 /// of tensors below 4096 elements nothing changes. Its kernel is fused: no temporaries.
 std::optional<ModifiedStep> use_8bit_adam(const StepModel& model) {
   constexpr int64_t kLeastElements = 4096, kBlock = 256;
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   if (!is_adam(model.optimizer) || sum_of(blocks, is_state) == 0) return {};
   const int64_t size = is_mostly_float32(blocks) ? 4 : 2;
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_optimizer_temporary(block)) block.bytes = 0;
     const int64_t elements = block.bytes / size;
     if (is_state(block) && elements >= kLeastElements) block.bytes = elements + elements / kBlock * 4;
@@ -133,15 +135,15 @@ std::optional<ModifiedStep> use_8bit_adam(const StepModel& model) {
 
 /// The optimizer's state and its step on the host (torchao's CPUOffloadOptimizer, DeepSpeed's ZeRO-Offload).
 std::optional<ModifiedStep> offload_optimizer(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   if (sum_of(blocks, is_state) == 0) return {};
   const int64_t bytes = sum_once(blocks, is_parameter);
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
   }
   return ModifiedStep{.blocks = std::move(blocks),
                       .lines = {"from torchao.optim import CPUOffloadOptimizer",
-                                "CPUOffloadOptimizer(model.parameters(), " + class_of(model) + ", lr=…)"},
+                                "optimizer = CPUOffloadOptimizer(model.parameters(), " + class_of(model) + ", lr=…)"},
                       .costs = with_unit(2 * bytes) + " over PCIe in each step: gradients there, parameters back",
                       .at_least = true};
 }
@@ -149,14 +151,14 @@ std::optional<ModifiedStep> offload_optimizer(const StepModel& model) {
 /// FSDP2 over the fewest devices, a power of two, on which it may fit: of parameters, gradients and state each card holds its
 /// share. What a layer gathers while it runs is left out.
 std::optional<ModifiedStep> shard_over_devices(const StepModel& model) {
-  constexpr int64_t kMostDevices = 64;
+  constexpr int64_t kMaxShardingDevices = 64;
   if (model.sharded) return {};
-  const Lives& all = model.blocks;
+  const Allocations& all = model.blocks;
   const int64_t trained = sum_once(all, is_gradient) + sum_once(all, is_state);
   if (!is_much(model, trained + sum_once(all, is_parameter))) return {};
-  for (int64_t devices = 2; trained > 0 && devices <= kMostDevices; devices *= 2) {
-    Lives blocks = all;
-    for (BlockLife& block : blocks) {
+  for (int64_t devices = 2; trained > 0 && devices <= kMaxShardingDevices; devices *= 2) {
+    Allocations blocks = all;
+    for (StepAllocation& block : blocks) {
       const bool shared = is_parameter(block) || is_gradient(block) || is_state(block) || is_optimizer_temporary(block);
       if (shared) block.bytes /= devices;
     }
@@ -177,10 +179,10 @@ std::optional<ModifiedStep> shard_over_devices(const StepModel& model) {
 
 /// LoRA: the model is frozen, so that only adapters have gradients and state. Where these are little it is no answer.
 std::optional<ModifiedStep> train_adapters(const StepModel& model) {
-  Lives blocks = model.blocks;
+  Allocations blocks = model.blocks;
   if (sum_of(blocks, is_gradient) == 0) return {};
   if (!is_much(model, sum_once(blocks, is_gradient) + sum_once(blocks, is_state))) return {};
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (is_gradient(block) || is_state(block) || is_optimizer_temporary(block)) block.bytes = 0;
   }
   return ModifiedStep{.blocks = std::move(blocks), .at_least = true};

@@ -13,7 +13,7 @@ namespace oomdiag {
 
 /// What the predictions of fixes start from: one step, and what is known of its program and its device.
 struct StepModel {
-  Lives blocks{};               ///< allocations of the step
+  Allocations blocks{};         ///< allocations of the step
   bool whole = true;            ///< of a complete step; else what is known of one, and peaks are lower bounds
   uint32_t forward_end = 0;     ///< where forward ends in a step that is not complete
   int64_t peak_bytes = 0;       ///< of the run; after an OOM that of the step, had it gone on
@@ -45,7 +45,7 @@ bool has_bfloat16(int compute_major);
 
 /// A step as a fix would leave it. What the fix's row says for all programs is left empty.
 struct ModifiedStep {
-  Lives blocks{};
+  Allocations blocks{};
   std::string variant{};                        ///< behind the id of the row: "2" of "fsdp_2"
   std::string label{};                          ///< in place of the row's
   std::vector<std::string> modules{};           ///< that it is about, where it names some

@@ -16,9 +16,9 @@ struct Hints {
   bool walked = false;        ///< it is known what autograd saves
 };
 
-Hints read_hints(const Lives& blocks) {
+Hints read_hints(const Allocations& blocks) {
   Hints hints;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (block.category == Category::parameter || block.category == Category::gradient) hints.sizes.insert(block.bytes);
     hints.walked = hints.walked || (block.ever_saved && block.category != Category::parameter);
   }
@@ -27,20 +27,20 @@ Hints read_hints(const Lives& blocks) {
 
 }  // namespace
 
-bool is_weight_cast(const BlockLife& block, const std::set<int64_t>& parameter_sizes) {
+bool is_weight_cast(const StepAllocation& block, const std::set<int64_t>& parameter_sizes) {
   constexpr std::array<std::string_view, 5> kMakers = {"aten::empty_strided", "aten::empty_like", "aten::empty",
                                                        "aten::_to_copy", "aten::to"};
   const bool cast = !block.made.autocast.empty() && block.made.node.empty() && is_one_of(block.made.inner, kMakers);
   return cast && block.phase == Phase::forward && parameter_sizes.contains(2 * block.bytes);
 }
 
-std::set<int64_t> list_parameter_sizes(const Lives& blocks) { return read_hints(blocks).sizes; }
+std::set<int64_t> list_parameter_sizes(const Allocations& blocks) { return read_hints(blocks).sizes; }
 
 namespace {
 
 // The batch itself is saved, or given up for the next one; a data set is neither.
-bool is_batch(const BlockLife& block, const Hints& hints) {
-  if (block.ever_saved || block.died != BlockLife::kNever) return true;
+bool is_batch(const StepAllocation& block, const Hints& hints) {
+  if (block.ever_saved || block.died != StepAllocation::kNever) return true;
   return block.category == Category::input && !hints.walked;
 }
 
@@ -63,7 +63,7 @@ bool is_fixed(Category category) {
   return false;
 }
 
-bool follows_batch(const BlockLife& block, const Hints& hints) {
+bool follows_batch(const StepAllocation& block, const Hints& hints) {
   if (block.category == Category::workspace) return workspace_follows_batch(block.made);
   if (is_fixed(block.category) || block.freed_by_accumulate || is_weight_cast(block, hints.sizes)) return false;
   switch (block.phase) {
@@ -87,43 +87,45 @@ bool is_floating(std::string_view shape) { return shape.find("float") != shape.n
 
 bool workspace_follows_batch(const Where& made) { return !is_gemm(made.inner); }
 
-int64_t find_peak(const Lives& blocks) {
+int64_t find_peak(const Allocations& blocks) {
   uint32_t length = 0;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     length = std::max(length, block.born);
-    if (block.died != BlockLife::kNever) length = std::max(length, block.died);
+    if (block.died != StepAllocation::kNever) length = std::max(length, block.died);
   }
   std::vector<int64_t> change(size_t{length} + 2);
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (block.died <= block.born) continue;
     change[block.born] += block.bytes;
-    if (block.died != BlockLife::kNever) change[block.died] -= block.bytes;
+    if (block.died != StepAllocation::kNever) change[block.died] -= block.bytes;
   }
   int64_t bytes = 0, peak = 0;
   for (const int64_t step : change) peak = std::max(peak, bytes += step);
   return peak;
 }
 
-uint32_t find_backward(const Lives& blocks) {
-  const auto found = std::find_if(blocks.begin(), blocks.end(), [](const BlockLife& block) {
+uint32_t find_backward(const Allocations& blocks) {
+  const auto found = std::find_if(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
     return block.phase == Phase::backward && block.is_of_step();
   });
-  return found == blocks.end() ? BlockLife::kNever : found->born;
+  return found == blocks.end() ? StepAllocation::kNever : found->born;
 }
 
-uint32_t find_last_backward(const Lives& blocks) {
+uint32_t find_last_backward(const Allocations& blocks) {
   uint32_t last = 0;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (block.phase == Phase::backward && block.is_of_step()) last = std::max(last, block.born);
   }
   return last;
 }
 
-bool follows_batch(const BlockLife& block, const Lives& blocks) { return follows_batch(block, read_hints(blocks)); }
+bool follows_batch(const StepAllocation& block, const Allocations& blocks) {
+  return follows_batch(block, read_hints(blocks));
+}
 
-Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator) {
+Allocations scale_batch(Allocations blocks, int64_t numerator, int64_t denominator) {
   const Hints hints = read_hints(blocks);
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (!follows_batch(block, hints)) continue;
     const double bytes =
         static_cast<double>(block.bytes) * static_cast<double>(numerator) / static_cast<double>(denominator);
@@ -132,9 +134,9 @@ Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator) {
   return blocks;
 }
 
-bool is_mostly_float32(const Lives& blocks) {
+bool is_mostly_float32(const Allocations& blocks) {
   int64_t single[2] = {}, other[2] = {};
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (!is_floating(block.shape)) continue;
     const size_t which = block.category == Category::parameter ? 0 : 1;
     (block.shape.ends_with(" float32") ? single : other)[which] += block.bytes;

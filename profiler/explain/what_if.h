@@ -11,16 +11,16 @@
 // laid over each other again. So a change that moves the peak to another place of the step is predicted right, too.
 namespace oomdiag {
 
-using Lives = std::vector<BlockLife>;
+using Allocations = std::vector<StepAllocation>;
 
 /// The most bytes in use at once.
-int64_t find_peak(const Lives& blocks);
+int64_t find_peak(const Allocations& blocks);
 
-/// The position of the first block that an autograd node allocated, or BlockLife::kNever.
-uint32_t find_backward(const Lives& blocks);
+/// The position of the first block that an autograd node allocated, or StepAllocation::kNever.
+uint32_t find_backward(const Allocations& blocks);
 
 /// The position of the last block that an autograd node allocated, or 0.
-uint32_t find_last_backward(const Lives& blocks);
+uint32_t find_last_backward(const Allocations& blocks);
 
 /// Whether a workspace made there grows with the batch. cuBLAS sizes its own by the card. Those of cuDNN do: most are
 /// copies of what a convolution reads and writes, in the layout of its kernel. (Of 573 times that the batch was halved, 14
@@ -30,19 +30,19 @@ bool workspace_follows_batch(const Where& made);
 
 /// Whether the bytes of this block follow the batch size: what forward and backward pass on, save for the gradients of
 /// parameters. Data from setup counts where autograd saved it: then it is the batch itself.
-bool follows_batch(const BlockLife& block, const Lives& blocks);
+bool follows_batch(const StepAllocation& block, const Allocations& blocks);
 
 /// Bytes of the parameters and gradients among `blocks`.
-std::set<int64_t> list_parameter_sizes(const Lives& blocks);
+std::set<int64_t> list_parameter_sizes(const Allocations& blocks);
 
 /// Whether autocast made it of a parameter of one of these sizes: half its bytes, kept until the region ends.
-bool is_weight_cast(const BlockLife& block, const std::set<int64_t>& parameter_sizes);
+bool is_weight_cast(const StepAllocation& block, const std::set<int64_t>& parameter_sizes);
 
 /// `blocks` as they would be at `numerator`/`denominator` of the batch.
-Lives scale_batch(Lives blocks, int64_t numerator, int64_t denominator);
+Allocations scale_batch(Allocations blocks, int64_t numerator, int64_t denominator);
 
 /// Whether the model is of float32: most bytes of the parameters, else of all tensors whose type is known.
-bool is_mostly_float32(const Lives& blocks);
+bool is_mostly_float32(const Allocations& blocks);
 
 /// Whether `module` is `prefix` or inside of it.
 bool is_inside(std::string_view module, std::string_view prefix);

@@ -15,7 +15,7 @@ namespace {
 
 using Origin = std::tuple<Phase, std::string_view, std::string_view, std::string_view, std::string_view>;
 
-Origin origin_of(const BlockLife& block) {
+Origin origin_of(const StepAllocation& block) {
   const Where& made = block.made;
   return {block.phase, made.node, made.op, made.module, made.source};
 }
@@ -24,7 +24,7 @@ Origin origin_of(const BlockLife& block) {
 bool is_about(int64_t a, int64_t b) { return std::abs(a - b) * 20 <= std::max(a, b); }
 
 // Where memory is short, cuDNN may go on with another workspace.
-bool is_compared(const BlockLife& block) { return block.is_of_step() && block.category != Category::workspace; }
+bool is_compared(const StepAllocation& block) { return block.is_of_step() && block.category != Category::workspace; }
 
 // A block may hold up to 1 MiB more than was asked for, if the allocator did not split it.
 constexpr int64_t kSlackBytes = kMiB;
@@ -32,12 +32,12 @@ constexpr int64_t kSlackBytes = kMiB;
 /// Sizes of what a step allocates, by place. Each can be taken once.
 class Sizes {
  public:
-  explicit Sizes(const StepLives& lives) {
-    for (const BlockLife& block : lives.blocks) {
+  explicit Sizes(const StepAllocations& step_allocations) {
+    for (const StepAllocation& block : step_allocations.blocks) {
       if (is_compared(block)) sizes_[origin_of(block)].insert(block.bytes);
     }
   }
-  bool take(const BlockLife& block) {
+  bool take(const StepAllocation& block) {
     const auto sizes = sizes_.find(origin_of(block));
     if (sizes == sizes_.end()) return false;
     const auto size = sizes->second.lower_bound(block.bytes - kSlackBytes);
@@ -54,20 +54,20 @@ class Sizes {
 /// of keys and values) is the same.
 class Fates {
  public:
-  explicit Fates(const StepLives& lives) {
-    for (const BlockLife& block : lives.blocks) {
+  explicit Fates(const StepAllocations& step_allocations) {
+    for (const StepAllocation& block : step_allocations.blocks) {
       if (!block.is_of_step()) fates_[origin_of(block)].emplace(block.bytes, block.died);
     }
   }
   /// Of the next block like this one; kNever where it lives, or is not known.
-  uint32_t take(const BlockLife& block) {
+  uint32_t take(const StepAllocation& block) {
     const auto place = fates_.find(origin_of(block));
-    if (place == fates_.end()) return BlockLife::kNever;
+    if (place == fates_.end()) return StepAllocation::kNever;
     auto& sizes = place->second;
     auto found = sizes.lower_bound(block.bytes);
     const bool fits = found != sizes.end() && is_about(found->first, block.bytes);
     if (!fits && found != sizes.begin()) --found;
-    if (found == sizes.end() || !is_about(found->first, block.bytes)) return BlockLife::kNever;
+    if (found == sizes.end() || !is_about(found->first, block.bytes)) return StepAllocation::kNever;
     const uint32_t died = found->second;
     sizes.erase(found);
     return died;
@@ -80,7 +80,7 @@ class Fates {
 /// Where in one step that was reached which happens at a position of another step like it: after as many allocations.
 class MatchedPositions {
  public:
-  MatchedPositions(const StepLives& from, const StepLives& to) : from_(births(from)), to_(births(to)) {}
+  MatchedPositions(const StepAllocations& from, const StepAllocations& to) : from_(births(from)), to_(births(to)) {}
   uint32_t of(uint32_t position) const {
     const auto before = std::lower_bound(from_.begin(), from_.end(), position) - from_.begin();
     if (before == 0 || to_.empty()) return 0;
@@ -88,9 +88,9 @@ class MatchedPositions {
   }
 
  private:
-  static std::vector<uint32_t> births(const StepLives& lives) {
+  static std::vector<uint32_t> births(const StepAllocations& step_allocations) {
     std::vector<uint32_t> births;
-    for (const BlockLife& block : lives.blocks) {
+    for (const StepAllocation& block : step_allocations.blocks) {
       if (block.is_of_step()) births.push_back(block.born);
     }
     return births;
@@ -98,21 +98,21 @@ class MatchedPositions {
   std::vector<uint32_t> from_, to_;
 };
 
-bool records_graph(const StepLives& lives) {
-  return std::any_of(lives.blocks.begin(), lives.blocks.end(),
-                     [](const BlockLife& block) { return block.is_of_step() && block.in_graph; });
+bool records_graph(const StepAllocations& step_allocations) {
+  return std::any_of(step_allocations.blocks.begin(), step_allocations.blocks.end(),
+                     [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; });
 }
 
 /// The sizes of what a step makes, by where it makes them in any phase.
 class MadeSizes {
  public:
-  explicit MadeSizes(const StepLives& step) {
-    for (const BlockLife& block : step.blocks) {
+  explicit MadeSizes(const StepAllocations& step) {
+    for (const StepAllocation& block : step.blocks) {
       if (block.is_of_step()) sizes_[key_of(block)].insert(block.bytes);
     }
   }
   /// Whether the step makes a block like this one.
-  bool contain(const BlockLife& block) const {
+  bool contain(const StepAllocation& block) const {
     const auto found = sizes_.find(key_of(block));
     if (found == sizes_.end()) return false;
     const std::set<int64_t>& sizes = found->second;
@@ -123,7 +123,7 @@ class MadeSizes {
 
  private:
   using Key = std::tuple<std::string_view, std::string_view, std::string_view>;
-  static Key key_of(const BlockLife& block) { return {block.made.op, block.made.source, block.made.module}; }
+  static Key key_of(const StepAllocation& block) { return {block.made.op, block.made.source, block.made.module}; }
 
   std::map<Key, std::set<int64_t>> sizes_;
 };
@@ -149,13 +149,13 @@ bool is_made_once(Category category) {
 
 }  // namespace
 
-bool is_like(const StepLives& cut, const StepLives& whole) {
+bool is_like(const StepAllocations& cut, const StepAllocations& whole) {
   if (whole.step == 0 || cut.blocks.empty()) return false;
   if (records_graph(cut) && !records_graph(whole)) return false;  // evaluation before training
   Sizes sizes(whole);
   int64_t all = 0, missing = 0;
   bool refused_is_there = true;
-  for (const BlockLife& block : cut.blocks) {
+  for (const StepAllocation& block : cut.blocks) {
     const bool there = !is_compared(block) || sizes.take(block);
     all += block.bytes;
     missing += there ? 0 : block.bytes;
@@ -164,39 +164,39 @@ bool is_like(const StepLives& cut, const StepLives& whole) {
   return refused_is_there && missing * 20 <= all;
 }
 
-StepLives run_on(const StepLives& cut, const StepLives& whole) {
+StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole) {
   const MatchedPositions positions(cut, whole);
   Fates in_whole(whole), in_cut(cut);
   const MadeSizes made(cut);
   const uint32_t backward = find_backward(whole.blocks);
-  const bool may_be_zeroed = find_backward(cut.blocks) == BlockLife::kNever;
-  StepLives result{.step = cut.step, .blocks = whole.blocks};
-  Lives left;
-  for (BlockLife& block : result.blocks) {
-    if (block.died != BlockLife::kNever) continue;
+  const bool may_be_zeroed = find_backward(cut.blocks) == StepAllocation::kNever;
+  StepAllocations result{.step = cut.step, .blocks = whole.blocks};
+  Allocations left;
+  for (StepAllocation& block : result.blocks) {
+    if (block.died != StepAllocation::kNever) continue;
     const uint32_t freed = in_cut.take(block);
-    const bool lives_on = freed == BlockLife::kNever;
+    const bool lives_on = freed == StepAllocation::kNever;
     if (!block.is_of_step()) {
       // The first batch is made before the first step begins, the second one inside of its own.
       if (!lives_on && !made.contain(block)) block.died = positions.of(freed);
       continue;
     }
-    if (in_whole.take(block) != BlockLife::kNever) continue;  // the one before it is there already
+    if (in_whole.take(block) != StepAllocation::kNever) continue;  // the one before it is there already
     if (lives_on && is_made_once(block.category)) {
-      block.born = BlockLife::kBefore;
+      block.born = StepAllocation::kBefore;
       continue;
     }
-    BlockLife& old = left.emplace_back(block);
-    old.born = BlockLife::kBefore;
+    StepAllocation& old = left.emplace_back(block);
+    old.born = StepAllocation::kBefore;
     old.died = block.born + 1;
     if (!lives_on) old.died = positions.of(freed);
     if (!lives_on || block.category != Category::gradient) continue;
-    old.died = may_be_zeroed ? backward : BlockLife::kNever;
+    old.died = may_be_zeroed ? backward : StepAllocation::kNever;
     if (!may_be_zeroed) block.died = block.born + 1;  // it is added to the old one
   }
   result.blocks.insert(result.blocks.begin(), left.begin(), left.end());
   std::stable_sort(result.blocks.begin(), result.blocks.end(),
-                   [](const BlockLife& a, const BlockLife& b) { return a.born < b.born; });
+                   [](const StepAllocation& a, const StepAllocation& b) { return a.born < b.born; });
   return result;
 }
 

@@ -10,11 +10,11 @@ namespace oomdiag {
 
 /// Whether the step that was cut short did what `whole` did: of what it allocated, and of what it was refused, there is the
 /// same in `whole`, from the same place and of the same size. Differences of a twentieth of the bytes are none.
-bool is_like(const StepLives& cut, const StepLives& whole);
+bool is_like(const StepAllocations& cut, const StepAllocations& whole);
 
 /// The step that was cut short as if it had run to its end: `whole`, the step before it, with what that one left behind. What
 /// was made once (optimizer state) is there from the beginning; what is made anew in each step (gradients, outputs that a
 /// variable holds) lives on up to where the step that was cut short freed it, else up to where it is made again.
-StepLives run_on(const StepLives& cut, const StepLives& whole);
+StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole);
 
 }  // namespace oomdiag

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr uint64_t kMostEvents = 1 << 20;  // of the trace: more make a file that no browser opens
+constexpr uint64_t kMaxEvents = 1 << 20;  // of the trace: more make a file that no browser opens
 
 double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
 
@@ -114,8 +114,8 @@ void add_counters(const Report& report, PerfettoWriter& writer) {
 /// Who held each card during the step that the report describes.
 void add_categories(const Trace& trace, const History& history, PerfettoWriter& writer) {
   for (const DeviceHistory& device : history.devices) {
-    const std::string name = fmt::format("card {} step {}", device.index, device.lives.step);
-    const std::vector<BandPoint> points = draw_step(device.lives).points;
+    const std::string name = fmt::format("card {} step {}", device.index, device.step_allocations.step);
+    const std::vector<BandPoint> points = draw_step(device.step_allocations).points;
     const auto is_held = [&](size_t c) {
       return std::any_of(points.begin(), points.end(), [&](const BandPoint& point) { return point.bytes[c] != 0; });
     };
@@ -136,7 +136,7 @@ void add_slices(const Trace& trace, PerfettoWriter& writer) {
   Slices modules(writer, "module"), ops(writer, "op");
   NodeTable nodes;
   std::map<uint16_t, std::vector<std::pair<uint64_t, int64_t>>> scopes;  // by thread: name, begin
-  const uint64_t first = trace.events.size() > kMostEvents ? trace.events.size() - kMostEvents : 0;
+  const uint64_t first = trace.events.size() > kMaxEvents ? trace.events.size() - kMaxEvents : 0;
   for (auto at = trace.events.from(first); at != trace.events.end(); ++at) {
     const Event& event = *at;
     const int64_t time = trace.time_ns(event);
@@ -152,7 +152,7 @@ void add_slices(const Trace& trace, PerfettoWriter& writer) {
     const int64_t bytes = event.kind == EventKind::alloc ? event.bytes : 0;
     const std::string_view op = where.node.empty() ? where.op : where.node;
     modules.see(event.thread, where.module, 0, time, bytes);
-    ops.see(event.thread, op, event.op_serial, time, bytes);
+    ops.see(event.thread, op, event.call_id, time, bytes);
   }
   modules.finish();
   ops.finish();

@@ -20,9 +20,9 @@ int64_t sum_of(const BandPoint& point) {
 
 // Of each few positions the highest.
 std::vector<BandPoint> thin(const std::vector<BandPoint>& points) {
-  if (points.size() <= kMostBandPoints) return points;
+  if (points.size() <= kMaxBandPoints) return points;
   std::vector<BandPoint> kept;
-  const size_t stride = (points.size() + kMostBandPoints - 1) / kMostBandPoints;
+  const size_t stride = (points.size() + kMaxBandPoints - 1) / kMaxBandPoints;
   for (size_t begin = 0; begin < points.size(); begin += stride) {
     const auto first = points.begin() + static_cast<std::ptrdiff_t>(begin);
     const auto last = points.begin() + static_cast<std::ptrdiff_t>(std::min(begin + stride, points.size()));
@@ -31,9 +31,9 @@ std::vector<BandPoint> thin(const std::vector<BandPoint>& points) {
   return kept;
 }
 
-std::vector<PhaseSpan> find_phases(const std::vector<BlockLife>& blocks) {
+std::vector<PhaseSpan> find_phases(const std::vector<StepAllocation>& blocks) {
   std::vector<PhaseSpan> spans;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (!block.is_of_step()) continue;
     const std::string phase(name_of(block.phase));
     if (spans.empty() || spans.back().phase != phase) spans.push_back({phase, block.born, block.born});
@@ -89,12 +89,12 @@ DrawnSegment draw_segment(const SegmentLayout& segment, const BlocksByAddress& b
   return drawn;
 }
 
-std::vector<DrawnSegment> draw_segments(const Moment& moment) {
-  const BlocksByAddress blocks = by_address(moment);
+std::vector<DrawnSegment> draw_segments(const MemoryState& state) {
+  const BlocksByAddress blocks = by_address(state);
   std::vector<const SegmentLayout*> segments;
-  for (const SegmentLayout& segment : moment.segments) segments.push_back(&segment);
+  for (const SegmentLayout& segment : state.segments) segments.push_back(&segment);
   std::ranges::stable_sort(segments, std::greater{}, [](const SegmentLayout* one) { return one->bytes; });
-  if (segments.size() > kMostSegments) segments.resize(kMostSegments);
+  if (segments.size() > kMaxSegments) segments.resize(kMaxSegments);
   std::vector<DrawnSegment> drawn;
   for (const SegmentLayout* segment : segments) drawn.push_back(draw_segment(*segment, blocks));
   return drawn;
@@ -102,37 +102,39 @@ std::vector<DrawnSegment> draw_segments(const Moment& moment) {
 
 }  // namespace
 
-StepBands draw_step(const StepLives& lives) {
-  StepBands bands{.step = lives.step};
-  if (lives.step == 0 || lives.blocks.empty()) return {};
+StepBands draw_step(const StepAllocations& step_allocations) {
+  StepBands bands{.step = step_allocations.step};
+  if (step_allocations.step == 0 || step_allocations.blocks.empty()) return {};
   uint32_t last = 0;
-  for (const BlockLife& block : lives.blocks) {
+  for (const StepAllocation& block : step_allocations.blocks) {
     last = std::max(last, block.born);
-    if (block.died != BlockLife::kNever) last = std::max(last, block.died);
+    if (block.died != StepAllocation::kNever) last = std::max(last, block.died);
   }
   std::vector<BandPoint> points(last + 1);
-  for (const BlockLife& block : lives.blocks) {
+  for (const StepAllocation& block : step_allocations.blocks) {
     const auto category = static_cast<size_t>(block.category);
     points[block.born].bytes[category] += block.bytes;
-    if (block.died != BlockLife::kNever) points[block.died].bytes[category] -= block.bytes;
+    if (block.died != StepAllocation::kNever) points[block.died].bytes[category] -= block.bytes;
   }
   for (uint32_t i = 0; i <= last; ++i) {
     points[i].position = i;
-    if (!lives.events.empty()) points[i].event = lives.events[std::clamp<size_t>(i, 1, lives.events.size()) - 1];
+    if (!step_allocations.events.empty())
+      points[i].event = step_allocations.events[std::clamp<size_t>(i, 1, step_allocations.events.size()) - 1];
     for (size_t c = 0; i > 0 && c < kCategoryCount; ++c) points[i].bytes[c] += points[i - 1].bytes[c];
   }
   bands.points = thin(points);
-  bands.phases = find_phases(lives.blocks);
+  bands.phases = find_phases(step_allocations.blocks);
   return bands;
 }
 
 CardPicture draw_card(const DeviceHistory& device) {
   OwnerTree tree;
-  for (const LiveBlock& block : device.moment.blocks) {
+  for (const LiveBlock& block : device.state.blocks) {
     if (!block.pending_free) tree.add(path_of(block), block.bytes, 1);
   }
-  return {
-      .owners = std::move(tree).finish(), .step = draw_step(device.lives), .segments = draw_segments(device.moment)};
+  return {.owners = std::move(tree).finish(),
+          .step = draw_step(device.step_allocations),
+          .segments = draw_segments(device.state)};
 }
 
 CardPicture draw_card(const ReportOfDevice& device) {

@@ -39,12 +39,12 @@ struct PhaseSpan {
 /// A step, allocation by allocation. After an OOM its end is the refused request, as if it had been granted.
 struct StepBands {
   uint32_t step = 0;                ///< 0: there is none
-  std::vector<BandPoint> points{};  ///< at most kMostBandPoints, the highest always among them
+  std::vector<BandPoint> points{};  ///< at most kMaxBandPoints, the highest always among them
   std::vector<PhaseSpan> phases{};
 
   bool operator==(const StepBands&) const = default;
 };
-inline constexpr size_t kMostBandPoints = 1200;
+inline constexpr size_t kMaxBandPoints = 1200;
 
 /// A piece of a segment. Neighbours too small to be seen are one piece.
 struct DrawnBlock {
@@ -63,13 +63,13 @@ struct DrawnSegment {
 
   bool operator==(const DrawnSegment&) const = default;
 };
-inline constexpr size_t kMostSegments = 120;
+inline constexpr size_t kMaxSegments = 120;
 
 /// One card of a report, at the moment that it describes.
 struct CardPicture {
   OwnerNode owners{};
   StepBands step{};
-  std::vector<DrawnSegment> segments{};  ///< the largest first, at most kMostSegments
+  std::vector<DrawnSegment> segments{};  ///< the largest first, at most kMaxSegments
 
   bool operator==(const CardPicture&) const = default;
 };
@@ -78,7 +78,7 @@ struct CardPicture {
 CardPicture draw_card(const DeviceHistory& device);
 
 /// Draws a step; of a step that is not there, nothing.
-StepBands draw_step(const StepLives& lives);
+StepBands draw_step(const StepAllocations& step_allocations);
 
 /// Draws what a report alone tells: owners.
 CardPicture draw_card(const ReportOfDevice& device);

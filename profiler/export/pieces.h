@@ -10,9 +10,9 @@ namespace oomdiag {
 
 using BlocksByAddress = std::map<uint64_t, const LiveBlock*>;
 
-inline BlocksByAddress by_address(const Moment& moment) {
+inline BlocksByAddress by_address(const MemoryState& state) {
   BlocksByAddress blocks;
-  for (const LiveBlock& block : moment.blocks) blocks[block.address] = &block;
+  for (const LiveBlock& block : state.blocks) blocks[block.address] = &block;
   return blocks;
 }
 

@@ -66,11 +66,11 @@ std::string holder_label(const ReportHolder& holder) {
 }
 
 void add_holders(const ReportOfDevice& device, std::string& text) {
-  constexpr size_t kMostHolders = 8;
+  constexpr size_t kMaxHolders = 8;
   std::vector<const ReportHolder*> holders;
   for (const ReportHolder& holder : device.top_allocations) holders.push_back(&holder);
   std::ranges::stable_sort(holders, std::greater{}, [](const ReportHolder* one) { return one->bytes; });
-  if (holders.size() > kMostHolders) holders.resize(kMostHolders);
+  if (holders.size() > kMaxHolders) holders.resize(kMaxHolders);
   text += "\n| GPU memory | what | |\n|---|---|---:|\n";
   int64_t rest = device.card.allocated_bytes;
   for (const ReportHolder* holder : holders) {
@@ -100,14 +100,14 @@ std::string_view trimmed(std::string_view text) {
 
 // The headline and the first paragraph are those of the report as text: "  where    relu1".
 void add_words(std::string_view words, std::string& text) {
-  constexpr size_t kMostFacts = 10, kLabel = 2, kValue = 13;
+  constexpr size_t kMaxFacts = 10, kLabel = 2, kValue = 13;
   const size_t head = std::min(words.find('\n'), words.size());
   const size_t card = std::min(words.find("  "), head);
   text = fmt::format("### {} · {}\n\n", cell(words.substr(0, card), 80),
                      cell(trimmed(words.substr(card, head - card)), 80));
   words.remove_prefix(std::min(head + 2, words.size()));
   words = words.substr(0, words.find("\n\n"));
-  for (size_t facts = 0; facts < kMostFacts && !words.empty(); ++facts) {
+  for (size_t facts = 0; facts < kMaxFacts && !words.empty(); ++facts) {
     const std::string_view line = words.substr(0, words.find('\n'));
     words.remove_prefix(std::min(line.size() + 1, words.size()));
     if (line.size() <= kValue) continue;

@@ -12,7 +12,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr uint64_t kMostEntries = 1 << 20;  // a card
+constexpr uint64_t kMaxEntries = 1 << 20;  // a card
 
 /// Frames of one kind of place are written once.
 class Frames {
@@ -114,8 +114,8 @@ class SnapshotWriter {
   }
 
   void write_segments(const DeviceHistory& device) {
-    const BlocksByAddress blocks = by_address(device.moment);
-    for (const SegmentLayout& segment : device.moment.segments) {
+    const BlocksByAddress blocks = by_address(device.state);
+    for (const SegmentLayout& segment : device.state.segments) {
       pickler_.begin_dict();
       pickler_.item("device", device.index);
       pickler_.item("address", static_cast<int64_t>(segment.address));
@@ -164,11 +164,11 @@ class SnapshotWriter {
 
   void write_entries(const DeviceHistory& device) {
     NodeTable nodes;
-    uint64_t last = device.moment.event, entries = 0;
+    uint64_t last = device.state.event, entries = 0;
     for (auto at = trace_.events.begin(); at != trace_.events.end() && at.index() <= last; ++at) {
       entries += at->device == device.index && action_of(at->kind) != nullptr ? 1 : 0;
     }
-    uint64_t skip = entries > kMostEntries ? entries - kMostEntries : 0;
+    uint64_t skip = entries > kMaxEntries ? entries - kMaxEntries : 0;
     pickler_.begin_list();
     if (!device.peak.at_start || device.failure) {
       for (auto at = trace_.events.begin(); at != trace_.events.end() && at.index() <= last; ++at) {

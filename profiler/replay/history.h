@@ -114,7 +114,7 @@ struct InitializationStep {
 };
 
 /// The state of one card at the moment that a report describes: the failing allocation, else the peak.
-struct Moment {
+struct MemoryState {
   uint64_t event = 0;  ///< index into the trace's events
   int64_t time_ns = 0;
   uint32_t step = 0;
@@ -131,7 +131,7 @@ struct Moment {
   std::vector<LiveBlock> blocks{};
   std::vector<SegmentLayout> segments{};
 
-  bool operator==(const Moment&) const = default;
+  bool operator==(const MemoryState&) const = default;
 };
 
 struct Peak {
@@ -253,7 +253,7 @@ struct OutOfMemory {
 };
 
 /// A block that was in use at some time of a step. Times are positions: the n-th allocation or free of the step, from 1.
-struct BlockLife {
+struct StepAllocation {
   static constexpr uint32_t kBefore = 0;            ///< born before the step
   static constexpr uint32_t kNever = ~uint32_t{0};  ///< died: not in this step
 
@@ -270,32 +270,32 @@ struct BlockLife {
   SharedList<Where> saved_by{};  ///< in forward's order
 
   bool is_of_step() const { return born != kBefore; }
-  bool operator==(const BlockLife&) const = default;
+  bool operator==(const StepAllocation&) const = default;
 };
 
 /// The step that holds the described moment, block by block; the refused request is the last of them.
-struct StepLives {
-  uint32_t step = 0;                ///< 0: there is no step, and nothing else is set
-  std::vector<BlockLife> blocks{};  ///< by ascending birth
-  std::vector<uint64_t> events{};   ///< index of the event at each position, which are counted from 1
+struct StepAllocations {
+  uint32_t step = 0;                     ///< 0: there is no step, and nothing else is set
+  std::vector<StepAllocation> blocks{};  ///< by ascending birth
+  std::vector<uint64_t> events{};        ///< index of the event at each position, which are counted from 1
 
-  bool operator==(const StepLives&) const = default;
+  bool operator==(const StepAllocations&) const = default;
 };
 
 /// One card.
 struct DeviceHistory {
   int index = 0;
   Peak peak;
-  Moment moment;
+  MemoryState state;
   std::vector<PhasePeak> phases{};  ///< by step; of long runs the first and the last steps, and the peak's
   std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase
   std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
   StepCurves curves{};
   std::vector<Referrer> referrers{};  ///< looked for where memory ran out or grew
-  StepLives lives{};
+  StepAllocations step_allocations{};
   /// After an OOM: the step before the one that failed, from its beginning to its end. None where no step was whole. Its
   /// blocks that never died are what the failing step began with.
-  StepLives complete{};
+  StepAllocations complete{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
   std::vector<OutOfMemory> refusals{};    ///< in order
   std::vector<Mark> marks{};              ///< the first 1000

@@ -43,7 +43,7 @@ bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
   for (uint64_t i = refusal.event; i-- > 0;) {
     const Event event = trace.events[i];
     if (event.thread != failed.thread) continue;
-    if (event.op_serial != failed.op_serial || event.op_serial == 0) return true;
+    if (event.call_id != failed.call_id || event.call_id == 0) return true;
     if (event.kind == EventKind::alloc) return false;
   }
   return true;
@@ -90,9 +90,9 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     for (const auto& [maker, variable, count] : card.referrers) {
       device.history.referrers.push_back({trace.name(variable), locate(trace, measured.nodes, maker), count});
     }
-    device.history.lives = read_step(trace, measured.nodes, views, card.steps[0], failure);
+    device.history.step_allocations = read_step(trace, measured.nodes, views, card.steps[0], failure);
     device.history.complete = read_step(trace, measured.nodes, views, card.steps[1], nullptr);
-    device.history.moment = read_moment(trace, device, measured.nodes, views, card.live_set);
+    device.history.state = read_moment(trace, device, measured.nodes, views, card.live_set);
     NonPytorchState outside = read_non_pytorch(trace, device.outside_events, trace.events.size());
     device.history.initialization_steps = std::move(outside.steps);
     device.history.failed_driver_requests = std::move(outside.refusals);

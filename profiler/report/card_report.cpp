@@ -16,10 +16,10 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostSavedTensors = 200;
-constexpr size_t kMostOwners = 50;
-constexpr size_t kMostCaught = 50;
-constexpr size_t kMostPageLocked = 8;
+constexpr size_t kMaxSavedTensors = 200;
+constexpr size_t kMaxOwners = 50;
+constexpr size_t kMaxCaught = 50;
+constexpr size_t kMaxPageLocked = 8;
 
 ReportPeak report_peak(const DeviceHistory& device) {
   ReportPeak peak{.allocated_bytes = std::max(device.peak.allocated_bytes, device.counted_peak_bytes),
@@ -27,7 +27,7 @@ ReportPeak report_peak(const DeviceHistory& device) {
                   .phase = device.peak.phase,
                   .step = device.peak.step};
   if (device.failure) return peak;  // the described moment is another one
-  const Where& where = device.moment.where;
+  const Where& where = device.state.where;
   peak.node = where.node;
   peak.op = where.op;
   peak.module = where.module;
@@ -110,9 +110,9 @@ ReportOwner report_owner(const LiveBlock& block) {
 }
 
 // A snapshot knows blocks by the line that made them: what one line holds is one owner.
-std::vector<ReportOwner> owners_by_line(const Moment& moment) {
+std::vector<ReportOwner> owners_by_line(const MemoryState& state) {
   std::map<std::pair<Category, std::string_view>, int64_t> sums;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     const Where& made = block.made;
     const std::string_view own = made.inner_source.empty() ? made.source : made.inner_source;
     const std::string_view line = own.empty() ? label_of(made) : own;
@@ -123,10 +123,10 @@ std::vector<ReportOwner> owners_by_line(const Moment& moment) {
     owners.push_back({.category = who.first, .bytes = bytes, .name = std::string(who.second)});
   }
   std::stable_sort(owners.begin(), owners.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
-  if (owners.size() <= kMostOwners) return owners;
+  if (owners.size() <= kMaxOwners) return owners;
   ReportOwner others{.category = Category::unknown, .name = "others"};
-  for (size_t i = kMostOwners - 1; i < owners.size(); ++i) others.bytes += owners[i].bytes;
-  owners.resize(kMostOwners - 1);
+  for (size_t i = kMaxOwners - 1; i < owners.size(); ++i) others.bytes += owners[i].bytes;
+  owners.resize(kMaxOwners - 1);
   owners.push_back(std::move(others));
   return owners;
 }
@@ -148,8 +148,8 @@ ReportCause report_cause(const Cause& cause) {
   return report;
 }
 
-Figures report_categories(const Moment& moment) {
-  const auto sums = sum_categories(moment);
+Figures report_categories(const MemoryState& state) {
+  const auto sums = sum_categories(state);
   Figures figures;
   for (size_t c = 0; c < kCategoryCount; ++c) {
     figures.emplace_back(name_of(static_cast<Category>(c)), sums[c]);
@@ -157,10 +157,10 @@ Figures report_categories(const Moment& moment) {
   return figures;
 }
 
-Figures report_private_pools(const Moment& moment) {
+Figures report_private_pools(const MemoryState& state) {
   int64_t reserved = 0;
   int64_t used = 0;
-  for (const SegmentLayout& segment : moment.segments) {
+  for (const SegmentLayout& segment : state.segments) {
     if (segment.pool == 0) continue;
     reserved += segment.bytes;
     used += segment.used_bytes;
@@ -169,17 +169,17 @@ Figures report_private_pools(const Moment& moment) {
   return {{"reserved_bytes", reserved}, {"cached_bytes", reserved - used}};
 }
 
-ReportCard report_card(const Moment& moment) {
-  return {.allocated_bytes = moment.allocated_bytes,
-          .pending_free_bytes = moment.pending_free_bytes,
-          .cached_bytes = moment.reserved_bytes - moment.allocated_bytes - moment.pending_free_bytes,
-          .non_pytorch_bytes = moment.outside_bytes,
-          .free_bytes = moment.free_bytes};
+ReportCard report_card(const MemoryState& state) {
+  return {.allocated_bytes = state.allocated_bytes,
+          .pending_free_bytes = state.pending_free_bytes,
+          .cached_bytes = state.reserved_bytes - state.allocated_bytes - state.pending_free_bytes,
+          .non_pytorch_bytes = state.outside_bytes,
+          .free_bytes = state.free_bytes};
 }
 
-std::vector<const LiveBlock*> by_size(const Moment& moment, size_t at_most, bool saved_only) {
+std::vector<const LiveBlock*> by_size(const MemoryState& state, size_t at_most, bool saved_only) {
   std::vector<const LiveBlock*> blocks;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     const bool saved = block.category == Category::activation && !block.saved_by.empty();
     if (!block.pending_free && (saved || !saved_only)) blocks.push_back(&block);
   }
@@ -193,13 +193,13 @@ std::vector<const LiveBlock*> by_size(const Moment& moment, size_t at_most, bool
 }
 
 // One row per group, the largest first, and one for what is in none. Together they are what the three categories hold.
-std::vector<ReportParameterGroup> report_groups(const Moment& moment) {
+std::vector<ReportParameterGroup> report_groups(const MemoryState& state) {
   std::map<std::string_view, ReportParameterGroup> groups;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     const bool parameter = block.category == Category::parameter;
     const bool gradient = block.category == Category::gradient;
-    const bool state = block.category == Category::optimizer_state;
-    if (block.pending_free || !(parameter || gradient || state)) continue;
+    const bool optimizer_state = block.category == Category::optimizer_state;
+    if (block.pending_free || !(parameter || gradient || optimizer_state)) continue;
     ReportParameterGroup& group = groups[block.group];
     group.name = block.group;
     (parameter ? group.parameter_bytes : gradient ? group.gradient_bytes : group.optimizer_state_bytes) += block.bytes;
@@ -267,7 +267,7 @@ void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDe
         break;
       case Outcome::caught:
         ++report.caught_count;
-        if (report.caught.size() < kMostCaught) report.caught.push_back(report_failure(trace, refusal));
+        if (report.caught.size() < kMaxCaught) report.caught.push_back(report_failure(trace, refusal));
         break;
       case Outcome::fatal:
         break;
@@ -288,25 +288,25 @@ Device find_card(const Trace& trace, int index) {
 
 ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, const Findings& findings) {
   const Device card = find_card(trace, device.index);
-  const Moment& moment = device.moment;
+  const MemoryState& state = device.state;
   ReportOfDevice report;
   report.device = {device.index, card.name, trace.process.virtual_device,
-                   std::max(card.total_bytes, moment.reserved_bytes),
+                   std::max(card.total_bytes, state.reserved_bytes),
                    fmt::format("{}.{}", card.compute_major, card.compute_minor)};
   report.peak = report_peak(device);
   if (device.failure) {
     report.failure = report_failure(trace, *device.failure);
-    report.failure->allocated_bytes = moment.allocated_bytes;
-    report.failure->reserved_bytes = moment.reserved_bytes;
+    report.failure->allocated_bytes = state.allocated_bytes;
+    report.failure->reserved_bytes = state.reserved_bytes;
   }
   if (findings.cause) report.cause = report_cause(*findings.cause);
-  report.categories = report_categories(moment);
-  report.card = report_card(moment);
-  report.private_pools = report_private_pools(moment);
-  report.outside = moment.outside;
-  report.host_memory = moment.host_memory;
+  report.categories = report_categories(state);
+  report.card = report_card(state);
+  report.private_pools = report_private_pools(state);
+  report.outside = state.outside;
+  report.host_memory = state.host_memory;
   const auto pinned_host_memory =
-      std::span(moment.pinned_host_memory).first(std::min(moment.pinned_host_memory.size(), kMostPageLocked));
+      std::span(state.pinned_host_memory).first(std::min(state.pinned_host_memory.size(), kMaxPageLocked));
   report.pinned_host_memory.assign(pinned_host_memory.begin(), pinned_host_memory.end());
   report.failed_driver_requests = device.failed_driver_requests;
   report.initialization_steps = device.initialization_steps;
@@ -333,20 +333,19 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
     report.phase_peaks.emplace_back(name_of(static_cast<Phase>(p)), device.phase_peaks[p]);
   }
   if (trace.process.snapshot) {
-    report.allocations = owners_by_line(moment);
+    report.allocations = owners_by_line(state);
   } else {
-    for (const LiveBlock* block : by_size(moment, kMostOwners, false))
-      report.allocations.push_back(report_owner(*block));
+    for (const LiveBlock* block : by_size(state, kMaxOwners, false)) report.allocations.push_back(report_owner(*block));
   }
-  report.top_allocations = fold_holders(moment);
-  for (const LiveBlock* block : by_size(moment, kMostSavedTensors, true)) {
+  report.top_allocations = fold_holders(state);
+  for (const LiveBlock* block : by_size(state, kMaxSavedTensors, true)) {
     report.saved_tensors.push_back(report_saved(*block));
   }
-  const AutocastUse autocast = find_autocast(moment);
+  const AutocastUse autocast = find_autocast(state);
   if (!autocast.dtype.empty()) {
     report.autocast = {std::string(autocast.dtype), autocast.made_bytes, autocast.cache_bytes, autocast.region_open};
   }
-  report.parameter_groups = report_groups(moment);
+  report.parameter_groups = report_groups(state);
   report.batch = findings.batch;
   if (!trace.process.snapshot) report.reason = findings.reason;
   for (const Fix& fix : findings.fixes) {

@@ -5,9 +5,9 @@
 namespace oomdiag {
 
 std::string cause_text(const ReportCause& cause) {
-  constexpr size_t kMostCharacters = 400;
+  constexpr size_t kMaxCharacters = 400;
   const CauseRow& row = find_cause_row(cause.kind, cause.because);
-  return printable(row.words(cause.evidence, cause.non_pytorch), kMostCharacters);
+  return printable(row.words(cause.evidence, cause.non_pytorch), kMaxCharacters);
 }
 
 void decide_again(ReportCause& cause) {

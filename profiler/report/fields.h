@@ -327,8 +327,6 @@ void visit_fields(Visitor& visit, Value& value) {
   visit("fixed_bytes", value.fixed_bytes);
   visit("scaling_bytes", value.scaling_bytes);
   visit("largest_batch", value.largest_batch);
-  visit("failing_batch", value.failing_batch);
-  visit("failing_place", value.failing_place);
   visit("inferred", value.inferred);
 }
 

@@ -109,7 +109,7 @@ std::string_view verdict_on(const Fix& fix) {
 }
 
 std::string best_fix_text(const Report& report, const ReportOfDevice& device, const TextOptions& options) {
-  constexpr size_t kMostLines = 3;
+  constexpr size_t kMaxLines = 3;
   if (device.fixes.empty() || !(device.failure || device.out_of_memory_near_step)) return {};
   const std::vector<Fix> fixes = best_first(device.fixes);
   const Fix& best = fixes.front();
@@ -124,12 +124,12 @@ std::string best_fix_text(const Report& report, const ReportOfDevice& device, co
   const bool one_line = best.how.size() == 1 && !best.how.front().starts_with('#');  // else it is not the line itself
   const std::string what = one_line ? printable(best.how.front(), 200) : printable(best.label, 200);
   add(text, "fix", fmt::format("{}   {}", what, peak_text(best, options)));
-  if (!one_line && best.how.size() > 1 && best.how.size() <= kMostLines) text += lines_of(best, "             ");
+  if (!one_line && best.how.size() > 1 && best.how.size() <= kMaxLines) text += lines_of(best, "             ");
   return text;
 }
 
 std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& options) {
-  constexpr size_t kMost = 3;
+  constexpr size_t kMax = 3;
   std::vector<Fix> fixes = best_first(device.fixes);
   const bool failed = device.failure || device.out_of_memory_near_step;
   const bool has_best = failed && !fixes.empty() && is_answer(fixes.front());
@@ -142,7 +142,7 @@ std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& o
   } else if (failed && may_fit) {
     std::erase_if(fixes, [](const Fix& fix) { return fits(fix).has_value(); });
   }
-  if (fixes.size() > kMost) fixes.resize(kMost);
+  if (fixes.size() > kMax) fixes.resize(kMax);
   if (fixes.empty()) return {};
   int64_t largest = 0;
   for (const Fix& fix : fixes) largest = std::max(largest, fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes));

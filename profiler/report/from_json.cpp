@@ -50,8 +50,8 @@ class Reader {
  private:
   template <std::integral T>
   static void take(const Json& value, const char* name, T& to) {
-    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-    const bool too_large = value.is_number_unsigned() && value.get<uint64_t>() > kMost;
+    constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    const bool too_large = value.is_number_unsigned() && value.get<uint64_t>() > kMax;
     demand(value.is_number_integer() && !too_large, name, "an integer");
     demand(std::in_range<T>(value.get<int64_t>()), name, "in range");
     to = static_cast<T>(value.get<int64_t>());

@@ -70,10 +70,10 @@ int64_t last_size(std::string_view shape) {
   return size;
 }
 
-std::set<int64_t> find_vocabularies(const Moment& moment) {
+std::set<int64_t> find_vocabularies(const MemoryState& state) {
   constexpr int64_t kFewestWords = 1000;
   std::set<int64_t> sizes;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     const bool of_loss = is_loss_op(block.made.op) ||
                          std::ranges::any_of(block.saved_by, [](const Where& by) { return is_loss_op(by.op); });
     const int64_t size = of_loss ? last_size(block.shape) : 0;
@@ -84,7 +84,7 @@ std::set<int64_t> find_vocabularies(const Moment& moment) {
 
 class Folder {
  public:
-  explicit Folder(const Moment& moment) : vocabularies_(find_vocabularies(moment)) {}
+  explicit Folder(const MemoryState& state) : vocabularies_(find_vocabularies(state)) {}
 
   std::vector<ReportHolder> fold(const std::vector<const LiveBlock*>& blocks) const {
     int64_t all = 0;
@@ -120,7 +120,7 @@ class Folder {
       list.push_back(std::move(row.holder));
     }
     std::ranges::stable_sort(list, std::greater{}, &ReportHolder::bytes);
-    if (list.size() > kMostHolders) list.resize(kMostHolders);
+    if (list.size() > kMaxHolders) list.resize(kMaxHolders);
     return list;
   }
 
@@ -197,12 +197,12 @@ class Folder {
 
 }  // namespace
 
-std::vector<ReportHolder> fold_holders(const Moment& moment) {
+std::vector<ReportHolder> fold_holders(const MemoryState& state) {
   std::array<std::vector<const LiveBlock*>, kCategoryCount> blocks;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (!block.pending_free) blocks[static_cast<size_t>(block.category)].push_back(&block);
   }
-  const Folder folder(moment);
+  const Folder folder(state);
   std::vector<ReportHolder> holders;
   for (const auto& of_category : blocks) {
     const auto rows = folder.fold(of_category);

@@ -236,12 +236,12 @@ std::string kept_by_text(const ReportOfDevice& device, const TextOptions& option
 }
 
 std::string lines_table(const ReportOfDevice& device) {
-  constexpr size_t kMostLines = 5;
+  constexpr size_t kMaxLines = 5;
   constexpr int64_t kLeastShare = 50;
   std::vector<const OwnedBytes*> lines;
   for (const OwnedBytes& line : device.allocated_by.line) {
     const bool counts = !line.name.empty() && line.name != "others" &&
-                        line.bytes * kLeastShare >= device.card.allocated_bytes && lines.size() < kMostLines;
+                        line.bytes * kLeastShare >= device.card.allocated_bytes && lines.size() < kMaxLines;
     if (counts) lines.push_back(&line);
   }
   if (lines.size() < 2) return {};

@@ -11,7 +11,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostRanks = 16;
+constexpr size_t kMaxRanks = 16;
 
 std::string name_of(const ReportRank& rank) {
   return rank.rank ? fmt::format("rank {}", *rank.rank) : fmt::format("process {}", rank.pid);
@@ -64,12 +64,12 @@ std::string ranks_table(const Report& report) {
   const Unit unit = unit_for(largest);
   std::string text = "  " + padded(fmt::format("processes, {}", unit.name), 24) +
                      fmt::format("{:>9}{:>11}   outcome\n", "peak", "reserved");
-  for (size_t i = 0; i < std::min(ranks.size(), kMostRanks); ++i) {
+  for (size_t i = 0; i < std::min(ranks.size(), kMaxRanks); ++i) {
     const ReportRank& rank = ranks[i];
     text += fmt::format("    {:<22}{:>9}{:>11}   {}\n", name_of(rank), in_unit(rank.peak.allocated_bytes, unit),
                         in_unit(rank.peak.reserved_bytes, unit), outcome_of(rank));
   }
-  if (ranks.size() > kMostRanks) text += fmt::format("    {} more\n", ranks.size() - kMostRanks);
+  if (ranks.size() > kMaxRanks) text += fmt::format("    {} more\n", ranks.size() - kMaxRanks);
   if (const auto& imbalance = report.imbalance) {
     text += fmt::format("    imbalance: rank {} peaks {} above the others, whose median is {}\n", imbalance->rank,
                         with_unit(imbalance->difference_bytes), with_unit(imbalance->median_of_others_bytes));

@@ -108,22 +108,22 @@ void add_notes_of(const History& history, std::string_view kind, const char* sen
 }
 
 void add_notes(const History& history, std::vector<std::string>& limitations) {
-  constexpr size_t kMostNotes = 20;
+  constexpr size_t kMaxNotes = 20;
   add_notes_of(history, "estimate", "estimates of the virtual device: {}", limitations);
   add_notes_of(history, "unsupported", "not in the virtual device, so that what it takes is missing: {}", limitations);
   size_t told = 0;
   for (const RecorderNote& note : history.notes) {
     const bool is_told = note.kind == kMode || note.kind == "estimate" || note.kind == "unsupported";
-    if (is_told || told++ >= kMostNotes) continue;
+    if (is_told || told++ >= kMaxNotes) continue;
     limitations.push_back(fmt::format("{}: {}", note.kind, note.text));
   }
-  if (told > kMostNotes) limitations.push_back(fmt::format("{} more of these", told - kMostNotes));
+  if (told > kMaxNotes) limitations.push_back(fmt::format("{} more of these", told - kMaxNotes));
 }
 
 // What was there before: how much of it nothing names since.
 void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<std::string>& limitations) {
   int64_t unnamed = 0;
-  for (const LiveBlock& block : device.moment.blocks) {
+  for (const LiveBlock& block : device.state.blocks) {
     if (block.before_recording && block.category == Category::unknown) unnamed += block.bytes;
   }
   if (unnamed == 0) return;
@@ -142,8 +142,8 @@ bool is_of_convolution(const LiveBlock& block) {
 void add_unpredicted(const DeviceHistory& device, const std::string& card, std::vector<std::string>& limitations) {
   constexpr int64_t kLeastShare = 100;
   int64_t bytes = 0;
-  for (const LiveBlock& block : device.moment.blocks) bytes += is_of_convolution(block) ? block.bytes : 0;
-  if (bytes * kLeastShare < device.moment.allocated_bytes || bytes == 0) return;
+  for (const LiveBlock& block : device.state.blocks) bytes += is_of_convolution(block) ? block.bytes : 0;
+  if (bytes * kLeastShare < device.state.allocated_bytes || bytes == 0) return;
   limitations.push_back(
       fmt::format("{}what channels_last would change of the {} of convolution workspaces is not predicted", card,
                   with_unit(bytes)));
@@ -153,9 +153,9 @@ void add_unpredicted(const DeviceHistory& device, const std::string& card, std::
 void add_oversubscription(const Trace& trace, const DeviceHistory& device, const std::string& card,
                           std::vector<std::string>& limitations) {
   int64_t managed = 0;
-  for (const NonPytorchOwner& one : device.moment.host_memory) managed += one.kind == "managed" ? one.bytes : 0;
+  for (const NonPytorchOwner& one : device.state.host_memory) managed += one.kind == "managed" ? one.bytes : 0;
   const int64_t total = find_card(trace, device.index).total_bytes;
-  const int64_t used = std::max(managed, device.moment.reserved_bytes) + device.moment.outside_bytes;
+  const int64_t used = std::max(managed, device.state.reserved_bytes) + device.state.outside_bytes;
   if (managed == 0 || total == 0 || used <= total) return;
   limitations.push_back(
       fmt::format("{}{} of managed memory do not fit the GPU beside the rest: its pages move between GPU and host, "
@@ -181,16 +181,17 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
   if (!trace.process.snapshot && !device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
     limitations.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
   }
-  if (device.moment.saved_by_likeness) {
+  if (device.state.saved_by_likeness) {
     limitations.push_back(
         fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", card,
-                    device.moment.step));
+                    device.state.step));
   }
-  if (!trace.process.snapshot && device.lives.step > 0 && !is_like(device.lives, device.complete) && device.failure) {
+  if (!trace.process.snapshot && device.step_allocations.step > 0 &&
+      !is_like(device.step_allocations, device.complete) && device.failure) {
     limitations.push_back(card + std::string(kNoWholeStep));
   }
   if (!trace.process.snapshot && device.failure && device.failure->phase == Phase::forward) {
-    const auto& blocks = device.moment.blocks;
+    const auto& blocks = device.state.blocks;
     if (std::none_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.category == Category::activation; })) {
       limitations.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");
     }
@@ -205,7 +206,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
 
 bool shares_a_card(const History& history) {
   return std::ranges::any_of(history.devices, [](const DeviceHistory& device) {
-    return std::ranges::any_of(device.moment.outside, [](const NonPytorchOwner& one) { return one.kind == "process"; });
+    return std::ranges::any_of(device.state.outside, [](const NonPytorchOwner& one) { return one.kind == "process"; });
   });
 }
 

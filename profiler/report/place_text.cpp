@@ -37,7 +37,7 @@ std::string place_text(const ReportPeak& peak, const TextOptions& options) { ret
 std::string place_text(const ReportFailure& failure, const TextOptions& options) { return describe(failure, options); }
 
 std::string callers_text(const ReportFailure& failure, const TextOptions& options) {
-  constexpr size_t kMostCallers = 4;
+  constexpr size_t kMaxCallers = 4;
   std::vector<std::string> callers;
   for (const std::string& call : failure.stack) {
     const size_t in = call.find(" in ");
@@ -50,7 +50,7 @@ std::string callers_text(const ReportFailure& failure, const TextOptions& option
     callers.push_back(printable(is_native ? call.substr(in + 4) : short_source(call), 40));
   }
   std::string text;
-  for (size_t i = 0; i < std::min(callers.size(), kMostCallers); ++i) {
+  for (size_t i = 0; i < std::min(callers.size(), kMaxCallers); ++i) {
     text += (i == 0 ? "from " : options.unicode ? " ← " : " <- ") + callers[i];
   }
   return text;

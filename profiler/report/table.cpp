@@ -25,8 +25,8 @@ std::string bar(int64_t part, int64_t whole, bool unicode) {
 }
 
 std::string wrapped(std::string_view sentence, size_t columns) {
-  constexpr size_t kMostCharacters = 2000;
-  const std::string safe = printable(sentence, kMostCharacters);
+  constexpr size_t kMaxCharacters = 2000;
+  const std::string safe = printable(sentence, kMaxCharacters);
   std::string text, line = "   ";
   for (size_t at = 0; at < safe.size();) {
     const size_t end = std::min(safe.find(' ', at), safe.size());

@@ -184,11 +184,7 @@ void add_peak(std::string& text, const Report& report, const ReportOfDevice& dev
         fmt::format("{} allocated, {} reserved, {:.3f} s after the start", with_unit(last.allocated_bytes),
                     with_unit(last.reserved_bytes), static_cast<double>(last.time_ns) * 1e-9));
   }
-  if (device.batch && device.batch->failing_batch > 0) {
-    add(text, "batch",
-        fmt::format("{} fits; from batch {} on it runs out in {}", device.batch->batch, device.batch->failing_batch,
-                    printable(device.batch->failing_place, 160)));
-  } else if (device.batch && device.batch->largest_batch > device.batch->batch) {
+  if (device.batch && device.batch->largest_batch > device.batch->batch) {
     add(text, "batch",
         fmt::format("{}{} fits; up to {} should fit (predicted)", device.batch->batch,
                     device.batch->inferred ? " (inferred from tensor shapes)" : "", device.batch->largest_batch));
@@ -250,13 +246,13 @@ size_t count_lines(const std::string& text) { return static_cast<size_t>(std::ra
 /// `text` is what stands above; the table of memory gets the lines that are left.
 std::string rest_of_first_screen(const Report& report, const ReportOfDevice& device, const std::string& above,
                                  const TextOptions& options) {
-  constexpr size_t kMostLines = 24, kFewestRows = 3, kFrame = 4;  // a blank line and a title; a blank line and "next"
+  constexpr size_t kMaxLines = 24, kFewestRows = 3, kFrame = 4;  // a blank line and a title; a blank line and "next"
   std::string text;
   if (!device.failure) add_table(text, growth_table(device, options));
   add_table(text, ranks_table(report));
   add_table(text, other_fixes_table(device, options));
   const size_t used = count_lines(above) + count_lines(text) + kFrame;
-  add_table(text, memory_table(device, std::max(kFewestRows, kMostLines - std::min(used, kMostLines)), options));
+  add_table(text, memory_table(device, std::max(kFewestRows, kMaxLines - std::min(used, kMaxLines)), options));
   if (report.reference_case && !device.failure) text += "\n" + case_text(*report.reference_case);
   return text;
 }

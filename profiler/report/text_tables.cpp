@@ -11,7 +11,7 @@ namespace oomdiag {
 namespace {
 
 constexpr size_t kGrowthColumns = 48;  // before its figures
-constexpr size_t kMostColumns = 90;    // of a line of its own
+constexpr size_t kMaxColumns = 90;     // of a line of its own
 constexpr int64_t kLeastShare = 20;    // less than this part of page-locked memory is not worth a row
 
 // "relu1  [6800, 32, 64, 64]": who made it, what it is.
@@ -60,7 +60,7 @@ std::string pinned_host_memory_table(const ReportOfDevice& device) {
 }
 
 std::string groups_table(const ReportOfDevice& device) {
-  constexpr size_t kMostGroups = 8;
+  constexpr size_t kMaxGroups = 8;
   if (device.parameter_groups.empty()) return {};
   int64_t largest = 0;
   for (const ReportParameterGroup& group : device.parameter_groups) {
@@ -69,25 +69,25 @@ std::string groups_table(const ReportOfDevice& device) {
   const Unit unit = unit_for(largest);
   std::string text = "  " + padded(fmt::format("by parameter group, {}", unit.name), 30) +
                      fmt::format("{:>11}{:>11}{:>17}\n", "parameters", "gradients", "optimizer state");
-  for (size_t i = 0; i < std::min(device.parameter_groups.size(), kMostGroups); ++i) {
+  for (size_t i = 0; i < std::min(device.parameter_groups.size(), kMaxGroups); ++i) {
     const ReportParameterGroup& group = device.parameter_groups[i];
     const std::string name = group.name.empty() ? "in no group that is known" : printable(group.name, 27);
     text += "    " + padded(name, 28) +
             fmt::format("{:>11}{:>11}{:>17}\n", in_unit(group.parameter_bytes, unit),
                         in_unit(group.gradient_bytes, unit), in_unit(group.optimizer_state_bytes, unit));
   }
-  if (device.parameter_groups.size() > kMostGroups) {
-    text += fmt::format("    {} more\n", device.parameter_groups.size() - kMostGroups);
+  if (device.parameter_groups.size() > kMaxGroups) {
+    text += fmt::format("    {} more\n", device.parameter_groups.size() - kMaxGroups);
   }
   return text;
 }
 
 std::string growth_table(const ReportOfDevice& device, const TextOptions& options) {
   if (device.growth.empty()) return {};
-  constexpr size_t kMostRows = 3;
+  constexpr size_t kMaxRows = 3;
   std::string text = "  " + padded("growing from step to step", kGrowthColumns - 2) +
                      fmt::format("{:>12}{:>12}\n", "per step", "so far");
-  for (size_t i = 0; i < device.growth.size() && i < kMostRows; ++i) {
+  for (size_t i = 0; i < device.growth.size() && i < kMaxRows; ++i) {
     const ReportGrowth& growth = device.growth[i];
     const std::string arrow = options.unicode ? " ← " : " <- ";
     std::string label = in_words(std::string(name_of(growth.kind))), place;
@@ -95,29 +95,29 @@ std::string growth_table(const ReportOfDevice& device, const TextOptions& option
       if (!part.empty()) place += (place.empty() ? "" : arrow) + part;
     }
     const std::string both = place.empty() ? label : fmt::format("{}{}{}", label, arrow, place);
-    const bool in_one_line = count_columns(printable(both, kMostColumns)) <= kGrowthColumns - 5;
+    const bool in_one_line = count_columns(printable(both, kMaxColumns)) <= kGrowthColumns - 5;
     text += "    " + padded(printable(in_one_line ? both : label, kGrowthColumns - 5), kGrowthColumns - 4) +
             fmt::format("{:>12}{:>12}\n", with_unit(growth.bytes_per_step), with_unit(growth.grown_bytes));
-    if (!in_one_line) text += "      " + printable(place, kMostColumns) + "\n";
+    if (!in_one_line) text += "      " + printable(place, kMaxColumns) + "\n";
   }
   return text;
 }
 
 std::string marks_table(const ReportOfDevice& device) {
-  constexpr size_t kMostMarks = 12;
+  constexpr size_t kMaxMarks = 12;
   if (device.marks.empty()) return {};
   int64_t largest = 0;
   for (const ReportMark& mark : device.marks) largest = std::max(largest, mark.peak_allocated_bytes);
   const Unit unit = unit_for(largest);
   std::string text = "  " + padded(fmt::format("marks, {}", unit.name), 36) +
                      fmt::format("{:>6}{:>12}{:>21}\n", "step", "allocated", "peak since the last");
-  for (size_t i = 0; i < std::min(device.marks.size(), kMostMarks); ++i) {
+  for (size_t i = 0; i < std::min(device.marks.size(), kMaxMarks); ++i) {
     const ReportMark& mark = device.marks[i];
     text += "    " + padded(printable(mark.name, 33), 34) +
             fmt::format("{:>6}{:>12}{:>21}\n", mark.step, in_unit(mark.allocated_bytes, unit),
                         in_unit(mark.peak_allocated_bytes, unit));
   }
-  if (device.marks.size() > kMostMarks) text += fmt::format("    {} more\n", device.marks.size() - kMostMarks);
+  if (device.marks.size() > kMaxMarks) text += fmt::format("    {} more\n", device.marks.size() - kMaxMarks);
   return text;
 }
 

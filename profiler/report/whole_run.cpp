@@ -16,8 +16,8 @@ const ReportOfDevice* find_device(const Report& report, int index) {
 }
 
 /// What only the failing moment knows how to predict.
-void keep_fixes_of_the_moment(std::vector<Fix>& fixes, const ReportOfDevice& moment, int64_t peak_bytes) {
-  for (Fix fix : moment.fixes) {
+void keep_fixes_of_the_moment(std::vector<Fix>& fixes, const ReportOfDevice& state, int64_t peak_bytes) {
+  for (Fix fix : state.fixes) {
     const bool known = std::any_of(fixes.begin(), fixes.end(), [&](const Fix& other) { return other.id == fix.id; });
     if (known || fix.id != "expandable_segments") continue;
     fix.predicted_peak_bytes = peak_bytes;

@@ -104,7 +104,7 @@ class SequenceReader {
 
   void allocate(const Event& event) {
     const auto group = groups_.try_emplace({event.detail, pool_of(event.flags)}, static_cast<uint32_t>(groups_.size()));
-    live_[event.address] = {static_cast<uint32_t>(sequence_.allocations.size()), event.op_serial};
+    live_[event.address] = {static_cast<uint32_t>(sequence_.allocations.size()), event.call_id};
     add(ItemKind::alloc, static_cast<uint32_t>(sequence_.allocations.size()));
     sequence_.allocations.push_back({.requested_bytes = event.bytes,
                                      .place = known_place(event.context),
@@ -118,7 +118,7 @@ class SequenceReader {
     const auto [allocation, op] = found->second;
     add(kind, allocation);
     // A temporary of an op, as a workspace is: told apart from what the op returns.
-    if (kind != ItemKind::free_completed && op != 0 && op == event.op_serial) {
+    if (kind != ItemKind::free_completed && op != 0 && op == event.call_id) {
       sequence_.allocations[allocation].place ^= kFreedByItsOp;
     }
     if (kind != ItemKind::free_requested) live_.erase(found);

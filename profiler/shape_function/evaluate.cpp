@@ -12,7 +12,7 @@ namespace {
 using ItemKind = AllocationSequence::ItemKind;
 using Template = ShapeFunction::Template;
 
-constexpr int64_t kAllThereIs = kMostBytes;
+constexpr int64_t kAllThereIs = kMaxBytes;
 
 /// The size of each rule at a point; those of the template itself are what was measured there.
 std::vector<int64_t> sizes_at(const ShapeFunction& function, const ShapePoint& point) {

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kStretch = 8;
 constexpr size_t kNear = 48;
 constexpr size_t kFar = 1 << 16;
-constexpr size_t kMostPatience = 256;
+constexpr size_t kMaxPatience = 256;
 
 struct Skip {
   size_t left = 0, right = 0;
@@ -54,7 +54,7 @@ class Aligner {
     }
     if (patience_ == 0) {
       patience_ = wait_;
-      wait_ = std::min(wait_ * 2, kMostPatience);
+      wait_ = std::min(wait_ * 2, kMaxPatience);
     }
     --patience_;
     const bool alike = (left_[i_] & 15) == (right_[j_] & 15);

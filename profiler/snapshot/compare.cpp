@@ -10,7 +10,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kMostDifferences = 10;
+constexpr size_t kMaxDifferences = 10;
 
 const char* word_for(EventKind kind) {
   if (kind == EventKind::alloc) return "alloc";
@@ -87,7 +87,7 @@ struct Sides {
 ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*wanted)(EventKind)) {
   const Side a = read_side(sides.left, sides.left_range, device, wanted);
   const Side b = read_side(sides.right, sides.right_range, device, wanted);
-  Alignment found = align(a.elements, b.elements, kMostDifferences);
+  Alignment found = align(a.elements, b.elements, kMaxDifferences);
   ComparedSequence result{
       .equal = found.equal, .changed = found.changed, .only_left = found.only_left, .only_right = found.only_right};
   (sides.left_goes_on ? result.left_rest : result.only_left) += found.left_rest;
@@ -97,7 +97,7 @@ ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*wan
 
   const auto add_rest = [&](Gap::Kind kind, uint64_t rest, size_t left_at, size_t right_at) {
     const bool counted = kind == Gap::Kind::only_left ? !sides.left_goes_on : !sides.right_goes_on;
-    if (counted && rest > 0 && found.first.size() < kMostDifferences) found.first.push_back({kind, left_at, right_at});
+    if (counted && rest > 0 && found.first.size() < kMaxDifferences) found.first.push_back({kind, left_at, right_at});
   };
   add_rest(Gap::Kind::only_left, found.left_rest, a.elements.size() - found.left_rest, b.elements.size());
   add_rest(Gap::Kind::only_right, found.right_rest, a.elements.size(), b.elements.size() - found.right_rest);

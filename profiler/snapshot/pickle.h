@@ -29,8 +29,7 @@ class PickleValue {
   }
   /// `number` is cut to 60 bits: no address, size or time of a snapshot needs more.
   PickleValue(Kind kind, int64_t number)
-      : bits_(static_cast<uint64_t>(kind) << 60 |
-              (static_cast<uint64_t>(std::clamp(number, -kMost, kMost)) & kNumber)) {}
+      : bits_(static_cast<uint64_t>(kind) << 60 | (static_cast<uint64_t>(std::clamp(number, -kMax, kMax)) & kNumber)) {}
 
   Kind kind() const { return static_cast<Kind>(bits_ >> 60); }
   bool is(Kind kind) const { return this->kind() == kind; }
@@ -41,7 +40,7 @@ class PickleValue {
   bool operator==(const PickleValue&) const = default;
 
  private:
-  static constexpr int64_t kMost = (int64_t{1} << 59) - 1;
+  static constexpr int64_t kMax = (int64_t{1} << 59) - 1;
   static constexpr uint64_t kNumber = ~uint64_t{0} >> 4;
 
   uint64_t bits_ = 0;

@@ -112,7 +112,7 @@ class PickleMachine {
   }
 
   // A byte of a pickle may stand for a list, or for a reference to all that was before.
-  static uint64_t most_bytes(const InputFile& file) { return std::max(kMostBytesOfSmall, 4 * file.bytes()); }
+  static uint64_t most_bytes(const InputFile& file) { return std::max(kMaxBytesOfSmall, 4 * file.bytes()); }
   [[gnu::cold]] void check_size() const {
     const uint64_t kept = pickle_.kept_bytes() + stack_.size() * sizeof(PickleValue);
     if (kept > most_) refuse("it unfolds to more than four times its size");
@@ -187,7 +187,7 @@ class PickleMachine {
     stack_[mark - 1] = *replaced;
   }
   void remember(uint64_t place) {
-    if (stack_.empty() || place > pickle_.memo_.size() + kMostMemoGap) refuse_damage();
+    if (stack_.empty() || place > pickle_.memo_.size() + kMaxMemoGap) refuse_damage();
     pickle_.remember(stack_.back(), place);
   }
   void recall(uint64_t place) {
@@ -282,8 +282,8 @@ class PickleMachine {
     refuse(fmt::format("unexpected opcode {:#04x} at byte {}", opcode, stream_.position() - 1));
   }
 
-  static constexpr uint64_t kMostMemoGap = 16;  // writers count up
-  static constexpr uint64_t kMostBytesOfSmall = uint64_t{64} << 20;
+  static constexpr uint64_t kMaxMemoGap = 16;  // writers count up
+  static constexpr uint64_t kMaxBytesOfSmall = uint64_t{64} << 20;
 
   Pickle& pickle_;
   ByteStream stream_;

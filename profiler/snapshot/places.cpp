@@ -9,7 +9,7 @@ namespace oomdiag {
 namespace {
 
 constexpr const char* kBackward = "backward";  ///< in place of a node's name
-constexpr size_t kMostCalls = 256;             ///< of a stack
+constexpr size_t kMaxCalls = 256;              ///< of a stack
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
@@ -87,7 +87,7 @@ void PlaceFinder::see(const SnapshotFrame& frame) {
   const std::string slashed = contains(frame.filename, "\\") ? with_slashes(frame.filename) : std::string();
   const std::string_view file = slashed.empty() ? std::string_view(frame.filename) : slashed;
   const bool python = is_python(file);
-  if (calls_.size() < kMostCalls && (python || frame.name != "??")) calls_.push_back(frame);
+  if (calls_.size() < kMaxCalls && (python || frame.name != "??")) calls_.push_back(frame);
   if (!python) {
     if (contains(frame.name, "torch::autograd::Engine::")) in_engine_ = true;
     if (const std::string op = operator_of(frame.name); !op.empty() && now_.node == 0) now_.op = name(op);

@@ -230,7 +230,7 @@ class SnapshotReader {
       high = (std::rotl(high, 23) + element.bits()) * 0xc2b2ae3d27d4eb4f;
     }
     low ^= high >> 32;
-    if (known_stacks_.size() > kMostStacks) known_stacks_.clear();
+    if (known_stacks_.size() > kMaxStacks) known_stacks_.clear();
     const auto [known, fresh] = known_stacks_.try_emplace(StackHash{low, high}, 0);
     if (fresh) known->second = read_stack(pickle, pickle.elements(stack));
     const uint32_t place = known->second;
@@ -285,7 +285,7 @@ class SnapshotReader {
   void collect_traces(const Pickle& pickle, PickleValue devices) {
     const auto packed = entries_.finish();
     for (const PickleValue value : pickle.elements(devices)) {
-      if (snapshot_.traces.size() == kMostTraces) break;
+      if (snapshot_.traces.size() == kMaxTraces) break;
       EventLog& log = snapshot_.traces.emplace_back();
       const PickleValue trace = pickle.resolve(value);
       if (!is_record(trace, Record::trace)) continue;
@@ -302,8 +302,8 @@ class SnapshotReader {
                 "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
   }
 
-  static constexpr size_t kMostStacks = 1 << 18;
-  static constexpr size_t kMostTraces = 256;  // one for each device
+  static constexpr size_t kMaxStacks = 1 << 18;
+  static constexpr size_t kMaxTraces = 256;  // one for each device
 
   std::string path_;
   Snapshot snapshot_;

@@ -27,7 +27,7 @@ class ChromeReader : public TimelineReader {
   }
 
   bool key(string_t& name) override {
-    key_.assign(name, 0, kMostKey);
+    key_.assign(name, 0, kMaxKey);
     return true;
   }
   bool string(string_t& text) override {
@@ -48,7 +48,7 @@ class ChromeReader : public TimelineReader {
  private:
   static constexpr int kCuda = 1;           // c10::DeviceType
   static constexpr size_t kEventDepth = 3;  // of an event's object; its "args" are one deeper
-  static constexpr size_t kMostKey = 32;
+  static constexpr size_t kMaxKey = 32;
   struct MemoryEvent {
     bool is_memory = false;
     double time_us = 0, allocated_bytes = -1, reserved_bytes = 0, type = -1, card = -1;

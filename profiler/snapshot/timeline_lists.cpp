@@ -54,10 +54,10 @@ class ListReader : public TimelineReader {
 
  private:
   using Kind = MemoryTimeline::Kind;
-  static constexpr size_t kMostInRow = 64;  // but for the first, which may be one of times
+  static constexpr size_t kMaxInRow = 64;  // but for the first, which may be one of times
 
   bool number(double value) override {
-    if (depth_ < 2 || (lists_ > 0 && row_.size() == kMostInRow)) return refuse_row();
+    if (depth_ < 2 || (lists_ > 0 && row_.size() == kMaxInRow)) return refuse_row();
     row_.push_back(value);
     return true;
   }

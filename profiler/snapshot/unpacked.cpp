@@ -12,7 +12,7 @@ namespace oomdiag {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kMostRatio = 1000;  // deflate reaches 1032 on zeros; snapshots 20 to 40
+constexpr uint64_t kMaxRatio = 1000;  // deflate reaches 1032 on zeros; snapshots 20 to 40
 
 [[noreturn]] void refuse(const fs::path& packed, const std::string& why) {
   throw Error(ErrorKind::input, fmt::format("'{}' cannot be unpacked: {}", packed.string(), why));
@@ -22,7 +22,7 @@ void unpack(const fs::path& packed, UnnamedFile& file) {
   UnpackedStream stream(packed);
   std::vector<char> buffer(1 << 18);
   uint64_t written = 0;
-  const uint64_t most = kMostRatio * fs::file_size(packed);
+  const uint64_t most = kMaxRatio * fs::file_size(packed);
   while (const std::streamsize count = stream.sgetn(buffer.data(), static_cast<std::streamsize>(buffer.size()))) {
     const auto bytes = static_cast<size_t>(count);
     if (written + bytes > most) refuse(packed, "it unfolds to more than a thousand times its size");

@@ -14,8 +14,8 @@
 namespace oomdiag {
 namespace {
 
-constexpr uint64_t kFewest = 64;     ///< events in a row that agree, below which a place is chance
-constexpr uint64_t kMost = 1 << 14;  ///< of a place, to choose by: more tell no more
+constexpr uint64_t kFewest = 64;    ///< events in a row that agree, below which a place is chance
+constexpr uint64_t kMax = 1 << 14;  ///< of a place, to choose by: more tell no more
 
 struct Element {
   int64_t bytes = 0;
@@ -93,7 +93,7 @@ std::optional<Window> find_window(const Trace& part, const Trace& whole, uint8_t
   };
   Place best;
   const auto is_like = [](const Element& one, const Element& other) { return one.is_like(other); };
-  const auto begin = std::span<const Element>(a).first(std::min<size_t>(a.size(), kMost));
+  const auto begin = std::span<const Element>(a).first(std::min<size_t>(a.size(), kMax));
   PrefixMatches<Element, decltype(is_like)> matches(begin, is_like);
   for (size_t at = 0; at < b.size(); ++at) {
     if (const uint64_t agree = matches.next(b, at); agree > 0) {

@@ -35,8 +35,8 @@ std::optional<ChunkList::Taken> ChunkList::take_rest() noexcept {
 }
 
 std::optional<ChunkList::Taken> ChunkList::take_oldest() noexcept {
-  constexpr int kMostTries = 64;
-  for (int tries = 0; tries < kMostTries; ++tries) {
+  constexpr int kMaxTries = 64;
+  for (int tries = 0; tries < kMaxTries; ++tries) {
     uint64_t oldest = kHeld;
     uint32_t found = 0;
     for (uint32_t c = 0; c < count_; ++c) {
@@ -51,7 +51,7 @@ std::optional<ChunkList::Taken> ChunkList::take_oldest() noexcept {
   return {};
 }
 
-void ChunkList::give_back(uint32_t chunk, uint32_t used, uint64_t newest) noexcept {
+void ChunkList::release(uint32_t chunk, uint32_t used, uint64_t newest) noexcept {
   chunks_[chunk].used.store(used, std::memory_order_relaxed);
   if (used < slots_) rests_.fetch_add(1, std::memory_order_relaxed);
   chunks_[chunk].newest.store(newest == 0 ? 1 : newest, std::memory_order_release);

@@ -27,7 +27,7 @@ class ChunkList {
   /// A chunk to write to; nothing if threads hold all of them.
   std::optional<Taken> take() noexcept;
   /// Its first `used` slots hold events, the last of which has the sequence `newest`.
-  void give_back(uint32_t chunk, uint32_t used, uint64_t newest) noexcept;
+  void release(uint32_t chunk, uint32_t used, uint64_t newest) noexcept;
 
  private:
   static constexpr uint64_t kHeld = ~uint64_t{0};

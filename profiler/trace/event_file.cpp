@@ -42,7 +42,7 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
 
 // The window not used for longest, unless an iterator still stands on it.
 std::shared_ptr<EventWindow> EventFile::unused_window() {
-  if (windows_.size() < kMostWindows) return std::make_shared<EventWindow>();
+  if (windows_.size() < kMaxWindows) return std::make_shared<EventWindow>();
   std::shared_ptr<EventWindow> oldest = std::move(windows_.back());
   windows_.pop_back();
   return oldest.use_count() == 1 ? std::move(oldest) : std::make_shared<EventWindow>();

@@ -55,7 +55,7 @@ class EventFile {
   void hide(uint64_t slot, uint64_t sequence);
 
  private:
-  static constexpr size_t kMostWindows = 48;  // 3 MiB
+  static constexpr size_t kMaxWindows = 48;  // 3 MiB
   std::shared_ptr<EventWindow> unused_window();
 
   void read(EventWindow& window) const;

@@ -113,7 +113,7 @@ void TraceFollower::take(const Event& event) {
 void TraceFollower::end_step() {
   ++figures_.step;
   auto& peaks = figures_.step_peaks;
-  if (peaks.size() == LiveFigures::kMostStepPeaks) peaks.erase(peaks.begin());
+  if (peaks.size() == LiveFigures::kMaxStepPeaks) peaks.erase(peaks.begin());
   peaks.push_back(step_peak_);
   step_peak_ = figures_.allocated_bytes;
 }
@@ -126,7 +126,7 @@ bool TraceFollower::is_optimizer_step(uint64_t name) {
 // Names lie behind each other, and more are put behind them: each is read once.
 void TraceFollower::read_names() {
   const auto written = read_value<uint64_t>(offsetof(TraceHeader, names_used));
-  const uint64_t used = std::min({written, header_.names_bytes, names_read_ + kMostNamesBytes});
+  const uint64_t used = std::min({written, header_.names_bytes, names_read_ + kMaxNamesBytes});
   if (used <= names_read_) return;
   std::vector<char> bytes(used - names_read_);
   file_.read(header_.names_offset + names_read_, bytes.data(), bytes.size());

@@ -20,9 +20,9 @@ struct LiveFigures {
   int64_t outside_bytes = 0;  ///< taken by others, as far as the trace says
   uint64_t refusals = 0;      ///< OOMs so far
   std::vector<int64_t>
-      step_peaks{};  ///< of the last steps that are over, oldest first; bytes allocated, at most kMostStepPeaks
+      step_peaks{};  ///< of the last steps that are over, oldest first; bytes allocated, at most kMaxStepPeaks
 
-  static constexpr size_t kMostStepPeaks = 32;
+  static constexpr size_t kMaxStepPeaks = 32;
 
   int64_t free_bytes() const;
   bool operator==(const LiveFigures&) const = default;

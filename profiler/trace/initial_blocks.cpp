@@ -48,7 +48,7 @@ class InitialBlocks {
     if (seen_before || event.kind == EventKind::alloc) return;
     Event block = event;
     block.kind = EventKind::alloc;
-    block.op_serial = 0;
+    block.call_id = 0;
     block.node_sequence = kNoNode;
     block.sequence = 0;
     const auto slot = std::lower_bound(freed_.begin(), freed_.end(), Event{.detail = event.sequence}, by_free);

@@ -17,7 +17,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr uint64_t kMostEvents = uint64_t{1} << 31;  // the replay remembers events by 31 bits
+constexpr uint64_t kMaxEvents = uint64_t{1} << 31;  // the replay remembers events by 31 bits
 
 class Merger {
  public:
@@ -71,7 +71,7 @@ class Merger {
   }
 
   void append(uint64_t slot, uint64_t count, uint64_t sequence) {
-    if (order_.size + count >= kMostEvents || slot + count > ~uint32_t{0}) {
+    if (order_.size + count >= kMaxEvents || slot + count > ~uint32_t{0}) {
       throw Error(ErrorKind::input, "the trace has too many events", "record with a smaller OOMDIAG_TRACE_MIB");
     }
     const bool starts = order_.size == 0 || sequence != next_;

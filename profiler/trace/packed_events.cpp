@@ -22,7 +22,7 @@ namespace oomdiag {
 namespace {
 
 constexpr uint8_t kSame = 0x20, kDetail = 0x40, kOther = 0x80, kKind = 0x1f, kRaw = 0xff;
-constexpr size_t kMostBytes = 2 + sizeof(Event);  // of an event
+constexpr size_t kMaxBytes = 2 + sizeof(Event);  // of an event
 
 constexpr uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (0 - (difference >> 63)); }
 constexpr uint64_t unzigzag(uint64_t number) { return number >> 1 ^ (0 - (number & 1)); }
@@ -62,7 +62,7 @@ uint64_t take(const uint8_t*& at, unsigned code) {
 constexpr bool is_short(EventKind kind) { return static_cast<uint8_t>(kind) <= kKind; }
 
 bool is_plain(const Event& event) {
-  return is_short(event.kind) && event.node_sequence == kNoNode && event.op_serial == 0 && event.node_thread == 0 &&
+  return is_short(event.kind) && event.node_sequence == kNoNode && event.call_id == 0 && event.node_thread == 0 &&
          event.flags == 0 && event.thread == event.device && event.device < kRaw &&
          fits(static_cast<uint64_t>(event.bytes));
 }
@@ -108,7 +108,7 @@ void PackedEvents::read(EventWindow& window) const {
 }
 
 EventPacker::EventPacker()
-    : packed_(std::make_shared<PackedEvents>()), open_(EventWindow::kEvents * kMostBytes + kLongest) {}
+    : packed_(std::make_shared<PackedEvents>()), open_(EventWindow::kEvents * kMaxBytes + kLongest) {}
 
 void EventPacker::add(const Event& event) {
   uint8_t* const begin = open_.data() + used_;

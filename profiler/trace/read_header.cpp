@@ -10,8 +10,8 @@ namespace oomdiag {
 namespace {
 
 // A damaged header may say anything; these are some times what a recorder writes (TraceBudget).
-constexpr uint64_t kMostSlots = uint64_t{1} << 22;
-constexpr uint64_t kMostChunks = uint64_t{1} << 20;
+constexpr uint64_t kMaxSlots = uint64_t{1} << 22;
+constexpr uint64_t kMaxChunks = uint64_t{1} << 20;
 
 }  // namespace
 
@@ -31,9 +31,9 @@ void read_header(const InputFile& file, const std::filesystem::path& path, Trace
                     header.names_offset < kLimit && header.names_bytes < kLimit && header.contexts_offset < kLimit &&
                     header.contexts_capacity < kLimit / sizeof(Context) && header.steps_offset < kLimit &&
                     header.kept_offset < kLimit && header.tables_offset < kLimit &&
-                    header.slots_per_device < kMostSlots && header.chunks_offset < kLimit &&
+                    header.slots_per_device < kMaxSlots && header.chunks_offset < kLimit &&
                     header.chunk_bytes > sizeof(ChunkHeader) && header.chunk_bytes < kLimit &&
-                    header.chunk_bytes % sizeof(Event) == 0 && header.chunk_capacity < kMostChunks;
+                    header.chunk_bytes % sizeof(Event) == 0 && header.chunk_capacity < kMaxChunks;
   if (!sane) throw Error(ErrorKind::input, path.string() + " is damaged: its header makes no sense");
 }
 

@@ -8,7 +8,7 @@
 namespace oomdiag {
 
 /// Of names nobody reads more: some times what a recorder writes (TraceBudget), for a damaged header may say anything.
-inline constexpr uint64_t kMostNamesBytes = uint64_t{32} << 20;
+inline constexpr uint64_t kMaxNamesBytes = uint64_t{32} << 20;
 
 /// Copies the header of a trace. Its offsets and sizes are checked, so that sums of them do not overflow. Throws
 /// Error(input) if `file`, which was opened as `path`, is no trace or its header makes no sense.

@@ -26,10 +26,10 @@ std::vector<T> read_values(const InputFile& file, uint64_t offset, uint64_t coun
 }
 
 // A damaged header may say anything; these are some times what a recorder writes (TraceBudget).
-constexpr uint64_t kMostContexts = uint64_t{1} << 19;
-constexpr uint64_t kMostKept = uint64_t{1} << 17;
-constexpr uint64_t kMostSteps = uint64_t{1} << 22;
-constexpr uint32_t kMostStride = 1 << 7;  // so that steps fit into 32 bits
+constexpr uint64_t kMaxContexts = uint64_t{1} << 19;
+constexpr uint64_t kMaxKept = uint64_t{1} << 17;
+constexpr uint64_t kMaxSteps = uint64_t{1} << 22;
+constexpr uint32_t kMaxStride = 1 << 7;  // so that steps fit into 32 bits
 
 template <size_t N>
 std::string text(const char (&field)[N]) {
@@ -69,7 +69,7 @@ std::vector<Device> read_devices(const TraceHeader& header) {
 }
 
 std::vector<std::string> read_names(const InputFile& file, const TraceHeader& header) {
-  const uint64_t used = std::min({header.names_used.load(), header.names_bytes, kMostNamesBytes});
+  const uint64_t used = std::min({header.names_used.load(), header.names_bytes, kMaxNamesBytes});
   const auto bytes = read_values<char>(file, header.names_offset, used);
   std::vector<std::string> names;
   for (uint64_t at = 0; at + sizeof(uint32_t) <= bytes.size();) {
@@ -87,7 +87,7 @@ std::vector<std::string> read_names(const InputFile& file, const TraceHeader& he
 
 std::vector<Context> read_contexts(const InputFile& file, const TraceHeader& header) {
   const uint64_t count = std::min<uint64_t>(header.context_count.load(), header.contexts_capacity);
-  auto contexts = read_values<Context>(file, header.contexts_offset, std::min(count, kMostContexts));
+  auto contexts = read_values<Context>(file, header.contexts_offset, std::min(count, kMaxContexts));
   if (contexts.empty()) contexts.emplace_back();
   contexts.erase(std::find(contexts.begin() + 1, contexts.end(), Context{}), contexts.end());  // a hole, as in names
   return contexts;
@@ -95,14 +95,14 @@ std::vector<Context> read_contexts(const InputFile& file, const TraceHeader& hea
 
 // Killed while the list was thinned out, it does not ascend: then it is of no use.
 std::vector<uint64_t> read_steps(const InputFile& file, const TraceHeader& header) {
-  const uint64_t count = std::min({uint64_t{header.step_count.load()}, header.steps_capacity, kMostSteps});
+  const uint64_t count = std::min({uint64_t{header.step_count.load()}, header.steps_capacity, kMaxSteps});
   auto steps = read_values<uint64_t>(file, header.steps_offset, count);
   if (!std::is_sorted(steps.begin(), steps.end())) steps.clear();
   return steps;
 }
 
 std::vector<Event> read_kept(const InputFile& file, const TraceHeader& header, uint64_t first_sequence) {
-  const uint64_t count = std::min({header.kept_count.load(), header.kept_capacity, kMostKept});
+  const uint64_t count = std::min({header.kept_count.load(), header.kept_capacity, kMaxKept});
   auto kept = read_values<Event>(file, header.kept_offset, count);
   std::erase_if(kept, [&](const Event& event) {
     return event.sequence >= first_sequence || !is_sound(event, header.device_count);
@@ -237,7 +237,7 @@ Trace read_trace(const std::filesystem::path& path) {
               .folded_names = header.folded_names.load(),
               .unnumbered_threads = header.unnumbered_threads.load(),
               .step_ends = read_steps(*file, header),
-              .step_stride = std::clamp(header.step_stride.load(), 1u, kMostStride),
+              .step_stride = std::clamp(header.step_stride.load(), 1u, kMaxStride),
               .steps_by_optimizer = header.steps_by_optimizer.load() != 0,
               .start_ticks = header.start_ticks};
   if (const uint64_t first = trace.events.empty() ? 0 : trace.events.front().sequence; first > 1) {

@@ -36,7 +36,7 @@ struct HeldChunk {
   uint32_t chunk = 0;
   Event* slots = nullptr;
 
-  void give_back() noexcept;
+  void release() noexcept;
   /// It is another process's.
   void disown() noexcept { list = nullptr; }
 };
@@ -44,7 +44,7 @@ thread_local HeldChunk held_owner;
 // Gives it back when the thread ends.
 struct ThreadEnd {
   bool awaited = false;
-  ~ThreadEnd() { held_owner.give_back(); }
+  ~ThreadEnd() { held_owner.release(); }
 };
 thread_local ThreadEnd thread_end;
 // Reading this one costs no guard and no call: it lies in the static block of thread-local memory.
@@ -55,10 +55,10 @@ struct HeldSlots {
 };
 [[gnu::tls_model("initial-exec")]] thread_local HeldSlots held{nullptr, nullptr, nullptr};
 
-void HeldChunk::give_back() noexcept {
+void HeldChunk::release() noexcept {
   if (list != nullptr) {
     const auto used = static_cast<uint32_t>(held.next - slots);
-    list->give_back(chunk, used, used == 0 ? 0 : held.next[-1].sequence);
+    list->release(chunk, used, used == 0 ? 0 : held.next[-1].sequence);
   }
   held = {nullptr, nullptr, nullptr};
   list = nullptr;
@@ -148,7 +148,7 @@ TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_coun
   }
 }
 
-TraceWriter::~TraceWriter() { held_owner.give_back(); }
+TraceWriter::~TraceWriter() { held_owner.release(); }
 
 void TraceWriter::publish() {
   header_->version = kTraceVersion;
@@ -244,7 +244,7 @@ void TraceWriter::take_late_place(uint32_t device) noexcept {
 }
 
 bool TraceWriter::take_chunk() noexcept {
-  held_owner.give_back();
+  held_owner.release();
   const auto taken = chunks_.take();
   if (!taken) {
     header_->dropped_events.fetch_add(1, std::memory_order_relaxed);

@@ -30,7 +30,7 @@ class ScopeReader {
   /// A block in use, and who took it.
   struct Taken {
     int64_t bytes = 0;
-    uint32_t op_serial = 0;
+    uint32_t call_id = 0;
     uint32_t context = 0;
     std::vector<size_t> makers;  ///< calls that were open
   };
@@ -79,7 +79,7 @@ class ScopeReader {
   }
 
   void note_alloc(const Event& event, int64_t bytes) {
-    taken_[event.address] = {bytes, event.op_serial, event.context, open_};
+    taken_[event.address] = {bytes, event.call_id, event.context, open_};
     for (const size_t call : open_) {
       sheet_.calls[call].peak_bytes = std::max(sheet_.calls[call].peak_bytes, blocks_.allocated_bytes());
       const std::string& name = sheet_.calls[call].name;
@@ -92,7 +92,7 @@ class ScopeReader {
     if (found == taken_.end()) return;
     const Taken& taken = found->second;
     for (const size_t call : taken.makers) alive_[sheet_.calls[call].name] -= taken.bytes;
-    if (taken.op_serial != 0 && taken.op_serial == event.op_serial) note_transient(taken);
+    if (taken.call_id != 0 && taken.call_id == event.call_id) note_transient(taken);
     taken_.erase(found);
   }
 

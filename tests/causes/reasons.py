@@ -105,7 +105,7 @@ def threads():
         Pattern("checkpoint_stays_after_resume", "loaded_onto_gpu", r"map_location", "karpathy/nanoGPT#236", memory=1800),
         Pattern("evaluation_collects_outputs_and_labels", "kept_tensors", r"\.cpu\(\)", "facebookresearch/SlowFast#411", memory=700),
         Pattern("metric_is_given_a_graph", "graph_of_earlier_steps", r"detach|item\(\)", "Lightning-AI/torchmetrics#2597"),
-        Pattern("compute_features_without_no_grad", *evaluation, "facebookresearch/deepcluster#55", memory=1400),
+        Pattern("compute_features_without_no_grad", *evaluation, "facebookresearch/deepcluster#55", memory=1000),
         Pattern("one_long_sequence", "capacity", r"half|batch|checkpoint|autocast|sequence", "allenai/allennlp#2515"),
         Pattern("generator_is_not_detached", "capacity", r"detach|checkpoint|autocast", "", memory=1200),
         Pattern("target_network_with_graph", "capacity", r"no_grad|checkpoint|autocast", "", memory=1000),
@@ -136,7 +136,8 @@ def judge(pattern, job):
         return {"root": False, "fix": False, "lines": 0, "named": "no report: " + job["why_no_report"][-200:]}
     reasons = [report["reason"]] if report.get("reason") else []
     named = reasons[0]["id"] if reasons else (report["cause"] or {}).get("kind", report["outcome"])
-    root = named == pattern.root and reasons[0]["text"].split(":")[0] in job["screen_text"].replace("\n             ", " ")
+    shown = not reasons or reasons[0]["text"].split(":")[0] in job["screen_text"].replace("\n             ", " ")
+    root = named == pattern.root and shown
     return {"root": root, "fix": any(re.search(pattern.fix, text, re.I) for text in best_fixes(report)),
             "lines": job["screen_text"].count("\n"), "named": named}
 

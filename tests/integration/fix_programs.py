@@ -237,6 +237,20 @@ for index in range(4):
     optimizer.step()
 """ + _TELL
 
+# The names that the lines for micro-batches use.
+MICRO_BATCHES = _BLOCKS + """
+model = Net().cuda()
+# HERE
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, OPTIONS)
+inputs, labels = torch.randn(16384, 512, device="cuda"), torch.zeros(16384, dtype=torch.long, device="cuda")
+loss_of = nn.functional.cross_entropy
+for index in range(3):
+    loss = loss_of(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""" + _TELL
+
 ALL = {name.lower(): text for name, text in list(globals().items()) if name.isupper() and isinstance(text, str) and not name.startswith("_")}
 
 

@@ -3,6 +3,7 @@
 In a line "…" stands for what the program has there already: the other arguments of a call, or an expression.
 """
 import ast
+import importlib.util
 import re
 import textwrap
 
@@ -74,10 +75,17 @@ def _replace(program, old, new):
 
 def paste(program, lines):
     """The program with the lines in it. Raises NoPlace."""
-    lines = [line for line in lines if not line.startswith(("export ", "# or, of"))]
+    for package in (line.removeprefix("pip install ") for line in lines if line.startswith("pip install ")):
+        if importlib.util.find_spec(package) is None:
+            raise NoPlace(f"{package} is not installed")
+    imports = [line for line in lines if line.startswith("import ") and len(lines) < 4]
+    lines = [line for line in lines if not line.startswith(("export ", "pip ", "# or, of")) and line not in imports]
     if not lines:
         return program
+    program = "".join(line + "\n" for line in imports) + program
     first = lines[0]
+    if match := re.fullmatch(r"optimizer = ([\w.]+)\(model\.parameters\(\), lr=…\)", first):
+        return re.sub(r"torch\.optim\.\w+\(model\.parameters\(\).*\)", f"{match[1]}(model.parameters(), lr=0.1)", program)
     if match := re.fullmatch(r"torch\.optim\.\w+\(model\.parameters\(\), …, (.*)\)", first):
         return _replace(program, "OPTIONS", match[1])
     if match := re.fullmatch(r"torch\.nn\.ReLU\((.*)\)", first):
@@ -92,14 +100,15 @@ def paste(program, lines):
         return _replace(program, "    loss.backward()\n", f"    {first}\n    loss.backward()\n")
     if first.startswith(("del ", "gc.collect")):
         return _at_end_of_loop(program, first)
-    if first.startswith("with torch.autograd.graph.save_on_cpu"):
+    if first.startswith(("with torch.autograd.graph.save_on_cpu", "with torch.autocast")):
         loss = re.search(r"^    loss = (.*)$", program, flags=re.M)
-        body = "\n".join(lines).replace("…  # forward", loss[1])
+        body = re.sub("…  # forward.*", lambda _: loss[1], "\n".join(lines))
+        if lines[-1] == "loss.backward()":
+            program = program.replace(loss[0] + "\n    loss.backward()", loss[0])
         return program.replace(loss[0], textwrap.indent(body, "    "))
     if first.startswith("for micro_x, micro_y in zip(inputs"):
-        return re.sub(r"    loss = .*\n    loss\.backward\(\)\n    optimizer\.step\(\)\n", textwrap.indent("\n".join(lines), "    ") + "\n",
-                      _replace(program, "loss_of(model(inputs), labels)", "loss_of(model(inputs), labels)").replace(
-                          "    optimizer.zero_grad(set_to_none=True)\n", ""))
+        step = "    loss = loss_of(model(inputs), labels)\n    loss.backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        return _replace(program, step, textwrap.indent("\n".join(lines), "    ") + "\n")
     if "…" in "\n".join(lines) or "--" == first[:2]:
         raise NoPlace("stands for something that only the reader knows")
     return _replace(program, "# HERE", "\n".join(lines))

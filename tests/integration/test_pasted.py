@@ -17,7 +17,7 @@ import pasting
 BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]).absolute() if "--build" in sys.argv else pathlib.Path("build").absolute()
 OOMDIAG = BUILD / "bin" / "oomdiag"
 TOLERANCE = 0.1  # of a prediction from a complete step: docs/trust.md
-MEANT = {"model", "optimizer", "loss", "y", "state", "x"}  # that lines assign on purpose
+MEANT = {"model", "optimizer", "loss", "y", "state", "x", "torch"}  # that lines assign on purpose
 SHARES = {"gpt2": 0.8, "resnet50": 0.5, "llama": 0.9, "optimizer": 0.9, "kept_gradients": 0.97}  # of its peak, that there is
 
 

@@ -110,7 +110,7 @@ class Quick(RankTest):
             told = [None]
             dist.broadcast_object_list(told, src=0)"""))
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, "LoneRankError: oomdiag: rank 2 runs alone and cannot know what rank 0 sends.*no luck")
+        self.assertRegex(done.stderr, "SingleRankError: oomdiag: rank 2 runs alone and cannot know what rank 0 sends.*no luck")
 
     def test_ranks_that_wait_for_each_other_end(self):
         begin = time.monotonic()
@@ -119,7 +119,7 @@ class Quick(RankTest):
             dist.init_process_group("gloo")
             dist.recv(torch.zeros(1, dtype=torch.int64), 1 - dist.get_rank())"""))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("LoneRankError: oomdiag: rank 1 runs alone and cannot know what rank 0 sends", done.stderr)
+        self.assertIn("SingleRankError: oomdiag: rank 1 runs alone and cannot know what rank 0 sends", done.stderr)
         self.assertLess(time.monotonic() - begin, 60)
 
     def test_buffers_of_nccl_follow_the_links_of_the_job(self):

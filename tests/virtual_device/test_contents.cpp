@@ -81,14 +81,14 @@ TEST_CASE("a copy on the card takes along what is known and forgets what it cove
 
 TEST_CASE("bulk data is known to be the host's, and not kept", "[virtual_device]") {
   Contents contents;
-  const std::string bulk(kMostPieceBytes + 1, 'x');
+  const std::string bulk(kMaxPieceBytes + 1, 'x');
   contents.write(1 << 30, bulk.data(), bulk.size());
   CHECK(read(contents, 1 << 30, 3, Origin::dropped) == "...");
 }
 
 TEST_CASE("all that is kept stays within a bound, and small things are kept longest", "[virtual_device]") {
   Contents contents;
-  const std::string piece(kMostPieceBytes, 'x');
+  const std::string piece(kMaxPieceBytes, 'x');
   write(contents, 1, "small");
   for (uintptr_t i = 1; i <= 80; ++i) contents.write(i << 30, piece.data(), piece.size());
   CHECK(read(contents, 1, 5, Origin::host) == "small");
@@ -165,7 +165,7 @@ TEST_CASE("whether all numbers of a range are one is known without reading them"
   CHECK(look(6000, 80) == Uniformity::mixed);
   contents.fill(6000, Pattern("abcd", 4), 80, Origin::kernel);
   CHECK(look(6000, 80) == Uniformity::guess);
-  const std::string bulk(kMostPieceBytes + 1, 'x');
+  const std::string bulk(kMaxPieceBytes + 1, 'x');
   contents.write(1 << 30, bulk.data(), bulk.size());
   CHECK(look(1 << 30, 400) == Uniformity::dropped);
 }

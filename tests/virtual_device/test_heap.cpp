@@ -34,7 +34,7 @@ TEST_CASE("small blocks fill a page before the next, and give it back when the l
   CHECK(blocks.size() == 2048);
   CHECK(blocks[1] == kFirst + 1024);
   heap.add_page(kSecond);
-  CHECK(heap.take(SmallHeap::kMostBytes) == kSecond);
+  CHECK(heap.take(SmallHeap::kMaxBytes) == kSecond);
   CHECK(heap.give(blocks[7]) == std::nullopt);
   CHECK(heap.take(600) == blocks[7]);
   CHECK(heap.give(kSecond) == kSecond);

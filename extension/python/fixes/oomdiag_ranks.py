@@ -2,7 +2,7 @@
 
 They are taken to be like this one. Where that is no answer (an object, a key that only another rank makes), the rank that
 makes it is summoned: the same command runs as that rank too, unrecorded, as long as this one does. The rules and the messages of
-NCCL are in extension/virtual_device/nccl/lone.h; what PyTorch does beside NCCL is here. Processes of a job share a folder
+NCCL are in extension/virtual_device/nccl/single_rank.h; what PyTorch does beside NCCL is here. Processes of a job share a folder
 (OOMDIAG_RANK_JOB). It uses and replaces public names of torch.distributed:
 
   TCPStore, FileStore     one that needs no server, in all modules that have imported it: the rendezvous of env://, tcp:// and
@@ -30,7 +30,7 @@ _MOST_BYTES = 4 << 20    # of a message: what is larger is no object
 _kept = []               # C++ keeps half of an object of Python: without the other half its methods are gone
 
 
-class LoneRankError(RuntimeError):
+class SingleRankError(RuntimeError):
     """This rank runs alone and needs what only another one knows."""
 
 
@@ -93,7 +93,7 @@ def _last_words(rank):
 
 def _refuse(what, rank=None):
     said = _last_words(rank) if rank is not None else ""
-    raise LoneRankError(f"oomdiag: rank {_own_rank()} runs alone and cannot know {what}{_place()}{said}")
+    raise SingleRankError(f"oomdiag: rank {_own_rank()} runs alone and cannot know {what}{_place()}{said}")
 
 
 def _leave(name, data):
@@ -149,7 +149,7 @@ def _make_stores(dist):
         group = dist.distributed_c10d._resolve_process_group(found[1])  # nothing public leads from a name to its group
         return dist.get_process_group_ranks(group)[int(found[2])]
 
-    class LoneStore(dist.Store):
+    class SingleStore(dist.Store):
         """Keys lie in the job's folder. What a rank sets under its own number, others are taken to have set alike; a count
         that a rank adds to counts everybody, so who waits for all to arrive goes on."""
 
@@ -275,7 +275,7 @@ def _make_stores(dist):
         def set_timeout(self, timeout):
             pass
 
-    return LoneStore, GroupStore
+    return SingleStore, GroupStore
 
 
 def _matches(own, key):
@@ -330,7 +330,7 @@ def _make_backend(torch, dist):
                     count = min(to.numel(), from_.numel())
                     to.reshape(-1)[:count].copy_(from_.reshape(-1)[:count])
 
-    class LoneBackend(dist.ProcessGroupGloo.__bases__[0]):  # dist.Backend is the class of names
+    class SingleBackend(dist.ProcessGroupGloo.__bases__[0]):  # dist.Backend is the class of names
         """Collectives on the host, among ranks that are alike."""
 
         def __init__(self, name, ranks, rank):
@@ -348,7 +348,7 @@ def _make_backend(torch, dist):
             if self._rank not in ranks:
                 return None
             members = [self._ranks[rank] for rank in ranks]
-            return LoneBackend(_digest(self._name, members).hexdigest(), members, ranks.index(self._rank))
+            return SingleBackend(_digest(self._name, members).hexdigest(), members, ranks.index(self._rank))
 
         def _message(self, sender, channel, counts):
             number = counts[sender, channel] = counts.get((sender, channel), -1) + 1
@@ -462,7 +462,7 @@ def _make_backend(torch, dist):
         def _get_sequence_number_for_group(self):
             return 0
 
-    return LoneBackend
+    return SingleBackend
 
 
 def _replace(torch_modules, name, by):
@@ -516,10 +516,10 @@ def apply():
     _register_own_of_torch(dist)
     modules = [module for name, module in list(sys.modules.items())
                if module is not None and (name + ".").startswith("torch.distributed.")]
-    LoneStore, GroupStore = _make_stores(dist)
-    LoneBackend = _make_backend(torch, dist)
-    _replace(modules, "TCPStore", LoneStore)
-    _replace(modules, "FileStore", LoneStore)
+    SingleStore, GroupStore = _make_stores(dist)
+    SingleBackend = _make_backend(torch, dist)
+    _replace(modules, "TCPStore", SingleStore)
+    _replace(modules, "FileStore", SingleStore)
 
     def members(options):
         return list(options.global_ranks_in_group) or list(range(options.group_size))
@@ -532,7 +532,7 @@ def apply():
         return make_nccl(options, backend_options)
 
     def make_lone_gloo(options, backend_options):
-        return LoneBackend(options.group_id, members(options), options.group_rank)
+        return SingleBackend(options.group_id, members(options), options.group_rank)
 
     _register(dist, "nccl", make_lone_nccl, ["cuda"])
     _register(dist, "gloo", make_lone_gloo, ["cpu", "cuda"])

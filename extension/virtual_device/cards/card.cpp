@@ -162,15 +162,15 @@ void check_keys(const json& file) {
 
 Card parse_card(const json& file, const std::string& path) {
   constexpr int64_t kLeastBytes = int64_t{256} << 20;
-  constexpr int64_t kMostBytes = int64_t{16} << 40;
+  constexpr int64_t kMaxBytes = int64_t{16} << 40;
   check_keys(file);
   Card card;
   read_names(file, path, card);
   const Architecture& architecture = read_capability(file, card);
-  card.total_bytes = read_number(file, "total_bytes", kLeastBytes, kMostBytes);
+  card.total_bytes = read_number(file, "total_bytes", kLeastBytes, kMaxBytes);
   card.total_mark = file["total_bytes"].value("mark", "");
   if (file.contains("older_total_bytes")) {
-    card.older_total_bytes = read_number(file, "older_total_bytes", kLeastBytes, kMostBytes);
+    card.older_total_bytes = read_number(file, "older_total_bytes", kLeastBytes, kMaxBytes);
     card.older_total_mark = file["older_total_bytes"].value("mark", "");
   }
   card.multiprocessors = read_int(file, "multiprocessors", 1);

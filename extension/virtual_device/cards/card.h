@@ -56,7 +56,7 @@ Card read_card(const std::string& path);
 /// RTX 4080 SUPER has 16 072 MiB with 550, the RTX 4090, RTX 4070 Ti SUPER and T4 have the newer totals from 555 and 560 on.
 inline constexpr int kOlderDrivers = 550;
 inline constexpr int kLeastDriver = 525;  ///< the first of CUDA 12
-inline constexpr int kMostDriver = 999;
+inline constexpr int kMaxDriver = 999;
 
 /// What CUDA version the driver of this branch has, as in 12040 (CUDA Toolkit release notes, "CUDA Driver"); 0 for those
 /// newer than the table and older than kLeastDriver.

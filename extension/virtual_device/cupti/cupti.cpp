@@ -22,13 +22,13 @@
 
 namespace {
 
-constexpr size_t kMostIds = 2048;
+constexpr size_t kMaxIds = 2048;
 
 /// The subscriber. Written under the lock; the callback reads without it, as a callback may come at any time.
 struct Subscriber {
   std::atomic<CUpti_CallbackFunc> function = nullptr;
   std::atomic<void*> user_data = nullptr;
-  std::atomic<bool> enabled[CUPTI_CB_DOMAIN_SIZE][kMostIds] = {};
+  std::atomic<bool> enabled[CUPTI_CB_DOMAIN_SIZE][kMaxIds] = {};
   char name[CUPTI_OLD_SUBSCRIBER_NAME_MIN_LEN] = {};
 };
 
@@ -41,7 +41,7 @@ thread_local uint32_t correlation = 0;
 CUpti_SubscriberHandle handle() { return reinterpret_cast<CUpti_SubscriberHandle>(&subscriber); }
 
 bool is_known(CUpti_CallbackDomain domain, CUpti_CallbackId id) {
-  return domain > CUPTI_CB_DOMAIN_INVALID && domain < CUPTI_CB_DOMAIN_SIZE && id < kMostIds;
+  return domain > CUPTI_CB_DOMAIN_INVALID && domain < CUPTI_CB_DOMAIN_SIZE && id < kMaxIds;
 }
 
 CUcontext current_context() {

@@ -20,8 +20,8 @@ namespace {
 Pool* find_pool(CUmemoryPool handle) { return reinterpret_cast<Pool*>(handle); }
 
 CUresult give_default_pool(CUmemoryPool* handle, CUdevice ordinal) {
-  static auto& pools = *new std::array<Pool*, oomdiag::kMostDevices>{};
-  static auto& made = *new std::array<std::once_flag, oomdiag::kMostDevices>;
+  static auto& pools = *new std::array<Pool*, oomdiag::kMaxVirtualDevices>{};
+  static auto& made = *new std::array<std::once_flag, oomdiag::kMaxVirtualDevices>;
   Device* device = oomdiag::find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   const auto place = static_cast<size_t>(ordinal);
@@ -31,7 +31,7 @@ CUresult give_default_pool(CUmemoryPool* handle, CUdevice ordinal) {
 }
 
 /// Those that cuDeviceSetMemPool set, by ordinal.
-std::array<std::atomic<CUmemoryPool>, oomdiag::kMostDevices> chosen_pools{};
+std::array<std::atomic<CUmemoryPool>, oomdiag::kMaxVirtualDevices> chosen_pools{};
 
 CUresult give_pool(CUmemoryPool* handle, CUdevice ordinal) {
   const CUresult error = give_default_pool(handle, ordinal);

@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr size_t kMostArguments = 32;
+constexpr size_t kMaxArguments = 32;
 
 thread_local int known_kernels = 0;
 
@@ -31,7 +31,7 @@ namespace oomdiag {
 
 void forget_arguments(void* const* arguments) noexcept try {
   if (known_kernels > 0 || !arguments || !oomdiag_device_keeps_contents()) return;
-  for (size_t i = 0; i < kMostArguments; ++i) {
+  for (size_t i = 0; i < kMaxArguments; ++i) {
     uintptr_t place = 0;
     uintptr_t word = 0;
     if (!read_word(arguments + i, &place) || !read_word(reinterpret_cast<void*>(place), &word)) return;

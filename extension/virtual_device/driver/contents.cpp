@@ -73,10 +73,10 @@ void Contents::drop(Piece& piece) {
 }
 
 void Contents::keep_within_bounds() {
-  if (kept_bytes_ <= kMostBytes) return;
-  for (size_t most = kMostPieceBytes / 2; most > 0; most /= 2) {
+  if (kept_bytes_ <= kMaxBytes) return;
+  for (size_t most = kMaxPieceBytes / 2; most > 0; most /= 2) {
     for (auto& [at, piece] : pieces_) {
-      if (kept_bytes_ <= kMostBytes / 4 * 3) return;
+      if (kept_bytes_ <= kMaxBytes / 4 * 3) return;
       if (piece.data.size() > most) drop(piece);
     }
   }
@@ -85,7 +85,7 @@ void Contents::keep_within_bounds() {
 void Contents::write(uintptr_t to, const void* from, size_t bytes, Origin origin) {
   std::lock_guard guard(lock_);
   erase(to, bytes);
-  Piece piece{.bytes = bytes, .is_dropped = bytes > kMostPieceBytes, .is_guess = origin == Origin::kernel};
+  Piece piece{.bytes = bytes, .is_dropped = bytes > kMaxPieceBytes, .is_guess = origin == Origin::kernel};
   const char* begin = static_cast<const char*>(from);
   if (!piece.is_dropped) piece.data.assign(begin, begin + bytes);
   add(to, std::move(piece));

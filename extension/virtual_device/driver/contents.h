@@ -16,8 +16,8 @@
 // astray. Everything else reads as zeros, and who reads it is told that it came from a kernel (notes.cpp).
 //
 // Known ranges lie in a map by address: bytes, or one number that fills the range, however long it is. A copy above
-// kMostPieceBytes is bulk data, a batch or a weight, which no program branches on: it is known to be the host's, and its bytes
-// are not kept. When all kept bytes together pass kMostBytes, the largest are dropped, so that the host needs little memory
+// kMaxPieceBytes is bulk data, a batch or a weight, which no program branches on: it is known to be the host's, and its bytes
+// are not kept. When all kept bytes together pass kMaxBytes, the largest are dropped, so that the host needs little memory
 // however large the card is.
 //
 // What another process sends is promised: whoever looks at it waits, and nobody else does.
@@ -27,8 +27,8 @@
 
 namespace oomdiag {
 
-inline constexpr size_t kMostPieceBytes = 4 << 20;
-inline constexpr size_t kMostBytes = 256 << 20;
+inline constexpr size_t kMaxPieceBytes = 4 << 20;
+inline constexpr size_t kMaxBytes = 256 << 20;
 
 /// A number of 1, 2, 4, 8 or 16 bytes that fills a range: the shortest that does.
 class Pattern {

@@ -66,7 +66,7 @@ Context* find_context(CUcontext handle) noexcept {
 }
 
 Context& primary_context(Device& device) noexcept {
-  static auto& primaries = *new std::array<std::atomic<Context*>, kMostDevices>;
+  static auto& primaries = *new std::array<std::atomic<Context*>, kMaxVirtualDevices>;
   auto& primary = primaries[static_cast<size_t>(device.index)];
   if (Context* made = primary.load(std::memory_order_acquire)) return *made;
   std::lock_guard guard(stream_lock());

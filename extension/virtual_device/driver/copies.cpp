@@ -89,7 +89,7 @@ void read(void* to, const void* from, size_t bytes) {
 
 /// Whether so much goes to managed memory that it is not kept, as of a card: the host may have less than that memory is large.
 bool is_managed_bulk(oomdiag::MemoryKind target, size_t bytes) {
-  if (target != oomdiag::MemoryKind::managed || bytes <= oomdiag::kMostBytes) return false;
+  if (target != oomdiag::MemoryKind::managed || bytes <= oomdiag::kMaxBytes) return false;
   oomdiag_device_note("estimate", kBulk);
   return true;
 }

@@ -20,8 +20,8 @@ namespace oomdiag {
 namespace {
 
 // Never destroyed: programs free device memory in their own static destructors, after ours would have run.
-auto& installed = *new std::array<Device, kMostDevices>;
-auto& visible = *new std::array<Device*, kMostDevices>;
+auto& installed = *new std::array<Device, kMaxVirtualDevices>;
+auto& visible = *new std::array<Device*, kMaxVirtualDevices>;
 std::atomic<size_t> installed_count = 0;
 std::atomic<size_t> visible_count = 0;
 std::atomic<CUresult> initialized = CUDA_ERROR_NOT_INITIALIZED;
@@ -56,7 +56,7 @@ void read_devices(const char* list, std::string& reading) {
   std::istringstream lines(list);
   while (std::getline(lines, reading)) {
     if (reading.empty()) continue;
-    if (installed_count == kMostDevices) throw std::runtime_error("there is no room for more than 16 cards");
+    if (installed_count == kMaxVirtualDevices) throw std::runtime_error("there is no room for more than 16 cards");
     read_device(installed[installed_count], static_cast<int>(installed_count.load()), reading);
     ++installed_count;
   }

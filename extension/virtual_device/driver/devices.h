@@ -12,7 +12,7 @@
 namespace oomdiag {
 
 /// The most cards that a machine may have.
-inline constexpr size_t kMostDevices = 16;
+inline constexpr size_t kMaxVirtualDevices = 16;
 
 /// One card of the machine.
 struct Device {

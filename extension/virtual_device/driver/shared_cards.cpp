@@ -22,7 +22,7 @@ constexpr size_t kMaxProcesses = 256;
 /// A process's share of each card. A new file is all zeros: rows of nobody.
 struct Row {
   std::atomic<pid_t> pid;
-  std::atomic<int64_t> bytes[kMostDevices];
+  std::atomic<int64_t> bytes[kMaxVirtualDevices];
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 

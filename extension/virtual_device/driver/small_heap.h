@@ -17,11 +17,11 @@ constexpr int64_t round_to_pages(int64_t bytes) { return (bytes + kPageBytes - 1
 class SmallHeap {
  public:
   /// What is larger has pages of its own (pytorch/pytorch issue 17120 measured where that begins).
-  static constexpr int64_t kMostBytes = 1 << 20;
+  static constexpr int64_t kMaxBytes = 1 << 20;
   static constexpr int64_t kAlignment = 512;  ///< of a block, and what it is rounded to
 
   static constexpr int64_t align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-  static bool serves(int64_t bytes) { return bytes <= kMostBytes; }
+  static bool serves(int64_t bytes) { return bytes <= kMaxBytes; }
 
   /// The lowest place for a block; nullopt: add a page.
   std::optional<uintptr_t> take(int64_t bytes);

@@ -51,7 +51,7 @@ long long strip_small_factors(long long size) {
 /// dimension that fits into shared memory; else one copy; two where a size has a prime factor above 127, as those go by
 /// Bluestein's algorithm, which pads (cuFFT documentation, "Accuracy and performance").
 size_t estimate_bytes(std::span<const long long> sizes, long long batch, size_t element_bytes) {
-  constexpr long long kMostInSharedMemory = 4096;
+  constexpr long long kMaxInSharedMemory = 4096;
   long long elements = batch;
   bool has_small_factors = true;
   bool pads = false;
@@ -60,7 +60,7 @@ size_t estimate_bytes(std::span<const long long> sizes, long long batch, size_t 
     has_small_factors = has_small_factors && strip_small_factors(size) == 1;
     pads = pads || strip_small_factors(size) > 127;
   }
-  if (sizes.size() == 1 && has_small_factors && sizes[0] <= kMostInSharedMemory) return 0;
+  if (sizes.size() == 1 && has_small_factors && sizes[0] <= kMaxInSharedMemory) return 0;
   return static_cast<size_t>(elements) * element_bytes * (pads ? 2 : 1);
 }
 

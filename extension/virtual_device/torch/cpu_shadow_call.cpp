@@ -11,11 +11,11 @@ namespace {
 
 using Argument = OperatorRules::Argument;
 
-constexpr size_t kMostBytes = 256 << 10;
-constexpr size_t kMostCopiedBytes = 4 << 20;  // as much as is kept of one copy (driver/contents.h)
+constexpr size_t kMaxBytes = 256 << 10;
+constexpr size_t kMaxCopiedBytes = 4 << 20;  // as much as is kept of one copy (driver/contents.h)
 
 size_t most_bytes(const OperatorRules& rules) {
-  return rules.copies || rules.asks != OperatorRules::Asks::nothing ? kMostCopiedBytes : kMostBytes;
+  return rules.copies || rules.asks != OperatorRules::Asks::nothing ? kMaxCopiedBytes : kMaxBytes;
 }
 
 class ShadowCallMaker {

@@ -37,7 +37,7 @@ struct ReferrerEvents {
 /// What one device's blocks tell.
 struct DeviceViews {
   LiveSet live_set{};
-  std::vector<StepAllocations> steps{};  ///< as they were requested
+  std::vector<StepCollector> steps{};  ///< as they were requested
   StepCurves curves{};
   std::vector<ReferrerEvents> referrers{};
 };

@@ -50,7 +50,7 @@ struct Allocation {
   /// Older than the events of the trace.
   bool is_initial() const { return event != Block::kNone && (event & Block::kInitial) != 0; }
   bool is_known() const { return event != Block::kNone; }
-  bool first_in_op() const { return maker.op_serial == 0 || nth_in_op == 0; }
+  bool first_in_op() const { return maker.call_id == 0 || nth_in_op == 0; }
 };
 
 /// The allocations of all devices: those that live, and those that views reference. The places of others are used again, so

@@ -10,7 +10,7 @@ namespace oomdiag {
 namespace {
 
 bool frees_in_own_op(const Event& maker, const Event& free) {
-  if (maker.op_serial != 0 && maker.op_serial == free.op_serial) return true;
+  if (maker.call_id != 0 && maker.call_id == free.call_id) return true;
   return in_node(maker) && maker.node_sequence == free.node_sequence && maker.node_thread == free.node_thread &&
          maker.node_sequence != kAccumulateGrad;
 }
@@ -77,8 +77,7 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.address == 0) return;  // it is about a refusal
   uint32_t id = pass_.table.find(event.device, event.address);
   if (event.kind == EventKind::referrer) {
-    if (id != AllocationTable::kNone)
-      lives_.referrers.push_back({pass_.table[id].maker, event.detail, event.op_serial});
+    if (id != AllocationTable::kNone) lives_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id});
     return;
   }
   if (id == AllocationTable::kNone) id = ensure_allocation({.address = event.address}, index);
@@ -111,7 +110,7 @@ void DeviceFollower::turn_step(uint32_t ended, uint64_t index) {
   places_.end_step(ended);
   end_steps(index);
   if (has_failed_) return;
-  for (StepAllocations& step : lives_.steps) {
+  for (StepCollector& step : lives_.steps) {
     if (step.step() == 0 || step.step() != pass_.phases.step()) continue;
     step.begin(index, pass_.table.living(device()), pass_.table, pass_.graphs);
   }
@@ -138,7 +137,7 @@ bool DeviceFollower::begins_own_traversal(uint64_t index) const {
 }
 
 void DeviceFollower::note_traversal(uint64_t index) {
-  for (StepAllocations& step : lives_.steps) step.note_traversal();
+  for (StepCollector& step : lives_.steps) step.note_traversal();
   own_traversed_ = own_traversed_ || begins_own_traversal(index);
   if (is_taken_ && own_traversal_ == own_traversed_) saving_nodes_.note_traversal(pass_.graphs);
 }
@@ -153,7 +152,7 @@ DeviceViews DeviceFollower::finish(const NodeTable& nodes) {
 }
 
 void DeviceFollower::end_steps(uint64_t index) {
-  for (StepAllocations& step : lives_.steps) {
+  for (StepCollector& step : lives_.steps) {
     if (step.is_open()) step.end(observed_until(index), pass_.table);
   }
 }
@@ -166,7 +165,7 @@ ObservationWindow DeviceFollower::observed_until(uint64_t index) const {
   if (index < point.event) return observed;
   observed.end = point.event;
   observed.named_end = point.description_end;
-  observed.failed_op = pass_.trace.events[point.event].op_serial;
+  observed.failed_op = pass_.trace.events[point.event].call_id;
   return observed;
 }
 
@@ -174,7 +173,7 @@ void DeviceFollower::take_live_set(uint64_t index) {
   is_taken_ = true;
   const StatePoint& point = request_.point;
   if (point.failed && index < pass_.trace.events.size() && pass_.trace.events[index].kind == EventKind::segment_state) {
-    adopt(pass_.trace.events.slice(index, point.description_end, kMostLayoutEvents), index);
+    adopt(pass_.trace.events.slice(index, point.description_end, kMaxLayoutEvents), index);
   }
   LiveSet& live_set = lives_.live_set;
   live_set.allocated_bytes = blocks_.allocated_bytes();
@@ -232,7 +231,7 @@ void DeviceFollower::describe_initial(Allocation& allocation) const {
 }
 
 void DeviceFollower::show(uint32_t id, uint64_t index) {
-  for (StepAllocations& step : lives_.steps) {
+  for (StepCollector& step : lives_.steps) {
     if (step.is_open()) step.add(id, index, blocks_.allocated_bytes(), pass_.table);
   }
 }

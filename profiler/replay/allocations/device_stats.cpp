@@ -95,8 +95,8 @@ void DeviceStats::begin_with(std::span<const Event> layout, uint64_t index, cons
 }
 
 void DeviceStats::note_mark(const Event& event, uint32_t step) {
-  constexpr size_t kMostMarks = 1000;
-  if (history().marks.size() == kMostMarks) return;
+  constexpr size_t kMaxMarks = 1000;
+  if (history().marks.size() == kMaxMarks) return;
   const int64_t now = blocks_.allocated_bytes();
   history().marks.push_back({trace_.name(event.detail), trace_.time_ns(event), step, now, blocks_.reserved_bytes(),
                              std::max(peak_since_mark_, now)});
@@ -122,7 +122,7 @@ void DeviceStats::note_error(int64_t difference) {
 
 void DeviceStats::attribute(const Event& event, const NodeTable& nodes) {
   Attribution& sum = history().attribution;
-  if (sum.backward_bytes > kMostBytes) return;
+  if (sum.backward_bytes > kMaxBytes) return;
   sum.backward_bytes += event.bytes;
   if (!in_node(event)) return;
   sum.with_node_bytes += event.bytes;

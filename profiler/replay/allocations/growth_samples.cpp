@@ -7,7 +7,7 @@
 namespace oomdiag {
 namespace {
 
-constexpr uint32_t kMostContexts = 1 << 20;  // more come from a damaged trace
+constexpr uint32_t kMaxContexts = 1 << 20;  // more come from a damaged trace
 
 /// Where something is kept for good the curve ends above its beginning. The others are not worth their memory.
 bool ends_higher(const std::vector<int64_t>& bytes) {
@@ -16,7 +16,7 @@ bool ends_higher(const std::vector<int64_t>& bytes) {
 
 /// Steps from `first` to `last`, both among them and the others evenly spread.
 std::vector<uint32_t> spread_steps(uint32_t first, uint32_t last) {
-  const uint32_t stride = (last - first) / GrowthSamples::kMostSamples + 1;
+  const uint32_t stride = (last - first) / GrowthSamples::kMaxSamples + 1;
   std::vector<uint32_t> steps;
   for (uint32_t step = last; step > first; step -= std::min(stride, step - first)) steps.push_back(step);
   steps.push_back(first);
@@ -32,10 +32,10 @@ void GrowthSamples::start_from(const Trace& trace, uint8_t device) {
 }
 
 bool GrowthSamples::add(const Event& alloc) {
-  if (alloc.context >= kMostContexts || alloc.bytes < 0 || alloc.bytes > kMaxSaneBytes) return false;
+  if (alloc.context >= kMaxContexts || alloc.bytes < 0 || alloc.bytes > kMaxSaneBytes) return false;
   if (alloc.context >= places_.size()) places_.resize(alloc.context + 1);
   Place& place = places_[alloc.context];
-  if (place.bytes > kMostBytes) return false;
+  if (place.bytes > kMaxBytes) return false;
   place.bytes += alloc.bytes;
   ++place.blocks;
   place.largest = std::max(place.largest, alloc.bytes);

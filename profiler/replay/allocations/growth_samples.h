@@ -13,11 +13,11 @@
 namespace oomdiag {
 
 /// Follows how many bytes of each place of the program live, and samples them where steps end, so that growth from step to
-/// step can be told (explain/growth.h). A place is a context of the trace. Of long runs kMostSamples evenly spread ones
+/// step can be told (explain/growth.h). A place is a context of the trace. Of long runs kMaxSamples evenly spread ones
 /// are kept. Time: constant per event, and the number of places per sample.
 class GrowthSamples {
  public:
-  static constexpr uint32_t kMostSamples = 32;
+  static constexpr uint32_t kMaxSamples = 32;
 
   /// Starts from the blocks of this device that are older than the trace's events.
   void start_from(const Trace& trace, uint8_t device);
@@ -52,7 +52,7 @@ class GrowthSamples {
   static PlaceLevel level(const Sample& sample, size_t place);
 
   std::vector<Place> places_;  ///< by context
-  EvenlySpaced<Sample> samples_{kMostSamples};
+  EvenlySpaced<Sample> samples_{kMaxSamples};
   EarlierLevels earlier_;
 };
 

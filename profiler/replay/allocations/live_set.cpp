@@ -46,8 +46,8 @@ void LiveSetSavingNodes::infer(const AllocationTable& table, LiveSet& live_set) 
   }
 }
 
-void StepAllocations::begin(uint64_t index, const std::vector<uint32_t>& living, AllocationTable& table,
-                            const Graphs& graphs) {
+void StepCollector::begin(uint64_t index, const std::vector<uint32_t>& living, AllocationTable& table,
+                          const Graphs& graphs) {
   is_open_ = true;
   begins_ = index;
   traversals_before_ = graphs.traversal();
@@ -56,7 +56,7 @@ void StepAllocations::begin(uint64_t index, const std::vector<uint32_t>& living,
   for (const uint32_t allocation : allocations_) table.hold(allocation);
 }
 
-void StepAllocations::add(uint32_t allocation, uint64_t index, int64_t allocated_bytes, AllocationTable& table) {
+void StepCollector::add(uint32_t allocation, uint64_t index, int64_t allocated_bytes, AllocationTable& table) {
   allocations_.push_back(allocation);
   table.hold(allocation);
   if (in_window_ == 0) {
@@ -68,13 +68,13 @@ void StepAllocations::add(uint32_t allocation, uint64_t index, int64_t allocated
   if (allocations_.size() >= limit_) thin(table);
 }
 
-void StepAllocations::end(const ObservationWindow& observed, AllocationTable& table) {
+void StepCollector::end(const ObservationWindow& observed, AllocationTable& table) {
   is_open_ = false;
   if (allocations_.size() > kMaxAllocations) thin(table);
   observed_ = observed;
 }
 
-std::vector<SavingNode> StepAllocations::saving_nodes_of(const Allocation& allocation) const {
+std::vector<SavingNode> StepCollector::saving_nodes_of(const Allocation& allocation) const {
   std::vector<SavingNode> saving_nodes;
   for (const SavingNode& saving_node : allocation.saving_nodes) {
     if (saving_node.traversal > traversals_before_) saving_nodes.push_back(saving_node);
@@ -83,7 +83,7 @@ std::vector<SavingNode> StepAllocations::saving_nodes_of(const Allocation& alloc
   return saving_nodes.empty() && unseen ? alike_->find(allocation) : saving_nodes;
 }
 
-void StepAllocations::thin(AllocationTable& table) {
+void StepCollector::thin(AllocationTable& table) {
   const auto let_go = [&](uint32_t id) {
     const bool goes = !table[id].alive() && !lives_at_high_point(table[id]);
     if (goes) table.let_go(id);
@@ -96,7 +96,7 @@ void StepAllocations::thin(AllocationTable& table) {
   limit_ = std::max(kMaxAllocations, 2 * allocations_.size());
 }
 
-void StepAllocations::join_windows() {
+void StepCollector::join_windows() {
   const bool half_full = highs_.size() % 2 == 1;
   for (size_t i = 0; 2 * i < highs_.size(); ++i) {
     const High& first = highs_[2 * i];
@@ -110,7 +110,7 @@ void StepAllocations::join_windows() {
   if (in_window_ == window_) in_window_ = 0;
 }
 
-bool StepAllocations::lives_at_high_point(const Allocation& allocation) const {
+bool StepCollector::lives_at_high_point(const Allocation& allocation) const {
   const auto at = std::lower_bound(highs_.begin(), highs_.end(), allocation.born,
                                    [](const High& high, uint64_t index) { return high.index < index; });
   return at != highs_.end() && at->index < allocation.died;

@@ -14,7 +14,7 @@
 //   blocks ↑      ────────────            │ LiveSet: the blocks that live at this moment
 //          │   ───────────────────────────┼──────
 //          │         ─────── ─── ─────    │   ──────
-//          └─────────|─ StepAllocations ──|───────→ events
+//          └─────────|── StepCollector ───|───────→ events
 namespace oomdiag {
 
 /// The blocks of one device at one moment.
@@ -55,11 +55,11 @@ class LiveSetSavingNodes {
 /// The allocations of one device in one step. Of a step of very many blocks only those that live at high points are kept: it is
 /// cut into windows of equally many allocations, which grow as the step does, and what lives at none of their highest
 /// moments is let go. So the peak stays what it was.
-class StepAllocations {
+class StepCollector {
  public:
   static constexpr size_t kMaxAllocations = size_t{1} << 16;
 
-  explicit StepAllocations(uint32_t step) : step_(step) {}
+  explicit StepCollector(uint32_t step) : step_(step) {}
 
   uint32_t step() const { return step_; }
   bool is_open() const { return is_open_; }

@@ -126,7 +126,7 @@ class StatsPass {
     }
     if (index < layout_end_) return;
     layout_end_ = end_of_layout(trace_.events, index);
-    device.check_layout(trace_.events.slice(index, layout_end_, kMostLayoutEvents));
+    device.check_layout(trace_.events.slice(index, layout_end_, kMaxLayoutEvents));
   }
 
   const Trace& trace_;

@@ -34,26 +34,26 @@ std::optional<NonPytorchReading> find_reading(const Trace& trace, const Measured
 // Who holds what others have of the card. Between the reading and the moment only what is known may have changed, so what
 // is unexplained at the one is unexplained at the other.
 void describe_non_pytorch(const Trace& trace, const MeasuredDevice& measured, const StatePoint& point,
-                          int64_t total_bytes, const Device& device, Moment& moment) {
-  const auto known_before = [&](const NonPytorchState& state) {
-    auto owners = list_owners(state, moment.segments);
-    if (!state.steps.empty() || device.context_bytes <= 0) return owners;
+                          int64_t total_bytes, const Device& device, MemoryState& state) {
+  const auto known_before = [&](const NonPytorchState& non_pytorch) {
+    auto owners = list_owners(non_pytorch, state.segments);
+    if (!non_pytorch.steps.empty() || device.context_bytes <= 0) return owners;
     owners.insert(owners.begin(), {"context", "device", std::min(device.context_bytes, kMaxSaneBytes)});
     return owners;
   };
-  const NonPytorchState state = read_non_pytorch(trace, measured.outside_events, point.description_end);
-  moment.outside = known_before(state);
-  moment.host_memory = list_host_owners(state);
-  moment.pinned_host_memory = list_pinned_host_memory(trace, state);
-  const int64_t known = sum_of(moment.outside);
+  const NonPytorchState non_pytorch = read_non_pytorch(trace, measured.outside_events, point.description_end);
+  state.outside = known_before(non_pytorch);
+  state.host_memory = list_host_owners(non_pytorch);
+  state.pinned_host_memory = list_pinned_host_memory(trace, non_pytorch);
+  const int64_t known = sum_of(state.outside);
   int64_t outside = known;
-  if (const auto reading = find_reading(trace, measured, point, total_bytes, moment.reserved_bytes)) {
+  if (const auto reading = find_reading(trace, measured, point, total_bytes, state.reserved_bytes)) {
     const NonPytorchState then = read_non_pytorch(trace, measured.outside_events, reading->event);
     outside = reading->outside_bytes + known - sum_of(known_before(then));
   }
-  moment.outside_bytes = std::clamp<int64_t>(outside, 0, total_bytes - moment.reserved_bytes);
-  moment.free_bytes = total_bytes - moment.reserved_bytes - moment.outside_bytes;
-  moment.outside.push_back({"unexplained", "", moment.outside_bytes - known});
+  state.outside_bytes = std::clamp<int64_t>(outside, 0, total_bytes - state.reserved_bytes);
+  state.free_bytes = total_bytes - state.reserved_bytes - state.outside_bytes;
+  state.outside.push_back({"unexplained", "", state.outside_bytes - known});
 }
 
 }  // namespace
@@ -98,28 +98,28 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews
   return blocks;
 }
 
-Moment read_moment(const Trace& trace, const MeasuredDevice& measured, const NodeTable& nodes,
-                   const AllocationViews& views, const LiveSet& live_set) {
+MemoryState read_moment(const Trace& trace, const MeasuredDevice& measured, const NodeTable& nodes,
+                        const AllocationViews& views, const LiveSet& live_set) {
   const DeviceHistory& history = measured.history;
   const auto index = static_cast<size_t>(history.index);
   const Device device = index < trace.devices.size() ? trace.devices[index] : Device{};
   const StatePoint point = find_state_point(trace, history);
-  Moment moment{.event = point.event,
-                .step = history.failure ? history.failure->step : history.peak.step,
-                .phase = point.phase,
-                .allocated_bytes = live_set.allocated_bytes,
-                .pending_free_bytes = live_set.pending_bytes,
-                .reserved_bytes = live_set.reserved_bytes,
-                .saved_by_likeness = live_set.saved_by_likeness,
-                .blocks = describe_blocks(trace, views, live_set, nodes),
-                .segments = live_set.segments};
+  MemoryState state{.event = point.event,
+                    .step = history.failure ? history.failure->step : history.peak.step,
+                    .phase = point.phase,
+                    .allocated_bytes = live_set.allocated_bytes,
+                    .pending_free_bytes = live_set.pending_bytes,
+                    .reserved_bytes = live_set.reserved_bytes,
+                    .saved_by_likeness = live_set.saved_by_likeness,
+                    .blocks = describe_blocks(trace, views, live_set, nodes),
+                    .segments = live_set.segments};
   if (point.event < trace.events.size() && (history.failure || !history.peak.at_start)) {
-    moment.time_ns = trace.time_ns(trace.events[point.event]);
-    moment.where = locate(trace, nodes, trace.events[point.event]);
+    state.time_ns = trace.time_ns(trace.events[point.event]);
+    state.where = locate(trace, nodes, trace.events[point.event]);
   }
-  const int64_t total = std::max(device.total_bytes, moment.reserved_bytes);
-  describe_non_pytorch(trace, measured, point, total, device, moment);
-  return moment;
+  const int64_t total = std::max(device.total_bytes, state.reserved_bytes);
+  describe_non_pytorch(trace, measured, point, total, device, state);
+  return state;
 }
 
 }  // namespace oomdiag

@@ -13,7 +13,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews
                                        const NodeTable& nodes);
 
 /// Reads it from the cut that was made there.
-Moment read_moment(const Trace& trace, const MeasuredDevice& measured, const NodeTable& nodes,
-                   const AllocationViews& views, const LiveSet& live_set);
+MemoryState read_moment(const Trace& trace, const MeasuredDevice& measured, const NodeTable& nodes,
+                        const AllocationViews& views, const LiveSet& live_set);
 
 }  // namespace oomdiag

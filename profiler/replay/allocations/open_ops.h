@@ -12,7 +12,7 @@ class OpenOps {
  public:
   /// A new allocation, made by `allocation.maker`.
   void note_alloc(uint32_t id, Allocation& allocation) {
-    if (allocation.maker.op_serial == 0) return;
+    if (allocation.maker.call_id == 0) return;
     Call& call = call_of(allocation.maker);
     allocation.nth_in_op = call.allocs++;
     allocation.op_made_nodes = call.made_nodes;
@@ -20,11 +20,11 @@ class OpenOps {
   }
   /// A nodes_created event.
   void note_nodes(const Event& event, AllocationTable& table) {
-    if (event.op_serial == 0) return;
+    if (event.call_id == 0) return;
     Call& call = call_of(event);
     call.made_nodes = true;
     for (const uint32_t id : call.allocations) {
-      if (table[id].maker.op_serial == event.op_serial) table[id].op_made_nodes = true;
+      if (table[id].maker.call_id == event.call_id) table[id].op_made_nodes = true;
     }
     call.allocations.clear();
   }
@@ -38,8 +38,8 @@ class OpenOps {
   Call& call_of(const Event& event) {
     if (event.thread >= calls_.size()) calls_.resize(event.thread + size_t{1});
     Call& call = calls_[event.thread];
-    if (call.serial != event.op_serial) {
-      call.serial = event.op_serial;
+    if (call.serial != event.call_id) {
+      call.serial = event.call_id;
       call.allocs = 0;
       call.made_nodes = false;
       call.allocations.clear();

@@ -9,7 +9,7 @@ namespace {
 /// Turns indices of events into positions in the step: the n-th of its allocations and frees, from 1.
 class EventPositions {
  public:
-  EventPositions(const AllocationTable& table, const StepAllocations& taken)
+  EventPositions(const AllocationTable& table, const StepCollector& taken)
       : begin_(taken.begins()), end_(taken.observed().end) {
     for (const uint32_t id : taken.allocations()) {
       if (was_born(table[id])) indices_.push_back(table[id].born);
@@ -22,10 +22,10 @@ class EventPositions {
   }
   bool has_died(const Allocation& allocation) const { return allocation.died < end_; }
   uint32_t born(const Allocation& allocation) const {
-    return was_born(allocation) ? position_of(allocation.born) : BlockLife::kBefore;
+    return was_born(allocation) ? position_of(allocation.born) : StepAllocation::kBefore;
   }
   uint32_t died(const Allocation& allocation) const {
-    return has_died(allocation) ? position_of(allocation.died) : BlockLife::kNever;
+    return has_died(allocation) ? position_of(allocation.died) : StepAllocation::kNever;
   }
   uint32_t last() const { return static_cast<uint32_t>(indices_.size()); }
   std::vector<uint64_t> finish() { return std::move(indices_); }
@@ -40,8 +40,8 @@ class EventPositions {
 };
 
 // What was refused, as if it had been granted.
-BlockLife requested_block(const OutOfMemory& refusal, uint32_t position) {
-  BlockLife life{.bytes = refusal.requested_bytes, .born = position, .phase = refusal.phase};
+StepAllocation requested_block(const OutOfMemory& refusal, uint32_t position) {
+  StepAllocation life{.bytes = refusal.requested_bytes, .born = position, .phase = refusal.phase};
   life.made = refusal.where;
   if (life.phase == Phase::forward) life.category = Category::output;
   if (life.phase == Phase::backward) life.category = Category::activation_gradient;
@@ -75,12 +75,12 @@ uint32_t complete_step(const Trace& trace, const TracePrescan& prescan, const De
   return cut_off ? 0 : step;
 }
 
-StepLives read_step(const Trace& trace, const NodeTable& nodes, const AllocationViews& views,
-                    const StepAllocations& taken, const OutOfMemory* refusal) {
+StepAllocations read_step(const Trace& trace, const NodeTable& nodes, const AllocationViews& views,
+                          const StepCollector& taken, const OutOfMemory* refusal) {
   if (taken.step() == 0 || taken.begins() == kNoEvent) return {};
   const AllocationReader reader(trace, nodes, views.table, taken.allocations(), taken.observed());
   EventPositions positions(views.table, taken);
-  StepLives step{.step = taken.step()};
+  StepAllocations step{.step = taken.step()};
   for (const uint32_t id : taken.allocations()) {
     const Allocation& allocation = views.table[id];
     if (allocation.bytes == 0) continue;
@@ -103,7 +103,7 @@ StepLives read_step(const Trace& trace, const NodeTable& nodes, const Allocation
   }
   if (refusal != nullptr) step.blocks.push_back(requested_block(*refusal, positions.last() + 1));
   std::stable_sort(step.blocks.begin(), step.blocks.end(),
-                   [](const BlockLife& a, const BlockLife& b) { return a.born < b.born; });
+                   [](const StepAllocation& a, const StepAllocation& b) { return a.born < b.born; });
   step.events = positions.finish();
   return step;
 }

@@ -11,7 +11,7 @@ uint32_t complete_step(const Trace& trace, const TracePrescan& prescan, const De
 
 /// Describes the allocations of a step. With them the peak can be computed that the step
 /// would have had if some blocks were smaller, or lived shorter (explain/what_if.h). `refusal`: what ended it, or null.
-StepLives read_step(const Trace& trace, const NodeTable& nodes, const AllocationViews& views,
-                    const StepAllocations& taken, const OutOfMemory* refusal);
+StepAllocations read_step(const Trace& trace, const NodeTable& nodes, const AllocationViews& views,
+                          const StepCollector& taken, const OutOfMemory* refusal);
 
 }  // namespace oomdiag

@@ -36,7 +36,7 @@ void Blocks::adopt(std::span<const Event> layout, uint8_t device) {
   const Event* segment = nullptr;
   uint32_t last = Block::kNone;
   for (const Event& event : layout) {
-    if (event.device != device || allocated_bytes_ + pending_bytes_ > kMostBytes || reserved_bytes_ > kMostBytes)
+    if (event.device != device || allocated_bytes_ + pending_bytes_ > kMaxBytes || reserved_bytes_ > kMaxBytes)
       continue;
     if (event.kind == EventKind::segment_state) {
       if (last != Block::kNone && blocks_[last].expandable) end_with_border(last);

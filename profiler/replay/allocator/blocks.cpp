@@ -31,8 +31,8 @@ void Blocks::start_from(std::span<const Event> initial, std::span<const Event> l
 }
 
 void Blocks::apply(const Event& event, uint32_t index) {
-  const bool sane = event.bytes >= 0 && event.bytes <= kMaxSaneBytes &&
-                    allocated_bytes_ + pending_bytes_ < kMostBytes && reserved_bytes_ < kMostBytes;
+  const bool sane = event.bytes >= 0 && event.bytes <= kMaxSaneBytes && allocated_bytes_ + pending_bytes_ < kMaxBytes &&
+                    reserved_bytes_ < kMaxBytes;
   if (!sane) return;
   switch (event.kind) {
     case EventKind::alloc:

@@ -32,7 +32,7 @@ struct Block {
 };
 
 /// A layout is described by at most 2^16 blocks; a damaged trace may say anything.
-inline constexpr uint64_t kMostLayoutEvents = uint64_t{1} << 18;
+inline constexpr uint64_t kMaxLayoutEvents = uint64_t{1} << 18;
 
 /// The blocks of one device: replays the allocator's events and so knows the size of every block.
 class Blocks {

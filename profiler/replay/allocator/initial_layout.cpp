@@ -28,7 +28,7 @@ std::vector<Event> find_initial_layout(const EventLog& events, uint64_t index) {
     if (!is_part(*at)) break;
     end = at.index() + 1;
   }
-  return events.slice(index, end, kMostLayoutEvents);
+  return events.slice(index, end, kMaxLayoutEvents);
 }
 
 }  // namespace oomdiag

@@ -18,7 +18,7 @@ inline constexpr int64_t kMaxSaneBytes = int64_t{1} << 50;
 constexpr int64_t sane_bytes(int64_t bytes) { return std::clamp<int64_t>(bytes, 0, kMaxSaneBytes); }
 constexpr int64_t sane_bytes(uint64_t bytes) { return static_cast<int64_t>(std::min<uint64_t>(bytes, kMaxSaneBytes)); }
 /// Sums stop here, so that a damaged file cannot make them overflow.
-inline constexpr int64_t kMostBytes = int64_t{1} << 60;
+inline constexpr int64_t kMaxBytes = int64_t{1} << 60;
 
 /// `DeviceCachingAllocator::round_size`: bytes of the block that a request needs.
 int64_t round_size(int64_t requested_bytes, const AllocatorSettings& settings);

@@ -90,7 +90,7 @@ bool AllocationReader::op_made_nodes(const Allocation& allocation) const {
 
 // At a peak the op goes on, and what it frees itself was only for itself. In an op that failed nothing was freed in time.
 bool AllocationReader::dies_in_op(const Allocation& allocation) const {
-  const bool in_failed_op = observed_.failed_op != 0 && allocation.maker.op_serial == observed_.failed_op;
+  const bool in_failed_op = observed_.failed_op != 0 && allocation.maker.call_id == observed_.failed_op;
   return (allocation.died_in_op && allocation.died < observed_.unwound) || (in_failed_op && !allocation.first_in_op());
 }
 

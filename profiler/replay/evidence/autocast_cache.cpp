@@ -79,11 +79,11 @@ int64_t take_pairs(Candidates& casts, Candidates& parameters, const TraitOfParam
 
 }  // namespace
 
-AutocastUse find_autocast(const Moment& moment) {
-  AutocastUse use{.dtype = moment.where.autocast,
-                  .region_open = !moment.where.autocast.empty() && moment.where.node.empty()};
+AutocastUse find_autocast(const MemoryState& state) {
+  AutocastUse use{.dtype = state.where.autocast,
+                  .region_open = !state.where.autocast.empty() && state.where.node.empty()};
   Candidates casts, parameters;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (is_castable(block)) parameters.push_back(&block);
     if (!made_under_autocast(block)) continue;
     use.dtype = block.made.autocast;

@@ -16,6 +16,6 @@ struct AutocastUse {
 
 /// A weight's cast is found as the cast of half a float32 parameter's bytes, made under autocast where that parameter's
 /// module ran, or of the parameter's shape; each parameter has at most one.
-AutocastUse find_autocast(const Moment& moment);
+AutocastUse find_autocast(const MemoryState& state);
 
 }  // namespace oomdiag

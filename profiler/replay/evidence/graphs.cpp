@@ -37,7 +37,7 @@ bool AllocationSignature::is_of_same_place(const AllocationSignature& other) con
 }
 
 void SavedAllocations::add(const Allocation& allocation, const SavingNode& saving_node) {
-  if (!allocation.is_known() || allocation.maker.op_serial == 0) return;
+  if (!allocation.is_known() || allocation.maker.call_id == 0) return;
   saved_.push_back({.signature = signature_of(allocation), .born = allocation.born, .saving_node = saving_node});
 }
 
@@ -48,7 +48,7 @@ void SavedAllocations::finish() {
 }
 
 std::vector<SavingNode> SavedAllocations::find(const Allocation& allocation) const {
-  if (allocation.maker.op_serial == 0) return {};
+  if (allocation.maker.call_id == 0) return {};
   const AllocationSignature signature = signature_of(allocation);
   const auto next = std::upper_bound(saved_.begin(), saved_.end(), signature,
                                      [](const auto& requested, const Saved& one) { return requested < one.signature; });

@@ -5,8 +5,8 @@
 namespace oomdiag {
 namespace {
 
-constexpr uint32_t kMostScopes = 1 << 16;  // more come from a damaged trace
-constexpr uint64_t kLeastReturns = 4;      // fewer are a warm-up
+constexpr uint32_t kMaxScopes = 1 << 16;  // more come from a damaged trace
+constexpr uint64_t kLeastReturns = 4;     // fewer are a warm-up
 
 }  // namespace
 
@@ -15,7 +15,7 @@ void IterationFinder::read(const Event& event, uint64_t index) {
     case EventKind::alloc:
       return read_alloc(event, index);
     case EventKind::scope_begin: {
-      if (depths_[event.thread]++ > 0 || scopes_.size() > kMostScopes) return;
+      if (depths_[event.thread]++ > 0 || scopes_.size() > kMaxScopes) return;
       const bool users = trace_.name(event.detail).find('#') == std::string_view::npos;
       current_[event.thread] = users ? static_cast<uint32_t>(event.detail) : 0;
       if (!users) return;
@@ -34,8 +34,8 @@ void IterationFinder::read(const Event& event, uint64_t index) {
 }
 
 void IterationFinder::read_alloc(const Event& event, uint64_t index) {
-  if (event.op_serial == 0 || event.op_serial == serial_) return;
-  serial_ = event.op_serial;
+  if (event.call_id == 0 || event.call_id == serial_) return;
+  serial_ = event.call_id;
   const Context& context = trace_.context(event.context);
   if (context.module == 0) {
     outside_ = true;

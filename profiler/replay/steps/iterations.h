@@ -61,11 +61,11 @@ class IterationFollower {
   bool begins(const Event& event, bool in_module) {
     if (!rule_.is_told()) return false;
     if (rule_.scope != 0) return event.kind == EventKind::scope_begin && event.detail == rule_.scope;
-    if (event.kind != EventKind::alloc || event.op_serial == 0) return false;
-    const bool returned = event.context == rule_.context && event.op_serial != serial_;
+    if (event.kind != EventKind::alloc || event.call_id == 0) return false;
+    const bool returned = event.context == rule_.context && event.call_id != serial_;
     const bool counts = returned && (outside_ || !rule_.after_outside);
     outside_ = !in_module;
-    serial_ = event.op_serial;
+    serial_ = event.call_id;
     return counts;
   }
 

@@ -27,10 +27,10 @@ uint64_t first_event_of_op(const EventLog& events, uint64_t index) {
   for (uint64_t i = index; i > 0 && index - i < kFarthest; --i) {
     const Event before = events[i - 1];
     if (before.thread != event.thread) continue;
-    if (before.op_serial != event.op_serial) break;
+    if (before.call_id != event.call_id) break;
     first = i - 1;
   }
-  return event.op_serial == 0 ? index : first;
+  return event.call_id == 0 ? index : first;
 }
 
 std::vector<bool> find_optimizer_names(const Trace& trace) {
@@ -91,13 +91,13 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
         backward_ran = trains = true;
       } else {
         const bool in_module = trace.context(event.context).module != 0;
-        refusals.note_work(event, event.op_serial != 0 && in_module);
+        refusals.note_work(event, event.call_id != 0 && in_module);
         if (!in_module || module_runs_from == TracePrescan::kNever)
           module_runs_from = in_module ? i : TracePrescan::kNever;
       }
     }
     if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
-    refusals.note_progress(event.op_serial);
+    refusals.note_progress(event.call_id);
     if (prescan.first_forward == TracePrescan::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
       // A module may compute for long before what it computes needs a graph: the edges of a graph network.
       const bool in_module = trace.context(event.context).module != 0 && module_runs_from != TracePrescan::kNever;

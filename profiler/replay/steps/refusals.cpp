@@ -50,7 +50,7 @@ void RefusalReader::read(const Event& event, uint64_t index) {
   if (!open_.empty()) [[unlikely]] {
     if (const auto open = open_.find(event.thread); open != open_.end()) {
       const size_t at = open->second;
-      const bool same_op = event.op_serial == serials_[at];
+      const bool same_op = event.call_id == serials_[at];
       if (describes_refusal(event.kind)) refusals_[at].end = index;
       if (event.kind == EventKind::op_failed && same_op) {
         settle(event.thread, Outcome::fatal);
@@ -63,13 +63,13 @@ void RefusalReader::read(const Event& event, uint64_t index) {
   if (!retries_.empty()) [[unlikely]]
     follow(event);
   if (event.kind != EventKind::out_of_memory) return;
-  if (event.op_serial != 0) {
+  if (event.call_id != 0) {
     const auto [retry, fresh] =
-        retries_.try_emplace(event.thread, Retry{event.op_serial, event.context, refusals_.size()});
-    if (!fresh && retry->second.address != 0) retry->second = {event.op_serial, event.context, refusals_.size()};
+        retries_.try_emplace(event.thread, Retry{event.call_id, event.context, refusals_.size()});
+    if (!fresh && retry->second.address != 0) retry->second = {event.call_id, event.context, refusals_.size()};
   }
   open_[event.thread] = refusals_.size();
-  serials_.push_back(event.op_serial);
+  serials_.push_back(event.call_id);
   refusals_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
 }
 
@@ -77,8 +77,8 @@ void RefusalReader::follow(const Event& event) {
   const auto found = retries_.find(event.thread);
   if (found == retries_.end() || describes_refusal(event.kind)) return;
   Retry& retry = found->second;
-  if (event.op_serial != retry.op_serial) {
-    if (event.op_serial != 0) retries_.erase(found);  // driver events and scopes carry none
+  if (event.call_id != retry.call_id) {
+    if (event.call_id != 0) retries_.erase(found);  // driver events and scopes carry none
     return;
   }
   if (event.kind == EventKind::alloc) {
@@ -90,17 +90,17 @@ void RefusalReader::follow(const Event& event) {
     }
   } else if (event.kind == EventKind::free_requested && event.address == retry.address) {
     for (size_t r = retry.first; r < refusals_.size(); ++r) {
-      if (serials_[r] == retry.op_serial) refusals_[r].granted_bytes = retry.bytes;
+      if (serials_[r] == retry.call_id) refusals_[r].granted_bytes = retry.bytes;
     }
     retries_.erase(found);
   }
 }
 
-void RefusalReader::note_progress(uint32_t op_serial) {
+void RefusalReader::note_progress(uint32_t call_id) {
   if (unwound_.empty()) [[likely]]
     return;
   std::erase_if(unwound_, [&](const Unwound& one) {
-    if (op_serial == serials_[one.refusal] && op_serial != 0) return false;
+    if (call_id == serials_[one.refusal] && call_id != 0) return false;
     refusals_[one.refusal].outcome = Outcome::caught;
     return true;
   });
@@ -110,7 +110,7 @@ void RefusalReader::note_work(const Event& alloc, bool in_module) {
   if (unwound_.empty()) [[likely]]
     return;
   std::erase_if(unwound_, [&](Unwound& one) {
-    if (alloc.thread != one.thread || (alloc.op_serial == serials_[one.refusal] && alloc.op_serial != 0)) return false;
+    if (alloc.thread != one.thread || (alloc.call_id == serials_[one.refusal] && alloc.call_id != 0)) return false;
     // What handles the exception may ask a tensor for its largest element first, inside of the module that it left.
     const bool works = in_module && alloc.bytes >= refusals_[one.refusal].requested_bytes / kTrifle;
     if (++one.allocs < kManyAllocs && !works) return false;

@@ -21,7 +21,7 @@ class RefusalReader {
   /// Takes the next event of the trace.
   void read(const Event& event, uint64_t index);
   /// Says that training goes on in the op with this serial.
-  void note_progress(uint32_t op_serial);
+  void note_progress(uint32_t call_id);
   /// An alloc event, outside of backward; `in_module`: of an op in a module.
   void note_work(const Event& alloc, bool in_module);
   /// All OOMs, in order. `survived` overrides the guess, see prescan_trace.
@@ -30,7 +30,7 @@ class RefusalReader {
  private:
   /// What an op does after a refusal.
   struct Retry {
-    uint32_t op_serial = 0;
+    uint32_t call_id = 0;
     uint32_t context = 0;  ///< who asks: an op inside of it may allocate, too
     size_t first = 0;      ///< of refusals_: those from here on were this op's
     uint64_t address = 0;

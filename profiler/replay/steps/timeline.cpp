@@ -12,8 +12,8 @@ void PhasePeaks::add(uint32_t step, Phase phase, int64_t allocated_bytes) {
     peak->allocated_bytes = std::max(peak->allocated_bytes, allocated_bytes);
     return;
   }
-  if (peaks_.size() == kMostPeaks) {
-    peaks_.erase(peaks_.begin() + kMostPeaks / 4, peaks_.begin() + kMostPeaks / 2);
+  if (peaks_.size() == kMaxPeaks) {
+    peaks_.erase(peaks_.begin() + kMaxPeaks / 4, peaks_.begin() + kMaxPeaks / 2);
   }
   peaks_.push_back({step, phase, allocated_bytes});
 }

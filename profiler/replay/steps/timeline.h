@@ -8,17 +8,17 @@
 
 namespace oomdiag {
 
-/// Keeps a curve of any length in at most kMostPoints points. Each point stands for a run of equally many events and is
+/// Keeps a curve of any length in at most kMaxPoints points. Each point stands for a run of equally many events and is
 /// the highest of them, so the peak is always among them; when there are too many points, neighbours are joined.
 class Timeline {
  public:
-  static constexpr size_t kMostPoints = 2000;
+  static constexpr size_t kMaxPoints = 2000;
 
   /// Takes the next point of the curve.
   void add(const TimelinePoint& point) {
     last_ = point;
     if (in_run_ == 0) {
-      if (points_.size() == kMostPoints - 1) halve();
+      if (points_.size() == kMaxPoints - 1) halve();
       points_.push_back(point);
     } else if (point.allocated_bytes > points_.back().allocated_bytes) {
       points_.back() = point;
@@ -54,20 +54,20 @@ class Timeline {
 /// always there.
 class StepEnds {
  public:
-  static constexpr size_t kMostSteps = 2000;
+  static constexpr size_t kMaxSteps = 2000;
 
   void add(const StepEnd& end);
   std::vector<StepEnd> finish() const;
 
  private:
-  EvenlySpaced<StepEnd> ends_{kMostSteps};
+  EvenlySpaced<StepEnd> ends_{kMaxSteps};
   StepEnd last_;
 };
 
 /// The highest allocated bytes of each phase of each step; of long runs the first and last steps and the highest of all.
 class PhasePeaks {
  public:
-  static constexpr size_t kMostPeaks = 512;
+  static constexpr size_t kMaxPeaks = 512;
 
   void add(uint32_t step, Phase phase, int64_t allocated_bytes);
   std::vector<PhasePeak> finish() const;

@@ -118,8 +118,8 @@ TEST_CASE("a larger value that passes again is found among the neighbours", "[cl
 }
 
 TEST_CASE("a border far from where it was guessed is found in few runs", "[cli]") {
-  constexpr int64_t kStep = 2, kLeast = 256, kMost = int64_t{1} << 30;
-  for (const int64_t border : {kLeast, int64_t{300}, int64_t{10'000}, int64_t{60'000'000}, kMost}) {
+  constexpr int64_t kStep = 2, kLeast = 256, kMax = int64_t{1} << 30;
+  for (const int64_t border : {kLeast, int64_t{300}, int64_t{10'000}, int64_t{60'000'000}, kMax}) {
     for (const Bracket guess : {Bracket{60'000'000 - 2, 60'000'000}, Bracket{9'000, 9'400}, Bracket{0, 258}}) {
       CAPTURE(border, guess.fails);
       int runs = 0;
@@ -129,7 +129,7 @@ TEST_CASE("a border far from where it was guessed is found in few runs", "[cli]"
         runs += static_cast<int>(values.size());
         return passed;
       };
-      const Bracket found = find_bracket(guess, kStep, kLeast, kMost, experiments);
+      const Bracket found = find_bracket(guess, kStep, kLeast, kMax, experiments);
       CHECK(found.fails < border);
       CHECK(found.passes >= border);
       CHECK(runs <= 30);

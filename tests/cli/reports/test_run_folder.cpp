@@ -103,8 +103,8 @@ TEST_CASE("how a run was started is read again, of each of its ranks", "[cli]") 
   write_run_config(config, run.path());
   CHECK(read_run_config(run.path()) == config);
   config.rank =
-      LoneRank{.job = {.world_size = 64, .local_world_size = 8, .ranks = {5}, .topology = {.links = "nvlink,rdma"}},
-               .number = 5};
+      SingleRank{.job = {.world_size = 64, .local_world_size = 8, .ranks = {5}, .topology = {.links = "nvlink,rdma"}},
+                 .number = 5};
   write_run_config(config, run.path());
   CHECK(read_run_config(run.path()) == config);
   std::filesystem::create_directory(run.path() / "rank-9");

@@ -28,7 +28,7 @@ class Worker {
     if (makes_node) ++nodes_;
     address_ += 512;
     Event event{.address = address_, .bytes = bytes, .kind = EventKind::alloc};
-    if (watched) event.context = static_cast<uint32_t>(place), event.op_serial = serial;
+    if (watched) event.context = static_cast<uint32_t>(place), event.call_id = serial;
     write(event, place);
     if (!learner_.steady() && claimed_ < nodes_) {
       Event made{.address = nodes_back == 0 ? 0 : claimed_ - nodes_back + 1,
@@ -36,10 +36,10 @@ class Worker {
                  .detail = thread_,
                  .node_sequence = claimed_,
                  .context = static_cast<uint32_t>(place),
-                 .op_serial = serial,
+                 .call_id = serial,
                  .node_thread = thread_,
                  .kind = EventKind::nodes_created};
-      const Moment moment = now(0);
+      const ThreadMark moment = now(0);
       claimed_ = nodes_;
       learner_.learn(step_, made, moment, {});
       written_.push_back(made);
@@ -79,7 +79,7 @@ class Worker {
   uint64_t first_unsure_node() const { return learner_.first_unsure_node(step_, now(0)); }
 
  private:
-  Moment now(uint64_t place) const { return {.mark = place, .next_node = nodes_, .claimed = claimed_}; }
+  ThreadMark now(uint64_t place) const { return {.mark = place, .next_node = nodes_, .claimed = claimed_}; }
 
   void write(Event& event, uint64_t place) {
     if (learner_.steady()) {
@@ -150,7 +150,7 @@ TEST_CASE("steps that repeat are learned, and then told without being watched", 
     const Event& alloc = told[op * 2];
     CHECK(alloc.kind == EventKind::alloc);
     CHECK(alloc.context == 10 + op);
-    CHECK(alloc.op_serial == first_serial + 1 + op);
+    CHECK(alloc.call_id == first_serial + 1 + op);
     const Event& nodes = told[op * 2 + 1];
     CHECK(nodes.kind == EventKind::nodes_created);
     CHECK(nodes.node_sequence == first_node + op);

@@ -12,31 +12,31 @@ TEST_CASE("the layers of a model keep their numbers", "[record]") {
   NumberedNames names;
   for (int layer = 0; layer < 96; ++layer) {
     const std::string name = "block " + std::to_string(layer) + ".attention";
-    CHECK(names.told_as(name) == name);
+    CHECK(names.canonical_name(name) == name);
   }
-  CHECK(names.told_as("loss") == "loss");
+  CHECK(names.canonical_name("loss") == "loss");
 }
 
 TEST_CASE("numbered steps are told as one once there are too many of them, the first ones still by themselves",
           "[record]") {
   NumberedNames names;
   std::set<std::string> told;
-  for (int step = 0; step < 10'000; ++step) told.emplace(names.told_as("iteration " + std::to_string(step)));
-  CHECK(told.size() == NumberedNames::kMostOfOneForm + 1);
-  CHECK(names.told_as("iteration 9999") == "iteration #");
-  CHECK(names.told_as("iteration 7") == "iteration 7");
-  CHECK(names.told_as("epoch 3, batch 17 of 500") == "epoch 3, batch 17 of 500");
+  for (int step = 0; step < 10'000; ++step) told.emplace(names.canonical_name("iteration " + std::to_string(step)));
+  CHECK(told.size() == NumberedNames::kMaxOfOneForm + 1);
+  CHECK(names.canonical_name("iteration 9999") == "iteration #");
+  CHECK(names.canonical_name("iteration 7") == "iteration 7");
+  CHECK(names.canonical_name("epoch 3, batch 17 of 500") == "epoch 3, batch 17 of 500");
 }
 
 TEST_CASE("names that differ by more than numbers have a bound of their own", "[record]") {
   NumberedNames names;
   std::set<std::string> told;
   std::string letters;
-  for (size_t i = 0; i < 2 * NumberedNames::kMostForms; ++i) {
+  for (size_t i = 0; i < 2 * NumberedNames::kMaxForms; ++i) {
     letters = std::string(1 + i % 90, static_cast<char>('a' + i / 90 % 26)) + std::string(1 + i / 2340, 'z') + "1";
-    told.emplace(names.told_as(letters));
+    told.emplace(names.canonical_name(letters));
   }
-  CHECK(told.size() <= NumberedNames::kMostForms + 1);
+  CHECK(told.size() <= NumberedNames::kMaxForms + 1);
 }
 
 TEST_CASE("threads may ask at the same time", "[record]") {
@@ -44,9 +44,9 @@ TEST_CASE("threads may ask at the same time", "[record]") {
   std::vector<std::jthread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
-      for (int i = 0; i < 1000; ++i) names.told_as("step " + std::to_string(i));
+      for (int i = 0; i < 1000; ++i) names.canonical_name("step " + std::to_string(i));
     });
   }
   threads.clear();
-  CHECK(names.told_as("step 5000") == "step #");
+  CHECK(names.canonical_name("step 5000") == "step #");
 }

@@ -20,7 +20,7 @@ TEST_CASE("two threads that live never share a number, however many there were",
     const uint16_t number = numbers->take(id);
     REQUIRE(number != main);
     REQUIRE(number != ThreadNumbers::kUnnumbered);
-    numbers->give_back(number);
+    numbers->release(number);
   }
 }
 

@@ -5,7 +5,7 @@ using namespace oomdiag;
 
 TEST_CASE("an OOM becomes the failure of the op that it came up in", "[record]") {
   UnsettledOom oom;
-  oom.note_request({.sequence = 5, .address = 1, .context = 3, .op_serial = 7, .kind = EventKind::out_of_memory});
+  oom.note_request({.sequence = 5, .address = 1, .context = 3, .call_id = 7, .kind = EventKind::out_of_memory});
   oom.open({.context = 99}, 2);
   REQUIRE(oom.is_open());
   oom.place(4, 50);  // of another request
@@ -13,7 +13,7 @@ TEST_CASE("an OOM becomes the failure of the op that it came up in", "[record]")
   const Event failed = oom.close(11);
   CHECK(failed.kind == EventKind::op_failed);
   CHECK(failed.context == 4);
-  CHECK(failed.op_serial == 7);
+  CHECK(failed.call_id == 7);
   CHECK(failed.device == 2);
   CHECK(failed.time == 11);
   CHECK(failed.address == 0);

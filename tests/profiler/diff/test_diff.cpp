@@ -56,14 +56,14 @@ TEST_CASE("of modules inside of each other the innermost that tells all is named
 
 namespace {
 
-/// Modules of which those from `kMostOwned` on are cut off, as list_owners does. `bytes` of the one numbered `grown`.
+/// Modules of which those from `kMaxOwned` on are cut off, as list_owners does. `bytes` of the one numbered `grown`.
 std::vector<OwnedBytes> cut_off(int grown, int64_t bytes) {
   std::vector<OwnedBytes> all;
   for (int i = 0; i < 150; ++i) all.push_back({"enc.m" + std::to_string(1000 + i), i == grown ? bytes : 1_MiB, 1});
   std::ranges::stable_sort(all, std::greater{}, &OwnedBytes::bytes);
   int64_t rest = 0;
-  for (size_t i = kMostOwned - 1; i < all.size(); ++i) rest += all[i].bytes;
-  all.resize(kMostOwned - 1);
+  for (size_t i = kMaxOwned - 1; i < all.size(); ++i) rest += all[i].bytes;
+  all.resize(kMaxOwned - 1);
   all.push_back({"others", rest, 51});
   return all;
 }

@@ -11,14 +11,14 @@ namespace {
 struct Refused {
   int64_t requested = 0, free = 0, cached = 0, allocated = 0, pending = 0, outside = 0;
 
-  Moment moment() const {
-    Moment moment;
-    moment.allocated_bytes = allocated;
-    moment.pending_free_bytes = pending;
-    moment.reserved_bytes = allocated + pending + cached;
-    moment.outside_bytes = outside;
-    moment.free_bytes = free;
-    return moment;
+  MemoryState state() const {
+    MemoryState state;
+    state.allocated_bytes = allocated;
+    state.pending_free_bytes = pending;
+    state.reserved_bytes = allocated + pending + cached;
+    state.outside_bytes = outside;
+    state.free_bytes = free;
+    return state;
   }
   int64_t total() const { return free + cached + allocated + pending + outside; }
 };
@@ -26,7 +26,7 @@ struct Refused {
 Cause cause_of(const Refused& situation, const AllocatorSettings& settings = {}, int64_t context_bytes = 0,
                OutOfMemory failure = {}) {
   failure.requested_bytes = situation.requested;
-  return find_cause(failure, situation.moment(), settings, card_of(situation.total(), context_bytes));
+  return find_cause(failure, situation.state(), settings, card_of(situation.total(), context_bytes));
 }
 
 }  // namespace
@@ -48,10 +48,10 @@ TEST_CASE("fragmentation: free and cached bytes are enough, but no hole is", "[e
 TEST_CASE("it is capacity where forward saves, and what else it will ask for is not known to fit", "[explain]") {
   const auto kind = [](int64_t cached, Phase phase, const StepNeed& need) {
     const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = cached, .allocated = 8_GiB};
-    Moment moment = refused.moment();
-    moment.blocks = {{.bytes = 8_GiB, .category = Category::activation}};
+    MemoryState state = refused.state();
+    state.blocks = {{.bytes = 8_GiB, .category = Category::activation}};
     const OutOfMemory failure{.step = 1, .phase = phase, .requested_bytes = 1_GiB};
-    return find_cause(failure, moment, {}, card_of(refused.total()), {}, need).kind;
+    return find_cause(failure, state, {}, card_of(refused.total()), {}, need).kind;
   };
   CHECK(kind(600_MiB, Phase::forward, {}) == CauseKind::capacity);  // ends one op later
   CHECK(kind(600_MiB, Phase::backward, {}) == CauseKind::fragmentation);
@@ -67,7 +67,7 @@ TEST_CASE("it is capacity where forward saves, and what else it will ask for is 
 
 TEST_CASE("what the rest of the step lacks is what a request that would fit is short by", "[explain]") {
   const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
-  const Cause cause = find_cause({.requested_bytes = 1_GiB}, refused.moment(), {}, card_of(refused.total()), {},
+  const Cause cause = find_cause({.requested_bytes = 1_GiB}, refused.state(), {}, card_of(refused.total()), {},
                                  {.bytes = refused.total() + 2_GiB});
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
@@ -77,26 +77,26 @@ TEST_CASE("what the rest of the step lacks is what a request that would fit is s
 TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "[explain]") {
   const Refused refused{
       .requested = 64_MiB, .free = 40_MiB, .cached = 66_MiB, .allocated = 200_MiB, .pending = 640_MiB};
-  Moment moment = refused.moment();
+  MemoryState state = refused.state();
   const OutOfMemory failure{.requested_bytes = 64_MiB};
-  CHECK(find_cause(failure, moment, {}, card_of(refused.total())).kind == CauseKind::fragmentation);
-  moment.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_free_block_bytes = 64_MiB}};
-  CHECK(find_cause(failure, moment, {}, card_of(refused.total())).kind == CauseKind::pending_frees);
+  CHECK(find_cause(failure, state, {}, card_of(refused.total())).kind == CauseKind::fragmentation);
+  state.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_free_block_bytes = 64_MiB}};
+  CHECK(find_cause(failure, state, {}, card_of(refused.total())).kind == CauseKind::pending_frees);
 }
 
 TEST_CASE("what private pools keep in their caches serves nobody else", "[explain]") {
   const Refused refused{.requested = 5_GiB, .free = 3_GiB, .cached = 8_GiB, .allocated = 1_GiB};
-  Moment moment = refused.moment();
-  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
+  MemoryState state = refused.state();
+  state.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   OutOfMemory failure{.requested_bytes = 5_GiB};
-  const Cause cause = find_cause(failure, moment, {}, card_of(refused.total()));
+  const Cause cause = find_cause(failure, state, {}, card_of(refused.total()));
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
   CHECK(cause.facts.other_pools_cached_bytes == 8_GiB);
   CHECK(cause.facts.largest_free_block_bytes == 0);
 
   failure.pool = 1;  // the pool itself asks: it may use all of that
-  const Cause own = find_cause(failure, moment, {}, card_of(refused.total()));
+  const Cause own = find_cause(failure, state, {}, card_of(refused.total()));
   CHECK(own.kind == CauseKind::fragmentation);
   CHECK(own.facts.other_pools_cached_bytes == 0);
 }
@@ -104,9 +104,9 @@ TEST_CASE("what private pools keep in their caches serves nobody else", "[explai
 TEST_CASE("what private pools keep is needed besides, and no fix is said to fit into it", "[explain]") {
   DeviceHistory device;
   device.failure = OutOfMemory{.requested_bytes = 5_GiB};
-  Moment& moment = device.moment;
-  moment = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
-  moment.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
+  MemoryState& state = device.state;
+  state = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
+  state.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   CHECK(explain(device, {.device = card_of(12_GiB)}).required_bytes == 15_GiB);
   CHECK(explain(device, {.device = card_of(12_GiB), .batch = 64}).batch->largest_batch ==
         25);  // of 5 GiB, 3 - 1 are left
@@ -120,10 +120,10 @@ TEST_CASE("what private pools keep is needed besides, and no fix is said to fit 
 
 TEST_CASE("what private pools keep is no headroom for an inferred batch either", "[explain]") {
   DeviceHistory device;
-  Moment& moment = device.moment;
-  moment = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .outside_bytes = 1_GiB, .free_bytes = 1_GiB};
-  moment.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
-  moment.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_free_block_bytes = 8_GiB, .pool = 1}};
+  MemoryState& state = device.state;
+  state = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .outside_bytes = 1_GiB, .free_bytes = 1_GiB};
+  state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
+  state.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   const Findings findings = explain(device, {.device = card_of(12_GiB)});
   REQUIRE(findings.batch);
   CHECK(findings.batch->inferred);
@@ -204,9 +204,9 @@ TEST_CASE("a refusal though the card had room is the work of a limit, which is n
   CHECK(cause.facts.allowed_bytes == 8_GiB - 1);
   CHECK(cause.short_by_bytes == 0);
 
-  Moment moment = refused.moment();
-  moment.outside = {{.owner = "process 4711 python", .kind = "process"}};  // it may have freed that a moment before
-  const Cause shared = find_cause({.requested_bytes = 1_GiB}, moment, {}, card_of(refused.total()));
+  MemoryState state = refused.state();
+  state.outside = {{.owner = "process 4711 python", .kind = "process"}};  // it may have freed that a moment before
+  const Cause shared = find_cause({.requested_bytes = 1_GiB}, state, {}, card_of(refused.total()));
   CHECK(shared.kind != CauseKind::fraction_cap);
 }
 
@@ -263,7 +263,7 @@ TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]"
 TEST_CASE("load ≤ pack ≤ reserved ≤ total in every scenario", "[explain]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
     const DeviceHistory device = replay(trace).devices.at(0);
-    const Packing packing = measure_packing(device.moment, trace.devices[0].total_bytes);
+    const Packing packing = measure_packing(device.state, trace.devices[0].total_bytes);
     CHECK(packing.load_bytes <= packing.pack_bytes);
     CHECK(packing.pack_bytes <= packing.reserved_bytes);
     CHECK(packing.reserved_bytes <= packing.total_bytes);
@@ -272,22 +272,22 @@ TEST_CASE("load ≤ pack ≤ reserved ≤ total in every scenario", "[explain]")
 
 namespace {
 
-Moment with_blocks(std::vector<std::pair<Category, int64_t>> blocks) {
-  Moment moment;
+MemoryState with_blocks(std::vector<std::pair<Category, int64_t>> blocks) {
+  MemoryState state;
   for (const auto& [category, bytes] : blocks) {
-    moment.blocks.push_back({.bytes = bytes, .category = category, .shape = "[1] float32"});
-    moment.allocated_bytes += bytes;
+    state.blocks.push_back({.bytes = bytes, .category = category, .shape = "[1] float32"});
+    state.allocated_bytes += bytes;
   }
-  moment.reserved_bytes = moment.allocated_bytes;
-  return moment;
+  state.reserved_bytes = state.allocated_bytes;
+  return state;
 }
 
 }  // namespace
 
 TEST_CASE("the batch model keeps parameters and scales activations", "[explain]") {
-  const Moment moment =
+  const MemoryState state =
       with_blocks({{Category::parameter, 1_GiB}, {Category::activation, 2_GiB}, {Category::input, 2_GiB}});
-  const BatchModel model = model_batch(moment, 0, 64, 9_GiB);
+  const BatchModel model = model_batch(state, 0, 64, 9_GiB);
 
   CHECK(model.fixed_bytes == 1_GiB);
   CHECK(model.scaling_bytes == 4_GiB);
@@ -295,17 +295,17 @@ TEST_CASE("the batch model keeps parameters and scales activations", "[explain]"
 }
 
 TEST_CASE("the batch model scales the workspaces of convolutions and keeps those of matrix products", "[explain]") {
-  Moment moment = with_blocks({{Category::workspace, 1_GiB}, {Category::workspace, 2_GiB}});
-  moment.blocks[0].made.inner = "aten::addmm";
-  moment.blocks[1].made.inner = "aten::cudnn_convolution";
+  MemoryState state = with_blocks({{Category::workspace, 1_GiB}, {Category::workspace, 2_GiB}});
+  state.blocks[0].made.inner = "aten::addmm";
+  state.blocks[1].made.inner = "aten::cudnn_convolution";
 
-  CHECK(model_batch(moment, 0, 64, 9_GiB).fixed_bytes == 1_GiB);
-  CHECK(model_batch(moment, 0, 64, 9_GiB).scaling_bytes == 2_GiB);
+  CHECK(model_batch(state, 0, 64, 9_GiB).fixed_bytes == 1_GiB);
+  CHECK(model_batch(state, 0, 64, 9_GiB).scaling_bytes == 2_GiB);
 }
 
 TEST_CASE("a batch that was refused is not said to fit", "[explain]") {
-  const Moment moment = with_blocks({{Category::activation, 2_GiB}});
-  CHECK(model_batch(moment, 1_MiB, 64, 9_GiB).largest_batch == 63);
+  const MemoryState state = with_blocks({{Category::activation, 2_GiB}});
+  CHECK(model_batch(state, 1_MiB, 64, 9_GiB).largest_batch == 63);
 }
 
 TEST_CASE("where nothing scales, no larger batch is predicted", "[explain]") {

@@ -20,11 +20,13 @@ constexpr Where kConv2{.op = "aten::conv2d", .module = "0.conv2"};
 constexpr Where kHead{.op = "aten::linear", .module = "1.head"};
 
 /// A step whose blocks are given in the order of their births; `died` are positions.
-StepLives step_of(std::vector<BlockLife> blocks) { return {.step = 2, .blocks = std::move(blocks)}; }
+StepAllocations step_of(std::vector<StepAllocation> blocks) { return {.step = 2, .blocks = std::move(blocks)}; }
 
-BlockLife parameter(int64_t bytes) { return {.bytes = bytes, .category = Category::parameter, .phase = Phase::setup}; }
+StepAllocation parameter(int64_t bytes) {
+  return {.bytes = bytes, .category = Category::parameter, .phase = Phase::setup};
+}
 
-BlockLife saved(int64_t bytes, uint32_t born, uint32_t died, const Where& made, std::vector<Where> by) {
+StepAllocation saved(int64_t bytes, uint32_t born, uint32_t died, const Where& made, std::vector<Where> by) {
   return {.bytes = bytes,
           .born = born,
           .died = died,
@@ -37,7 +39,7 @@ BlockLife saved(int64_t bytes, uint32_t born, uint32_t died, const Where& made, 
           .saved_by = std::move(by)};
 }
 
-BlockLife gradient_on_its_way(int64_t bytes, uint32_t born, uint32_t died, const Where& made) {
+StepAllocation gradient_on_its_way(int64_t bytes, uint32_t born, uint32_t died, const Where& made) {
   return {.bytes = bytes,
           .born = born,
           .died = died,
@@ -47,14 +49,15 @@ BlockLife gradient_on_its_way(int64_t bytes, uint32_t born, uint32_t died, const
 }
 
 /// Two convolutions in one module, a head, and the backward of all three.
-StepLives small_step() {
+StepAllocations small_step() {
   return step_of({parameter(32_MiB), saved(64_MiB, 1, 12, kConv1, {kConv2}), saved(64_MiB, 2, 10, kConv1, {kConv1}),
                   saved(16_MiB, 3, 8, kConv2, {kHead, kConv2}), gradient_on_its_way(16_MiB, 7, 9, kHead),
                   gradient_on_its_way(64_MiB, 9, 11, kConv2)});
 }
 
-StepModel model_of(const StepLives& lives) {
-  return {.blocks = lives.blocks, .peak_bytes = find_peak(lives.blocks), .available_bytes = 1_GiB};
+StepModel model_of(const StepAllocations& step_allocations) {
+  return {
+      .blocks = step_allocations.blocks, .peak_bytes = find_peak(step_allocations.blocks), .available_bytes = 1_GiB};
 }
 
 const Fix* find(const std::vector<Fix>& fixes, std::string_view id) {
@@ -118,8 +121,8 @@ TEST_CASE("the peak of a step is where most of its blocks overlap", "[explain][f
 }
 
 TEST_CASE("half the batch halves what follows it, and parameters stay", "[explain][fixes]") {
-  const StepLives lives = small_step();
-  const auto fixes = predict_fixes(model_of(lives));
+  const StepAllocations step_allocations = small_step();
+  const auto fixes = predict_fixes(model_of(step_allocations));
 
   REQUIRE(find(fixes, "half_batch"));
   CHECK(find(fixes, "half_batch")->predicted_peak_bytes == 32_MiB + 192_MiB / 2);
@@ -127,9 +130,9 @@ TEST_CASE("half the batch halves what follows it, and parameters stay", "[explai
 }
 
 TEST_CASE("where nothing is trained, fewer examples change nothing that is learned", "[explain][fixes]") {
-  StepLives trained = small_step(), served;
+  StepAllocations trained = small_step(), served;
   served.blocks = {parameter(32_MiB)};
-  for (BlockLife block : small_step().blocks) {
+  for (StepAllocation block : small_step().blocks) {
     if (block.category != Category::activation) continue;
     block.category = Category::output;
     served.blocks.push_back(block);
@@ -147,16 +150,16 @@ TEST_CASE("where nothing is trained, fewer examples change nothing that is learn
 }
 
 TEST_CASE("a parameter's gradient does not follow the batch", "[explain][fixes]") {
-  const Lives blocks = {parameter(32_MiB), gradient_on_its_way(32_MiB, 1, 2, kConv1),
-                        gradient_on_its_way(48_MiB, 1, 2, kConv1)};
+  const Allocations blocks = {parameter(32_MiB), gradient_on_its_way(32_MiB, 1, 2, kConv1),
+                              gradient_on_its_way(48_MiB, 1, 2, kConv1)};
   CHECK_FALSE(follows_batch(blocks[0], blocks));
   CHECK_FALSE(follows_batch(blocks[1], blocks));
   CHECK(follows_batch(blocks[2], blocks));
 }
 
 TEST_CASE("the largest batch that fits is found from the same model", "[explain][fixes]") {
-  const StepLives lives = small_step();
-  StepModel model = model_of(lives);
+  const StepAllocations step_allocations = small_step();
+  StepModel model = model_of(step_allocations);
   model.batch = 64;
   model.available_bytes = 32_MiB + 48_MiB;  // a quarter of what scales
   const auto fixes = predict_fixes(model);
@@ -170,18 +173,18 @@ TEST_CASE("the largest batch that fits is found from the same model", "[explain]
 }
 
 TEST_CASE("checkpointing frees what only the module saves, until its backward", "[explain][fixes]") {
-  StepLives lives = small_step();
-  lives.blocks.push_back(gradient_on_its_way(8_MiB, 20, 21, kConv1));
-  const auto fixes = predict_fixes(model_of(lives));
+  StepAllocations step_allocations = small_step();
+  step_allocations.blocks.push_back(gradient_on_its_way(8_MiB, 20, 21, kConv1));
+  const auto fixes = predict_fixes(model_of(step_allocations));
 
   const Fix* fix = find(fixes, "checkpoint");
   CHECK((fix == nullptr || fix->predicted_peak_bytes < 224_MiB));
 
   // Two modules of equal size: only one of them has its tensors at a time.
   const Where a{.op = "aten::relu", .module = "a.relu"}, b{.op = "aten::relu", .module = "b.relu"};
-  const StepLives two = step_of({saved(64_MiB, 1, 20, a, {a}), saved(64_MiB, 2, 20, a, {a}),
-                                 saved(64_MiB, 3, 12, b, {b}), saved(64_MiB, 4, 12, b, {b}),
-                                 gradient_on_its_way(1_MiB, 10, 22, b), gradient_on_its_way(1_MiB, 14, 22, a)});
+  const StepAllocations two = step_of({saved(64_MiB, 1, 20, a, {a}), saved(64_MiB, 2, 20, a, {a}),
+                                       saved(64_MiB, 3, 12, b, {b}), saved(64_MiB, 4, 12, b, {b}),
+                                       gradient_on_its_way(1_MiB, 10, 22, b), gradient_on_its_way(1_MiB, 14, 22, a)});
   const auto both = predict_fixes(model_of(two));
   REQUIRE(find(both, "checkpoint"));
   CHECK(find(both, "checkpoint")->modules == std::vector<std::string>{"a", "b"});
@@ -191,12 +194,12 @@ TEST_CASE("checkpointing frees what only the module saves, until its backward", 
 TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explain][fixes]") {
   const Where c{.op = "aten::relu", .module = "c.relu"}, a{.op = "aten::relu", .module = "a.relu"};
   const Where pool{.op = "aten::max_pool2d", .module = "pool"};
-  const StepLives lives =
+  const StepAllocations step_allocations =
       step_of({saved(64_MiB, 1, 30, c, {c}), saved(64_MiB, 2, 30, c, {c}), saved(64_MiB, 3, 20, a, {a}),
                saved(64_MiB, 4, 20, a, {a}), saved(64_MiB, 5, 13, a, {a, pool}),
                gradient_on_its_way(32_MiB, 10, 13, pool), gradient_on_its_way(32_MiB, 12, 22, a),
                gradient_on_its_way(1_MiB, 19, 22, a), gradient_on_its_way(1_MiB, 21, 30, c)});
-  const auto fixes = predict_fixes(model_of(lives));
+  const auto fixes = predict_fixes(model_of(step_allocations));
 
   // When the backward of a begins, its three tensors are made again; the output that pool had kept goes then.
   REQUIRE(find(fixes, "checkpoint"));
@@ -207,15 +210,15 @@ TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explai
 TEST_CASE("autocast halves convolutions and what follows, but not softmax and norms", "[explain][fixes]") {
   const Where conv{.op = "aten::conv2d", .module = "conv"}, relu{.op = "aten::relu", .module = "relu"};
   const Where softmax{.op = "aten::log_softmax", .module = "loss"};
-  const StepLives lives = step_of(
+  const StepAllocations step_allocations = step_of(
       {saved(64_MiB, 1, 9, conv, {relu}), saved(64_MiB, 2, 9, relu, {relu}), saved(16_MiB, 3, 9, softmax, {softmax})});
-  const auto fixes = predict_fixes(model_of(lives));
+  const auto fixes = predict_fixes(model_of(step_allocations));
 
   REQUIRE(find(fixes, "autocast_bf16"));
   CHECK(find(fixes, "autocast_bf16")->predicted_peak_bytes == 32_MiB + 32_MiB + 16_MiB);
 
   // What comes after a cut could make any of it bfloat16: of such a step that is the lower bound.
-  StepModel cut = model_of(lives);
+  StepModel cut = model_of(step_allocations);
   cut.whole = false;
   const auto bounds = predict_fixes(cut);
   REQUIRE(find(bounds, "autocast_bf16"));
@@ -224,26 +227,26 @@ TEST_CASE("autocast halves convolutions and what follows, but not softmax and no
 }
 
 TEST_CASE("gradients kept through forward are what set_to_none saves", "[explain][fixes]") {
-  BlockLife kept{.bytes = 32_MiB, .category = Category::gradient, .phase = Phase::backward};
-  BlockLife added = gradient_on_its_way(32_MiB, 5, 6, kConv1);
+  StepAllocation kept{.bytes = 32_MiB, .category = Category::gradient, .phase = Phase::backward};
+  StepAllocation added = gradient_on_its_way(32_MiB, 5, 6, kConv1);
   added.freed_by_accumulate = true;
-  const StepLives lives = step_of({kept, saved(64_MiB, 1, 5, kConv1, {kConv1}), added});
-  const auto fixes = predict_fixes(model_of(lives));
+  const StepAllocations step_allocations = step_of({kept, saved(64_MiB, 1, 5, kConv1, {kConv1}), added});
+  const auto fixes = predict_fixes(model_of(step_allocations));
 
   REQUIRE(find(fixes, "set_to_none"));
   CHECK(find(fixes, "set_to_none")->predicted_peak_bytes == 64_MiB);
 }
 
 TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes]") {
-  const BlockLife state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
-  const BlockLife scratch{.bytes = 32_MiB,
-                          .born = 1,
-                          .died = 2,
-                          .category = Category::temporary,
-                          .phase = Phase::optimizer,
-                          .made = {.op = "aten::_foreach_sqrt"}};
-  const StepLives lives = step_of({parameter(32_MiB), state, scratch});
-  const auto fixes = predict_fixes(model_of(lives));
+  const StepAllocation state{.bytes = 64_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer};
+  const StepAllocation scratch{.bytes = 32_MiB,
+                               .born = 1,
+                               .died = 2,
+                               .category = Category::temporary,
+                               .phase = Phase::optimizer,
+                               .made = {.op = "aten::_foreach_sqrt"}};
+  const StepAllocations step_allocations = step_of({parameter(32_MiB), state, scratch});
+  const auto fixes = predict_fixes(model_of(step_allocations));
 
   REQUIRE(find(fixes, "fused_optimizer"));
   CHECK(find(fixes, "fused_optimizer")->predicted_peak_bytes == 96_MiB);
@@ -252,15 +255,15 @@ TEST_CASE("a fused optimizer has no temporaries, SGD no state", "[explain][fixes
 }
 
 TEST_CASE("without backward no_grad keeps what the next module takes, and nothing else", "[explain][fixes]") {
-  Lives blocks;
+  Allocations blocks;
   const std::array<const char*, 4> modules = {"0.a", "0.b", "1", "2"};
   for (uint32_t i = 0; i < modules.size(); ++i) {
     blocks.push_back({.bytes = 16_MiB, .born = i + 1, .category = Category::output, .phase = Phase::forward});
     blocks.back().in_graph = true;
     blocks.back().made.module = modules[i];
   }
-  const StepLives lives = step_of(blocks);
-  StepModel model = model_of(lives);
+  const StepAllocations step_allocations = step_of(blocks);
+  StepModel model = model_of(step_allocations);
   model.has_backward = false;
   const auto fixes = predict_fixes(model);
 
@@ -271,18 +274,19 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
 }
 
 TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain][fixes]") {
-  BlockLife output{.bytes = 64_MiB, .born = 1, .category = Category::output, .phase = Phase::forward};
+  StepAllocation output{.bytes = 64_MiB, .born = 1, .category = Category::output, .phase = Phase::forward};
   output.in_graph = true;
-  const StepLives lives = step_of({output, output});
-  StepModel model = model_of(lives);
+  const StepAllocations step_allocations = step_of({output, output});
+  StepModel model = model_of(step_allocations);
   model.has_backward = model.whole = false;
   CHECK_FALSE(find(predict_fixes(model), "no_grad"));
 }
 
 TEST_CASE("in a leak the cure fits, and everything else postpones", "[explain][fixes]") {
-  StepLives lives = small_step();
-  lives.blocks.insert(lives.blocks.begin(), {.bytes = 400_MiB, .category = Category::output, .phase = Phase::forward});
-  StepModel model = model_of(lives);
+  StepAllocations step_allocations = small_step();
+  step_allocations.blocks.insert(step_allocations.blocks.begin(),
+                                 {.bytes = 400_MiB, .category = Category::output, .phase = Phase::forward});
+  StepModel model = model_of(step_allocations);
   model.available_bytes = model.peak_bytes - 8_MiB;
   model.grown_bytes = 400_MiB;
   model.grown_per_step = 8_MiB;
@@ -307,19 +311,20 @@ TEST_CASE("in a leak the cure fits, and everything else postpones", "[explain][f
 
 TEST_CASE("a request for scores that softmax did not reach goes with fused attention, too", "[explain][fixes]") {
   const Where first{.op = "aten::softmax", .module = "h.0.attn"}, last{.op = "aten::bmm", .module = "h.1.attn"};
-  BlockLife scores = saved(64_MiB, 1, 9, first, {first});
+  StepAllocation scores = saved(64_MiB, 1, 9, first, {first});
   scores.shape = "[8, 16, 256, 256] float32";
-  const BlockLife request{.bytes = 64_MiB, .born = 2, .phase = Phase::forward, .made = last};
-  const StepLives lives = step_of({parameter(32_MiB), scores, request});
-  REQUIRE(find(predict_fixes(model_of(lives)), "sdpa"));
-  CHECK(find(predict_fixes(model_of(lives)), "sdpa")->predicted_peak_bytes == 32_MiB);
+  const StepAllocation request{.bytes = 64_MiB, .born = 2, .phase = Phase::forward, .made = last};
+  const StepAllocations step_allocations = step_of({parameter(32_MiB), scores, request});
+  REQUIRE(find(predict_fixes(model_of(step_allocations)), "sdpa"));
+  CHECK(find(predict_fixes(model_of(step_allocations)), "sdpa")->predicted_peak_bytes == 32_MiB);
 }
 
 TEST_CASE("casts of weights do not follow the batch, and no_grad does not remove them", "[explain][fixes]") {
-  BlockLife cast{.bytes = 16_MiB, .born = 1, .category = Category::output, .phase = Phase::forward, .in_graph = true};
+  StepAllocation cast{
+      .bytes = 16_MiB, .born = 1, .category = Category::output, .phase = Phase::forward, .in_graph = true};
   cast.made = {.op = "aten::linear", .inner = "aten::_to_copy", .module = "0"};
   cast.made.autocast = "float16";
-  const Lives blocks = {parameter(32_MiB), cast};
+  const Allocations blocks = {parameter(32_MiB), cast};
   CHECK_FALSE(follows_batch(cast, blocks));
   CHECK(follows_batch(cast, {parameter(16_MiB), cast}));  // half of no parameter
 
@@ -329,11 +334,11 @@ TEST_CASE("casts of weights do not follow the batch, and no_grad does not remove
 }
 
 TEST_CASE("a batch of one has no half", "[explain][fixes]") {
-  StepLives lives = small_step();
-  for (BlockLife& block : lives.blocks) {
+  StepAllocations step_allocations = small_step();
+  for (StepAllocation& block : step_allocations.blocks) {
     if (block.category == Category::activation) block.shape = "[1, 32768, 4096] float32";
   }
-  const auto fixes = predict_fixes(model_of(lives));
+  const auto fixes = predict_fixes(model_of(step_allocations));
   CHECK_FALSE(find(fixes, "half_batch"));
   CHECK_FALSE(find(fixes, "accumulate_2"));
 }
@@ -352,13 +357,14 @@ TEST_CASE("checkpoints are for modules whose forward runs: a list of modules is 
           "[explain][fixes]") {
   std::vector<std::string> names;
   for (int i = 0; i < 3; ++i) names.push_back("blocks." + std::to_string(i));
-  StepLives lives{.step = 1};
+  StepAllocations step_allocations{.step = 1};
   for (uint32_t i = 0; i < 3; ++i) {
     const Where layer{.op = "aten::relu", .module = names[i], .source = "/home/me/gpt.py:12"};
-    for (uint32_t b = 0; b < 2; ++b) lives.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 40 - 5 * i, layer, {layer}));
-    lives.blocks.push_back(gradient_on_its_way(1_MiB, 39 - 5 * i, 41 - 5 * i, layer));
+    for (uint32_t b = 0; b < 2; ++b)
+      step_allocations.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 40 - 5 * i, layer, {layer}));
+    step_allocations.blocks.push_back(gradient_on_its_way(1_MiB, 39 - 5 * i, 41 - 5 * i, layer));
   }
-  const auto fixes = predict_fixes(model_of(lives));
+  const auto fixes = predict_fixes(model_of(step_allocations));
   const Fix* fix = find(fixes, "checkpoint");
   REQUIRE(fix);
   CHECK(fix->modules == names);
@@ -376,18 +382,19 @@ TEST_CASE("the largest batch is one with which the step gets through the allocat
 }
 
 TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][fixes]") {
-  StepLives lives = small_step();
-  lives.blocks.push_back({.bytes = 128_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer});
-  StepModel model = model_of(lives);
+  StepAllocations step_allocations = small_step();
+  step_allocations.blocks.push_back(
+      {.bytes = 128_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer});
+  StepModel model = model_of(step_allocations);
   CHECK(find(predict_fixes(model), "fsdp_2"));
   model.sharded = true;
   CHECK_FALSE(find(predict_fixes(model), "fsdp_2"));
 }
 
 TEST_CASE("what fits only with the help of what private pools keep is not said to fit", "[explain][fixes]") {
-  const StepLives lives = small_step();
+  const StepAllocations step_allocations = small_step();
   const auto fits = [&](int64_t available_bytes, int64_t private_pool_cached_bytes) {
-    StepModel model = model_of(lives);
+    StepModel model = model_of(step_allocations);
     model.available_bytes = available_bytes;
     model.private_pool_cached_bytes = private_pool_cached_bytes;
     return find(predict_fixes(model), "half_batch")->predicted_fits;
@@ -399,8 +406,8 @@ TEST_CASE("what fits only with the help of what private pools keep is not said t
 }
 
 TEST_CASE("of a step that was cut short only too much is known", "[explain][fixes]") {
-  const StepLives lives = small_step();
-  StepModel model = model_of(lives);
+  const StepAllocations step_allocations = small_step();
+  StepModel model = model_of(step_allocations);
   model.whole = false;
   auto fixes = predict_fixes(model);
   REQUIRE(find(fixes, "half_batch"));
@@ -414,14 +421,14 @@ TEST_CASE("of a step that was cut short only too much is known", "[explain][fixe
 
 TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards that have it", "[explain][fixes]") {
   const auto offered = [](const char* dtype, std::string_view autocast, int compute_major) {
-    BlockLife weight = parameter(64_MiB);
+    StepAllocation weight = parameter(64_MiB);
     const std::string shape = std::string("[64] ") + dtype;
     weight.shape = shape;
-    BlockLife output = saved(64_MiB, 1, 9, kConv1, {kConv2});
+    StepAllocation output = saved(64_MiB, 1, 9, kConv1, {kConv2});
     output.shape = {};  // not known
     output.made.autocast = autocast;
-    const StepLives lives = step_of({weight, output});
-    StepModel model = model_of(lives);
+    const StepAllocations step_allocations = step_of({weight, output});
+    StepModel model = model_of(step_allocations);
     model.compute_major = compute_major;
     for (const Fix& fix : predict_fixes(model)) {
       if (fix.id.starts_with("autocast")) return fix.id;
@@ -438,12 +445,13 @@ TEST_CASE("checkpointed layers are named in the order of their numbers, and made
           "[explain][fixes]") {
   std::vector<std::string> names;
   for (int i = 0; i < 12; ++i) names.push_back("model.h." + std::to_string(i));
-  StepLives lives{.step = 1};
+  StepAllocations step_allocations{.step = 1};
   for (uint32_t i = 0; i < 12; ++i) {
     const Where layer{.op = "aten::relu", .module = names[i]};
-    for (uint32_t b = 0; b < 2; ++b) lives.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 100, layer, {layer}));
+    for (uint32_t b = 0; b < 2; ++b)
+      step_allocations.blocks.push_back(saved(64_MiB, 2 * i + b + 1, 100, layer, {layer}));
   }
-  StepModel model = model_of(lives);
+  StepModel model = model_of(step_allocations);
   model.whole = false;  // its backward was not seen
   model.forward_end = 50;
   const auto fixes = predict_fixes(model);
@@ -456,40 +464,40 @@ TEST_CASE("checkpointed layers are named in the order of their numbers, and made
 }
 
 TEST_CASE("outputs that nobody needs in backward end before it", "[explain][fixes]") {
-  BlockLife output{.bytes = 16_MiB, .born = 2, .category = Category::output, .phase = Phase::forward};
-  const StepLives lives =
+  StepAllocation output{.bytes = 16_MiB, .born = 2, .category = Category::output, .phase = Phase::forward};
+  const StepAllocations step_allocations =
       step_of({saved(64_MiB, 1, 9, kConv1, {kConv1}), output, gradient_on_its_way(64_MiB, 8, 10, kConv1)});
-  const auto fixes = predict_fixes(model_of(lives));
+  const auto fixes = predict_fixes(model_of(step_allocations));
 
   REQUIRE(find(fixes, "drop_outputs"));
   CHECK(find(fixes, "drop_outputs")->predicted_peak_bytes == 128_MiB);
 }
 
 TEST_CASE("where nothing would be saved, nothing is proposed", "[explain][fixes]") {
-  const StepLives lives = step_of({parameter(4_GiB)});
-  CHECK(predict_fixes(model_of(lives)).empty());
-  CHECK(predict_fixes(model_of(StepLives{})).empty());
+  const StepAllocations step_allocations = step_of({parameter(4_GiB)});
+  CHECK(predict_fixes(model_of(step_allocations)).empty());
+  CHECK(predict_fixes(model_of(StepAllocations{})).empty());
 }
 
 TEST_CASE("the lives of a step that fits have its peak, and those that failed include the request", "[replay][lives]") {
   const Trace fits = training_that_fits();
   const DeviceHistory device = replay(fits).devices.at(0);
-  CHECK(device.lives.step == device.peak.step);
-  CHECK(find_peak(device.lives.blocks) == device.peak.allocated_bytes);
+  CHECK(device.step_allocations.step == device.peak.step);
+  CHECK(find_peak(device.step_allocations.blocks) == device.peak.allocated_bytes);
 
   const Trace fails = oom_in_backward();
   const DeviceHistory failed = replay(fails).devices.at(0);
-  CHECK(find_peak(failed.lives.blocks) == failed.moment.allocated_bytes + failed.failure->requested_bytes);
+  CHECK(find_peak(failed.step_allocations.blocks) == failed.state.allocated_bytes + failed.failure->requested_bytes);
 }
 
 TEST_CASE("the categories of the lives are those of the described moment", "[replay][lives]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_optimizer()}) {
     const DeviceHistory device = replay(trace).devices.at(0);
-    for (const LiveBlock& block : device.moment.blocks) {
-      const auto alike = [&](const BlockLife& life) {
+    for (const LiveBlock& block : device.state.blocks) {
+      const auto alike = [&](const StepAllocation& life) {
         return life.bytes == block.bytes && life.category == block.category;
       };
-      CHECK(std::any_of(device.lives.blocks.begin(), device.lives.blocks.end(), alike));
+      CHECK(std::any_of(device.step_allocations.blocks.begin(), device.step_allocations.blocks.end(), alike));
     }
   }
 }

@@ -189,8 +189,8 @@ TEST_CASE("of long runs evenly spread steps are kept", "[explain][growth]") {
   }
   const StepCurves curves = meter.finish({}, {});
 
-  CHECK(curves.steps.size() <= GrowthSamples::kMostSamples);
-  CHECK(curves.steps.size() >= GrowthSamples::kMostSamples / 2);
+  CHECK(curves.steps.size() <= GrowthSamples::kMaxSamples);
+  CHECK(curves.steps.size() >= GrowthSamples::kMaxSamples / 2);
   CHECK(curves.steps.front() == 1);
   const auto growths = find_growth(curves);
   REQUIRE(growths.size() == 1);

@@ -31,10 +31,10 @@ LiveBlock copied(std::string_view source, int64_t bytes, uint32_t step = 1) {
 }  // namespace
 
 TEST_CASE("a module owns what the modules inside of it own", "[explain][owners]") {
-  Moment moment;
-  moment.blocks = {made_in("layer1.conv1", 4_MiB), made_in("layer1.conv2", 2_MiB), made_in("layer2", 1_MiB),
-                   made_in("", 8_MiB)};
-  const Owners owners = list_owners(moment);
+  MemoryState state;
+  state.blocks = {made_in("layer1.conv1", 4_MiB), made_in("layer1.conv2", 2_MiB), made_in("layer2", 1_MiB),
+                  made_in("", 8_MiB)};
+  const Owners owners = list_owners(state);
 
   CHECK(bytes_of(owners.module, "layer1") == 6_MiB);
   CHECK(bytes_of(owners.module, "layer1.conv2") == 2_MiB);
@@ -43,34 +43,34 @@ TEST_CASE("a module owns what the modules inside of it own", "[explain][owners]"
 }
 
 TEST_CASE("a parameter belongs to its module, wherever it was made", "[explain][owners]") {
-  Moment moment;
-  moment.blocks = {made_in("", 4_MiB)};
-  moment.blocks[0].name = "layer1.conv1.weight";
+  MemoryState state;
+  state.blocks = {made_in("", 4_MiB)};
+  state.blocks[0].name = "layer1.conv1.weight";
 
-  CHECK(bytes_of(list_owners(moment).module, "layer1.conv1") == 4_MiB);
+  CHECK(bytes_of(list_owners(state).module, "layer1.conv1") == 4_MiB);
 }
 
 TEST_CASE("by op, line and shape every byte counts once, however long the list", "[explain][owners]") {
-  Moment moment;
+  MemoryState state;
   std::vector<std::string> lines;
   for (int i = 0; i < 300; ++i) lines.push_back("train.py:" + std::to_string(i));
-  for (const std::string& line : lines) moment.blocks.push_back(copied(line, 1_MiB));
-  const Owners owners = list_owners(moment);
+  for (const std::string& line : lines) state.blocks.push_back(copied(line, 1_MiB));
+  const Owners owners = list_owners(state);
 
-  REQUIRE(owners.source.size() == kMostOwned);
+  REQUIRE(owners.source.size() == kMaxOwned);
   CHECK(owners.source.back() == OwnedBytes{"others", 201_MiB, 201});
   CHECK(bytes_of(owners.op, "aten::to") == 300_MiB);
 }
 
 TEST_CASE("the largest block lives until the last node of backward that keeps it has run", "[explain][owners]") {
   const Trace trace = oom_in_backward();
-  const auto life = follow_largest(replay(trace).devices.at(0).moment);
+  const auto life = follow_largest(replay(trace).devices.at(0).state);
 
   REQUIRE(life);
   CHECK(life->block.requested_bytes == 64_MiB);
-  Moment moment = replay(trace).devices.at(0).moment;
-  std::erase_if(moment.blocks, [](const LiveBlock& block) { return block.category != Category::activation; });
-  const auto activation = follow_largest(moment);
+  MemoryState state = replay(trace).devices.at(0).state;
+  std::erase_if(state.blocks, [](const LiveBlock& block) { return block.category != Category::activation; });
+  const auto activation = follow_largest(state);
   REQUIRE(activation);
   CHECK(activation->kept_by == Keeper::autograd);
   REQUIRE(activation->freed_by);
@@ -97,7 +97,7 @@ TEST_CASE("a card that came further in the failing step than the others is compa
     std::vector<DeviceHistory> devices(2);
     devices[0].phases = {{1, Phase::forward, 3_GiB}};
     devices[0].peak.allocated_bytes = 9_GiB;
-    devices[0].moment = {.allocated_bytes = 9_GiB, .reserved_bytes = 9_GiB, .free_bytes = 1_GiB};
+    devices[0].state = {.allocated_bytes = 9_GiB, .reserved_bytes = 9_GiB, .free_bytes = 1_GiB};
     devices[0].failure = OutOfMemory{.step = 2, .requested_bytes = 2_GiB};
     devices[1].phases = {{1, Phase::forward, other_before}};
     devices[1].peak.allocated_bytes = other_before;

@@ -18,8 +18,8 @@ LiveBlock kept_activation(int64_t bytes, uint32_t step) {
 /// Ran out of memory in forward of step 5, for as much as is allocated.
 DeviceHistory refused(std::vector<LiveBlock> blocks, std::string_view stack = {}) {
   DeviceHistory device;
-  for (const LiveBlock& block : blocks) device.moment.allocated_bytes += block.bytes;
-  device.moment.blocks = std::move(blocks);
+  for (const LiveBlock& block : blocks) device.state.allocated_bytes += block.bytes;
+  device.state.blocks = std::move(blocks);
   device.failure = OutOfMemory{.step = 5, .phase = Phase::forward, .requested_bytes = 64_MiB, .stack = stack};
   device.attribution.backward_bytes = 1_GiB;
   return device;
@@ -65,12 +65,12 @@ TEST_CASE("passes in a row are an evaluation, unless the program has yet to trai
 
 TEST_CASE("passes of which no node is known are counted by the blocks of the graph", "[explain][reasons]") {
   DeviceHistory device = refused({{.bytes = 300_MiB, .category = Category::output, .step = 5}});
-  const BlockLife pass{.bytes = 100_MiB,
-                       .born = 1,
-                       .phase = Phase::forward,
-                       .in_graph = true,
-                       .made = {.op = "aten::gelu", .module = "0.act", .source = "net.py:9"}};
-  device.lives = {.step = 5, .blocks = {pass, pass, pass}};
+  const StepAllocation pass{.bytes = 100_MiB,
+                            .born = 1,
+                            .phase = Phase::forward,
+                            .in_graph = true,
+                            .made = {.op = "aten::gelu", .module = "0.act", .source = "net.py:9"}};
+  device.step_allocations = {.step = 5, .blocks = {pass, pass, pass}};
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
 }
 
@@ -122,7 +122,7 @@ TEST_CASE("logits are whole rows of the vocabulary, which a tall parameter tells
   device.failure->requested_bytes = 2 * bytes;  // their copy in float32
   device.failure->where = {.op = "aten::to", .source = "train.py:9"};
   CHECK(reason_of(device) == "logits");
-  device.moment.blocks.erase(device.moment.blocks.begin());
+  device.state.blocks.erase(device.state.blocks.begin());
   CHECK(reason_of(device).empty());
 }
 

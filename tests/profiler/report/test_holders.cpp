@@ -28,7 +28,7 @@ class Blocks {
     moment_.allocated_bytes += bytes;
     return *this;
   }
-  const Moment& moment() const { return moment_; }
+  const MemoryState& state() const { return moment_; }
 
  private:
   std::string_view keep(const std::string& text) {
@@ -36,7 +36,7 @@ class Blocks {
   }
 
   std::vector<std::unique_ptr<std::string>> texts_;
-  Moment moment_;
+  MemoryState moment_;
 };
 
 int64_t sum(const std::vector<ReportHolder>& rows) {
@@ -60,7 +60,7 @@ TEST_CASE("the same tensor of each layer is one row", "[report]") {
     blocks.add(Category::activation, layer(i, "mlp.act"), 3_MiB, "[8, 1024, 3072] float32");
     blocks.add(Category::activation, layer(i, "attn"), 1_MiB, "[8, 12, 1024, 64] float32");
   }
-  const auto rows = fold_holders(blocks.moment());
+  const auto rows = fold_holders(blocks.state());
   REQUIRE(rows.size() == 2);
   CHECK(rows[0] == ReportHolder{.category = Category::activation,
                                 .name = "transformer.h.*.mlp.act",
@@ -83,9 +83,9 @@ TEST_CASE("where a layer has many parts they are folded until eight rows name fo
       }
     }
   }
-  const auto rows = fold_holders(blocks.moment());
-  CHECK(rows.size() <= kMostHolders);
-  CHECK(sum(rows) * 5 >= 4 * blocks.moment().allocated_bytes);
+  const auto rows = fold_holders(blocks.state());
+  CHECK(rows.size() <= kMaxHolders);
+  CHECK(sum(rows) * 5 >= 4 * blocks.state().allocated_bytes);
   CHECK(rows[0].name == "layer*.*.bn*");
 }
 
@@ -98,8 +98,8 @@ TEST_CASE("many small tensors are told by their op and layer", "[report]") {
       blocks.add(Category::activation, path, 1_MiB, "", "aten::linear");
     }
   }
-  const auto rows = fold_holders(blocks.moment());
-  CHECK(sum(rows) * 5 >= 4 * blocks.moment().allocated_bytes);
+  const auto rows = fold_holders(blocks.state());
+  CHECK(sum(rows) * 5 >= 4 * blocks.state().allocated_bytes);
   CHECK(rows[0].op == "aten::dropout");
   CHECK(rows[0].name == "model.layers.*");
 }
@@ -109,7 +109,7 @@ TEST_CASE("logits and losses are named as such", "[report]") {
   blocks.add(Category::activation, "", 64_MiB, "[8192, 32000] float32", "aten::cross_entropy_loss", "loss_utils.py:42")
       .add(Category::output, "lm_head", 32_MiB, "[8, 1024, 32000] bfloat16", "aten::linear")
       .add(Category::activation, "norm", 8_MiB, "[8, 1024, 4096] bfloat16");
-  const auto rows = fold_holders(blocks.moment());
+  const auto rows = fold_holders(blocks.state());
   REQUIRE(rows.size() == 3);
   CHECK((rows[0].kind == "loss" && rows[0].source == "loss_utils.py:42"));
   CHECK(rows[1].kind.empty());
@@ -119,7 +119,7 @@ TEST_CASE("logits and losses are named as such", "[report]") {
 TEST_CASE("what no module made is told by its op and line, also inside of a package", "[report]") {
   Blocks blocks;
   blocks.add(Category::unknown, "", 4_MiB, "", "aten::cat", "transformers/cache_utils.py:120");
-  const auto rows = fold_holders(blocks.moment());
+  const auto rows = fold_holders(blocks.state());
   REQUIRE(rows.size() == 1);
   CHECK((rows[0].op == "aten::cat" && rows[0].source == "transformers/cache_utils.py:120"));
 }
@@ -127,7 +127,7 @@ TEST_CASE("what no module made is told by its op and line, also inside of a pack
 TEST_CASE("equal allocations of one line are counted", "[report]") {
   Blocks blocks;
   for (int i = 0; i < 28; ++i) blocks.add(Category::output, "", 384_MiB, "", "aten::cdist", "train.py:39");
-  const auto rows = fold_holders(blocks.moment());
+  const auto rows = fold_holders(blocks.state());
   REQUIRE(rows.size() == 1);
   CHECK(rows[0].block_bytes == 384_MiB);
   ReportOfDevice device{.categories = {{"output", 28 * 384_MiB}}, .top_allocations = rows};
@@ -139,19 +139,19 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
   CHECK(find_batch(Blocks()
                        .add(Category::activation, "h", 6_MiB, "[8, 1024, 768] float32")
                        .add(Category::activation, "h", 6_MiB, "[8192, 3072] float32")
-                       .moment()) == 8);
-  CHECK(find_batch(Blocks().add(Category::activation, "conv", 6_MiB, "[64, 3, 224, 224] float32").moment()) == 64);
+                       .state()) == 8);
+  CHECK(find_batch(Blocks().add(Category::activation, "conv", 6_MiB, "[64, 3, 224, 224] float32").state()) == 64);
   CHECK(find_batch(Blocks()
                        .add(Category::activation, "a", 6_MiB, "[7, 3] float32")
                        .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
-                       .moment()) == std::nullopt);
-  CHECK(find_batch(Moment{}) == std::nullopt);
+                       .state()) == std::nullopt);
+  CHECK(find_batch(MemoryState{}) == std::nullopt);
   CHECK(find_batch(Blocks()  // the tokens of one sequence are no batch
                        .add(Category::input, "ids", 1_MiB, "[1, 32768] int64")
                        .add(Category::activation, "h", 6_MiB, "[32768, 4096] float32")
-                       .moment()) == std::nullopt);
+                       .state()) == std::nullopt);
 
-  Moment many;  // 10¹⁰ divisions if each size is held against each
+  MemoryState many;  // 10¹⁰ divisions if each size is held against each
   std::vector<std::string> shapes;
   for (int size = 1'000'000; size < 1'100'000; ++size) shapes.push_back(fmt::format("[{}, 2] float32", size));
   for (const std::string& shape : shapes) {

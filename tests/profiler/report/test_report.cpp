@@ -222,7 +222,7 @@ void damage(Trace& trace, std::mt19937_64& random) {
         event.context = static_cast<uint32_t>(value());
         break;
       case 5:
-        event.op_serial = static_cast<uint32_t>(value());
+        event.call_id = static_cast<uint32_t>(value());
         break;
       case 6:
         event.kind = static_cast<EventKind>(random() % (static_cast<uint64_t>(kLastEventKind) + 1));

@@ -147,17 +147,6 @@ TEST_CASE("where fix ran all and none fits, it is said, and fix is not offered a
   CHECK(text.find("next: oomdiag fix") == text.npos);
 }
 
-TEST_CASE("a run that fits says from which batch on it would run out, and where", "[report]") {
-  Report report = make_report(training_that_fits(), {.exit_code = 0, .batch = 64});
-  report.devices.front().batch = BatchModel{.batch = 64,
-                                            .largest_batch = 99,
-                                            .failing_batch = 100,
-                                            .failing_place = "backward, MaxPool2DWithIndicesBackward0 ← pool1"};
-  CHECK(to_text(report).find(
-            "64 fits; from batch 100 on it runs out in backward, MaxPool2DWithIndicesBackward0 ← pool1") !=
-        std::string::npos);
-}
-
 TEST_CASE("a killed run reads well", "[report][golden]") {
   Trace trace = training_that_fits();
   trace.process.end_state = EndState::running;

@@ -70,7 +70,7 @@ class LongRun {
  private:
   uint64_t write(Event event) {
     event.thread = event.node_thread = 1;
-    if (event.op_serial == 0) event.op_serial = ++serial_;
+    if (event.call_id == 0) event.call_id = ++serial_;
     return writer_.write(event);
   }
   void alloc(uint64_t address, int64_t bytes, uint32_t context, uint64_t node = kNoNode) {
@@ -117,8 +117,8 @@ TEST_CASE("after 100 000 steps in a small trace an OOM still has its step, and e
   CHECK(history.steps == 100'000);
   REQUIRE(card.failure.has_value());
   CHECK(card.failure->step == 100'000);
-  REQUIRE(card.moment.blocks.size() == 101);
-  for (const LiveBlock& block : card.moment.blocks) {
+  REQUIRE(card.state.blocks.size() == 101);
+  for (const LiveBlock& block : card.state.blocks) {
     if (block.address == kWeight) {
       CHECK(block.category == Category::parameter);
       CHECK(block.name == "fc.weight");
@@ -154,7 +154,7 @@ TEST_CASE("a list of steps that is full keeps every second one, and the steps st
   REQUIRE(history.devices.size() == 1);
   CHECK(history.steps >= 999);
   CHECK(history.steps <= 1000);
-  for (const LiveBlock& block : history.devices[0].moment.blocks) {
+  for (const LiveBlock& block : history.devices[0].state.blocks) {
     if (block.address == kWeight) continue;
     const auto made_in = static_cast<int64_t>((block.address - kLeaked) / 512);
     CHECK(std::abs(static_cast<int64_t>(block.step) - made_in) <= 1);
@@ -177,8 +177,8 @@ TEST_CASE("a whole trace and its overwritten twin tell the same steps", "[trace]
   const History cut = replay(small), full = replay(whole);
   CHECK(cut.steps == full.steps);
   CHECK(cut.devices.at(0).failure->step == full.devices.at(0).failure->step);
-  const auto& told = cut.devices[0].moment.blocks;
-  const auto& expected = full.devices[0].moment.blocks;
+  const auto& told = cut.devices[0].state.blocks;
+  const auto& expected = full.devices[0].state.blocks;
   REQUIRE(told.size() == expected.size());
   for (size_t b = 0; b < told.size(); ++b) CHECK(told[b].step == expected[b].step);
 }

@@ -81,12 +81,12 @@ TEST_CASE("the chunk that is overwritten is the one whose newest event is the ol
   ChunkList list(3, 10);
   for (uint32_t c = 0; c < 3; ++c) REQUIRE(list.take()->chunk == c);
   CHECK_FALSE(list.take().has_value());
-  list.give_back(0, 10, 300);
-  list.give_back(1, 10, 100);
-  list.give_back(2, 10, 200);
+  list.release(0, 10, 300);
+  list.release(1, 10, 100);
+  list.release(2, 10, 200);
   CHECK(list.take()->chunk == 1);
   CHECK(list.take()->chunk == 2);
-  list.give_back(2, 4, 400);
+  list.release(2, 4, 400);
   const auto rest = list.take();
   REQUIRE(rest.has_value());
   CHECK((rest->chunk == 2 && rest->used == 4));

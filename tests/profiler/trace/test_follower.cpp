@@ -70,7 +70,7 @@ TEST_CASE("a follower tells the peaks of the last steps", "[trace]") {
   }
   CHECK(follower->read_on().step_peaks == std::vector<int64_t>{5_MiB, 6_MiB, 7_MiB});
   for (int step = 0; step < 40; ++step) recording.write(EventKind::scope_end);
-  CHECK(follower->read_on().step_peaks == std::vector<int64_t>(LiveFigures::kMostStepPeaks, 4_MiB));
+  CHECK(follower->read_on().step_peaks == std::vector<int64_t>(LiveFigures::kMaxStepPeaks, 4_MiB));
 }
 
 TEST_CASE("a follower reads every event once, also where chunks are used again", "[trace]") {

@@ -186,7 +186,7 @@ TEST_CASE("events of threads that take turns are walked in order, forwards, by i
   const auto write = [&](uint64_t turn) {
     for (uint64_t i = 0; i <= turn % 5; ++i) {
       Event event = alloc(turn, 1);
-      event.op_serial = static_cast<uint32_t>(turn);
+      event.call_id = static_cast<uint32_t>(turn);
       writer.write(event);
     }
   };

@@ -13,18 +13,18 @@ TEST_CASE("the lives of a step reach the peak of its card, in every scenario", "
     const DeviceHistory device = replay(trace).devices.at(0);
     const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
 
-    CHECK(find_peak(device.lives.blocks) == device.moment.allocated_bytes + refused);
+    CHECK(find_peak(device.step_allocations.blocks) == device.state.allocated_bytes + refused);
   }
 }
 
 TEST_CASE("a block is the same in the moment and in the step: the rules exist once", "[replay]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
     const DeviceHistory device = replay(trace).devices.at(0);
-    for (const LiveBlock& live : device.moment.blocks) {
-      const auto same = [&](const BlockLife& life) {
+    for (const LiveBlock& live : device.state.blocks) {
+      const auto same = [&](const StepAllocation& life) {
         return life.made == live.made && life.bytes == live.bytes && life.category == live.category;
       };
-      CHECK(std::any_of(device.lives.blocks.begin(), device.lives.blocks.end(), same));
+      CHECK(std::any_of(device.step_allocations.blocks.begin(), device.step_allocations.blocks.end(), same));
     }
   }
 }
@@ -43,7 +43,7 @@ TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
 
   const DeviceHistory device = replay(trace).devices.at(0);
   REQUIRE(device.failure);
-  CHECK(device.lives.step == 3);
+  CHECK(device.step_allocations.step == 3);
   CHECK(device.complete.step == 2);
   CHECK(find_peak(device.complete.blocks) == device.peak.allocated_bytes);
 }
@@ -63,9 +63,9 @@ TEST_CASE("the rows of blocks that are gone are used again, unless a view keeps 
 TEST_CASE("of a step of very many blocks those that live at its high points are kept", "[replay]") {
   AllocationTable table;
   const Graphs graphs;
-  StepAllocations step(1);
+  StepCollector step(1);
   step.begin(0, {}, table, graphs);
-  const uint64_t blocks = 3 * StepAllocations::kMaxAllocations;
+  const uint64_t blocks = 3 * StepCollector::kMaxAllocations;
   for (uint64_t i = 0; i < blocks; ++i) {
     const bool highest = i == blocks / 2;
     const uint32_t id = table.add({.event = 0, .bytes = highest ? 99 : 1, .born = 2 * i}, 512);
@@ -74,7 +74,7 @@ TEST_CASE("of a step of very many blocks those that live at its high points are 
   }
   step.end({}, table);
 
-  CHECK(step.allocations().size() < StepAllocations::kMaxAllocations);
+  CHECK(step.allocations().size() < StepCollector::kMaxAllocations);
   const auto is_highest = [&](uint32_t id) { return table[id].bytes == 99; };
   CHECK(std::any_of(step.allocations().begin(), step.allocations().end(), is_highest));
 }

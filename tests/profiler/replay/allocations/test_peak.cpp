@@ -14,8 +14,8 @@ TEST_CASE("the peak is the highest point, not the last", "[replay]") {
 
   CHECK(peak.allocated_bytes == 16_MiB);
   CHECK(peak.reserved_bytes == 20_MiB);
-  CHECK(history.devices.at(0).moment.allocated_bytes == 16_MiB);
-  CHECK(history.devices.at(0).moment.blocks.size() == 2);
+  CHECK(history.devices.at(0).state.allocated_bytes == 16_MiB);
+  CHECK(history.devices.at(0).state.blocks.size() == 2);
 }
 
 TEST_CASE("an address that is used again belongs to the newest block", "[replay]") {
@@ -23,11 +23,11 @@ TEST_CASE("an address that is used again belongs to the newest block", "[replay]
   trace.op({.op = "aten::to"}).alloc("w", 12_MiB).names(EventKind::parameter, "w", "fc.weight").free("w");
   trace.op({.op = "aten::relu", .module = "relu"}).alloc("y", 12_MiB).alloc("z", 12_MiB).nodes(0);
 
-  const Moment moment = replay(trace).devices.at(0).moment;
-  REQUIRE(moment.blocks.size() == 2);
+  const MemoryState state = replay(trace).devices.at(0).state;
+  REQUIRE(state.blocks.size() == 2);
   CHECK(trace.address_of("w") == trace.address_of("y"));
-  CHECK(moment.blocks[0].category == Category::output);
-  CHECK(moment.blocks[0].name.empty());
+  CHECK(state.blocks[0].category == Category::output);
+  CHECK(state.blocks[0].name.empty());
 }
 
 TEST_CASE("what is said of an address after the peak counts only until its block is freed", "[replay]") {
@@ -36,10 +36,10 @@ TEST_CASE("what is said of an address after the peak counts only until its block
   trace.no_op().free("y").op({.op = "aten::relu"}).alloc("again", 12_MiB).walk().saved("again", "ReluBackward0", 0);
   trace.saved("z", "ReluBackward0", 0);
 
-  const Moment moment = replay(trace).devices.at(0).moment;
-  REQUIRE(moment.blocks.size() == 2);
-  CHECK(moment.blocks[0].category == Category::output);
-  CHECK(moment.blocks[1].category == Category::activation);
+  const MemoryState state = replay(trace).devices.at(0).state;
+  REQUIRE(state.blocks.size() == 2);
+  CHECK(state.blocks[0].category == Category::output);
+  CHECK(state.blocks[1].category == Category::activation);
 }
 
 TEST_CASE("a long timeline keeps its peak and at most 2000 points", "[replay]") {
@@ -60,7 +60,7 @@ TEST_CASE("long runs keep the phases of the first and last steps and the highest
   for (uint32_t step = 1; step <= 5000; ++step) peaks.add(step, Phase::forward, step == 2500 ? 99 : 1);
 
   const auto kept = peaks.finish();
-  CHECK(kept.size() <= PhasePeaks::kMostPeaks + 1);
+  CHECK(kept.size() <= PhasePeaks::kMaxPeaks + 1);
   CHECK(kept.front().step == 1);
   CHECK(kept.back().step == 5000);
   CHECK(std::find(kept.begin(), kept.end(), PhasePeak{2500, Phase::forward, 99}) != kept.end());
@@ -97,9 +97,9 @@ TEST_CASE("an OOM at the end of a trace that begins in the middle is exact by th
 
   const DeviceHistory device = replay(cut).devices.at(0);
   REQUIRE(device.failure);
-  CHECK(device.moment.allocated_bytes == 24_MiB);
-  CHECK(device.moment.reserved_bytes == 40_MiB);
-  CHECK(device.moment.free_bytes == 24_MiB);
+  CHECK(device.state.allocated_bytes == 24_MiB);
+  CHECK(device.state.reserved_bytes == 40_MiB);
+  CHECK(device.state.free_bytes == 24_MiB);
 }
 
 TEST_CASE("PyTorch's own count agrees with the replay, and a difference is kept", "[replay]") {

@@ -40,10 +40,10 @@ TEST_CASE("a recording that begins in the middle knows what was there, and fits 
   CHECK(device.peak.reserved_bytes == 20_MiB);
   CHECK(device.replay_error_bytes == 0);
   CHECK(device.timeline.back().allocated_bytes == 2_MiB);
-  REQUIRE(device.moment.blocks.size() == 2);
-  CHECK(device.moment.blocks[0].before_recording);
-  CHECK(device.moment.blocks[0].category == Category::unknown);
-  CHECK_FALSE(device.moment.blocks[1].before_recording);
+  REQUIRE(device.state.blocks.size() == 2);
+  CHECK(device.state.blocks[0].before_recording);
+  CHECK(device.state.blocks[0].category == Category::unknown);
+  CHECK_FALSE(device.state.blocks[1].before_recording);
 }
 
 TEST_CASE("a beginning is found at its first event only", "[replay]") {

@@ -17,10 +17,10 @@ LiveBlock cast(std::string_view module, std::string_view shape, int64_t bytes) {
           .shape = shape};
 }
 
-Moment moment_with(std::vector<LiveBlock> blocks) {
-  Moment moment;
-  moment.blocks = std::move(blocks);
-  return moment;
+MemoryState moment_with(std::vector<LiveBlock> blocks) {
+  MemoryState state;
+  state.blocks = std::move(blocks);
+  return state;
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 
 Category category_of(const EventBuilder& trace, const std::string& block) {
   const History history = replay(trace);
-  for (const LiveBlock& live : history.devices.at(0).moment.blocks) {
+  for (const LiveBlock& live : history.devices.at(0).state.blocks) {
     if (live.address == trace.address_of(block)) return live.category;
   }
   FAIL(block << " is not alive");
@@ -92,10 +92,10 @@ TEST_CASE("a saved tensor is an activation, or an input where the graph begins",
 
 TEST_CASE("a tensor saved by several nodes is listed once, with all of them", "[replay]") {
   const Trace trace = training_that_fits();
-  const Moment moment = replay(trace).devices.at(0).moment;
+  const MemoryState state = replay(trace).devices.at(0).state;
 
   std::vector<const LiveBlock*> saved;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (block.category == Category::activation) saved.push_back(&block);
   }
   REQUIRE(saved.size() == 1);
@@ -128,23 +128,23 @@ TEST_CASE("a step that was not walked is told by an earlier one like it", "[repl
 
   const Trace& built = trace;
   const History history = replay(built);
-  const Moment& moment = history.devices.at(0).moment;
-  CHECK(moment.step == 2);
-  CHECK(moment.saved_by_likeness);
+  const MemoryState& state = history.devices.at(0).state;
+  CHECK(state.step == 2);
+  CHECK(state.saved_by_likeness);
   CHECK(category_of(trace, "relu1") == Category::activation);
   CHECK(category_of(trace, "input") == Category::input);
   CHECK(category_of(trace, "weight") == Category::parameter);
   CHECK(category_of(trace, "loss") == Category::output);
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : state.blocks) {
     if (block.address != trace.address_of("relu1")) continue;
     REQUIRE(block.saved_by.size() == 2);
     CHECK(block.saved_by[0].module == "relu1");
     CHECK(block.shape == "[64, 32, 64, 128] float32");
   }
-  const auto& lives = history.devices.at(0).lives.blocks;
-  const auto relu =
-      std::ranges::find(lives, std::string_view("relu1"), [](const BlockLife& b) { return b.made.module; });
-  REQUIRE(relu != lives.end());
+  const auto& step_allocations = history.devices.at(0).step_allocations.blocks;
+  const auto relu = std::ranges::find(step_allocations, std::string_view("relu1"),
+                                      [](const StepAllocation& b) { return b.made.module; });
+  REQUIRE(relu != step_allocations.end());
   CHECK(relu->category == Category::activation);
   CHECK(relu->shape == "[64, 32, 64, 128] float32");
   REQUIRE(relu->saved_by.size() == 2);
@@ -268,10 +268,10 @@ TEST_CASE("the rest is unknown, unless modules named all that is theirs", "[repl
 
 TEST_CASE("categories add up to the allocated bytes in every scenario", "[replay]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
-    const Moment moment = replay(trace).devices.at(0).moment;
+    const MemoryState state = replay(trace).devices.at(0).state;
     int64_t sum = 0;
-    for (const int64_t bytes : sum_categories(moment)) sum += bytes;
-    CHECK(sum == moment.allocated_bytes);
+    for (const int64_t bytes : sum_categories(state)) sum += bytes;
+    CHECK(sum == state.allocated_bytes);
   }
 }
 

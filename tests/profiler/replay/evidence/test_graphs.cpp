@@ -44,9 +44,9 @@ struct Recurrent {
 /// By cell, the names of the nodes that keep its output where the last pass ran out of memory.
 std::map<int, std::vector<std::string>> nodes_by_cell(const EventBuilder& trace, int cells) {
   const Trace& built = trace;
-  const Moment moment = replay(built).devices.at(0).moment;
+  const MemoryState found = replay(built).devices.at(0).state;
   std::map<int, std::vector<std::string>> result;
-  for (const LiveBlock& block : moment.blocks) {
+  for (const LiveBlock& block : found.blocks) {
     for (int cell = 0; cell < cells; ++cell) {
       if (block.address != trace.address_of(state(cell))) continue;
       for (const Where& where : block.saved_by) result[cell].emplace_back(where.node);
@@ -118,9 +118,9 @@ TEST_CASE("20 000 allocations of one line have 20 000 saving nodes, not as many 
     for (const auto& block : blocks) nodes += block.saved_by.size();
     return nodes;
   };
-  CHECK(device.moment.saved_by_likeness);
-  CHECK(count(device.moment.blocks) == 20'000);
-  CHECK(count(device.lives.blocks) == 20'000);
+  CHECK(device.state.saved_by_likeness);
+  CHECK(count(device.state.blocks) == 20'000);
+  CHECK(count(device.step_allocations.blocks) == 20'000);
   CHECK(count(device.complete.blocks) == 20'000);
 }
 

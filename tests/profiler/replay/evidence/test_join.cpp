@@ -15,8 +15,8 @@ Event nodes_created(uint64_t first, int64_t count, uint32_t context, uint16_t th
           .kind = EventKind::nodes_created};
 }
 
-const LiveBlock* find(const Moment& moment, uint64_t address) {
-  for (const LiveBlock& block : moment.blocks) {
+const LiveBlock* find(const MemoryState& state, uint64_t address) {
+  for (const LiveBlock& block : state.blocks) {
     if (block.address == address) return &block;
   }
   return nullptr;
@@ -69,7 +69,7 @@ TEST_CASE("a backward block knows the forward op that made its node, before or a
   trace.thread(2).node("ReluBackward0", 5).op({.op = "aten::threshold_backward", .grad = false}).alloc("g", 8_MiB);
 
   const History history = replay(trace);
-  const LiveBlock* gradient = find(history.devices.at(0).moment, trace.address_of("g"));
+  const LiveBlock* gradient = find(history.devices.at(0).state, trace.address_of("g"));
   REQUIRE(gradient != nullptr);
   CHECK(gradient->made == Where{.node = "ReluBackward0",
                                 .op = "aten::relu",
@@ -90,7 +90,7 @@ TEST_CASE("what a checkpoint computes again belongs to the op that runs again", 
   trace.nodes(7);
 
   const History history = replay(trace);
-  const LiveBlock* again = find(history.devices.at(0).moment, trace.address_of("again"));
+  const LiveBlock* again = find(history.devices.at(0).state, trace.address_of("again"));
   REQUIRE(again != nullptr);
   CHECK(again->made.op == "aten::relu");
   CHECK(again->made.module == "inner");
@@ -106,7 +106,7 @@ TEST_CASE("a node of an op that ran again has the line of the call that was chec
   trace.node("ReluBackward0", 7).op({.op = "aten::threshold_backward", .grad = false}).alloc("g", 4_MiB);
 
   const History history = replay(trace);
-  const LiveBlock* gradient = find(history.devices.at(0).moment, trace.address_of("g"));
+  const LiveBlock* gradient = find(history.devices.at(0).state, trace.address_of("g"));
   REQUIRE(gradient != nullptr);
   CHECK(gradient->made.op == "aten::relu");
   CHECK(gradient->made.module == "inner");

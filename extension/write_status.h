@@ -13,7 +13,7 @@ namespace oomdiag {
 
 /// Adds a line to a file in the run folder for the launcher: why this process is not recorded, or nothing, which says that
 /// the shim was loaded. Several processes may do so: the first line is the first reason. False if there is no such folder.
-inline bool leave_word(const std::string& text) {
+inline bool write_status(const std::string& text) {
   const char* folder = std::getenv(variables::kOutput);
   if (folder == nullptr) return false;
   const int file =
@@ -27,7 +27,7 @@ inline bool leave_word(const std::string& text) {
 
 /// The same; where nobody would read it, the user does.
 inline void refuse(const std::string& reason) {
-  if (!leave_word(reason)) std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", reason.c_str());
+  if (!write_status(reason)) std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", reason.c_str());
 }
 
 }  // namespace oomdiag

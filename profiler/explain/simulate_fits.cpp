@@ -1,4 +1,4 @@
-#include "profiler/explain/arena.h"
+#include "profiler/explain/simulate_fits.h"
 
 #include <algorithm>
 #include <optional>
@@ -16,12 +16,12 @@ struct Change {
 };
 
 // Frees come first: a block whose death lies where another is born makes room for it.
-std::vector<Change> order(const Lives& blocks) {
+std::vector<Change> order(const Allocations& blocks) {
   std::vector<Change> changes;
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b].bytes <= 0 || blocks[b].died <= blocks[b].born) continue;
     changes.push_back({blocks[b].born, true, b});
-    if (blocks[b].died != BlockLife::kNever) changes.push_back({blocks[b].died, false, b});
+    if (blocks[b].died != StepAllocation::kNever) changes.push_back({blocks[b].died, false, b});
   }
   std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
     return a.position != b.position ? a.position < b.position : !a.birth && b.birth;
@@ -30,13 +30,13 @@ std::vector<Change> order(const Lives& blocks) {
 }
 
 // What a first step finds: no gradients, and optimizer state only once its optimizer runs.
-Lives first_step_of(Lives blocks) {
+Allocations first_step_of(Allocations blocks) {
   uint32_t optimizer = 0, end = 0;
-  for (const BlockLife& block : blocks) {
+  for (const StepAllocation& block : blocks) {
     if (block.phase == Phase::optimizer && block.is_of_step() && optimizer == 0) optimizer = block.born;
-    end = std::max(end, block.died == BlockLife::kNever ? block.born : block.died);
+    end = std::max(end, block.died == StepAllocation::kNever ? block.born : block.died);
   }
-  for (BlockLife& block : blocks) {
+  for (StepAllocation& block : blocks) {
     if (block.is_of_step()) continue;
     if (block.category == Category::gradient) block.bytes = 0;
     if (block.category == Category::optimizer_state) block.born = optimizer == 0 ? end : optimizer;
@@ -45,7 +45,7 @@ Lives first_step_of(Lives blocks) {
 }
 
 /// A step in an allocator in which some of its blocks may live already.
-bool run(AllocatorSimulator& allocator, const Lives& blocks, std::vector<std::optional<uint32_t>>& at) {
+bool run(AllocatorSimulator& allocator, const Allocations& blocks, std::vector<std::optional<uint32_t>>& at) {
   for (const Change& change : order(blocks)) {
     std::optional<uint32_t>& block = at[change.block];
     if (!change.birth) {
@@ -61,10 +61,10 @@ bool run(AllocatorSimulator& allocator, const Lives& blocks, std::vector<std::op
 
 }  // namespace
 
-bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
+bool simulate_fits(const Allocations& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
   if (find_peak(blocks) > room_bytes) return false;
   if (settings.expandable_segments) return find_peak(blocks) + 2 * settings.large_segment_bytes <= room_bytes;
-  if (blocks.size() > kMostSimulated) return true;
+  if (blocks.size() > kMaxSimulated) return true;
   AllocatorSettings of_blocks = settings;  // their sizes are rounded already
   of_blocks.roundup_power2_divisions = {};
   AllocatorSimulator allocator(room_bytes, of_blocks);
@@ -79,8 +79,8 @@ bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettin
   return run(allocator, blocks, at);
 }
 
-bool fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
-  return gets_through(blocks, room_bytes - room_bytes / 64, settings);
+bool simulate_fits_with_margin(const Allocations& blocks, int64_t room_bytes, const AllocatorSettings& settings) {
+  return simulate_fits(blocks, room_bytes - room_bytes / 64, settings);
 }
 
 }  // namespace oomdiag

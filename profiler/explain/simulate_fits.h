@@ -9,12 +9,12 @@ namespace oomdiag {
 
 /// Whether PyTorch's caching allocator would get through the step in `room_bytes` of the card, holes and whole segments
 /// included: a step whose bytes fit may still fail. It runs twice: as the first one, which makes gradients and optimizer state
-/// in between everything else, and as a later one. One stream; steps of more than kMostSimulated blocks are judged by bytes.
-bool gets_through(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings);
+/// in between everything else, and as a later one. One stream; steps of more than kMaxSimulated blocks are judged by bytes.
+bool simulate_fits(const Allocations& blocks, int64_t room_bytes, const AllocatorSettings& settings);
 
-inline constexpr size_t kMostSimulated = 50'000;
+inline constexpr size_t kMaxSimulated = 50'000;
 
 /// Whether the step gets through without the last sixty-fourth of the room: no prediction is as exact.
-bool fits_safely(const Lives& blocks, int64_t room_bytes, const AllocatorSettings& settings);
+bool simulate_fits_with_margin(const Allocations& blocks, int64_t room_bytes, const AllocatorSettings& settings);
 
 }  // namespace oomdiag
