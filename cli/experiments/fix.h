@@ -21,6 +21,7 @@ struct Target {
   std::optional<int64_t> batch{};    ///< of {batch}
   bool takes_amp = false;            ///< one of the samples, with --amp
   bool accumulates = false;          ///< one of the samples, with --accumulate
+  std::string batch_words{};         ///< of the program's command line, with {batch} in them: "--batch-size {batch}"
 };
 
 /// What a complete run showed of the program; see extension/python/fixes/oomdiag_fixes/look.py.
@@ -40,6 +41,10 @@ struct ProgramProfile {
   bool has_optimizer = false;             ///< of torch.optim, neither fused nor with foreach off
   bool has_adam = false;                  ///< torch.optim.Adam or AdamW
   bool has_8bit = false;                  ///< a package that brings optimizers of 8 bits
+  std::string sequential{};               ///< path of the nn.Sequential with most plain layers; empty: the model itself
+  int64_t layers = 0;                     ///< of it
+  std::string batch_option{};             ///< of its command line, "--batch-size"; empty: it takes none
+  int64_t batch_of_option = 0;            ///< its value
   int64_t logits = 0;                     ///< elements of the largest [N, C] that a cross-entropy took
   int64_t loader_batch = 0;               ///< the largest of a DataLoader
   std::vector<nlohmann::json> outputs{};  ///< shapes of what the outermost modules gave
@@ -72,6 +77,7 @@ struct Change {
   std::vector<std::string> lines{};         ///< that a user writes; those of injected ones tell theirs
   std::optional<int64_t> predicted_peak_bytes{};
   std::string missing{};  ///< what it needs and is not there: it is not run
+  bool cures = false;     ///< what is behind the failure: it is run on the card first
 };
 
 /// What a step of a run does and takes; the time is modelled (profiler/cost/time_model.h).
@@ -116,6 +122,9 @@ struct Before {
   bool is_whole = true;                             ///< the whole run was seen
   bool grows = false;                               ///< from step to step
   std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps
+  std::optional<Reason> reason{};                   ///< what of the program is behind the refusal
+  std::vector<std::string> stack{};                 ///< calls that led to it, "train.py:31 in forward", innermost first
+  uint32_t failing_step = 0;                        ///< of the refusal
 };
 
 struct Fixed {
@@ -131,6 +140,19 @@ struct Fixed {
 /// What might help, cheapest first. `whole` is the report on the whole run, its fixes judged by the card.
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before);
+
+/// Of a cure of the failure that a module of oomdiag_fixes can make in the unchanged program; what none can make is told in
+/// code_changes.
+std::vector<Change> list_cures(const Before& before);
+
+/// Whether an option of a program is its batch size: "--batch-size", "-b", "train.batch_size"; not that of an evaluation.
+bool names_batch(std::string_view option);
+
+/// A batch size among the words of the program is replaced by {batch}, and becomes target.batch: "--batch-size 64", "bs=64".
+void recognise_batch(Target& target);
+
+/// Checkpoints of parts of an nn.Sequential that has no blocks; `profile.layers` are at least 4.
+Change checkpoint_layers(const ProgramProfile& profile);
 
 /// Takes from the report what autograd keeps of each block.
 void weigh_blocks(ProgramProfile& profile, const Report& whole);

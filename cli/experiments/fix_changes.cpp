@@ -15,6 +15,7 @@ namespace oomdiag {
 namespace {
 
 constexpr int64_t kManyLogits = 1 << 22;  ///< as in chunked_cross_entropy.py
+constexpr int64_t kFewestLayers = 4;      ///< of an nn.Sequential that is cut into parts
 
 std::optional<int64_t> predicted(const Report& whole, std::string_view id) {
   for (const ReportOfDevice& device : whole.devices) {
@@ -79,13 +80,32 @@ int64_t peak_of(const Report& whole, Phase phase) {
   return peak;
 }
 
+/// Whether tensors of forward and backward are a part of the peak that is worth halving: where weights and what belongs to them
+/// are the peak, autocast adds copies of them.
+bool is_peak_of_activations(const Report& whole) {
+  constexpr int64_t kPart = 10;
+  if (whole.main_device >= whole.devices.size()) return true;
+  int64_t all = 0, activations = 0;
+  for (const auto& [name, bytes] : whole.devices[whole.main_device].categories) {
+    const bool of_model = name == "parameter" || name == "buffer" || name == "gradient" || name == "optimizer_state";
+    all += bytes;
+    if (!of_model) activations += bytes;
+  }
+  return all == 0 || activations * kPart > all;
+}
+
 void add_of_modules(std::vector<Change>& changes, const ProgramProfile& profile, const Report& whole,
                     const Target& target, bool grows) {
   const bool backward = peak_of(whole, Phase::backward) > 0;
   if (!backward) changes.push_back(injected("no_grad"));
   if (profile.relus > 0 && backward) changes.push_back(injected("relu_in_place"));
-  if (profile.bytes_of_float32 > 0 && !profile.has_autocast) changes.push_back(injected(autocast_of(target)));
-  if (!profile.blocks.empty() && backward) changes.push_back(checkpoint_blocks(profile, profile.blocks.size()));
+  if (profile.bytes_of_float32 > 0 && !profile.has_autocast && is_peak_of_activations(whole))
+    changes.push_back(injected(autocast_of(target)));
+  if (!profile.blocks.empty() && backward) {
+    changes.push_back(checkpoint_blocks(profile, profile.blocks.size()));
+  } else if (profile.layers >= kFewestLayers && backward) {
+    changes.push_back(checkpoint_layers(profile));
+  }
   if (backward && !grows)  // it would grow on the host
     changes.push_back(injected("offload_activations"));
   if (profile.logits >= kManyLogits && backward) {
@@ -117,7 +137,19 @@ void add_of_batches(std::vector<Change>& changes, const ProgramProfile& profile,
     change.label = fmt::format("batch {}", batch);  // the number that was run
     change.changes_batch = true;
     change.batch = batch;
-    change.lines = {fmt::format("batch = {}", batch)};
+    const std::string words = target.batch_words.empty() ? "batch = {batch}" : target.batch_words;
+    change.lines = {words.substr(0, words.find("{batch}")) + std::to_string(batch)};
+    changes.push_back(change);
+  }
+  if (target.batch || profile.batch_option.empty()) return;
+  for (const int64_t parts : {2, 4}) {  // the last of two equal options counts, so it is added to the command line
+    const int64_t batch = profile.batch_of_option / parts;
+    if (batch < 1) continue;
+    Change change = change_of(parts == 2 ? "half_batch" : fmt::format("batch_{}", batch));
+    change.label = fmt::format("{} {}", profile.batch_option, batch);
+    change.changes_batch = true;
+    change.added = {profile.batch_option, std::to_string(batch)};
+    change.lines = {change.label};
     changes.push_back(change);
   }
 }
@@ -152,6 +184,11 @@ ProgramProfile read_profile(const std::vector<nlohmann::json>& told) try {
           std::ranges::find(profile.blocks, line["ops"]["path"].get<std::string>(), &ProgramProfile::Block::path);
       if (block != profile.blocks.end() && block->ops == 0) block->ops = line["ops"]["count"];
     }
+    if (line.contains("argument")) {
+      const std::string option = line["argument"]["option"];
+      const int64_t value = line["argument"]["value"];
+      if (value > 1 && names_batch(option)) profile.batch_option = option, profile.batch_of_option = value;
+    }
     if (line.contains("logits")) profile.logits = std::max(profile.logits, line["logits"]["elements"].get<int64_t>());
     profile.has_8bit |= line.value("has_8bit", false);
     if (!line.contains("root")) continue;
@@ -165,6 +202,10 @@ ProgramProfile read_profile(const std::vector<nlohmann::json>& told) try {
     if (root["leaves"].get<int64_t>() <= profile.leaves)
       continue;  // of several networks the largest is cut into blocks
     profile.leaves = root["leaves"];
+    if (root.contains("layers")) {
+      profile.sequential = root["layers"]["path"];
+      profile.layers = root["layers"]["count"];
+    }
     profile.blocks.clear();
     for (const nlohmann::json& one : root["blocks"]) {
       profile.blocks.push_back({.container = one["container"], .path = one["path"], .leaves = one["leaves"]});
@@ -184,7 +225,7 @@ bool same_shapes(const nlohmann::json& a, const nlohmann::json& b) {
 
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before) {
-  std::vector<Change> changes;
+  std::vector<Change> changes = list_cures(before);
   if (before.allocated_bytes <= before.room_bytes) changes.push_back(expandable_segments());
   if (profile.keeps_gradients) {
     changes.push_back(injected("set_to_none"));

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "cli/experiments/fix.h"
@@ -25,14 +26,17 @@ std::vector<std::size_t> by_worth(const ProgramProfile& profile) {
   return order;
 }
 
+/// "layer1.*"; of the model itself, which has no name, "*".
+std::string all_of(const std::string& container) { return container.empty() ? "*" : container + ".*"; }
+
 /// "layer1.*, layer2.*", of more than two the first and the last.
 std::string name_containers(const std::vector<ProgramProfile::Block>& blocks) {
   std::vector<std::string> names;
   for (const ProgramProfile::Block& block : blocks) {
     if (names.empty() || names.back() != block.container) names.push_back(block.container);
   }
-  if (names.size() == 1) return names.front() + ".*";
-  return fmt::format("{}.*{}{}.*", names.front(), names.size() == 2 ? ", " : " ... ", names.back());
+  if (names.size() == 1) return all_of(names.front());
+  return fmt::format("{}{}{}", all_of(names.front()), names.size() == 2 ? ", " : " ... ", all_of(names.back()));
 }
 
 }  // namespace
@@ -67,6 +71,19 @@ Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count) {
                      : fmt::format("checkpoint {} of {} blocks", chosen.size(), profile.blocks.size());
   if (profile.leaves > 0) change.extra_forward = static_cast<double>(leaves) / static_cast<double>(profile.leaves);
   if (all_seen) change.recomputed_ops = ops;
+  return change;
+}
+
+// The inputs of the parts are kept, and one part at a time is there whole: their sum is least for as many parts as a part has
+// layers.
+Change checkpoint_layers(const ProgramProfile& profile) {
+  const auto segments = std::clamp<int64_t>(std::llround(std::sqrt(static_cast<double>(profile.layers))), 2, 16);
+  Change change{.id = "checkpoint", .group = "checkpoint", .label = "", .cost = kForwardAgain};
+  change.settings = {{"sequential", profile.sequential}, {"segments", segments}};
+  const std::string name = profile.sequential.empty() ? "the model" : profile.sequential;
+  change.label = fmt::format("checkpoint {} in {} segments", name, segments);
+  change.extra_forward =
+      static_cast<double>(profile.layers) / static_cast<double>(std::max(profile.layers, profile.leaves));
   return change;
 }
 

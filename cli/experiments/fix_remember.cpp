@@ -22,7 +22,8 @@ void add_measured(std::vector<Fix>& fixes, const MeasuredFix& measured) {
   }
   fix->how = measured.lines;
   fix->measured_peak_bytes = measured.measured_peak_bytes;
-  fix->fits = measured.fits;
+  fix->fits = measured.helps();
+  fix->postpones_to_step.reset();
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +9,7 @@
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/error.h"
+#include "profiler/explain/framework_lines.h"
 #include "profiler/report/whole_run.h"
 
 // The program as it is, once on the card and once with room; then each change alone; then, where none is enough, changes
@@ -36,6 +38,7 @@ class Search {
   void run_and_take(const std::vector<std::size_t>& which, const std::vector<Where>& places);
   void search();
   void take(MeasuredFix& fix, const Experiment& experiment, bool on_card) const;
+  std::optional<std::vector<std::string>> lines_of_framework(const MeasuredFix& fix) const;
   std::string why_unproved(const MeasuredFix& fix, const Experiment& experiment) const;
   void use_fewer_checkpoints();
   bool any_fits() const;
@@ -94,6 +97,25 @@ bool grows(const Report& report) {
                      [](const ReportOfDevice& device) { return !device.growth.empty(); });
 }
 
+/// What only a change to the code cures: the reason with its lines, else what keeps from step to step.
+std::vector<std::string> list_code_changes(const ReportOfDevice& device) {
+  if (device.reason) {
+    std::vector<std::string> changes{device.reason->text};
+    changes.insert(changes.end(), device.reason->how.begin(), device.reason->how.end());
+    return changes;
+  }
+  std::vector<std::string> changes;
+  for (const ReportGrowth& growth : device.growth) {
+    const std::string place = !growth.source.empty()   ? growth.source
+                              : !growth.module.empty() ? growth.module
+                                                       : growth.op;
+    changes.push_back(
+        fmt::format("{} keeps {} GiB from step to step: keep a number in place of a tensor (.item(), .detach())", place,
+                    to_gib(growth.bytes_per_step)));
+  }
+  return changes;
+}
+
 // A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
 void Search::profile_the_complete_run() {
   std::vector<Experiment> experiments = make({request({}, Where::card), request({}, Where::with_room)});
@@ -119,14 +141,12 @@ void Search::profile_the_complete_run() {
   const ReportOfDevice& device = first.report->devices[first.report->main_device];
   if (device.cause) before_.cause = name_of(device.cause->kind);
   before_.grows = !device.growth.empty();
-  for (const ReportGrowth& growth : device.growth) {
-    const std::string place = !growth.source.empty()   ? growth.source
-                              : !growth.module.empty() ? growth.module
-                                                       : growth.op;
-    before_.code_changes.push_back(
-        fmt::format("{} keeps {} GiB from step to step: keep a number in place of a tensor (.item(), .detach())", place,
-                    to_gib(growth.bytes_per_step)));
+  before_.reason = device.reason;
+  if (device.failure) {
+    before_.stack = device.failure->stack;
+    before_.failing_step = device.failure->step;
   }
+  before_.code_changes = list_code_changes(device);
 }
 
 std::string Search::why_unproved(const MeasuredFix& fix, const Experiment& experiment) const {
@@ -153,6 +173,14 @@ std::string Search::why_unproved(const MeasuredFix& fix, const Experiment& exper
   return {};
 }
 
+/// What a user of the framework writes, where it has an argument for the one change.
+std::optional<std::vector<std::string>> Search::lines_of_framework(const MeasuredFix& fix) const {
+  if (fix.changes.size() != 1) return std::nullopt;
+  const std::string_view framework = find_framework(fmt::format("{}", fmt::join(before_.stack, "\n")));
+  const Change& change = fix.changes.front();
+  return lines_in_framework(framework, change.id, change.batch);
+}
+
 void Search::take(MeasuredFix& fix, const Experiment& experiment, bool on_card) const {
   fix.unproved = why_unproved(fix, experiment);
   if (!fix.unproved.empty() || !experiment.passed()) return;
@@ -164,6 +192,10 @@ void Search::take(MeasuredFix& fix, const Experiment& experiment, bool on_card) 
   fix.lines.clear();
   for (const Change& change : fix.changes) {
     fix.lines.insert(fix.lines.end(), change.lines.begin(), change.lines.end());
+  }
+  if (const auto lines = lines_of_framework(fix)) {
+    fix.lines = *lines;
+    return;
   }
   for (const nlohmann::json& line : experiment.told) {
     if (!line.contains("lines")) continue;
@@ -203,7 +235,8 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
   std::vector<Where> places, places_again;
   for (const std::vector<Change>& changes : candidates) {
     const auto& predicted = changes.front().predicted_peak_bytes;
-    const bool should_fit = changes.size() > 1 || changes.front().id == "expandable_segments" ||
+    const bool should_fit = changes.size() > 1 || changes.front().cures ||
+                            changes.front().id == "expandable_segments" ||
                             (predicted && *predicted < before_.room_bytes);
     places.push_back(should_fit ? Where::card : Where::with_room);
     which.push_back(fixes_.size());
@@ -228,7 +261,7 @@ void Search::use_fewer_checkpoints() {
   const auto all = std::find_if(fixes_.begin(), fixes_.end(), [](const MeasuredFix& one) {
     return one.changes.size() == 1 && one.changes.front().id == "checkpoint";
   });
-  if (all == fixes_.end() || !all->helps()) return;
+  if (all == fixes_.end() || !all->helps() || profile_.blocks.empty()) return;
   const int64_t reserved = *all->measured_reserved_bytes;
   std::size_t enough = profile_.blocks.size(), too_few = 0;
   std::size_t guess = fewest_checkpoints(profile_, before_.reserved_bytes, reserved, before_.room_bytes);

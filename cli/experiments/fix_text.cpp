@@ -53,9 +53,11 @@ std::string headline(const Fixed& fixed, const Target& target) {
   if (before.outcome == "ok") {
     return fmt::format("oomdiag: it fits on {}: there is nothing to fix\n", card);
   }
-  if (before.grows) return fmt::format("oomdiag: on {} it grows from step to step: change the code\n", card);
   const auto fitting =
       std::count_if(fixed.fixes.begin(), fixed.fixes.end(), [](const MeasuredFix& one) { return one.helps(); });
+  if (before.grows && fitting == 0) {
+    return fmt::format("oomdiag: on {} it grows from step to step: change the code\n", card);
+  }
   const std::string found = fitting == 0
                                 ? "nothing that was tried makes it fit"
                                 : fmt::format("{} {} it fit", fitting, fitting == 1 ? "fix makes" : "fixes make");

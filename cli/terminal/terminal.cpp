@@ -72,7 +72,13 @@ void Steps::show(std::size_t over, std::size_t all) {
   const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
   const double left = over == 0 ? 0 : since.count() / static_cast<double>(over) * static_cast<double>(all - over);
   line_.reset();
-  line_.emplace(fmt::format("{}: {} of about {} runs, {:.0f} s left", what_, over, all, left));
+  const std::string text = fmt::format("{}: {} of about {} runs, {:.0f} s left", what_, over, all, left);
+  line_.emplace(text);
+  constexpr std::chrono::seconds kBetweenLines{10};  // a log is to show that it goes on, not to fill
+  const auto now = std::chrono::steady_clock::now();
+  if (output_capabilities(STDERR_FILENO).moves_cursor || now - last_line_ < kBetweenLines) return;
+  last_line_ = now;
+  say(text);
 }
 
 }  // namespace oomdiag

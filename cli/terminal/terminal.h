@@ -41,7 +41,8 @@ class Progress {
   bool shown_ = false;
 };
 
-/// Such a line for many runs: how many are over, and about how long the rest takes.
+/// Such a line for many runs: how many are over, and about how long the rest takes. Where stderr is no terminal a line of its
+/// own every ten seconds.
 class Steps {
  public:
   explicit Steps(std::string_view what);
@@ -52,7 +53,7 @@ class Steps {
 
  private:
   std::string what_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(), last_line_ = start_;
   std::optional<Progress> line_;
 };
 

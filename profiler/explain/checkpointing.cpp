@@ -28,6 +28,7 @@ struct Segment {
   uint32_t backward = StepAllocation::kNever;  ///< where its first node allocates
   uint32_t first = StepAllocation::kNever;     ///< where its first saved tensor is made
   size_t interior = 0;                         ///< blocks that only it saves
+  bool has_modules = false;                    ///< inside of it
   int64_t saved_bytes = 0;                     ///< by it, also what others save too
 };
 
@@ -104,13 +105,15 @@ Segments find_segments(const Allocations& blocks, size_t levels) {
     const std::string_view path = cut_path(block.made.module, levels);
     if (path.empty() || is_whole_model(block)) continue;
     Segment& segment = segments[path];
+    segment.has_modules |= block.made.module.size() > path.size();
     if (block.phase == Phase::backward && block.is_of_step()) segment.backward = std::min(segment.backward, block.born);
     if (!is_saved_in_forward(block)) continue;
     segment.first = std::min(segment.first, block.born);
     if (!is_saved_outside(block, path)) ++segment.interior;
     if (is_saved_inside(block, path) || !is_saved_outside(block, path)) segment.saved_bytes += block.bytes;
   }
-  std::erase_if(segments, [](const auto& one) { return one.second.interior < 2; });
+  // A layer that saves one tensor for itself would have to save its input in the place of it.
+  std::erase_if(segments, [](const auto& one) { return one.second.interior < (one.second.has_modules ? 1 : 2); });
   return segments;
 }
 
@@ -223,7 +226,19 @@ std::vector<std::string> how_of(const Allocations& blocks, const Segments& segme
 
 }  // namespace
 
-/// Tries the modules at each depth of the tree, all that save two tensors or more for themselves alone, and takes the
+std::string name_layers(const Allocations& blocks) {
+  std::map<std::string_view, int64_t> made;  // bytes by list of modules
+  for (const StepAllocation& block : blocks) {
+    const std::string_view path = cut_path(block.made.module, 1);
+    const std::string_view parent = parent_of(path);
+    const bool numbered = !parent.empty() && is_number(path.substr(parent.size() + 1));
+    if (numbered && block.phase == Phase::forward) made[parent] += block.bytes;
+  }
+  const auto most = std::ranges::max_element(made, {}, [](const auto& one) { return one.second; });
+  return most == made.end() ? "model.layers" : as_python(most->first);
+}
+
+/// Tries the modules at each depth of the tree, all that save something for themselves alone, and takes the
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
   constexpr size_t kDeepest = 5;

@@ -5,6 +5,7 @@
 
 #include "profiler/explain/batch.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/framework_lines.h"
 #include "profiler/explain/known_rest.h"
 #include "profiler/explain/predict_fixes.h"
 #include "profiler/explain/what_if.h"
@@ -69,6 +70,19 @@ std::string_view find_optimizer(const MemoryState& state) {
   const auto most =
       std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == bytes.end() ? std::string_view() : most->first;
+}
+
+// The calls that led to the request; in inference the lines of packages inside of those that made the tensors.
+std::string_view name_framework(const DeviceHistory& device) {
+  if (device.failure) {
+    const std::string_view named = find_framework(device.failure->stack);
+    if (!named.empty()) return named;
+  }
+  for (const LiveBlock& block : device.state.blocks) {
+    const std::string_view named = find_framework(block.made.inner_source);
+    if (!named.empty()) return named;
+  }
+  return {};
 }
 
 // Of a run that failed, or whose OOMs were caught, the batch did not fit, and tensors of a part of a step tell it less well.
@@ -163,6 +177,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .settings = settings,
       .compute_major = card.compute_major,
       .optimizer = find_optimizer(state),
+      .framework = name_framework(device),
       .sharded = device.sharded};
   findings.batch = describe_batch(device, model);
   findings.reason = find_reason({.device = device, .growths = findings.growths});

@@ -33,6 +33,8 @@ inline constexpr std::string_view kAutocastFormula =
     "+ half of the weights";
 std::optional<ModifiedStep> use_bf16_autocast(const StepModel& model);
 std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model);
+/// The list of modules that makes most of the step, as Python: "model.blocks"; "model.layers" where none is known.
+std::string name_layers(const Allocations& blocks);
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model);
 // state_rules.cpp: gradients, and what optimizers keep.
 std::optional<ModifiedStep> set_gradients_to_none(const StepModel& model);

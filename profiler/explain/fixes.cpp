@@ -78,9 +78,9 @@ constexpr FixRow kFixes[] = {
      .formula = "logits, probabilities and their gradients / 8",
      .cost_text = "the last layer's forward runs twice",
      .lines = "# pip install liger-kernel: LigerFusedLinearCrossEntropyLoss, or by hand:\n"
-              "one = lambda x, y: F.cross_entropy(head(x), y, reduction=\"sum\")\n"
-              "loss = sum(checkpoint(one, x, y, use_reentrant=False)\n"
-              "           for x, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)",
+              "loss_of_chunk = lambda h, y: F.cross_entropy(head(h), y, reduction=\"sum\")\n"
+              "loss = sum(torch.utils.checkpoint.checkpoint(loss_of_chunk, h, y, use_reentrant=False)\n"
+              "           for h, y in zip(hidden.chunk(8), labels.chunk(8))) / len(labels)",
      .predict = use_chunked_cross_entropy},
     {.id = "channels_last", .label = "channels_last", .group = "layout", .module = "channels_last"},
     {.id = "autocast_bf16",
@@ -110,7 +110,8 @@ constexpr FixRow kFixes[] = {
      .module = "adam_8bit",
      .formula = "a byte per element of each moment, 4 bytes per 256 of them, no temporaries",
      .cost_text = "moments are rounded to 8 bits",
-     .lines = "pip install bitsandbytes\nbitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)",
+     .lines = "pip install bitsandbytes\nimport bitsandbytes\n"
+              "optimizer = bitsandbytes.optim.AdamW8bit(model.parameters(), lr=…)",
      .changes_numerics = true,
      .changes_training = true,
      .predict = use_8bit_adam},
@@ -143,8 +144,8 @@ constexpr FixRow kFixes[] = {
      .module = "accumulate",
      .formula = "peak over the step of fixed + scaling/2, gradients alive all the time",
      .cost_text = "two passes per step of half the size; batch norms see half the batch",
-     .lines = "for x, y in zip(inputs.chunk(2), labels.chunk(2)):\n"
-              "    (loss_of(model(x), y) / 2).backward()\n"
+     .lines = "for micro_x, micro_y in zip(inputs.chunk(2), labels.chunk(2)):\n"
+              "    (loss_of(model(micro_x), micro_y) / 2).backward()\n"
               "optimizer.step(); optimizer.zero_grad()",
      .combines = true,
      .predict = accumulate},
@@ -185,7 +186,7 @@ constexpr FixRow kFixes[] = {
      .cost = FixCost::other_training,
      .formula = "no optimizer state, no temporaries in the optimizer's step",
      .cost_text = "another optimizer: requires retuning the learning rate",
-     .lines = "torch.optim.SGD(model.parameters(), lr=…)",
+     .lines = "optimizer = torch.optim.SGD(model.parameters(), lr=…)",
      .changes_numerics = true,
      .changes_training = true,
      .predict = use_plain_sgd},
@@ -230,16 +231,30 @@ constexpr FixRow kFixes[] = {
      .label = "drop models that are no longer used, or keep them on the host",
      .group = "program",
      .cures_reason = true},
-    {.id = "load_to_host", .label = "load the file to the host", .group = "program", .cures_reason = true},
+    {.id = "load_to_host",
+     .label = "load the file to the host",
+     .group = "program",
+     .module = "load_to_host",
+     .cures_reason = true},
     {.id = "data_on_host",
      .label = "keep the data on the host, and copy each batch",
      .group = "program",
      .cures_reason = true},
-    {.id = "delete_outputs", .label = "delete tensors of a step at its end", .group = "program", .cures_reason = true},
+    {.id = "delete_outputs",
+     .label = "delete tensors of a step at its end",
+     .group = "program",
+     .module = "delete_outputs",
+     .cures_reason = true},
+    {.id = "collect_garbage",
+     .label = "gc.collect() after each step",
+     .group = "garbage",
+     .module = "collect_garbage",
+     .cures_reason = true},
     {.id = "split_batch", .label = "split the batch, and run part after part", .group = "batch", .cures_reason = true},
     {.id = "no_grad_in_evaluation",
      .label = "torch.no_grad() around the evaluation",
      .group = "grad",
+     .module = "no_grad_in_evaluation",
      .cures_reason = true},
     {.id = "backward_of_each_pass",
      .label = "backward() of each forward pass",

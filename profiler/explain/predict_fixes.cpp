@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "profiler/explain/fixes.h"
+#include "profiler/explain/framework_lines.h"
 #include "profiler/explain/simulate_fits.h"
 
 namespace oomdiag {
@@ -19,6 +20,18 @@ bool is_python(const Allocations& blocks) {
   return std::any_of(blocks.begin(), blocks.end(), [](const StepAllocation& block) {
     return block.made.source.find(".py:") != std::string_view::npos;
   });
+}
+
+// "batch_6012" is a batch of 6012; of the others the framework's is half of it.
+std::optional<int64_t> batch_with(const StepModel& model, const std::string& id) {
+  constexpr std::string_view kBatch = "batch_";
+  if (id.starts_with(kBatch)) return std::stoll(id.substr(kBatch.size()));
+  return model.batch ? std::optional(*model.batch / 2) : std::nullopt;
+}
+
+/// The lines that a program of the framework gets the fix by, else `lines`.
+std::vector<std::string> lines_with(const StepModel& model, const std::string& id, std::vector<std::string> lines) {
+  return lines_in_framework(model.framework, id, batch_with(model, id)).value_or(std::move(lines));
 }
 
 void judge(const StepModel& model, const ModifiedStep& step, Fix& fix) {
@@ -76,7 +89,8 @@ Fix fix_of(const StepModel& model, const FixRow& row, const ModifiedStep& step) 
           .changes_training = row.changes_training && may_train(model)};
   if (!step.variant.empty()) fix.id += "_" + step.variant;
   const bool is_shell = row.lines.starts_with("export ");
-  if (is_shell || is_python(model.blocks)) fix.how = step.lines.empty() ? split_lines(row.lines) : step.lines;
+  if (is_shell || is_python(model.blocks))
+    fix.how = lines_with(model, fix.id, step.lines.empty() ? split_lines(row.lines) : step.lines);
   judge(model, step, fix);
   judge_leak(model, row, step, fix);
   return fix;
@@ -136,7 +150,9 @@ auto rank_of(const Fix& fix) {
   }
   const int64_t peak = fix.measured_peak_bytes.value_or(fix.predicted_peak_bytes);
   const int64_t postpones = -int64_t{fix.postpones_to_step.value_or(0)};
-  return std::tuple(cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(), peak);
+  const bool proved = fix.fits == true;  // by a run: nothing that is only computed goes before it
+  return std::tuple(!proved, cures, postpones, fits ? (*fits ? 0 : 2) : 1, fix.changes_training, cost, fix.ids.size(),
+                    peak);
 }
 
 }  // namespace
@@ -160,7 +176,7 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
     fixes.erase(stop);
   }
   if (model.blocks.empty() || is_python(model.blocks))
-    fix.how = reason.how.empty() ? split_lines(row->lines) : reason.how;
+    fix.how = lines_with(model, fix.id, reason.how.empty() ? split_lines(row->lines) : reason.how);
   fixes.insert(fixes.begin(), std::move(fix));
   std::stable_sort(fixes.begin(), fixes.end(), is_better);
 }

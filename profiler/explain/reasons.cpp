@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
@@ -39,14 +40,6 @@ std::vector<Call> list_calls(std::string_view stack) {
     calls.push_back({.line = path.substr(path.rfind('/') + 1), .function = text.substr(in + kIn.size())});
   }
   return calls;
-}
-
-bool is_evaluation(std::string_view function) {
-  constexpr std::array<std::string_view, 5> kBeginnings = {"eval", "valid", "test", "predict", "infer"};
-  while (function.starts_with('_')) function.remove_prefix(1);
-  const bool begins =
-      std::ranges::any_of(kBeginnings, [&](std::string_view word) { return function.starts_with(word); });
-  return begins || function.find("evaluat") != function.npos || function.find("validat") != function.npos;
 }
 
 /// The graphs that forward passes of the failing step built and no backward pass has freed.
@@ -93,12 +86,14 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->line);
   const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
-  return Reason{.id = {},
-                .text = fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})",
-                                    passes, with_unit(kept.bytes), place),
-                .bytes = kept.bytes,
-                .fix = "no_grad_in_evaluation",
-                .how = {fmt::format("with torch.no_grad():  # around the loop of {}", place)}};
+  return Reason{
+      .id = {},
+      .text = fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})", passes,
+                          with_unit(kept.bytes), place),
+      .bytes = kept.bytes,
+      .fix = "no_grad_in_evaluation",
+      .how = {call == calls.end() ? fmt::format("with torch.no_grad():  # around the loop of {}", place)
+                                  : fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->line)}};
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {
@@ -228,6 +223,15 @@ constexpr ReasonRow kReasons[] = {
 };
 
 }  // namespace
+
+bool is_evaluation(std::string_view function) {
+  constexpr std::array<std::string_view, 7> kBeginnings = {"eval",    "valid",           "test", "predict", "infer",
+                                                           "extract", "compute_features"};
+  while (function.starts_with('_')) function.remove_prefix(1);
+  const bool begins =
+      std::ranges::any_of(kBeginnings, [&](std::string_view word) { return function.starts_with(word); });
+  return begins || function.find("evaluat") != function.npos || function.find("validat") != function.npos;
+}
 
 std::optional<Reason> find_reason(const ReasonFacts& facts) {
   for (const ReasonRow& row : kReasons) {

@@ -143,7 +143,7 @@ std::optional<ModifiedStep> offload_optimizer(const StepModel& model) {
   }
   return ModifiedStep{.blocks = std::move(blocks),
                       .lines = {"from torchao.optim import CPUOffloadOptimizer",
-                                "CPUOffloadOptimizer(model.parameters(), " + class_of(model) + ", lr=…)"},
+                                "optimizer = CPUOffloadOptimizer(model.parameters(), " + class_of(model) + ", lr=…)"},
                       .costs = with_unit(2 * bytes) + " over PCIe in each step: gradients there, parameters back",
                       .at_least = true};
 }
@@ -168,8 +168,9 @@ std::optional<ModifiedStep> shard_over_devices(const StepModel& model) {
         .blocks = std::move(blocks),
         .variant = count,
         .label = "FSDP2 over " + count + " GPUs",
-        .lines = {"from torch.distributed.fsdp import fully_shard", "for layer in model.layers: fully_shard(layer)",
-                  "fully_shard(model)", "torchrun --nproc-per-node " + count + " …"},
+        .lines = {"from torch.distributed.fsdp import fully_shard",
+                  "[fully_shard(layer) for layer in " + name_layers(all) + "]", "fully_shard(model)",
+                  "torchrun --nproc-per-node " + count + " …"},
         .costs = count + " GPUs; each gathers " + with_unit(sum_once(all, is_parameter)) + " twice in each step",
         .at_least = true};
   }

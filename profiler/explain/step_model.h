@@ -31,6 +31,7 @@ struct StepModel {
   AllocatorSettings settings{};
   int compute_major = 0;         ///< of the device, 0 = not known
   std::string_view optimizer{};  ///< class of the one that has most parameters, "AdamW", or empty
+  std::string_view framework{};  ///< that drives the training (framework_lines.h), or empty
   bool sharded = false;          ///< parameters are shared with other ranks already
 };
 

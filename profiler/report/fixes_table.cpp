@@ -98,6 +98,11 @@ std::string conclusion_on(const std::vector<Fix>& fixes) {
 
 }  // namespace
 
+bool were_measured(const std::vector<Fix>& fixes) {
+  return std::ranges::any_of(
+      fixes, [](const Fix& fix) { return fix.fits == true || (fix.fits && fix.measured_peak_bytes.has_value()); });
+}
+
 std::string_view verdict_on(const Fix& fix) {
   const std::optional<bool> known = fits(fix);
   return !known ? "unknown" : *known ? "yes" : "no";
@@ -111,7 +116,9 @@ std::string best_fix_text(const Report& report, const ReportOfDevice& device, co
   std::string text;
   if (!is_answer(best)) {
     const std::string folder = report.folder.empty() ? "RUN" : printable(report.folder, 200);
-    add(text, "fix", fmt::format("none is known to fit; oomdiag fix {} tries and measures them", folder));
+    add(text, "fix",
+        were_measured(fixes) ? "none of those that oomdiag fix ran makes it fit"
+                             : fmt::format("none is known to fit; oomdiag fix {} tries and measures them", folder));
     return text;
   }
   const bool one_line = best.how.size() == 1 && !best.how.front().starts_with('#');  // else it is not the line itself

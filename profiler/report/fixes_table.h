@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "profiler/report/report.h"
 #include "profiler/report/text.h"
@@ -10,6 +11,9 @@ namespace oomdiag {
 
 /// "yes", "no" or "unknown": whether it fits, as measured where it was run, else as predicted.
 std::string_view verdict_on(const Fix& fix);
+
+/// Whether `oomdiag fix` has run some of them.
+bool were_measured(const std::vector<Fix>& fixes);
 
 /// What would help, with predicted and measured peaks, what to paste and what it costs, and whether a single one is enough;
 /// after a run that fits, what would lower its peak. Empty if there is nothing.

@@ -197,17 +197,14 @@ void add_limits(std::string& text, const Report& report) {
   for (const std::string& limit : report.limitations) text += wrapped(limit, 100);
 }
 
-bool is_measured(const Report& report) {
-  return std::ranges::any_of(report.devices[report.main_device].fixes, [](const Fix& fix) { return fix.fits == true; });
-}
-
 // What is worth most now: fixes that are measured after an OOM, the details after a run that fits.
 std::string next_command(const Report& report, const TextOptions& options) {
   const std::string folder = report.folder.empty() ? "FOLDER" : printable(report.folder, 200);
   const bool of_run = !report.snapshot && report.ranks.empty() && !report.folder.empty();
   const bool failed = report.outcome == "out_of_memory" || report.outcome == "caught";
   const std::string more = options.all ? std::string() : fmt::format("   (details: oomdiag explain {} --all)", folder);
-  if (of_run && failed && !is_measured(report)) return fmt::format("\n  next: oomdiag fix {}{}\n", folder, more);
+  if (of_run && failed && !were_measured(report.devices[report.main_device].fixes))
+    return fmt::format("\n  next: oomdiag fix {}{}\n", folder, more);
   return fmt::format("\n  next: oomdiag explain {} {}\n", folder, options.all ? "--open" : "--all");
 }
 

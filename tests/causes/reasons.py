@@ -26,6 +26,7 @@ class Pattern:
     thread: str  # where it was read; empty: a known habit, without one thread
     memory: int = 1024  # MiB
     held_back: bool = False
+    module: str = "patterns"
     quick: bool = False
     environment: dict = dataclasses.field(default_factory=dict)
 
@@ -96,8 +97,30 @@ def patterns():
     ]
 
 
+def threads():
+    """Written after the rules, from other threads; those that are held back were looked at last."""
+    evaluation = ("evaluation_keeps_graphs", r"no_grad")
+    return [dataclasses.replace(pattern, module="threads") for pattern in [
+        Pattern("rollout_refers_to_itself", "reference_cycle", r"gc\.collect", "pytorch/pytorch#50185"),
+        Pattern("checkpoint_stays_after_resume", "loaded_onto_gpu", r"map_location", "karpathy/nanoGPT#236", memory=1800),
+        Pattern("evaluation_collects_outputs_and_labels", "kept_tensors", r"\.cpu\(\)", "facebookresearch/SlowFast#411", memory=700),
+        Pattern("metric_is_given_a_graph", "graph_of_earlier_steps", r"detach|item\(\)", "Lightning-AI/torchmetrics#2597"),
+        Pattern("compute_features_without_no_grad", *evaluation, "facebookresearch/deepcluster#55", memory=1000),
+        Pattern("one_long_sequence", "capacity", r"half|batch|checkpoint|autocast|sequence", "allenai/allennlp#2515"),
+        Pattern("generator_is_not_detached", "capacity", r"detach|checkpoint|autocast", "", memory=1200),
+        Pattern("target_network_with_graph", "capacity", r"no_grad|checkpoint|autocast", "", memory=1000),
+        Pattern("messages_of_all_edges", "capacity", r"half|batch|checkpoint|split|autocast", ""),
+        Pattern("logits_are_enlarged", "capacity", r"half|batch|autocast|accumulation", "", memory=1600),
+        Pattern("episode_keeps_its_callback", "graph_of_earlier_steps", r"gc\.collect|detach", "NVlabs/GR00T-WholeBodyControl#220",
+                held_back=True),
+        Pattern("statistics_keep_activations", "kept_tensors", r"\.cpu\(\)|item\(\)|mean", "", held_back=True),
+        Pattern("beams_without_no_grad", *evaluation, "serend1p1ty/SeqNet#14", held_back=True),
+        Pattern("whole_validation_set_at_once", "batch_without_gradients", r"split|chunk", "", memory=1400, held_back=True),
+    ]]
+
+
 def job_of(pattern, fixed):
-    return {"name": pattern.function + (", fixed" if fixed else ""), "module": "patterns", "function": pattern.function,
+    return {"name": pattern.function + (", fixed" if fixed else ""), "module": pattern.module, "function": pattern.function,
             "arguments": {"fixed": True} if fixed else {}, "memory_mib": pattern.memory, "environment": pattern.environment,
             "screen": not fixed}
 
@@ -113,7 +136,8 @@ def judge(pattern, job):
         return {"root": False, "fix": False, "lines": 0, "named": "no report: " + job["why_no_report"][-200:]}
     reasons = [report["reason"]] if report.get("reason") else []
     named = reasons[0]["id"] if reasons else (report["cause"] or {}).get("kind", report["outcome"])
-    root = named == pattern.root and reasons[0]["text"].split(":")[0] in job["screen_text"].replace("\n             ", " ")
+    shown = not reasons or reasons[0]["text"].split(":")[0] in job["screen_text"].replace("\n             ", " ")
+    root = named == pattern.root and shown
     return {"root": root, "fix": any(re.search(pattern.fix, text, re.I) for text in best_fixes(report)),
             "lines": job["screen_text"].count("\n"), "named": named}
 
@@ -125,9 +149,10 @@ def main():
     parser.add_argument("-v", action="store_true")
     parser.add_argument("-k", default="", help="patterns with this in their function only")
     parser.add_argument("--seen", action="store_true", help="without those that are held back")
+    parser.add_argument("--threads", action="store_true", help="the programs of threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    chosen = [p for p in patterns() if (p.quick or not options.quick) and options.k in p.function
+    chosen = [p for p in (threads() if options.threads else patterns()) if (p.quick or not options.quick) and options.k in p.function
               and not (options.seen and p.held_back)]
     cured = [] if options.no_cure or options.quick else chosen
     jobs = run_jobs(options.build, [job_of(p, False) for p in chosen] + [job_of(p, True) for p in cured])

@@ -183,6 +183,74 @@ for index in range(4):
     scores = model(x)
 """ + _TELL
 
+# Validation keeps the graph of each of its passes.
+EVALUATION = _BLOCKS + """
+model = Net(depth=2).cuda()
+# HERE
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def validate(model):
+    return sum(model(torch.randn(8192, 512, device="cuda")).square().mean() for _ in range(16))
+
+for index in range(2):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8192, 512, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+validate(model)
+""" + _TELL
+
+# The model is an nn.Sequential of plain layers; the parser has the batch size.
+SEQUENTIAL = """
+import argparse
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8192)
+arguments = parser.parse_args()
+model = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.GELU())]).cuda()
+# HERE
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, OPTIONS)
+for index in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(arguments.batch_size, 512, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+""" + _TELL
+
+# Variables keep a large tensor of each step until the next one has made its own.
+HELD = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048)).cuda()
+# HERE
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for index in range(4):
+    inputs = torch.randn(4096, 2048, device="cuda")
+    outputs = model(inputs)
+    scores = torch.softmax(outputs.detach().repeat(1, 6), -1)
+    loss = outputs.square().mean() + scores.mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""" + _TELL
+
+# The names that the lines for micro-batches use.
+MICRO_BATCHES = _BLOCKS + """
+model = Net().cuda()
+# HERE
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, OPTIONS)
+inputs, labels = torch.randn(16384, 512, device="cuda"), torch.zeros(16384, dtype=torch.long, device="cuda")
+loss_of = nn.functional.cross_entropy
+for index in range(3):
+    loss = loss_of(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""" + _TELL
+
 ALL = {name.lower(): text for name, text in list(globals().items()) if name.isupper() and isinstance(text, str) and not name.startswith("_")}
 
 

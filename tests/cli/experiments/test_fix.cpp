@@ -109,4 +109,62 @@ TEST_CASE("a change is named, grouped and judged as its row of kFixes", "[cli]")
   CHECK(changes[5].label == "batch 2");
 }
 
+TEST_CASE("the batch is found on the program's command line, however it is written", "[cli]") {
+  const auto recognised = [](std::vector<std::string> words) {
+    Target target{.program = std::move(words)};
+    recognise_batch(target);
+    return target;
+  };
+  const Target apart = recognised({"python", "train.py", "--eval-batch-size", "8", "--batch-size", "64"});
+  CHECK(apart.batch == 64);
+  CHECK(apart.program.back() == "{batch}");
+  CHECK(apart.batch_words == "--batch-size {batch}");
+  CHECK(recognised({"python", "train.py", "--per_device_train_batch_size=16"}).program.back() ==
+        "--per_device_train_batch_size={batch}");
+  CHECK(recognised({"python", "train.py", "data.batch_size=32"}).batch == 32);
+  CHECK(recognised({"python", "train.py", "-b", "4"}).batch == 4);
+  for (const char* const none : {"--batch-size=1", "--num-batches=9", "--batch=auto", "--epochs=3"}) {
+    CHECK_FALSE(recognised({"python", "train.py", none}).batch);
+  }
+}
+
+TEST_CASE("a batch that the program's parser takes is halved behind its own arguments", "[cli]") {
+  const ProgramProfile profile{.batch_option = "--batch-size", .batch_of_option = 6};
+  const std::vector<Change> changes = list_changes({}, profile, {}, {.allocated_bytes = 2, .room_bytes = 1});
+  REQUIRE(ids_of(changes) == std::vector<std::string>{"half_batch", "batch_1"});
+  CHECK(changes[0].added == std::vector<std::string>{"--batch-size", "3"});
+  CHECK(changes[0].label == "--batch-size 3");
+}
+
+TEST_CASE("the evaluation is the function of the stack that is called so, else the line that calls the model",
+          "[cli]") {
+  Before before{
+      .reason = Reason{.id = "evaluation_keeps_graphs", .text = "", .fix = "no_grad_in_evaluation"},
+      .stack = {"/home/me/train.py:9 in forward", "/home/me/train.py:30 in _validate", "train.py:40 in main"}};
+  CHECK(list_cures(before).front().settings["function"] == "_validate");
+  before.stack = {"/home/me/train.py:9 in <module>"};
+  CHECK(list_cures(before).front().settings["line"] == "train.py:9");
+  before.reason->fix = "one_graph_pool";
+  CHECK(list_cures(before).empty());
+}
+
+TEST_CASE("an nn.Sequential without blocks is cut into as many parts as a part has layers", "[cli]") {
+  const Change change = checkpoint_layers({.leaves = 30, .sequential = "features", .layers = 25});
+  CHECK(change.label == "checkpoint features in 5 segments");
+  CHECK(change.settings == nlohmann::json::parse(R"({"sequential": "features", "segments": 5})"));
+}
+
+TEST_CASE("autocast is not tried where weights and what belongs to them are the peak", "[cli]") {
+  const ProgramProfile profile{.bytes_of_float32 = 100, .has_root = true};
+  const auto tries_autocast = [&](int64_t activation_bytes) {
+    Target target{};
+    target.device.cards.emplace_back().capability.major = 8;
+    const Report whole{.devices = {{.categories = {{"parameter", 400}, {"activation", activation_bytes}}}}};
+    const auto ids = ids_of(list_changes(target, profile, whole, {.allocated_bytes = 2, .room_bytes = 1}));
+    return std::ranges::find(ids, "autocast_bf16") != ids.end();
+  };
+  CHECK_FALSE(tries_autocast(10));
+  CHECK(tries_autocast(400));
+}
+
 }  // namespace oomdiag

@@ -123,6 +123,30 @@ TEST_CASE("a run whose OOMs were caught did not fit: neither headline nor batch 
   CHECK(to_text(report).starts_with("oomdiag: ran out of memory 3 times on cuda:0, caught by the program"));
 }
 
+TEST_CASE("after fix the measured winner stands first, and fix is not offered again", "[report]") {
+  Report report = make_report(oom_in_backward(), {.exit_code = 1, .folder = "oomdiag-4711"});
+  CHECK(to_text(report).find("next: oomdiag fix oomdiag-4711") != std::string::npos);
+  report.devices.front().fixes.push_back({.id = "offload_activations",
+                                          .label = "offload activations to CPU",
+                                          .how = {"model.forward = saved_on_host(model.forward)"},
+                                          .measured_peak_bytes = 64_MiB,
+                                          .fits = true});
+  const std::string text = to_text(report);
+  INFO(text);
+  CHECK(text.find("fix        model.forward = saved_on_host(model.forward)   64.00 MiB, fits (measured)") != text.npos);
+  CHECK(text.find("oomdiag fix") == text.npos);
+}
+
+TEST_CASE("where fix ran all and none fits, it is said, and fix is not offered again", "[report]") {
+  Report report = make_report(oom_in_backward(), {.exit_code = 1, .folder = "oomdiag-4711"});
+  report.devices.front().fixes = {
+      {.id = "half_batch", .label = "half the batch", .measured_peak_bytes = 9_GiB, .fits = false}};
+  const std::string text = to_text(report);
+  INFO(text);
+  CHECK(text.find("none of those that oomdiag fix ran makes it fit") != text.npos);
+  CHECK(text.find("next: oomdiag fix") == text.npos);
+}
+
 TEST_CASE("a killed run reads well", "[report][golden]") {
   Trace trace = training_that_fits();
   trace.process.end_state = EndState::running;

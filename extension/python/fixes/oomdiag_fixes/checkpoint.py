@@ -1,17 +1,25 @@
 """Activation checkpointing of blocks of a model: settings {"blocks": ["transformer.h.0", ...]} names those that are run again
-in backward.
+in backward. {"sequential": "features", "segments": 4} runs so many parts of an nn.Sequential again whose layers are no blocks;
+"" is the model itself.
 """
 import functools
 
-from torch.utils.checkpoint import checkpoint
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from . import tell
-from .roots import on_root
+from .roots import on_root, tell_for
+
+
+_FUNCTION = ["import functools, torch.utils.checkpoint",
+             "def checkpoint_forward(*modules):",
+             "    for module in modules:",
+             "        module.forward = functools.partial(",
+             "            torch.utils.checkpoint.checkpoint, module.forward, use_reentrant=False)"]
 
 
 def _name(path):
     """`model.layer1[0]` for layer1.0."""
-    return "model" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split("."))
+    return "model" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".") if part)
 
 
 def _write(root, paths):
@@ -26,24 +34,44 @@ def _write(root, paths):
             words.append(f"*{_name(container)}" + ("" if len(names) == len(children) else f"[:{len(names)}]"))
         else:
             words += [_name(f"{container}.{name}") for name in names]
-    return words[0][1:] if len(words) == 1 and words[0].startswith("*") else "[" + ", ".join(words) + "]"
+    return f"checkpoint_forward({', '.join(words)})"
+
+
+def _apply_to_sequential(path, segments):
+    def prepare(root):
+        try:
+            layers = root.get_submodule(path)
+        except AttributeError:
+            return  # another root than the one that has it
+        if type(layers) is not nn.Sequential or len(layers) < 2 * segments:
+            return
+        layers.forward = functools.partial(checkpoint_sequential, list(layers), segments, use_reentrant=False)
+        name = _name(path)
+        tell_for(root, "checkpoint", [
+            "import functools, torch.utils.checkpoint",
+            f"{name}.forward = functools.partial(torch.utils.checkpoint.checkpoint_sequential,",
+            f"    list({name}), {segments}, use_reentrant=False)"])
+
+    on_root(prepare)
 
 
 def apply(settings):
+    if "segments" in settings:
+        _apply_to_sequential(settings["sequential"], settings["segments"])
+        return
+
     def prepare(root):
         try:
             blocks = [root.get_submodule(path) for path in settings["blocks"]]
         except AttributeError:
             return  # another root than the one that has these blocks
-        lines = ["import functools"]
+        lines = []
         config = getattr(root, "config", None)
         if getattr(config, "use_cache", False):  # keys and values that a second run of forward would write twice
             config.use_cache = False
             lines.append("model.config.use_cache = False")
         for block in blocks:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        lines += [f"for block in {_write(root, settings['blocks'])}:",
-                  "    block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"]
-        tell(id="checkpoint", applied=True, lines=lines)
+        tell_for(root, "checkpoint", [*lines, *_FUNCTION, _write(root, settings["blocks"])])
 
     on_root(prepare)

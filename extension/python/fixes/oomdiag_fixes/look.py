@@ -1,4 +1,5 @@
 """No fix: tells what there is to be remedied, when it is first seen. Changes nothing."""
+import argparse
 import functools
 import importlib.util
 
@@ -14,21 +15,37 @@ def _leaves(module):
     return sum(1 for each in module.modules() if next(each.children(), None) is None)
 
 
-def _repeats(container):
-    children = list(container.children())
-    kinds = {type(child) for child in children}
-    return (isinstance(container, (nn.ModuleList, nn.Sequential)) and len(children) > 1 and len(kinds) == 1
-            and all(_leaves(child) > 1 and next(child.parameters(), None) is not None for child in children))
+def _list_blocks(container):
+    """The children of a list of modules that are worth running again: each has layers and parameters of its own."""
+    if not isinstance(container, (nn.ModuleList, nn.Sequential)):
+        return []
+    blocks = [(name, child) for name, child in container.named_children()
+              if _leaves(child) > 1 and next(child.parameters(), None) is not None]
+    return blocks if len(blocks) > 1 else []
+
+
+def _join(path, name):
+    return f"{path}.{name}" if path else name
 
 
 def _blocks(module, path=""):
-    """The children of the outermost containers of children that are alike."""
-    if path and _repeats(module):
+    """The blocks of the outermost lists of modules."""
+    blocks = _list_blocks(module)
+    for name, child in blocks:
+        yield {"container": path, "path": _join(path, name), "leaves": _leaves(child)}
+    if not blocks:
         for name, child in module.named_children():
-            yield {"container": path, "path": f"{path}.{name}", "leaves": _leaves(child)}
-        return
-    for name, child in module.named_children():
-        yield from _blocks(child, f"{path}.{name}" if path else name)
+            yield from _blocks(child, _join(path, name))
+
+
+def _layers(root):
+    """The nn.Sequential with most layers that have no layers in them."""
+    found = {"path": "", "count": 0}
+    for path, module in root.named_modules():
+        if type(module) is nn.Sequential:
+            count = sum(next(child.children(), None) is None for child in module)
+            found = max(found, {"path": path, "count": count}, key=lambda one: one["count"])
+    return found
 
 
 def _tensors(value):
@@ -82,6 +99,7 @@ def _tell_root(root):
         "trained": trained and torch.is_grad_enabled(),
         "leaves": _leaves(root),
         "blocks": blocks,
+        "layers": _layers(root),
         "relus": sum(isinstance(each, nn.ReLU) and not each.inplace for each in modules),
         "convolutions": sum(isinstance(each, nn.Conv2d) for each in modules),
         "bytes_of_float32": sum(p.nbytes for p in root.parameters() if p.dtype == torch.float32),
@@ -132,9 +150,25 @@ def _watch_optimizers():
     torch.optim.Optimizer.zero_grad = zero_grad
 
 
+def _watch_arguments():
+    """Batch sizes that the program's command line takes, and their values."""
+    plain = argparse.ArgumentParser.parse_known_args
+
+    def parse_known_args(self, *arguments, **keywords):
+        values, rest = plain(self, *arguments, **keywords)
+        for action in self._actions:
+            value = getattr(values, action.dest, None)
+            if action.option_strings and type(value) is int:
+                tell(argument={"option": max(action.option_strings, key=len), "value": value})
+        return values, rest
+
+    argparse.ArgumentParser.parse_known_args = parse_known_args
+
+
 def apply(_settings):
     tell(has_8bit=any(importlib.util.find_spec(name) for name in ("bitsandbytes", "torchao")))
     on_root(_tell_root)
+    _watch_arguments()
     _watch_loaders()
     _watch_losses()
     _watch_optimizers()

@@ -1,12 +1,9 @@
 """ReLUs that write into their input."""
 from torch import nn
 
-from . import tell_applied
-from .roots import on_root
+from .roots import on_root, tell_for
 
-_LINES = ["for module in model.modules():",
-          "    if isinstance(module, torch.nn.ReLU):",
-          "        module.inplace = True"]
+_LINES = ["model.apply(lambda module: isinstance(module, torch.nn.ReLU) and setattr(module, \"inplace\", True))"]
 
 
 def apply(_settings):
@@ -15,6 +12,6 @@ def apply(_settings):
         for module in found:
             module.inplace = True
         if found:
-            tell_applied("relu_in_place", _LINES)
+            tell_for(root, "relu_in_place", _LINES)
 
     on_root(prepare)

@@ -1,10 +1,12 @@
 """The outermost modules that a program calls on the card, met when they are first called."""
+import re
 import weakref
 
 import torch
 from torch import nn
 
-from . import tell
+from . import tell, tell_applied
+from .frames import locals_of, own_frames
 
 _CALLS_TOLD = 3
 _prepare = []
@@ -53,11 +55,31 @@ def on_root(function):
     watch()
 
 
+def _name_in_program(root):
+    """What the program calls it where it calls it: "net", "self.net"; "model" where nothing tells."""
+    for frame in own_frames():
+        held = list(locals_of(frame).items())
+        for name, value in held:
+            if value is root and name.isidentifier():
+                return name
+        for holder in (value for name, value in held if name == "self" and hasattr(value, "__dict__")):
+            for name, value in [*vars(holder).items(), *(getattr(holder, "_modules", None) or {}).items()]:
+                if value is root:
+                    return f"self.{name}"
+    return "model"
+
+
+def tell_for(root, id, lines):
+    """Tells lines written for `model` with the program's own name of it. Only while the program calls `root`."""
+    name = _name_in_program(root)
+    tell_applied(id, [re.sub(r"\bmodel\b(?!_)", name, line) for line in lines])
+
+
 def wrap_forward(id, wrapper, lines):
     """Puts wrapper(forward) in the place of the forward of each outermost module that is trained or run."""
 
     def prepare(root):
         root.forward = wrapper(root.forward)
-        tell(id=id, applied=True, lines=lines)
+        tell_for(root, id, lines)
 
     on_root(prepare)

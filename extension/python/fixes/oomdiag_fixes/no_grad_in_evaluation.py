@@ -1,0 +1,35 @@
+"""No graph where no backward follows: settings {"function": "validate"} names the program's function that evaluates, or {"line":
+"train.py:68"} the line of its loop that calls the model.
+"""
+import torch
+
+from . import tell_applied
+from .frames import own_frames, place_of
+from .roots import on_root
+
+
+def _evaluates(settings):
+    if "function" in settings:
+        return any(frame.f_code.co_name == settings["function"] for frame in own_frames())
+    return any(place_of(frame) == settings["line"] for frame in own_frames())
+
+
+def apply(settings):
+    told = False
+
+    def prepare(root):
+        forward = root.forward
+
+        def forward_without_graph(*arguments, **keywords):
+            nonlocal told
+            if not torch.is_grad_enabled() or not _evaluates(settings):
+                return forward(*arguments, **keywords)
+            if not told:
+                told = True
+                tell_applied("no_grad_in_evaluation", settings["lines"])
+            with torch.no_grad():
+                return forward(*arguments, **keywords)
+
+        root.forward = forward_without_graph
+
+    on_root(prepare)
