@@ -97,14 +97,13 @@ void check_recording(const Diagnosis& diagnosis) {
 }
 
 /// What is written and printed, and the exit code.
-int finish(const TrainOptions& options, const Diagnosis& diagnosis, const LargerBatches& larger) {
+int finish(const TrainOptions& options, const Diagnosis& diagnosis, const FailingBatch& failing) {
   const Report& report = *diagnosis.report;
   if (!options.output.empty()) write_json(report, options.output);
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
   options.json ? print_json(report) : print_text(report, stdout);
-  if (larger.fails > 0 && !options.json) {
-    const std::string fits = larger.fits > 0 ? fmt::format("batch {} fits; ", larger.fits) : "";
-    write_out(fmt::format("\n  larger batches, run: {}with {} it runs out in {}\n", fits, larger.fails, larger.place));
+  if (failing.batch > 0 && !options.json) {
+    write_out(fmt::format("\n  with batch {} it runs out of memory in {}\n", failing.batch, failing.place));
   }
   if (report.outcome == "out_of_memory") return kOutOfMemory;
   if (diagnosis.ending.code() == 0) return 0;
@@ -154,15 +153,15 @@ int train(TrainOptions options) {
                            .base = choose_base(options.folder),
                            .keeps_output = true};
   if (model.default_batch != 0) request.batch = options.batch != 0 ? options.batch : model.default_batch;
-  LargerBatches larger;
+  FailingBatch failing;
   const Diagnosis diagnosis = [&] {
     const Progress progress(fmt::format("training {} on {} ...", options.model, describe(device)));
     Diagnosis result = diagnose(request, install);
     check_recording(result);
     complete(result, request, install);
-    if (device.virtual_host() != nullptr && model.default_batch != 0) {
-      larger = find_larger_batches(
-          result,
+    if (result.report && device.virtual_host() != nullptr && model.default_batch != 0) {
+      failing = find_failing_batch(
+          *result.report,
           [&](int64_t batch) {
             TrainOptions with_more = options;
             with_more.batch = batch;
@@ -179,7 +178,7 @@ int train(TrainOptions options) {
     }
     return result;
   }();
-  return diagnosis.report ? finish(options, diagnosis, larger) : give_up(diagnosis);
+  return diagnosis.report ? finish(options, diagnosis, failing) : give_up(diagnosis);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "cli/experiments/complete.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "cli/experiments/executor.h"
@@ -14,25 +13,15 @@
 namespace oomdiag {
 namespace {
 
-/// The reports on runs of which nothing is left; nullopt where there is none.
-std::vector<std::optional<Report>> run_for_reports(std::vector<DiagnosisRequest> requests, const Install& install) {
-  const TemporaryFolder folder;
-  for (DiagnosisRequest& request : requests) {
-    request.base = folder.path();
-    request.keeps_output = true;
-    request.shows_progress = false;
-  }
-  Executor executor(install);
-  std::vector<std::optional<Report>> reports;
-  for (const Executed& executed : executor.run(requests, [](std::size_t) {})) {
-    reports.push_back(executed.has_report() ? std::optional(load_report(executed.folder / "report.json"))
-                                            : std::nullopt);
-  }
-  return reports;
-}
-
+/// The report on a run of which nothing is left; nullopt where there is none.
 std::optional<Report> run_for_report(DiagnosisRequest request, const Install& install) {
-  return run_for_reports({std::move(request)}, install).front();
+  const TemporaryFolder folder;
+  request.base = folder.path();
+  request.keeps_output = true;
+  request.shows_progress = false;
+  Executor executor(install);
+  const Executed executed = executor.run({request}, [](std::size_t) {}).front();
+  return executed.has_report() ? std::optional(load_report(executed.folder / "report.json")) : std::nullopt;
 }
 
 /// "backward, MaxPool2DWithIndicesBackward0 ← pool1"
@@ -81,40 +70,29 @@ void take_complete_run(Diagnosis& failed, const VirtualHost& host, const Diagnos
   keep_json(*failed.report, failed.folder);
 }
 
-// The prediction leaves a margin for what it does not see, so the batch behind it often fits, too, and a larger one shows where
-// it ends.
-LargerBatches try_larger_batches(BatchModel& batch, const std::function<DiagnosisRequest(int64_t)>& with_batch,
-                                 const Install& install) {
-  const std::array<int64_t, 2> tried = {batch.largest_batch + 1, batch.largest_batch + batch.largest_batch / 4 + 1};
-  const auto reports = run_for_reports({with_batch(tried[0]), with_batch(tried[1])}, install);
-  LargerBatches larger;
-  for (size_t i = 0; i < tried.size(); ++i) {
-    const std::optional<Report>& report = reports[i];
-    if (!report || report->main_device >= report->devices.size()) break;
-    const std::optional<ReportFailure>& failure = report->devices[report->main_device].failure;
-    if (report->outcome == "ok") {
-      larger.fits = batch.largest_batch = tried[i];
-    } else if (report->outcome == "out_of_memory" && failure) {
-      larger.fails = tried[i];
-      larger.place = name_failure(*failure);
-      break;
-    }
-  }
-  return larger;
+/// The smallest batch whose bytes alone, without what fragmentation adds, are more than the card has: it cannot fit.
+int64_t smallest_too_large(const BatchModel& batch, const ReportOfDevice& device) {
+  const int64_t left = device.device.total_bytes - device.card.non_pytorch_bytes - batch.fixed_bytes;
+  if (left <= 0 || batch.scaling_bytes <= 0) return 0;
+  return static_cast<int64_t>(static_cast<double>(left) / static_cast<double>(batch.scaling_bytes) *
+                              static_cast<double>(batch.batch)) +
+         1;
 }
 
 }  // namespace
 
-LargerBatches find_larger_batches(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
-                                  const Install& install) {
-  Report* const report = fitted.report ? &*fitted.report : nullptr;
-  if (report == nullptr || report->outcome != "ok" || report->main_device >= report->devices.size()) return {};
-  std::optional<BatchModel>& batch = report->devices[report->main_device].batch;
-  if (!batch || batch->inferred || batch->largest_batch <= batch->batch) return {};
+FailingBatch find_failing_batch(const Report& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                                const Install& install) {
+  if (fitted.outcome != "ok" || fitted.main_device >= fitted.devices.size()) return {};
+  const ReportOfDevice& device = fitted.devices[fitted.main_device];
+  if (!device.batch || device.batch->inferred) return {};
+  const int64_t batch = smallest_too_large(*device.batch, device);
+  if (batch <= device.batch->batch) return {};
   try {
-    const LargerBatches larger = try_larger_batches(*batch, with_batch, install);
-    keep_json(*report, fitted.folder);
-    return larger;
+    const std::optional<Report> report = run_for_report(with_batch(batch), install);
+    if (!report || report->outcome != "out_of_memory" || report->main_device >= report->devices.size()) return {};
+    const std::optional<ReportFailure>& failure = report->devices[report->main_device].failure;
+    return failure ? FailingBatch{batch, name_failure(*failure)} : FailingBatch{};
   } catch (const Interrupted&) {  // what is known without it is still worth showing
     return {};
   }

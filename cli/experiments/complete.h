@@ -19,15 +19,15 @@ VirtualHost with_room(VirtualHost host);
 /// fixes of the whole run into its report and report.json.
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
 
-/// What larger batches did, by runs; 0 = none of those that were run.
-struct LargerBatches {
-  int64_t fits = 0, fails = 0;
-  std::string place{};  ///< where `fails` runs out: "backward, MaxPool2DWithIndicesBackward0 ← pool1"
+/// A batch that was run and does not fit; 0 = none is known.
+struct FailingBatch {
+  int64_t batch = 0;
+  std::string place{};  ///< where it ran out: "backward, MaxPool2DWithIndicesBackward0 ← pool1"
 };
 
-/// Of a run that fits on a virtual card: runs it with one more than the largest batch that is predicted to fit, and with a quarter
-/// more. What fits becomes the largest batch of its report. `with_batch` makes the request of a batch.
-LargerBatches find_larger_batches(Diagnosis& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
-                                  const Install& install);
+/// Of a run that fits: runs it with the smallest batch that cannot, as its bytes alone are more than the card has.
+/// `with_batch` makes the request of a batch.
+FailingBatch find_failing_batch(const Report& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
+                                const Install& install);
 
 }  // namespace oomdiag
