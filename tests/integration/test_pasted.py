@@ -44,7 +44,7 @@ class Pasted(unittest.TestCase):
         self.run_program(fix_programs.as_it_is(program), memory, "--complete", "-o", "report.json")
         report = json.loads((self.folder / "report.json").read_text())
         self.assertEqual(report["outcome"], "out_of_memory", name)
-        return [fix for fix in report["fixes"] if fix["how"]]
+        return [fix for fix in report["devices"][report["main_device"]]["fixes"] if fix["how"]]
 
     def check_code(self, program, fix):
         """The lines are Python, and leave the program's own names alone."""
