@@ -1,12 +1,14 @@
 """Snapshots that PyTorch wrote, explained alone and with their program: python tests/integration/test_snapshots.py --build BUILD
 """
 import argparse
-import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from report_json import load_report  # noqa: E402
 
 build = pathlib.Path()
 
@@ -42,7 +44,7 @@ class Snapshots(unittest.TestCase):
         oomdiag("run", "--device", "rtx3060", "--folder", cls.folder, "--", sys.executable, cls.program, 512, cls.snapshot)
 
     def explain(self, *options):
-        return json.loads(oomdiag("explain", self.snapshot, "--device", "rtx3060", "--json", *options).stdout)
+        return load_report(oomdiag("explain", self.snapshot, "--device", "rtx3060", "--json", *options).stdout)
 
     def test_categories_are_marked_as_read_from_stacks(self):
         report = self.explain()
