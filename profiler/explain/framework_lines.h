@@ -86,14 +86,13 @@ inline constexpr FrameworkLine kFrameworkLines[] = {
      "NeighborLoader(data, num_neighbors=[10, 10], batch_size={batch})  # a part of the graph at a time"},
     {"torch_geometric", "split_batch",
      "NeighborLoader(data, num_neighbors=[-1], batch_size=1024)  # a part of the graph at a time"},
-    {"deepspeed", "accumulate", "\"train_micro_batch_size_per_gpu\": {batch}, \"gradient_accumulation_steps\": 2"},
-    {"deepspeed", "half_batch", "\"train_micro_batch_size_per_gpu\": {batch}"},
-    {"deepspeed", "batch", "\"train_micro_batch_size_per_gpu\": {batch}"},
-    {"deepspeed", "autocast_bf16", "\"bf16\": {\"enabled\": true}"},
-    {"deepspeed", "autocast_fp16", "\"fp16\": {\"enabled\": true}"},
-    {"deepspeed", "offload_optimizer",
-     "\"zero_optimization\": {\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\"}}"},
-    {"deepspeed", "fsdp", "\"zero_optimization\": {\"stage\": 3}"},
+    {"deepspeed", "accumulate", R"("train_micro_batch_size_per_gpu": {batch}, "gradient_accumulation_steps": 2)"},
+    {"deepspeed", "half_batch", R"("train_micro_batch_size_per_gpu": {batch})"},
+    {"deepspeed", "batch", R"("train_micro_batch_size_per_gpu": {batch})"},
+    {"deepspeed", "autocast_bf16", R"("bf16": {"enabled": true})"},
+    {"deepspeed", "autocast_fp16", R"("fp16": {"enabled": true})"},
+    {"deepspeed", "offload_optimizer", R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"},
+    {"deepspeed", "fsdp", R"("zero_optimization": {"stage": 3})"},
 };
 
 /// The training framework that a stack names, "transformers" for "…/transformers/trainer.py:3749 in training_step"; empty: none.

@@ -166,7 +166,7 @@ Json schema_of(const DescribedObject& object) {
 /// JSON with what is short on one line, as people write it.
 std::string lines_of_json(const Json& json, size_t indent) {
   constexpr size_t kLine = 140;
-  const std::string text = json.dump();
+  std::string text = json.dump();
   if (!json.is_object() || text.size() + indent <= kLine) return text;
   std::string lines;
   for (const auto& [name, value] : json.items()) {
