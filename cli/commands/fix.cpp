@@ -46,10 +46,11 @@ std::string twin_of(const std::string& name, const Install& install) {
 
 /// A run that failed on a real card is tried on the virtual one of that name.
 std::string virtual_name(const Report& report, const std::string& folder, const Install& install) {
-  if (report.main_device >= report.devices.size()) {
+  const ReportOfDevice* const device = main_device_of(report);
+  if (device == nullptr) {
     throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder));
   }
-  return twin_of(report.devices[report.main_device].device.name, install);
+  return twin_of(device->device.name, install);
 }
 
 /// A real GPU can neither have more memory nor less than it has: it is measured as the virtual device of its name, and what

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <csignal>
@@ -16,6 +17,7 @@
 #include "cli/terminal/terminal.h"
 #include "profiler/error.h"
 #include "profiler/report/case_text.h"
+#include "profiler/report/place_text.h"
 #include "profiler/trace/trace.h"
 #include "samples/cases/notes.h"
 
@@ -103,7 +105,9 @@ int finish(const TrainOptions& options, const Diagnosis& diagnosis, const Failin
   if (!options.html.empty()) write_page(load_explained(diagnosis.folder), options.html);
   options.json ? print_json(report) : print_text(report, stdout);
   if (failing.batch > 0 && !options.json) {
-    write_out(fmt::format("\n  with batch {} it runs out of memory in {}\n", failing.batch, failing.place));
+    write_out(fmt::format("\n  with batch {} it runs out of memory in {}, {}\n", failing.batch,
+                          name_of(failing.failure.phase),
+                          place_text(failing.failure, {.unicode = output_capabilities(STDOUT_FILENO).unicode})));
   }
   if (report.outcome == "out_of_memory") return kOutOfMemory;
   if (diagnosis.ending.code() == 0) return 0;

@@ -22,7 +22,7 @@ void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install&
 /// A batch that was run and does not fit; 0 = none is known.
 struct FailingBatch {
   int64_t batch = 0;
-  std::string place{};  ///< where it ran out: "backward, MaxPool2DWithIndicesBackward0 ← pool1"
+  ReportFailure failure{};
 };
 
 /// Of a run that fits: runs it with the smallest batch that cannot, as its bytes alone are more than the card has.

@@ -48,14 +48,14 @@ std::vector<nlohmann::json> read_lines(const fs::path& file) {
 void take_figures(Experiment& experiment) {
   const Report& report = *experiment.report;
   experiment.outcome = report.outcome;
-  if (report.main_device >= report.devices.size()) return;
-  const ReportOfDevice& device = report.devices[report.main_device];
-  experiment.allocated_bytes = device.peak.allocated_bytes;
-  experiment.reserved_bytes = device.peak.reserved_bytes;
-  experiment.outside_bytes = device.card.non_pytorch_bytes;
-  experiment.total_bytes = device.device.total_bytes;
-  experiment.needed_bytes = needed_bytes(device);
-  experiment.place = place_of_failure(device);
+  const ReportOfDevice* const device = main_device_of(report);
+  if (device == nullptr) return;
+  experiment.allocated_bytes = device->peak.allocated_bytes;
+  experiment.reserved_bytes = device->peak.reserved_bytes;
+  experiment.outside_bytes = device->card.non_pytorch_bytes;
+  experiment.total_bytes = device->device.total_bytes;
+  experiment.needed_bytes = needed_bytes(*device);
+  experiment.place = place_of_failure(*device);
 }
 
 /// Those of its only process.

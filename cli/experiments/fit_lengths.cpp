@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <sstream>
 
 #include "profiler/error.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -40,9 +40,8 @@ Lengths read_lengths(const std::filesystem::path& file) {
   std::istringstream words(text);
   Lengths lengths;
   for (std::string word; words >> word; ++lengths.samples) {
-    int64_t length = 0;
-    const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), length);
-    if (error != std::errc{} || rest != word.data() + word.size() || length <= 0) {
+    const int64_t length = parse_whole_number(word).value_or(0);
+    if (length <= 0) {
       throw Error(ErrorKind::input, fmt::format("'{}' in '{}' is no length", word, file.string()),
                   "one positive number per sample");
     }

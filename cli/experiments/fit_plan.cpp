@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 
 #include "cli/experiments/run_ranks.h"
@@ -11,6 +10,7 @@
 #include "cli/process/temporary_folder.h"
 #include "cli/reports/reports.h"
 #include "profiler/error.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace fs = std::filesystem;
@@ -33,11 +33,9 @@ Values values_of(const std::string& name) {
   for (std::string part; std::getline(parts, part, ',');) {
     const size_t equals = part.find('=');
     if (equals == part.npos) return {};
-    int64_t value = 0;
-    const char* const end = part.data() + part.size();
-    const auto [rest, error] = std::from_chars(part.data() + equals + 1, end, value);
-    if (error != std::errc{} || rest != end) return {};
-    values[part.substr(0, equals)] = value;
+    const std::optional<int64_t> value = parse_whole_number(std::string_view(part).substr(equals + 1));
+    if (!value) return {};
+    values[part.substr(0, equals)] = *value;
   }
   return values;
 }
@@ -126,13 +124,12 @@ Planning list_plans(std::vector<Variable> variables) {
 
 Plan read_plan(const Values& values, const Report& report) {
   Plan plan{.values = values, .outcome = report.outcome, .worst_rank = report.rank};
-  if (report.main_device < report.devices.size()) {
-    const ReportOfDevice& device = report.devices[report.main_device];
-    plan.allocated_bytes = device.peak.allocated_bytes;
-    plan.reserved_bytes = device.peak.reserved_bytes;
-    plan.room_bytes = device.device.total_bytes - device.card.non_pytorch_bytes;
-    plan.needed_bytes = needed_bytes(device);
-    plan.place = place_of_failure(device);
+  if (const ReportOfDevice* const device = main_device_of(report)) {
+    plan.allocated_bytes = device->peak.allocated_bytes;
+    plan.reserved_bytes = device->peak.reserved_bytes;
+    plan.room_bytes = device->device.total_bytes - device->card.non_pytorch_bytes;
+    plan.needed_bytes = needed_bytes(*device);
+    plan.place = place_of_failure(*device);
   }
   for (const ReportRank& rank : report.ranks) {
     if (plan.outcome == "out_of_memory" || rank.peak.allocated_bytes <= plan.allocated_bytes) continue;

@@ -1,10 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 #include "cli/experiments/fit.h"
 #include "profiler/error.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -13,9 +13,8 @@ constexpr int64_t kMax = int64_t{1} << 40;
 
 /// A positive number, or 0.
 int64_t read_number(std::string_view text) {
-  int64_t value = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc{} && rest == text.data() + text.size() && value > 0 && value <= kMax ? value : 0;
+  const int64_t value = parse_whole_number(text).value_or(0);
+  return value > 0 && value <= kMax ? value : 0;
 }
 
 bool read_range(std::string_view text, Variable& variable) {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 
 #include "cli/experiments/fix.h"
+#include "profiler/whole_number.h"
 
 // The batch size among the words of a command line. Names are those that training programs use: of argparse, click, fire, Hydra.
 
@@ -17,10 +17,8 @@ std::string to_lower(std::string_view text) {
 
 /// A whole number of two or more: of one example there is no half.
 std::optional<int64_t> read_batch(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number < 2) return std::nullopt;
-  return number;
+  const std::optional<int64_t> number = parse_whole_number(text);
+  return number && *number >= 2 ? number : std::nullopt;
 }
 
 }  // namespace

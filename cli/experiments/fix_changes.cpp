@@ -84,9 +84,10 @@ int64_t peak_of(const Report& whole, Phase phase) {
 /// are the peak, autocast adds copies of them.
 bool is_peak_of_activations(const Report& whole) {
   constexpr int64_t kPart = 10;
-  if (whole.main_device >= whole.devices.size()) return true;
+  const ReportOfDevice* const device = main_device_of(whole);
+  if (device == nullptr) return true;
   int64_t all = 0, activations = 0;
-  for (const auto& [name, bytes] : whole.devices[whole.main_device].categories) {
+  for (const auto& [name, bytes] : device->categories) {
     const bool of_model = name == "parameter" || name == "buffer" || name == "gradient" || name == "optimizer_state";
     all += bytes;
     if (!of_model) activations += bytes;

@@ -42,8 +42,9 @@ std::string name_containers(const std::vector<ProgramProfile::Block>& blocks) {
 }  // namespace
 
 void weigh_blocks(ProgramProfile& profile, const Report& whole) {
-  if (whole.main_device >= whole.devices.size()) return;
-  for (const ReportSavedTensor& tensor : whole.devices[whole.main_device].saved_tensors) {
+  const ReportOfDevice* const device = main_device_of(whole);
+  if (device == nullptr) return;
+  for (const ReportSavedTensor& tensor : device->saved_tensors) {
     for (ProgramProfile::Block& block : profile.blocks) {
       const bool keeps = std::any_of(tensor.saved_by_modules.begin(), tensor.saved_by_modules.end(),
                                      [&](const std::string& module) { return is_inside(module, block.path); });

@@ -6,6 +6,7 @@
 #include "cli/experiments/fix.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fixes.h"
+#include "profiler/trace/stack_call.h"
 
 // Cures of the reason that the failing run has (kReasons), as far as an unchanged program can be run with them.
 
@@ -24,15 +25,14 @@ Change cure(const char* id) {
 /// Where no graph is needed: the function that evaluates, else the line of the program that calls the model.
 nlohmann::json settings_of_no_grad(const Before& before) {
   nlohmann::json settings{{"lines", before.reason->how}};
-  for (const std::string& call : before.stack) {
-    const size_t in = call.rfind(" in ");
-    if (in == call.npos) continue;
-    const std::string function = call.substr(in + 4), place = call.substr(0, in);
-    if (is_evaluation(function)) {
-      settings["function"] = function;
+  for (const std::string& line : before.stack) {
+    const StackCall call = parse_call(line);
+    if (call.function.empty()) continue;
+    if (is_evaluation(call.function)) {
+      settings["function"] = call.function;
       return settings;
     }
-    if (!settings.contains("line")) settings["line"] = place.substr(place.rfind('/') + 1);
+    if (!settings.contains("line")) settings["line"] = call.short_place();
   }
   return settings;
 }

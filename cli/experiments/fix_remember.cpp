@@ -31,9 +31,10 @@ void add_measured(std::vector<Fix>& fixes, const MeasuredFix& measured) {
 void remember(const Fixed& fixed, const std::string& json, const std::filesystem::path& folder) {
   write_whole(json + "\n", folder / kFixFile, 0600);
   Report report = load_report(folder);
-  if (report.main_device >= report.devices.size()) return;
+  ReportOfDevice* const device = main_device_of(report);
+  if (device == nullptr) return;
   for (const MeasuredFix& one : fixed.fixes) {
-    if (one.measured_peak_bytes) add_measured(report.devices[report.main_device].fixes, one);
+    if (one.measured_peak_bytes) add_measured(device->fixes, one);
   }
   keep_json(report, folder);
 }

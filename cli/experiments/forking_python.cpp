@@ -1,18 +1,15 @@
 #include "cli/experiments/forking_python.h"
 
 #include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
 
 #include "cli/process/environment.h"
+#include "cli/process/forked_program.h"
 #include "extension/environment.h"
 
 namespace oomdiag {
@@ -34,20 +31,6 @@ bool has_fixes(const DiagnosisRequest& request) {
 /// What a fork reads when it needs it, and not what was imported.
 bool is_read_late(const std::string& variable) { return variable.starts_with("OOMDIAG_") || variable == kPythonPath; }
 
-int listen_at(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) return -1;
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (listener < 0) return -1;
-  const bool listens =
-      bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 && listen(listener, 64) == 0;
-  if (listens) return listener;
-  close(listener);
-  return -1;
-}
-
 }  // namespace
 
 std::optional<std::vector<std::string>> python_and_script(const std::vector<std::string>& program) {
@@ -62,21 +45,24 @@ std::optional<std::vector<std::string>> python_and_script(const std::vector<std:
 }
 
 std::unique_ptr<ForkingPython> ForkingPython::start(const DiagnosisRequest& request, const Install& install) {
-  if (!request.device.is_virtual() || request.rank || !python_and_script(request.program)) return nullptr;
+  if (!python_and_script(request.program)) return nullptr;
   std::unique_ptr<ForkingPython> made(new ForkingPython(request, install));
-  const int listener = listen_at(made->socket());
+  if (!made->serves(request)) return nullptr;
+  const int listener = listen_for_programs(made->socket());
   if (listener >= 0) made->spawn(listener);
   if (listener >= 0) close(listener);
-  return made->child_ > 0 && made->serves(request) ? std::move(made) : nullptr;
+  return made->child_ > 0 ? std::move(made) : nullptr;
 }
 
 ForkingPython::ForkingPython(const DiagnosisRequest& request, const Install& install)
     : prepared_(request, install), command_(*python_and_script(request.program)), has_fixes_(has_fixes(request)) {
   prepared_.program().environment.emplace_back(kPythonPath, before_python_path(install.injected()));
-  prepared_.program().environment.emplace_back(variables::kFixes, std::nullopt);
-  std::vector<std::string>& arguments = prepared_.program().arguments;
-  arguments = command_;
-  arguments.insert(arguments.end() - 1, install.injected() / "oomdiag_forks.py");
+  for (const char* of_a_run : {variables::kFixes, variables::kOutput}) {
+    prepared_.program().environment.emplace_back(of_a_run, std::nullopt);
+  }
+  prepared_.program().arguments = command_;
+  prepared_.program().arguments.insert(prepared_.program().arguments.end() - 1,
+                                       install.injected() / "oomdiag_forks.py");
 }
 
 std::string ForkingPython::socket() const { return folder_.path() / "forks"; }
@@ -100,14 +86,8 @@ void ForkingPython::spawn(int listener) {
     dup2(nothing, STDOUT_FILENO);
     dup2(nothing, STDERR_FILENO);
     fcntl(listener, F_SETFD, 0);
-    for (const auto& [name, value] : prepared_.program().environment) {
-      value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
-    }
-    unsetenv(variables::kOutput);
-    std::vector<char*> pointers;
-    for (std::string& word : words) pointers.push_back(word.data());
-    pointers.push_back(nullptr);
-    execvp(pointers.front(), pointers.data());
+    apply_environment(prepared_.program().environment);
+    exec_program(words);
     _exit(127);
   }
   close(ends[0]);

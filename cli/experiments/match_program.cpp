@@ -83,10 +83,11 @@ Explained match_program(const std::filesystem::path& snapshot, const SnapshotDev
 
   const Comparison found = compare(shown, load_trace(done.folder), 0);
   refuse_other_program(found);
-  say(summarise(found));
+  const std::string summary = summarise(found);
+  say(summary);
   Explained explained = load_explained(done.folder);
   explained.report.folder.clear();  // it goes with this process
-  explained.report.limitations.push_back(summarise(found));
+  explained.report.limitations.push_back(summary);
   explained.unpacked = folder;
   return explained;
 }

@@ -17,16 +17,18 @@
 namespace oomdiag {
 namespace {
 
-/// A connection, or -1.
-int connect_to(const std::string& path) {
+using UseAddress = int (*)(int socket, const sockaddr* address, socklen_t size);
+
+/// A Unix socket for which `use` (bind or connect) took this path; -1 where it did not.
+int open_socket(const std::string& path, UseAddress use) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) return -1;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (connection < 0) return -1;
-  if (connect(connection, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return connection;
-  close(connection);
+  const int opened = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (opened < 0) return -1;
+  if (use(opened, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return opened;
+  close(opened);
   return -1;
 }
 
@@ -99,15 +101,23 @@ void pass_on(int signals, int connection) {
     if ((waited[1].revents & POLLIN) != 0) pass_on(signals, connection);
     if (waited[0].revents == 0) continue;
     int status = 0;
-    const bool told = recv(connection, &status, sizeof status, MSG_WAITALL) == sizeof status;
-    end_as(told ? status : SIGKILL);  // nobody is left who could tell, or the kernel killed the keeper
+    const bool is_known = recv(connection, &status, sizeof status, MSG_WAITALL) == sizeof status;
+    end_as(is_known ? status : SIGKILL);  // the kernel killed the keeper
   }
 }
 
 }  // namespace
 
+int listen_for_programs(const std::string& socket) {
+  constexpr int kMaxWaiting = 64;
+  const int listener = open_socket(socket, bind);
+  if (listener < 0 || listen(listener, kMaxWaiting) == 0) return listener;
+  close(listener);
+  return -1;
+}
+
 void become_by_fork(const std::string& socket, const std::vector<std::string>& arguments) {
-  const int connection = connect_to(socket);
+  const int connection = open_socket(socket, connect);
   if (connection < 0) return;
   sigset_t ours, before;
   sigemptyset(&ours);

@@ -11,6 +11,9 @@
 //                    ends as it ended       ← wait status ─ waits for it
 namespace oomdiag {
 
+/// The socket of a process that shall fork programs, listening; -1 where there can be none.
+int listen_for_programs(const std::string& socket);
+
 /// In a child that would exec: asks the process behind `socket` for a fork that becomes this program with our environment and
 /// standard streams, passes our signals on to it, and ends as it ends. If we are killed it is, too. Returns, having done
 /// nothing, where that process is gone or declines.

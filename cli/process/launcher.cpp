@@ -95,13 +95,6 @@ class WaitingSignals {
   struct sigaction child_action_ {};
 };
 
-std::vector<char*> pointers(const std::vector<std::string>& arguments) {
-  std::vector<char*> result;
-  for (const std::string& argument : arguments) result.push_back(const_cast<char*>(argument.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
-
 void redirect(const std::filesystem::path& file) {
   const int descriptor = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (descriptor < 0) return;
@@ -114,14 +107,12 @@ void redirect(const std::filesystem::path& file) {
   start.close_end(1);
   const std::string folder = start.receive_all();
   if (folder.empty()) _exit(127);  // the parent could not make one and says so itself
-  for (const auto& [name, value] : program.environment) {
-    value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
-  }
+  apply_environment(program.environment);
   setenv(variables::kOutput, folder.c_str(), 1);
   if (program.keeps_output) redirect(std::filesystem::path(folder) / "output.txt");
   signals.restore();
   if (!program.forked_by.empty()) become_by_fork(program.forked_by, program.arguments);
-  execvp(program.arguments.front().c_str(), pointers(program.arguments).data());
+  exec_program(program.arguments);
   const int error = errno;
   failure.send(&error, sizeof error);
   _exit(127);
@@ -230,6 +221,19 @@ Ending launch(const Program& program, const std::function<std::filesystem::path(
   return wait_for(child, signals, tick);
 }
 
+void apply_environment(const Environment& environment) {
+  for (const auto& [name, value] : environment) {
+    value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
+  }
+}
+
+void exec_program(const std::vector<std::string>& arguments) {
+  std::vector<char*> pointers;
+  for (const std::string& argument : arguments) pointers.push_back(const_cast<char*>(argument.c_str()));
+  pointers.push_back(nullptr);
+  execvp(pointers.front(), pointers.data());
+}
+
 std::optional<std::string> output_of(const std::vector<std::string>& arguments) {
   Pipe output;
   const pid_t child = fork();
@@ -239,7 +243,7 @@ std::optional<std::string> output_of(const std::vector<std::string>& arguments) 
     dup2(nothing, STDIN_FILENO);
     dup2(output.ends[1], STDOUT_FILENO);
     dup2(nothing, STDERR_FILENO);
-    execvp(arguments.front().c_str(), pointers(arguments).data());
+    exec_program(arguments);
     _exit(127);
   }
   output.close_end(1);

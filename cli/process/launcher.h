@@ -62,6 +62,11 @@ struct Tick {
 Ending launch(const Program& program, const std::function<std::filesystem::path(pid_t)>& make_folder,
               const std::optional<Tick>& tick = {});
 
+/// In a child: takes these variables over.
+void apply_environment(const Environment& environment);
+/// In a child: becomes this program, the first word looked up in PATH. Returns only where that fails, with errno set.
+void exec_program(const std::vector<std::string>& arguments);
+
 /// What a short command writes to stdout, given no stdin and with its stderr thrown away; nullopt unless it exits 0.
 std::optional<std::string> output_of(const std::vector<std::string>& arguments);
 

@@ -21,7 +21,8 @@ std::optional<MeteredRun> read_metered_run(const std::filesystem::path& trace) {
 }
 
 std::string gpu_of(const Report& report) {
-  return report.main_device < report.devices.size() ? report.devices[report.main_device].device.name : "";
+  const ReportOfDevice* const device = main_device_of(report);
+  return device != nullptr ? device->device.name : "";
 }
 
 std::string nanoseconds(double ns) { return fmt::format("{:.0f}", ns); }

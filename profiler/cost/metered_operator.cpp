@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-
 #include "profiler/error.h"
+#include "profiler/whole_number.h"
 
 namespace oomdiag {
 namespace {
@@ -25,10 +24,9 @@ std::vector<std::string_view> split(std::string_view text, char by) {
 }
 
 int64_t parse_integer(std::string_view text) {
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) refuse(text);
-  return number;
+  const std::optional<int64_t> number = parse_whole_number(text);
+  if (!number) refuse(text);
+  return *number;
 }
 
 WorkValue parse_list(const std::vector<std::string_view>& parts) {

@@ -116,7 +116,8 @@ std::vector<DiffRow> first_of(std::vector<DiffRow> rows) {
 }
 
 ReportOfDevice main_of(const Report& report) {
-  return report.main_device < report.devices.size() ? report.devices[report.main_device] : ReportOfDevice{};
+  const ReportOfDevice* const device = main_device_of(report);
+  return device != nullptr ? *device : ReportOfDevice{};
 }
 
 }  // namespace

@@ -16,12 +16,15 @@ int64_t at(const std::array<int64_t, kCategoryCount>& sums, Category category) {
   return sums[static_cast<size_t>(category)];
 }
 
-int64_t scaled(int64_t bytes, int64_t numerator, int64_t denominator) {
-  const double result = static_cast<double>(bytes) * static_cast<double>(numerator) / static_cast<double>(denominator);
-  return result < static_cast<double>(kMaxBytes) ? static_cast<int64_t>(result) : kMaxBytes;
-}
-
 }  // namespace
+
+int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes) {
+  const int64_t left = available_bytes - model.fixed_bytes;
+  if (left <= 0 || model.scaling_bytes <= 0) return 0;
+  const double largest =
+      static_cast<double>(model.batch) * static_cast<double>(left) / static_cast<double>(model.scaling_bytes);
+  return largest < static_cast<double>(kMaxBytes) ? static_cast<int64_t>(largest) : kMaxBytes;
+}
 
 BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_t batch, int64_t available_bytes) {
   const auto sums = sum_categories(state);
@@ -33,8 +36,7 @@ BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_
     model.scaling_bytes += follows ? block.bytes : 0;
   }
   model.fixed_bytes = state.allocated_bytes + requested_bytes - model.scaling_bytes;
-  const int64_t left = available_bytes - model.fixed_bytes;
-  if (left > 0 && model.scaling_bytes > 0) model.largest_batch = scaled(batch, left, model.scaling_bytes);
+  model.largest_batch = largest_batch_by_bytes(model, available_bytes);
   if (requested_bytes > 0) model.largest_batch = std::min(model.largest_batch, batch - 1);
   return model;
 }

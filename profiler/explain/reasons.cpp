@@ -14,6 +14,7 @@
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
+#include "profiler/trace/stack_call.h"
 
 // The second level of a cause: which habit of a program is behind the bytes. Each row of kReasons asks one question of the
 // recorded facts; the first that holds is the reason. A row that only may be true is not said.
@@ -22,25 +23,6 @@ namespace oomdiag {
 namespace {
 
 constexpr double kWorthNaming = 0.2;  ///< of what the device would have held
-
-/// What is read of one line of a stack, "train.py:68 in evaluate".
-struct Call {
-  std::string_view line{}, function{};
-};
-
-std::vector<Call> list_calls(std::string_view stack) {
-  constexpr std::string_view kIn = " in ";
-  std::vector<Call> calls;
-  while (!stack.empty()) {
-    const std::string_view text = stack.substr(0, stack.find('\n'));
-    stack.remove_prefix(std::min(text.size() + 1, stack.size()));
-    const size_t in = text.rfind(kIn);
-    if (in == text.npos) continue;
-    const std::string_view path = text.substr(0, in);
-    calls.push_back({.line = path.substr(path.rfind('/') + 1), .function = text.substr(in + kIn.size())});
-  }
-  return calls;
-}
 
 /// The graphs that forward passes of the failing step built and no backward pass has freed.
 struct KeptPasses {
@@ -78,22 +60,22 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   if (failure.phase != Phase::forward && failure.phase != Phase::other) return {};
   const KeptPasses kept = count_passes(f);
   if (!is_large(f, kept.bytes, kWorthNaming)) return {};
-  const std::vector<Call> calls = list_calls(failure.stack);
-  const auto call = std::ranges::find_if(calls, [](const Call& one) { return is_evaluation(one.function); });
+  const std::vector<StackCall> calls = parse_stack(failure.stack);
+  const auto call = std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
   // After training, or in a program that never trains, passes in a row are those of an evaluation.
   const bool has_trained = f.device.attribution.backward_bytes > 0;
   if (call == calls.end() && (kept.count < kFewestPasses || (trains(f) && !has_trained))) return {};
   const std::string place =
-      call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->line);
+      call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
   const std::string passes = kept.count > 1 ? fmt::format("{} forward passes", kept.count) : "a forward pass";
-  return Reason{
-      .id = {},
-      .text = fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})", passes,
-                          with_unit(kept.bytes), place),
-      .bytes = kept.bytes,
-      .fix = "no_grad_in_evaluation",
-      .how = {call == calls.end() ? fmt::format("with torch.no_grad():  # around the loop of {}", place)
-                                  : fmt::format("@torch.no_grad()  # above def {}, {}", call->function, call->line)}};
+  return Reason{.id = {},
+                .text = fmt::format("evaluation keeps autograd graphs: {} that no backward follows hold {} ({})",
+                                    passes, with_unit(kept.bytes), place),
+                .bytes = kept.bytes,
+                .fix = "no_grad_in_evaluation",
+                .how = {call == calls.end() ? fmt::format("with torch.no_grad():  # around the loop of {}", place)
+                                            : fmt::format("@torch.no_grad()  # above def {}, {}", call->function,
+                                                          call->short_place())}};
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {

@@ -136,9 +136,9 @@ std::string to_csv(const Report& report) {
 std::string to_markdown(const Report& report) {
   std::string text;
   add_words(to_text(report, {.unicode = true, .all = true}), text);
-  if (report.main_device < report.devices.size()) {
-    add_holders(report.devices[report.main_device], text);
-    add_fixes(report.devices[report.main_device], text);
+  if (const ReportOfDevice* const device = main_device_of(report)) {
+    add_holders(*device, text);
+    add_fixes(*device, text);
   }
   if (!report.limitations.empty()) {
     text += fmt::format(

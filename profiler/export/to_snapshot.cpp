@@ -13,6 +13,7 @@
 #include "profiler/replay/allocator/initial_layout.h"
 #include "profiler/replay/allocator/layout.h"
 #include "profiler/replay/evidence/join.h"
+#include "profiler/trace/stack_call.h"
 
 namespace oomdiag {
 namespace {
@@ -63,12 +64,7 @@ class Frames {
   }
   /// "train.py:31 in step" in each line.
   void calls(std::string_view stack) {
-    while (!stack.empty()) {
-      const std::string_view call = stack.substr(0, stack.find('\n'));
-      stack.remove_prefix(std::min(stack.size(), call.size() + 1));
-      const size_t in = call.rfind(" in ");
-      line(call.substr(0, in), in == call.npos ? "line" : call.substr(in + 4));
-    }
+    for (const StackCall& call : parse_stack(stack)) line(call.place, call.function.empty() ? "line" : call.function);
   }
   void line(std::string_view source, std::string_view function) {
     if (source.empty()) return;

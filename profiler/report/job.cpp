@@ -11,12 +11,8 @@ namespace {
 
 constexpr int64_t kLeastImbalance = int64_t{64} << 20;
 
-const ReportOfDevice* main_device(const Report& report) {
-  return report.main_device < report.devices.size() ? &report.devices[report.main_device] : nullptr;
-}
-
 int64_t peak_of(const JobMember& member) {
-  const ReportOfDevice* device = main_device(member.report);
+  const ReportOfDevice* device = main_device_of(member.report);
   return device == nullptr ? 0 : device->peak.allocated_bytes;
 }
 
@@ -31,14 +27,14 @@ bool is_rank(const JobMember& member, const std::vector<JobMember>& members) {
 
 /// When it failed, on the clock that all share; the end of time if it did not.
 uint64_t failure_time(const JobMember& member) {
-  const ReportOfDevice* device = main_device(member.report);
+  const ReportOfDevice* device = main_device_of(member.report);
   if (device == nullptr || !device->failure) return ~uint64_t{0};
   return member.start_time_ns + static_cast<uint64_t>(device->failure->time_ns);
 }
 
 /// Reserved bytes as a part of the card, in millionths: ranks may have different cards.
 int64_t fullness(const JobMember& member) {
-  const ReportOfDevice* device = main_device(member.report);
+  const ReportOfDevice* device = main_device_of(member.report);
   if (device == nullptr || device->device.total_bytes == 0) return -1;
   constexpr double kMillion = 1e6;
   return static_cast<int64_t>(kMillion * static_cast<double>(device->peak.reserved_bytes) /
@@ -56,7 +52,7 @@ const JobMember& find_main(const std::vector<JobMember>& members) {
 ReportRank describe(const JobMember& member, const std::vector<JobMember>& members) {
   ReportRank rank{.pid = member.pid, .outcome = member.report.outcome, .folder = member.folder};
   if (is_rank(member, members)) rank.rank = member.report.rank;
-  if (const ReportOfDevice* device = main_device(member.report)) {
+  if (const ReportOfDevice* device = main_device_of(member.report)) {
     rank.device = device->device;
     rank.peak = device->peak;
     rank.failure = device->failure;
@@ -102,12 +98,12 @@ bool came_as_far(const ReportOfDevice& device, const ReportFailure& failure) {
 
 /// Tells the rank that failed how unevenly the work is shared. Each rank is taken to have a device of its own.
 void add_imbalance(const std::vector<JobMember>& members, const JobMember& failed, Report& job) {
-  const ReportOfDevice* device = main_device(job);
+  const ReportOfDevice* device = main_device_of(job);
   if (!is_rank(failed, members) || device == nullptr || !device->failure || !device->cause) return;
   std::vector<int64_t> peaks;
   size_t at = 0;
   for (const JobMember& member : members) {
-    const ReportOfDevice* other = main_device(member.report);
+    const ReportOfDevice* other = main_device_of(member.report);
     if (!is_rank(member, members) || other == nullptr) continue;
     if (&member == &failed) at = peaks.size();
     if (&member == &failed || came_as_far(*other, *device->failure)) peaks.push_back(other->peak.allocated_bytes);
@@ -137,7 +133,7 @@ Report merge_job(const std::vector<JobMember>& members, std::optional<int> exit_
   add_imbalance(members, main, job);
   for (const JobMember& member : members) {
     job.ranks.push_back(describe(member, members));
-    const ReportOfDevice* device = main_device(job);
+    const ReportOfDevice* device = main_device_of(job);
     if (&member == &main && device != nullptr && device->cause) job.ranks.back().cause = device->cause->kind;
   }
   const auto by_rank = [](const ReportRank& a, const ReportRank& b) {

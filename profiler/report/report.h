@@ -312,4 +312,12 @@ struct Report {
   bool operator==(const Report&) const = default;
 };
 
+/// The device that the report is about: the one that failed, else the fullest; nullptr where none was used.
+inline const ReportOfDevice* main_device_of(const Report& report) {
+  return report.main_device < report.devices.size() ? &report.devices[report.main_device] : nullptr;
+}
+inline ReportOfDevice* main_device_of(Report& report) {
+  return report.main_device < report.devices.size() ? &report.devices[report.main_device] : nullptr;
+}
+
 }  // namespace oomdiag

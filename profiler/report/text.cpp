@@ -203,7 +203,7 @@ std::string next_command(const Report& report, const TextOptions& options) {
   const bool of_run = !report.snapshot && report.ranks.empty() && !report.folder.empty();
   const bool failed = report.outcome == "out_of_memory" || report.outcome == "caught";
   const std::string more = options.all ? std::string() : fmt::format("   (details: oomdiag explain {} --all)", folder);
-  if (of_run && failed && !were_measured(report.devices[report.main_device].fixes))
+  if (of_run && failed && !were_measured(main_device_of(report)->fixes))
     return fmt::format("\n  next: oomdiag fix {}{}\n", folder, more);
   return fmt::format("\n  next: oomdiag explain {} {}\n", folder, options.all ? "--open" : "--all");
 }
@@ -258,8 +258,7 @@ std::string rest_of_first_screen(const Report& report, const ReportOfDevice& dev
 }
 
 std::string compose(const Report& report, const TextOptions& options) {
-  const bool used = report.main_device < report.devices.size();
-  const ReportOfDevice* device = used ? &report.devices[report.main_device] : nullptr;
+  const ReportOfDevice* const device = main_device_of(report);
   std::string text = headline(report, device);
   if (device == nullptr) {
     text += "\n";

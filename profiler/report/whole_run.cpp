@@ -50,8 +50,8 @@ void keep_measured_fixes(std::vector<Fix>& fixes, const std::vector<Fix>& earlie
 }  // namespace
 
 void take_whole_run(Report& failed, const Report& whole) {
-  if (failed.main_device >= failed.devices.size()) return;
-  ReportOfDevice& device = failed.devices[failed.main_device];
+  if (main_device_of(failed) == nullptr) return;
+  ReportOfDevice& device = *main_device_of(failed);
   const ReportOfDevice* seen = find_device(whole, device.device.index);
   if (seen == nullptr || seen->failure || !device.cause || device.cause->kind == CauseKind::leak ||
       !seen->growth.empty())

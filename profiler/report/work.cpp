@@ -45,11 +45,10 @@ std::string flops_text(int64_t flops) {
 std::string milliseconds(int64_t ns) { return number_text(static_cast<double>(ns) * 1e-6); }
 
 std::string rate_text(const Report& report, int64_t step_ns) {
-  if (report.main_device >= report.devices.size() || step_ns == 0) return {};
-  const auto& batch = report.devices[report.main_device].batch;
-  if (!batch) return {};
+  const ReportOfDevice* const device = main_device_of(report);
+  if (device == nullptr || !device->batch || step_ns == 0) return {};
   return fmt::format("; {} samples/s",
-                     number_text(static_cast<double>(batch->batch) * 1e9 / static_cast<double>(step_ns)));
+                     number_text(static_cast<double>(device->batch->batch) * 1e9 / static_cast<double>(step_ns)));
 }
 
 std::string step_time_text(const Report& report, const ReportWork& work) {

@@ -6,14 +6,14 @@
 #include <optional>
 #include <string>
 
+#include "profiler/whole_number.h"
+
 namespace oomdiag {
 namespace {
 
 std::optional<int64_t> parse_integer(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
-  return value;
+  const std::optional<int64_t> value = parse_whole_number(text);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 std::optional<int64_t> parse_megabytes(std::string_view text) {

@@ -6,7 +6,7 @@
 // history? Two tables say so. The first finds frames that tell something. The second reads what was found, and what became of
 // the block: a tensor of forward that a node of backward frees was saved for it, a tensor of backward that outlives it is a
 // gradient, one of an optimizer's step that outlives that is its state. The confidence was measured against recordings of the
-// same processes (tests/causes/snapshots.py):
+// same processes (tests/causes/categories.py):
 //
 //   high     the frame or the free says it
 //   medium   it follows from the order of things; exceptions are known

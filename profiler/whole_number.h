@@ -1,0 +1,17 @@
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace oomdiag {
+
+/// The number that all of this text is, as "-12"; nullopt for other texts, and for numbers of more than 64 bits.
+inline std::optional<int64_t> parse_whole_number(std::string_view text) {
+  int64_t number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc{} && rest == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace oomdiag
