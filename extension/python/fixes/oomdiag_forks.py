@@ -23,8 +23,6 @@ import sysconfig
 import threading
 import types
 
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-
 
 def _is_installed(name, torch_only):
     """Part of Python, or of a package that the program does not bring itself."""
@@ -34,11 +32,10 @@ def _is_installed(name, torch_only):
         return False
     if spec.origin in ("built-in", "frozen"):
         return True
-    kinds = ["stdlib", "platstdlib"] + (["purelib", "platlib"] if package == "torch" or not torch_only else [])
-    folders = [os.path.realpath(sysconfig.get_path(kind)) for kind in kinds]
+    folders = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     files = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     inside = any(os.path.realpath(file).startswith(folder + os.sep) for file in files for folder in folders)
-    return inside and not (torch_only and package != "torch" and "site-packages" in (files[0] if files else ""))
+    return inside and (not torch_only or package == "torch" or package in sys.stdlib_module_names)
 
 
 def _names(node):

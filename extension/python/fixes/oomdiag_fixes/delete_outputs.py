@@ -9,7 +9,7 @@ import torch
 
 from . import tell_applied
 from .frames import forget, locals_of, own_frames, place_of
-from .roots import on_root
+from .roots import replace_forward
 
 _LEAST_BYTES = 1 << 20  # a loss that is logged later costs nothing
 
@@ -52,19 +52,17 @@ def apply(_settings):
     steps = _Steps()
     plain_init = torch.optim.Optimizer.__init__
 
-    def prepare(root):
-        forward = root.forward
-
+    def delete_before(forward):
         @functools.wraps(forward)
         def begin_and_run(*arguments, **keywords):
             steps.begin([*arguments, *keywords.values()])
             return forward(*arguments, **keywords)
 
-        root.forward = begin_and_run
+        return begin_and_run
 
     def init(self, *arguments, **keywords):
         plain_init(self, *arguments, **keywords)
         self.register_step_post_hook(lambda *_: steps.end())
 
     torch.optim.Optimizer.__init__ = init
-    on_root(prepare)
+    replace_forward(delete_before)

@@ -5,7 +5,7 @@ import torch
 
 from . import tell_applied
 from .frames import own_frames, place_of
-from .roots import on_root
+from .roots import replace_forward
 
 
 def _evaluates(settings):
@@ -17,9 +17,7 @@ def _evaluates(settings):
 def apply(settings):
     told = False
 
-    def prepare(root):
-        forward = root.forward
-
+    def without_graph(forward):
         def forward_without_graph(*arguments, **keywords):
             nonlocal told
             if not torch.is_grad_enabled() or not _evaluates(settings):
@@ -30,6 +28,6 @@ def apply(settings):
             with torch.no_grad():
                 return forward(*arguments, **keywords)
 
-        root.forward = forward_without_graph
+        return forward_without_graph
 
-    on_root(prepare)
+    replace_forward(without_graph)

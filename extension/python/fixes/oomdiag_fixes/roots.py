@@ -75,11 +75,16 @@ def tell_for(root, id, lines):
     tell_applied(id, [re.sub(r"\bmodel\b(?!_)", name, line) for line in lines])
 
 
-def wrap_forward(id, wrapper, lines):
-    """Puts wrapper(forward) in the place of the forward of each outermost module that is trained or run."""
+def replace_forward(wrapper, then=lambda root: None):
+    """Puts wrapper(forward) in the place of the forward of each outermost module that is trained or run; calls then(root)."""
 
     def prepare(root):
         root.forward = wrapper(root.forward)
-        tell_for(root, id, lines)
+        then(root)
 
     on_root(prepare)
+
+
+def wrap_forward(id, wrapper, lines):
+    """The same, and tells these lines."""
+    replace_forward(wrapper, lambda root: tell_for(root, id, lines))
