@@ -114,7 +114,7 @@ struct MeasuredFix {
 /// The run as it is.
 struct Before {
   std::string outcome{}, place{};
-  std::string cause{};         ///< of the refusal
+  std::string cause{};         ///< of the failure
   int64_t required_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
   int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
@@ -122,9 +122,9 @@ struct Before {
   bool is_whole = true;                             ///< the whole run was seen
   bool grows = false;                               ///< from step to step
   std::vector<std::string> code_changes{};          ///< what only a change to the code can cure: the line that keeps
-  std::optional<Reason> reason{};                   ///< what of the program is behind the refusal
+  std::optional<Reason> reason{};                   ///< what of the program is behind the failure
   std::vector<std::string> stack{};                 ///< calls that led to it, "train.py:31 in forward", innermost first
-  uint32_t failing_step = 0;                        ///< of the refusal
+  uint32_t failing_step = 0;                        ///< in which it ran out of memory
 };
 
 struct Fixed {
@@ -141,7 +141,7 @@ struct Fixed {
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before);
 
-/// Of a cure of the failure that a module of oomdiag_fixes can make in the unchanged program; what none can make is told in
+/// Of a cure of the failure that a module of oomdiag_fixes can make in the unchanged program; what none can make is in
 /// code_changes.
 std::vector<Change> list_cures(const Before& before);
 

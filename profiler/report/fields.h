@@ -406,11 +406,11 @@ void visit_fields(Visitor& visit, Value& value) {
 template <class Visitor, Either<BatchModel> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("batch", "How the peak follows the batch size.");
-  visit({"batch", "examples of a step, as told or inferred from shapes"}, value.batch);
+  visit({"batch", "examples of a step, as given or inferred from shapes"}, value.batch);
   visit({"fixed_bytes", "of the peak: what stays", {}, kMayBeNegative}, value.fixed_bytes);
   visit({"scaling_bytes", "of the peak: what grows with the batch"}, value.scaling_bytes);
   visit({"largest_batch", "that should still fit"}, value.largest_batch);
-  visit({"inferred", "nobody told the batch size: it is read from shapes"}, value.inferred);
+  visit({"inferred", "the batch size was not given: it is read from shapes"}, value.inferred);
 }
 
 template <class Visitor, Either<ReportCase> Value>
@@ -478,7 +478,7 @@ void visit_fields(Visitor& visit, Value& value) {
         value.pinned_host_memory);
   visit({"initialization_steps", "free memory that went when something was initialised, in order"},
         value.initialization_steps);
-  visit({"failed_driver_requests", "what libraries asked of the driver in vain: the most by each"},
+  visit({"failed_driver_requests", "requests of libraries that the driver failed: the largest of each"},
         value.failed_driver_requests);
   visit.figures({"packing", "what fragmentation costs at that moment"}, value.packing,
                 {{"load_bytes", "in use"},
@@ -600,7 +600,7 @@ void visit_fields(Visitor& visit, Value& value) {
         value.still_runs);
   visit({"lower_bound", "sizes depended on values that a virtual device does not compute: peaks are at least these"},
         value.lower_bound);
-  visit({"unwatched", "the allocator told nothing of its blocks: at best its totals are known"}, value.unwatched);
+  visit({"unwatched", "the allocator reported none of its blocks: at best its totals are known"}, value.unwatched);
   visit({"main_device", "position in `devices` of the one that failed, else of the fullest"}, value.main_device);
   visit({"devices", "those that were used, by index"}, value.devices);
   visit.or_null({"torch", "version of its torch"}, value.torch);

@@ -10,6 +10,9 @@
 
 #include "profiler/report/fields.h"
 
+// A visitor of fields.h collects what each object of a report has; two functions write that down: as JSON schema, as Markdown.
+// A new type of field is an overload of type_of here; a new field needs nothing here.
+
 namespace oomdiag {
 namespace {
 

@@ -4,6 +4,8 @@
 
 #include "extension/virtual_device/stubs/handle.h"
 
+// What the lines of this library's entry_points.txt call, beside stubs/handle.h.
+
 namespace oomdiag {
 
 /// What an object of cuSPARSELt's says: a struct that the caller owns and this library fills.
