@@ -3,11 +3,13 @@
 
     python test_device.py --libraries build/lib/virtual_device --cards extension/virtual_device/cards [--group slow] [case …]
 
-Cases that want the same card and environment share one child process, in which the libraries are preloaded. One line per case, then
-"N passed, N failed, N skipped"; exit 1 if any failed. The cases are in the *_cases.py beside this file; device_cases.py has what they share.
+Cases that want the same card and environment share one child process, in which the libraries are preloaded; it is forked from one that has
+imported torch (prepared.py), except where torch reads the environment as it is imported. One line per case, then "N passed, N failed,
+N skipped"; exit 1 if any failed. The cases are in the *_cases.py beside this file; device_cases.py has what they share.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import subprocess
@@ -27,6 +29,9 @@ import nccl_cases  # noqa: F401
 import program_cases  # noqa: F401
 from stand_ins import LIBRARIES
 
+HERE = pathlib.Path(__file__).resolve().parent
+# Settings of torch, which it may look at while it is imported.
+READ_AT_IMPORT = ("PYTORCH_", "TORCH_")
 # What a developer's shell may hold and no test must see.
 FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBLAS")
 
@@ -41,10 +46,37 @@ def child_environment(args, card, extra):
     return environment | extra
 
 
-def run_cases(args, card, extra, cases):
+class Prepared:
+    """The process of prepared.py. run() is subprocess.run() of a program in Python, without the import of torch."""
+
+    def __init__(self, args, folder):
+        self.folder = folder
+        self.process = subprocess.Popen([sys.executable, HERE / "prepared.py"], env=child_environment(args, None, {}), text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, program, arguments, environment):
+        files = {name: str(self.folder / name) for name in ("output", "errors")}
+        job = {"program": program, "arguments": arguments, "environment": environment, **files}
+        print(json.dumps(job), file=self.process.stdin, flush=True)
+        code = int(self.process.stdout.readline())
+        texts = [pathlib.Path(file).read_text(errors="replace") for file in files.values()]
+        return subprocess.CompletedProcess([program, *arguments], code, *texts)
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def run_child(args, prepared, card, extra, program, arguments):
+    environment = child_environment(args, card, extra)
+    if not any(name.startswith(READ_AT_IMPORT) for name in extra):
+        return prepared.run(program, arguments, environment)
+    return subprocess.run([sys.executable, program, *arguments], env=environment, capture_output=True, text=True)
+
+
+def run_cases(args, prepared, card, extra, cases):
     """Runs `cases` in one child; returns {name: outcome}, a case without an outcome having died."""
-    command = [sys.executable, cases[0].__code__.co_filename, *[case.__name__ for case in cases]]
-    child = subprocess.run(command, env=child_environment(args, card, dict(extra)), capture_output=True, text=True)
+    child = run_child(args, prepared, card, dict(extra), cases[0].__code__.co_filename, [case.__name__ for case in cases])
     outcomes = {}
     for line in child.stdout.splitlines():
         verdict, _, rest = line.partition(" ")
@@ -77,13 +109,15 @@ def main():
     link.symlink_to(args.libraries)
     args.libraries = link
 
+    prepared = Prepared(args, pathlib.Path(folder.name))
     counts = {"ok": 0, "FAIL": 0, "skip": 0}
     for (card, extra, _), cases in batches.items():
-        outcomes = run_cases(args, card, extra, cases)
+        outcomes = run_cases(args, prepared, card, extra, cases)
         for case in cases:
             line = outcomes[case.__name__]
             counts[line.split(" ")[0]] += 1
             print(line, flush=True)
+    prepared.end()
     print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped")
     return 1 if counts["FAIL"] or not chosen else 0
 
