@@ -510,6 +510,13 @@ class Places(DiagnosisTest):
         self.assertRegex(report["peak"]["source"], r"^<string>:5$")
         self.assertIsNone(report["peak"]["inner_source"])
 
+    def test_a_program_in_a_folder_that_is_called_as_that_of_a_standard_library_has_lines(self):
+        program = self.folder / f"lib/python3.{sys.version_info.minor}/train.py"
+        program.parent.mkdir(parents=True)
+        program.write_text('import torch\nweights = torch.zeros(32 << 20, device="cuda")\n')
+        _, report = self.run_program(program)
+        self.assertRegex(report["peak"]["source"], r"train.py:2$")
+
     def test_what_the_parameter_groups_of_an_optimizer_take(self):
         done, report = self.run_code(self.GROUPS)
         rows = {row["name"]: row for row in report["parameter_groups"]}
