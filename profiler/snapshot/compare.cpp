@@ -171,7 +171,7 @@ void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t&
     if (at.index() == range.begin) note();
     const bool counts = is_of_block(at->kind) || is_of_segment(at->kind) || at->kind == EventKind::free_completed;
     if (at->device != device || !counts) continue;
-    blocks.apply(*at, static_cast<uint32_t>(at.index()));
+    blocks.apply(*at);
     if (at.index() >= range.begin) note();
   }
 }

@@ -5,6 +5,7 @@
 
 #include "profiler/replay/steps/recorder_notes.h"
 #include "profiler/replay/steps/refusals.h"
+#include "profiler/trace/format.h"
 
 namespace oomdiag {
 namespace {
@@ -65,6 +66,9 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   RefusalReader refusals;
   NoteReader notes(trace);
   IterationFinder iterations(trace);
+  for (const Event& event : trace.initial) {
+    if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
+  }
   for (const Event& event : trace.kept) {
     notes.read(event);
     add_stack(trace, event, prescan.stacks);
@@ -76,6 +80,8 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
     const Event& event = *at;
     const uint64_t i = at.index();
+    if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
+    if (event.kind == EventKind::graph_begin) prescan.last_traversal = i;
     refusals.read(event, i);
     notes.read(event);
     iterations.read(event, i);
