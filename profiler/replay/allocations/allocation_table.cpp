@@ -4,7 +4,7 @@
 
 namespace oomdiag {
 
-uint32_t AllocationTable::add(Allocation allocation) {
+uint32_t AllocationTable::add(Allocation&& allocation) {
   allocation.number = next_number_++;
   if (unused_.empty()) {
     allocations_.push_back(std::move(allocation));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -54,6 +55,10 @@ struct Allocation {
   /// Older than the events of the trace.
   bool is_initial() const { return event != Block::kNone && (event & Block::kInitial) != 0; }
   bool is_known() const { return event != Block::kNone; }
+  /// The shape that an event named, else that in which the first of `nodes` saved it.
+  uint32_t shape_or_saved(const std::vector<SavingNode>& nodes) const {
+    return shape != 0 || nodes.empty() ? shape : nodes.front().shape;
+  }
   bool first_in_op() const { return maker.call_id == 0 || nth_in_op == 0; }
 };
 
@@ -64,7 +69,7 @@ class AllocationTable {
   static constexpr uint32_t kNone = Block::kNone;
 
   /// Adds and numbers an allocation.
-  uint32_t add(Allocation allocation);
+  uint32_t add(Allocation&& allocation);
   /// The number of the next allocation: those with smaller ones were there before.
   uint32_t next_number() const { return next_number_; }
   /// The block is gone: events name this allocation no more.

@@ -72,6 +72,7 @@ void StepCollector::add_high(uint64_t index, int64_t allocated_bytes, Allocation
 }
 
 void StepCollector::end(const ObservationWindow& observed, AllocationTable& table) {
+  if (!is_open_) return;
   is_open_ = false;
   end_number_ = table.next_number();
   if (count_ > kMaxAllocations) thin(table);
@@ -108,13 +109,12 @@ std::vector<SavingNode> StepCollector::saving_nodes_of(const Allocation& allocat
 }
 
 void StepCollector::thin(AllocationTable& table) {
-  const auto goes = [&](const Allocation& allocation) {
-    return !allocation.alive() && !lives_at_high_point(allocation);
+  const auto drop_low = [&] {
+    const size_t dropped = gone_.drop_if(
+        table, [&](const Allocation& allocation) { return !allocation.alive() && !lives_at_high_point(allocation); });
+    count_ -= std::min(count_, dropped);
   };
-  for (count_ -= gone_.drop_if(table, goes); count_ > kMaxAllocations / 2 && highs_.size() > 64;
-       count_ -= gone_.drop_if(table, goes)) {
-    join_windows();
-  }
+  for (drop_low(); count_ > kMaxAllocations / 2 && highs_.size() > 64; drop_low()) join_windows();
   limit_ = std::max(kMaxAllocations, 2 * count_);
 }
 

@@ -49,8 +49,7 @@ void describe_non_pytorch(const Trace& trace, const FollowedDevice& measured, in
   state.outside.push_back({"unexplained", "", state.outside_bytes - known});
 }
 
-}  // namespace
-
+// The blocks of a live set, as people read about them, by address.
 std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& followed, const LiveSet& live_set) {
   const AllocationReader reader(trace, followed.nodes, followed.table, live_set.allocations, live_set.observed);
   std::vector<LiveBlock> blocks;
@@ -58,8 +57,6 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
     const Block& block = live_set.blocks[b];
     const Allocation& allocation = followed.table[live_set.allocations[b]];
     const auto& saving_nodes = live_set.saving_nodes[b];
-    const uint32_t shape =
-        allocation.shape != 0 || saving_nodes.empty() ? allocation.shape : saving_nodes.front().shape;
     const std::string_view name = trace.name(allocation.name);
     blocks.push_back({.address = block.address,
                       .bytes = block.bytes,
@@ -72,13 +69,15 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                       .before_recording = !allocation.is_known(),
                       .made = reader.made_of(allocation),
                       .name = name.empty() && !allocation.is_known() ? "before recording" : name,
-                      .shape = trace.name(shape),
+                      .shape = trace.name(allocation.shape_or_saved(saving_nodes)),
                       .group = trace.name(allocation.group),
                       .trained = allocation.trained,
                       .saved_by = reader.locate_saving_nodes(saving_nodes)});
   }
   return blocks;
 }
+
+}  // namespace
 
 MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& measured) {
   const DeviceHistory& history = measured.history;
@@ -102,6 +101,24 @@ MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const
   const int64_t total = std::max(device.total_bytes, state.reserved_bytes);
   describe_non_pytorch(trace, measured, total, device, state);
   return state;
+}
+
+// Read as an OOM is whose description is this traversal: of an earlier one nothing counts.
+std::vector<LiveBlock> read_last_walk(const Trace& trace) {
+  const TracePrescan prescan = prescan_trace(trace, {});
+  const uint64_t traversal = prescan.last_traversal;
+  if (traversal == TracePrescan::kNever) return {};
+  const FollowedTrace followed = follow_allocations(
+      trace, prescan,
+      StatePoint{.event = traversal, .state_end = traversal, .description_end = trace.events.size(), .failed = true});
+  std::vector<LiveBlock> saved;
+  for (const FollowedDevice& device : followed.devices) {
+    for (LiveBlock& block : describe_blocks(trace, followed, device.live_set)) {
+      block.bytes = block.requested_bytes;
+      if (!block.saved_by.empty()) saved.push_back(std::move(block));
+    }
+  }
+  return saved;
 }
 
 }  // namespace oomdiag

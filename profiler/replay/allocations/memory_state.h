@@ -6,10 +6,10 @@
 
 namespace oomdiag {
 
-/// The blocks of a live set, as people read about them, by address.
-std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& followed, const LiveSet& live_set);
-
 /// The state of `device` at the failing allocation, else at the peak.
 MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& device);
+
+/// The blocks that the autograd graph keeps for backward which was traversed last, by the requested bytes.
+std::vector<LiveBlock> read_last_walk(const Trace& trace);
 
 }  // namespace oomdiag

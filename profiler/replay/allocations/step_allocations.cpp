@@ -75,8 +75,6 @@ StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, con
     const Allocation& allocation = followed.table[id];
     if (allocation.bytes == 0) continue;
     std::vector<SavingNode> saving_nodes = taken.saving_nodes_of(allocation);
-    const uint32_t shape =
-        allocation.shape != 0 || saving_nodes.empty() ? allocation.shape : saving_nodes.front().shape;
     const bool died = positions.has_died(allocation);
     step.blocks.push_back({.bytes = allocation.bytes,
                            .born = positions.born(allocation),
@@ -88,7 +86,7 @@ StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, con
                            .freed_by_accumulate = died && allocation.freed_by_accumulate,
                            .ever_saved = allocation.ever_saved || !saving_nodes.empty(),
                            .made = reader.made_of(allocation),
-                           .shape = trace.name(shape),
+                           .shape = trace.name(allocation.shape_or_saved(saving_nodes)),
                            .saved_by = reader.locate_saving_nodes(std::move(saving_nodes))});
   }
   if (refusal != nullptr) step.blocks.push_back(requested_block(*refusal, positions.last() + 1));

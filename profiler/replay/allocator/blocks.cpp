@@ -41,59 +41,15 @@ const Block* Blocks::apply(const Event& event, const Block* at, uint32_t tag) {
                     totals_.allocated_bytes + totals_.pending_bytes < kMaxBytes && totals_.reserved_bytes < kMaxBytes;
   if (!sane) return nullptr;
   const uint32_t id = at == nullptr ? Block::kNone : id_of(*at);
-  switch (event.kind) {
-    case EventKind::alloc:
-      return allocate(event, id, tag);
-    case EventKind::free_requested:
-      if ((event.flags & kFreeCompleted) != 0) {
-        complete_free(id);
-      } else {
-        request_free(id);
-      }
-      break;
-    case EventKind::free_completed:
-      complete_free(id);
-      break;
-    case EventKind::segment_alloc:
-      add_segment(event);
-      break;
-    case EventKind::segment_free:
-      remove_segment(event);
-      break;
-    case EventKind::segment_map:
-      map(event);
-      break;
-    case EventKind::segment_unmap:
-      unmap(event);
-      break;
-    case EventKind::none:
-    case EventKind::out_of_memory:
-    case EventKind::device_memory:
-    case EventKind::memory_stats:
-    case EventKind::segment_state:
-    case EventKind::block_state:
-    case EventKind::wanted:
-    case EventKind::op_failed:
-    case EventKind::scope_begin:
-    case EventKind::scope_end:
-    case EventKind::nodes_created:
-    case EventKind::graph_begin:
-    case EventKind::saved_tensor:
-    case EventKind::packed_tensor:
-    case EventKind::parameter:
-    case EventKind::buffer:
-    case EventKind::gradient:
-    case EventKind::note:
-    case EventKind::stack:
-    case EventKind::driver_alloc:
-    case EventKind::driver_map:
-    case EventKind::driver_free:
-    case EventKind::card_step:
-    case EventKind::card_process:
-    case EventKind::grouped:
-    case EventKind::referrer:
-      break;
-  }
+  const bool completes = (event.flags & kFreeCompleted) != 0;
+  const EventKind kind = event.kind;
+  if (kind == EventKind::alloc) return allocate(event, id, tag);
+  if (kind == EventKind::free_requested && !completes) request_free(id);
+  if (kind == EventKind::free_completed || (kind == EventKind::free_requested && completes)) complete_free(id);
+  if (kind == EventKind::segment_alloc) add_segment(event);
+  if (kind == EventKind::segment_free) remove_segment(event);
+  if (kind == EventKind::segment_map) map(event);
+  if (kind == EventKind::segment_unmap) unmap(event);
   return nullptr;
 }
 
@@ -240,14 +196,10 @@ void Blocks::keep(uint32_t id) {
   blocks_[id].version = version_;
 }
 
-void Blocks::put(uint32_t id, Block block) {
-  block.version = version_;
-  change(id) = block;
-}
-
-const Block* Blocks::find(uint64_t address) const {
-  const uint32_t* id = at_.find(address);
-  return id == nullptr ? nullptr : &blocks_[*id];
+void Blocks::put(uint32_t id, const Block& block) {
+  Block& place = change(id);
+  place = block;
+  place.version = version_;
 }
 
 uint32_t Blocks::id_at(uint64_t address) const {

@@ -54,7 +54,10 @@ class Blocks {
   /// known keep their tags.
   void adopt(std::span<const Event> layout, uint8_t device);
   /// The block that begins at `address`, nullptr if none does.
-  const Block* find(uint64_t address) const;
+  const Block* find(uint64_t address) const {
+    const uint32_t* id = at_.find(address);
+    return id == nullptr ? nullptr : &blocks_[*id];
+  }
   void set_tag(const Block& block, uint32_t tag) { change(id_of(block)).tag = tag; }
   /// Addresses and tags of the blocks that the last event, or layout, has ended: their memory is free.
   std::span<const std::pair<uint64_t, uint32_t>> ended() const { return ended_; }
@@ -100,7 +103,7 @@ class Blocks {
     return blocks_[id];
   }
   void keep(uint32_t id);
-  void put(uint32_t id, Block block);
+  void put(uint32_t id, const Block& block);
   uint32_t add(const Block& block);
   uint32_t store(const Block& block);
   void drop(uint32_t id);

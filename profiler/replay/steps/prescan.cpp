@@ -34,12 +34,6 @@ uint64_t first_event_of_op(const EventLog& events, uint64_t index) {
   return event.call_id == 0 ? index : first;
 }
 
-std::vector<bool> find_optimizer_names(const Trace& trace) {
-  std::vector<bool> found(trace.names.size());
-  for (size_t i = 0; i < found.size(); ++i) found[i] = is_optimizer_step(trace.names[i]);
-  return found;
-}
-
 // Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
 void begin_in_the_middle(const Trace& trace, TracePrescan& prescan) {
   if (trace.events.empty() || trace.step_ends.empty()) return;
@@ -59,6 +53,12 @@ void add_stack(const Trace& trace, const Event& event, Stacks& stacks) {
 }
 
 }  // namespace
+
+std::vector<bool> find_optimizer_names(const Trace& trace) {
+  std::vector<bool> found(trace.names.size());
+  for (size_t i = 0; i < found.size(); ++i) found[i] = is_optimizer_step(trace.names[i]);
+  return found;
+}
 
 TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   TracePrescan prescan;

@@ -45,5 +45,7 @@ inline bool in_backward(const Trace& trace, const Event& event) {
 
 /// Whether `name` is the scope that PyTorch (or the samples) opens around an optimizer step.
 inline bool is_optimizer_step(std::string_view name) { return name.starts_with("Optimizer.step"); }
+/// Which of the trace's names are such.
+std::vector<bool> find_optimizer_names(const Trace& trace);
 
 }  // namespace oomdiag
