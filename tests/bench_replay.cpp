@@ -154,7 +154,7 @@ class TraceMaker {
   }
 
   void micro_batch() {
-    activation_bytes_ += 512;  // a peak at the very end is the worst case: the second pass goes all the way too
+    activation_bytes_ += 512;  // a higher peak in each step is the worst case: each takes the place of the one before
     for (uint64_t layer = 0; layer < kLayers; ++layer) {
       ++serial_;
       alloc(1, 1 + 2 * layer, activation_bytes_);

@@ -8,6 +8,7 @@
 #include "cli/terminal/sizes.h"
 #include "profiler/cost/time_model.h"
 #include "profiler/report/table.h"
+#include "profiler/report/work.h"
 
 namespace oomdiag {
 namespace {
@@ -16,12 +17,6 @@ constexpr std::size_t kLabelColumns = 42;
 constexpr std::size_t kMaxWritten = 3;  ///< fixes whose lines are printed
 
 std::string figure(const std::optional<int64_t>& bytes) { return bytes ? to_gib(*bytes) : "-"; }
-
-std::string milliseconds(const std::optional<int64_t>& ns) {
-  if (!ns) return "-";
-  const double number = static_cast<double>(*ns) * 1e-6;
-  return number >= 100 ? fmt::format("{:.0f}", number) : fmt::format("{:.1f}", number);
-}
 
 /// What the meter counted, times the steps that take as many samples as one did.
 std::optional<int64_t> for_as_many_samples(const std::optional<int64_t>& of_step, double steps) {
@@ -43,7 +38,7 @@ std::string row(const MeasuredFix& fix, const StepCost& before, std::optional<in
                      padded(printable(fix.label(), kLabelColumns), kLabelColumns), figure(fix.predicted_peak_bytes()),
                      figure(fix.measured_peak_bytes), figure(fix.measured_reserved_bytes),
                      fix.fits ? (fix.still_grows ? "grows" : "yes") : "no",
-                     milliseconds(for_as_many_samples(fix.step.time_ns, steps)), extra_flops(fix, before, steps),
+                     milliseconds_text(for_as_many_samples(fix.step.time_ns, steps)), extra_flops(fix, before, steps),
                      fix.changes_numerics() ? "changed" : "same");
 }
 
@@ -116,9 +111,9 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
     const auto times = [&](double share) {
       return static_cast<int64_t>(share * static_cast<double>(*before.step.time_ns));
     };
-    text +=
-        fmt::format("  step time  {} ms as it is (modelled; {} to {} likely); below that of as many samples\n",
-                    milliseconds(before.step.time_ns), milliseconds(times(error.low)), milliseconds(times(error.high)));
+    text += fmt::format("  step time  {} ms as it is (modelled; {} to {} likely); below that of as many samples\n",
+                        milliseconds_text(before.step.time_ns), milliseconds_text(times(error.low)),
+                        milliseconds_text(times(error.high)));
   }
   for (const std::string& change : before.code_changes) text += fmt::format("  change   {}\n", printable(change, 200));
   text += table(fixed, target) + unproved(fixed) + lines_to_write(fixed);

@@ -139,9 +139,9 @@ ShownState final_state(const Trace& trace, const DeviceHistory& device) {
     live.bytes = block.bytes;
     live.requested_bytes = block.requested_bytes;
     live.pending_free = block.state == Block::State::pending_free;
-    const bool initial = block.event != Block::kNone && (block.event & Block::kInitial) != 0;
+    const bool initial = block.tag != Block::kNone && (block.tag & Block::kInitial) != 0;
     if (initial)
-      live.made = locate(trace, nodes, trace.initial[block.event & ~Block::kInitial]);
+      live.made = locate(trace, nodes, trace.initial[block.tag & ~Block::kInitial]);
     else if (const auto place = places.find(block.address); place != places.end())
       live.made = place->second;
   }

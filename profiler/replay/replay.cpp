@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "profiler/replay/allocations/measure.h"
 #include "profiler/replay/allocations/memory_state.h"
 #include "profiler/replay/allocations/step_allocations.h"
 #include "profiler/replay/non_pytorch/non_pytorch.h"
@@ -38,17 +37,6 @@ void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& re
   if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;
 }
 
-bool is_first_in_op(const Trace& trace, const OutOfMemory& refusal) {
-  const Event failed = trace.events[refusal.event];
-  for (uint64_t i = refusal.event; i-- > 0;) {
-    const Event event = trace.events[i];
-    if (event.thread != failed.thread) continue;
-    if (event.call_id != failed.call_id || event.call_id == 0) return true;
-    if (event.kind == EventKind::alloc) return false;
-  }
-  return true;
-}
-
 // FSDP2 has ops of its own; FSDP1 and ZeRO-3 scatter what they reduced.
 bool shards_parameters(const Trace& trace) {
   return std::any_of(trace.names.begin(), trace.names.end(), [](const std::string& name) {
@@ -59,46 +47,36 @@ bool shards_parameters(const Trace& trace) {
 }  // namespace
 
 History replay(const Trace& trace, std::optional<bool> survived) {
-  const AllocatorSettings settings = parse_allocator_settings(trace.process.allocator_settings);
   TracePrescan prescan = prescan_trace(trace, survived);
-  Measurements measured = measure(trace, prescan, settings);
-
-  History history{.settings = settings,
+  FollowedTrace followed = follow_allocations(trace, prescan);
+  History history{.settings = parse_allocator_settings(trace.process.allocator_settings),
                   .devices = {},
-                  .steps = measured.steps,
+                  .steps = followed.steps,
                   .notes = std::move(prescan.notes),
                   .reads = std::move(prescan.reads)};
-  std::erase_if(measured.devices, [](const MeasuredDevice& device) { return !device.used; });
-  std::vector<ViewRequest> requested;
-  for (MeasuredDevice& device : measured.devices) {
-    for (OutOfMemory& refusal : device.history.refusals) {
-      find_requested_tensor(trace, measured.nodes, settings, refusal);
-      find_surroundings(trace, prescan.stacks, refusal);
-      refusal.first_in_op = is_first_in_op(trace, refusal);
-      if (refusal.outcome == Outcome::fatal) device.history.failure = refusal;
-    }
-    requested.push_back({find_state_point(trace, device.history),
-                         {typical_step(device.history), complete_step(trace, prescan, device.history)}});
-  }
-  AllocationViews views = follow_allocations(trace, prescan, measured.nodes, settings, requested);
   const bool sharded = shards_parameters(trace);
-  for (size_t d = 0; d < measured.devices.size(); ++d) {
-    MeasuredDevice& device = measured.devices[d];
-    DeviceViews& card = views.devices[d];
-    const OutOfMemory* failure = device.history.failure ? &*device.history.failure : nullptr;
-    device.history.curves = std::move(card.curves);
-    for (const auto& [maker, variable, count] : card.referrers) {
-      device.history.referrers.push_back({trace.name(variable), locate(trace, measured.nodes, maker), count});
+  for (FollowedDevice& device : followed.devices) {
+    DeviceHistory& told = device.history;
+    for (OutOfMemory& refusal : told.refusals) {
+      find_requested_tensor(trace, followed.nodes, history.settings, refusal);
+      find_surroundings(trace, prescan.stacks, refusal);
+      if (refusal.outcome == Outcome::fatal) told.failure = refusal;
     }
-    device.history.step_allocations = read_step(trace, measured.nodes, views, card.steps[0], failure);
-    device.history.complete = read_step(trace, measured.nodes, views, card.steps[1], nullptr);
-    device.history.state = read_moment(trace, device, measured.nodes, views, card.live_set);
+    for (const auto& [maker, variable, count] : device.referrers) {
+      told.referrers.push_back({trace.name(variable), locate(trace, followed.nodes, maker), count});
+    }
+    const OutOfMemory* failure = told.failure ? &*told.failure : nullptr;
+    told.step_allocations = read_step(trace, followed, device, device.step, failure);
+    if (has_complete_step(trace, prescan, device)) {
+      told.complete = read_step(trace, followed, device, device.complete, nullptr);
+    }
+    told.state = read_moment(trace, followed, device);
     NonPytorchState outside = read_non_pytorch(trace, device.outside_events, trace.events.size());
-    device.history.initialization_steps = std::move(outside.steps);
-    device.history.failed_driver_requests = std::move(outside.refusals);
-    device.history.outside_measured = !device.outside.empty() || device.history.failure.has_value();
-    device.history.sharded = sharded;
-    history.devices.push_back(std::move(device.history));
+    told.initialization_steps = std::move(outside.steps);
+    told.failed_driver_requests = std::move(outside.refusals);
+    told.outside_measured = !device.outside.empty() || told.failure.has_value();
+    told.sharded = sharded;
+    history.devices.push_back(std::move(told));
   }
   return history;
 }

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "profiler/explain/shape.h"
-#include "profiler/replay/allocations/last_walk.h"
+#include "profiler/replay/allocations/memory_state.h"
 
 namespace oomdiag {
 std::vector<ReportSavedTensor> list_last_walk(const Trace& trace) {

@@ -42,8 +42,6 @@ std::string flops_text(int64_t flops) {
   return number >= 1e12 ? number_text(number / 1e12) + " TFLOP" : number_text(number / 1e9) + " GFLOP";
 }
 
-std::string milliseconds(int64_t ns) { return number_text(static_cast<double>(ns) * 1e-6); }
-
 std::string rate_text(const Report& report, int64_t step_ns) {
   const ReportOfDevice* const device = main_device_of(report);
   if (device == nullptr || !device->batch || step_ns == 0) return {};
@@ -53,19 +51,23 @@ std::string rate_text(const Report& report, int64_t step_ns) {
 
 std::string step_time_text(const Report& report, const ReportWork& work) {
   if (!work.step_time_ns) return "not known: " + work.why_no_time;
-  return fmt::format("{} ms (modelled; {} to {} likely), bound by {}{}", milliseconds(*work.step_time_ns),
-                     milliseconds(work.step_time_low_ns.value_or(0)), milliseconds(work.step_time_high_ns.value_or(0)),
-                     work.bound_by, rate_text(report, *work.step_time_ns));
+  return fmt::format("{} ms (modelled; {} to {} likely), bound by {}{}", milliseconds_text(*work.step_time_ns),
+                     milliseconds_text(work.step_time_low_ns.value_or(0)),
+                     milliseconds_text(work.step_time_high_ns.value_or(0)), work.bound_by,
+                     rate_text(report, *work.step_time_ns));
 }
 
 std::string row(const ReportWorkPart& part) {
   return fmt::format("    {}{:>10}{:>12}{:>12}{:>10}   {}\n", padded(printable(part.name, 36), 38),
-                     part.time_ns ? milliseconds(*part.time_ns) : "-",
-                     number_text(static_cast<double>(part.flops) * 1e-9),
+                     milliseconds_text(part.time_ns), number_text(static_cast<double>(part.flops) * 1e-9),
                      number_text(static_cast<double>(part.memory_bytes) * 1e-9), part.launches, part.bound_by);
 }
 
 }  // namespace
+
+std::string milliseconds_text(std::optional<int64_t> ns) {
+  return ns ? number_text(static_cast<double>(*ns) * 1e-6) : "-";
+}
 
 ReportWork make_report_work(const StepWork& step, const Trace& trace) {
   ReportWork work{.step = static_cast<uint32_t>(step.step),

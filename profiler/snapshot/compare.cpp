@@ -169,9 +169,8 @@ void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t&
   };
   for (auto at = trace.events.begin(); at != trace.events.end() && at.index() < range.end; ++at) {
     if (at.index() == range.begin) note();
-    const bool counts = is_of_block(at->kind) || is_of_segment(at->kind) || at->kind == EventKind::free_completed;
-    if (at->device != device || !counts) continue;
-    blocks.apply(*at, static_cast<uint32_t>(at.index()));
+    if (at->device != device) continue;
+    blocks.apply(*at);
     if (at.index() >= range.begin) note();
   }
 }

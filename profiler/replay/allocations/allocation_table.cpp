@@ -4,28 +4,21 @@
 
 namespace oomdiag {
 
-uint32_t AllocationTable::add(Allocation allocation, uint64_t address) {
-  const auto [place, is_fresh] = at_[allocation.device].insert(address);
-  if (!is_fresh) release(*place);
-  auto id = static_cast<uint32_t>(allocations_.size());
+uint32_t AllocationTable::add(Allocation&& allocation) {
+  allocation.number = next_number_++;
   if (unused_.empty()) {
     allocations_.push_back(std::move(allocation));
     attached_.push_back(true);
-  } else {
-    id = unused_.back();
-    unused_.pop_back();
-    allocations_[id] = std::move(allocation);
-    attached_[id] = true;
+    return static_cast<uint32_t>(allocations_.size() - 1);
   }
-  *place = id;
+  const uint32_t id = unused_.back();
+  unused_.pop_back();
+  allocations_[id] = std::move(allocation);
+  attached_[id] = true;
   return id;
 }
 
-void AllocationTable::detach(uint8_t device, uint64_t address) {
-  if (const auto id = at_[device].take(address)) release(*id);
-}
-
-void AllocationTable::release(uint32_t id) {
+void AllocationTable::detach(uint32_t id) {
   attached_[id] = false;
   if (allocations_[id].views == 0) retire(id);
 }
@@ -34,10 +27,12 @@ void AllocationTable::let_go(uint32_t id) {
   if (--allocations_[id].views == 0 && !attached_[id]) retire(id);
 }
 
-std::vector<uint32_t> AllocationTable::living(uint8_t device) const {
+std::vector<uint32_t> AllocationTable::living(uint8_t device, uint32_t end) const {
   std::vector<uint32_t> ids;
   for (uint32_t id = 0; id < allocations_.size(); ++id) {
-    if (attached_[id] && allocations_[id].device == device && allocations_[id].alive()) ids.push_back(id);
+    const Allocation& allocation = allocations_[id];
+    if (attached_[id] && allocation.device == device && allocation.alive() && allocation.number < end)
+      ids.push_back(id);
   }
   return ids;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -26,8 +27,9 @@ struct SavingNode {
 /// not apply. Times are indices of events.
 struct Allocation {
   Event maker{};                            ///< its alloc event; empty where that is not known
-  uint32_t event = Block::kNone;            ///< as in Block: index of the maker, perhaps in the trace's `initial`
-  uint32_t views = 0;                       ///< how many views it is part of: it outlives its block for them
+  uint32_t event = Block::kNone;            ///< index of the maker, with Block::kInitial in the trace's `initial`
+  uint32_t number = 0;                      ///< counts the allocations of all devices
+  uint32_t views = 0;                       ///< how many views hold it: it outlives its block for them
   int64_t bytes = 0;                        ///< of the block, rounded
   uint64_t born = 0, died = kNoEvent;       ///< died: its free was requested
   uint64_t gradient_since = kNoEvent;       ///< when it was first named a gradient
@@ -53,44 +55,68 @@ struct Allocation {
   /// Older than the events of the trace.
   bool is_initial() const { return event != Block::kNone && (event & Block::kInitial) != 0; }
   bool is_known() const { return event != Block::kNone; }
+  /// The shape that an event named, else that in which the first of `nodes` saved it.
+  uint32_t shape_or_saved(const std::vector<SavingNode>& nodes) const {
+    return shape != 0 || nodes.empty() ? shape : nodes.front().shape;
+  }
   bool first_in_op() const { return maker.call_id == 0 || nth_in_op == 0; }
 };
 
-/// The allocations of all devices: those that live, and those that views reference. The places of others are used again, so
+/// The allocations of all devices: those that live, and those that views hold. The places of others are used again, so
 /// memory follows what lives, however long the program runs.
 class AllocationTable {
  public:
-  AllocationTable() : at_(kMaxDevices) {}
+  static constexpr uint32_t kNone = Block::kNone;
 
-  /// Adds an allocation at its device and address; the one before at that address is detached.
-  uint32_t add(Allocation allocation, uint64_t address);
-  /// The newest allocation of this address, or kNone.
-  uint32_t find(uint8_t device, uint64_t address) const {
-    const uint32_t* id = at_[device].find(address);
-    return id == nullptr ? kNone : *id;
-  }
-  /// The block at this address is gone: events name it no more.
-  void detach(uint8_t device, uint64_t address);
+  /// Adds and numbers an allocation.
+  uint32_t add(Allocation&& allocation);
+  /// The number of the next allocation: those with smaller ones were there before.
+  uint32_t next_number() const { return next_number_; }
+  /// The block is gone: events name this allocation no more.
+  void detach(uint32_t id);
 
-  /// A view references this allocation, or no longer does.
+  /// A view needs this allocation, or no longer does.
   void hold(uint32_t id) { ++allocations_[id].views; }
   void let_go(uint32_t id);
 
   Allocation& operator[](uint32_t id) { return allocations_[id]; }
   const Allocation& operator[](uint32_t id) const { return allocations_[id]; }
-  /// This device's allocations that live.
-  std::vector<uint32_t> living(uint8_t device) const;
-
-  static constexpr uint32_t kNone = ~uint32_t{0};
+  /// This device's allocations that live, of those with smaller numbers than `end`.
+  std::vector<uint32_t> living(uint8_t device, uint32_t end) const;
 
  private:
-  void release(uint32_t id);
   void retire(uint32_t id);
 
   std::vector<Allocation> allocations_;
   std::vector<bool> attached_;
   std::vector<uint32_t> unused_;
-  std::vector<AddressMap<uint32_t>> at_;  ///< by device
+  uint32_t next_number_ = 0;
+};
+
+/// Allocations that are gone, for a view that needs them.
+class HeldAllocations {
+ public:
+  void add(uint32_t id, AllocationTable& table) {
+    table.hold(id);
+    ids_.push_back(id);
+  }
+  /// Lets go of those for which `goes` holds; how many they are.
+  template <class Goes>
+  size_t drop_if(AllocationTable& table, const Goes& goes) {
+    return std::erase_if(ids_, [&](uint32_t id) {
+      const bool dropped = goes(table[id]);
+      if (dropped) table.let_go(id);
+      return dropped;
+    });
+  }
+  void drop_all(AllocationTable& table) {
+    for (const uint32_t id : ids_) table.let_go(id);
+    ids_.clear();
+  }
+  const std::vector<uint32_t>& ids() const { return ids_; }
+
+ private:
+  std::vector<uint32_t> ids_;
 };
 
 }  // namespace oomdiag

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "profiler/replay/allocator/initial_layout.h"
-#include "profiler/replay/allocator/layout.h"
 #include "profiler/trace/group_role.h"
 
 namespace oomdiag {
@@ -15,76 +14,113 @@ bool frees_in_own_op(const Event& maker, const Event& free) {
          maker.node_sequence != kAccumulateGrad;
 }
 
+/// The end of the run of layout events that begins at `begin`. Other threads' events may lie between.
+uint64_t end_of_layout(const EventLog& events, uint64_t begin) {
+  uint64_t end = begin + 1;
+  const uint16_t thread = events[begin].thread;
+  for (auto at = events.from(begin); at != events.end(); ++at) {
+    if (at->thread != thread) continue;
+    if (at->kind != EventKind::segment_state && at->kind != EventKind::block_state) break;
+    end = at.index() + 1;
+  }
+  return end;
+}
+
 }  // namespace
 
-DeviceFollower::DeviceFollower(PassState& pass, const AllocatorSettings& settings, const ViewRequest& requested)
+DeviceFollower::DeviceFollower(PassState& pass, uint8_t device, const std::optional<StatePoint>& at)
     : pass_(pass),
-      request_(requested),
-      blocks_(settings),
-      counter_(pass.trace.contexts.size()),
-      own_traversal_(has_own_traversal()) {
-  for (const uint32_t step : requested.steps) lives_.steps.emplace_back(step);
-  blocks_.start_from(pass.trace.initial, pass.trace.initial_layout, device());
-  for (const Block& block : blocks_.in_use()) ensure_allocation(block, 0);
-  places_.start_from(pass.trace, device());
+      device_(device),
+      blocks_([&] {
+        Blocks blocks(parse_allocator_settings(pass.trace.process.allocator_settings));
+        blocks.start_from(pass.trace.initial, pass.trace.initial_layout, device);
+        return blocks;
+      }()),
+      stats_(pass.trace, device, blocks_, result_),
+      counter_(pass.trace.contexts.size()) {
+  const uint64_t first = result_.history.peak.at_start ? 0 : std::min<uint64_t>(1, pass.trace.events.size());
+  result_.point = at.value_or(StatePoint{.state_end = first, .description_end = first});
+  result_.point.phase = result_.history.peak.phase;
+  own_traversal_ = has_own_traversal();
+  for (const Block& block : blocks_.in_use()) {
+    Allocation allocation{.event = block.tag, .bytes = block.bytes, .device = device_};
+    if (allocation.is_initial()) describe_initial(allocation);
+    blocks_.set_tag(*blocks_.find(block.address), add(std::move(allocation)));
+  }
+  places_.start_from(pass.trace, device_);
 }
 
 void DeviceFollower::allocate(const Event& event, uint64_t index) {
-  const Block* block = blocks_.apply(event, static_cast<uint32_t>(index));
-  if (block == nullptr) return;
-  places_.add(event);
-  const uint32_t id = pass_.table.add({.maker = event,
-                                       .event = static_cast<uint32_t>(index),
-                                       .bytes = block->bytes,
-                                       .born = index,
-                                       .step = pass_.phases.step(),
-                                       .nth_at_place = counter_.next(event),
-                                       .phase = pass_.phases.phase_of(event),
-                                       .device = event.device},
-                                      event.address);
-  if (pass_.trace.process.snapshot) {
-    pass_.table[id].maker.call_id = call_of(event);
-    if (pass_.table[id].phase == Phase::optimizer) optimizer_allocated_ = index;
+  const Block* block = blocks_.apply(event);
+  drop_ended(index);
+  if (const auto named = elsewhere_.size() > 0 ? elsewhere_.take(event.address) : std::nullopt) {
+    detach(*named);
   }
-  pass_.ops.note_alloc(id, pass_.table[id]);
-  show(id, index);
+  stats_.note_event(index);
+  if (block != nullptr) {
+    places_.add(event);
+    const uint32_t id = add({.maker = event,
+                             .event = static_cast<uint32_t>(index),
+                             .bytes = block->bytes,
+                             .born = index,
+                             .step = pass_.phases.step(),
+                             .nth_at_place = counter_.next(event),
+                             .phase = pass_.phases.phase_of(event),
+                             .device = device_});
+    blocks_.set_tag(*block, id);
+    if (pass_.trace.process.snapshot) {
+      pass_.table[id].maker.call_id = call_of(event);
+      if (pass_.table[id].phase == Phase::optimizer) optimizer_allocated_ = index;
+    }
+    pass_.ops.note_alloc(id, pass_.table[id]);
+    step_.add(index, blocks_.allocated_bytes(), pass_.table);
+  }
+  if (stats_.note_alloc(event, index, pass_.phases, pass_.nodes)) note_peak(index);
+  if (is_like_peak()) is_typical_ = true;
 }
 
-void DeviceFollower::request_free(const Event& event, uint64_t index) {
-  const uint32_t id = pass_.table.find(event.device, event.address);
-  if (id != AllocationTable::kNone && pass_.table[id].alive()) {
-    Allocation& allocation = pass_.table[id];
-    allocation.died = index;
-    allocation.died_in_op = frees_in_own_op(allocation.maker, event);
-    allocation.died_in_optimizer =
-        pass_.optimizer_open_since != kNoEvent && allocation.born > pass_.optimizer_open_since;
-    allocation.freed_in_node = in_node(event);
-    if (pass_.trace.process.snapshot) describe_free(allocation, event);
-    allocation.freed_by_accumulate = event.node_sequence == kAccumulateGrad;
-    if (allocation.is_known()) places_.remove(allocation);
+void DeviceFollower::free(const Event& event, uint64_t index) {
+  const Block* block = blocks_.find(event.address);
+  const uint32_t id = find(block, event.address);
+  if (id != AllocationTable::kNone && pass_.table[id].alive()) request_free(id, event, index);
+  blocks_.apply(event, block, Block::kNone);
+  drop_ended(index);
+  const bool completed = event.kind == EventKind::free_completed || (event.flags & kFreeCompleted) != 0;
+  if (completed && elsewhere_.size() > 0 && !is_described(index)) {
+    if (const auto named = elsewhere_.take(event.address)) detach(*named);
   }
-  blocks_.apply(event, static_cast<uint32_t>(index));
-  if ((event.flags & kFreeCompleted) != 0 && !is_described(index)) pass_.table.detach(event.device, event.address);
+  stats_.note_event(index);
 }
 
-void DeviceFollower::complete_free(const Event& event, uint64_t index) {
-  request_free(event, index);
-  if (!is_described(index)) pass_.table.detach(event.device, event.address);
+void DeviceFollower::apply(const Event& event, uint64_t index) {
+  blocks_.apply(event);
+  drop_ended(index);
+  stats_.note_event(index);
 }
 
 void DeviceFollower::read_layout(const Event& event, uint64_t index) {
-  if ((event.flags & kBeforeRecording) == 0) return;
-  if (const auto layout = find_initial_layout(pass_.trace.events, index); !layout.empty()) adopt(layout, index);
+  if ((event.flags & kBeforeRecording) != 0) {
+    const auto layout = find_initial_layout(pass_.trace.events, index);
+    if (layout.empty()) return;
+    adopt(layout, index);
+    const uint64_t last = index + layout.size() - 1;
+    if (stats_.note_initial_layout(last, pass_.phases)) note_peak(last);
+    return;
+  }
+  if (index < pass_.layout_end) return;
+  pass_.layout_end = end_of_layout(pass_.trace.events, index);
+  const auto layout = pass_.trace.events.slice(index, pass_.layout_end, kMaxLayoutEvents);
+  if (!stats_.check_layout(layout)) adopt(layout, index);
 }
 
 void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.address == 0) return;  // it is about a refusal
-  uint32_t id = pass_.table.find(event.device, event.address);
+  uint32_t id = find(blocks_.find(event.address), event.address);
   if (event.kind == EventKind::referrer) {
-    if (id != AllocationTable::kNone) lives_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id});
+    if (id != AllocationTable::kNone) result_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id});
     return;
   }
-  if (id == AllocationTable::kNone) id = ensure_allocation({.address = event.address}, index);
+  if (id == AllocationTable::kNone) elsewhere_[event.address] = id = add({.device = device_});
   Allocation& allocation = pass_.table[id];
   if (event.kind == EventKind::grouped) {
     allocation.group = static_cast<uint32_t>(event.detail);
@@ -95,7 +131,11 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
     return;
   }
   if (event.detail != 0) allocation.shape = static_cast<uint32_t>(event.detail);
-  if (event.kind == EventKind::saved_tensor) return pass_.graphs.save(event, allocation);
+  if (event.kind == EventKind::saved_tensor) {
+    const bool is_marked = allocation.number < marked_before_;
+    if (is_marked && pass_.graphs.replaces(allocation)) saving_nodes_.keep(id, allocation);
+    return pass_.graphs.save(event, allocation);
+  }
   if (event.kind == EventKind::parameter) allocation.parameter = true;
   if (event.kind == EventKind::buffer) allocation.buffer = true;
   if (event.kind == EventKind::gradient) allocation.gradient_since = std::min(allocation.gradient_since, index);
@@ -104,116 +144,79 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
 
 void DeviceFollower::note_kept(const Event& event) {
   if (event.kind != EventKind::parameter && event.kind != EventKind::buffer) return;
-  const uint32_t id = pass_.table.find(event.device, event.address);
+  const uint32_t id = find(blocks_.find(event.address), event.address);
   if (id == AllocationTable::kNone || !pass_.table[id].is_initial()) return;
   const uint64_t allocated = pass_.table[id].maker.sequence;
   if (allocated != 0 && allocated < event.sequence) note(event, 0);
 }
 
-void DeviceFollower::turn_step(uint32_t ended, uint64_t index) {
-  places_.end_step(ended);
-  end_steps(index);
-  if (has_failed_) return;
-  for (StepCollector& step : lives_.steps) {
-    if (step.step() == 0 || step.step() != pass_.phases.step()) continue;
-    step.begin(index, pass_.table.living(device()), pass_.table, pass_.graphs);
-  }
-}
-
-uint64_t DeviceFollower::next_stop() const {
-  const StatePoint& point = request_.point;
-  if (point.failed && !has_failed_) return std::min(point.event, point.state_end);
-  return is_taken_ ? kNoEvent : point.state_end;
-}
-
-void DeviceFollower::stop(uint64_t index) {
-  const StatePoint& point = request_.point;
-  if (point.failed && !has_failed_ && index >= point.event) {
-    end_steps(index);
-    has_failed_ = true;
-  }
-  if (!is_taken_ && index >= point.state_end) take_live_set(index);
-}
-
-bool DeviceFollower::begins_own_traversal(uint64_t index) const {
-  const StatePoint& point = request_.point;
-  return own_traversal_ && !own_traversed_ && index >= point.event && index < point.description_end;
-}
-
-void DeviceFollower::note_traversal(uint64_t index) {
-  for (StepCollector& step : lives_.steps) step.note_traversal();
-  own_traversed_ = own_traversed_ || begins_own_traversal(index);
-  if (is_taken_ && own_traversal_ == own_traversed_) saving_nodes_.note_traversal(pass_.graphs);
-}
-
-DeviceViews DeviceFollower::finish(const NodeTable& nodes) {
-  const uint64_t index = pass_.trace.events.size();
-  stop(index);
-  saving_nodes_.finish(pass_.table, lives_.live_set);
-  end_steps(index);
-  if (pass_.trace.process.snapshot) finish_fates();
-  lives_.curves = places_.finish(pass_.trace, nodes);
-  return std::move(lives_);
-}
-
-void DeviceFollower::end_steps(uint64_t index) {
-  for (StepCollector& step : lives_.steps) {
-    if (step.is_open()) step.end(observed_until(index), pass_.table);
-  }
-}
-
-ObservationWindow DeviceFollower::observed_until(uint64_t index) const {
-  const StatePoint& point = request_.point;
-  ObservationWindow observed{.end = index, .named_end = index, .optimizer_open_since = pass_.optimizer_open_since};
-  if (!point.failed) return observed;
-  observed.unwound = point.event;
-  if (index < point.event) return observed;
-  observed.end = point.event;
-  observed.named_end = point.description_end;
-  observed.failed_op = pass_.trace.events[point.event].call_id;
-  return observed;
-}
-
-void DeviceFollower::take_live_set(uint64_t index) {
-  is_taken_ = true;
-  const StatePoint& point = request_.point;
-  if (point.failed && index < pass_.trace.events.size() && pass_.trace.events[index].kind == EventKind::segment_state) {
-    adopt(pass_.trace.events.slice(index, point.description_end, kMaxLayoutEvents), index);
-  }
-  LiveSet& live_set = lives_.live_set;
-  live_set.allocated_bytes = blocks_.allocated_bytes();
-  live_set.pending_bytes = blocks_.pending_bytes();
-  live_set.reserved_bytes = blocks_.reserved_bytes();
-  live_set.blocks = blocks_.in_use();
-  std::sort(live_set.blocks.begin(), live_set.blocks.end(), [](auto& a, auto& b) { return a.address < b.address; });
-  for (const Block& block : live_set.blocks) {
-    live_set.allocations.push_back(ensure_allocation(block, index));
-    pass_.table.hold(live_set.allocations.back());
-  }
-  live_set.saving_nodes.resize(live_set.allocations.size());
-  for (const auto& segment : blocks_.by_segment()) live_set.segments.push_back(lay_out(segment));
-  live_set.observed = observed_until(index);
-  saving_nodes_.begin(live_set, point.phase, own_traversal_, pass_.graphs);
-  if (own_traversed_) saving_nodes_.note_traversal(pass_.graphs);
-}
-
+// A block that no event told of has an allocation that says nothing but the names that its address is given.
 void DeviceFollower::adopt(const std::vector<Event>& layout, uint64_t index) {
-  blocks_.adopt(layout, device());
-  for (const Block& block : blocks_.in_use()) ensure_allocation(block, index);
+  blocks_.adopt(layout, device_);
+  drop_ended(index);
+  for (const Block& block : blocks_.in_use()) {
+    std::optional<uint32_t> id;
+    if (block.tag != Block::kNone) id = block.tag;
+    if (!id) id = elsewhere_.take(block.address);
+    if (id && block.tag == Block::kNone && pass_.table[*id].is_known()) {
+      detach(*id);
+      id.reset();
+    }
+    if (!id) {
+      id = add({.device = device_});
+      step_.add(index, blocks_.allocated_bytes(), pass_.table);
+    }
+    pass_.table[*id].bytes = block.bytes;
+    blocks_.set_tag(*blocks_.find(block.address), *id);
+  }
 }
 
-// A block that no event told of has a record that says nothing but the names that its address is given.
-uint32_t DeviceFollower::ensure_allocation(const Block& block, uint64_t index) {
-  const uint32_t found = pass_.table.find(device(), block.address);
-  if (found != AllocationTable::kNone && pass_.table[found].event == block.event) {
-    pass_.table[found].bytes = block.bytes;
-    return found;
+uint32_t DeviceFollower::add(Allocation&& allocation) {
+  ++living_;
+  return pass_.table.add(std::move(allocation));
+}
+
+uint32_t DeviceFollower::find(const Block* block, uint64_t address) const {
+  if (block != nullptr && block->is_in_use()) return block->tag;
+  const uint32_t* id = elsewhere_.size() > 0 ? elsewhere_.find(address) : nullptr;
+  return id == nullptr ? AllocationTable::kNone : *id;
+}
+
+void DeviceFollower::request_free(uint32_t id, const Event& event, uint64_t index) {
+  Allocation& allocation = pass_.table[id];
+  end(id);
+  allocation.died = index;
+  allocation.died_in_op = frees_in_own_op(allocation.maker, event);
+  allocation.died_in_optimizer = pass_.optimizer_open_since != kNoEvent && allocation.born > pass_.optimizer_open_since;
+  allocation.freed_in_node = in_node(event);
+  if (pass_.trace.process.snapshot) describe_free(allocation, event);
+  allocation.freed_by_accumulate = event.node_sequence == kAccumulateGrad;
+  if (allocation.is_known()) places_.remove(allocation);
+}
+
+// While an OOM is described its traversal may still come: blocks that other threads free meanwhile keep their names.
+void DeviceFollower::drop_ended(uint64_t index) {
+  for (const auto& [address, id] : blocks_.ended()) {
+    if (is_described(index)) {
+      elsewhere_[address] = id;
+    } else {
+      detach(id);
+    }
   }
-  Allocation allocation{.event = block.event, .bytes = block.bytes, .device = device()};
-  if (allocation.is_initial()) describe_initial(allocation);
-  const uint32_t id = pass_.table.add(std::move(allocation), block.address);
-  if (block.bytes > 0) show(id, index);
-  return id;
+}
+
+// It no longer lives: views that it is part of will not find it among those that do.
+void DeviceFollower::end(uint32_t id) {
+  --living_;
+  step_.note_end(id, pass_.table);
+  kept_.note_end(id, pass_.table);
+  typical_.note_end(id, pass_.table);
+}
+
+void DeviceFollower::detach(uint32_t id) {
+  if (pass_.table[id].alive()) end(id);
+  if (pass_.table[id].number < marked_before_) marked_.add(id, pass_.table);
+  pass_.table.detach(id);
 }
 
 // Where nothing tells what was called, each allocation is a call, with the frees that follow it.
@@ -239,10 +242,10 @@ void DeviceFollower::describe_free(Allocation& allocation, const Event& event) {
 // What becomes of the blocks of the described moment is known after it. Where the optimizer has begun, backward is over: what
 // lives then outlives it.
 void DeviceFollower::finish_fates() {
-  for (const uint32_t id : lives_.live_set.allocations) {
+  for (const uint32_t id : result_.live_set.allocations) {
     Allocation& allocation = pass_.table[id];
     const bool outlives = allocation.phase != Phase::optimizer && allocation.born < optimizer_allocated_;
-    const bool lives = allocation.died >= lives_.live_set.observed.unwound;
+    const bool lives = allocation.died >= result_.live_set.observed.unwound;
     if (lives) allocation.end_step = pass_.phases.step() + (outlives ? 1 : 0);
     const uint32_t context = allocation.maker.context;
     allocation.saved_before = context < freed_by_backward_.size() && freed_by_backward_[context];
@@ -268,25 +271,8 @@ void DeviceFollower::describe_initial(Allocation& allocation) const {
   allocation.step = step == 1 && allocation.phase == Phase::setup ? 0 : step;
 }
 
-void DeviceFollower::show(uint32_t id, uint64_t index) {
-  for (StepCollector& step : lives_.steps) {
-    if (step.is_open()) step.add(id, index, blocks_.allocated_bytes(), pass_.table);
-  }
-}
-
-// While an OOM is described its traversal may still come: blocks that other threads free meanwhile keep their names.
 bool DeviceFollower::is_described(uint64_t index) const {
-  return is_taken_ && request_.point.failed && index < request_.point.description_end;
-}
-
-bool DeviceFollower::has_own_traversal() const {
-  const StatePoint& point = request_.point;
-  if (!point.failed) return false;
-  for (auto at = pass_.trace.events.from(point.event); at != pass_.trace.events.end(); ++at) {
-    if (at.index() >= point.description_end) break;
-    if (at->kind == EventKind::graph_begin) return true;
-  }
-  return false;
+  return is_marked_ && result_.point.failed && index < result_.point.description_end;
 }
 
 }  // namespace oomdiag

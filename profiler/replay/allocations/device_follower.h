@@ -1,45 +1,55 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include "profiler/replay/allocations/allocation_pass.h"
+#include "profiler/replay/allocations/device_stats.h"
+#include "profiler/replay/allocations/followed_device.h"
 #include "profiler/replay/allocations/growth_samples.h"
-#include "profiler/replay/allocations/live_set.h"
 #include "profiler/replay/allocations/open_ops.h"
 #include "profiler/replay/allocator/blocks.h"
 #include "profiler/replay/evidence/graphs.h"
+#include "profiler/replay/evidence/join.h"
 #include "profiler/replay/steps/phases.h"
 
 namespace oomdiag {
 
 /// What all devices share on the way through a trace.
 struct PassState {
-  PassState(const Trace& events, const TracePrescan& prescan) : trace(events), phases(events, prescan) {}
+  PassState(const Trace& events, const TracePrescan& found) : trace(events), prescan(found), phases(events, found) {}
 
   const Trace& trace;
+  const TracePrescan& prescan;
   Phases phases;
+  NodeTable nodes{};
   AllocationTable table{};
   OpenOps ops{};
   Graphs graphs{};
   uint64_t optimizer_open_since = kNoEvent;  ///< scope_begin of an optimizer step that has not ended
+  uint64_t layout_end = 0;                   ///< of the layouts that were checked against the blocks
 };
 
 /// Follows the blocks of one device: give it the device's events in order.
 class DeviceFollower {
  public:
-  DeviceFollower(PassState& pass, const AllocatorSettings& settings, const ViewRequest& requested);
+  /// `at`: the point whose state is kept; without one that of the peak.
+  DeviceFollower(PassState& pass, uint8_t device, const std::optional<StatePoint>& at);
+  DeviceFollower(const DeviceFollower&) = delete;
 
   void allocate(const Event& event, uint64_t index);
-  void request_free(const Event& event, uint64_t index);
-  void complete_free(const Event& event, uint64_t index);
+  /// A free_requested or free_completed event.
+  void free(const Event& event, uint64_t index);
   /// A segment event.
-  void apply(const Event& event, uint64_t index) { blocks_.apply(event, static_cast<uint32_t>(index)); }
+  void apply(const Event& event, uint64_t index);
+  /// A segment_state or block_state event.
   void read_layout(const Event& event, uint64_t index);
   /// An event that names a block.
   void note(const Event& event, uint64_t index);
   /// … that is older than the trace.
   void note_kept(const Event& event);
+  DeviceStats& stats() { return stats_; }
 
   /// Says that another step has begun.
   void turn_step(uint32_t ended, uint64_t index);
@@ -51,11 +61,9 @@ class DeviceFollower {
   bool begins_own_traversal(uint64_t index) const;
   void note_traversal(uint64_t index);
   void note_backward() { saving_nodes_.note_backward(); }
-  /// No graph of the newest traversal lives any more.
-  void end_traversal() { saving_nodes_.conclude(pass_.table, lives_.live_set); }
 
-  /// After the trace. `nodes` of the whole trace.
-  DeviceViews finish(const NodeTable& nodes);
+  /// After the trace.
+  FollowedDevice finish();
 
  private:
   /// Snapshots have no calls of operators. What follows each other from one stack of calls is taken for one.
@@ -63,33 +71,49 @@ class DeviceFollower {
     uint32_t context = 0, serial = 0;
   };
 
-  uint8_t device() const { return request_.point.device; }
   bool has_own_traversal() const;
   ObservationWindow observed_until(uint64_t index) const;
-  void end_steps(uint64_t index);
-  void take_live_set(uint64_t index);
+  void end_step(uint64_t index);
+  bool is_like_peak() const;
+  void choose_steps(uint64_t index);
+  void note_peak(uint64_t index);
+  void mark(uint64_t index);
+  void read_live_set();
   void adopt(const std::vector<Event>& layout, uint64_t index);
-  uint32_t ensure_allocation(const Block& block, uint64_t index);
+  uint32_t add(Allocation&& allocation);
+  uint32_t find(const Block* block, uint64_t address) const;
+  void request_free(uint32_t id, const Event& event, uint64_t index);
+  void drop_ended(uint64_t index);
+  void end(uint32_t id);
+  void detach(uint32_t id);
   void describe_initial(Allocation& allocation) const;
-  void show(uint32_t allocation, uint64_t index);
   bool is_described(uint64_t index) const;
   uint32_t call_of(const Event& event);
   void describe_free(Allocation& allocation, const Event& event);
   void finish_fates();
 
   PassState& pass_;
-  const ViewRequest& request_;
+  uint8_t device_;
+  FollowedDevice result_{};
   Blocks blocks_;
+  DeviceStats stats_;
+  AddressMap<uint32_t> elsewhere_;  ///< allocations of addresses at which no block is in use, yet named by events
+  size_t living_ = 0;               ///< allocations
   PlaceCounter counter_;
   GrowthSamples places_;
+  HeldAllocations marked_;      ///< those of the live set that are gone
+  uint32_t marked_before_ = 0;  ///< the live set has only allocations with smaller numbers
   LiveSetSavingNodes saving_nodes_;
+  StepCollector step_;                   ///< that runs
+  StepCollector kept_;                   ///< that of the peak; before an OOM the one before step_
+  StepCollector typical_;                ///< the first after step 1 that is as high as the peak, which step 1 has
   Call call_{};                          ///< of snapshots
   uint64_t optimizer_allocated_ = 0;     ///< index of the newest allocation of an optimizer's step; of snapshots
   std::vector<bool> freed_by_backward_;  ///< by context: a block made there was; of snapshots
-  bool has_failed_ = false, is_taken_ = false;
+  bool has_failed_ = false, is_marked_ = false;
+  bool is_typical_ = false;     ///< step_ may become typical_
   bool own_traversal_ = false;  ///< the OOM's description holds a traversal
   bool own_traversed_ = false;  ///< … and it has begun
-  DeviceViews lives_;
 };
 
 }  // namespace oomdiag

@@ -5,12 +5,12 @@
 
 namespace oomdiag {
 
-DeviceStats::DeviceStats(const Trace& trace, const AllocatorSettings& settings, uint8_t device)
+DeviceStats::DeviceStats(const Trace& trace, uint8_t device, Blocks& blocks, FollowedDevice& result)
     : trace_(trace),
       device_(device),
       whole_(trace.overwritten_events == 0 && trace.initial.empty()),
-      blocks_(settings) {
-  blocks_.start_from(trace.initial, trace.initial_layout, device);
+      blocks_(blocks),
+      result_(result) {
   result_.used = blocks_.allocated_bytes() > 0;
   history().index = device;
   history().reserved_known = whole_ || !trace.initial_layout.empty();
@@ -20,17 +20,21 @@ DeviceStats::DeviceStats(const Trace& trace, const AllocatorSettings& settings, 
   if (trace.process.snapshot) history().peak.phase = Phase::other;
 }
 
-void DeviceStats::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
+bool DeviceStats::note_alloc(const Event& event, uint64_t index, const Phases& phases, const NodeTable& nodes) {
   const Phase phase = phases.phase_of(event);
   peak_since_mark_ = std::max(peak_since_mark_, blocks_.allocated_bytes());
   phase_peaks_.add(phases.step(), phase, blocks_.allocated_bytes());
   int64_t& highest = history().phase_peaks[static_cast<size_t>(phase)];
   highest = std::max(highest, blocks_.allocated_bytes());
-  Peak& peak = history().peak;
-  if (blocks_.allocated_bytes() > peak.allocated_bytes) {
-    peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, phases.step(), phase};
-  }
   if (phase == Phase::backward && event.bytes == sane_bytes(event.bytes)) attribute(event, nodes);
+  return raise_peak(index, phases.step(), phase);
+}
+
+bool DeviceStats::raise_peak(uint64_t index, uint32_t step, Phase phase) {
+  Peak& peak = history().peak;
+  if (blocks_.allocated_bytes() <= peak.allocated_bytes) return false;
+  peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, step, phase};
+  return true;
 }
 
 void DeviceStats::note_refusal(const Event& event, const Phases& phases, const NodeTable& nodes, OutOfMemory refusal) {
@@ -43,6 +47,7 @@ void DeviceStats::note_refusal(const Event& event, const Phases& phases, const N
   refusal.reserved_bytes = blocks_.reserved_bytes();
   refusal.free_bytes = sane_bytes(event.address);
   history().refusals.push_back(refusal);
+  if (refusal.outcome == Outcome::fatal) history().failure = refusal;
   result_.used = true;
 }
 
@@ -71,27 +76,25 @@ void DeviceStats::read_device_memory(const Event& event, uint64_t index) {
     result_.outside.erase(result_.outside.begin() + 16);  // long runs say it at each step
 }
 
-void DeviceStats::check_layout(std::span<const Event> layout) {
-  Blocks told = blocks_;
+bool DeviceStats::check_layout(std::span<const Event> layout) {
+  Blocks told(parse_allocator_settings(trace_.process.allocator_settings));
   told.adopt(layout, device_);
   const int64_t difference = told.allocated_bytes() - blocks_.allocated_bytes();
   note_error(difference);
-  if (difference == 0 && history().reserved_known && told.reserved_bytes() == blocks_.reserved_bytes()) return;
-  blocks_ = std::move(told);
+  const bool same_reserved = history().reserved_known && told.reserved_bytes() == blocks_.reserved_bytes();
   history().reserved_known = true;
+  return difference == 0 && same_reserved;
 }
 
-void DeviceStats::begin_with(std::span<const Event> layout, uint64_t index, const Phases& phases) {
-  blocks_.adopt(layout, device_);
+bool DeviceStats::note_initial_layout(uint64_t index, const Phases& phases) {
   whole_ = false;
   result_.used = true;
   history().reserved_known = true;
+  const bool is_peak = raise_peak(index, phases.step(), Phase::setup);
   Peak& peak = history().peak;
-  if (blocks_.allocated_bytes() > peak.allocated_bytes) {
-    peak = {blocks_.allocated_bytes(), peak.reserved_bytes, index, phases.step(), Phase::setup};
-  }
   peak.reserved_bytes = std::max(peak.reserved_bytes, blocks_.reserved_bytes());
   timeline_.add({index, 0, blocks_.allocated_bytes(), blocks_.reserved_bytes()});
+  return is_peak;
 }
 
 void DeviceStats::note_mark(const Event& event, uint32_t step) {
@@ -108,12 +111,11 @@ void DeviceStats::note_packed(const Event& event) {
   history().packed_tensors = std::max(history().packed_tensors, packed_in_traversal_);
 }
 
-MeasuredDevice DeviceStats::finish() {
+void DeviceStats::finish() {
   history().timeline = timeline_.finish();
   for (TimelinePoint& point : history().timeline) point.time_ns = trace_.time_ns(trace_.events[point.event]);
   history().step_ends = step_ends_.finish();
   history().phases = phase_peaks_.finish();
-  return std::move(result_);
 }
 
 void DeviceStats::note_error(int64_t difference) {
@@ -127,9 +129,10 @@ void DeviceStats::attribute(const Event& event, const NodeTable& nodes) {
   if (!in_node(event)) return;
   sum.with_node_bytes += event.bytes;
   if (event.node_sequence == kAccumulateGrad) sum.accumulate_bytes += event.bytes;
-  if (nodes.find(event.node_thread, event.node_sequence) == nullptr) return;
+  const NodeTable::Made* made = nodes.find(event.node_thread, event.node_sequence);
+  if (made == nullptr) return;
   sum.with_forward_op_bytes += event.bytes;
-  const Where where = locate(trace_, nodes, event);
+  const Where where = locate(trace_, made, event);
   if (!where.module.empty()) sum.with_module_bytes += event.bytes;
   if (!where.source.empty()) sum.with_source_bytes += event.bytes;
 }

@@ -4,15 +4,15 @@
 
 namespace oomdiag {
 
-void LiveSetSavingNodes::begin(const LiveSet& live_set, Phase phase, bool own_traversal, const Graphs& graphs) {
-  done_ = live_set.allocations.empty();
+void LiveSetSavingNodes::begin(Phase phase, bool own_traversal, const Graphs& graphs) {
   own_traversal_ = own_traversal;
   may_infer_ = phase == Phase::forward || phase == Phase::backward;
-  alike_ = graphs.newest();
+  if (alike_ != graphs.newest()) alike_ = graphs.newest();
   alike_began_ = graphs.began();
   const bool behind = phase == Phase::backward || phase == Phase::optimizer;  // no traversal to come is of this graph
   waits_ = own_traversal || !behind;
-  if (!own_traversal && phase == Phase::backward && graphs.traversed()) traversal_ = graphs.traversal();
+  traversal_ = !own_traversal && phase == Phase::backward && graphs.traversed() ? graphs.traversal() : 0;
+  kept_.clear();
 }
 
 void LiveSetSavingNodes::note_traversal(const Graphs& graphs) {
@@ -21,57 +21,82 @@ void LiveSetSavingNodes::note_traversal(const Graphs& graphs) {
   traversal_ = graphs.traversal();
 }
 
-void LiveSetSavingNodes::conclude(const AllocationTable& table, LiveSet& live_set) {
-  if (done_ || traversal_ == 0) return;
-  done_ = true;
-  for (size_t b = 0; b < live_set.allocations.size(); ++b) {
-    for (const SavingNode& saving_node : table[live_set.allocations[b]].saving_nodes) {
-      if (saving_node.traversal == traversal_) live_set.saving_nodes[b].push_back(saving_node);
+void LiveSetSavingNodes::keep(uint32_t id, const Allocation& allocation) {
+  auto nodes = find(id, allocation);
+  if (!nodes.empty()) kept_[id] = std::move(nodes);
+}
+
+std::vector<SavingNode> LiveSetSavingNodes::find(uint32_t id, const Allocation& allocation) const {
+  if (const auto kept = kept_.find(id); kept != kept_.end()) return kept->second;
+  std::vector<SavingNode> nodes;
+  for (const SavingNode& saving_node : allocation.saving_nodes) {
+    if (traversal_ != 0 && saving_node.traversal == traversal_) nodes.push_back(saving_node);
+  }
+  return nodes;
+}
+
+void LiveSetSavingNodes::finish(const AllocationTable& table, LiveSet& live_set) const {
+  for (const uint32_t id : live_set.allocations) {
+    const Allocation& allocation = table[id];
+    std::vector<SavingNode>& nodes = live_set.saving_nodes.emplace_back();
+    if (traversal_ != 0) {
+      nodes = find(id, allocation);
+    } else if (may_infer_ && allocation.is_known() && !allocation.is_initial() && allocation.born >= alike_began_) {
+      nodes = alike_->find(allocation);
+      live_set.saved_by_likeness = live_set.saved_by_likeness || !nodes.empty();
     }
   }
 }
 
-void LiveSetSavingNodes::finish(const AllocationTable& table, LiveSet& live_set) {
-  conclude(table, live_set);
-  if (!done_ && may_infer_) infer(table, live_set);
-  done_ = true;
-}
-
-void LiveSetSavingNodes::infer(const AllocationTable& table, LiveSet& live_set) const {
-  for (size_t b = 0; b < live_set.allocations.size(); ++b) {
-    const Allocation& allocation = table[live_set.allocations[b]];
-    if (!allocation.is_known() || allocation.is_initial() || allocation.born < alike_began_) continue;
-    live_set.saving_nodes[b] = alike_->find(allocation);
-    live_set.saved_by_likeness = live_set.saved_by_likeness || !live_set.saving_nodes[b].empty();
-  }
-}
-
-void StepCollector::begin(uint64_t index, const std::vector<uint32_t>& living, AllocationTable& table,
+void StepCollector::begin(uint32_t step, uint64_t index, size_t living, const AllocationTable& table,
                           const Graphs& graphs) {
+  step_ = step;
   is_open_ = true;
   begins_ = index;
   traversals_before_ = graphs.traversal();
   alike_ = graphs.newest();
-  allocations_ = living;
-  for (const uint32_t allocation : allocations_) table.hold(allocation);
+  first_number_ = table.next_number();
+  end_number_ = ~uint32_t{0};
+  count_ = living;
 }
 
-void StepCollector::add(uint32_t allocation, uint64_t index, int64_t allocated_bytes, AllocationTable& table) {
-  allocations_.push_back(allocation);
-  table.hold(allocation);
+void StepCollector::add_high(uint64_t index, int64_t allocated_bytes, AllocationTable& table) {
+  ++count_;
   if (in_window_ == 0) {
     highs_.push_back({index, allocated_bytes});
   } else if (allocated_bytes > highs_.back().bytes) {
     highs_.back() = {index, allocated_bytes};
   }
   in_window_ = in_window_ + 1 == window_ ? 0 : in_window_ + 1;
-  if (allocations_.size() >= limit_) thin(table);
+  if (count_ >= limit_) thin(table);
 }
 
 void StepCollector::end(const ObservationWindow& observed, AllocationTable& table) {
+  if (!is_open_) return;
   is_open_ = false;
-  if (allocations_.size() > kMaxAllocations) thin(table);
+  end_number_ = table.next_number();
+  if (count_ > kMaxAllocations) thin(table);
   observed_ = observed;
+}
+
+void StepCollector::drop(AllocationTable& table) {
+  gone_.drop_all(table);
+  highs_.clear();  // its room is used again
+  step_ = end_number_ = 0;
+  is_open_ = traversed_ = false;
+  begins_ = kNoEvent;
+  window_ = 1;
+  in_window_ = 0;
+  limit_ = kMaxAllocations;
+}
+
+// A block of no known size that events first name in the step does not count.
+std::vector<uint32_t> StepCollector::allocations(uint8_t device, const AllocationTable& table) const {
+  std::vector<uint32_t> ids = table.living(device, end_number_);
+  std::erase_if(ids, [&](uint32_t id) { return table[id].bytes == 0 && table[id].number >= first_number_; });
+  ids.insert(ids.end(), gone_.ids().begin(), gone_.ids().end());
+  std::sort(ids.begin(), ids.end(), [&](uint32_t a, uint32_t b) { return table[a].number < table[b].number; });
+  return ids;
 }
 
 std::vector<SavingNode> StepCollector::saving_nodes_of(const Allocation& allocation) const {
@@ -84,16 +109,13 @@ std::vector<SavingNode> StepCollector::saving_nodes_of(const Allocation& allocat
 }
 
 void StepCollector::thin(AllocationTable& table) {
-  const auto let_go = [&](uint32_t id) {
-    const bool goes = !table[id].alive() && !lives_at_high_point(table[id]);
-    if (goes) table.let_go(id);
-    return goes;
+  const auto drop_low = [&] {
+    const size_t dropped = gone_.drop_if(
+        table, [&](const Allocation& allocation) { return !allocation.alive() && !lives_at_high_point(allocation); });
+    count_ -= std::min(count_, dropped);
   };
-  for (std::erase_if(allocations_, let_go); allocations_.size() > kMaxAllocations / 2 && highs_.size() > 64;
-       std::erase_if(allocations_, let_go)) {
-    join_windows();
-  }
-  limit_ = std::max(kMaxAllocations, 2 * allocations_.size());
+  for (drop_low(); count_ > kMaxAllocations / 2 && highs_.size() > 64; drop_low()) join_windows();
+  limit_ = std::max(kMaxAllocations, 2 * count_);
 }
 
 void StepCollector::join_windows() {

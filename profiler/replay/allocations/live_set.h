@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -8,8 +9,10 @@
 #include "profiler/replay/evidence/allocation_reader.h"
 #include "profiler/replay/evidence/graphs.h"
 
-// Two views of the table of allocations: what lives at one moment, and what lives in one step. Records that a view references
-// outlive their blocks, and go on learning what later events say of these.
+// Two views of the table of allocations: what lives at one moment, and what lives in one step. That a moment was the peak, or a
+// step the one that has it, is known only at the end: both are followed from their beginning and dropped when a higher point
+// comes. What lives on is in the table anyway, so a view holds only the allocations that are gone since it began; these go on
+// learning what later events say of them.
 //
 //   blocks ↑      ────────────            │ LiveSet: the blocks that live at this moment
 //          │   ───────────────────────────┼──────
@@ -33,23 +36,24 @@ struct LiveSet {
 class LiveSetSavingNodes {
  public:
   /// At the moment of the live set. `own_traversal`: it is an OOM whose description holds a traversal.
-  void begin(const LiveSet& live_set, Phase phase, bool own_traversal, const Graphs& graphs);
+  void begin(Phase phase, bool own_traversal, const Graphs& graphs);
   /// A traversal has begun, or backward has without one.
   void note_traversal(const Graphs& graphs);
   void note_backward() { waits_ = waits_ && own_traversal_; }
-  /// The traversed graph has been freed.
-  void conclude(const AllocationTable& table, LiveSet& live_set);
+  /// The nodes of an allocation of the live set give way to those of another graph.
+  void keep(uint32_t id, const Allocation& allocation);
   /// After the trace.
-  void finish(const AllocationTable& table, LiveSet& live_set);
+  void finish(const AllocationTable& table, LiveSet& live_set) const;
 
  private:
-  void infer(const AllocationTable& table, LiveSet& live_set) const;
+  std::vector<SavingNode> find(uint32_t id, const Allocation& allocation) const;
 
-  bool waits_ = false, own_traversal_ = false, done_ = true;
+  bool waits_ = false, own_traversal_ = false;
   uint32_t traversal_ = 0;  ///< that tells; 0: none yet
   bool may_infer_ = false;
   std::shared_ptr<const SavedAllocations> alike_;
   uint64_t alike_began_ = kNoEvent;  ///< younger blocks may be told by alike_
+  std::map<uint32_t, std::vector<SavingNode>> kept_;
 };
 
 /// The allocations of one device in one step. Of a step of very many blocks only those that live at high points are kept: it is
@@ -59,22 +63,28 @@ class StepCollector {
  public:
   static constexpr size_t kMaxAllocations = size_t{1} << 16;
 
-  explicit StepCollector(uint32_t step) : step_(step) {}
-
-  uint32_t step() const { return step_; }
-  bool is_open() const { return is_open_; }
-
-  /// The step begins with these blocks.
-  void begin(uint64_t index, const std::vector<uint32_t>& living, AllocationTable& table, const Graphs& graphs);
+  /// The step begins, while so many allocations live. Nothing may be held of another one.
+  void begin(uint32_t step, uint64_t index, size_t living, const AllocationTable& table, const Graphs& graphs);
   /// A block was made; then so many bytes were allocated.
-  void add(uint32_t allocation, uint64_t index, int64_t allocated_bytes, AllocationTable& table);
+  void add(uint64_t index, int64_t allocated_bytes, AllocationTable& table) {
+    if (is_open_) add_high(index, allocated_bytes, table);
+  }
+  /// This allocation's free was requested, or its block is gone.
+  void note_end(uint32_t id, AllocationTable& table) {
+    if (table[id].number < end_number_) gone_.add(id, table);
+  }
   void note_traversal() { traversed_ = traversed_ || is_open_; }
   /// The step is over, or what is to be seen of it.
   void end(const ObservationWindow& observed, AllocationTable& table);
+  /// The step is not asked for.
+  void drop(AllocationTable& table);
 
+  uint32_t step() const { return step_; }  ///< 0: none
+  bool is_open() const { return is_open_; }
   uint64_t begins() const { return begins_; }
   const ObservationWindow& observed() const { return observed_; }
-  const std::vector<uint32_t>& allocations() const { return allocations_; }
+  /// Those that lived in the step, the oldest first.
+  std::vector<uint32_t> allocations(uint8_t device, const AllocationTable& table) const;
   /// The nodes that keep this block in the step.
   std::vector<SavingNode> saving_nodes_of(const Allocation& allocation) const;
 
@@ -83,17 +93,20 @@ class StepCollector {
     uint64_t index = 0;
     int64_t bytes = 0;
   };
+  void add_high(uint64_t index, int64_t allocated_bytes, AllocationTable& table);
   void thin(AllocationTable& table);
   void join_windows();
   bool lives_at_high_point(const Allocation& allocation) const;
 
-  uint32_t step_;
+  uint32_t step_ = 0;
   bool is_open_ = false, traversed_ = false;
   uint64_t begins_ = kNoEvent;
   uint32_t traversals_before_ = 0;
   std::shared_ptr<const SavedAllocations> alike_;
   ObservationWindow observed_{};
-  std::vector<uint32_t> allocations_;
+  uint32_t first_number_ = 0, end_number_ = 0;  ///< of its own allocations
+  size_t count_ = 0;                            ///< of all that are kept, living ones too
+  HeldAllocations gone_;
   std::vector<High> highs_;
   uint64_t window_ = 1, in_window_ = 0;
   size_t limit_ = kMaxAllocations;

@@ -7,18 +7,11 @@
 namespace oomdiag {
 namespace {
 
-// After an OOM the allocator's own layout follows, where the observer could take it: that is the state to describe.
-uint64_t find_layout(const Trace& trace, const OutOfMemory& failure) {
-  for (auto at = trace.events.from(failure.event); at != trace.events.end() && at.index() <= failure.end; ++at) {
-    if (at->kind == EventKind::segment_state && at->device == failure.device) return at.index();
-  }
-  return failure.event;
-}
-
 // The reading of free memory that tells most about the moment: at an OOM the allocator asked, else the newest one before,
 // else the first after.
-std::optional<NonPytorchReading> find_reading(const Trace& trace, const MeasuredDevice& measured,
-                                              const StatePoint& point, int64_t total_bytes, int64_t reserved_bytes) {
+std::optional<NonPytorchReading> find_reading(const Trace& trace, const FollowedDevice& measured, int64_t total_bytes,
+                                              int64_t reserved_bytes) {
+  const StatePoint& point = measured.point;
   if (point.failed) {
     const auto free = static_cast<int64_t>(std::min<uint64_t>(trace.events[point.event].address, kMaxSaneBytes));
     return NonPytorchReading{point.description_end, total_bytes - free - reserved_bytes};
@@ -33,21 +26,21 @@ std::optional<NonPytorchReading> find_reading(const Trace& trace, const Measured
 
 // Who holds what others have of the card. Between the reading and the moment only what is known may have changed, so what
 // is unexplained at the one is unexplained at the other.
-void describe_non_pytorch(const Trace& trace, const MeasuredDevice& measured, const StatePoint& point,
-                          int64_t total_bytes, const Device& device, MemoryState& state) {
+void describe_non_pytorch(const Trace& trace, const FollowedDevice& measured, int64_t total_bytes, const Device& device,
+                          MemoryState& state) {
   const auto known_before = [&](const NonPytorchState& non_pytorch) {
     auto owners = list_owners(non_pytorch, state.segments);
     if (!non_pytorch.steps.empty() || device.context_bytes <= 0) return owners;
     owners.insert(owners.begin(), {"context", "device", std::min(device.context_bytes, kMaxSaneBytes)});
     return owners;
   };
-  const NonPytorchState non_pytorch = read_non_pytorch(trace, measured.outside_events, point.description_end);
+  const NonPytorchState non_pytorch = read_non_pytorch(trace, measured.outside_events, measured.point.description_end);
   state.outside = known_before(non_pytorch);
   state.host_memory = list_host_owners(non_pytorch);
   state.pinned_host_memory = list_pinned_host_memory(trace, non_pytorch);
   const int64_t known = sum_of(state.outside);
   int64_t outside = known;
-  if (const auto reading = find_reading(trace, measured, point, total_bytes, state.reserved_bytes)) {
+  if (const auto reading = find_reading(trace, measured, total_bytes, state.reserved_bytes)) {
     const NonPytorchState then = read_non_pytorch(trace, measured.outside_events, reading->event);
     outside = reading->outside_bytes + known - sum_of(known_before(then));
   }
@@ -56,29 +49,14 @@ void describe_non_pytorch(const Trace& trace, const MeasuredDevice& measured, co
   state.outside.push_back({"unexplained", "", state.outside_bytes - known});
 }
 
-}  // namespace
-
-StatePoint find_state_point(const Trace& trace, const DeviceHistory& history) {
-  const auto device = static_cast<uint8_t>(history.index);
-  if (!history.failure) {
-    const uint64_t after = history.peak.at_start ? 0 : history.peak.event + 1;
-    const uint64_t end = std::min<uint64_t>(after, trace.events.size());
-    return {device, history.peak.event, end, end, false, history.peak.phase};
-  }
-  const OutOfMemory& failure = *history.failure;
-  return {device, failure.event, find_layout(trace, failure), failure.end + 1, true, failure.phase};
-}
-
-std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews& views, const LiveSet& live_set,
-                                       const NodeTable& nodes) {
-  const AllocationReader reader(trace, nodes, views.table, live_set.allocations, live_set.observed);
+// The blocks of a live set, as people read about them, by address.
+std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& followed, const LiveSet& live_set) {
+  const AllocationReader reader(trace, followed.nodes, followed.table, live_set.allocations, live_set.observed);
   std::vector<LiveBlock> blocks;
   for (size_t b = 0; b < live_set.blocks.size(); ++b) {
     const Block& block = live_set.blocks[b];
-    const Allocation& allocation = views.table[live_set.allocations[b]];
+    const Allocation& allocation = followed.table[live_set.allocations[b]];
     const auto& saving_nodes = live_set.saving_nodes[b];
-    const uint32_t shape =
-        allocation.shape != 0 || saving_nodes.empty() ? allocation.shape : saving_nodes.front().shape;
     const std::string_view name = trace.name(allocation.name);
     blocks.push_back({.address = block.address,
                       .bytes = block.bytes,
@@ -91,7 +69,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews
                       .before_recording = !allocation.is_known(),
                       .made = reader.made_of(allocation),
                       .name = name.empty() && !allocation.is_known() ? "before recording" : name,
-                      .shape = trace.name(shape),
+                      .shape = trace.name(allocation.shape_or_saved(saving_nodes)),
                       .group = trace.name(allocation.group),
                       .trained = allocation.trained,
                       .saved_by = reader.locate_saving_nodes(saving_nodes)});
@@ -99,12 +77,14 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews
   return blocks;
 }
 
-MemoryState read_moment(const Trace& trace, const MeasuredDevice& measured, const NodeTable& nodes,
-                        const AllocationViews& views, const LiveSet& live_set) {
+}  // namespace
+
+MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& measured) {
   const DeviceHistory& history = measured.history;
   const auto index = static_cast<size_t>(history.index);
   const Device device = index < trace.devices.size() ? trace.devices[index] : Device{};
-  const StatePoint point = find_state_point(trace, history);
+  const StatePoint& point = measured.point;
+  const LiveSet& live_set = measured.live_set;
   MemoryState state{.event = point.event,
                     .step = history.failure ? history.failure->step : history.peak.step,
                     .phase = point.phase,
@@ -112,15 +92,33 @@ MemoryState read_moment(const Trace& trace, const MeasuredDevice& measured, cons
                     .pending_free_bytes = live_set.pending_bytes,
                     .reserved_bytes = live_set.reserved_bytes,
                     .saved_by_likeness = live_set.saved_by_likeness,
-                    .blocks = describe_blocks(trace, views, live_set, nodes),
+                    .blocks = describe_blocks(trace, followed, live_set),
                     .segments = live_set.segments};
   if (point.event < trace.events.size() && (history.failure || !history.peak.at_start)) {
     state.time_ns = trace.time_ns(trace.events[point.event]);
-    state.where = locate(trace, nodes, trace.events[point.event]);
+    state.where = locate(trace, followed.nodes, trace.events[point.event]);
   }
   const int64_t total = std::max(device.total_bytes, state.reserved_bytes);
-  describe_non_pytorch(trace, measured, point, total, device, state);
+  describe_non_pytorch(trace, measured, total, device, state);
   return state;
+}
+
+// Read as an OOM is whose description is this traversal: of an earlier one nothing counts.
+std::vector<LiveBlock> read_last_walk(const Trace& trace) {
+  const TracePrescan prescan = prescan_trace(trace, {});
+  const uint64_t traversal = prescan.last_traversal;
+  if (traversal == TracePrescan::kNever) return {};
+  const FollowedTrace followed = follow_allocations(
+      trace, prescan,
+      StatePoint{.event = traversal, .state_end = traversal, .description_end = trace.events.size(), .failed = true});
+  std::vector<LiveBlock> saved;
+  for (const FollowedDevice& device : followed.devices) {
+    for (LiveBlock& block : describe_blocks(trace, followed, device.live_set)) {
+      block.bytes = block.requested_bytes;
+      if (!block.saved_by.empty()) saved.push_back(std::move(block));
+    }
+  }
+  return saved;
 }
 
 }  // namespace oomdiag

@@ -1,19 +1,15 @@
 #pragma once
 
+#include <vector>
+
 #include "profiler/replay/allocations/allocation_pass.h"
-#include "profiler/replay/allocations/measure.h"
 
 namespace oomdiag {
 
-/// The moment of `history` that is to be described: the failing allocation, else the peak.
-StatePoint find_state_point(const Trace& trace, const DeviceHistory& history);
+/// The state of `device` at the failing allocation, else at the peak.
+MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& device);
 
-/// The blocks of a live set, as people read about them, by address.
-std::vector<LiveBlock> describe_blocks(const Trace& trace, const AllocationViews& views, const LiveSet& live_set,
-                                       const NodeTable& nodes);
-
-/// Reads it from the cut that was made there.
-MemoryState read_moment(const Trace& trace, const MeasuredDevice& measured, const NodeTable& nodes,
-                        const AllocationViews& views, const LiveSet& live_set);
+/// The blocks that the autograd graph keeps for backward which was traversed last, by the requested bytes.
+std::vector<LiveBlock> read_last_walk(const Trace& trace);
 
 }  // namespace oomdiag

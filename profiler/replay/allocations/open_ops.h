@@ -18,6 +18,11 @@ class OpenOps {
     allocation.op_made_nodes = call.made_nodes;
     if (!call.made_nodes) call.allocations.push_back(id);
   }
+  /// Whether the op call of this event has made something before it.
+  bool has_allocated(const Event& event) const {
+    return event.call_id != 0 && event.thread < calls_.size() && calls_[event.thread].serial == event.call_id &&
+           calls_[event.thread].allocs > 0;
+  }
   /// A nodes_created event.
   void note_nodes(const Event& event, AllocationTable& table) {
     if (event.call_id == 0) return;

@@ -1,6 +1,7 @@
 #include "profiler/replay/allocations/step_allocations.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 namespace oomdiag {
@@ -9,9 +10,9 @@ namespace {
 /// Turns indices of events into positions in the step: the n-th of its allocations and frees, from 1.
 class EventPositions {
  public:
-  EventPositions(const AllocationTable& table, const StepCollector& taken)
+  EventPositions(const AllocationTable& table, const StepCollector& taken, std::span<const uint32_t> allocations)
       : begin_(taken.begins()), end_(taken.observed().end) {
-    for (const uint32_t id : taken.allocations()) {
+    for (const uint32_t id : allocations) {
       if (was_born(table[id])) indices_.push_back(table[id].born);
       if (has_died(table[id])) indices_.push_back(table[id].died);
     }
@@ -57,36 +58,23 @@ StepAllocation requested_block(const OutOfMemory& refusal, uint32_t position) {
 
 }  // namespace
 
-// Step 1 makes gradients and optimizer state only as it goes: a later step that comes as near to the peak as makes no
-// difference tells more.
-uint32_t typical_step(const DeviceHistory& device) {
-  if (device.failure) return device.failure->step;
-  if (device.peak.step != 1) return device.peak.step;
-  for (const PhasePeak& peak : device.phases) {
-    if (peak.step > 1 && peak.allocated_bytes >= device.peak.allocated_bytes / 1000 * 999) return peak.step;
-  }
-  return 1;
-}
-
-uint32_t complete_step(const Trace& trace, const TracePrescan& prescan, const DeviceHistory& device) {
-  if (!device.failure || device.failure->step < 2) return 0;
-  const uint32_t step = device.failure->step - 1;
+bool has_complete_step(const Trace& trace, const TracePrescan& prescan, const FollowedDevice& device) {
+  const uint32_t step = device.complete.step();
   const bool cut_off = trace.overwritten_events > 0 && step <= prescan.first_step;  // its beginning is gone
-  return cut_off ? 0 : step;
+  return step != 0 && !cut_off;
 }
 
-StepAllocations read_step(const Trace& trace, const NodeTable& nodes, const AllocationViews& views,
+StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& device,
                           const StepCollector& taken, const OutOfMemory* refusal) {
-  if (taken.step() == 0 || taken.begins() == kNoEvent) return {};
-  const AllocationReader reader(trace, nodes, views.table, taken.allocations(), taken.observed());
-  EventPositions positions(views.table, taken);
+  if (taken.step() == 0) return {};
+  const std::vector<uint32_t> ids = taken.allocations(static_cast<uint8_t>(device.history.index), followed.table);
+  const AllocationReader reader(trace, followed.nodes, followed.table, ids, taken.observed());
+  EventPositions positions(followed.table, taken, ids);
   StepAllocations step{.step = taken.step()};
-  for (const uint32_t id : taken.allocations()) {
-    const Allocation& allocation = views.table[id];
+  for (const uint32_t id : ids) {
+    const Allocation& allocation = followed.table[id];
     if (allocation.bytes == 0) continue;
     std::vector<SavingNode> saving_nodes = taken.saving_nodes_of(allocation);
-    const uint32_t shape =
-        allocation.shape != 0 || saving_nodes.empty() ? allocation.shape : saving_nodes.front().shape;
     const bool died = positions.has_died(allocation);
     step.blocks.push_back({.bytes = allocation.bytes,
                            .born = positions.born(allocation),
@@ -98,7 +86,7 @@ StepAllocations read_step(const Trace& trace, const NodeTable& nodes, const Allo
                            .freed_by_accumulate = died && allocation.freed_by_accumulate,
                            .ever_saved = allocation.ever_saved || !saving_nodes.empty(),
                            .made = reader.made_of(allocation),
-                           .shape = trace.name(shape),
+                           .shape = trace.name(allocation.shape_or_saved(saving_nodes)),
                            .saved_by = reader.locate_saving_nodes(std::move(saving_nodes))});
   }
   if (refusal != nullptr) step.blocks.push_back(requested_block(*refusal, positions.last() + 1));

@@ -4,14 +4,12 @@
 
 namespace oomdiag {
 
-/// The step that is to be told block by block: that of the failure, or of the peak or a later one like it.
-uint32_t typical_step(const DeviceHistory& device);
-/// That of DeviceHistory::complete; 0: there is none.
-uint32_t complete_step(const Trace& trace, const TracePrescan& prescan, const DeviceHistory& device);
+/// Whether DeviceHistory::complete can be told of `device`: the step before the failing one is there as a whole.
+bool has_complete_step(const Trace& trace, const TracePrescan& prescan, const FollowedDevice& device);
 
-/// Describes the allocations of a step. With them the peak can be computed that the step
+/// Describes the allocations of a step of `device`. With them the peak can be computed that the step
 /// would have had if some blocks were smaller, or lived shorter (explain/what_if.h). `refusal`: what ended it, or null.
-StepAllocations read_step(const Trace& trace, const NodeTable& nodes, const AllocationViews& views,
+StepAllocations read_step(const Trace& trace, const FollowedTrace& followed, const FollowedDevice& device,
                           const StepCollector& taken, const OutOfMemory* refusal);
 
 }  // namespace oomdiag

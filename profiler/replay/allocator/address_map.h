@@ -61,6 +61,14 @@ class AddressMap {
   }
   void erase(uint64_t key) { take(key); }
 
+  /// Calls `use` with each key and its value, in no order.
+  template <class Use>
+  void for_each(const Use& use) const {
+    for (const Slot& slot : slots_) {
+      if (slot.used) use(slot.key, slot.value);
+    }
+  }
+
  private:
   struct Slot {
     uint64_t key = 0;

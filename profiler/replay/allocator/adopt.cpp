@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "profiler/replay/allocator/blocks.h"
@@ -28,34 +27,49 @@ Block block_of(const Event& state, const Event& segment) {
 
 }  // namespace
 
+// Forgets all blocks; their places are taken again from the first one on.
+void Blocks::clear() {
+  ended_.clear();
+  at_.clear();
+  free_mapped_.clear();
+  totals_ = {};
+  unused_.clear();
+  for (auto id = static_cast<uint32_t>(blocks_.size()); id-- > 0;) {
+    put(id, {});
+    unused_.push_back(id);
+  }
+}
+
 void Blocks::adopt(std::span<const Event> layout, uint8_t device) {
-  AddressMap<std::pair<uint32_t, uint32_t>> makers;  // event and context
-  for (const Block& block : in_use()) makers[block.address] = {block.event, block.context};
-  *this = Blocks(settings_);
+  AddressMap<uint32_t> tags;
+  for (const Block& block : in_use()) tags[block.address] = block.tag;
+  clear();
 
   const Event* segment = nullptr;
   uint32_t last = Block::kNone;
   for (const Event& event : layout) {
-    if (event.device != device || allocated_bytes_ + pending_bytes_ > kMaxBytes || reserved_bytes_ > kMaxBytes)
+    if (event.device != device || totals_.allocated_bytes + totals_.pending_bytes > kMaxBytes ||
+        totals_.reserved_bytes > kMaxBytes)
       continue;
     if (event.kind == EventKind::segment_state) {
       if (last != Block::kNone && blocks_[last].expandable) end_with_border(last);
       segment = &event;
       last = Block::kNone;
-      reserved_bytes_ += std::clamp<int64_t>(event.bytes, 0, kMaxSaneBytes);
+      totals_.reserved_bytes += std::clamp<int64_t>(event.bytes, 0, kMaxSaneBytes);
     }
     if (event.kind != EventKind::block_state || segment == nullptr || event.bytes <= 0) continue;
-    if (find(event.address) != Block::kNone) continue;
+    if (find(event.address) != nullptr) continue;
     Block block = block_of(event, *segment);
-    if (const auto* maker = makers.find(block.address)) std::tie(block.event, block.context) = *maker;
-    if (block.state == Block::State::live) allocated_bytes_ += block.bytes;
-    if (block.state == Block::State::pending_free) pending_bytes_ += block.bytes;
+    if (block.state == Block::State::live) totals_.allocated_bytes += block.bytes;
+    if (block.state == Block::State::pending_free) totals_.pending_bytes += block.bytes;
+    if (block.is_in_use()) block.tag = tags.take(block.address).value_or(Block::kNone);
     const uint32_t id = add(block);
     if (block.state == Block::State::free) set_free(id);
     if (last != Block::kNone) link(last, id);
     last = id;
   }
   if (last != Block::kNone && blocks_[last].expandable) end_with_border(last);
+  tags.for_each([&](uint64_t address, uint32_t tag) { note_end({.address = address, .tag = tag}); });
 }
 
 }  // namespace oomdiag

@@ -1,6 +1,7 @@
 #include "profiler/replay/allocator/blocks.h"
 
 #include <algorithm>
+#include <iterator>
 
 // Why replay split and merge? Events carry the bytes that were *requested*. What the card loses is the block, and a block
 // can be up to 1 MiB larger than its request, depending on what was free at that address just then. Rounding alone is off
@@ -17,6 +18,10 @@
 // can be used or merged again when it is completed (later, if another stream still uses it).
 //
 // Blocks in segments that were never seen (a trace that begins in the middle) are `unplaced`: rounded, never merged.
+//
+// The layout at the peak is asked for, and that a moment was the peak is known only at the end. A copy of all blocks at each
+// higher point would cost more than the replay (a step has hundreds of them). So the blocks of the newest mark are told by
+// what has changed since: each block that changes is copied once, as it was, and given back by marked().
 
 namespace oomdiag {
 
@@ -26,108 +31,81 @@ void Blocks::start_from(std::span<const Event> initial, std::span<const Event> l
   for (size_t i = 0; i < initial.size(); ++i) {
     if (initial[i].device == device) allocate_unplaced(initial[i], Block::kInitial | static_cast<uint32_t>(i));
   }
-  reserved_bytes_ = allocated_bytes_;  // at least
+  totals_.reserved_bytes = totals_.allocated_bytes;  // at least
   if (!layout.empty()) adopt(layout, device);
 }
 
-const Block* Blocks::apply(const Event& event, uint32_t index) {
-  const bool sane = event.bytes >= 0 && event.bytes <= kMaxSaneBytes && allocated_bytes_ + pending_bytes_ < kMaxBytes &&
-                    reserved_bytes_ < kMaxBytes;
+const Block* Blocks::apply(const Event& event, const Block* at, uint32_t tag) {
+  ended_.clear();
+  const bool sane = event.bytes >= 0 && event.bytes <= kMaxSaneBytes &&
+                    totals_.allocated_bytes + totals_.pending_bytes < kMaxBytes && totals_.reserved_bytes < kMaxBytes;
   if (!sane) return nullptr;
-  switch (event.kind) {
-    case EventKind::alloc:
-      return allocate(event, index);
-    case EventKind::free_requested:
-      if ((event.flags & kFreeCompleted) != 0) {
-        complete_free(find(event.address));
-      } else {
-        request_free(find(event.address));
-      }
-      break;
-    case EventKind::free_completed:
-      complete_free(find(event.address));
-      break;
-    case EventKind::segment_alloc:
-      add_segment(event);
-      break;
-    case EventKind::segment_free:
-      remove_segment(event);
-      break;
-    case EventKind::segment_map:
-      map(event);
-      break;
-    case EventKind::segment_unmap:
-      unmap(event);
-      break;
-    case EventKind::none:
-    case EventKind::out_of_memory:
-    case EventKind::device_memory:
-    case EventKind::memory_stats:
-    case EventKind::segment_state:
-    case EventKind::block_state:
-    case EventKind::wanted:
-    case EventKind::op_failed:
-    case EventKind::scope_begin:
-    case EventKind::scope_end:
-    case EventKind::nodes_created:
-    case EventKind::graph_begin:
-    case EventKind::saved_tensor:
-    case EventKind::packed_tensor:
-    case EventKind::parameter:
-    case EventKind::buffer:
-    case EventKind::gradient:
-    case EventKind::note:
-    case EventKind::stack:
-    case EventKind::driver_alloc:
-    case EventKind::driver_map:
-    case EventKind::driver_free:
-    case EventKind::card_step:
-    case EventKind::card_process:
-    case EventKind::grouped:
-    case EventKind::referrer:
-      break;
-  }
+  const uint32_t id = at == nullptr ? Block::kNone : id_of(*at);
+  const bool completes = (event.flags & kFreeCompleted) != 0;
+  const EventKind kind = event.kind;
+  if (kind == EventKind::alloc) return allocate(event, id, tag);
+  if (kind == EventKind::free_requested && !completes) request_free(id);
+  if (kind == EventKind::free_completed || (kind == EventKind::free_requested && completes)) complete_free(id);
+  if (kind == EventKind::segment_alloc) add_segment(event);
+  if (kind == EventKind::segment_free) remove_segment(event);
+  if (kind == EventKind::segment_map) map(event);
+  if (kind == EventKind::segment_unmap) unmap(event);
   return nullptr;
 }
 
-int64_t Blocks::reserved_bytes() const { return std::max(reserved_bytes_, allocated_bytes_ + pending_bytes_); }
+int64_t Blocks::reserved_bytes() const {
+  return std::max(totals_.reserved_bytes, totals_.allocated_bytes + totals_.pending_bytes);
+}
 
 std::vector<Block> Blocks::in_use() const {
   std::vector<Block> result;
-  for (const Block& block : blocks_) {
-    if (block.state == State::live || block.state == State::pending_free) result.push_back(block);
-  }
+  std::copy_if(blocks_.begin(), blocks_.end(), std::back_inserter(result),
+               [](const Block& block) { return block.is_in_use(); });
   return result;
 }
 
-const Block* Blocks::allocate(const Event& event, uint32_t index) {
-  const uint32_t id = find(event.address);
+void Blocks::mark() {
+  ++version_;
+  marked_ = blocks_.size();
+  marked_totals_ = totals_;
+  before_.clear();
+}
+
+Blocks Blocks::marked() const {
+  Blocks then(settings_);
+  then.blocks_.assign(blocks_.begin(), blocks_.begin() + static_cast<std::ptrdiff_t>(marked_));
+  for (const auto& [id, block] : before_) then.blocks_[id] = block;
+  then.totals_ = marked_totals_;
+  return then;
+}
+
+const Block* Blocks::allocate(const Event& event, uint32_t id, uint32_t tag) {
   if (is_free(id)) {
     const int64_t rounded = round_size(event.bytes, settings_);
     const Block& block = blocks_[id];
     const bool expandable = block.expandable || settings_.expandable_segments;
     if (splits(rounded, block.bytes - rounded, block.small, expandable, settings_)) split(id, rounded);
-    return place(blocks_[id], event, index);
+    return place(id, event, tag);
   }
   // A free or a segment went unrecorded: whatever was here is gone.
   if (id != Block::kNone) {
     complete_free(id);
-    if (is_free(find(event.address))) return allocate(event, index);
+    if (const uint32_t now = id_at(event.address); is_free(now)) return allocate(event, now, tag);
   }
-  return allocate_unplaced(event, index);
+  return allocate_unplaced(event, tag);
 }
 
-const Block* Blocks::place(Block& block, const Event& event, uint32_t index) {
+const Block* Blocks::place(uint32_t id, const Event& event, uint32_t tag) {
+  Block& block = change(id);
   if (block.expandable) free_mapped_.erase(block.address);
   block.state = State::live;
   block.requested_bytes = event.bytes;
-  block.event = index;
-  block.context = event.context;
-  allocated_bytes_ += block.bytes;
+  block.tag = tag;
+  totals_.allocated_bytes += block.bytes;
   return &block;
 }
 
-const Block* Blocks::allocate_unplaced(const Event& event, uint32_t index) {
+const Block* Blocks::allocate_unplaced(const Event& event, uint32_t tag) {
   const auto [id, is_fresh] = at_.insert(event.address);
   if (!is_fresh) return nullptr;
   const int64_t bytes = round_size(event.bytes, settings_);
@@ -135,26 +113,26 @@ const Block* Blocks::allocate_unplaced(const Event& event, uint32_t index) {
                .bytes = bytes,
                .requested_bytes = event.bytes,
                .stream = event.detail,
-               .event = index,
-               .context = event.context,
+               .tag = tag,
                .state = State::live,
                .pool = pool_of(event.flags),
                .small = bytes <= kSmallBytes});
-  allocated_bytes_ += bytes;
+  totals_.allocated_bytes += bytes;
   return &blocks_[*id];
 }
 
 void Blocks::request_free(uint32_t id) {
   if (id == Block::kNone || blocks_[id].state != State::live) return;
-  blocks_[id].state = State::pending_free;
-  allocated_bytes_ -= blocks_[id].bytes;
-  pending_bytes_ += blocks_[id].bytes;
+  change(id).state = State::pending_free;
+  totals_.allocated_bytes -= blocks_[id].bytes;
+  totals_.pending_bytes += blocks_[id].bytes;
 }
 
 void Blocks::complete_free(uint32_t id) {
   request_free(id);
   if (id == Block::kNone || blocks_[id].state != State::pending_free) return;
-  pending_bytes_ -= blocks_[id].bytes;
+  totals_.pending_bytes -= blocks_[id].bytes;
+  note_end(blocks_[id]);
   if (!blocks_[id].placed) return drop(id);
   const uint32_t previous = blocks_[id].previous;
   set_free(id);
@@ -162,16 +140,20 @@ void Blocks::complete_free(uint32_t id) {
   if (is_free(previous)) merge_next(previous);
 }
 
+void Blocks::note_end(const Block& block) {
+  if (block.tag != Block::kNone) ended_.emplace_back(block.address, block.tag);
+}
+
 // Cuts a free block in two. False if something unplaced lies where the second would begin: the trace is damaged.
 bool Blocks::split(uint32_t id, int64_t bytes) {
-  Block rest = blocks_[id];
+  Block rest = blocks_[id];  // a free block
   rest.address += static_cast<uint64_t>(bytes);
   rest.bytes -= bytes;
   const auto [place, is_fresh] = at_.insert(rest.address);
   if (!is_fresh) return false;
   const uint32_t next = rest.next;
   rest.previous = rest.next = Block::kNone;
-  blocks_[id].bytes = bytes;
+  change(id).bytes = bytes;
   const uint32_t rest_id = *place = store(rest);
   set_free(rest_id);
   link(id, rest_id);
@@ -182,7 +164,7 @@ bool Blocks::split(uint32_t id, int64_t bytes) {
 void Blocks::merge_next(uint32_t id) {
   const uint32_t next = blocks_[id].next;
   if (!is_free(next)) return;
-  blocks_[id].bytes += blocks_[next].bytes;
+  change(id).bytes += blocks_[next].bytes;
   link(id, blocks_[next].next);
   drop(next);
 }
@@ -193,10 +175,11 @@ uint32_t Blocks::store(const Block& block) {
   auto id = static_cast<uint32_t>(blocks_.size());
   if (unused_.empty()) {
     blocks_.push_back(block);
+    blocks_.back().version = version_;
   } else {
     id = unused_.back();
     unused_.pop_back();
-    blocks_[id] = block;
+    put(id, block);
   }
   return id;
 }
@@ -204,23 +187,36 @@ uint32_t Blocks::store(const Block& block) {
 void Blocks::drop(uint32_t id) {
   at_.erase(blocks_[id].address);
   if (blocks_[id].expandable) free_mapped_.erase(blocks_[id].address);
-  blocks_[id] = {};
+  put(id, {});
   unused_.push_back(id);
 }
 
-uint32_t Blocks::find(uint64_t address) const {
-  const uint32_t* id = at_.find(address);
-  return id == nullptr ? Block::kNone : *id;
+void Blocks::keep(uint32_t id) {
+  if (id < marked_) before_.emplace_back(id, blocks_[id]);
+  blocks_[id].version = version_;
+}
+
+void Blocks::put(uint32_t id, const Block& block) {
+  Block& place = change(id);
+  place = block;
+  place.version = version_;
+}
+
+uint32_t Blocks::id_at(uint64_t address) const {
+  const Block* block = find(address);
+  return block == nullptr ? Block::kNone : id_of(*block);
 }
 
 void Blocks::link(uint32_t left, uint32_t right) {
-  if (left != Block::kNone) blocks_[left].next = right;
-  if (right != Block::kNone) blocks_[right].previous = left;
+  if (left != Block::kNone) change(left).next = right;
+  if (right != Block::kNone) change(right).previous = left;
 }
 
 void Blocks::set_free(uint32_t id) {
-  blocks_[id].state = State::free;
-  if (blocks_[id].expandable) free_mapped_[blocks_[id].address] = id;
+  Block& block = change(id);
+  block.state = State::free;
+  block.tag = Block::kNone;
+  if (block.expandable) free_mapped_[block.address] = id;
 }
 
 }  // namespace oomdiag

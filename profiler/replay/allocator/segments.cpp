@@ -27,42 +27,44 @@ std::vector<std::vector<Block>> Blocks::by_segment() const {
 }
 
 void Blocks::add_segment(const Event& event) {
-  if (const uint32_t old = find(event.address); old != Block::kNone) {
+  if (const uint32_t old = id_at(event.address); old != Block::kNone) {
     if (blocks_[old].state != State::free) complete_free(old);
-    if (find(event.address) != Block::kNone) remove_segment(event);
+    if (id_at(event.address) != Block::kNone) remove_segment(event);
   }
-  if (find(event.address) != Block::kNone) return;  // in the middle of a segment: damaged
+  if (id_at(event.address) != Block::kNone) return;  // in the middle of a segment: damaged
   add({.address = event.address,
        .bytes = event.bytes,
        .stream = event.detail,
        .pool = pool_of(event.flags),
        .small = event.bytes == kSmallSegmentBytes,
        .placed = true});
-  reserved_bytes_ += event.bytes;
+  totals_.reserved_bytes += event.bytes;
 }
 
 void Blocks::remove_segment(const Event& event) {
-  reserved_bytes_ -= std::min(event.bytes, reserved_bytes_);
-  uint32_t id = find(event.address);
+  totals_.reserved_bytes -= std::min(event.bytes, totals_.reserved_bytes);
+  uint32_t id = id_at(event.address);
   if (id == Block::kNone || blocks_[id].previous != Block::kNone || !blocks_[id].placed) return;
   while (id != Block::kNone) {
     const uint32_t next = blocks_[id].next;
-    if (blocks_[id].state == State::live) allocated_bytes_ -= blocks_[id].bytes;
-    if (blocks_[id].state == State::pending_free) pending_bytes_ -= blocks_[id].bytes;
+    if (blocks_[id].state == State::live) totals_.allocated_bytes -= blocks_[id].bytes;
+    if (blocks_[id].state == State::pending_free) totals_.pending_bytes -= blocks_[id].bytes;
+    note_end(blocks_[id]);
     drop(id);
     id = next;
   }
 }
 
 void Blocks::map(const Event& event) {
-  uint32_t id = find(event.address);
+  uint32_t id = id_at(event.address);
   if (id != Block::kNone && blocks_[id].state != State::border) return;
   if (event.bytes == 0) return;
-  reserved_bytes_ += event.bytes;
+  totals_.reserved_bytes += event.bytes;
   if (id == Block::kNone) id = add({.address = event.address, .expandable = true, .placed = true});
-  blocks_[id].bytes = event.bytes;
-  blocks_[id].stream = event.detail;
-  blocks_[id].pool = pool_of(event.flags);
+  Block& block = change(id);
+  block.bytes = event.bytes;
+  block.stream = event.detail;
+  block.pool = pool_of(event.flags);
   set_free(id);
   end_with_border(id);
   merge_next(id);
@@ -70,7 +72,7 @@ void Blocks::map(const Event& event) {
 }
 
 void Blocks::unmap(const Event& event) {
-  reserved_bytes_ -= std::min(event.bytes, reserved_bytes_);
+  totals_.reserved_bytes -= std::min(event.bytes, totals_.reserved_bytes);
   uint32_t id = containing_free(event.address);
   if (id == Block::kNone || event.bytes == 0) return;
   if (const auto before = static_cast<int64_t>(event.address - blocks_[id].address); before > 0) {
@@ -82,11 +84,11 @@ void Blocks::unmap(const Event& event) {
   const uint32_t next = blocks_[id].next;
   drop(id);
   if (next != Block::kNone) {
-    blocks_[next].previous = Block::kNone;
+    change(next).previous = Block::kNone;
     if (blocks_[next].state == State::border) drop(next);
   }
   if (previous != Block::kNone) {
-    blocks_[previous].next = Block::kNone;
+    change(previous).next = Block::kNone;
     end_with_border(previous);
   }
 }
@@ -94,7 +96,7 @@ void Blocks::unmap(const Event& event) {
 // Links `id`, the last block of a mapped range, to what is mapped behind it, or else to an empty block that waits there.
 void Blocks::end_with_border(uint32_t id) {
   const uint64_t end = blocks_[id].address + static_cast<uint64_t>(blocks_[id].bytes);
-  uint32_t next = find(end);
+  uint32_t next = id_at(end);
   if (next == Block::kNone) next = add({.address = end, .state = State::border, .expandable = true, .placed = true});
   if (next != id && blocks_[next].expandable && blocks_[next].previous == Block::kNone) link(id, next);
 }

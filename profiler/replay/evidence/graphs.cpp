@@ -81,8 +81,7 @@ void Graphs::save(const Event& event, Allocation& allocation) {
                                .traversal = traversal_,
                                .node_thread = event.node_thread};
   allocation.ever_saved = true;
-  if (!allocation.saving_nodes.empty() && allocation.saving_nodes.front().graph != graph_)
-    allocation.saving_nodes.clear();
+  if (replaces(allocation)) allocation.saving_nodes.clear();
   allocation.saving_nodes.push_back(saving_node);
   saved_->add(allocation, saving_node);
 }

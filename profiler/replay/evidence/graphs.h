@@ -84,13 +84,17 @@ class Graphs {
   }
   /// A saved_tensor event of this block.
   void save(const Event& event, Allocation& allocation);
+  /// Whether that forgets what an earlier graph has saved.
+  bool replaces(const Allocation& allocation) const {
+    return !allocation.saving_nodes.empty() && allocation.saving_nodes.front().graph != graph_;
+  }
 
   /// The newest traversal, counted from 1.
   uint32_t traversal() const { return traversal_; }
   /// Its graph lives: no forward pass has begun since.
   bool traversed() const { return open_; }
   /// What the newest traversal found.
-  std::shared_ptr<const SavedAllocations> newest() const { return saved_; }
+  const std::shared_ptr<SavedAllocations>& newest() const { return saved_; }
   /// When the traversal of that graph began; blocks that are younger are of a later pass, to which its findings may apply.
   uint64_t began() const { return began_; }
 

@@ -32,7 +32,11 @@ const NodeTable::Made* NodeTable::find(uint16_t thread, uint64_t node_sequence) 
   const auto found = threads_.find(thread);
   if (found == threads_.end()) return nullptr;
   const auto& ranges = found->second;
-  const auto after = std::upper_bound(ranges.begin(), ranges.end(), node_sequence,
+  // Mostly a node of the newest step is asked for: the search begins at the end and goes back in ever wider steps.
+  size_t width = 64;
+  while (width < ranges.size() && ranges[ranges.size() - width].first > node_sequence) width *= 4;
+  const auto begin = ranges.end() - static_cast<std::ptrdiff_t>(std::min(width, ranges.size()));
+  const auto after = std::upper_bound(begin, ranges.end(), node_sequence,
                                       [](uint64_t sequence, const Range& range) { return sequence < range.first; });
   if (after == ranges.begin()) return nullptr;
   const Range& range = *std::prev(after);
@@ -49,6 +53,10 @@ std::string_view autocast_of(const Context& context) {
 }  // namespace
 
 Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
+  return locate(trace, in_node(event) ? nodes.find(event.node_thread, event.node_sequence) : nullptr, event);
+}
+
+Where locate(const Trace& trace, const NodeTable::Made* made, const Event& event) {
   const Context& own = trace.context(event.context);
   Where where{.node = trace.name(own.node),
               .op = trace.name(own.op),
@@ -57,8 +65,6 @@ Where locate(const Trace& trace, const NodeTable& nodes, const Event& event) {
               .source = trace.name(own.source),
               .inner_source = trace.name(own.inner_source),
               .autocast = autocast_of(own)};
-  if (!in_node(event)) return where;
-  const NodeTable::Made* made = nodes.find(event.node_thread, event.node_sequence);
   if (made == nullptr) return where;
   const Context& forward = trace.context(made->context);
   const bool runs_again = (own.flags & kRecomputation) != 0 && own.op != 0;

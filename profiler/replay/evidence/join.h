@@ -38,6 +38,8 @@ class NodeTable {
 /// checkpointing runs again there speak for themselves, but for the line where torch's own modules run again: then it is
 /// that of the call that was checkpointed.
 Where locate(const Trace& trace, const NodeTable& nodes, const Event& event);
+/// The same; `made`: what the nodes say of the event's node.
+Where locate(const Trace& trace, const NodeTable::Made* made, const Event& event);
 
 /// Whether `event` belongs to an autograd node that runs.
 inline bool in_node(const Event& event) { return event.node_sequence != kNoNode; }

@@ -1,6 +1,7 @@
 #include "profiler/replay/non_pytorch/non_pytorch.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <iterator>
 #include <set>
@@ -161,21 +162,8 @@ void sort_by_size(std::vector<NonPytorchOwner>& owners) {
 }  // namespace
 
 std::string_view name_of(DriverMemory memory) {
-  switch (memory) {
-    case DriverMemory::device:
-      return "device";
-    case DriverMemory::handle:
-      return "handle";
-    case DriverMemory::pool:
-      return "pool";
-    case DriverMemory::array:
-      return "array";
-    case DriverMemory::managed:
-      return "managed";
-    case DriverMemory::pinned:
-      return "pinned";
-  }
-  return "device";
+  constexpr std::array<std::string_view, 6> kNames = {"device", "handle", "pool", "array", "managed", "pinned"};
+  return kNames[static_cast<size_t>(memory)];
 }
 
 NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> events, uint64_t end) {

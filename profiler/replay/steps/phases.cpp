@@ -16,7 +16,7 @@ Phases::Phases(const Trace& trace, const TracePrescan& prescan)
                       .in_node = context.node != 0});
   }
   if (flags_.empty()) flags_.emplace_back();
-  for (const std::string& name : trace.names) optimizer_names_.push_back(is_optimizer_step(name));
+  optimizer_names_ = find_optimizer_names(trace);
 }
 
 Phase Phases::phase_of(const Event& event) const {

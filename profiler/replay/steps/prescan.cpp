@@ -5,6 +5,7 @@
 
 #include "profiler/replay/steps/recorder_notes.h"
 #include "profiler/replay/steps/refusals.h"
+#include "profiler/trace/format.h"
 
 namespace oomdiag {
 namespace {
@@ -33,12 +34,6 @@ uint64_t first_event_of_op(const EventLog& events, uint64_t index) {
   return event.call_id == 0 ? index : first;
 }
 
-std::vector<bool> find_optimizer_names(const Trace& trace) {
-  std::vector<bool> found(trace.names.size());
-  for (size_t i = 0; i < found.size(); ++i) found[i] = is_optimizer_step(trace.names[i]);
-  return found;
-}
-
 // Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
 void begin_in_the_middle(const Trace& trace, TracePrescan& prescan) {
   if (trace.events.empty() || trace.step_ends.empty()) return;
@@ -59,12 +54,21 @@ void add_stack(const Trace& trace, const Event& event, Stacks& stacks) {
 
 }  // namespace
 
+std::vector<bool> find_optimizer_names(const Trace& trace) {
+  std::vector<bool> found(trace.names.size());
+  for (size_t i = 0; i < found.size(); ++i) found[i] = is_optimizer_step(trace.names[i]);
+  return found;
+}
+
 TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   TracePrescan prescan;
   prescan.first_step = 1 + trace.process.steps_before;
   RefusalReader refusals;
   NoteReader notes(trace);
   IterationFinder iterations(trace);
+  for (const Event& event : trace.initial) {
+    if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
+  }
   for (const Event& event : trace.kept) {
     notes.read(event);
     add_stack(trace, event, prescan.stacks);
@@ -76,6 +80,8 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   for (auto at = trace.events.begin(); at != trace.events.end(); ++at) {
     const Event& event = *at;
     const uint64_t i = at.index();
+    if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
+    if (event.kind == EventKind::graph_begin) prescan.last_traversal = i;
     refusals.read(event, i);
     notes.read(event);
     iterations.read(event, i);

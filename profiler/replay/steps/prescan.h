@@ -26,6 +26,8 @@ struct TracePrescan {
   std::vector<uint64_t> step_begins;  ///< without such scopes: indices of the first events of steps 2, 3, …
   IterationRule iterations;           ///< of a program that does not train
   std::vector<OutOfMemory> refusals;  ///< event, end, device and outcome only
+  uint32_t devices = 0;               ///< a bit for each that anything is told of
+  uint64_t last_traversal = kNever;   ///< index of the newest graph_begin event
   Stacks stacks;
   std::vector<RecorderNote> notes;
   std::vector<DeviceRead> reads;
@@ -43,5 +45,7 @@ inline bool in_backward(const Trace& trace, const Event& event) {
 
 /// Whether `name` is the scope that PyTorch (or the samples) opens around an optimizer step.
 inline bool is_optimizer_step(std::string_view name) { return name.starts_with("Optimizer.step"); }
+/// Which of the trace's names are such.
+std::vector<bool> find_optimizer_names(const Trace& trace);
 
 }  // namespace oomdiag

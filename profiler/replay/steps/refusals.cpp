@@ -1,47 +1,18 @@
 #include "profiler/replay/steps/refusals.h"
 
+#include <algorithm>
+#include <array>
+
 namespace oomdiag {
 namespace {
 
 bool describes_refusal(EventKind kind) {
-  switch (kind) {
-    case EventKind::device_memory:
-    case EventKind::memory_stats:
-    case EventKind::segment_state:
-    case EventKind::block_state:
-    case EventKind::wanted:
-    case EventKind::op_failed:
-    case EventKind::graph_begin:
-    case EventKind::saved_tensor:
-    case EventKind::packed_tensor:
-    case EventKind::parameter:
-    case EventKind::buffer:
-    case EventKind::gradient:
-    case EventKind::stack:
-    case EventKind::card_step:
-    case EventKind::card_process:
-    case EventKind::grouped:
-      return true;
-    case EventKind::none:
-    case EventKind::referrer:
-    case EventKind::alloc:
-    case EventKind::free_requested:
-    case EventKind::free_completed:
-    case EventKind::segment_alloc:
-    case EventKind::segment_free:
-    case EventKind::segment_map:
-    case EventKind::segment_unmap:
-    case EventKind::out_of_memory:
-    case EventKind::scope_begin:
-    case EventKind::scope_end:
-    case EventKind::nodes_created:
-    case EventKind::note:
-    case EventKind::driver_alloc:
-    case EventKind::driver_map:
-    case EventKind::driver_free:
-      return false;
-  }
-  return false;
+  constexpr std::array kDescriptions = {
+      EventKind::device_memory, EventKind::memory_stats, EventKind::segment_state, EventKind::block_state,
+      EventKind::wanted,        EventKind::op_failed,    EventKind::graph_begin,   EventKind::saved_tensor,
+      EventKind::packed_tensor, EventKind::parameter,    EventKind::buffer,        EventKind::gradient,
+      EventKind::stack,         EventKind::card_step,    EventKind::card_process,  EventKind::grouped};
+  return std::find(kDescriptions.begin(), kDescriptions.end(), kind) != kDescriptions.end();
 }
 
 }  // namespace

@@ -48,35 +48,55 @@ TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
   CHECK(find_peak(device.complete.blocks) == device.peak.allocated_bytes);
 }
 
-TEST_CASE("the rows of blocks that are gone are used again, unless a view keeps them", "[replay]") {
+TEST_CASE("the rows of blocks that are gone are used again, unless a view holds them", "[replay]") {
   AllocationTable table;
-  const uint32_t kept = table.add({.bytes = 1}, 100);
-  table.hold(kept);
-  for (int i = 0; i < 1000; ++i) table.add({.bytes = 2}, 100);
-  CHECK(table[kept].bytes == 1);
-  CHECK(table.add({.bytes = 3}, 200) <= 2);
+  HeldAllocations view;
+  const uint32_t held = table.add({.bytes = 1});
+  view.add(held, table);
+  table.detach(held);
+  for (int i = 0; i < 1000; ++i) table.detach(table.add({.bytes = 2}));
+  CHECK(table[held].bytes == 1);
+  CHECK(table.add({.bytes = 3}) <= 2);
 
-  table.let_go(kept);
-  CHECK(table.add({.bytes = 4}, 300) == kept);
+  view.drop_all(table);
+  CHECK(table.add({.bytes = 4}) == held);
 }
 
 TEST_CASE("of a step of very many blocks those that live at its high points are kept", "[replay]") {
   AllocationTable table;
   const Graphs graphs;
-  StepCollector step(1);
-  step.begin(0, {}, table, graphs);
+  StepCollector step;
+  step.begin(1, 0, 0, table, graphs);
   const uint64_t blocks = 3 * StepCollector::kMaxAllocations;
   for (uint64_t i = 0; i < blocks; ++i) {
     const bool highest = i == blocks / 2;
-    const uint32_t id = table.add({.event = 0, .bytes = highest ? 99 : 1, .born = 2 * i}, 512);
-    step.add(id, 2 * i, table[id].bytes, table);
+    const uint32_t id = table.add({.event = 0, .bytes = highest ? 99 : 1, .born = 2 * i});
+    step.add(2 * i, table[id].bytes, table);
     table[id].died = 2 * i + 1;
+    step.note_end(id, table);
+    table.detach(id);
   }
   step.end({}, table);
 
-  CHECK(step.allocations().size() < StepCollector::kMaxAllocations);
+  const std::vector<uint32_t> kept = step.allocations(0, table);
+  CHECK(kept.size() < StepCollector::kMaxAllocations);
   const auto is_highest = [&](uint32_t id) { return table[id].bytes == 99; };
-  CHECK(std::any_of(step.allocations().begin(), step.allocations().end(), is_highest));
+  CHECK(std::any_of(kept.begin(), kept.end(), is_highest));
+}
+
+TEST_CASE("a step that is not asked for holds nothing", "[replay]") {
+  AllocationTable table;
+  const Graphs graphs;
+  StepCollector step;
+  for (uint32_t n = 1; n <= 100; ++n) {
+    step.begin(n, n, 0, table, graphs);
+    const uint32_t id = table.add({.bytes = 1, .born = n, .died = n});
+    CHECK(id == 0);
+    step.note_end(id, table);
+    table.detach(id);
+    step.end({}, table);
+    step.drop(table);
+  }
 }
 
 }  // namespace oomdiag

@@ -69,6 +69,31 @@ TEST_CASE("segments of a private pool are known as its own, also when their bloc
   }
 }
 
+TEST_CASE("the blocks of a mark stay as they were, whatever comes after it", "[replay]") {
+  const auto look = [](const Blocks& blocks) {
+    std::vector<std::vector<int64_t>> segments;
+    for (const auto& segment : blocks.by_segment()) {
+      auto& sizes = segments.emplace_back();
+      for (const Block& block : segment) sizes.push_back(block.is_in_use() ? block.bytes : -block.bytes);
+    }
+    return segments;
+  };
+  EventBuilder trace;
+  trace.segment(20_MiB).alloc("a", 6_MiB).alloc("b", 6_MiB).free("a").request_free("b");
+  Blocks blocks = replayed(trace);
+  blocks.mark();
+  const auto then = look(blocks);
+  const Trace whole =
+      trace.alloc("c", 2_MiB).complete_free("b").segment(20_MiB).alloc("d", 16_MiB).free("c").empty_cache();
+  for (uint32_t i = 5; i < whole.events.size(); ++i) blocks.apply(whole.events[i], i);
+
+  CHECK(look(blocks.marked()) == then);
+  CHECK(blocks.marked().pending_bytes() == 6_MiB);
+  CHECK(look(blocks) != then);
+  blocks.adopt({}, 0);
+  CHECK(look(blocks.marked()) == then);
+}
+
 TEST_CASE("a freed block counts as pending until its free is completed", "[replay]") {
   EventBuilder trace;
   trace.alloc("a", 4_MiB).request_free("a");
@@ -114,7 +139,7 @@ TEST_CASE("the allocator's own layout replaces a replay that began in the middle
   blocks.adopt(std::span(trace.trace().events.in_memory()).subspan(before), 0);
   CHECK(blocks.allocated_bytes() == 20_MiB);
   CHECK(blocks.reserved_bytes() == 20_MiB);
-  for (const Block& block : blocks.in_use()) CHECK((block.event & Block::kInitial) != 0);
+  for (const Block& block : blocks.in_use()) CHECK((block.tag & Block::kInitial) != 0);
 }
 
 namespace {
