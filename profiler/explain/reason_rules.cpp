@@ -77,7 +77,7 @@ bool keeps_outputs(const ReasonFacts& facts, const Growth& growth) {
     saved += block.category == Category::activation ? block.bytes : 0;
     released += block.category == Category::output && block.ever_saved ? block.bytes : 0;
   }
-  return released * 10 >= all * 3 && saved * 10 <= released;
+  return released > 0 && released * 10 >= all * 3 && saved * 10 <= released;
 }
 
 std::string growing_text(const Growth& growth) { return with_unit(growth.bytes_per_step) + " per step"; }
@@ -202,6 +202,46 @@ bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights
          !block.before_recording && weights.contains(block.requested_bytes);
 }
 
+/// Whether a graph that a variable leads to may be what keeps them: its nodes have no objects of Python.
+bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
+  constexpr int64_t kSeveralPasses = 8;
+  const bool in_graph = std::ranges::any_of(facts.device.step_allocations.blocks, [&](const StepAllocation& block) {
+    return block.in_graph && block.made.op == growth.held.op && block.made.source == growth.held.source;
+  });
+  return in_graph &&
+         std::ranges::any_of(facts.device.referrers, [](const Referrer& one) { return one.nodes >= kSeveralPasses; });
+}
+
+Reason reference_cycle(const std::string& what, int64_t bytes) {
+  return {
+      .id = {},
+      .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector", what),
+      .bytes = bytes,
+      .fix = "collect_garbage",
+      .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks"}};
+}
+
+/// Many equal tensors of one line, made before any module was called, of which no variable is known.
+Found find_cycles_without_steps(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 8;
+  if (facts.device.referrers.empty() || facts.device.state.step > 0) return {};
+  std::map<std::tuple<std::string_view, std::string_view, int64_t>, int64_t> alike;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (!block.pending_free && !block.made.source.empty()) ++alike[{block.made.op, block.made.source, block.bytes}];
+  }
+  const auto most = std::ranges::max_element(
+      alike, {}, [](const auto& entry) { return entry.second * std::get<int64_t>(entry.first); });
+  if (most == alike.end() || most->second < kMany) return {};
+  const auto& [op, source, bytes] = most->first;
+  const auto known = std::ranges::count_if(facts.device.referrers, [&, op = op, source = source](const Referrer& one) {
+    return one.made.op == op && one.made.source == source;
+  });
+  if (known * 2 >= most->second || !is_large(facts, bytes * most->second, 0.4)) return {};
+  return reference_cycle(
+      fmt::format("{} tensors of {} made{}", most->second, with_unit(bytes), at({.op = op, .source = source})),
+      bytes * most->second);
+}
+
 bool is_copy(std::string_view op) { return is_one_of(op, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda"}); }
 
 }  // namespace
@@ -249,15 +289,11 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
 // themselves. Tensors that a library keeps in C++ are rare, and none of them is of each step.
 Found find_reference_cycle(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->kind == GrowthKind::growing_buffer || !growth->referrer.empty()) return {};
-  if (facts.device.referrers.empty()) return {};  // nothing was looked for
-  return Reason{.id = {},
-                .text = fmt::format("no variable leads to what stays of each step{}, {}: reference cycles, which wait "
-                                    "for Python's garbage collector",
-                                    at(growth->held), growing_text(*growth)),
-                .bytes = growth->grown_bytes,
-                .fix = "collect_garbage",
-                .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks"}};
+  if (growth == nullptr) return find_cycles_without_steps(facts);
+  if (growth->kind == GrowthKind::growing_buffer || !growth->referrer.empty()) return {};
+  if (facts.device.referrers.empty() || is_kept_by_graph(facts, *growth)) return {};
+  return reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
+                         growth->grown_bytes);
 }
 
 Found find_kept_tensors(const ReasonFacts& facts) {

@@ -90,6 +90,10 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     for (const auto& [maker, variable, count] : card.referrers) {
       device.history.referrers.push_back({trace.name(variable), locate(trace, measured.nodes, maker), count});
     }
+    // One without a variable tells that they were looked for, and that no variable leads to any tensor.
+    if (device.history.referrers.empty() && failure != nullptr && trace.process.python_ended) {
+      device.history.referrers.emplace_back();
+    }
     device.history.step_allocations = read_step(trace, measured.nodes, views, card.steps[0], failure);
     device.history.complete = read_step(trace, measured.nodes, views, card.steps[1], nullptr);
     device.history.state = read_moment(trace, device, measured.nodes, views, card.live_set);
