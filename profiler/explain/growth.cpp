@@ -160,26 +160,36 @@ std::vector<Growth> find_growth(const StepCurves& curves) {
 
 namespace {
 
-// A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself.
-int64_t part_of(const Growth& growth, const Referrer& referrer) {
-  if (growth.kind == GrowthKind::retained_graph) return referrer.nodes;
-  const bool is_of_it = std::ranges::any_of(growth.places, [&](const GrowingPlace& place) {
-    return place.where.op == referrer.made.op && place.where.source == referrer.made.source &&
-           fold_indices(place.where.module) == fold_indices(referrer.made.module);
+bool is_of(const Growth& growth, const Where& made) {
+  return std::ranges::any_of(growth.places, [&](const GrowingPlace& place) {
+    return place.where.op == made.op && place.where.source == made.source &&
+           fold_indices(place.where.module) == fold_indices(made.module);
   });
-  return is_of_it ? 1 : 0;
+}
+
+std::string_view most_of(const std::map<std::string_view, int64_t>& parts) {
+  const auto most = std::ranges::max_element(parts, {}, [](const auto& entry) { return entry.second; });
+  return most == parts.end() ? std::string_view() : most->first;
 }
 
 }  // namespace
 
 void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>& growths) {
   for (Growth& growth : growths) {
-    std::map<std::string_view, int64_t> parts;
+    std::map<std::string_view, int64_t> nodes, tensors;
+    int64_t found = 0, blocks = 0;
     for (const Referrer& referrer : referrers) {
-      if (const int64_t part = part_of(growth, referrer); part > 0) parts[referrer.variable] += part;
+      if (referrer.nodes > 0) nodes[referrer.variable] += referrer.nodes;
+      if (!is_of(growth, referrer.made)) continue;
+      ++tensors[referrer.variable];
+      ++found;
     }
-    const auto most = std::ranges::max_element(parts, {}, [](const auto& entry) { return entry.second; });
-    if (most != parts.end()) growth.referrer = most->first;
+    for (const GrowingPlace& place : growth.places) blocks += place.blocks;
+    // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a
+    // variable that has those of the last step only does not keep the others.
+    if (growth.kind == GrowthKind::retained_graph) growth.referrer = most_of(nodes);
+    const bool are_most = growth.kind == GrowthKind::growing_buffer || found * 2 >= blocks;
+    if (growth.referrer.empty() && are_most) growth.referrer = most_of(tensors);
   }
 }
 

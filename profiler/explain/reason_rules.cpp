@@ -66,6 +66,20 @@ const Growth* leading_growth(const ReasonFacts& facts) {
   return large || (failure(facts) == nullptr && !facts.growths.empty()) ? &facts.growths.front() : nullptr;
 }
 
+/// Whether graphs of earlier steps are gone, and outputs of their ops stay: what a node had saved is saved by none any more.
+/// Nothing is known of graphs that backward has not come to; and what no node saves may be the result of a convolution.
+bool keeps_outputs(const ReasonFacts& facts, const Growth& growth) {
+  if (growth.kind != GrowthKind::retained_graph) return false;
+  int64_t released = 0, saved = 0, all = 0;
+  for (const StepAllocation& block : facts.device.step_allocations.blocks) {
+    if (block.is_of_step() || !block.in_graph || block.phase != Phase::forward) continue;
+    all += block.bytes;
+    saved += block.category == Category::activation ? block.bytes : 0;
+    released += block.category == Category::output && block.ever_saved ? block.bytes : 0;
+  }
+  return released > 0 && released * 10 >= all * 3 && saved * 10 <= released;
+}
+
 std::string growing_text(const Growth& growth) { return with_unit(growth.bytes_per_step) + " per step"; }
 
 /// The request or the largest live block of n × n: shape as text, bytes of all that are alike.
@@ -172,6 +186,62 @@ bool is_loss_op(const Where& where) {
   return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
 }
 
+/// Sizes of the model's own tensors that are no usual ones.
+std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
+  constexpr int64_t kTelling = 1 << 20;
+  std::set<int64_t> sizes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (is_of_models(block.category) && block.requested_bytes >= kTelling) sizes.insert(block.requested_bytes);
+  }
+  return sizes;
+}
+
+/// What torch.load makes, it makes without an op: such a tensor of a weight's size is a weight or a moment of a file.
+bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights) {
+  return block.category == Category::unknown && block.made.op.empty() && block.made.node.empty() &&
+         !block.before_recording && weights.contains(block.requested_bytes);
+}
+
+/// Whether a graph that a variable leads to may be what keeps them: its nodes have no objects of Python.
+bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
+  constexpr int64_t kSeveralPasses = 8;
+  const bool in_graph = std::ranges::any_of(facts.device.step_allocations.blocks, [&](const StepAllocation& block) {
+    return block.in_graph && block.made.op == growth.held.op && block.made.source == growth.held.source;
+  });
+  return in_graph &&
+         std::ranges::any_of(facts.device.referrers, [](const Referrer& one) { return one.nodes >= kSeveralPasses; });
+}
+
+Reason reference_cycle(const std::string& what, int64_t bytes) {
+  return {
+      .id = {},
+      .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector", what),
+      .bytes = bytes,
+      .fix = "collect_garbage",
+      .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks"}};
+}
+
+/// Many equal tensors of one line, made before any module was called, of which no variable is known.
+Found find_cycles_without_steps(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 8;
+  if (!facts.device.looked_for_referrers || facts.device.state.step > 0) return {};
+  std::map<std::tuple<std::string_view, std::string_view, int64_t>, int64_t> alike;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (!block.pending_free && !block.made.source.empty()) ++alike[{block.made.op, block.made.source, block.bytes}];
+  }
+  const auto most = std::ranges::max_element(
+      alike, {}, [](const auto& entry) { return entry.second * std::get<int64_t>(entry.first); });
+  if (most == alike.end() || most->second < kMany) return {};
+  const auto& [op, source, bytes] = most->first;
+  const auto known = std::ranges::count_if(facts.device.referrers, [&, op = op, source = source](const Referrer& one) {
+    return one.made.op == op && one.made.source == source;
+  });
+  if (known * 2 >= most->second || !is_large(facts, bytes * most->second, 0.4)) return {};
+  return reference_cycle(
+      fmt::format("{} tensors of {} made{}", most->second, with_unit(bytes), at({.op = op, .source = source})),
+      bytes * most->second);
+}
+
 bool is_copy(std::string_view op) { return is_one_of(op, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda"}); }
 
 }  // namespace
@@ -205,7 +275,7 @@ Found find_create_graph(const ReasonFacts& facts) {
 
 Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->kind != GrowthKind::retained_graph) return {};
+  if (growth == nullptr || growth->kind != GrowthKind::retained_graph || keeps_outputs(facts, *growth)) return {};
   const std::string_view keeps = growth->referrer.empty() ? "a tensor that is kept from each step" : growth->referrer;
   return Reason{
       .id = {},
@@ -215,9 +285,21 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
       .how = {"total += loss.item()  # of a tensor: loss.detach()"}};
 }
 
+// What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
+// themselves. Tensors that a library keeps in C++ are rare, and none of them is of each step.
+Found find_reference_cycle(const ReasonFacts& facts) {
+  const Growth* growth = leading_growth(facts);
+  if (growth == nullptr) return find_cycles_without_steps(facts);
+  if (growth->kind == GrowthKind::growing_buffer || !growth->referrer.empty()) return {};
+  if (!facts.device.looked_for_referrers || is_kept_by_graph(facts, *growth)) return {};
+  return reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
+                         growth->grown_bytes);
+}
+
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->kind != GrowthKind::kept_tensors) return {};
+  const bool kept = growth != nullptr && (growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth));
+  if (!kept) return {};
   return Reason{.id = {},
                 .text = growth->referrer.empty() ? fmt::format("tensors of each step are kept{}, {}", at(growth->held),
                                                                growing_text(*growth))
@@ -438,10 +520,12 @@ Found find_several_models(const ReasonFacts& facts) {
 }
 
 Found find_loaded(const ReasonFacts& facts) {
-  const Share loaded = sum_blocks(facts, [](const LiveBlock& block) {
+  const std::set<int64_t> weights = find_sizes_of_weights(facts);
+  const Share loaded = sum_blocks(facts, [&](const LiveBlock& block) {
     return has(block.made.inner_source, "torch/serialization") || has(block.made.source, "serialization.py") ||
            (block.made.op.empty() && block.phase == Phase::setup &&
-            is_one_of(name_of(block.category), {"unknown", "output"}));
+            is_one_of(name_of(block.category), {"unknown", "output"})) ||
+           is_copy_of_weights(block, weights);
   });
   if (!is_large(facts, loaded.bytes, 0.25)) return {};
   return Reason{.id = {},

@@ -27,6 +27,12 @@ Found find_loaded(const ReasonFacts& facts);
 Found find_data_on_card(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
 Found find_large_batch(const ReasonFacts& facts);
+Found find_reference_cycle(const ReasonFacts& facts);
+
+Found find_graph_without_use(const ReasonFacts& facts);
+Found find_passes_without_backward(const ReasonFacts& facts);
+Found find_passes_before_backward(const ReasonFacts& facts);
+Found find_vectorized(const ReasonFacts& facts);
 
 inline constexpr double kLargePart = 0.3;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <tuple>
 
@@ -38,6 +39,19 @@ struct KeptPasses {
   std::map<std::tuple<std::string_view, std::string_view, std::string_view, int64_t>, int64_t> counts_;
 };
 
+/// How often the step came to the op that its graph begins with: at most so many forward passes. A layer that is used several
+/// times in one pass makes as many equal tensors.
+int64_t count_beginnings(const StepAllocations& step) {
+  const auto is_of_pass = [](const StepAllocation& block) {
+    return block.is_of_step() && block.in_graph && block.phase == Phase::forward && !block.made.module.empty();
+  };
+  const auto first = std::ranges::find_if(step.blocks, is_of_pass);
+  if (first == step.blocks.end()) return std::numeric_limits<int64_t>::max();
+  return std::ranges::count_if(step.blocks, [&](const StepAllocation& block) {
+    return is_of_pass(block) && block.made.module == first->made.module && block.made.op == first->made.op;
+  });
+}
+
 // What nodes save is known of graphs that were walked; that a block is of a graph, of the whole step.
 KeptPasses count_passes(const ReasonFacts& f) {
   KeptPasses saved, in_graph;
@@ -50,7 +64,9 @@ KeptPasses count_passes(const ReasonFacts& f) {
     const bool lives = block.is_of_step() && block.died == StepAllocation::kNever;
     if (lives && block.in_graph && block.phase == Phase::forward) in_graph.add(block.made, block.bytes);
   }
-  return in_graph.bytes > saved.bytes ? in_graph : saved;
+  KeptPasses kept = in_graph.bytes > saved.bytes ? in_graph : saved;
+  kept.count = std::min(kept.count, count_beginnings(f.device.step_allocations));
+  return kept;
 }
 
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
@@ -182,6 +198,9 @@ constexpr ReasonRow kReasons[] = {
     {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }, true},
     {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }, true},
     {"create_graph", find_create_graph, true},
+    {"reference_cycle", find_reference_cycle, true},
+    {"evaluation_keeps_graphs", find_passes_without_backward, true},
+    {"several_forward_passes", find_passes_before_backward, true},
     {"graph_of_earlier_steps", find_earlier_graphs, true},
     {"kept_tensors", find_kept_tensors, true},
     {"autocast_cache", find_autocast_cache},
@@ -189,6 +208,7 @@ constexpr ReasonRow kReasons[] = {
     {"dense_gradient_of_sparse", find_sparse_operand},
     {"dense_embedding_gradients", find_embedding_gradients},
     {"one_hot", find_one_hot},
+    {"vectorized_over_all", find_vectorized},
     {"attention_scores", find_attention_scores},
     {"logits", find_logits},
     {"all_pairs", find_all_pairs},
@@ -198,6 +218,7 @@ constexpr ReasonRow kReasons[] = {
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
     {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
+    {"graph_without_use", find_graph_without_use},
     {"several_forward_passes", keeps_several_passes},
     {"outputs_of_earlier_step", find_earlier_outputs},
     {"float64", computes_in_float64},

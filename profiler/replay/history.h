@@ -296,7 +296,8 @@ struct DeviceHistory {
   std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase
   std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
   StepCurves curves{};
-  std::vector<Referrer> referrers{};  ///< looked for where memory ran out or grew
+  std::vector<Referrer> referrers{};
+  bool looked_for_referrers = false;  ///< as memory ran out or grew; without any, no variable leads to a tensor
   StepAllocations step_allocations{};
   /// After an OOM: the step before the one that failed, from its beginning to its end. None where no step was whole. Its
   /// blocks that never died are what the failing step began with.

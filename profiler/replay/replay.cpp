@@ -66,6 +66,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
       told.referrers.push_back({trace.name(variable), locate(trace, followed.nodes, maker), count});
     }
     const OutOfMemory* failure = told.failure ? &*told.failure : nullptr;
+    told.looked_for_referrers = !told.referrers.empty() || (failure != nullptr && trace.process.python_ended);
     told.step_allocations = read_step(trace, followed, device, device.step, failure);
     if (has_complete_step(trace, prescan, device)) {
       told.complete = read_step(trace, followed, device, device.complete, nullptr);

@@ -5,6 +5,7 @@ up CUDA for itself, so that it has a trace of its own. With "stacks" PyTorch rec
 (else of the end) lies in the folder. Must be started by `oomdiag run`, which sets the environment. Prints a
 line of JSON per job: how it ended, and what the program returned.
 """
+import atexit
 import importlib
 import json
 import os
@@ -36,8 +37,9 @@ def run(job):
     dump = record(job["stacks"], pathlib.Path(job["folder"], "snapshot.pickle")) if job.get("stacks") else None
     try:
         result = function(**job.get("arguments", {}))
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError as error:
         ended = "out_of_memory"
+        sys.last_traceback = error.__traceback__  # as the interpreter keeps what ends a program
     except BaseException:  # the parent reports it
         ended = "failed: " + traceback.format_exc(limit=-2)
     if dump and ended == "ok":
@@ -59,6 +61,7 @@ def main():
             os.close(reader)
             with os.fdopen(writer, "w") as pipe:
                 json.dump(run(job), pipe)
+            atexit._run_exitfuncs()  # the recorder's last look at what variables refer to
             time.sleep(0.05)  # torch 2.15 aborts now and then when a process ends right after a backward
             os._exit(0)
         os.close(writer)

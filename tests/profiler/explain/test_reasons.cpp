@@ -74,6 +74,137 @@ TEST_CASE("passes of which no node is known are counted by the blocks of the gra
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
 }
 
+TEST_CASE("a layer that one pass uses several times makes one forward pass", "[explain][reasons]") {
+  const StepAllocation embedding{.bytes = 1_MiB,
+                                 .born = 1,
+                                 .phase = Phase::forward,
+                                 .in_graph = true,
+                                 .made = {.op = "aten::embedding", .module = "words", .source = "net.py:5"}};
+  StepAllocation shared = embedding;
+  shared.made = {.op = "aten::gelu", .module = "0.act", .source = "net.py:9"};
+  DeviceHistory device = refused(std::vector<LiveBlock>(6, kept_activation(100_MiB, 5)));
+  device.step_allocations = {.step = 5, .blocks = {embedding, shared, shared, shared, shared, shared, shared}};
+  CHECK(reason_of(device).empty());
+  device.step_allocations.blocks.insert(device.step_allocations.blocks.end(), {embedding, embedding, embedding});
+  CHECK(reason_of(device) == "evaluation_keeps_graphs");
+}
+
+namespace {
+
+StepAllocation graph_block(std::string_view module, int64_t bytes) {
+  return {.bytes = bytes,
+          .born = 1,
+          .phase = Phase::forward,
+          .in_graph = true,
+          .made = {.op = "aten::relu", .module = module, .source = "net.py:5"}};
+}
+
+LiveBlock parameter(std::string_view name, bool trained) {
+  return {
+      .bytes = 1_MiB, .category = Category::parameter, .name = name, .shape = "[512, 512] float32", .trained = trained};
+}
+
+}  // namespace
+
+TEST_CASE("a graph before the first trained module trains nothing", "[explain][reasons]") {
+  DeviceHistory device = refused({parameter("backbone.0.weight", false), parameter("head.weight", true)});
+  device.state.allocated_bytes += 200_MiB;
+  device.step_allocations = {.step = 5,
+                             .blocks = {graph_block("backbone.0", 150_MiB), graph_block("backbone.1", 50_MiB)}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "graph_without_use");
+  CHECK(reason->text ==
+        "backbone builds a graph that trains nothing: none of its parameters is an optimizer's, 200.00 MiB (net.py:5)");
+  CHECK(find_fix(reason->fix) != nullptr);
+}
+
+TEST_CASE("behind a trained module gradients may flow through one that is not", "[explain][reasons]") {
+  DeviceHistory device = refused({parameter("generator.weight", true), parameter("vgg.0.weight", false)});
+  device.state.allocated_bytes += 200_MiB;
+  device.step_allocations = {.step = 5, .blocks = {graph_block("generator", 10_MiB), graph_block("vgg.0", 190_MiB)}};
+  CHECK(reason_of(device).empty());
+  device.state.blocks.front().name = "image";  // that is optimized: any op may lead to it
+  CHECK(reason_of(device).empty());
+  device.state.blocks.front().trained = false;  // no optimizer is known
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("of twins of which one is trained each has made half of the graph", "[explain][reasons]") {
+  const std::vector<Where> saves{{.node = "MmBackward0"}};
+  DeviceHistory device = refused({parameter("0.weight", true), parameter("0.weight", false)});
+  device.state.allocated_bytes += 200_MiB;
+  device.step_allocations = {.step = 5, .blocks = {graph_block("0", 100_MiB), graph_block("0", 100_MiB)}};
+  CHECK(reason_of(device).empty());  // the other one may be an average of the weights, which is not called
+  device.state.blocks.back().saved_by = saves;
+  CHECK(reason_of(device) == "graph_without_use");
+}
+
+TEST_CASE("graphs that grow without any backward are those of an evaluation, or wait for it", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB};
+  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {growth}) == "graph_of_earlier_steps");
+  device.attribution.backward_bytes = 0;
+  CHECK(reason_of(device, {growth}) == "evaluation_keeps_graphs");
+  device.state.blocks.push_back(parameter("0.weight", true));
+  CHECK(reason_of(device, {growth}) == "several_forward_passes");
+}
+
+TEST_CASE("outputs whose graph backward has freed are kept tensors", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB};
+  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  StepAllocation kept = graph_block("0", 80_MiB);
+  kept.born = StepAllocation::kBefore;
+  kept.category = Category::output;
+  kept.ever_saved = true;
+  device.step_allocations = {.step = 5, .blocks = {kept}};
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+  device.step_allocations.blocks.front().category = Category::activation;
+  CHECK(reason_of(device, {growth}) == "graph_of_earlier_steps");
+}
+
+TEST_CASE("what no variable leads to is a reference cycle, if they were looked through", "[explain][reasons]") {
+  const Growth growth{
+      .kind = GrowthKind::kept_tensors, .grown_bytes = 90_MiB, .held = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device, {growth}) == "reference_cycle");
+  Growth named = growth;
+  named.referrer = "list 'history' in a.py";
+  CHECK(reason_of(device, {named}) == "kept_tensors");
+  StepAllocation in_graph = graph_block("0", 80_MiB);
+  in_graph.made = growth.held;
+  device.step_allocations = {.step = 5, .blocks = {in_graph}};
+  device.referrers = {{.variable = "variable 'total' in a.py", .nodes = 40}};
+  CHECK(reason_of(device, {growth}) == "kept_tensors");  // the graph of total may keep it
+}
+
+TEST_CASE("without steps equal tensors that no variable leads to are a reference cycle", "[explain][reasons]") {
+  const LiveBlock state{
+      .bytes = 40_MiB, .category = Category::input, .made = {.op = "aten::randn", .source = "a.py:3"}};
+  DeviceHistory device = refused(std::vector<LiveBlock>(9, state));
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device) == "reference_cycle");
+  device.referrers.assign(9, {.variable = "list 'states' in a.py", .made = state.made});
+  CHECK(reason_of(device).empty());
+}
+
+TEST_CASE("tensors without an op that are as large as weights came from a file", "[explain][reasons]") {
+  const LiveBlock weight{
+      .bytes = 64_MiB, .requested_bytes = 64_MiB, .category = Category::parameter, .name = "0.weight"};
+  const LiveBlock loaded{.bytes = 64_MiB, .requested_bytes = 64_MiB, .phase = Phase::forward, .step = 1};
+  CHECK(reason_of(refused({weight, loaded, loaded})) == "loaded_onto_gpu");
+  LiveBlock other = loaded;
+  other.requested_bytes = 60_MiB;
+  CHECK(reason_of(refused({weight, other, other})).empty());
+}
+
+TEST_CASE("a request inside of vmap is for all samples", "[explain][reasons]") {
+  DeviceHistory device = refused({}, "/v/torch/_functorch/vmap.py:507 in _flat_vmap\n/a/train.py:68 in main");
+  CHECK(reason_of(device) == "vectorized_over_all");
+}
+
 TEST_CASE("growth is named by what the program does", "[explain][reasons]") {
   const Where lstm{.op = "aten::lstm", .source = "train.py:16"};
   const Where cat{.op = "aten::cat", .source = "run.py:8"};

@@ -1,0 +1,178 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_rules.h"
+#include "profiler/one_of.h"
+
+// Rows of kReasons about graphs that backward has no use for: parts of the model that no optimizer trains, and forward passes
+// that no backward follows.
+//
+// Autograd records an op if one of its inputs requires a gradient. So the graph that a step builds before the first op of a
+// trained module is of parameters that require a gradient and that nobody updates: a teacher, a frozen encoder that was only
+// left out of the optimizer. Behind the first trained module gradients may flow through an untrained one (a perceptual loss);
+// nothing is said of those.
+
+namespace oomdiag {
+namespace {
+
+enum class Training : uint8_t { no_parameters, trained, untrained, both };
+
+/// Which modules the optimizers train, by the names of live parameters.
+class TrainedModules {
+ public:
+  explicit TrainedModules(const MemoryState& state) {
+    for (const LiveBlock& block : state.blocks) {
+      if (block.pending_free) continue;
+      const bool is_of_module = block.category == Category::parameter && block.name.find('.') != block.name.npos;
+      trained_in_modules_ += block.trained && is_of_module ? 1 : 0;
+      trained_elsewhere_ += block.trained && !is_of_module ? 1 : 0;
+      uses_elsewhere_ |= block.trained && !is_of_module && !block.saved_by.empty();
+      untrained_in_graph_ |= is_of_module && !block.trained && !block.saved_by.empty();
+      if (is_of_module) add(block);
+    }
+  }
+
+  /// A trained parameter that no called module has may be an image that is optimized, which any op may lead to; several that
+  /// nothing has used are those of a model that is yet to be called.
+  bool can_tell() const {
+    if (trained_elsewhere_ == 0) return trained_in_modules_ > 0;
+    return trained_elsewhere_ > 1 && !uses_elsewhere_;
+  }
+
+  Training find(std::string_view module) const {
+    if (module.empty()) return Training::no_parameters;
+    const std::string inside = std::string(module) + ".";
+    bool trained = false, untrained = false, twins = true;
+    for (auto at = names_.lower_bound(inside); at != names_.end() && at->first.starts_with(inside); ++at) {
+      trained |= at->second.trained;
+      untrained |= at->second.untrained;
+      twins &= at->second.shapes_are_equal && untrained_in_graph_;
+    }
+    // Two models of equal layers, as a target network is: each has built half of what modules of that name made.
+    if (trained && untrained) return twins ? Training::both : Training::trained;
+    return trained ? Training::trained : untrained ? Training::untrained : Training::no_parameters;
+  }
+
+ private:
+  struct Parameters {
+    bool trained = false, untrained = false, shapes_are_equal = true;
+    std::string_view shape{};
+  };
+
+  void add(const LiveBlock& block) {
+    Parameters& parameters = names_[std::string(block.name)];
+    parameters.shapes_are_equal &= parameters.shape.empty() || parameters.shape == block.shape;
+    parameters.shape = block.shape;
+    (block.trained ? parameters.trained : parameters.untrained) = true;
+  }
+
+  std::map<std::string, Parameters, std::less<>> names_;
+  int64_t trained_in_modules_ = 0, trained_elsewhere_ = 0;
+  bool uses_elsewhere_ = false;
+  bool untrained_in_graph_ = false;  ///< a node keeps an untrained parameter
+};
+
+/// What stays of the graph before the first trained module.
+struct UnusedGraph {
+  int64_t bytes = 0;
+  std::string_view module{};  ///< the first one
+  Where made{};
+
+  void add(const StepAllocation& block, int64_t part) {
+    if (module.empty()) {
+      module = block.made.module;
+      made = block.made;
+    }
+    bytes += part;
+  }
+};
+
+UnusedGraph find_unused_graph(const ReasonFacts& facts, const TrainedModules& modules) {
+  UnusedGraph graph;
+  Training now = Training::no_parameters;
+  for (const StepAllocation& block : facts.device.step_allocations.blocks) {
+    if (!block.is_of_step() || !block.in_graph || block.phase != Phase::forward) continue;
+    const Training training = modules.find(block.made.module);
+    if (training == Training::trained) break;
+    if (training != Training::no_parameters) now = training;
+    if (now == Training::no_parameters || block.died != StepAllocation::kNever) continue;
+    graph.add(block, now == Training::both ? block.bytes / 2 : block.bytes);
+  }
+  return graph;
+}
+
+/// "backbone" of "backbone.layers.0.linear1"; nothing of "0.conv".
+std::string_view outermost(std::string_view module) {
+  const std::string_view first = module.substr(0, module.find('.'));
+  return first.find_first_not_of("0123456789") == first.npos ? std::string_view() : first;
+}
+
+const Growth* retained_graph(const ReasonFacts& facts) {
+  const Growth* growth = facts.growths.empty() ? nullptr : &facts.growths.front();
+  const bool retained = growth != nullptr && growth->kind == GrowthKind::retained_graph;
+  return retained && is_large(facts, growth->grown_bytes, 0.2) ? growth : nullptr;
+}
+
+}  // namespace
+
+Found find_graph_without_use(const ReasonFacts& facts) {
+  const TrainedModules modules(facts.device.state);
+  if (!modules.can_tell() || facts.device.sharded) return {};
+  const UnusedGraph graph = find_unused_graph(facts, modules);
+  if (!is_large(facts, graph.bytes, 0.2)) return {};
+  const std::string_view name = outermost(graph.module);
+  const std::string what = name.empty() ? "a model" : std::string(name);
+  const std::string line = short_place(graph.made);
+  return Reason{.id = {},
+                .text = fmt::format("{} builds a graph that trains nothing: none of its parameters is an optimizer's, "
+                                    "{} ({})",
+                                    what, with_unit(graph.bytes), line),
+                .bytes = graph.bytes,
+                .fix = "no_grad_untrained",
+                .how = {fmt::format("with torch.no_grad():  # around the call of {}; or output.detach()",
+                                    name.empty() ? "the model that is not trained" : what)}};
+}
+
+// Its steps are calls of the model: no backward has divided them.
+Found find_passes_without_backward(const ReasonFacts& facts) {
+  const Growth* growth = retained_graph(facts);
+  if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || trains(facts)) return {};
+  const std::string line = short_place(growth->held);
+  return Reason{.id = {},
+                .text = fmt::format("evaluation keeps autograd graphs: no backward follows any forward pass, {} per "
+                                    "pass ({})",
+                                    with_unit(growth->bytes_per_step), line),
+                .bytes = growth->grown_bytes,
+                .fix = "no_grad_in_evaluation",
+                .how = {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", line),
+                        "loss.backward()  # in the loop, if it trains: gradients add up, as of the sum"}};
+}
+
+Found find_passes_before_backward(const ReasonFacts& facts) {
+  const Growth* growth = retained_graph(facts);
+  if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || !trains(facts)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("{} forward passes before the first backward: their graphs hold {} ({})",
+                                    growth->last_step, with_unit(growth->grown_bytes), short_place(growth->held)),
+                .bytes = growth->grown_bytes,
+                .fix = "backward_of_each_pass"};
+}
+
+Found find_vectorized(const ReasonFacts& facts) {
+  if (!facts.device.failure) return {};
+  const OutOfMemory& failed = *facts.device.failure;
+  const bool vectorized = failed.stack.find("_functorch/vmap.py") != failed.stack.npos;
+  if (!vectorized || !is_large(facts, failed.requested_bytes, 0.2)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("vmap computes all samples at once: {} for one result ({})",
+                                    with_unit(failed.requested_bytes), short_place(failed.where)),
+                .bytes = failed.requested_bytes,
+                .fix = "vmap_in_chunks"};
+}
+
+}  // namespace oomdiag
