@@ -4,16 +4,13 @@
 #include <cmath>
 
 #include "cli/experiments/fix.h"
+#include "cli/experiments/fix_table.h"
 #include "cli/terminal/json_text.h"
 #include "cli/terminal/sizes.h"
 #include "profiler/cost/time_model.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
-namespace {
-
-constexpr std::size_t kLabelColumns = 42;
-constexpr std::size_t kMaxWritten = 3;  ///< fixes whose lines are printed
 
 std::string figure(const std::optional<int64_t>& bytes) { return bytes ? to_gib(*bytes) : "-"; }
 
@@ -22,6 +19,11 @@ std::string milliseconds(const std::optional<int64_t>& ns) {
   const double number = static_cast<double>(*ns) * 1e-6;
   return number >= 100 ? fmt::format("{:.0f}", number) : fmt::format("{:.1f}", number);
 }
+
+namespace {
+
+constexpr std::size_t kLabelColumns = 42;
+constexpr std::size_t kMaxWritten = 3;  ///< fixes whose lines are printed
 
 /// What the meter counted, times the steps that take as many samples as one did.
 std::optional<int64_t> for_as_many_samples(const std::optional<int64_t>& of_step, double steps) {
