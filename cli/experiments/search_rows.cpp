@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "cli/experiments/fix_table.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -80,6 +81,23 @@ std::vector<SearchRow> rows_of(const Fixed& fixed) {
                                .note = before.outcome == "ok" ? "" : "out of memory in " + before.place}};
   if (!before.is_whole) append_note(rows.front().note, "at least: no whole run could be seen");
   for (const MeasuredFix& fix : fixed.fixes) rows.push_back(row_of(fix, before.room_bytes));
+  return rows;
+}
+
+std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target) {
+  std::vector<SearchRow> rows;
+  for (const FixPlan& plan : found.plans) {
+    rows.push_back({.label = plan.fix.changes.empty() ? "as it is" : plan.fix.label(),
+                    .measured_bytes = plan.fix.measured_peak_bytes,
+                    .reserved_bytes = plan.fix.measured_reserved_bytes,
+                    .predicted_bytes = plan.predicted_peak_bytes,
+                    .room_bytes = found.before.room_bytes,
+                    .note = plan.fix.unproved,
+                    .lines = plan.fix.lines});
+    if (plan.on_card) rows.back().fits = plan.is_proved();
+    append_note(rows.back().note, milliseconds(time_of(plan, found.before, target.batch)) + " ms");
+    append_note(rows.back().note, plan.fix.changes_numerics() ? "numerics change" : "");
+  }
   return rows;
 }
 
