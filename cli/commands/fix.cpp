@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/commands/fix.h"
 #include "cli/experiments/fix_plan.h"
 #include "cli/experiments/search_rows.h"
 #include "cli/launch/models.h"
@@ -24,16 +25,17 @@ namespace oomdiag {
 namespace {
 
 struct FixOptions {
-  std::vector<std::string> program;
-  std::string folder;
-  ModelOptions model;
-  DeviceOptions device;
-  RankOptions ranks;
-  std::string target;
-  std::string budget;
-  std::string output;
-  std::string html;
+  std::vector<std::string> program{};
+  std::string folder{};
+  ModelOptions model{};
+  DeviceOptions device{};
+  RankOptions ranks{};
+  std::string target{};
+  std::string budget{};
+  std::string output{};
+  std::string html{};
   int64_t batch = 0;
+  bool fastest = false;  ///< the fastest plan is asked for
   bool json = false;
   bool never_forks = false;
 };
@@ -186,8 +188,9 @@ void check(const FixOptions& options) {
 
 /// The answer to what was asked, in each of its forms.
 struct FixAnswer {
-  std::string text, json;
+  std::string text{}, json{};
   std::vector<SearchRow> rows{};
+  std::string picture{};
   bool found = false;
   int interrupted_by = 0;
   std::size_t runs = 0;
@@ -206,17 +209,18 @@ FixAnswer answer(const FoundPlans& plans, const Target& target, const std::strin
   return {.text = to_text(plans, target, command),
           .json = to_json(plans, target, command),
           .rows = rows_of(plans, target),
+          .picture = picture_of(plans, target),
           .found = plans.fastest.has_value(),
           .interrupted_by = plans.interrupted_by,
           .runs = plans.runs};
 }
 
 int fix(FixOptions options) {
+  options.fastest |= !options.budget.empty();
   if (options.program.empty() && options.model.model.empty()) options.folder = source_or_newest_run(options.folder);
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
-  const bool plans = !options.budget.empty();
-  if (plans) options.device.memory = options.budget;
+  if (!options.budget.empty()) options.device.memory = options.budget;
   check_writable(options.output);
   check_writable(options.html);
   Install install = find_install();
@@ -234,7 +238,7 @@ int fix(FixOptions options) {
   const std::string command = fmt::format("{}", fmt::join(target.program, " "));
   FixAnswer found;
   try {
-    if (plans) {
+    if (options.fastest) {
       found = answer(search_plans(target, experiments, tell), target, command);
     } else {
       const Fixed fixed = search_fix(target, experiments, tell);
@@ -250,13 +254,24 @@ int fix(FixOptions options) {
   if (found.interrupted_by != 0) say(fmt::format("interrupted after {} runs; what was measured:", found.runs));
   if (!output.empty()) write_whole(found.json + "\n", output);
   write_out(options.json ? found.json + "\n" : found.text);
-  const SearchPage page{.text = found.text, .program = command, .found = found.found, .rows = found.rows};
+  const SearchPage page{
+      .text = found.text, .program = command, .found = found.found, .rows = found.rows, .picture = found.picture};
   if (!html.empty()) write_whole(to_html(page), html);
   if (found.interrupted_by != 0) return 128 + found.interrupted_by;
   return found.found ? 0 : kOutOfMemory;
 }
 
 }  // namespace
+
+int fix_for_speed(const SpeedRequest& request) {
+  return fix({.program = request.program,
+              .model = request.model,
+              .device = request.device,
+              .html = request.html,
+              .fastest = true,
+              .json = request.json,
+              .never_forks = request.never_forks});
+}
 
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
   auto options = std::make_shared<FixOptions>();

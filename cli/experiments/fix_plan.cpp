@@ -11,6 +11,7 @@
 #include "cli/experiments/fix_runs.h"
 #include "cli/process/workers.h"
 #include "profiler/cost/recompute_plan.h"
+#include "profiler/error.h"
 #include "profiler/explain/fix_rules.h"
 #include "profiler/explain/simulate_fits.h"
 #include "profiler/one_of.h"
@@ -27,7 +28,10 @@ namespace oomdiag {
 namespace {
 
 constexpr int kMaxRounds = 4;
-constexpr double kFarTooLarge = 1.1;  ///< of the room: not worth a run that shows that it does not fit
+constexpr std::size_t kMaxCombinations = 3;
+constexpr double kMayBeFaster = 1.02;  ///< as fast as the fastest by estimate: worth a run
+constexpr double kFarBelow = 0.9;      ///< of the room: it needs no run of a smaller plan beside it
+constexpr double kFarTooLarge = 1.1;   ///< of the room: not worth a run that shows that it does not fit
 
 /// Changes of the whole program. Others are no plan for the training as it is: another batch, cures of a failure.
 constexpr std::array<std::string_view, 7> kOfProgram = {"autocast_bf16",      "autocast_fp16",         "adam_8bit",
@@ -137,7 +141,11 @@ class PlanSearch {
   void add_variant(std::vector<Change> changes, Experiment experiment);
   void add_as_it_is();
   void take_proof(const BlockChoice& choice);
+  void correct_times(const BlockChoice& proved);
   void run_variants(const std::vector<std::vector<Change>>& variants);
+  std::vector<std::vector<Change>> list_variants() const;
+  std::vector<std::vector<Change>> list_combinations(bool same_sums) const;
+  double share_of_time(const std::vector<Change>& changes) const;
   void add_choices(std::size_t variant);
   void add_choice(std::size_t variant, const RecomputePlan& blocks);
   std::vector<std::string> paths_of(const BlockChoice& choice) const;
@@ -190,6 +198,50 @@ void PlanSearch::run_variants(const std::vector<std::vector<Change>>& variants) 
   }
   std::vector<Experiment> experiments = runs_.make(requests);
   for (std::size_t i = 0; i < variants.size(); ++i) add_variant(variants[i], std::move(experiments[i]));
+}
+
+std::vector<std::vector<Change>> PlanSearch::list_variants() const {
+  std::vector<std::vector<Change>> variants;
+  for (const Change& change : list_changes(runs_.target(), runs_.profile(), runs_.whole(), runs_.before())) {
+    if (is_of_program(change)) variants.push_back({change});
+  }
+  return variants;
+}
+
+/// Of the time of the program as it is, by the product of what each change alone makes of it.
+double PlanSearch::share_of_time(const std::vector<Change>& changes) const {
+  double share = 1;
+  for (const Change& change : changes) {
+    const auto alone = std::ranges::find_if(variants_, [&](const ProgramVariant& one) {
+      return one.changes.size() == 1 && one.changes.front().id == change.id;
+    });
+    if (alone != variants_.end()) share *= alone->problem.step_ns / variants_.front().problem.step_ns;
+  }
+  return share;
+}
+
+/// Changes together that could be faster than the fastest plan that should fit; where none should, those with the lowest peak.
+std::vector<std::vector<Change>> PlanSearch::list_combinations(bool same_sums) const {
+  std::vector<MeasuredFix> alone;
+  for (const ProgramVariant& one : variants_) {
+    const bool counts = one.changes.size() == 1 && !(same_sums && one.measured.changes_numerics());
+    if (counts) alone.push_back(one.measured);
+  }
+  Before any_peak = runs_.before();  // blocks may be checkpointed besides
+  any_peak.room_bytes = any_peak.allocated_bytes;
+  std::vector<std::vector<Change>> together = combine(alone, any_peak);
+  const auto fastest = find_fastest(same_sums);
+  const double least = fastest ? static_cast<double>(*time_of_choice(choices_[*fastest])) : 0;
+  std::erase_if(together, [&](const std::vector<Change>& changes) {
+    const bool was_run = std::ranges::any_of(variants_, [&](const ProgramVariant& one) {
+      return std::ranges::equal(one.changes, changes, {}, &Change::id, &Change::id);
+    });
+    const bool is_slower = fastest && share_of_time(changes) * variants_.front().problem.step_ns > kMayBeFaster * least;
+    return was_run || is_slower || !std::ranges::all_of(changes, is_of_program);
+  });
+  std::ranges::stable_sort(together, {}, [&](const std::vector<Change>& changes) { return share_of_time(changes); });
+  if (together.size() > kMaxCombinations) together.resize(kMaxCombinations);
+  return together;
 }
 
 void PlanSearch::add_choice(std::size_t variant, const RecomputePlan& blocks) {
@@ -280,12 +332,12 @@ std::vector<std::size_t> PlanSearch::list_next(bool same_sums) const {
   std::vector<std::size_t> next;
   const bool is_proved = choices_[*fastest].plan.on_card;
   if (!is_proved) next.push_back(*fastest);
-  for (const bool faster : {true, false}) {
-    const auto neighbour = find_neighbour(*fastest, faster);
-    if (!neighbour || choices_[*neighbour].plan.on_card || (!faster && is_proved)) continue;
-    const auto peak = static_cast<double>(choices_[*neighbour].blocks.peak_bytes);
-    if (peak <= kFarTooLarge * static_cast<double>(runs_.before().room_bytes)) next.push_back(*neighbour);
-  }
+  const auto room = static_cast<double>(runs_.before().room_bytes);
+  const auto peak = [&](std::size_t i) { return static_cast<double>(choices_[i].blocks.peak_bytes); };
+  const auto is_open = [&](const std::optional<std::size_t>& i) { return i && !choices_[*i].plan.on_card; };
+  const auto faster = find_neighbour(*fastest, true), slower = find_neighbour(*fastest, false);
+  if (is_open(faster) && peak(*faster) <= kFarTooLarge * room) next.push_back(*faster);
+  if (!is_proved && is_open(slower) && peak(*fastest) > kFarBelow * room) next.push_back(*slower);
   return next;
 }
 
@@ -311,6 +363,19 @@ void PlanSearch::take_proof(const BlockChoice& choice) {
   }
   variant.fits_bytes = std::max(variant.fits_bytes, choice.blocks.peak_bytes);
   variant.offset_bytes = *choice.plan.fix.measured_peak_bytes - choice.blocks.peak_bytes;
+  correct_times(choice);
+}
+
+/// A checkpoint runs its forward again only up to the last tensor that backward needs: of its time so much as this run shows.
+void PlanSearch::correct_times(const BlockChoice& proved) {
+  const double without = variants_[proved.variant].problem.step_ns;
+  const double computed = proved.blocks.step_ns - without;
+  if (computed <= 0 || !proved.plan.fix.step.time_ns) return;
+  const double share = (static_cast<double>(*time_of_choice(proved)) - without) / computed;
+  for (BlockChoice& one : choices_) {
+    if (one.variant != proved.variant || one.plan.was_run) continue;
+    one.plan.predicted_ns = std::llround(without + share * (one.blocks.step_ns - without));
+  }
 }
 
 void PlanSearch::prove_fastest(bool same_sums) {
@@ -356,14 +421,17 @@ FoundPlans PlanSearch::run() {
   const auto begin = std::chrono::steady_clock::now();
   int interrupted_by = 0;
   runs_.profile_the_complete_run(/*keeps_step=*/true);
+  if (!runs_.before().is_whole || runs_.before().grows) {
+    throw Error(ErrorKind::input, "no complete step of the program could be seen, or it grows from step to step",
+                "see what is behind it: oomdiag fix -- PROGRAM");
+  }
   try {
     add_as_it_is();
-    std::vector<std::vector<Change>> variants;
-    for (const Change& change : list_changes(runs_.target(), runs_.profile(), runs_.whole(), runs_.before())) {
-      if (is_of_program(change)) variants.push_back({change});
+    run_variants(list_variants());
+    for (const bool same_sums : {false, true}) {
+      run_variants(list_combinations(same_sums));
+      prove_fastest(same_sums);
     }
-    run_variants(variants);
-    for (const bool same_sums : {false, true}) prove_fastest(same_sums);
   } catch (const Interrupted& interrupted) {
     interrupted_by = interrupted.signal;
   }

@@ -23,6 +23,9 @@ struct FixPlan {
   int64_t peak_bytes() const { return fix.measured_peak_bytes.value_or(predicted_peak_bytes); }
 };
 
+/// Its changes; "as it is" where there are none.
+std::string label_of(const FixPlan& plan);
+
 /// The modelled time of as many samples as a step has before: of the run where it was made, else predicted.
 std::optional<int64_t> time_of(const FixPlan& plan, const Before& before, std::optional<int64_t> batch);
 

@@ -13,10 +13,8 @@ namespace {
 
 using PlanJson = nlohmann::ordered_json;
 
-constexpr std::size_t kColumnsOfPlan = 42;
+constexpr std::size_t kColumnsOfPlan = 62;
 constexpr std::size_t kMaxPlanRows = 14;
-
-std::string label_of_plan(const FixPlan& plan) { return plan.fix.changes.empty() ? "as it is" : plan.fix.label(); }
 
 std::optional<int64_t> plan_ns(const FixPlan& plan, const FoundPlans& found, const Target& target) {
   return time_of(plan, found.before, target.batch);
@@ -36,12 +34,12 @@ std::string rate_of_plan(const FixPlan& plan, const FoundPlans& found, const Tar
 std::string_view proof_of(const FixPlan& plan) {
   if (!plan.fix.unproved.empty()) return "not applied";
   if (plan.on_card) return plan.is_proved() ? "yes" : "no, runs out";
-  return plan.was_run ? "no, run with more memory" : "not run";
+  return plan.was_run ? "run with more memory" : "not run";
 }
 
 std::string row_of_plan(const FixPlan& plan, const FoundPlans& found, const Target& target) {
   return fmt::format("    {} {:>9} {:>9} {:>9} {:>9} {:>10}   {:<8}   {}\n",
-                     padded(printable(label_of_plan(plan), kColumnsOfPlan), kColumnsOfPlan),
+                     padded(printable(label_of(plan), kColumnsOfPlan), kColumnsOfPlan),
                      to_gib(plan.predicted_peak_bytes), figure(plan.fix.measured_peak_bytes),
                      figure(plan.fix.measured_reserved_bytes), milliseconds(plan_ns(plan, found, target)),
                      rate_of_plan(plan, found, target), plan.fix.changes_numerics() ? "changed" : "same",
@@ -73,20 +71,20 @@ std::string table_of_plans(const FoundPlans& found, const Target& target) {
 std::string headline_of_plans(const FoundPlans& found, const Target& target) {
   const std::string card = describe(target.device);
   if (!found.fastest) return fmt::format("oomdiag: no plan that was found fits on {}\n", card);
-  return fmt::format("oomdiag: fastest plan that fits on {}: {}\n", card, label_of_plan(found.plans[*found.fastest]));
+  return fmt::format("oomdiag: fastest plan that fits on {}: {}\n", card, label_of(found.plans[*found.fastest]));
 }
 
 std::string describe_plan(const char* name, const FixPlan& plan, const FoundPlans& found, const Target& target) {
   const auto rate = samples_per_second(plan, found, target);
-  return fmt::format("  {}  {}: {} GiB allocated, {} GiB reserved (measured); {} ms for each step (modelled){}\n", name,
-                     label_of_plan(plan), to_gib(plan.peak_bytes()), figure(plan.fix.measured_reserved_bytes),
-                     milliseconds(plan_ns(plan, found, target)),
+  return fmt::format("  {} {}: {} GiB allocated, {} GiB reserved (measured); {} ms for each step (modelled){}\n",
+                     padded(name, 13), label_of(plan), to_gib(plan.peak_bytes()),
+                     figure(plan.fix.measured_reserved_bytes), milliseconds(plan_ns(plan, found, target)),
                      rate ? fmt::format(", {} samples/s", rate_of_plan(plan, found, target)) : "");
 }
 
 std::string lines_of_plan(const FixPlan& plan) {
   if (plan.fix.lines.empty()) return {};
-  std::string text = fmt::format("\n  {}, as you would write it\n", label_of_plan(plan));
+  std::string text = fmt::format("\n  {}, as you would write it\n", label_of(plan));
   for (const std::string& line : plan.fix.lines) text += "    " + printable(line, 200) + "\n";
   return text;
 }
@@ -99,7 +97,7 @@ PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target
     if (change.settings.is_object() && change.settings.contains("blocks")) blocks = change.settings["blocks"];
   }
   return {{"ids", ids},
-          {"label", label_of_plan(plan)},
+          {"label", label_of(plan)},
           {"recomputed_blocks", blocks},
           {"predicted_peak_bytes", plan.predicted_peak_bytes},
           {"measured_peak_bytes", optional(plan.fix.measured_peak_bytes)},
@@ -116,21 +114,24 @@ PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target
 
 }  // namespace
 
+std::string label_of(const FixPlan& plan) { return plan.fix.changes.empty() ? "as it is" : plan.fix.label(); }
+
 std::string to_text(const FoundPlans& found, const Target& target, const std::string& command) {
   const Before& before = found.before;
   std::string text = headline_of_plans(found, target) + "\n";
-  text +=
-      fmt::format("  budget   PyTorch may take {} GiB; as it is the program takes {} GiB allocated, {} GiB reserved\n",
-                  to_gib(before.room_bytes), to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
+  text += fmt::format(
+      "  budget        PyTorch may take {} GiB; as it is the program takes {} GiB allocated, {} GiB reserved\n",
+      to_gib(before.room_bytes), to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
   if (found.fastest) text += describe_plan("fastest", found.plans[*found.fastest], found, target);
   if (found.same_sums && found.same_sums != found.fastest) {
     text += describe_plan("same numerics", found.plans[*found.same_sums], found, target);
   }
   if (found.gap) {
-    text += fmt::format("  bound    no other choice of blocks can be faster by more than {:.1f} % of the step\n",
+    text += fmt::format("  bound         no other choice of blocks can be faster by more than {:.1f} % of the step\n",
                         100 * *found.gap);
   }
-  if (!found.no_blocks.empty()) text += fmt::format("  blocks   no checkpoints were planned: {}\n", found.no_blocks);
+  if (!found.no_blocks.empty())
+    text += fmt::format("  blocks        no checkpoints were planned: {}\n", found.no_blocks);
   text += table_of_plans(found, target);
   if (found.fastest) text += lines_of_plan(found.plans[*found.fastest]);
   if (found.same_sums && found.same_sums != found.fastest) text += lines_of_plan(found.plans[*found.same_sums]);

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "cli/experiments/fix_table.h"
+#include "profiler/export/plan_picture.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -87,7 +88,7 @@ std::vector<SearchRow> rows_of(const Fixed& fixed) {
 std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target) {
   std::vector<SearchRow> rows;
   for (const FixPlan& plan : found.plans) {
-    rows.push_back({.label = plan.fix.changes.empty() ? "as it is" : plan.fix.label(),
+    rows.push_back({.label = label_of(plan),
                     .measured_bytes = plan.fix.measured_peak_bytes,
                     .reserved_bytes = plan.fix.measured_reserved_bytes,
                     .predicted_bytes = plan.predicted_peak_bytes,
@@ -99,6 +100,17 @@ std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target) {
     append_note(rows.back().note, plan.fix.changes_numerics() ? "numerics change" : "");
   }
   return rows;
+}
+
+std::string picture_of(const FoundPlans& found, const Target& target) {
+  std::vector<PlanPoint> points;
+  for (const FixPlan& plan : found.plans) {
+    const auto ns = time_of(plan, found.before, target.batch);
+    if (!ns) continue;
+    points.push_back({.label = label_of(plan), .peak_bytes = plan.peak_bytes(), .step_ns = *ns});
+    if (plan.on_card) points.back().state = plan.is_proved() ? PlanPoint::State::fits : PlanPoint::State::does_not_fit;
+  }
+  return draw_plans(points, found.before.room_bytes);
 }
 
 }  // namespace oomdiag

@@ -16,5 +16,7 @@ std::vector<SearchRow> rows_of(const std::vector<FitOfCard>& cards);
 std::vector<SearchRow> rows_of(const std::vector<Plan>& plans);
 std::vector<SearchRow> rows_of(const Fixed& fixed);
 std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target);
+/// The picture of the same plans.
+std::string picture_of(const FoundPlans& found, const Target& target);
 
 }  // namespace oomdiag
