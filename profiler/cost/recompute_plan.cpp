@@ -1,7 +1,7 @@
 #include "profiler/cost/recompute_plan.h"
 
 #include <algorithm>
-#include <limits>
+#include <functional>
 #include <utility>
 
 namespace oomdiag {
@@ -130,6 +130,41 @@ std::optional<double> relaxed_ns(const RecomputeProblem& problem, std::size_t po
   return std::nullopt;
 }
 
+constexpr std::size_t kMaxEnumerated = 4096;
+
+std::size_t count_plans(const RecomputeProblem& problem) {
+  std::size_t plans = 1;
+  for (const BlockClass& one : problem.classes) plans = std::min(plans * (one.freed.size() + 1), kMaxEnumerated + 1);
+  return plans;
+}
+
+/// The same with blocks of which any so many free no more than the first so many do here, and nothing is made again.
+RecomputeProblem make_optimistic(RecomputeProblem problem) {
+  for (BlockClass& one : problem.classes) {
+    std::vector<int64_t> at_position(one.freed.size());
+    for (std::size_t i = 0; i < problem.bytes.size(); ++i) {
+      for (std::size_t k = 0; k < at_position.size(); ++k) at_position[k] = std::max<int64_t>(0, one.freed[k][i]);
+      std::ranges::sort(at_position, std::greater<>{});
+      for (std::size_t k = 0; k < at_position.size(); ++k) one.freed[k][i] = at_position[k];
+    }
+  }
+  return problem;
+}
+
+/// Lowers `least` to the least time of all plans that have the counts of `open` for the classes before `of`.
+void enumerate_plans(OpenPlan open, std::size_t of, int64_t budget_bytes, std::optional<double>& least) {
+  if (least && open.plan().step_ns >= *least) return;
+  if (of == open.size()) {
+    if (open.plan().peak_bytes <= budget_bytes) least = open.plan().step_ns;
+    return;
+  }
+  enumerate_plans(open, of + 1, budget_bytes, least);
+  while (open.can_add(of)) {
+    open.add(of);
+    enumerate_plans(open, of + 1, budget_bytes, least);
+  }
+}
+
 }  // namespace
 
 RecomputePlan evaluate_plan(const RecomputeProblem& problem, std::vector<std::size_t> counts) {
@@ -157,7 +192,11 @@ std::optional<double> lower_bound_ns(const RecomputeProblem& problem, int64_t bu
     if (!ns) return std::nullopt;
     most = std::max(most, *ns);
   }
-  return problem.step_ns + most;
+  std::optional<double> of_whole_blocks;
+  if (count_plans(problem) <= kMaxEnumerated) {
+    enumerate_plans(OpenPlan(make_optimistic(problem)), 0, budget_bytes, of_whole_blocks);
+  }
+  return std::max(problem.step_ns + most, of_whole_blocks.value_or(0));
 }
 
 std::vector<RecomputePlan> list_pareto_front(const RecomputeProblem& problem) {

@@ -43,8 +43,9 @@ RecomputePlan evaluate_plan(const RecomputeProblem& problem, std::vector<std::si
 /// a step slower than the best (tests/profiler/cost/test_recompute_plan.cpp).
 std::optional<RecomputePlan> find_cheapest_plan(const RecomputeProblem& problem, int64_t budget_bytes);
 
-/// No plan within the budget takes less: the largest of the linear relaxations, one for each position above the budget, with
-/// fractions of blocks and nothing made again. nullopt where not even all blocks are enough: no plan is within the budget.
+/// No choice of blocks within the budget takes less, also of others than the first ones of each class: the largest of the linear
+/// relaxations, one for each position above the budget, with fractions of blocks and nothing made again; of at most 4096 plans that of
+/// whole blocks. nullopt where not even all blocks are enough: no plan is within the budget.
 std::optional<double> lower_bound_ns(const RecomputeProblem& problem, int64_t budget_bytes);
 
 /// Peak against time: plans of which none is better in both than another, the fastest first.

@@ -77,7 +77,9 @@ TEST_CASE("blocks that free most for their time run again first", "[cost]") {
 TEST_CASE("no plan is faster than the linear relaxation says", "[cost]") {
   const RecomputeProblem problem = make_problem({{"h", 8, 100, 10}}, 1000, 240);
   CHECK(lower_bound_ns(problem, 1800) == 240);
-  CHECK(lower_bound_ns(problem, 1550) == 265);  // two and a half blocks
+  CHECK(lower_bound_ns(problem, 1550) == 270);  // three blocks
+  const RecomputeProblem many = make_problem({{"a", 70, 100, 10}, {"b", 70, 100, 20}}, 1000, 10000);
+  CHECK(lower_bound_ns(many, 1000 + 139 * 100 + 50) == 10005);  // half a block
 }
 
 TEST_CASE("the front goes from no block to the least peak, and every step costs time", "[cost]") {

@@ -193,9 +193,9 @@ TEST_CASE("checkpointing frees what only the module saves, until its backward", 
 
 TEST_CASE("what several checkpointed modules free adds up, at each position", "[explain][fixes]") {
   const Where first{.op = "aten::linear", .module = "h.0"}, second{.op = "aten::linear", .module = "h.1"};
-  const Allocations blocks{saved(64_MiB, 1, 12, first, {first}), saved(8_MiB, 2, 11, first, {first, second}),
-                           saved(32_MiB, 3, 8, second, {second}), gradient_on_its_way(4_MiB, 7, 9, second),
-                           gradient_on_its_way(2_MiB, 10, 11, first)};
+  const Allocations blocks{saved(64_MiB, 1, 12, first, {first}),      saved(8_MiB, 2, 11, first, {first, second}),
+                           saved(32_MiB, 3, 8, second, {second}),     gradient_on_its_way(4_MiB, 7, 9, second),
+                           gradient_on_its_way(2_MiB, 10, 11, first), gradient_on_its_way(1_MiB, 12, 13, first)};
   const std::vector<std::string> both{"h.0", "h.1"}, one{"h.0"}, other{"h.1"};
   const std::vector<int64_t> as_it_is = list_bytes_in_use(blocks);
   const std::vector<int64_t> with_both = list_bytes_in_use(checkpoint_paths(blocks, both));
