@@ -73,9 +73,10 @@ struct ProgramVariant {
   MeasuredFix measured{};
   std::vector<BlockIndices> classes{};
   RecomputeProblem problem{};
-  double steps = 1;          ///< that have as many samples as one before
-  int64_t offset_bytes = 0;  ///< measured peaks lie so far above the computed ones, as the newest run showed
-  int64_t fits_bytes = 0;    ///< the highest computed peak of a plan that was run and fits
+  double steps = 1;            ///< that have as many samples as one before
+  bool is_expandable = false;  ///< copied from one that was run without expandable segments
+  int64_t offset_bytes = 0;    ///< measured peaks lie so far above the computed ones, as the newest run showed
+  int64_t fits_bytes = 0;      ///< the highest computed peak of a plan that was run and fits
   int64_t fails_bytes = std::numeric_limits<int64_t>::max();  ///< the lowest of one that does not
 
   const DeviceHistory* history() const {
@@ -142,6 +143,7 @@ class PlanSearch {
   void add_as_it_is();
   void take_proof(const BlockChoice& choice);
   void correct_times(const BlockChoice& proved);
+  void add_expandable(std::size_t variant);
   void run_variants(const std::vector<std::vector<Change>>& variants);
   std::vector<std::vector<Change>> list_variants() const;
   std::vector<std::vector<Change>> list_combinations(bool same_sums) const;
@@ -224,7 +226,8 @@ double PlanSearch::share_of_time(const std::vector<Change>& changes) const {
 std::vector<std::vector<Change>> PlanSearch::list_combinations(bool same_sums) const {
   std::vector<MeasuredFix> alone;
   for (const ProgramVariant& one : variants_) {
-    const bool counts = one.changes.size() == 1 && !(same_sums && one.measured.changes_numerics());
+    const bool counts =
+        one.changes.size() == 1 && !one.is_expandable && !(same_sums && one.measured.changes_numerics());
     if (counts) alone.push_back(one.measured);
   }
   Before any_peak = runs_.before();  // blocks may be checkpointed besides
@@ -260,7 +263,7 @@ void PlanSearch::add_choice(std::size_t variant, const RecomputePlan& blocks) {
   choice.plan.predicted_ns = std::llround(blocks.step_ns);
   if (chosen.empty()) {
     choice.plan.fix = of.measured;
-    choice.plan.was_run = true;
+    choice.plan.was_run = of.measured.measured_peak_bytes.has_value();
   } else {
     choice.plan.fix.changes = of.changes;
     choice.plan.fix.changes.push_back(checkpoint_chosen(runs_.profile(), std::move(chosen)));
@@ -298,7 +301,8 @@ bool PlanSearch::should_fit(const BlockChoice& choice) const {
   if (choice.blocks.peak_bytes > room) return false;
   const DeviceHistory* const history = variant.history();
   if (history == nullptr || choice.blocks.counts.empty()) return true;
-  const AllocatorSettings& settings = variant.run.step->run.history.settings;
+  AllocatorSettings settings = variant.run.step->run.history.settings;
+  settings.expandable_segments |= variant.is_expandable;
   return simulate_fits(checkpoint_paths(history->step_allocations.blocks, paths_of(choice)), room, settings);
 }
 
@@ -352,6 +356,28 @@ void PlanSearch::prove(const std::vector<std::size_t>& which) {
     choice.plan.was_run = choice.plan.on_card = true;
     take_proof(choice);
   }
+  for (const std::size_t i : which) {
+    const bool has_bytes = choices_[i].blocks.peak_bytes <= runs_.before().room_bytes;
+    if (has_bytes && !choices_[i].plan.is_proved()) add_expandable(choices_[i].variant);
+  }
+}
+
+/// A plan whose bytes fit ran out for want of a free block of its size: the same plans without holes.
+void PlanSearch::add_expandable(std::size_t variant) {
+  const auto is_added = [&](const ProgramVariant& one) {
+    return one.is_expandable && one.changes.size() == variants_[variant].changes.size() + 1 &&
+           std::ranges::equal(one.changes.begin(), one.changes.end() - 1, variants_[variant].changes.begin(),
+                              variants_[variant].changes.end(), {}, &Change::id, &Change::id);
+  };
+  if (variants_[variant].is_expandable || std::ranges::any_of(variants_, is_added)) return;
+  ProgramVariant copy = variants_[variant];
+  copy.is_expandable = true;
+  copy.changes.push_back(expandable_segments());
+  copy.measured = {.changes = copy.changes};
+  copy.offset_bytes = copy.fits_bytes = 0;
+  copy.fails_bytes = std::numeric_limits<int64_t>::max();
+  variants_.push_back(std::move(copy));
+  add_choices(variants_.size() - 1);
 }
 
 /// What a run on the card says of the other plans of its variant.
