@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/commands/fix.h"
 #include "cli/experiments/fit_function.h"
 #include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_plan.h"
@@ -37,6 +38,7 @@ struct FitOptions {
   uint32_t steps = 0;
   int most_runs = FitRequest{}.most_runs;
   bool smallest_card = false;
+  bool fastest = false;
   bool json = false;
   bool never_forks = false;
   RankOptions host;  ///< of a job
@@ -269,15 +271,25 @@ int fit(FitOptions options) {
   check_writable(options.html);
   if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options);
   const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
-  if (has_model && options.vary.empty() && !options.smallest_card) options.vary = {"batch=1..65536"};
-  if (has_program == has_model || options.smallest_card == !options.vary.empty()) {
-    throw Error(ErrorKind::usage, "fit needs --smallest-card or --vary, and a program or --model",
+  if (has_model && options.vary.empty() && !options.smallest_card && !options.fastest)
+    options.vary = {"batch=1..65536"};
+  if (has_program == has_model || int{options.smallest_card} + int{options.fastest} + int{!options.vary.empty()} != 1) {
+    throw Error(ErrorKind::usage, "fit needs --smallest-card, --fastest or --vary, and a program or --model",
                 "as in: oomdiag fit --smallest-card -- python train.py");
   }
   const bool is_real = names_real_gpu(options.device);
   if (is_real && (options.smallest_card || !options.devices.empty() || !options.memory.empty())) {
     throw Error(ErrorKind::usage, "another size of card than the real one needs a virtual device",
                 "name one of oomdiag devices, as in: --device rtx4090");
+  }
+  if (options.fastest) {
+    return fix_for_speed(
+        {.program = options.program,
+         .model = options.model,
+         .device = {.device = options.device.empty() ? kDevice : options.device, .memory = options.memory},
+         .html = options.html,
+         .json = options.json,
+         .never_forks = options.never_forks});
   }
   std::vector<Variable> variables;
   for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
@@ -303,9 +315,13 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                        "--batch-size {batch}",
             .about = "Finds by re-runs on a virtual device the smallest card on which a program passes, to\n"
                      "2 MiB, or the largest value with which it does. Exit code: 0 found, 3 nothing fits, 1 failed.",
-            .usage = "oomdiag fit (--smallest-card | --vary NAME=VALUES) [OPTIONS] (-- PROGRAM [...] | --model NAME)"});
+            .usage = "oomdiag fit (--smallest-card | --fastest | --vary NAME=VALUES) [OPTIONS] (-- PROGRAM [...] | "
+                     "--model NAME)"});
   add_model_options(command, options->model);
   command.add_flag("--smallest-card", options->smallest_card, "search for the card");
+  command.add_flag("--fastest", options->fastest,
+                   "search for the fastest plan that fits on the device: blocks to checkpoint, precision, optimizer,\n"
+                   "loss, micro-batches; as fix --budget");
   command
       .add_option(
           "--vary", options->vary,

@@ -9,6 +9,8 @@
 #include <memory>
 
 #include "cli/commands/commands.h"
+#include "cli/commands/fix.h"
+#include "cli/experiments/fix_plan.h"
 #include "cli/experiments/search_rows.h"
 #include "cli/launch/models.h"
 #include "cli/launch/programs.h"
@@ -23,15 +25,17 @@ namespace oomdiag {
 namespace {
 
 struct FixOptions {
-  std::vector<std::string> program;
-  std::string folder;
-  ModelOptions model;
-  DeviceOptions device;
-  RankOptions ranks;
-  std::string target;
-  std::string output;
-  std::string html;
+  std::vector<std::string> program{};
+  std::string folder{};
+  ModelOptions model{};
+  DeviceOptions device{};
+  RankOptions ranks{};
+  std::string target{};
+  std::string budget{};
+  std::string output{};
+  std::string html{};
   int64_t batch = 0;
+  bool fastest = false;  ///< the fastest plan is asked for
   bool json = false;
   bool never_forks = false;
 };
@@ -182,10 +186,41 @@ void check(const FixOptions& options) {
               "as in: oomdiag fix --device rtx4090 -- python train.py");
 }
 
+/// The answer to what was asked, in each of its forms.
+struct FixAnswer {
+  std::string text{}, json{};
+  std::vector<SearchRow> rows{};
+  std::string picture{};
+  bool found = false;
+  int interrupted_by = 0;
+  std::size_t runs = 0;
+};
+
+FixAnswer answer(const Fixed& fixed, const Target& target, const std::string& command) {
+  return {.text = to_text(fixed, target, command),
+          .json = to_json(fixed, target, command),
+          .rows = rows_of(fixed),
+          .found = fixed.helped(),
+          .interrupted_by = fixed.interrupted_by,
+          .runs = fixed.runs};
+}
+
+FixAnswer answer(const FoundPlans& plans, const Target& target, const std::string& command) {
+  return {.text = to_text(plans, target, command),
+          .json = to_json(plans, target, command),
+          .rows = rows_of(plans, target),
+          .picture = picture_of(plans, target),
+          .found = plans.fastest.has_value(),
+          .interrupted_by = plans.interrupted_by,
+          .runs = plans.runs};
+}
+
 int fix(FixOptions options) {
+  options.fastest |= !options.budget.empty();
   if (options.program.empty() && options.model.model.empty()) options.folder = source_or_newest_run(options.folder);
   check(options);
   if (!options.target.empty()) options.device.memory = options.target;
+  if (!options.budget.empty()) options.device.memory = options.budget;
   check_writable(options.output);
   check_writable(options.html);
   Install install = find_install();
@@ -200,29 +235,43 @@ int fix(FixOptions options) {
   if (options.never_forks) experiments.never_fork();
   Steps steps("fix");
   const auto tell = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
-  Fixed fixed;
+  const std::string command = fmt::format("{}", fmt::join(target.program, " "));
+  FixAnswer found;
   try {
-    fixed = search_fix(target, experiments, tell);
+    if (options.fastest) {
+      found = answer(search_plans(target, experiments, tell), target, command);
+    } else {
+      const Fixed fixed = search_fix(target, experiments, tell);
+      found = answer(fixed, target, command);
+      if (options.program.empty() && !folder.empty()) remember(fixed, found.json, folder);
+    }
   } catch (const Interrupted&) {
     steps.hide();
     say("interrupted before the program as it is was measured");
     throw;
   }
   steps.hide();
-  if (fixed.interrupted_by != 0) say(fmt::format("interrupted after {} runs; what was measured:", fixed.runs));
-  const std::string command = fmt::format("{}", fmt::join(target.program, " "));
-  const std::string json = to_json(fixed, target, command);
-  if (!output.empty()) write_whole(json + "\n", output);
-  const std::string text = to_text(fixed, target, command);
-  write_out(options.json ? json + "\n" : text);
-  if (options.program.empty() && !folder.empty()) remember(fixed, json, folder);
-  const SearchPage page{.text = text, .program = command, .found = fixed.helped(), .rows = rows_of(fixed)};
+  if (found.interrupted_by != 0) say(fmt::format("interrupted after {} runs; what was measured:", found.runs));
+  if (!output.empty()) write_whole(found.json + "\n", output);
+  write_out(options.json ? found.json + "\n" : found.text);
+  const SearchPage page{
+      .text = found.text, .program = command, .found = found.found, .rows = found.rows, .picture = found.picture};
   if (!html.empty()) write_whole(to_html(page), html);
-  if (fixed.interrupted_by != 0) return 128 + fixed.interrupted_by;
-  return fixed.helped() ? 0 : kOutOfMemory;
+  if (found.interrupted_by != 0) return 128 + found.interrupted_by;
+  return found.found ? 0 : kOutOfMemory;
 }
 
 }  // namespace
+
+int fix_for_speed(const SpeedRequest& request) {
+  return fix({.program = request.program,
+              .model = request.model,
+              .device = request.device,
+              .html = request.html,
+              .fastest = true,
+              .json = request.json,
+              .never_forks = request.never_forks});
+}
 
 void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
   auto options = std::make_shared<FixOptions>();
@@ -244,6 +293,11 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   add_device_options(command, options->device);
   add_rank_options(command, options->ranks);
   command.add_option("--target", options->target, "make it fit into a card of this size, as in 8GiB")
+      ->type_name("SIZE");
+  command
+      .add_option("--budget", options->budget,
+                  "find the fastest plan that fits into so much GPU memory: which blocks are checkpointed, precision,\n"
+                  "optimizer, loss, micro-batches; its best plans are run")
       ->type_name("SIZE");
   command.add_flag("--json", options->json, "print what was found as JSON");
   command.add_flag("--no-fork", options->never_forks,

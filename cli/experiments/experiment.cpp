@@ -7,8 +7,8 @@
 
 #include "cli/process/environment.h"
 #include "cli/process/workers.h"
-#include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
+#include "cli/reports/run_work.h"
 #include "cli/terminal/json_text.h"
 #include "extension/environment.h"
 #include "profiler/error.h"
@@ -67,7 +67,18 @@ AllocationSequence read_allocations(const Executed& executed) {
   return sequence;
 }
 
-Experiment read_experiment(const Executed& executed, bool keeps_allocations) {
+std::shared_ptr<const RecordedStep> read_step(const Executed& executed) {
+  const std::vector<fs::path> traces = find_traces(executed.folder);
+  if (traces.size() != 1) return nullptr;
+  auto step = std::make_shared<RecordedStep>();
+  step->run = load_explained(traces.front());
+  if (step->run.trace == nullptr) return nullptr;
+  step->forward_ns = read_forward_times(traces.front(), *step->run.trace, step->run.report);
+  return step;
+}
+
+/// `kept`: what of the run is wanted besides its figures; null: nothing.
+Experiment read_experiment(const Executed& executed, const ExperimentRequest* kept) {
   const fs::path& folder = executed.folder;
   Experiment experiment{.exit_code = executed.exit_code,
                         .why = executed.why_no_report,
@@ -85,7 +96,10 @@ Experiment read_experiment(const Executed& executed, bool keeps_allocations) {
   if (!experiment.passed() && !experiment.ran_out() && !folder.empty() && says_why) {
     experiment.why = fmt::format("it ended with exit code {}: {}", code, last_line(folder / "output.txt"));
   }
-  if (keeps_allocations && experiment.passed()) experiment.allocations = read_allocations(executed);
+  if (kept != nullptr && experiment.passed()) {
+    if (kept->keeps_allocations) experiment.allocations = read_allocations(executed);
+    if (kept->keeps_step) experiment.step = read_step(executed);
+  }
   std::error_code ignored;
   fs::remove_all(folder, ignored);
   return experiment;
@@ -110,11 +124,11 @@ std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& r
   std::vector<Experiment> experiments;
   try {
     for (const Executed& executed : executor_.run(runs, tell)) {
-      experiments.push_back(read_experiment(executed, requests[experiments.size()].keeps_allocations));
+      experiments.push_back(read_experiment(executed, &requests[experiments.size()]));
     }
   } catch (const Interrupted&) {
     std::ranges::transform(executor_.finished(), finished_.begin(), [](const std::optional<Executed>& executed) {
-      return executed ? std::optional(read_experiment(*executed, false)) : std::nullopt;
+      return executed ? std::optional(read_experiment(*executed, nullptr)) : std::nullopt;
     });
     throw;
   }

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 #include "cli/experiments/executor.h"
 #include "cli/launch/diagnosis.h"
 #include "cli/process/temporary_folder.h"
+#include "cli/reports/reports.h"
 #include "profiler/shape_function/allocation_sequence.h"
 
 namespace oomdiag {
@@ -27,6 +30,13 @@ struct ExperimentRequest {
   std::optional<int64_t> batch{};
   int64_t judged_bytes = 0;
   bool keeps_allocations = false;  ///< the experiment has its sequence of allocations
+  bool keeps_step = false;         ///< the experiment has its step
+};
+
+/// The run of one process that passed: its trace explained, with the allocations of its step.
+struct RecordedStep {
+  Explained run{};
+  std::map<std::string, double> forward_ns{};  ///< modelled, by module; empty where the run was not metered
 };
 
 /// What came of it. All figures are measured.
@@ -42,6 +52,7 @@ struct Experiment {
   std::vector<nlohmann::json> told{};  ///< what the fixes said, see extension/python/fixes
   std::optional<Report> report{};
   std::optional<AllocationSequence> allocations{};  ///< where it was asked for and the run passed
+  std::shared_ptr<const RecordedStep> step{};       ///< likewise; null where it had several processes
 
   bool passed() const { return outcome == "ok"; }
   bool ran_out() const { return outcome == "out_of_memory" || outcome == "caught"; }

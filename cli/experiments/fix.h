@@ -159,6 +159,8 @@ void weigh_blocks(ProgramProfile& profile, const Report& whole);
 
 /// Checkpoints of `count` blocks: of those that keep most for each module that runs again.
 Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count);
+/// Checkpoints of these of profile.blocks.
+Change checkpoint_chosen(const ProgramProfile& profile, std::vector<std::size_t> chosen);
 
 /// As few blocks as should do, where checkpoints of all lower what is reserved from `before` to `reserved`, below `room`. Each is
 /// taken to save by the share of what it keeps.

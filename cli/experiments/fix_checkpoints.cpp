@@ -56,6 +56,10 @@ void weigh_blocks(ProgramProfile& profile, const Report& whole) {
 Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count) {
   std::vector<std::size_t> chosen = by_worth(profile);
   chosen.resize(std::min(count, chosen.size()));
+  return checkpoint_chosen(profile, std::move(chosen));
+}
+
+Change checkpoint_chosen(const ProgramProfile& profile, std::vector<std::size_t> chosen) {
   std::sort(chosen.begin(), chosen.end());
   Change change{.id = "checkpoint", .group = "checkpoint", .label = "", .cost = kForwardAgain};
   change.settings = {{"blocks", nlohmann::json::array()}};

@@ -11,12 +11,11 @@
 #include "profiler/report/work.h"
 
 namespace oomdiag {
+
 namespace {
 
 constexpr std::size_t kLabelColumns = 42;
 constexpr std::size_t kMaxWritten = 3;  ///< fixes whose lines are printed
-
-std::string figure(const std::optional<int64_t>& bytes) { return bytes ? to_gib(*bytes) : "-"; }
 
 /// What the meter counted, times the steps that take as many samples as one did.
 std::optional<int64_t> for_as_many_samples(const std::optional<int64_t>& of_step, double steps) {
@@ -35,8 +34,8 @@ std::string extra_flops(const MeasuredFix& fix, const StepCost& before, double s
 std::string row(const MeasuredFix& fix, const StepCost& before, std::optional<int64_t> batch) {
   const double steps = fix.steps_for_one(before, batch);
   return fmt::format("    {} {:>9} {:>9} {:>9}   {:<5} {:>9}  {:>8}   {}\n",
-                     padded(printable(fix.label(), kLabelColumns), kLabelColumns), figure(fix.predicted_peak_bytes()),
-                     figure(fix.measured_peak_bytes), figure(fix.measured_reserved_bytes),
+                     padded(printable(fix.label(), kLabelColumns), kLabelColumns), to_gib(fix.predicted_peak_bytes()),
+                     to_gib(fix.measured_peak_bytes), to_gib(fix.measured_reserved_bytes),
                      fix.fits ? (fix.still_grows ? "grows" : "yes") : "no",
                      milliseconds_text(for_as_many_samples(fix.step.time_ns, steps)), extra_flops(fix, before, steps),
                      fix.changes_numerics() ? "changed" : "same");

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <tuple>
 
+#include "profiler/export/plan_picture.h"
 #include "profiler/report/table.h"
+#include "profiler/report/work.h"
 
 namespace oomdiag {
 namespace {
@@ -81,6 +83,34 @@ std::vector<SearchRow> rows_of(const Fixed& fixed) {
   if (!before.is_whole) append_note(rows.front().note, "at least: no whole run could be seen");
   for (const MeasuredFix& fix : fixed.fixes) rows.push_back(row_of(fix, before.room_bytes));
   return rows;
+}
+
+std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target) {
+  std::vector<SearchRow> rows;
+  for (const FixPlan& plan : found.plans) {
+    rows.push_back({.label = label_of(plan),
+                    .measured_bytes = plan.fix.measured_peak_bytes,
+                    .reserved_bytes = plan.fix.measured_reserved_bytes,
+                    .predicted_bytes = plan.predicted_peak_bytes,
+                    .room_bytes = found.before.room_bytes,
+                    .note = plan.fix.unproved,
+                    .lines = plan.fix.lines});
+    if (plan.on_card) rows.back().fits = plan.is_proved();
+    append_note(rows.back().note, milliseconds_text(time_of(plan, found.before, target.batch)) + " ms");
+    append_note(rows.back().note, plan.fix.changes_numerics() ? "numerics change" : "");
+  }
+  return rows;
+}
+
+std::string picture_of(const FoundPlans& found, const Target& target) {
+  std::vector<PlanPoint> points;
+  for (const FixPlan& plan : found.plans) {
+    const auto ns = time_of(plan, found.before, target.batch);
+    if (!ns) continue;
+    points.push_back({.label = label_of(plan), .peak_bytes = plan.peak_bytes(), .step_ns = *ns});
+    if (plan.on_card) points.back().state = plan.is_proved() ? PlanPoint::State::fits : PlanPoint::State::does_not_fit;
+  }
+  return draw_plans(points, found.before.room_bytes);
 }
 
 }  // namespace oomdiag

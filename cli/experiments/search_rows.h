@@ -6,6 +6,7 @@
 #include "cli/experiments/fit_plan.h"
 #include "cli/experiments/fit_text.h"
 #include "cli/experiments/fix.h"
+#include "cli/experiments/fix_plan.h"
 #include "profiler/export/search_page.h"
 
 namespace oomdiag {
@@ -14,5 +15,8 @@ namespace oomdiag {
 std::vector<SearchRow> rows_of(const std::vector<FitOfCard>& cards);
 std::vector<SearchRow> rows_of(const std::vector<Plan>& plans);
 std::vector<SearchRow> rows_of(const Fixed& fixed);
+std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target);
+/// The picture of the same plans.
+std::string picture_of(const FoundPlans& found, const Target& target);
 
 }  // namespace oomdiag

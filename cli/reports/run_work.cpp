@@ -59,6 +59,19 @@ std::optional<ReportWork> read_run_work(const std::filesystem::path& file, const
   return std::nullopt;  // cut off when the program was killed: the report does without
 }
 
+std::map<std::string, double> read_forward_times(const std::filesystem::path& file, const Trace& trace,
+                                                 const Report& report) try {
+  const auto run = read_metered_run(file);
+  const auto rates = rates_of_device(gpu_of(report));
+  const auto step = run && rates ? work_of_last_step(*run, &*rates, report.outcome == "ok") : std::nullopt;
+  if (!step || !step->has_time) return {};
+  std::map<std::string, double> times;
+  for (const auto& [module, work] : step->forward) times[std::string(trace.name(module))] += work.time_ns;
+  return times;
+} catch (const Error&) {
+  return {};
+}
+
 std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, const Report& report,
                         const std::string& device) {
   const auto run = read_metered_run(file);

@@ -62,6 +62,8 @@ int64_t parse_bytes(std::string_view text) {
   return static_cast<int64_t>(bytes);
 }
 
-std::string to_gib(int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p30); }
+std::string to_gib(std::optional<int64_t> bytes) {
+  return bytes ? fmt::format("{:.2f}", static_cast<double>(*bytes) / 0x1p30) : "-";
+}
 
 }  // namespace oomdiag

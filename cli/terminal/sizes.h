@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -10,7 +11,7 @@ namespace oomdiag {
 /// Throws Error(usage) for anything else, for what is above 2^60, and for a number below 1024 that has no unit.
 int64_t parse_bytes(std::string_view text);
 
-/// "11.75", in GiB.
-std::string to_gib(int64_t bytes);
+/// "11.75", in GiB; "-" where there is no figure.
+std::string to_gib(std::optional<int64_t> bytes);
 
 }  // namespace oomdiag

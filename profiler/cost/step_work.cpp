@@ -30,6 +30,7 @@ void add(StepWork& step, const MeteredOperator& metered, const DeviceRates* rate
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
     add(*sum, work, time, metered.count);
   }
+  if (metered.phase == "forward") add(step.forward[metered.module], work, time, metered.count);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.

@@ -30,6 +30,7 @@ struct StepWork {
   bool has_time = false;                         ///< all rates that are needed are known
   std::map<std::string, WorkSum> phases{};
   std::map<uint32_t, WorkSum> modules{};  ///< by their index among the names of the trace; 0 = in none
+  std::map<uint32_t, WorkSum> forward{};  ///< of them, what forward does
 };
 
 /// The last step that was over. None where the run has none: it was metered without one that was complete, and `ended` is false.

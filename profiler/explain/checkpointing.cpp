@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -99,10 +100,17 @@ bool is_saved_in_forward(const StepAllocation& block) {
 
 using Segments = std::map<std::string_view, Segment, InNaturalOrder>;
 
-Segments find_segments(const Allocations& blocks, size_t levels) {
+/// The module that a module is checkpointed with; empty: none.
+using FindSegment = std::function<std::string_view(std::string_view module)>;
+
+FindSegment at_level(size_t levels) {
+  return [levels](std::string_view module) { return cut_path(module, levels); };
+}
+
+Segments collect_segments(const Allocations& blocks, const FindSegment& segment_of) {
   Segments segments;
   for (const StepAllocation& block : blocks) {
-    const std::string_view path = cut_path(block.made.module, levels);
+    const std::string_view path = segment_of(block.made.module);
     if (path.empty() || is_whole_model(block)) continue;
     Segment& segment = segments[path];
     segment.has_modules |= block.made.module.size() > path.size();
@@ -112,6 +120,11 @@ Segments find_segments(const Allocations& blocks, size_t levels) {
     if (!is_saved_outside(block, path)) ++segment.interior;
     if (is_saved_inside(block, path) || !is_saved_outside(block, path)) segment.saved_bytes += block.bytes;
   }
+  return segments;
+}
+
+Segments find_segments(const Allocations& blocks, size_t levels) {
+  Segments segments = collect_segments(blocks, at_level(levels));
   // A layer that saves one tensor for itself would have to save its input in the place of it.
   std::erase_if(segments, [](const auto& one) { return one.second.interior < (one.second.has_modules ? 1 : 2); });
   return segments;
@@ -138,11 +151,11 @@ void begin_backward(Allocations& blocks, Segments& segments, uint32_t forward_en
 }
 
 // `ends_known`: where what is made again goes. Where backward was cut short nothing tells, and it is left out.
-Allocations checkpoint(Allocations blocks, const Segments& segments, size_t levels, bool ends_known) {
+Allocations checkpoint(Allocations blocks, const Segments& segments, const FindSegment& segment_of, bool ends_known) {
   const uint32_t last_backward = find_last_backward(blocks);
   Allocations again;
   for (StepAllocation& block : blocks) {
-    const auto segment = segments.find(cut_path(block.made.module, levels));
+    const auto segment = segments.find(segment_of(block.made.module));
     if (segment == segments.end() || !is_saved_in_forward(block)) continue;
     const bool border = is_saved_outside(block, segment->first);
     if (border && !is_saved_inside(block, segment->first)) continue;
@@ -238,6 +251,14 @@ std::string name_layers(const Allocations& blocks) {
   return most == made.end() ? "model.layers" : as_python(most->first);
 }
 
+Allocations checkpoint_paths(const Allocations& blocks, std::span<const std::string> paths) {
+  const FindSegment segment_of = [&](std::string_view module) {
+    const auto found = std::ranges::find_if(paths, [&](const std::string& path) { return is_inside(module, path); });
+    return found == paths.end() ? std::string_view() : std::string_view(*found);
+  };
+  return checkpoint(blocks, collect_segments(blocks, segment_of), segment_of, /*ends_known=*/true);
+}
+
 /// Tries the modules at each depth of the tree, all that save something for themselves alone, and takes the
 /// depth with the lowest peak. Peak: interior tensors live from the backward of their module on only.
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
@@ -253,7 +274,7 @@ std::optional<ModifiedStep> checkpoint_modules(const StepModel& model) {
       return one.second.backward != StepAllocation::kNever;
     });
     if (!model.whole && !backward_seen) begin_backward(blocks, segments, model.forward_end);
-    blocks = checkpoint(std::move(blocks), segments, levels, model.whole || !backward_seen);
+    blocks = checkpoint(std::move(blocks), segments, at_level(levels), model.whole || !backward_seen);
     const int64_t peak = find_peak(blocks);
     if (best && peak >= best_peak) continue;
     best_peak = peak;

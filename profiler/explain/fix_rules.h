@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,8 @@ std::optional<ModifiedStep> use_fp16_autocast(const StepModel& model);
 /// The list of modules that makes most of the step, as Python: "model.blocks"; "model.layers" where none is known.
 std::string name_layers(const Allocations& blocks);
 std::optional<ModifiedStep> checkpoint_modules(const StepModel& model);
+/// A complete step with the modules of these paths checkpointed, each by itself; none of them is inside of another.
+Allocations checkpoint_paths(const Allocations& blocks, std::span<const std::string> paths);
 // state_rules.cpp: gradients, and what optimizers keep.
 std::optional<ModifiedStep> set_gradients_to_none(const StepModel& model);
 std::optional<ModifiedStep> use_fused_optimizer(const StepModel& model);

@@ -1,6 +1,7 @@
 #include "profiler/explain/what_if.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "profiler/one_of.h"
@@ -87,21 +88,24 @@ bool is_floating(std::string_view shape) { return shape.find("float") != shape.n
 
 bool workspace_follows_batch(const Where& made) { return !is_gemm(made.inner); }
 
-int64_t find_peak(const Allocations& blocks) {
+std::vector<int64_t> list_bytes_in_use(const Allocations& blocks) {
   uint32_t length = 0;
   for (const StepAllocation& block : blocks) {
     length = std::max(length, block.born);
     if (block.died != StepAllocation::kNever) length = std::max(length, block.died);
   }
-  std::vector<int64_t> change(size_t{length} + 2);
+  std::vector<int64_t> bytes(size_t{length} + 2);  // first the change at each position
   for (const StepAllocation& block : blocks) {
     if (block.died <= block.born) continue;
-    change[block.born] += block.bytes;
-    if (block.died != StepAllocation::kNever) change[block.died] -= block.bytes;
+    bytes[block.born] += block.bytes;
+    if (block.died != StepAllocation::kNever) bytes[block.died] -= block.bytes;
   }
-  int64_t bytes = 0, peak = 0;
-  for (const int64_t step : change) peak = std::max(peak, bytes += step);
-  return peak;
+  std::partial_sum(bytes.begin(), bytes.end(), bytes.begin());
+  return bytes;
+}
+
+int64_t find_peak(const Allocations& blocks) {
+  return std::max<int64_t>(0, std::ranges::max(list_bytes_in_use(blocks)));
 }
 
 uint32_t find_backward(const Allocations& blocks) {

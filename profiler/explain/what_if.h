@@ -13,6 +13,9 @@ namespace oomdiag {
 
 using Allocations = std::vector<StepAllocation>;
 
+/// The bytes in use at each position of the step, from its beginning; the last is what is left at its end.
+std::vector<int64_t> list_bytes_in_use(const Allocations& blocks);
+
 /// The most bytes in use at once.
 int64_t find_peak(const Allocations& blocks);
 

@@ -48,6 +48,17 @@ std::string header_of(const SearchPage& page, std::string_view headline) {
                      page.found ? "" : " class=\"failed\"", escape_markup(headline), escape_markup(page.program));
 }
 
+std::string picture_of(const SearchPage& page) {
+  if (page.picture.empty()) return {};
+  return fmt::format(
+      "<section aria-labelledby=\"front\">\n<h2 id=\"front\">Peak against time</h2>\n<p class=\"note\">Green: run, "
+      "fits; red: "
+      "run, does not; hollow: computed, or run with more memory. The line is what PyTorch may take of the card. Times "
+      "are "
+      "modelled.</p>\n{}\n</section>",
+      page.picture);
+}
+
 /// The first line of the text, without our name.
 std::string headline_of(const std::string& text) {
   constexpr std::string_view kName = "oomdiag: ";
@@ -72,6 +83,7 @@ std::string to_html(const SearchPage& page) {
                   {"<!--TITLE-->", escape_markup("oomdiag: " + headline)},
                   {"<!--TEXT-->", escape_markup(page.text)},
                   {"<!--ROWS-->", rows},
+                  {"<!--PICTURE-->", picture_of(page)},
                   {"<!--HEADER-->", header_of(page, headline)}});
 }
 

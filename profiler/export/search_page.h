@@ -21,10 +21,11 @@ struct SearchRow {
 
 /// What `fit` or `fix` found.
 struct SearchPage {
-  std::string text;     ///< as people read it in a terminal, its first line the headline
-  std::string program;  ///< the command
-  bool found = false;   ///< something fits
+  std::string text{};     ///< as people read it in a terminal, its first line the headline
+  std::string program{};  ///< the command
+  bool found = false;     ///< something fits
   std::vector<SearchRow> rows{};
+  std::string picture{};  ///< SVG above the table, of draw_plans()
 };
 
 /// One page that needs no other file, asks for none and runs no script.

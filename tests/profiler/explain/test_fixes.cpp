@@ -191,6 +191,24 @@ TEST_CASE("checkpointing frees what only the module saves, until its backward", 
   CHECK(find(both, "checkpoint")->predicted_peak_bytes == 128_MiB + 2_MiB);
 }
 
+TEST_CASE("what several checkpointed modules free adds up, at each position", "[explain][fixes]") {
+  const Where first{.op = "aten::linear", .module = "h.0"}, second{.op = "aten::linear", .module = "h.1"};
+  const Allocations blocks{saved(64_MiB, 1, 12, first, {first}),      saved(8_MiB, 2, 11, first, {first, second}),
+                           saved(32_MiB, 3, 8, second, {second}),     gradient_on_its_way(4_MiB, 7, 9, second),
+                           gradient_on_its_way(2_MiB, 10, 11, first), gradient_on_its_way(1_MiB, 12, 13, first)};
+  const std::vector<std::string> both{"h.0", "h.1"}, one{"h.0"}, other{"h.1"};
+  const std::vector<int64_t> as_it_is = list_bytes_in_use(blocks);
+  const std::vector<int64_t> with_both = list_bytes_in_use(checkpoint_paths(blocks, both));
+  const std::vector<int64_t> with_one = list_bytes_in_use(checkpoint_paths(blocks, one));
+  const std::vector<int64_t> with_other = list_bytes_in_use(checkpoint_paths(blocks, other));
+  REQUIRE(with_both.size() == as_it_is.size());
+  for (size_t i = 0; i < as_it_is.size(); ++i) {
+    CHECK(as_it_is[i] - with_both[i] == as_it_is[i] - with_one[i] + as_it_is[i] - with_other[i]);
+  }
+  CHECK(with_one[5] == as_it_is[5] - 64_MiB);
+  CHECK(with_one[10] == as_it_is[10]);  // made again
+}
+
 TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explain][fixes]") {
   const Where c{.op = "aten::relu", .module = "c.relu"}, a{.op = "aten::relu", .module = "a.relu"};
   const Where pool{.op = "aten::max_pool2d", .module = "pool"};

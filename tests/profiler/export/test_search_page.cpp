@@ -1,3 +1,4 @@
+#include "profiler/export/plan_picture.h"
 #include "profiler/export/search_page.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
@@ -25,4 +26,18 @@ TEST_CASE("the page of a search: bars against the room, figures, and nothing tha
   CHECK(!has("predicted"));
   CHECK(!has("failed\">"));
   CHECK(!has("<!--"));
+}
+
+TEST_CASE("plans are drawn by peak and time, and what fits is told apart", "[export]") {
+  using enum PlanPoint::State;
+  const std::string svg =
+      draw_plans({{"a < b", 2 << 20, 3'000'000, fits}, {"c", 1 << 20, 4'000'000, does_not_fit}}, 3 << 20);
+  CHECK(svg.starts_with("<svg"));
+  CHECK(svg.ends_with("</svg>"));
+  CHECK(svg.find("a &lt; b: 2.00 MiB, 3.0 ms") != svg.npos);
+  CHECK(svg.find("var(--good)") < svg.find("var(--bad)"));
+  CHECK(draw_plans({{"alone", 1, 1, fits}}, 1).empty());
+  const SearchPage page{.text = "oomdiag: x", .picture = svg};
+  CHECK(to_html(page).find("Peak against time") != std::string::npos);
+  CHECK(to_html({.text = "oomdiag: x"}).find("Peak against time") == std::string::npos);
 }

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/experiments/fix.h"
+
+namespace oomdiag {
+
+/// Runs a program with changes, and takes what each run shows. What `fix` searches by.
+class FixRuns {
+ public:
+  using Tell = std::function<void(std::size_t over, std::size_t all)>;
+  enum class Place { card, with_room };
+
+  FixRuns(const Target& target, Experiments& experiments, const Tell& tell)
+      : target_(target), experiments_(experiments), tell_(tell) {}
+
+  /// Runs the program as it is, on the card and with room: before(), profile() and whole(). `keeps_step`: of the complete run
+  /// the allocations of its step, too. Throws Error(environment) if it fails for another reason than memory.
+  void profile_the_complete_run(bool keeps_step = false);
+
+  ExperimentRequest request(const std::vector<Change>& changes, Place place) const;
+  std::vector<Experiment> make(const std::vector<ExperimentRequest>& requests);
+  /// Takes what a run of `fix` showed; of a run on the card whether it fits.
+  void take(MeasuredFix& fix, const Experiment& experiment, bool on_card) const;
+
+  const Target& target() const { return target_; }
+  Experiments& experiments() { return experiments_; }
+  const Before& before() const { return before_; }
+  const ProgramProfile& profile() const { return profile_; }
+  /// The report on the complete run; where there is none that on the run on the card.
+  const Report& whole() const { return *whole_.report; }
+  const Experiment& whole_run() const { return whole_; }
+
+ private:
+  std::optional<std::vector<std::string>> lines_of_framework(const MeasuredFix& fix) const;
+  std::string why_unproved(const MeasuredFix& fix, const Experiment& experiment) const;
+
+  const Target& target_;
+  Experiments& experiments_;
+  const Tell& tell_;
+  Before before_;
+  ProgramProfile profile_;
+  Experiment whole_;
+};
+
+}  // namespace oomdiag
