@@ -412,8 +412,10 @@ void PlanSearch::prove_fastest(bool same_sums) {
   }
 }
 
+/// To the bound of the plans that could fit: within the room, and below those of the variant that ran out.
 std::optional<double> PlanSearch::gap_of(const BlockChoice& choice) const {
-  const auto least = lower_bound_ns(variants_[choice.variant].problem, runs_.before().room_bytes);
+  const ProgramVariant& variant = variants_[choice.variant];
+  const auto least = lower_bound_ns(variant.problem, std::min(runs_.before().room_bytes, variant.fails_bytes - 1));
   if (!least || choice.blocks.step_ns <= 0) return std::nullopt;
   return std::max(0.0, choice.blocks.step_ns / *least - 1);
 }

@@ -34,8 +34,9 @@ struct FoundPlans {
   std::vector<FixPlan> plans{};            ///< the front of peak against time and all that was run, the fastest first
   std::optional<std::size_t> fastest{};    ///< of those that are proved to fit
   std::optional<std::size_t> same_sums{};  ///< likewise, of those that compute the same numbers
-  std::optional<double>
-      gap{};  ///< no choice of blocks with the other changes of `fastest` is faster by more than this share
+  /// No choice of blocks with the other changes of `fastest`, of those that take less than one that ran out, is faster by a
+  /// larger share.
+  std::optional<double> gap{};
   std::optional<int64_t> batch{};  ///< samples of a step before, where they are known
   std::string no_blocks{};         ///< why no checkpoints were planned
   std::size_t runs = 0;

@@ -127,8 +127,10 @@ std::string to_text(const FoundPlans& found, const Target& target, const std::st
     text += describe_plan("same numerics", found.plans[*found.same_sums], found, target);
   }
   if (found.gap) {
-    text += fmt::format("  bound         no other choice of blocks can be faster by more than {:.1f} % of the step\n",
-                        100 * *found.gap);
+    text += fmt::format(
+        "  bound         another choice of blocks that takes less than those that ran out can be faster by {:.1f} % at "
+        "most\n",
+        100 * *found.gap);
   }
   if (!found.no_blocks.empty())
     text += fmt::format("  blocks        no checkpoints were planned: {}\n", found.no_blocks);
