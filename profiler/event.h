@@ -36,7 +36,7 @@ namespace oomdiag {
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
 /// grouped           storage            storage bytes      name: group       a parameter, its gradient or optimizer state: its parameter
 ///                                                                           group; address 0: the group that the refusal before was for
-/// referrer          storage            storage bytes      name: variable    what refers to the tensor as the interpreter ends: "list
+/// referrer          storage            of the tensor      name: variable    what refers to the tensor as the interpreter ends: "list
 ///                                                                           'history' in train.py"; call_id: how many autograd nodes
 ///                                                                           it keeps that none of the referrers before does
 /// note              0                  0                  name              context.op names the kind: "unsupported", "estimate", "mode",

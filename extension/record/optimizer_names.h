@@ -20,6 +20,17 @@ class OptimizerNames {
   /// Meets all optimizers that live, where none was met yet: once, it takes some tenths of a second. Before Python 3.12 only
   /// those that are variables of modules: `gc.get_objects` is the program's to replace, and audit hooks hear of it.
   void search();
+  /// Meets the optimizers among `objects` (each with a member `object`), where none was met yet: a search before Python 3.12
+  /// does not come to those that are variables of functions. Then writes their groups.
+  template <class Objects>
+  void meet_among(const Objects& objects) {
+    if (!names_.all().empty()) return;
+    const PythonRef base = reader_.find("torch.optim.optimizer", "Optimizer");
+    for (const auto& one : objects) {
+      if (base && reader_.is_a(one.object, base.get())) meet(one.object);
+    }
+    write_groups();
+  }
   /// Writes the parameters, gradients and states of all optimizers that were met.
   void write_groups();
   /// If `optimizer` was met and has several groups, writes that the refusal on this thread was for this one of them.

@@ -327,7 +327,9 @@ void write_python_stack() noexcept try {
 
 void write_tensor_referrers() noexcept try {
   if (python == nullptr || !python->api.holds_gil() || python->api.error() != nullptr) return;
-  TensorReferrers(python->api, python->code).write();
+  TensorReferrers referrers(python->api, python->code);
+  referrers.write();
+  python->optimizers.meet_among(referrers.reached());
 } catch (...) {
 }
 

@@ -136,6 +136,8 @@ void TensorReferrers::write_tensor(uint32_t index) {
   const c10::TensorImpl* tensor = tensors_.find(reached_[index].object);
   Event event = thread_state().event(EventKind::referrer);
   if (tensor == nullptr || !locate_storage(*tensor, event)) return;
+  const bool has_own_sizes = !tensor->is_python_dispatch();  // others ask Python code of the program
+  if (has_own_sizes) event.bytes = static_cast<int64_t>(tensor->numel() * tensor->itemsize());
   event.call_id = count_nodes(grad_fn_of(*tensor));
   event.detail = thread_state().names.name(std::string_view(name_of(index)));
   session().writer().write(event);

@@ -32,18 +32,21 @@ class TensorReferrers {
 
   TensorReferrers(const PythonApi& api, ProgramCode& code) : api_(api), code_(code), reader_(api), tensors_(api) {}
 
-  /// Writes a `referrer` event for each tensor that it finds.
-  void write();
-
- private:
-  static constexpr uint32_t kNone = ~uint32_t{0};
-
   /// An object that was reached. It lives as long as the GIL is held, as nothing of the program runs.
   struct Reached {
     PythonObject object;
     uint32_t parent;  ///< index of the one that refers to it, or kNone: a variable does
     uint32_t root;    ///< the variable that the way begins with
   };
+
+  /// Writes a `referrer` event for each tensor that it finds.
+  void write();
+  /// All that write() came to, the nearest to a variable first.
+  const std::vector<Reached>& reached() const { return reached_; }
+
+ private:
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
   struct Variable {
     std::string name, place;  ///< "train.py", or "main (train.py:17)"
   };

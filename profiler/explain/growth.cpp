@@ -158,14 +158,14 @@ std::vector<Growth> find_growth(const StepCurves& curves) {
   return growths;
 }
 
-namespace {
-
-bool is_of(const Growth& growth, const Where& made) {
-  return std::ranges::any_of(growth.places, [&](const GrowingPlace& place) {
+bool Growth::has(const Where& made) const {
+  return std::ranges::any_of(places, [&](const GrowingPlace& place) {
     return place.where.op == made.op && place.where.source == made.source &&
            fold_indices(place.where.module) == fold_indices(made.module);
   });
 }
+
+namespace {
 
 std::string_view most_of(const std::map<std::string_view, int64_t>& parts) {
   const auto most = std::ranges::max_element(parts, {}, [](const auto& entry) { return entry.second; });
@@ -180,7 +180,7 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
     int64_t found = 0, blocks = 0;
     for (const Referrer& referrer : referrers) {
       if (referrer.nodes > 0) nodes[referrer.variable] += referrer.nodes;
-      if (!is_of(growth, referrer.made)) continue;
+      if (!growth.has(referrer.made)) continue;
       ++tensors[referrer.variable];
       ++found;
     }

@@ -40,6 +40,9 @@ struct Growth {
   size_t place_count = 0;
   std::string_view referrer{};  ///< "list 'history' in train.py": the variable that keeps most of it, or empty
 
+  /// Whether what was made there is among what grows.
+  bool has(const Where& made) const;
+
   bool operator==(const Growth&) const = default;
 };
 inline constexpr size_t kMaxGrowingPlaces = 10;

@@ -296,6 +296,29 @@ Found find_reference_cycle(const ReasonFacts& facts) {
                          growth->grown_bytes);
 }
 
+// Of most tensors that stay a variable has a part only.
+Found find_small_views(const ReasonFacts& facts) {
+  const Growth* growth = leading_growth(facts);
+  if (growth == nullptr || growth->kind != GrowthKind::kept_tensors) return {};
+  int64_t views = 0, bytes = 0, storage_bytes = 0, all = 0;
+  for (const Referrer& referrer : facts.device.referrers) {
+    if (!growth->has(referrer.made)) continue;
+    ++all;
+    if (!referrer.is_small_view()) continue;
+    ++views;
+    bytes += referrer.bytes;
+    storage_bytes += referrer.storage_bytes;
+  }
+  if (views * 2 <= all) return {};
+  return Reason{.id = {},
+                .text = fmt::format("a view keeps its whole tensor: {} keeps {} parts, {} in all, of tensors of {}{}",
+                                    growth->referrer.empty() ? "a variable" : growth->referrer, views, with_unit(bytes),
+                                    with_unit(storage_bytes), at(growth->held)),
+                .bytes = growth->grown_bytes,
+                .fix = "stop_growth",
+                .how = {"kept.append(x[0].clone())  # of a view: then its tensor can go; or .cpu()"}};
+}
+
 Found find_kept_tensors(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   const bool kept = growth != nullptr && (growth->kind == GrowthKind::kept_tensors || keeps_outputs(facts, *growth));

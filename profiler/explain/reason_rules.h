@@ -10,6 +10,7 @@ using Found = std::optional<Reason>;
 
 Found find_create_graph(const ReasonFacts& facts);
 Found find_earlier_graphs(const ReasonFacts& facts);
+Found find_small_views(const ReasonFacts& facts);
 Found find_kept_tensors(const ReasonFacts& facts);
 Found find_one_checkpoint(const ReasonFacts& facts);
 Found find_autocast_cache(const ReasonFacts& facts);

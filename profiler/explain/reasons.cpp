@@ -202,6 +202,7 @@ constexpr ReasonRow kReasons[] = {
     {"evaluation_keeps_graphs", find_passes_without_backward, true},
     {"several_forward_passes", find_passes_before_backward, true},
     {"graph_of_earlier_steps", find_earlier_graphs, true},
+    {"small_view", find_small_views, true},
     {"kept_tensors", find_kept_tensors, true},
     {"autocast_cache", find_autocast_cache},
     {"full_matrices", makes_full_matrices},

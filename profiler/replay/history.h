@@ -163,6 +163,11 @@ struct Referrer {
   std::string_view variable{};  ///< "list 'history' in train.py"
   Where made{};                 ///< the tensor
   int64_t nodes = 0;            ///< of autograd, that it keeps and no referrer before it
+  int64_t bytes = 0;            ///< of the tensor, which may be a view
+  int64_t storage_bytes = 0;    ///< that it keeps, as requested
+
+  /// A part of its storage, which stays as a whole.
+  bool is_small_view() const { return bytes * 2 <= storage_bytes; }
 
   bool operator==(const Referrer&) const = default;
 };

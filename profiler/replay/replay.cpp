@@ -62,8 +62,9 @@ History replay(const Trace& trace, std::optional<bool> survived) {
       find_surroundings(trace, prescan.stacks, refusal);
       if (refusal.outcome == Outcome::fatal) told.failure = refusal;
     }
-    for (const auto& [maker, variable, count] : device.referrers) {
-      told.referrers.push_back({trace.name(variable), locate(trace, followed.nodes, maker), count});
+    for (const auto& [maker, variable, count, bytes] : device.referrers) {
+      told.referrers.push_back(
+          {trace.name(variable), locate(trace, followed.nodes, maker), count, bytes, std::max(bytes, maker.bytes)});
     }
     const OutOfMemory* failure = told.failure ? &*told.failure : nullptr;
     told.looked_for_referrers = !told.referrers.empty() || (failure != nullptr && trace.process.python_ended);

@@ -60,7 +60,7 @@ def patterns():
                 "pytorch/pytorch#16417"),
         Pattern("resume_from_checkpoint", "loaded_onto_gpu", r"map_location", "huggingface/pytorch-image-models#72"),
         Pattern("load_pretrained_twice", "loaded_onto_gpu", r"map_location", "pytorch/pytorch#7415", memory=1200, held_back=True),
-        Pattern("small_view_of_large_tensor", "small_view", r"\.clone\(\)", "pytorch/pytorch#33101", memory=800),
+        Pattern("small_view_of_large_tensor", "small_view", r"\.clone\(\)", "pytorch/pytorch#33101", memory=800, quick=True),
         Pattern("last_token_of_each_batch", "small_view", r"\.clone\(\)", "pytorch/pytorch#50432", held_back=True),
         Pattern("one_checkpoint_around_all", "one_checkpoint", r"checkpoint", "pytorch/pytorch#147449", memory=600),
         Pattern("one_segment", "one_checkpoint", r"checkpoint", "pytorch/pytorch#78731", memory=600, held_back=True),
@@ -127,7 +127,8 @@ def later_threads():
         Pattern("features_are_concatenated", *evaluation, "pytorch/pytorch#2302", memory=700),
         Pattern("score_corpus", *evaluation, "IBM/low-resource-text-classification-framework#1", memory=900, held_back=True),
         Pattern("values_of_rollout", *evaluation, "ray-project/ray#6962", memory=380, held_back=True),
-        Pattern("teacher_keeps_graph", unused, r"no_grad|detach", "haitongli/knowledge-distillation-pytorch#25", memory=550),
+        Pattern("teacher_keeps_graph", unused, r"no_grad|detach", "haitongli/knowledge-distillation-pytorch#25",
+                memory=550, quick=True),
         Pattern("backbone_outside_optimizer", unused, r"no_grad|requires_grad|detach", "BINE022/EEGPT#18", memory=610),
         Pattern("critic_gets_generator_graph", unused, r"detach|no_grad", "znxlwm/pytorch-generative-model-collections#4",
                 held_back=True, memory=600),
@@ -185,6 +186,8 @@ def main():
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
     listed = later_threads() if options.later else threads() if options.threads else patterns()
+    if options.quick:
+        listed = patterns() + threads() + later_threads()
     chosen = [p for p in listed if (p.quick or not options.quick) and options.k in p.function
               and not (options.seen and p.held_back)]
     cured = [] if options.no_cure or options.quick else chosen

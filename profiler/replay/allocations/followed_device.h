@@ -22,6 +22,7 @@ struct ReferrerEvents {
   Event maker{};
   uint64_t variable = 0;  ///< index of its name
   uint32_t nodes = 0;
+  int64_t bytes = 0;  ///< of the tensor
 };
 
 /// How much of a card others than PyTorch's allocator used, whenever the trace tells.

@@ -180,6 +180,26 @@ TEST_CASE("what no variable leads to is a reference cycle, if they were looked t
   CHECK(reason_of(device, {growth}) == "kept_tensors");  // the graph of total may keep it
 }
 
+TEST_CASE("of tensors of which a variable has parts only, views keep the rest", "[explain][reasons]") {
+  const Where made{.op = "aten::mul", .source = "a.py:3"};
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .grown_bytes = 90_MiB,
+                      .held = made,
+                      .places = {{.where = made, .blocks = 9}},
+                      .referrer = "list 'rows' in a.py"};
+  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  device.looked_for_referrers = true;
+  const Referrer whole{.variable = growth.referrer, .made = made, .bytes = 10_MiB, .storage_bytes = 10_MiB};
+  device.referrers.assign(9, whole);
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+  Referrer part = whole;
+  part.bytes = 1_MiB;
+  device.referrers.assign(9, part);
+  CHECK(reason_of(device, {growth}) == "small_view");
+  device.referrers.insert(device.referrers.end(), 9, whole);
+  CHECK(reason_of(device, {growth}) == "kept_tensors");
+}
+
 TEST_CASE("without steps equal tensors that no variable leads to are a reference cycle", "[explain][reasons]") {
   const LiveBlock state{
       .bytes = 40_MiB, .category = Category::input, .made = {.op = "aten::randn", .source = "a.py:3"}};
