@@ -132,7 +132,8 @@ struct Fixed {
   std::vector<MeasuredFix> fixes;  ///< proved ones that help, then the others by their peak, then unproved ones
   std::size_t runs = 0;
   double seconds = 0;
-  int interrupted_by = 0;  ///< signal; what was measured by then stands
+  int interrupted_by = 0;         ///< signal; what was measured by then stands
+  std::optional<Report> whole{};  ///< on the complete run, where the program runs out and there was one
 
   bool helped() const;
 };
@@ -176,7 +177,8 @@ std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measure
 Fixed search_fix(const Target& target, Experiments& experiments,
                  const std::function<void(std::size_t, std::size_t)>& tell);
 
-/// Writes what was found into a run folder: fix.json, and the measured figures into the fixes of report.json.
+/// Writes what was found into a run folder: fix.json, and into report.json what the complete run needs and the measured figures
+/// of the fixes.
 void remember(const Fixed& fixed, const std::string& json, const std::filesystem::path& folder);
 
 std::string to_text(const Fixed& fixed, const Target& target, const std::string& command);

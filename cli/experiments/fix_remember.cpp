@@ -3,6 +3,7 @@
 #include "cli/experiments/fix.h"
 #include "cli/reports/reports.h"
 #include "cli/reports/run_folder.h"
+#include "profiler/report/whole_run.h"
 
 namespace oomdiag {
 namespace {
@@ -33,6 +34,7 @@ void remember(const Fixed& fixed, const std::string& json, const std::filesystem
   Report report = load_report(folder);
   ReportOfDevice* const device = main_device_of(report);
   if (device == nullptr) return;
+  if (fixed.whole) take_whole_run(report, *fixed.whole);
   for (const MeasuredFix& one : fixed.fixes) {
     if (one.measured_peak_bytes) add_measured(device->fixes, one);
   }

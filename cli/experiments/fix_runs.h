@@ -34,6 +34,11 @@ class FixRuns {
   /// The report on the complete run; where there is none that on the run on the card.
   const Report& whole() const { return *whole_.report; }
   const Experiment& whole_run() const { return whole_; }
+  /// The report on the complete run, if there is one and the program runs out on the card.
+  std::optional<Report> complete_run_of_failed() const {
+    const bool is_complete = before_.is_whole && before_.outcome == "out_of_memory";
+    return is_complete ? whole_.report : std::nullopt;
+  }
 
  private:
   std::optional<std::vector<std::string>> lines_of_framework(const MeasuredFix& fix) const;

@@ -172,7 +172,8 @@ Fixed Search::run() {
           .fixes = fixes_,
           .runs = runs_.experiments().count(),
           .seconds = time.count(),
-          .interrupted_by = interrupted_by};
+          .interrupted_by = interrupted_by,
+          .whole = runs_.complete_run_of_failed()};
 }
 
 }  // namespace

@@ -12,7 +12,14 @@
 namespace oomdiag {
 namespace {
 
-constexpr size_t kFixColumns = 50;
+constexpr size_t kFixColumns = 50, kMaxFixColumns = 75;
+
+/// Of the first column: room for the labels.
+size_t label_columns(const std::vector<Fix>& fixes) {
+  size_t columns = kFixColumns;
+  for (const Fix& fix : fixes) columns = std::max(columns, printable(fix.label, 100).size() + 3);
+  return std::min(columns, kMaxFixColumns);
+}
 
 /// Measured where it was run.
 std::optional<bool> fits(const Fix& fix) { return fix.fits ? fix.fits : fix.predicted_fits; }
@@ -151,12 +158,13 @@ std::string other_fixes_table(const ReportOfDevice& device, const TextOptions& o
                             : has_best ? "other fixes"
                             : may_fit  ? "may fit"
                                        : "not enough alone";
-  std::string text = "  " + padded(fmt::format("{}, {}", title, unit.name), kFixColumns) + right("peak", 10) +
+  const size_t columns = label_columns(fixes);
+  std::string text = "  " + padded(fmt::format("{}, {}", title, unit.name), columns) + right("peak", 10) +
                      (failed ? "   fits\n" : "\n");
   for (const Fix& fix : fixes) {
     const std::string peak =
         fix.measured_peak_bytes ? in_unit(*fix.measured_peak_bytes, unit) : predicted_of(fix, unit, options);
-    text += "    " + padded(printable(fix.label, 100), kFixColumns - 2) + right(peak, 10);
+    text += "    " + padded(printable(fix.label, 100), columns - 2) + right(peak, 10);
     text += failed ? fmt::format("   {}\n", outlook_on(fix)) : "\n";
   }
   return text;
@@ -172,12 +180,13 @@ std::string fixes_table(const ReportOfDevice& device, const TextOptions& options
       std::ranges::any_of(device.fixes, [](const Fix& one) { return one.measured_peak_bytes.has_value(); });
   const bool failed = device.failure || device.out_of_memory_near_step;
   const std::string title = failed ? "fixes" : "would lower the peak";
-  std::string text = "  " + padded(fmt::format("{}, {}", title, unit.name), kFixColumns);
+  const size_t columns = label_columns(fixes);
+  std::string text = "  " + padded(fmt::format("{}, {}", title, unit.name), columns);
   if (measured) text += right("peak, measured", 15);
   text += right(measured ? "predicted" : "peak, predicted", measured ? 12 : 17);
   text += failed ? (measured ? "   fits\n" : "   should fit\n") : "\n";
   for (const Fix& fix : fixes) {
-    text += "    " + padded(printable(fix.label, 100), kFixColumns - 2);
+    text += "    " + padded(printable(fix.label, 100), columns - 2);
     if (measured) text += right(fix.measured_peak_bytes ? in_unit(*fix.measured_peak_bytes, unit) : "-", 15);
     text += right(predicted_of(fix, unit, options), measured ? 12 : 17);
     text += failed ? fmt::format("   {}\n", outlook_on(fix)) : "\n";

@@ -119,6 +119,7 @@ class Quick(Fix):
         for text in (folder / "report.json").read_text(), self.oomdiag("explain", folder, "--json").stdout:
             kept = {one["id"]: one["measured_peak_bytes"] for one in load_report(text)["fixes"]}
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
+            self.assertEqual(load_report(text)["required_bytes"], json.loads(result.stdout)["before"]["required_bytes"])
 
         # A report that came alone tells the card; the program is named.
         program = [BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "6720"]
