@@ -73,14 +73,16 @@ std::string_view without_common_path(std::string_view path, std::string_view bes
 
 std::string short_line(const std::string& source) { return source.substr(source.rfind('/') + 1); }
 
-// "logits: lm_head", "aten::dropout in model.layers.* ×48", "relu1 → pool1".
+// "logits: lm_head", "aten::dropout in model.layers.* ×48", "aten::linear in 7 layers" of an nn.Sequential, "relu1 → pool1".
 std::string name_of(const ReportHolder& holder, const TextOptions& options) {
   const bool of_layer = holder.name.ends_with('*') && !holder.op.empty();
+  const bool of_root = of_layer && holder.name == "*";
   std::string name = of_layer ? holder.op + " in " + holder.name : holder.name;
+  if (of_root) name = holder.op + (holder.copies > 1 ? fmt::format(" in {} layers", holder.copies) : " in a layer");
   if (name.empty()) name = !holder.op.empty() ? holder.op : short_line(holder.source);
   if (name.empty()) name = "of unknown origin";
   if (!holder.kind.empty() && holder.kind != name) name = holder.kind + ": " + name;
-  if (holder.copies > 1) name += fmt::format(" {}{}", options.unicode ? "×" : "x", holder.copies);
+  if (holder.copies > 1 && !of_root) name += fmt::format(" {}{}", options.unicode ? "×" : "x", holder.copies);
   if (holder.used_by.empty()) return name;
   return name + (options.unicode ? " → " : " -> ") + std::string(without_common_path(holder.used_by, holder.name));
 }
