@@ -78,6 +78,10 @@ struct Change {
   std::optional<int64_t> predicted_peak_bytes{};
   std::string missing{};  ///< what it needs and is not there: it is not run
   bool cures = false;     ///< what is behind the failure: it is run on the card first
+
+  bool accumulates() const { return id.starts_with("accumulate"); }
+  /// Of oomdiag_fixes: one for any number of micro-batches.
+  std::string module() const { return accumulates() ? "accumulate" : id; }
 };
 
 /// What a step of a run does and takes; the time is modelled (profiler/cost/time_model.h).

@@ -39,7 +39,7 @@ constexpr std::array<std::string_view, 7> kOfProgram = {"autocast_bf16",      "a
                                                         "offload_activations"};
 
 bool is_of_program(const Change& change) {
-  return change.missing.empty() && (is_one_of(change.id, kOfProgram) || change.id.starts_with("accumulate"));
+  return change.missing.empty() && (is_one_of(change.id, kOfProgram) || change.accumulates());
 }
 
 /// One row of blocks that are alike: indices into ProgramProfile::blocks.
@@ -116,7 +116,7 @@ void add_blocks(ProgramVariant& variant, const ProgramProfile& profile) {
   const Allocations& step = history->step_allocations.blocks;
   std::vector<int64_t> in_use = list_bytes_in_use(step);
   for (const BlockIndices& one : find_block_classes(profile)) {
-    BlockClass made{.name = profile.blocks[one.front()].container};
+    BlockClass made;
     for (const std::size_t i : one) {
       made.block_ns = std::max(made.block_ns, forward_ns(variant, profile.blocks[i].path));
       made.freed.push_back(freed_by(step, in_use, profile.blocks[i].path));

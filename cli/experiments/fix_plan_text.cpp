@@ -90,7 +90,6 @@ std::string lines_of_plan(const FixPlan& plan) {
 }
 
 PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target& target) {
-  const auto optional = [](const auto& value) { return value ? PlanJson(*value) : PlanJson(nullptr); };
   PlanJson ids = PlanJson::array(), blocks = PlanJson::array();
   for (const Change& change : plan.fix.changes) {
     ids.push_back(change.id);
@@ -100,11 +99,11 @@ PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target
           {"label", label_of(plan)},
           {"recomputed_blocks", blocks},
           {"predicted_peak_bytes", plan.predicted_peak_bytes},
-          {"measured_peak_bytes", optional(plan.fix.measured_peak_bytes)},
-          {"measured_reserved_bytes", optional(plan.fix.measured_reserved_bytes)},
-          {"predicted_step_time_ns", optional(plan.predicted_ns)},
-          {"step_time_ns", optional(plan_ns(plan, found, target))},
-          {"samples_per_second", optional(samples_per_second(plan, found, target))},
+          {"measured_peak_bytes", optional_json(plan.fix.measured_peak_bytes)},
+          {"measured_reserved_bytes", optional_json(plan.fix.measured_reserved_bytes)},
+          {"predicted_step_time_ns", optional_json(plan.predicted_ns)},
+          {"step_time_ns", optional_json(plan_ns(plan, found, target))},
+          {"samples_per_second", optional_json(samples_per_second(plan, found, target))},
           {"changes_numerics", plan.fix.changes_numerics()},
           {"was_run", plan.was_run},
           {"fits", plan.on_card ? PlanJson(plan.is_proved()) : PlanJson(nullptr)},
@@ -144,18 +143,17 @@ std::string to_text(const FoundPlans& found, const Target& target, const std::st
 }
 
 std::string to_json(const FoundPlans& found, const Target& target, const std::string& command) {
-  const auto optional = [](const auto& value) { return value ? PlanJson(*value) : PlanJson(nullptr); };
   const Before& before = found.before;
   PlanJson json = {{"schema", "oomdiag-plan/1"}, {"command", command}, {"device", describe(target.device)}};
   json["before"] = {{"outcome", before.outcome},
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
                     {"room_bytes", before.room_bytes},
-                    {"step_time_ns", optional(before.step.time_ns)}};
-  json["fastest"] = optional(found.fastest);
-  json["fastest_with_same_numerics"] = optional(found.same_sums);
-  json["gap"] = optional(found.gap);
-  json["batch"] = optional(found.batch);
+                    {"step_time_ns", optional_json(before.step.time_ns)}};
+  json["fastest"] = optional_json(found.fastest);
+  json["fastest_with_same_numerics"] = optional_json(found.same_sums);
+  json["gap"] = optional_json(found.gap);
+  json["batch"] = optional_json(found.batch);
   json["plans"] = PlanJson::array();
   for (const FixPlan& plan : found.plans) json["plans"].push_back(json_of_plan(plan, found, target));
   json["interrupted"] = found.interrupted_by != 0;

@@ -59,8 +59,7 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
     request.program.insert(request.program.end(), change.added.begin(), change.added.end());
     if (change.batch) request.batch = change.batch;
     if (!change.settings.is_null()) {
-      const std::string module = change.id.starts_with("accumulate") ? "accumulate" : change.id;
-      request.fixes.push_back({module, change.settings});
+      request.fixes.push_back({change.module(), change.settings});
     }
   }
   request.fixes.push_back({"look", nlohmann::json::object()});
@@ -117,7 +116,7 @@ void FixRuns::profile_the_complete_run(bool keeps_step) {
 
 std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& experiment) const {
   for (const Change& change : fix.changes) {
-    const std::string module = change.id.starts_with("accumulate") ? "accumulate" : change.id;
+    const std::string module = change.module();
     if (change.settings.is_null()) continue;
     bool applied = false;
     for (const nlohmann::json& line : experiment.told) {

@@ -125,7 +125,6 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
 
 std::string to_json(const Fixed& fixed, const Target& target, const std::string& command) {
   using Json = nlohmann::ordered_json;
-  const auto optional = [](const std::optional<int64_t>& value) { return value ? Json(*value) : Json(nullptr); };
   const auto difference = [](const std::optional<int64_t>& after, const std::optional<int64_t>& of_before) {
     return after && of_before ? Json(*after - *of_before) : Json(nullptr);
   };
@@ -138,9 +137,9 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
                     {"peak_allocated_bytes", before.allocated_bytes},
                     {"peak_reserved_bytes", before.reserved_bytes},
                     {"room_bytes", before.room_bytes},
-                    {"step_flops", optional(before.step.flops)},
-                    {"step_bus_bytes", optional(before.step.bus_bytes)},
-                    {"step_time_ns", optional(before.step.time_ns)},
+                    {"step_flops", optional_json(before.step.flops)},
+                    {"step_bus_bytes", optional_json(before.step.bus_bytes)},
+                    {"step_time_ns", optional_json(before.step.time_ns)},
                     {"whole_run", before.is_whole},
                     {"code_changes", before.code_changes}};
   json["fixes"] = Json::array();
@@ -151,20 +150,19 @@ std::string to_json(const Fixed& fixed, const Target& target, const std::string&
     json["fixes"].push_back(
         {{"ids", ids},
          {"label", fix.label()},
-         {"predicted_peak_bytes", optional(fix.predicted_peak_bytes())},
-         {"measured_peak_bytes", optional(fix.measured_peak_bytes)},
-         {"measured_reserved_bytes", optional(fix.measured_reserved_bytes)},
-         {"step_flops", optional(fix.step.flops)},
+         {"predicted_peak_bytes", optional_json(fix.predicted_peak_bytes())},
+         {"measured_peak_bytes", optional_json(fix.measured_peak_bytes)},
+         {"measured_reserved_bytes", optional_json(fix.measured_reserved_bytes)},
+         {"step_flops", optional_json(fix.step.flops)},
          {"steps_for_one", steps},
          {"extra_flops", difference(for_as_many_samples(fix.step.flops, steps), before.step.flops)},
          {"extra_bus_bytes", difference(for_as_many_samples(fix.step.bus_bytes, steps), before.step.bus_bytes)},
-         {"step_time_ns", optional(fix.step.time_ns)},
-         {"slowdown",
-          fix.slowdown(before.step, target.batch) ? Json(*fix.slowdown(before.step, target.batch)) : Json(nullptr)},
+         {"step_time_ns", optional_json(fix.step.time_ns)},
+         {"slowdown", optional_json(fix.slowdown(before.step, target.batch))},
          {"fits", fix.fits},
          {"still_grows", fix.still_grows},
          {"extra_forward", fix.extra_forward()},
-         {"recomputed_ops", optional(fix.recomputed_ops())},
+         {"recomputed_ops", optional_json(fix.recomputed_ops())},
          {"changes_numerics", fix.changes_numerics()},
          {"how", fix.lines},
          {"unproved", fix.unproved.empty() ? Json(nullptr) : Json(fix.unproved)}});

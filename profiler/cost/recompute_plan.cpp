@@ -138,7 +138,7 @@ std::size_t count_plans(const RecomputeProblem& problem) {
   return plans;
 }
 
-/// The same with blocks of which any so many free no more than the first so many do here, and nothing is made again.
+/// The same with blocks of which any so many free no more than the first so many do here, and nothing is recomputed.
 RecomputeProblem make_optimistic(RecomputeProblem problem) {
   for (BlockClass& one : problem.classes) {
     std::vector<int64_t> at_position(one.freed.size());

@@ -3,22 +3,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 // Which blocks of a model run again in backward, so that a step stays within a budget and takes as little time as can be. Numbers
 // only: what a block frees, and when, is computed elsewhere (profiler/explain/checkpointing.cpp). What several blocks free adds up.
 //
 //   bytes  as it is        ╱╲            block i checkpointed       ╱▔╲╱╲
-//                        ╱    ╲                                   ╱     ╲╲      made again when backward comes to i
+//                        ╱    ╲                                   ╱     ╲╲      recomputed as backward comes to i
 //                      forward backward                         forward backward
 namespace oomdiag {
 
 /// Blocks that are alike. Those that run again are the first ones: backward comes to them last, when least else is there.
 struct BlockClass {
-  std::string name{};
   double block_ns = 0;  ///< of the forward of one
-  /// By block and position of the step: the bytes that are free if it is checkpointed; negative where it is made again.
+  /// By block and position of the step: the bytes that are free if it is checkpointed; negative where it is recomputed.
   std::vector<std::vector<int64_t>> freed{};
 };
 
@@ -36,6 +34,7 @@ struct RecomputePlan {
   bool operator==(const RecomputePlan&) const = default;
 };
 
+/// What the first `counts` blocks of each class, checkpointed, make of the peak and the time.
 RecomputePlan evaluate_plan(const RecomputeProblem& problem, std::vector<std::size_t> counts);
 
 /// The plan of the least time that the search finds with a peak of at most `budget_bytes`; nullopt where it finds none. Greedy
@@ -44,7 +43,7 @@ RecomputePlan evaluate_plan(const RecomputeProblem& problem, std::vector<std::si
 std::optional<RecomputePlan> find_cheapest_plan(const RecomputeProblem& problem, int64_t budget_bytes);
 
 /// No choice of blocks within the budget takes less, also of others than the first ones of each class: the largest of the linear
-/// relaxations, one for each position above the budget, with fractions of blocks and nothing made again; of at most 4096 plans that of
+/// relaxations, one for each position above the budget, with fractions of blocks and nothing recomputed; of at most 4096 plans that of
 /// whole blocks. nullopt where not even all blocks are enough: no plan is within the budget.
 std::optional<double> lower_bound_ns(const RecomputeProblem& problem, int64_t budget_bytes);
 

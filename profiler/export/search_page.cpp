@@ -52,10 +52,8 @@ std::string picture_of(const SearchPage& page) {
   if (page.picture.empty()) return {};
   return fmt::format(
       "<section aria-labelledby=\"front\">\n<h2 id=\"front\">Peak against time</h2>\n<p class=\"note\">Green: run, "
-      "fits; red: "
-      "run, does not; hollow: computed, or run with more memory. The line is what PyTorch may take of the card. Times "
-      "are "
-      "modelled.</p>\n{}\n</section>",
+      "fits; red: run, does not; hollow: computed, or run with more memory. The line is what PyTorch may take of the "
+      "card. Times are modelled.</p>\n{}\n</section>",
       page.picture);
 }
 

@@ -117,8 +117,9 @@ void DeviceFollower::note(const Event& event, uint64_t index) {
   if (event.address == 0) return;  // it is about a refusal
   uint32_t id = find(blocks_.find(event.address), event.address);
   if (event.kind == EventKind::referrer) {
-    if (id == AllocationTable::kNone) return;
-    result_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id, event.bytes});
+    if (id != AllocationTable::kNone) {
+      result_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id, event.bytes});
+    }
     return;
   }
   if (id == AllocationTable::kNone) elsewhere_[event.address] = id = add({.device = device_});
