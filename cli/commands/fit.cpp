@@ -320,24 +320,24 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   add_model_options(command, options->model);
   command.add_flag("--smallest-card", options->smallest_card, "search for the card");
   command.add_flag("--fastest", options->fastest,
-                   "search for the fastest plan that fits on the device: blocks to checkpoint, precision, optimizer,\n"
+                   "search for the fastest plan that fits on the device: blocks to checkpoint, precision, optimizer, "
                    "loss, micro-batches; as fix --budget");
   command
       .add_option(
           "--vary", options->vary,
-          "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several\n"
-          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the\n"
+          "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several "
+          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the "
           "smallest that fits, or the largest value of a range that goes before")
       ->type_name("NAME=VALUES")
       ->allow_extra_args(false);
   command
       .add_option("--at", options->at,
                   "also compute the peak of these values, without a run of them: batch=48, batch=48,seq=1024")
-      ->type_name("NAME=VALUE,…")
+      ->type_name("NAME=VALUE,...")
       ->allow_extra_args(false);
   command
       .add_option("--lengths", options->lengths,
-                  "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order,\n"
+                  "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order, "
                   "and the largest budget of padded tokens; {length} in the program is the longest of a batch")
       ->type_name("FILE");
   command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
