@@ -77,10 +77,13 @@ CardTable find_cards(const FitRequest& request, std::span<const CardEntry> cards
   Fitter fitter(request, experiments, tell);
   const Experiment large = fitter.learn({{}}).front().experiment;
   runs = fitter.runs();
-  if (!large.passed()) table.unknown = "it runs out of memory on any card, in " + large.place;
-  if (is_share_of_card(large.allocated_bytes, large.total_bytes))
+  if (!large.passed()) {
+    table.unknown = "it runs out of memory on any card, in " + large.place;
+  } else if (is_share_of_card(large.allocated_bytes, large.total_bytes)) {
     table.unknown = "it takes a share of whatever card it runs on";
-  if (table.unknown.empty()) compute(table, request, large);
+  } else {
+    compute(table, request, large);
+  }
   if (!table.unknown.empty()) return table;
   while (CardFit* const next = find_unproved(table)) measure(*next, request, experiments, tell, runs);
   return table;

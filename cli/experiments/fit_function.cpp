@@ -103,8 +103,8 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
   const size_t small = points.size(), all = others.empty() ? 4 : 6;
   for (size_t run = small; run < all; ++run) {
     const Values here = others_of_run(others, run);
-    const double border = guess.value(here, fitter.card_bytes());
-    add(run, std::clamp(border * kBelowBorder[run - small], least, static_cast<double>(first.most)));
+    const double border = std::min(guess.value(here, fitter.card_bytes()), static_cast<double>(first.most));
+    add(run, std::max(border * kBelowBorder[run - small], least));
   }
   const std::vector<FitRun> near = fitter.learn({points.begin() + static_cast<std::ptrdiff_t>(small), points.end()});
   runs.insert(runs.end(), near.begin(), near.end());

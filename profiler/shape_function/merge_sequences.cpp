@@ -132,8 +132,7 @@ class Merger {
     } else if (item.kind != ItemKind::release_cached) {
       item.allocation = left != nullptr ? from_left_[left->item.allocation] : from_right_[right->item.allocation];
       // A free belongs to who made the allocation: both, or the same one.
-      const uint8_t makers = static_cast<uint8_t>((left != nullptr ? kLeft : 0) | (right != nullptr ? kRight : 0));
-      const bool is_same = item.allocation < makers_.size() && makers_[item.allocation] == makers &&
+      const bool is_same = item.allocation < makers_.size() && makers_[item.allocation] == makers_of(left, right) &&
                            (right == nullptr || from_right_[right->item.allocation] == item.allocation);
       if (!is_same) {
         is_consistent_ = false;
@@ -154,8 +153,12 @@ class Merger {
       result_.places.push_back(right_.places[right_.allocations[right->item.allocation].context]);
     }
     if (right != nullptr) from_right_[right->item.allocation] = index;
-    makers_.push_back(static_cast<uint8_t>((left != nullptr ? kLeft : 0) | (right != nullptr ? kRight : 0)));
+    makers_.push_back(makers_of(left, right));
     return index;
+  }
+
+  static uint8_t makers_of(const Token* left, const Token* right) {
+    return static_cast<uint8_t>((left != nullptr ? kLeft : 0) | (right != nullptr ? kRight : 0));
   }
 
   static constexpr uint8_t kLeft = 1, kRight = 2;

@@ -1,6 +1,6 @@
 """What `oomdiag fit` computes of random points against runs of them, for programs of many kinds (fit_programs.py).
 
-Usage: test_points.py --build BUILD [Points] [--points N] [--only NAME,NAME]. Runs on the virtual device. Prints a line for each program.
+Usage: test_points.py --build BUILD [Quick|Slow] [--points N] [--only NAME,NAME]. Runs on the virtual device. Prints a line for each program.
 
 Each point is run in a fork of one process that has made the imports: what PyTorch itself counts there is what it counts in a
 process of its own, which the test of one point shows.
@@ -22,6 +22,7 @@ def option(name, default):
 
 BUILD = pathlib.Path(option("--build", "build")).absolute()
 POINTS = int(option("--points", "35"))
+ONLY = [name for name in option("--only", "").split(",") if name]
 OOMDIAG = BUILD / "bin" / "oomdiag"
 PROGRAMS_FILE = pathlib.Path(__file__).parent / "fit_programs.py"
 CARD = ["--device", "rtx3060", "--memory", "1TiB"]
@@ -78,14 +79,13 @@ def compute_points(name, points):
 
 
 class Points(unittest.TestCase):
-    def test_points_are_equal_to_runs_or_flagged(self):
+    def check_programs(self, names, count):
         totals = {False: [0] * 5, True: [0] * 5}
-        only = option("--only", "")
-        for name in only.split(",") if only else fit_programs.PROGRAMS:
+        for name in names:
             program, rng = fit_programs.PROGRAMS[name], random.Random(name)
             axes = [values_of(text) for text in (program.batch, program.second) if text]
-            points = sorted({tuple(rng.choice(axis) for axis in axes) for _ in range(2 * POINTS)})
-            points = sorted(rng.sample(points, min(POINTS, len(points))))
+            points = sorted({tuple(rng.choice(axis) for axis in axes) for _ in range(2 * count)})
+            points = sorted(rng.sample(points, min(count, len(points))))
             said, did = compute_points(name, points), run_points(name, points)
             counts = [len(did), 0, 0, 0, 0]
             for point, peaks in did.items():
@@ -104,6 +104,16 @@ class Points(unittest.TestCase):
         for kept_back, counts in totals.items():
             print(f"{'kept back' if kept_back else 'the others'}: points, allocated, reserved, wrong and not flagged, exact: {counts}", flush=True)
         self.assertEqual([counts[3] for counts in totals.values()], [0, 0])
+
+
+class Quick(Points):
+    def test_points_of_a_small_program_are_equal_to_runs_or_flagged(self):
+        self.check_programs(["lstm"], 6)
+
+
+class Slow(Points):
+    def test_points_are_equal_to_runs_or_flagged(self):
+        self.check_programs(ONLY or fit_programs.PROGRAMS, POINTS)
 
 
 import fit_programs  # noqa: E402 - beside this file
