@@ -190,7 +190,7 @@ void check(const FixOptions& options) {
 struct FixAnswer {
   std::string text{}, json{};
   std::vector<SearchRow> rows{};
-  std::string picture{};
+  SearchPicture picture{};
   bool found = false;
   int interrupted_by = 0;
   std::size_t runs = 0;
