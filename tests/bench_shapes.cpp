@@ -37,19 +37,21 @@ ShapeEstimate measure(const ShapeSample& sample, size_t steps) {
 void compare(const ShapeFunction& function, const std::string& text) {
   const ShapeSample sample = read_sample(text);
   const ShapeEstimate said = evaluate(function, sample.point, kEnough);
-  const ShapeEstimate did = measure(sample, function.templates().front().sequence.step_ends.size());
+  const ShapeEstimate did = measure(sample, function.structures().front().sequence.step_ends.size());
   fmt::print(
       "{:<24} allocated {} {} reserved {} {} {}\n", text.substr(0, text.find('=')), said.peak_allocated_bytes,
       said.peak_allocated_bytes == did.peak_allocated_bytes ? "equal" : fmt::format("not {}", did.peak_allocated_bytes),
       said.peak_reserved_bytes,
       said.peak_reserved_bytes == did.peak_reserved_bytes ? "equal" : fmt::format("not {}", did.peak_reserved_bytes),
-      said.is_exact() ? "exact" : fmt::format("({}, {} bytes)", said.doubt, said.doubtful_bytes));
+      said.is_exact() ? "exact"
+                      : fmt::format("{}{}({}, {} bytes)", said.allocated_is_exact ? "" : "allocated ",
+                                    said.reserved_is_exact ? "" : "reserved ", said.doubt, said.doubtful_bytes));
 }
 
 /// The rules that are no polynomials, with a place of each.
 void list_unknown(const ShapeFunction& function) {
   std::vector<bool> listed(function.rules().size());
-  for (const auto& one : function.templates()) {
+  for (const auto& one : function.structures()) {
     for (size_t a = 0; a < one.rules.size(); ++a) {
       const SizeRule& rule = function.rules()[one.rules[a]];
       if (rule.exact || listed[one.rules[a]]) continue;
@@ -65,12 +67,13 @@ void time(const ShapeFunction& function) {
   const std::clock_t begin = std::clock();  // of the processor, which others may use as well
   int points = 0;
   for (; std::clock() - begin < CLOCKS_PER_SEC; ++points) {
-    ShapePoint point = function.templates()[static_cast<size_t>(points) % function.templates().size()].point;
+    const std::vector<ShapePoint>& learned = function.structures().front().points;
+    ShapePoint point = learned[static_cast<size_t>(points) % learned.size()];
     point[0] += 1 + points % 7;
     evaluate(function, point, kEnough);
   }
   fmt::print("{} points a second, of {} allocations and {} sizes\n", points,
-             function.templates().front().sequence.allocations.size(), function.rules().size());
+             function.structures().front().sequence.allocations.size(), function.rules().size());
 }
 
 int bench(const std::vector<std::string>& arguments) {

@@ -1,5 +1,3 @@
-#include "cli/experiments/fit.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -9,6 +7,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/fix.h"
+#include "cli/experiments/fit_cards.h"
 #include "cli/experiments/fit_function.h"
 #include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_plan.h"
@@ -46,6 +45,7 @@ struct FitOptions {
   std::string collect;
   std::string html;
   std::vector<std::string> at;  ///< points to be computed
+  bool only_at = false;         ///< … and nothing else
   std::string lengths;          ///< file
 };
 
@@ -54,6 +54,7 @@ struct Answer {
   std::string text, json;
   std::vector<SearchRow> rows;
   bool found = false;
+  SearchPicture picture{};
 };
 
 int print_answer(const Answer& answer, const FitOptions& options, const std::vector<std::string>& program) {
@@ -62,7 +63,8 @@ int print_answer(const Answer& answer, const FitOptions& options, const std::vec
     const SearchPage page{.text = answer.text,
                           .program = fmt::format("{}", fmt::join(program, " ")),
                           .found = answer.found,
-                          .rows = answer.rows};
+                          .rows = answer.rows,
+                          .picture = answer.picture};
     write_whole(to_html(page), options.html);
   }
   return answer.found ? 0 : kOutOfMemory;
@@ -160,6 +162,27 @@ std::vector<CardEntry> cards_of(const FitOptions& options, const FitRequest& req
   return {host == nullptr ? real_card() : host->cards.front()};
 }
 
+int fit_cards(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
+  Steps steps("fit");
+  std::vector<FitRun> runs;
+  CardTable table;
+  try {
+    table = find_cards(
+        request, cards_of(options, request, install), experiments,
+        [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 3)); }, runs);
+  } catch (const Interrupted&) {
+    steps.hide();
+    say_interrupted(runs, options);
+    throw;
+  }
+  steps.hide();
+  const Answer answer{.text = cards_text(table, runs),
+                      .json = cards_json(table, runs),
+                      .rows = rows_of(std::vector<FitOfCard>{{.card = {}, .largest = {}, .runs = runs}}),
+                      .found = table.smallest() != nullptr};
+  return print_answer(answer, options, request.program);
+}
+
 int say_plans(const std::vector<Plan>& plans, const FitOptions& options, const std::vector<std::string>& program = {},
               const std::string& searched = "") {
   const Answer answer{.text = plans_text(plans, searched),
@@ -238,13 +261,15 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
     FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
     try {
       MemoryFunction function = MemoryFunction::learn(fitter, learned);
-      for (const Values& others : combinations) {
+      for (const Values& others : options.only_at ? std::vector<Values>() : combinations) {
         of_card.largest.push_back(
             find_largest_value(fitter, variables.front(), others, lines[others], function, /*may_believe=*/true));
         lines[others] = of_card.largest.back().line;
       }
       if (lengths) of_card.budget = find_token_budget(fitter, variables.front(), *lengths, function);
       if (!function.is_known() && !points.empty()) of_card.unknown = function.unknown();
+      if (function.is_known() && learned.size() == 2 && learned.back().count() > 1 && !options.html.empty())
+        of_card.surface = compute_surface(function, learned.front(), learned.back(), fitter.card_bytes());
       for (const Values& point : points) {
         if (function.is_known()) of_card.computed.emplace_back(point, function.estimate(point, fitter.card_bytes()));
       }
@@ -259,11 +284,16 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
     found.push_back(std::move(of_card));
   }
   steps.hide();
-  const bool any = std::any_of(found.begin(), found.end(), [](const FitOfCard& one) { return one.best() != nullptr; });
+  const bool any = std::any_of(found.begin(), found.end(), [&](const FitOfCard& one) {
+    return options.only_at ? !one.computed.empty() : one.best() != nullptr;
+  });
   std::string text = values_text(variables.front(), found);
   if (lengths) text += lengths_text(*lengths, found.front().largest.front(), found.front().budget);
-  const Answer answer{
-      .text = text, .json = values_json(variables.front().name, found), .rows = rows_of(found), .found = any};
+  const Answer answer{.text = text,
+                      .json = values_json(variables.front().name, found),
+                      .rows = rows_of(found),
+                      .found = any,
+                      .picture = picture_of(found.front())};
   return print_answer(answer, options, request.program);
 }
 
@@ -294,14 +324,19 @@ int fit(FitOptions options) {
   std::vector<Variable> variables;
   for (const std::string& text : options.vary) variables.push_back(parse_variable(text));
   if (!options.lengths.empty()) check_lengths(options, variables);
+  if (options.only_at && (options.at.empty() || !options.lengths.empty())) {
+    throw Error(ErrorKind::usage, "--only-at needs values to compute, and no --lengths",
+                "as in: --only-at --at batch=48");
+  }
   if (has_program) check_variables(variables, options.program);  // before anything is run
   Install install = find_install();
   const FitRequest request = make_request(options, install, !options.smallest_card);
   if (has_model) check_variables(variables, request.program);
   Experiments experiments(install);
   if (options.never_forks) experiments.never_fork();
-  return options.smallest_card ? fit_card(options, request, experiments)
-                               : fit_value(options, variables, request, install, experiments);
+  if (!options.smallest_card) return fit_value(options, variables, request, install, experiments);
+  return options.devices.empty() ? fit_card(options, request, experiments)
+                                 : fit_cards(options, request, install, experiments);
 }
 
 }  // namespace
@@ -320,30 +355,35 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   add_model_options(command, options->model);
   command.add_flag("--smallest-card", options->smallest_card, "search for the card");
   command.add_flag("--fastest", options->fastest,
-                   "search for the fastest plan that fits on the device: blocks to checkpoint, precision, optimizer,\n"
+                   "search for the fastest plan that fits on the device: blocks to checkpoint, precision, optimizer, "
                    "loss, micro-batches; as fix --budget");
   command
       .add_option(
           "--vary", options->vary,
-          "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several\n"
-          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the\n"
+          "search for the largest value of {NAME}: 1..65536, 8..512:8, 1..1024:pow2, or 128,256,512; of several "
+          "the first is searched, for all values of the others. world=8..64 makes a job of so many ranks: the "
           "smallest that fits, or the largest value of a range that goes before")
       ->type_name("NAME=VALUES")
       ->allow_extra_args(false);
   command
       .add_option("--at", options->at,
                   "also compute the peak of these values, without a run of them: batch=48, batch=48,seq=1024")
-      ->type_name("NAME=VALUE,…")
+      ->type_name("NAME=VALUE,...")
       ->allow_extra_args(false);
+  command.add_flag("--only-at", options->only_at, "search for no border: only compute the values of --at");
   command
       .add_option("--lengths", options->lengths,
-                  "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order,\n"
+                  "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order, "
                   "and the largest budget of padded tokens; {length} in the program is the longest of a batch")
       ->type_name("FILE");
   command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
       ->type_name("NAME")
       ->default_str(kDevice);
-  command.add_option("--devices", options->devices, "a list of them, or all: a table of what fits on each")
+  command
+      .add_option(
+          "--devices", options->devices,
+          "a list of them, or all: a table of what fits on each; with --smallest-card of those that it fits on,\n"
+          "computed from one run and proved on the smallest")
       ->type_name("NAMES");
   command.add_option("--memory", options->memory, "memory of the card in place of its own, as in 8GiB")
       ->type_name("SIZE");

@@ -190,7 +190,7 @@ void check(const FixOptions& options) {
 struct FixAnswer {
   std::string text{}, json{};
   std::vector<SearchRow> rows{};
-  std::string picture{};
+  SearchPicture picture{};
   bool found = false;
   int interrupted_by = 0;
   std::size_t runs = 0;
@@ -296,7 +296,7 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->type_name("SIZE");
   command
       .add_option("--budget", options->budget,
-                  "find the fastest plan that fits into so much GPU memory: which blocks are checkpointed, precision,\n"
+                  "find the fastest plan that fits into so much GPU memory: which blocks are checkpointed, precision, "
                   "optimizer, loss, micro-batches; its best plans are run")
       ->type_name("SIZE");
   command.add_flag("--json", options->json, "print what was found as JSON");

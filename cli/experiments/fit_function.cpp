@@ -12,19 +12,22 @@
 namespace oomdiag {
 namespace {
 
-constexpr int64_t kFewValues = 6;            ///< trying them is as good
-constexpr int64_t kSmall = 4, kSecond = 16;  ///< batches of 1 take ways of their own in many kernels
+constexpr int64_t kFewValues = 6;  ///< trying them is as good
+/// Batches of 1 take ways of their own in many kernels; and sizes that are rounded to multiples of 8 look like products at
+/// multiples of 8.
+constexpr int64_t kSmall = 3, kSecond = 17;
 constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
 constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
 constexpr double kComputedFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};  ///< one more than BorderSearch runs: it costs nothing
 constexpr int kMaxProofs = 3;
+constexpr int64_t kMostColumns = 12, kMostRows = 16;  ///< of a picture
 
 /// The values of the other variables in the runs to learn from: smallest, largest, then between and crosswise.
 Values others_of_run(std::span<const Variable> others, size_t run) {
   Values values;
   for (size_t d = 0; d < others.size(); ++d) {
     const int64_t last = others[d].count() - 1;
-    const int64_t levels[] = {0, last, last, 0, last / 2, (last + 1) / 2};
+    const int64_t levels[] = {0, last, last - last / 16, last / 16, last / 2, last / 3};
     values[others[d].name] = others[d].value(levels[(run + d * (run / 2)) % 6]);
   }
   return values;
@@ -100,8 +103,8 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
   const size_t small = points.size(), all = others.empty() ? 4 : 6;
   for (size_t run = small; run < all; ++run) {
     const Values here = others_of_run(others, run);
-    const double border = guess.value(here, fitter.card_bytes());
-    add(run, std::clamp(border * kBelowBorder[run - small], least, static_cast<double>(first.most)));
+    const double border = std::min(guess.value(here, fitter.card_bytes()), static_cast<double>(first.most));
+    add(run, std::max(border * kBelowBorder[run - small], least));
   }
   const std::vector<FitRun> near = fitter.learn({points.begin() + static_cast<std::ptrdiff_t>(small), points.end()});
   runs.insert(runs.end(), near.begin(), near.end());
@@ -153,10 +156,13 @@ void MemoryFunction::add(const Values& values, const AllocationSequence& allocat
   relearn();
 }
 
-ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t card_bytes) const {
+int64_t MemoryFunction::room_bytes(int64_t card_bytes) const {
   const double fraction = samples_.front().sequence.settings.memory_fraction;
-  const auto allowed = static_cast<int64_t>(fraction * static_cast<double>(card_bytes));
-  return evaluate(function_, point_of(values), std::min(card_bytes - outside_bytes_, allowed));
+  return std::min(card_bytes - outside_bytes_, static_cast<int64_t>(fraction * static_cast<double>(card_bytes)));
+}
+
+ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t card_bytes) const {
+  return evaluate(function_, point_of(values), room_bytes(card_bytes));
 }
 
 std::string MemoryFunction::formula(const Values& values) const {
@@ -278,6 +284,41 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
   }
   if (function.is_known()) function = MemoryFunction("runs at the computed border show another one");
   return std::nullopt;
+}
+
+namespace {
+
+/// At most `count` values up to `most`, evenly spread, with both ends.
+std::vector<int64_t> spread_values(const Variable& variable, int64_t most, int64_t count) {
+  const int64_t last = variable.position_of(static_cast<double>(most));
+  std::vector<int64_t> values;
+  for (int64_t i = 0; i < count; ++i) values.push_back(variable.value(last * i / std::max<int64_t>(1, count - 1)));
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  return values;
+}
+
+}  // namespace
+
+Surface compute_surface(const MemoryFunction& function, const Variable& x, const Variable& y, int64_t card_bytes) {
+  Surface surface{.x_name = x.name,
+                  .y_name = y.name,
+                  .y = spread_values(y, y.most, kMostRows),
+                  .room_bytes = function.room_bytes(card_bytes)};
+  int64_t largest = x.least;
+  for (const int64_t value : surface.y) {
+    surface.border.push_back(compute_largest(function, x, {{y.name, value}}, card_bytes));
+    largest = std::max(largest, surface.border.back().value_or(x.least));
+  }
+  surface.x = spread_values(x, std::min(x.most, largest + largest / 8 + x.step), kMostColumns);
+  for (const int64_t row : surface.y) {
+    for (const int64_t column : surface.x) {
+      const ShapeEstimate estimate = function.estimate({{x.name, column}, {y.name, row}}, card_bytes);
+      surface.peak_bytes.push_back(estimate.peak_allocated_bytes);
+      surface.fits.push_back(estimate.fits);
+      surface.is_exact.push_back(estimate.is_exact());
+    }
+  }
+  return surface;
 }
 
 int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/experiments/fit.h"
+#include "profiler/export/surface_picture.h"
 #include "profiler/shape_function/evaluate.h"
 
 namespace oomdiag {
@@ -27,6 +28,8 @@ class MemoryFunction {
 
   /// What a run with these values would do on a card of this size.
   ShapeEstimate estimate(const Values& values, int64_t card_bytes) const;
+  /// What PyTorch may take of a card of this size.
+  int64_t room_bytes(int64_t card_bytes) const;
   /// Of the peak with these values.
   std::string formula(const Values& values) const;
   /// One more run, on the card itself.
@@ -55,6 +58,9 @@ std::optional<int64_t> compute_largest(const MemoryFunction& function, const Var
 /// and has no doubt, without. nullopt where these show something else, and `function` then knows no more than that.
 std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
                                                      MemoryFunction& function, bool may_believe = false);
+
+/// The peak over the first two variables, for a picture: a grid that ends somewhat above the largest border.
+Surface compute_surface(const MemoryFunction& function, const Variable& x, const Variable& y, int64_t card_bytes);
 
 /// How many pages below the smallest card are looked at, too: what fits is not monotone in the size of the card.
 inline constexpr int64_t kPagesBelow = 4;

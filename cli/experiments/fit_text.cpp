@@ -22,14 +22,6 @@ const FitRun* find_run(const std::vector<FitRun>& runs, const Values& values) {
   return run == runs.end() ? nullptr : &*run;
 }
 
-/// "6 runs, all measured", or how many of them taught the function.
-std::string count_runs(const std::vector<FitRun>& runs) {
-  const auto learn = std::ranges::count_if(runs, [](const FitRun& run) { return run.learns; });
-  if (learn == 0) return fmt::format("{} runs, all measured", runs.size());
-  return fmt::format("{} runs: {} with more memory to learn every size from, {} on the card", runs.size(), learn,
-                     runs.size() - static_cast<std::size_t>(learn));
-}
-
 std::string stopped(const std::vector<FitRun>& runs) {
   uint32_t last = 0;
   for (const FitRun& run : runs) last = std::max(last, run.experiment.stopped_at_step);
@@ -92,7 +84,9 @@ std::string computed_text(const FitOfCard& found) {
         "  computed  {}  {} GiB allocated, {} GiB reserved, {}{}\n", padded(describe(values), 28),
         to_gib(estimate.peak_allocated_bytes), to_gib(estimate.peak_reserved_bytes),
         estimate.fits ? "fits" : fmt::format("out of memory in step {} ({})", estimate.step, estimate.place),
-        estimate.is_exact() ? "" : "; an estimate: " + estimate.doubt);
+        estimate.is_exact()           ? std::string("; exact")
+        : estimate.allocated_is_exact ? "; allocated is exact, reserved an estimate: " + estimate.doubt
+                                      : "; an estimate: " + estimate.doubt);
   }
   return text;
 }
@@ -144,7 +138,8 @@ Json computed_json(const FitOfCard& found) {
     one["fits"] = estimate.fits;
     one["peak_allocated_bytes"] = estimate.peak_allocated_bytes;
     one["peak_reserved_bytes"] = estimate.peak_reserved_bytes;
-    one["exact"] = estimate.is_exact();
+    one["allocated_exact"] = estimate.allocated_is_exact;
+    one["reserved_exact"] = estimate.reserved_is_exact;
     one["doubt"] = estimate.doubt;
     list.push_back(std::move(one));
   }
@@ -160,6 +155,13 @@ Json values_of(const std::string& variable, const LargestValue* largest) {
 
 }  // namespace
 
+std::string count_runs(const std::vector<FitRun>& runs) {
+  const auto learn = std::ranges::count_if(runs, [](const FitRun& run) { return run.learns; });
+  if (learn == 0) return fmt::format("{} runs, all measured", runs.size());
+  return fmt::format("{} runs: {} with more memory to learn every size from, {} on the card", runs.size(), learn,
+                     runs.size() - static_cast<std::size_t>(learn));
+}
+
 const LargestValue* FitOfCard::best() const {
   const LargestValue* best = nullptr;
   for (const LargestValue& one : largest) {
@@ -171,6 +173,10 @@ const LargestValue* FitOfCard::best() const {
 std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found) {
   if (found.size() > 1 || found.front().largest.size() > 1) return table(variable, found);
   const FitOfCard& one = found.front();
+  if (one.largest.empty()) {
+    return fmt::format("oomdiag: computed, without a search for the border\n\n{}  {}\n", computed_text(one),
+                       count_runs(one.runs));
+  }
   return about_value(variable, one.largest.front(), one.runs) + computed_text(one) +
          fmt::format("  {}{}\n", count_runs(one.runs), stopped(one.runs));
 }

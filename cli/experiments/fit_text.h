@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/experiments/fit_lengths.h"
+#include "profiler/export/surface_picture.h"
 
 namespace oomdiag {
 
@@ -15,12 +16,15 @@ struct FitOfCard {
   std::vector<std::pair<Values, ShapeEstimate>> computed{};  ///< that were asked for
   std::string unknown{};                                     ///< why these are not
   std::optional<TokenBudget> budget{};
+  std::optional<Surface> surface{};  ///< over both variables
 
   const LargestValue* best() const;  ///< the largest of them; null if nothing fits
 };
 
 std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found);
 std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found);
+/// "6 runs, all measured", or how many of them taught the function.
+std::string count_runs(const std::vector<FitRun>& runs);
 std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs);
 /// Of a search that somebody interrupted: what was measured.
 std::string interrupted_text(const std::vector<FitRun>& runs);

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "profiler/export/plan_picture.h"
+#include "profiler/export/surface_picture.h"
 #include "profiler/report/table.h"
 #include "profiler/report/work.h"
 
@@ -102,7 +103,7 @@ std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target) {
   return rows;
 }
 
-std::string picture_of(const FoundPlans& found, const Target& target) {
+SearchPicture picture_of(const FoundPlans& found, const Target& target) {
   std::vector<PlanPoint> points;
   for (const FixPlan& plan : found.plans) {
     const auto ns = time_of(plan, found.before, target.batch);
@@ -110,7 +111,21 @@ std::string picture_of(const FoundPlans& found, const Target& target) {
     points.push_back({.label = label_of(plan), .peak_bytes = plan.peak_bytes(), .step_ns = *ns});
     if (plan.on_card) points.back().state = plan.is_proved() ? PlanPoint::State::fits : PlanPoint::State::does_not_fit;
   }
-  return draw_plans(points, found.before.room_bytes);
+  return {.heading = "Peak against time",
+          .note =
+              "Green: run, fits; red: run, does not; hollow: computed, or run with more memory. The line is what "
+              "PyTorch may "
+              "take of the card. Times are modelled.",
+          .svg = draw_plans(points, found.before.room_bytes)};
+}
+
+SearchPicture picture_of(const FitOfCard& found) {
+  if (!found.surface) return {};
+  return {
+      .heading = fmt::format("Peak by {} and {}", found.surface->x_name, found.surface->y_name),
+      .note =
+          "Computed from the runs below. The line is the border of the card; ~: an estimate, as the report says of it.",
+      .svg = draw_surface(*found.surface)};
 }
 
 }  // namespace oomdiag

@@ -17,6 +17,8 @@ std::vector<SearchRow> rows_of(const std::vector<Plan>& plans);
 std::vector<SearchRow> rows_of(const Fixed& fixed);
 std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target);
 /// The picture of the same plans.
-std::string picture_of(const FoundPlans& found, const Target& target);
+SearchPicture picture_of(const FoundPlans& found, const Target& target);
+/// The peak over both variables, where two vary and it is known as a function of them.
+SearchPicture picture_of(const FitOfCard& found);
 
 }  // namespace oomdiag

@@ -2,16 +2,64 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace oomdiag {
 namespace {
 
 constexpr std::size_t kOptionColumn = 28;
+constexpr std::size_t kWidth = 100, kMinWidth = 60;
+
+struct OptionGroup {
+  std::string_view title;
+  std::vector<std::string_view> options;
+};
+
+/// Options that several commands have, as the help lists them below the command's own.
+const std::array kGroups = {
+    OptionGroup{"Device", {"--device", "--devices", "--memory", "--count", "--clocked"}},
+    OptionGroup{"Job of several ranks",
+                {"--world-size", "--rank", "--ranks", "--local-world-size", "--topology", "--print-jobs", "--collect"}},
+    OptionGroup{"Reference model", {"--model", "--variant", "--optimizer", "--amp", "--accumulate"}},
+    OptionGroup{"Output",
+                {"--json", "--output", "--html", "--folder", "--all", "--redact", "--open", "--junit", "--github",
+                 "--no-progress"}},
+};
+
+bool is_in(const OptionGroup& group, const CLI::Option& option) {
+  return std::ranges::any_of(group.options,
+                             [&](std::string_view name) { return option.check_lname(std::string(name)); });
+}
+
+/// Columns of the terminal, within what reads well.
+std::size_t help_width() {
+  winsize size{};
+  const bool is_known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return is_known ? std::clamp<std::size_t>(size.ws_col, kMinWidth, kWidth) : kWidth;
+}
+
+/// Breaks lines between words, so that each has at most `width` bytes where its words allow.
+std::string wrap(const std::string& text, std::size_t width) {
+  std::istringstream words(text);
+  std::string word, line, wrapped;
+  while (words >> word) {
+    if (!line.empty() && line.size() + 1 + word.size() > width) {
+      wrapped += line + '\n';
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return wrapped + line;
+}
 
 class ExampleFirst : public CLI::Formatter {
  public:
@@ -22,6 +70,20 @@ class ExampleFirst : public CLI::Formatter {
   }
   std::string make_usage(const CLI::App*, std::string) const override {
     return fmt::format("usage: {}\n", help_.usage);
+  }
+  std::string make_group(std::string title, bool is_positional, std::vector<const CLI::Option*> own) const override {
+    if (is_positional) return Formatter::make_group(title, is_positional, own);
+    std::string below;
+    for (const OptionGroup& group : kGroups) {
+      const auto listed = std::ranges::stable_partition(own, [&](const CLI::Option* o) { return !is_in(group, *o); });
+      if (listed.empty()) continue;
+      below += Formatter::make_group(std::string(group.title), false, {listed.begin(), listed.end()});
+      own.erase(listed.begin(), listed.end());
+    }
+    return Formatter::make_group(std::move(title), false, own) + below;
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrap(option->get_description(), help_width() - kOptionColumn);
   }
 
  private:

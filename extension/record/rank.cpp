@@ -16,7 +16,7 @@ void note_rank(const PythonApi& api) {
   if (type.get() != group_type.get()) return;  // none yet, or one that is written in Python
   const PythonRef rank = reader.call_builtin(group.get(), "rank");
   const PythonRef size = reader.call_builtin(group.get(), "size");
-  if (!rank || !size) return;
+  if (!rank || !size) return note_missing(InternalName::default_group);
   session().writer().header().rank = static_cast<int>(api.to_long(rank.get()));
   session().writer().header().world_size = static_cast<int>(api.to_long(size.get()));
 }

@@ -18,6 +18,8 @@ std::string in_unit(int64_t bytes, const Unit& unit) {
   return fmt::format("{:.2f}", static_cast<double>(bytes) / static_cast<double>(unit.bytes));
 }
 
+bool reads_as_zero(int64_t bytes, const Unit& unit) { return bytes < (unit.bytes + 199) / 200; }
+
 std::string with_unit(int64_t bytes) {
   const Unit unit = unit_for(bytes);
   return fmt::format("{} {}", in_unit(bytes, unit), unit.name);

@@ -16,7 +16,10 @@ Unit unit_for(int64_t largest_bytes);
 /// `bytes` in `unit`, two decimals; bytes are whole.
 std::string in_unit(int64_t bytes, const Unit& unit);
 
-/// The same with the unit behind it, chosen for this figure alone: "0.83 GiB".
+/// Less than half a hundredth of the unit: it would read 0.00.
+bool reads_as_zero(int64_t bytes, const Unit& unit);
+
+/// As `in_unit`, with the unit behind it, chosen for this figure alone: "0.83 GiB".
 std::string with_unit(int64_t bytes);
 
 }  // namespace oomdiag

@@ -49,12 +49,11 @@ std::string header_of(const SearchPage& page, std::string_view headline) {
 }
 
 std::string picture_of(const SearchPage& page) {
-  if (page.picture.empty()) return {};
+  const SearchPicture& picture = page.picture;
+  if (picture.svg.empty()) return {};
   return fmt::format(
-      "<section aria-labelledby=\"front\">\n<h2 id=\"front\">Peak against time</h2>\n<p class=\"note\">Green: run, "
-      "fits; red: run, does not; hollow: computed, or run with more memory. The line is what PyTorch may take of the "
-      "card. Times are modelled.</p>\n{}\n</section>",
-      page.picture);
+      "<section aria-labelledby=\"picture\">\n<h2 id=\"picture\">{}</h2>\n<p class=\"note\">{}</p>\n{}\n</section>",
+      escape_markup(picture.heading), escape_markup(picture.note), picture.svg);
 }
 
 /// The first line of the text, without our name.

@@ -19,13 +19,18 @@ struct SearchRow {
   bool operator==(const SearchRow&) const = default;
 };
 
+/// SVG above the table, of draw_plans() or draw_surface(); without one there is none.
+struct SearchPicture {
+  std::string heading{}, note{}, svg{};
+};
+
 /// What `fit` or `fix` found.
 struct SearchPage {
   std::string text{};     ///< as people read it in a terminal, its first line the headline
   std::string program{};  ///< the command
   bool found = false;     ///< something fits
   std::vector<SearchRow> rows{};
-  std::string picture{};  ///< SVG above the table, of draw_plans()
+  SearchPicture picture{};
 };
 
 /// One page that needs no other file, asks for none and runs no script.

@@ -36,7 +36,7 @@ class Holders {
     text_ = "  " + padded(title + describe_confidence(device), kHolderColumns) + fmt::format("{:>9}\n", unit_.name);
   }
 
-  bool shows(int64_t bytes) const { return bytes * 200 >= unit_.bytes; }  // else it would read 0.00
+  bool shows(int64_t bytes) const { return !reads_as_zero(bytes, unit_); }
 
   void row(std::string_view label, int64_t bytes) {
     if (!shows(bytes)) return;

@@ -37,7 +37,7 @@ std::string holes_table(const ReportOfDevice& device) {
   std::string text = "  " + padded(fmt::format("largest free blocks, {}", unit.name), 24) +
                      fmt::format("{:>9}{:>9}   blocked by\n", "free", "segment");
   for (const ReportBlockedSegment& segment : device.cause->pinned) {
-    if (segment.largest_free_block_bytes * 200 < unit.bytes) continue;
+    if (reads_as_zero(segment.largest_free_block_bytes, unit)) continue;
     const std::string by = segment.blocked_by.empty() ? "" : label_of(segment.blocked_by.front());
     text += fmt::format("    {:22}{:>9}{:>9}   {}\n", "", in_unit(segment.largest_free_block_bytes, unit),
                         in_unit(segment.bytes, unit), by);

@@ -120,6 +120,7 @@ class SequenceReader {
     // A temporary of an op, as a workspace is: told apart from what the op returns.
     if (kind != ItemKind::free_completed && op != 0 && op == event.call_id) {
       sequence_.allocations[allocation].place ^= kFreedByItsOp;
+      sequence_.allocations[allocation].is_temporary = true;
     }
     if (kind != ItemKind::free_requested) live_.erase(found);
   }

@@ -23,8 +23,9 @@ struct AllocationSequence {
     int64_t requested_bytes = 0;
     uint64_t place =
         0;  ///< a hash of op, node, module and line, and of whether the op itself freed it: the same in every run
-    uint32_t group = 0;    ///< stream and pool, numbered as they appear
-    uint32_t context = 0;  ///< index into `places`
+    bool is_temporary = false;  ///< the op itself freed it
+    uint32_t group = 0;         ///< stream and pool, numbered as they appear
+    uint32_t context = 0;       ///< index into `places`
   };
 
   std::vector<Item> items{};

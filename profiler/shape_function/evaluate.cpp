@@ -10,28 +10,37 @@ namespace oomdiag {
 namespace {
 
 using ItemKind = AllocationSequence::ItemKind;
-using Template = ShapeFunction::Template;
+using Structure = ShapeFunction::Structure;
 
 constexpr int64_t kAllThereIs = kMaxBytes;
 
-/// The size of each rule at a point; those of the template itself are what was measured there.
-std::vector<int64_t> sizes_at(const ShapeFunction& function, const ShapePoint& point) {
-  std::vector<int64_t> sizes;
+/// The size of each rule at a point.
+std::vector<SizeEstimate> sizes_at(const ShapeFunction& function, const ShapePoint& point) {
+  std::vector<SizeEstimate> sizes;
   for (const SizeRule& rule : function.rules()) sizes.push_back(rule.at(point));
   return sizes;
 }
 
-/// Walks the items of a template with the sizes of a point. `visit(item)` comes after each; it ends the walk by false.
+/// Which of the sizes that an allocation may have.
+using Bytes = int64_t SizeEstimate::*;
+
+/// Walks the items of a structure with the sizes of a point. `visit(item)` comes after each; it ends the walk by false.
 class Walk {
  public:
-  Walk(const Template& from, const std::vector<int64_t>& sizes, int64_t room_bytes, const AllocatorSettings& settings)
-      : from_(from), sizes_(sizes), allocator_(room_bytes, settings), blocks_(from.sequence.allocations.size()) {}
+  Walk(const Structure& from, const std::vector<SizeEstimate>& sizes, Bytes bytes, int64_t room_bytes,
+       const AllocatorSettings& settings)
+      : from_(from),
+        sizes_(sizes),
+        bytes_(bytes),
+        allocator_(room_bytes, settings),
+        blocks_(from.sequence.allocations.size(), AllocatorSimulator::kRefused) {}
 
-  int64_t bytes_of(uint32_t allocation) const { return sizes_[from_.rules[allocation]]; }
+  int64_t bytes_of(uint32_t allocation) const { return sizes_[from_.rules[allocation]].*bytes_; }
   const AllocatorSimulator& allocator() const { return allocator_; }
 
   /// False where the device is full.
   bool step(const AllocationSequence::Item& item) {
+    if (item.kind != ItemKind::release_cached && bytes_of(item.allocation) == 0) return true;  // not made at this point
     switch (item.kind) {
       case ItemKind::alloc:
         blocks_[item.allocation] =
@@ -54,8 +63,9 @@ class Walk {
   }
 
  private:
-  const Template& from_;
-  const std::vector<int64_t>& sizes_;
+  const Structure& from_;
+  const std::vector<SizeEstimate>& sizes_;
+  Bytes bytes_;
   AllocatorSimulator allocator_;
   std::vector<uint32_t> blocks_;
 };
@@ -64,31 +74,9 @@ uint32_t step_of(const AllocationSequence& sequence, size_t item) {
   return 1 + static_cast<uint32_t>(std::ranges::upper_bound(sequence.step_ends, item) - sequence.step_ends.begin());
 }
 
-void add_doubts(const ShapeFunction& function, const Template& from, const ShapePoint& point,
-                const std::vector<int64_t>& sizes, ShapeEstimate& estimate) {
-  if (from.point == point) return;
-  if (!function.is_within_structure(point)) estimate.doubt = "runs around it differ in what they allocate";
-  const AllocationSequence& sequence = from.sequence;
-  const AllocationSequence::Allocation* largest = nullptr;
-  for (size_t a = 0; a < sequence.allocations.size(); ++a) {
-    const uint32_t rule = from.rules[a];
-    if (function.rules()[rule].exact || sizes[rule] < estimate.doubtful_bytes) continue;
-    estimate.doubtful_bytes = sizes[rule];
-    largest = &sequence.allocations[a];
-  }
-  if (largest != nullptr && estimate.doubt.empty()) {
-    estimate.doubt =
-        fmt::format("no polynomial gives the size of an allocation of {}", sequence.places[largest->context]);
-  }
-}
-
-}  // namespace
-
-ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes,
-                       const AllocatorSettings& settings) {
-  const Template& from = function.nearest(point);
-  const std::vector<int64_t> sizes = sizes_at(function, point);
-  Walk walk(from, sizes, room_bytes, settings);
+ShapeEstimate walk_through(const Structure& from, const std::vector<SizeEstimate>& sizes, Bytes bytes,
+                           int64_t room_bytes, const AllocatorSettings& settings) {
+  Walk walk(from, sizes, bytes, room_bytes, settings);
   ShapeEstimate estimate{.fits = true};
   const auto& items = from.sequence.items;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -102,7 +90,46 @@ ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, i
   estimate.peak_allocated_bytes = walk.allocator().peak_allocated_bytes();
   estimate.peak_reserved_bytes = walk.allocator().peak_reserved_bytes();
   estimate.retries = walk.allocator().retries();
-  add_doubts(function, from, point, sizes, estimate);
+  return estimate;
+}
+
+/// Names the largest allocation whose size is not known; null where all are.
+const AllocationSequence::Allocation* find_doubtful(const Structure& from, const std::vector<SizeEstimate>& sizes,
+                                                    ShapeEstimate& estimate) {
+  const AllocationSequence::Allocation* largest = nullptr;
+  for (size_t a = 0; a < from.rules.size(); ++a) {
+    const SizeEstimate& size = sizes[from.rules[a]];
+    if (size.is_exact() || (largest != nullptr && size.bytes <= estimate.doubtful_bytes)) continue;
+    estimate.doubtful_bytes = size.bytes;
+    largest = &from.sequence.allocations[a];
+  }
+  return largest;
+}
+
+}  // namespace
+
+ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes,
+                       const AllocatorSettings& settings) {
+  const Structure& from = function.nearest(point);
+  const std::vector<SizeEstimate> sizes = sizes_at(function, point);
+  ShapeEstimate estimate = walk_through(from, sizes, &SizeEstimate::bytes, room_bytes, settings);
+  if (!function.is_within_structure(point)) {
+    estimate.doubt = "runs around it differ in what they allocate";
+    estimate.allocated_is_exact = estimate.reserved_is_exact = false;
+    return estimate;
+  }
+  const AllocationSequence::Allocation* const doubtful = find_doubtful(from, sizes, estimate);
+  if (doubtful == nullptr) return estimate;
+  for (const Bytes extreme : {&SizeEstimate::least, &SizeEstimate::most}) {
+    const ShapeEstimate other = walk_through(from, sizes, extreme, room_bytes, settings);
+    const bool is_same = other.fits == estimate.fits;
+    estimate.allocated_is_exact &= is_same && other.peak_allocated_bytes == estimate.peak_allocated_bytes;
+    estimate.reserved_is_exact &= is_same && other.peak_reserved_bytes == estimate.peak_reserved_bytes;
+  }
+  if (!estimate.is_exact()) {
+    estimate.doubt =
+        fmt::format("no polynomial gives the size of an allocation of {}", from.sequence.places[doubtful->context]);
+  }
   return estimate;
 }
 
@@ -111,9 +138,9 @@ ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, i
 }
 
 Polynomial peak_formula(const ShapeFunction& function, const ShapePoint& point) {
-  const Template& from = function.nearest(point);
-  const std::vector<int64_t> sizes = sizes_at(function, point);
-  Walk walk(from, sizes, kAllThereIs, from.sequence.settings);
+  const Structure& from = function.nearest(point);
+  const std::vector<SizeEstimate> sizes = sizes_at(function, point);
+  Walk walk(from, sizes, &SizeEstimate::bytes, kAllThereIs, from.sequence.settings);
   size_t end = 0;
   int64_t peak = 0;
   const auto& items = from.sequence.items;
@@ -132,7 +159,7 @@ Polynomial peak_formula(const ShapeFunction& function, const ShapePoint& point) 
   for (size_t a = 0; a < alive.size(); ++a) {
     if (!alive[a]) continue;
     const SizeRule& rule = function.rules()[from.rules[a]];
-    const Polynomial fixed{{{static_cast<double>(rule.at(point)), std::vector<uint8_t>(point.size(), 0)}}};
+    const Polynomial fixed{{{static_cast<double>(rule.at(point).bytes), std::vector<uint8_t>(point.size(), 0)}}};
     sum += rule.exact ? rule.polynomial : fixed;
   }
   return sum;

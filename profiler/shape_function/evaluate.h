@@ -19,8 +19,10 @@ struct ShapeEstimate {
   /// Why it may be wrong, or empty: then it is what a run would show.
   std::string doubt{};
   int64_t doubtful_bytes = 0;  ///< of the largest allocation whose size no polynomial gives
+  /// What the unknown sizes may be does not change it.
+  bool allocated_is_exact = true, reserved_is_exact = true;
 
-  bool is_exact() const { return doubt.empty(); }
+  bool is_exact() const { return allocated_is_exact && reserved_is_exact; }
   bool operator==(const ShapeEstimate&) const = default;
 };
 

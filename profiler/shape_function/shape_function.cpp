@@ -15,8 +15,8 @@
 //   batch 4     conv a 64   conv b 128                relu c 64      free a …
 //   batch 16    conv a 256  conv b 512  workspace w   relu c 256     free w, a …
 //
-// Rules: a = c = 16 ∙ batch, b = 32 ∙ batch, and of w one size is known. A point near 16 has a w of about that size, and that is
-// said; one near 4 has none. Between them lies a breakpoint.
+// Rules: a = c = 16 ∙ batch, b = 32 ∙ batch, and of w two sizes are known, 0 and that of batch 16. At a point between them it may
+// have any size up to that, and more; that matters where the peak would be another one, and is said there.
 
 namespace oomdiag {
 namespace {
@@ -28,14 +28,6 @@ std::vector<uint64_t> keys_of(const AllocationSequence& sequence) {
   return keys;
 }
 
-uint64_t structure_of(const AllocationSequence& sequence, const std::vector<uint64_t>& keys) {
-  uint64_t hash = 0;
-  for (const auto& item : sequence.items)
-    hash = mix(hash, (uint64_t{item.allocation} << 3) + static_cast<uint64_t>(item.kind));
-  for (const uint64_t key : keys) hash = mix(hash, key);
-  return hash;
-}
-
 double distance(const ShapePoint& a, const ShapePoint& b) {
   double sum = 0;
   for (size_t d = 0; d < a.size(); ++d)
@@ -43,21 +35,46 @@ double distance(const ShapePoint& a, const ShapePoint& b) {
   return sum;
 }
 
+/// What sizes mostly go with.
+double product_of_dimensions(const ShapePoint& point) {
+  double product = 1;
+  for (const int64_t value : point) product *= static_cast<double>(value);
+  return product;
+}
+
 }  // namespace
 
-// In one dimension along the line through the two nearest runs; in several, that of the nearest one.
-int64_t SizeRule::at(const ShapePoint& point) const {
-  if (exact) return polynomial.at(point);
+// Along the line through the two nearest runs, over the product of the dimensions.
+SizeEstimate SizeRule::at(const ShapePoint& point) const {
+  constexpr double kMargin = 2;  ///< a library may choose otherwise between two runs than at both
+  const auto exactly = [](int64_t bytes) { return SizeEstimate{bytes, bytes, bytes}; };
+  const auto seen = std::ranges::find(points, point);
+  if (seen != points.end()) return exactly(sizes[static_cast<size_t>(seen - points.begin())]);
+  if (exact) return exactly(polynomial.at(point));
   std::vector<size_t> order(points.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::ranges::stable_sort(order, {}, [&](size_t i) { return distance(points[i], point); });
-  const size_t nearest = order.front();
-  if (point.size() != 1) return sizes[nearest];
-  const auto x = static_cast<double>(points[nearest][0]), y = static_cast<double>(sizes[nearest]);
-  const double slope =
-      order.size() == 1 ? y / x
-                        : (static_cast<double>(sizes[order[1]]) - y) / (static_cast<double>(points[order[1]][0]) - x);
-  return std::max<int64_t>(0, std::llround(y + slope * (static_cast<double>(point[0]) - x)));
+  const double x = product_of_dimensions(point), x1 = product_of_dimensions(points[order[0]]);
+  const auto y1 = static_cast<double>(sizes[order[0]]);
+  double y = y1;
+  if (order.size() > 1) {
+    const double x2 = product_of_dimensions(points[order[1]]);
+    const auto y2 = static_cast<double>(sizes[order[1]]);
+    if (x2 != x1 && y1 > 0 && y2 > 0) y += (y2 - y1) / (x2 - x1) * (x - x1);
+  } else {
+    y *= x / x1;
+  }
+  SizeEstimate estimate{.bytes = std::max<int64_t>(0, std::llround(y))};
+  double least = y, most = y;
+  for (size_t i = 0; i < points.size(); ++i) {
+    const double ratio = x / product_of_dimensions(points[i]);
+    const auto size = static_cast<double>(sizes[i]);
+    least = std::min(least, size * std::min(1.0, ratio));
+    most = std::max(most, size * std::max(1.0, ratio));
+  }
+  estimate.least = is_temporary ? 0 : std::max<int64_t>(0, std::llround(least / kMargin));
+  estimate.most = std::max(estimate.least + 1, static_cast<int64_t>(std::llround(most * kMargin)));
+  return estimate;
 }
 
 ShapeFunction ShapeFunction::learn(std::vector<ShapeSample> samples) {
@@ -74,81 +91,95 @@ ShapeFunction ShapeFunction::learn(std::vector<ShapeSample> samples) {
   if (samples.empty()) function.unknown_ = "nothing was run";
   if (steps == 0 && !all_ended) function.unknown_ = "it makes no steps";
   if (!function.unknown_.empty()) return function;
+  std::vector<MergedSequence> merged;
   for (ShapeSample& sample : samples) {
     if (!all_ended || !same_steps) sample.sequence.cut(steps);
-    Template one{.point = sample.point, .sequence = std::move(sample.sequence)};
-    one.structure = structure_of(one.sequence, keys_of(one.sequence));
-    function.templates_.push_back(std::move(one));
+    size_t s = 0;
+    while (s < merged.size() && !merge(merged[s], sample.sequence)) ++s;
+    if (s == merged.size()) {
+      merged.push_back(start_merge(std::move(sample.sequence)));
+      function.structures_.emplace_back();
+    }
+    function.structures_[s].points.push_back(sample.point);
   }
-  function.find_rules();
+  function.find_rules(merged);
+  for (size_t s = 0; s < merged.size(); ++s) function.structures_[s].sequence = std::move(merged[s].sequence);
   return function;
 }
 
-void ShapeFunction::find_rules() {
+void ShapeFunction::find_rules(const std::vector<MergedSequence>& merged) {
   std::vector<std::vector<uint64_t>> keys;
-  for (const Template& one : templates_) keys.push_back(keys_of(one.sequence));
-  std::map<std::vector<int64_t>, uint32_t> known;  // by the sizes in all runs, -1 where there is none
-  for (size_t t = 0; t < templates_.size(); ++t) {
-    std::vector<std::vector<uint32_t>> matches(templates_.size());
-    for (size_t other = 0; other < templates_.size(); ++other) {
-      if (templates_[other].structure != templates_[t].structure) matches[other] = match(keys[t], keys[other]);
+  for (const MergedSequence& one : merged) keys.push_back(keys_of(one.sequence));
+  std::map<std::pair<bool, std::vector<int64_t>>, uint32_t>
+      known;  // by the sizes in all runs, -1 where it is not known which it is
+  for (size_t s = 0; s < merged.size(); ++s) {
+    std::vector<std::vector<uint32_t>> matches(merged.size());
+    for (size_t other = 0; other < merged.size(); ++other) {
+      if (other != s) matches[other] = match(keys[s], keys[other]);
     }
-    Template& one = templates_[t];
-    for (size_t a = 0; a < one.sequence.allocations.size(); ++a) {
-      std::vector<int64_t> sizes;
-      for (size_t other = 0; other < templates_.size(); ++other) {
-        const uint32_t same = matches[other].empty() ? static_cast<uint32_t>(a) : matches[other][a];
-        sizes.push_back(same == kUnmatched ? -1 : templates_[other].sequence.allocations[same].requested_bytes);
-      }
-      const auto [entry, is_new] = known.try_emplace(sizes, static_cast<uint32_t>(rules_.size()));
-      if (is_new) {
-        SizeRule seen;
-        for (size_t other = 0; other < templates_.size(); ++other) {
-          if (sizes[other] < 0) continue;
-          seen.points.push_back(templates_[other].point);
-          seen.sizes.push_back(sizes[other]);
+    for (size_t a = 0; a < merged[s].sequence.allocations.size(); ++a) {
+      SizeRule rule{.is_temporary = merged[s].sequence.allocations[a].is_temporary};
+      std::vector<int64_t> all;
+      for (size_t other = 0; other < merged.size(); ++other) {
+        const auto same = other == s ? static_cast<uint32_t>(a) : matches[other][a];
+        for (size_t run = 0; run < merged[other].sizes.size(); ++run) {
+          all.push_back(same == kUnmatched ? -1 : merged[other].sizes[run][same]);
+          if (all.back() < 0) continue;
+          rule.points.push_back(structures_[other].points[run]);
+          rule.sizes.push_back(all.back());
         }
-        rule_of(seen);
       }
-      one.rules.push_back(entry->second);
+      const auto [entry, is_new] = known.try_emplace({rule.is_temporary, all}, static_cast<uint32_t>(rules_.size()));
+      if (is_new) add_rule(std::move(rule));
+      structures_[s].rules.push_back(entry->second);
     }
   }
 }
 
-uint32_t ShapeFunction::rule_of(const SizeRule& samples) {
-  SizeRule rule = samples;
+uint32_t ShapeFunction::add_rule(SizeRule rule) {
   std::optional<Polynomial> found = fit_polynomial(rule.points, rule.sizes);
-  if (!found && samples.points.front().empty()) found = Polynomial{{{static_cast<double>(samples.sizes.front()), {}}}};
+  if (!found && rule.points.front().empty()) found = Polynomial{{{static_cast<double>(rule.sizes.front()), {}}}};
   rule.exact = found.has_value();
   if (found) rule.polynomial = *found;
   rules_.push_back(std::move(rule));
   return static_cast<uint32_t>(rules_.size() - 1);
 }
 
-const ShapeFunction::Template& ShapeFunction::nearest(const ShapePoint& point) const {
-  return *std::ranges::min_element(templates_, {}, [&](const Template& one) { return distance(one.point, point); });
+namespace {
+
+double distance_to(const ShapeFunction::Structure& structure, const ShapePoint& point) {
+  double least = INFINITY;
+  for (const ShapePoint& own : structure.points) least = std::min(least, distance(own, point));
+  return least;
 }
 
-bool ShapeFunction::has_one_structure() const {
-  return std::ranges::all_of(templates_,
-                             [&](const Template& one) { return one.structure == templates_.front().structure; });
+}  // namespace
+
+const ShapeFunction::Structure& ShapeFunction::nearest(const ShapePoint& point) const {
+  return *std::ranges::min_element(structures_, {}, [&](const Structure& one) { return distance_to(one, point); });
 }
 
-// The second nearest on the other side of the point, or, beyond all runs, the next one, must have done the same.
+// The nearest run on the other side of the point, or, beyond all runs, every one, must have done the same.
 bool ShapeFunction::is_within_structure(const ShapePoint& point) const {
-  if (templates_.size() == 1) return point == templates_.front().point;
-  const Template& near = nearest(point);
-  if (near.point == point) return true;
-  const Template* second = nullptr;
-  for (const Template& one : templates_) {
-    if (&one == &near) continue;
-    const bool is_between =
-        distance(one.point, point) + distance(point, near.point) <= distance(one.point, near.point) * 1.0001;
-    const bool better = second == nullptr || distance(one.point, point) < distance(second->point, point);
-    if (is_between && better) second = &one;
+  if (structures_.size() == 1 && structures_.front().points.size() == 1)
+    return point == structures_.front().points.front();
+  if (structures_.size() == 1) return true;
+  const Structure& near = nearest(point);
+  const ShapePoint& run =
+      *std::ranges::min_element(near.points, {}, [&](const ShapePoint& own) { return distance(own, point); });
+  if (run == point) return true;
+  const Structure* beyond = nullptr;
+  double least = INFINITY;
+  for (const Structure& one : structures_) {
+    for (const ShapePoint& own : one.points) {
+      const double to_point = distance(own, point);
+      const bool is_between = own != run && to_point + distance(point, run) <= distance(own, run) * 1.0001;
+      if (!is_between || to_point >= least) continue;
+      least = to_point;
+      beyond = &one;
+    }
   }
-  if (second == nullptr) return has_one_structure();
-  return second->structure == near.structure;
+  return beyond == &near;
 }
 
 }  // namespace oomdiag

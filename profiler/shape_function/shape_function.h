@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "profiler/shape_function/allocation_sequence.h"
+#include "profiler/shape_function/merge_sequences.h"
 #include "profiler/shape_function/polynomial.h"
 
 namespace oomdiag {
@@ -15,27 +15,37 @@ struct ShapeSample {
   AllocationSequence sequence{};
 };
 
+/// The bytes of an allocation at a point, and between which they are taken to be.
+struct SizeEstimate {
+  int64_t bytes = 0, least = 0, most = 0;
+
+  bool is_exact() const { return least == most; }
+  bool operator==(const SizeEstimate&) const = default;
+};
+
 /// How the size of some allocations follows from the dimensions.
 struct SizeRule {
   bool exact = false;  ///< `polynomial` gave every run, also those that it was not made from
   Polynomial polynomial{};
-  /// Where no polynomial does (a kernel's workspace, rounding, data): what the runs showed, of which the nearest two count.
+  bool is_temporary = false;  ///< an op made it for itself
+  /// Where no polynomial does (a kernel's workspace, rounding, data): what the runs showed, of which the nearest two count. 0: not
+  /// allocated.
   std::vector<ShapePoint> points{};
   std::vector<int64_t> sizes{};
 
-  int64_t at(const ShapePoint& point) const;
+  SizeEstimate at(const ShapePoint& point) const;
   bool operator==(const SizeRule&) const = default;
 };
 
-/// The allocations of a program as a function of its dimensions. Learned from a few runs, each of which is a template: what the
-/// program does near its point. Where two templates differ in more than sizes there is a breakpoint between them.
+/// The allocations of a program as a function of its dimensions. Learned from a few runs. Those that did the same, save for sizes
+/// and for what ops allocate for themselves, are one structure. Where two runs have different ones there is a breakpoint between
+/// them.
 class ShapeFunction {
  public:
-  struct Template {
-    ShapePoint point{};
-    AllocationSequence sequence{};
-    std::vector<uint32_t> rules{};  ///< of each allocation: index into rules()
-    uint64_t structure = 0;         ///< equal where places and order of all allocations and frees are
+  struct Structure {
+    std::vector<ShapePoint> points{};  ///< of its runs
+    AllocationSequence sequence{};     ///< with all that any of them allocated
+    std::vector<uint32_t> rules{};     ///< of each allocation: index into rules()
   };
 
   /// Learns from these runs, of different points. `unknown` says why it could not.
@@ -43,19 +53,17 @@ class ShapeFunction {
 
   const std::string& unknown() const { return unknown_; }
   const std::vector<SizeRule>& rules() const { return rules_; }
-  const std::vector<Template>& templates() const { return templates_; }
-  /// The run whose point is nearest, by the ratios of the dimensions.
-  const Template& nearest(const ShapePoint& point) const;
-  /// Whether all runs did the same things in the same order.
-  bool has_one_structure() const;
+  const std::vector<Structure>& structures() const { return structures_; }
+  /// That of the run whose point is nearest, by the ratios of the dimensions.
+  const Structure& nearest(const ShapePoint& point) const;
   /// Whether `point` and the run nearest to it have no breakpoint between them, as far as the other runs tell.
   bool is_within_structure(const ShapePoint& point) const;
 
  private:
-  void find_rules();
-  uint32_t rule_of(const SizeRule& samples);
+  void find_rules(const std::vector<MergedSequence>& merged);
+  uint32_t add_rule(SizeRule rule);
 
-  std::vector<Template> templates_;
+  std::vector<Structure> structures_;
   std::vector<SizeRule> rules_;
   std::string unknown_;
 };

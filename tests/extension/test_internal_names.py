@@ -65,6 +65,16 @@ class InternalNamesTest(unittest.TestCase):
     def test_all_names_are_there(self):
         self.assertEqual(self.limits(""), [])
 
+    def test_the_engine_names_its_threads_as_the_virtual_device_expects(self):
+        program = """
+            import pathlib, torch
+            torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+            print(sorted({task.joinpath("comm").read_text()[:12] for task in pathlib.Path("/proc/self/task").iterdir()}))"""
+        with tempfile.TemporaryDirectory(prefix="oomdiag names ") as folder:
+            done = subprocess.run([build / "bin/oomdiag", "run", "--device", "rtx3060", "--folder", pathlib.Path(folder) / "run",
+                                   "--", sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+        self.assertIn("'pt_autograd_'", done.stdout, done.stderr)  # extension/virtual_device/torch/rest.cpp
+
     def test_the_doctor_finds_all_names(self):
         done = subprocess.run([build / "bin/oomdiag", "doctor", "--device", "rtx3060", "--json", "--", sys.executable],
                               capture_output=True, text=True)

@@ -94,13 +94,14 @@ def report_of(oomdiag, folder):
 
 
 class Both:
-    """Runs a program with and without the recorder, at the same time."""
+    """Runs a program with and without the recorder, at the same time; with it as an argument of the command `under`."""
 
-    def __init__(self, build):
+    def __init__(self, build, under=()):
         self.oomdiag = build / "bin/oomdiag"
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag harm "))
         runs = self.folder / "runs"
-        self.recorded = Server([self.oomdiag, "run", "--device", DEVICE, "--folder", runs, "--"], dict(os.environ), self.folder)
+        self.recorded = Server([self.oomdiag, "run", "--device", DEVICE, "--folder", runs, "--", *under], dict(os.environ),
+                               self.folder)
         environment, self.short = plain_environment(build, self.folder)
         self.plain = Server([], environment, self.folder)
         self.recorded.wait_until_ready()

@@ -1,11 +1,14 @@
 """The matrix of harm: dozens of programs with and without the recorder on the same virtual card. Exit code, output, exception
 text and peaks are equal, and a readable report follows, or one line that says why there is none.
 
-    python tests/harm/test_harm.py --build BUILD_FOLDER [unittest arguments, as in -k nested]
+    python tests/harm/test_harm.py --build BUILD_FOLDER [--under COMMAND] [unittest arguments, as in -k nested]
+
+--under: a command that starts the recorded side, as scripts/sanitize_recorder has one.
 """
 import argparse
 import pathlib
 import re
+import shlex
 import shutil
 import sys
 import unittest
@@ -14,6 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import harness
 
 build = pathlib.Path("build").resolve()
+under = []
 both = None
 PROGRAMS = harness.find_programs(harness.HERE / "programs.py", report=True, recorded=None)
 
@@ -24,7 +28,7 @@ class Harm(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         global both
-        both = harness.Both(build)
+        both = harness.Both(build, under)
         cls.addClassCleanup(both.end)
 
     def check(self, name, program):
@@ -56,6 +60,8 @@ for name, program in PROGRAMS.items():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--build", type=pathlib.Path, default=build)
+    parser.add_argument("--under", type=shlex.split, default=under)
     known, rest = parser.parse_known_args()
+    under = known.under
     build = known.build.resolve()
     unittest.main(argv=["test_harm.py", *rest], verbosity=2)

@@ -64,9 +64,9 @@ class Fit(unittest.TestCase):
 
     def check_estimate(self, at, peaks):
         """Equal where it claims so; else it names the place, a reduction's buffer, and misses by what that holds."""
-        for said, did in zip((at["peak_allocated_bytes"], at["peak_reserved_bytes"]), peaks):
-            self.assertAlmostEqual(said / did, 1, delta=0 if at["exact"] else 0.03)
-        self.assertEqual(at["exact"], not at["doubt"])
+        for kind, did in zip(("allocated", "reserved"), peaks):
+            self.assertAlmostEqual(at[f"peak_{kind}_bytes"] / did, 1, delta=0 if at[f"{kind}_exact"] else 0.03)
+        self.assertEqual(at["allocated_exact"] and at["reserved_exact"], not at["doubt"])
 
 
 class Quick(Fit):
@@ -112,6 +112,25 @@ class Slow(Fit):
         self.assertIsNone(self.peaks(*program, borders[96] + 1, 96))
         (at,) = found["computed"]
         self.check_estimate(at, self.peaks(*program, 21, 77))
+
+    def test_two_variables_are_drawn_with_their_border(self):
+        page = self.folder / "page.html"
+        found = self.fit("--vary", "batch=1..512", "--vary", "length=32,64,96", "--html", page, "--", *self.write(), "{batch}", "{length}")
+        html = page.read_text()
+        self.assertIn('aria-label="peak by batch and length"', html)
+        self.assertIn('class="border"', html)
+        for one in found["of_each"]:
+            self.assertIn(f"fits up to {one['batch']}", html)
+
+    def test_the_cards_that_it_fits_on_come_from_one_run_and_the_smallest_is_proved(self):
+        found = json.loads(self.oomdiag("fit", "--smallest-card", "--devices", "all", "--json", "--", *self.write(), 2500))
+        cards = found["devices"]
+        first = next(i for i, card in enumerate(cards) if card["fits"])
+        self.assertEqual(cards[first]["device"], found["smallest_device"])
+        self.assertTrue(all(card["fits"] for card in cards[first:]))
+        self.assertTrue(cards[first]["measured"])
+        self.assertTrue(first == 0 or cards[first - 1]["measured"])
+        self.assertEqual(found["runs"], 1 + sum(card["measured"] for card in cards))
 
     def test_a_size_that_no_polynomial_gives_is_found_by_runs(self):
         program = self.write("2 ** (batch * length - 1).bit_length()")

@@ -299,6 +299,7 @@ def a_kernel_has_48_kib_of_dynamic_shared_memory_unless_it_opts_in():
     launch = lambda bytes: driver.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, bytes, None, None, None)
     expect_equal([launch(48 << 10), launch((48 << 10) + 1)], [0, INVALID_VALUE], "before it opts in")
     expect_equal([driver.cuFuncSetAttribute(kernel, 8, bytes) for bytes in (most + 1, most)], [INVALID_VALUE, 0], "what it may opt in to")
+    expect_equal([driver.cuFuncSetAttribute(kernel, attribute, 3) for attribute in (-1, 17)], [INVALID_VALUE] * 2, "attributes of no driver, and of a later one")
     driver.cuFuncGetAttribute(ctypes.byref(found), 8, kernel)
     expect_equal((found.value, launch(most), launch(most + 1)), (most, 0, INVALID_VALUE), "and then")
     stub, size, no_arguments = ctypes.create_string_buffer(8), ctypes.c_size_t, (ctypes.c_void_p * 1)()

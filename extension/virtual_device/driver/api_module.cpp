@@ -87,7 +87,10 @@ int function_attribute(const Device* device, CUfunction_attribute attribute, con
   }
 }
 
+/// As a driver that is older than an attribute answers for it. Triton 3.9 asks for one of later drivers, and sets the
+/// dynamic shared memory only where that fails.
 CUresult set_attribute(const Device* device, CUfunction_attribute attribute, const void* kernel, int value) {
+  if (attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_SUCCESS;
   return oomdiag::set_dynamic_shared_bytes(device->card, kernel, value);
 }

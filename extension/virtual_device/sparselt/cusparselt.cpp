@@ -7,16 +7,12 @@
 
 namespace {
 
-size_t element_bytes(cudaDataType type) {
-  const int kind = static_cast<int>(type);
-  return kind == CUDA_R_32F ? 4 : kind == CUDA_R_16F || kind == CUDA_R_16BF ? 2 : 1;
-}
-
 /// Half of the entries, and two bits for the place of each, which in types of one byte take twice their share (the
 /// factors 9/16 and 10/16 that PyTorch itself reckons with, ATen/native/sparse/cuda/cuSPARSELtOps.cpp).
 size_t compressed_bytes(const oomdiag::LtMatrix& matrix) {
-  const size_t dense = static_cast<size_t>(matrix.rows * matrix.columns) * element_bytes(matrix.type);
-  return dense / 16 * (element_bytes(matrix.type) == 1 ? 10 : 9);
+  const int64_t entry_bytes = oomdiag::bytes_of(matrix.type);
+  const auto dense = static_cast<size_t>(matrix.rows * matrix.columns * entry_bytes);
+  return dense / 16 * (entry_bytes == 1 ? 10 : 9);
 }
 
 }  // namespace

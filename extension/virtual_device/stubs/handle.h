@@ -13,19 +13,37 @@
 
 namespace oomdiag {
 
-/// Bytes of a number of this type.
+/// Bytes of a number of this type; those of less than a byte, which no library here takes alone, count as one.
 inline int64_t bytes_of(cudaDataType type) {
   switch (static_cast<int>(type)) {
     case CUDA_C_64F:
+    case CUDA_C_64I:
+    case CUDA_C_64U:
       return 16;
     case CUDA_R_64F:
+    case CUDA_R_64I:
+    case CUDA_R_64U:
     case CUDA_C_32F:
+    case CUDA_C_32I:
+    case CUDA_C_32U:
       return 8;
+    case CUDA_R_32F:
+    case CUDA_R_32I:
+    case CUDA_R_32U:
+    case CUDA_C_16F:
+    case CUDA_C_16BF:
+    case CUDA_C_16I:
+    case CUDA_C_16U:
+      return 4;
     case CUDA_R_16F:
     case CUDA_R_16BF:
+    case CUDA_R_16I:
+    case CUDA_R_16U:
+    case CUDA_C_8I:
+    case CUDA_C_8U:
       return 2;
     default:
-      return 4;
+      return 1;
   }
 }
 

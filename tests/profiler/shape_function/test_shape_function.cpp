@@ -42,6 +42,31 @@ TEST_CASE("three runs tell the peak of every batch", "[shape_function]") {
   CHECK(to_text(peak_formula(function, {20}), names) == "0.03 GiB + 8.00 MiB·batch");
 }
 
+TEST_CASE("a workspace that cannot set the peak makes no doubt", "[shape_function]") {
+  const ShapeFunction function = ShapeFunction::learn({{{4}, run(4)},
+                                                       {{16}, run(16)},
+                                                       {{60}, run(60, 3_MiB)},
+                                                       {{90}, run(90, 7_MiB)}});  // relu makes 5 MiB of each example
+  const ShapeEstimate between = evaluate(function, {70}, 100_GiB);
+  CHECK(between.peak_allocated_bytes == 30_MiB + 70 * 8_MiB);
+  CHECK(between.allocated_is_exact);
+  CHECK(between.doubt.empty() == between.is_exact());
+}
+
+TEST_CASE("runs that differ in more than temporaries are structures of their own", "[shape_function]") {
+  const auto keep_last = [](AllocationSequence sequence) {
+    sequence.items.pop_back();
+    return sequence;
+  };
+  const ShapeFunction function =
+      ShapeFunction::learn({{{4}, run(4)}, {{16}, run(16)}, {{60}, keep_last(run(60))}, {{90}, keep_last(run(90))}});
+  CHECK(function.structures().size() == 2);
+  CHECK(function.is_within_structure({8}));
+  CHECK_FALSE(function.is_within_structure({30}));
+  CHECK(evaluate(function, {8}, 100_GiB).is_exact());
+  CHECK_FALSE(evaluate(function, {30}, 100_GiB).is_exact());
+}
+
 TEST_CASE("where it fails is told with the step and the place", "[shape_function]") {
   const ShapeEstimate estimate = evaluate(learn({4, 16, 40}), {100}, 500_MiB);
   CHECK_FALSE(estimate.fits);
@@ -53,8 +78,10 @@ TEST_CASE("where it fails is told with the step and the place", "[shape_function
 TEST_CASE("a workspace that only larger runs have makes a doubt, and the nearest run decides", "[shape_function]") {
   const ShapeFunction function =
       ShapeFunction::learn({{{4}, run(4)}, {{16}, run(16)}, {{60}, run(60, 600_MiB)}, {{90}, run(90, 960_MiB)}});
-  CHECK_FALSE(function.has_one_structure());
-  CHECK(evaluate(function, {8}, 100_GiB).is_exact());  // between runs that had none
+  CHECK(function.structures().size() == 1);
+  const ShapeEstimate below = evaluate(function, {8}, 100_GiB);  // between runs that had none, but one may begin there
+  CHECK(below.peak_allocated_bytes == 30_MiB + 8 * 8_MiB);
+  CHECK_FALSE(below.is_exact());
   const ShapeEstimate between = evaluate(function, {80}, 100_GiB);
   CHECK_FALSE(between.is_exact());
   CHECK(between.doubtful_bytes == 840_MiB);
@@ -67,8 +94,8 @@ TEST_CASE("a run that was stopped counts up to the last step that all have", "[s
   stopped.cut(2);
   CHECK_FALSE(stopped.ended);
   const ShapeFunction function = ShapeFunction::learn({{{4}, run(4)}, {{16}, stopped}, {{40}, run(40)}});
-  CHECK(function.has_one_structure());
-  CHECK(function.templates().front().sequence.step_ends.size() == 2);
+  CHECK(function.structures().size() == 1);
+  CHECK(function.structures().front().sequence.step_ends.size() == 2);
   CHECK(evaluate(function, {10}, 100_GiB).is_exact());
 }
 

@@ -40,7 +40,8 @@ TEST_CASE("an OOM after which another op begins, with no failure in between, was
 TEST_CASE("the workspace that an op went on with is told from the blocks that stay", "[replay]") {
   const auto granted = [](const Trace& trace) {
     std::vector<int64_t> result;
-    for (const OutOfMemory& refusal : replay(trace).devices.at(0).refusals) result.push_back(refusal.granted_bytes);
+    const auto devices = replay(trace).devices;
+    for (const OutOfMemory& refusal : devices.at(0).refusals) result.push_back(refusal.granted_bytes);
     return result;
   };
   EventBuilder trace({.card_bytes = 40_MiB});
