@@ -222,8 +222,8 @@ def angles(positions, head):
 
 
 def rotated(x):
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    low, high = x[..., :x.shape[-1] // 2], x[..., x.shape[-1] // 2:]  # in this order, which is that of backward
+    return torch.cat((-high, low), dim=-1)
 
 
 def heads_of(c, x):
@@ -252,6 +252,13 @@ def rope(c, size, provider, mode):
     return holding(rest, step)
 
 
+def turned(q, k, turns):
+    """Both as complex numbers, which live until it returns, as what they come to in float32 does."""
+    a, b = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
+    long_a, long_b = (torch.view_as_real(x * turns[:, :, None, :]).flatten(3) for x in (a, b))
+    return long_a.type_as(q), long_b.type_as(k)
+
+
 def llama4_rope(c, size, provider, mode):
     length, head, (q, k) = heads_of(c, size)
     gradients = torch.randn_like(q), torch.randn_like(k)
@@ -264,10 +271,7 @@ def llama4_rope(c, size, provider, mode):
         if provider == "liger":
             out = apply(q, k, turns)
         else:
-            a, b = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
-            a = torch.view_as_real(a * turns[:, :, None, :]).flatten(3)
-            b = torch.view_as_real(b * turns[:, :, None, :]).flatten(3)
-            out = a.type_as(q), b.type_as(k)
+            out = turned(q, k, turns)
         torch.autograd.grad(out, (q, k), gradients, allow_unused=True, retain_graph=True)
     return holding(rest, step)
 
@@ -557,7 +561,7 @@ OPERATORS = {
     "relu_squared": elementwise(lambda x: torch.square(F.relu(x)), "transformers.relu_squared", "LigerReLUSquared"),
     "rms_norm": rms_norm,
     "rope": rope,
-    "softmax": elementwise(nn.Softmax(dim=-1), "transformers.softmax", "LigerKernelSoftmax"),
+    "softmax": elementwise(nn.Softmax(dim=-1), "transformers.softmax", "LigerSoftmax"),
     "sparse_multi_token_attention": multi_token_attention(sparse=True),
     "sparsemax": sparsemax,
     "swiglu": gated_mlp("SwiGLU"),

@@ -66,8 +66,8 @@ def measure(build, source, device, jobs, done):
     with tempfile.TemporaryDirectory(prefix="oomdiag-truth-") as folder:
         file = pathlib.Path(folder) / "jobs.json"
         file.write_text(json.dumps(jobs))
-        # Published figures are of torch before 2.15, which kept cuBLAS's workspaces.
-        environment = os.environ | short_compilations() | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+        # Published figures are of torch before 2.15, which kept cuBLAS's workspaces and had no kernels of its own in Triton.
+        environment = os.environ | short_compilations() | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_DISABLE_NATIVE_JIT": "1"}
         command = [build / "bin/oomdiag", "run", "--device", device, "--folder", folder, "--no-progress", "--",
                    VENV / "bin/python", HERE / f"{source}_rows.py", file, VENV / source]
         with (pathlib.Path(folder) / "said").open("w+") as said:
