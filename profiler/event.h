@@ -89,7 +89,7 @@ enum class EventKind : uint8_t {
 };
 inline constexpr EventKind kLastEventKind = EventKind::referrer;
 
-/// Flags of free_requested, block_state, segment_state, note and stack, and of slots in the table of live blocks.
+/// Flags of free_requested, block_state, segment_state, note, stack and out_of_memory, and of slots in the table of live blocks.
 enum EventFlag : uint16_t {
   kBlockAllocated = 1,     ///< block_state: in use
   kBlockPendingFree = 2,   ///< block_state: freed, but still in use on another stream
@@ -100,6 +100,7 @@ enum EventFlag : uint16_t {
   kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
   kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
+  kAskedByLibrary = 256,   ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 
 /// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits tell the pool. 0 is the one that

@@ -186,6 +186,7 @@ void note_library_refusal(int device, int64_t bytes) noexcept try {
   event.address = read_card_memory(*allocator::get(), static_cast<c10::DeviceIndex>(device)).first;
   event.bytes = bytes;
   event.device = static_cast<uint8_t>(device);
+  event.flags = kAskedByLibrary;
   session().writer().write(event);
   state.oom.note_request(event);
   on_refusal(device, 0, 0, 0);

@@ -435,5 +435,25 @@ def a_checkout_in_a_folder_with_spaces_and_colons_works():
             expect(notes.count({"kind": kind, "text": text}) == 1, f"{text} is not among the report's notes: {notes}")
 
 
+@case
+def rnns_take_the_workspaces_that_cudnn_took_on_an_h100():
+    import torch
+
+    def sizes(layer, batch, length, hidden, layers):
+        rnn = layer(hidden, hidden, layers).cuda()
+        x = torch.zeros(length, batch, hidden, device="cuda")
+        torch.cuda.memory._record_memory_history(context=None)
+        rnn(x)
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return {event["size"] for event in events if event["action"] == "alloc"}
+
+    measured = [(torch.nn.LSTM, 64, 128, 1024, 1, 246153984, 167772416), (torch.nn.LSTM, 32, 64, 256, 1, 23429632, 10486016),
+                (torch.nn.LSTM, 32, 64, 256, 2, 34210304, 23068928), (torch.nn.GRU, 32, 64, 256, 1, 22708736, 12583168)]
+    for *rnn, workspace, reserve in measured:
+        missing = {workspace, reserve} - sizes(*rnn)
+        expect(not missing, f"{rnn}: no allocation of {missing}")
+
+
 if __name__ == "__main__":
     main()

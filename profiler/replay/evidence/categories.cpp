@@ -145,6 +145,8 @@ bool is_cublas_workspace(int64_t requested_bytes, int64_t known_bytes) {
 }
 
 bool takes_workspace(std::string_view op) {
+  constexpr std::string_view kAttentionOfProducts = "aten::_scaled_dot_product_attention_math";  // no fused kernel
+  if (op == kAttentionOfProducts) return false;
   constexpr std::array<std::string_view, 10> kPrefixes = {"aten::cudnn_convolution", "aten::convolution",
                                                           "aten::_convolution",      "aten::_scaled_dot_product_",
                                                           "aten::_flash_attention_", "aten::_efficient_attention_",

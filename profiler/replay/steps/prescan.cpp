@@ -63,7 +63,7 @@ std::vector<bool> find_optimizer_names(const Trace& trace) {
 TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   TracePrescan prescan;
   prescan.first_step = 1 + trace.process.steps_before;
-  RefusalReader refusals;
+  RefusalReader refusals(trace);
   NoteReader notes(trace);
   IterationFinder iterations(trace);
   for (const Event& event : trace.initial) {

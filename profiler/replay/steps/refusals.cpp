@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 
 namespace oomdiag {
 namespace {
@@ -15,6 +16,8 @@ bool describes_refusal(EventKind kind) {
   return std::find(kDescriptions.begin(), kDescriptions.end(), kind) != kDescriptions.end();
 }
 
+bool is_convolution(std::string_view op) { return op.find("conv") != std::string_view::npos; }
+
 }  // namespace
 
 void RefusalReader::read(const Event& event, uint64_t index) {
@@ -26,8 +29,7 @@ void RefusalReader::read(const Event& event, uint64_t index) {
       if (event.kind == EventKind::op_failed && same_op) {
         settle(event.thread, Outcome::fatal);
       } else if (event.kind == EventKind::alloc || event.kind == EventKind::out_of_memory) {
-        // Outside of any op nothing can absorb an OOM, and no op_failed is written.
-        settle(event.thread, serials_[at] == 0 ? Outcome::fatal : Outcome::absorbed);
+        settle(event.thread, outcome_without_failure(at));
       }
     }
   }
@@ -41,7 +43,17 @@ void RefusalReader::read(const Event& event, uint64_t index) {
   }
   open_[event.thread] = refusals_.size();
   serials_.push_back(event.call_id);
+  absorbable_.push_back(can_be_absorbed(event));
   refusals_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
+}
+
+// Outside of any op nothing absorbs an OOM, and no op_failed is written. ATen/native/cudnn/Conv_v7.cpp and Conv_v8.cpp catch
+// OutOfMemoryError, to try a plan with less workspace; no other op does.
+bool RefusalReader::can_be_absorbed(const Event& refusal) const {
+  if (refusal.call_id == 0) return false;
+  if ((refusal.flags & kAskedByLibrary) != 0) return true;
+  const Context& context = trace_->context(refusal.context);
+  return is_convolution(trace_->name(context.op)) || is_convolution(trace_->name(context.inner));
 }
 
 void RefusalReader::follow(const Event& event) {
@@ -94,7 +106,7 @@ std::vector<OutOfMemory> RefusalReader::finish(std::optional<bool> survived) {
   // Nothing followed on the thread: only the exit status can tell a library that coped from a program that died at once.
   while (!open_.empty()) {
     const auto [thread, at] = *open_.begin();
-    settle(thread, survived == true && serials_[at] != 0 ? Outcome::absorbed : Outcome::fatal);
+    settle(thread, survived == true ? outcome_without_failure(at) : Outcome::fatal);
   }
   if (survived == true) {
     for (OutOfMemory& refusal : refusals_) {

@@ -9,15 +9,17 @@
 
 namespace oomdiag {
 
-/// Decides how each OOM of a trace ended. The allocator's refusal alone says nothing: cuDNN catches its own.
+/// Decides how each OOM of a trace ended. The allocator's refusal alone says nothing: PyTorch's convolutions catch their own, and so
+/// do libraries that ask the driver. No other op does.
 ///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal
-///   the thread allocates again, and no op_failed  absorbed by a library inside the op
+///   the thread allocates again, and no op_failed  absorbed inside the op, where that can be; else caught or fatal too
 ///   forward ops or optimizer steps follow later   the program caught it and went on; without gradients, where its thread
 ///                                                 runs ops in modules again that make more than a kTrifle-th of what
 ///                                                 was refused, or kManyAllocs others
 /// What the op went on with is its next block, if that is scratch: freed before the op allocates again, or ends.
 class RefusalReader {
  public:
+  explicit RefusalReader(const Trace& trace) : trace_(&trace) {}
   /// Takes the next event of the trace.
   void read(const Event& event, uint64_t index);
   /// Says that training goes on in the op with this serial.
@@ -45,10 +47,15 @@ class RefusalReader {
     uint32_t allocs = 0;  ///< of its thread since
   };
   void follow(const Event& event);
+  bool can_be_absorbed(const Event& refusal) const;
+  /// How the open refusal of `thread` ends if no exception was seen to leave its op.
+  Outcome outcome_without_failure(size_t at) const { return absorbable_[at] ? Outcome::absorbed : Outcome::fatal; }
   void settle(uint16_t thread, Outcome outcome);
 
+  const Trace* trace_;
   std::vector<OutOfMemory> refusals_;
   std::vector<uint32_t> serials_;      ///< op serial of each
+  std::vector<bool> absorbable_;       ///< of each, whether what asked may have gone on without
   std::map<uint16_t, size_t> open_;    ///< by thread: the refusal whose end is not known yet
   std::map<uint16_t, Retry> retries_;  ///< by thread
   std::vector<Unwound> unwound_;       ///< left their op, and nothing went on since

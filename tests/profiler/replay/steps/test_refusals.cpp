@@ -123,6 +123,17 @@ TEST_CASE("an OOM that is the last thing in the trace is told by the exit status
   CHECK(outcomes(trace, true) == std::vector{Outcome::absorbed, Outcome::absorbed});
 }
 
+TEST_CASE(
+    "only convolutions and libraries absorb an OOM: an op of which no failure was seen was left by it all the same",
+    "[replay]") {
+  EventBuilder trace({.card_bytes = 40_MiB});
+  trace.op({.op = "aten::scaled_dot_product_attention", .inner = "aten::bmm", .module = "attention"}).refuse(100_MiB);
+  CHECK(outcomes(trace, true) == std::vector{Outcome::caught});
+  CHECK(outcomes(trace, false) == std::vector{Outcome::fatal});
+  trace.op({.op = "aten::linear", .module = "fc"}).alloc("y", 4_MiB).nodes(1);
+  CHECK(outcomes(trace) == std::vector{Outcome::caught});
+}
+
 TEST_CASE("a failure holds what is known of the request", "[replay]") {
   const Trace trace = oom_in_backward();
   const DeviceHistory device = replay(trace).devices.at(0);
