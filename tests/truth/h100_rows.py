@@ -1,0 +1,335 @@
+"""Trainings of 24 programs by four plans, as measured on a real GPU: h100.csv has what an H100 80GB HBM3 gave (driver 580.159.04,
+torch 2.11.0+cu130, transformers 5.17.0, torchvision 0.26.0).
+
+    python h100_rows.py > figures.csv                                         # on a real GPU: a line of figures per training
+    oomdiag run --device h100-sxm -- python h100_rows.py ROWS.json UNUSED     # for test_truth.py: a line of JSON per row
+
+Plans: plain (float32, TF32 where PyTorch allows it by default), bf16 (autocast), checkpoint (each block recomputed) and both. Each
+training runs in a child: its highest allocated and reserved bytes, what the process takes of the device beyond PyTorch's segments, the
+median milliseconds of a step by CUDA events, and of those how many the host took to submit it.
+"""
+import csv
+import functools
+import json
+import os
+import statistics
+import sys
+import time
+
+PLANS = ("plain", "bf16", "checkpoint", "checkpoint-bf16")
+WARM_UP, STEPS = 3, 6
+MIB = 1 << 20
+COLUMNS = ("program", "plan", "allocated_bytes", "reserved_bytes", "non_pytorch_bytes", "step_ms", "queued_ms")
+
+def image_program(name, batch, size, blocks, classes=1000, **options):
+    def make():
+        import torch
+        import torchvision
+        model = getattr(torchvision.models, name)(weights=None, **options)
+        images = torch.randn(batch, 3, size, size, device="cuda")
+        labels = torch.randint(classes, (batch,), device="cuda")
+        return model, blocks, lambda model: torch.nn.functional.cross_entropy(model(images), labels)
+    return make
+
+
+def segmentation(batch):
+    import torch
+    import torchvision
+    model = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None, num_classes=21)
+    images = torch.randn(batch, 3, 512, 512, device="cuda")
+    labels = torch.randint(21, (batch, 512, 512), device="cuda")
+    return model, ("backbone.layer1.*", "backbone.layer2.*", "backbone.layer3.*", "backbone.layer4.*"), \
+        lambda model: torch.nn.functional.cross_entropy(model(images)["out"], labels)
+
+
+def video(batch):
+    import torch
+    import torchvision
+    model = torchvision.models.video.r3d_18(weights=None)
+    clips = torch.randn(batch, 3, 16, 112, 112, device="cuda")
+    labels = torch.randint(400, (batch,), device="cuda")
+    return model, ("layer1.*", "layer2.*", "layer3.*", "layer4.*"), lambda model: torch.nn.functional.cross_entropy(model(clips), labels)
+
+
+def diffusion_unet(batch):
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self, before, after):
+            super().__init__()
+            self.norm1, self.conv1 = nn.GroupNorm(32, before), nn.Conv2d(before, after, 3, padding=1)
+            self.norm2, self.conv2 = nn.GroupNorm(32, after), nn.Conv2d(after, after, 3, padding=1)
+            self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
+
+        def forward(self, x):
+            h = self.conv1(functional.silu(self.norm1(x)))
+            return self.skip(x) + self.conv2(functional.silu(self.norm2(h)))
+
+    class Attention(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.norm, self.inputs, self.output = nn.GroupNorm(32, width), nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)
+
+        def forward(self, x):
+            n, c, h, w = x.shape
+            q, k, v = self.inputs(self.norm(x)).reshape(n, 3, c // 64, 64, h * w).transpose(-1, -2).unbind(1)
+            y = functional.scaled_dot_product_attention(q, k, v)
+            return x + self.output(y.transpose(-1, -2).reshape(n, c, h, w))
+
+    class UNet(nn.Module):
+        def __init__(self, width=128, factors=(1, 2, 4)):
+            super().__init__()
+            widths = [width * factor for factor in factors]
+            self.first = nn.Conv2d(4, width, 3, padding=1)
+            self.down = nn.ModuleList(Block(a, b) for a, b in zip([width, *widths], widths))
+            self.middle = nn.ModuleList([Block(widths[-1], widths[-1]), Attention(widths[-1]), Block(widths[-1], widths[-1])])
+            self.up = nn.ModuleList(Block(a + a, b) for a, b in zip(reversed(widths), [*reversed(widths[:-1]), width]))
+            self.last = nn.Sequential(nn.GroupNorm(32, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1))
+
+        def forward(self, x):
+            x, kept = self.first(x), []
+            for block in self.down:
+                kept.append(block(x))
+                x = functional.avg_pool2d(kept[-1], 2)
+            for block in self.middle:
+                x = block(x)
+            for block in self.up:
+                x = block(torch.cat([functional.interpolate(x, scale_factor=2), kept.pop()], 1))
+            return self.last(x)
+
+    latents, noise = torch.randn(2, batch, 4, 64, 64, device="cuda")
+    return UNet(), ("down.*", "middle.*", "up.*"), lambda model: functional.mse_loss(model(latents), noise)
+
+
+def language_model(config_name, model_name, batch, length, blocks, vocabulary=32000, **settings):
+    def make():
+        import torch
+        import transformers
+        config = getattr(transformers, config_name)(**settings)
+        model = getattr(transformers, model_name)(config)
+        tokens = torch.randint(1, min(vocabulary, 32000), (batch, length), device="cuda")
+        return model, blocks, lambda model: model(input_ids=tokens, labels=tokens, **({} if "Bert" in model_name else {"use_cache": False})).loss
+    return make
+
+
+def whisper(batch):
+    import torch
+    import transformers
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(
+        d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8, encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048, num_mel_bins=80))
+    sound = torch.randn(batch, 80, 3000, device="cuda")
+    labels = torch.randint(1000, (batch, 128), device="cuda")
+    return model, ("model.encoder.layers.*", "model.decoder.layers.*"), \
+        lambda model: model(input_features=sound, labels=labels, use_cache=False).loss
+
+
+def lstm(batch):
+    import torch
+    from torch import nn
+
+    class Language(nn.Module):
+        def __init__(self, vocabulary=20000, width=1024):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+            self.layers = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(3))
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = layer(x)[0]
+            return self.head(x)
+
+    tokens = torch.randint(20000, (batch, 129), device="cuda")
+    return Language(), ("layers.*",), lambda model: nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def recommender(batch):
+    import torch
+    from torch import nn
+
+    class Recommender(nn.Module):
+        def __init__(self, tables=26, rows=200_000, width=64):
+            super().__init__()
+            self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
+            self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, width), nn.ReLU())
+            pairs = (tables + 1) * tables // 2
+            self.top = nn.Sequential(nn.Linear(width + pairs, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1))
+            self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
+
+        def forward(self, dense, sparse):
+            x = self.bottom(dense)
+            all = torch.stack([x, *(table(ids) for table, ids in zip(self.tables, sparse))], 1)
+            products = torch.bmm(all, all.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+            return self.top(torch.cat([x, products], 1)).squeeze(1)
+
+    dense, sparse = torch.randn(batch, 13, device="cuda"), torch.randint(200_000, (26, batch, 4), device="cuda")
+    labels = torch.rand(batch, device="cuda")
+    return Recommender(), ("bottom", "top"), lambda model: nn.functional.binary_cross_entropy_with_logits(model(dense, sparse), labels)
+
+
+def graph_network(batch):
+    import torch
+    from torch import nn
+
+    nodes, edges = batch, 10 * batch
+
+    class Layer(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.own, self.other, self.norm = nn.Linear(width, width), nn.Linear(width, width), nn.LayerNorm(width)
+
+        def forward(self, x, source, target):
+            sums = torch.zeros_like(x).index_add(0, target, self.other(x)[source].to(x.dtype))
+            return torch.relu(self.norm(self.own(x) + sums)) + x
+
+    class Network(nn.Module):
+        def __init__(self, width=256):
+            super().__init__()
+            self.first, self.layers, self.last = nn.Linear(128, width), nn.ModuleList(Layer(width) for _ in range(4)), nn.Linear(width, 40)
+
+        def forward(self, x, source, target):
+            x = self.first(x)
+            for layer in self.layers:
+                x = layer(x, source, target)
+            return self.last(x)
+
+    x, labels = torch.randn(nodes, 128, device="cuda"), torch.randint(40, (nodes,), device="cuda")
+    source, target = torch.randint(nodes, (2, edges), device="cuda")
+    return Network(), ("layers.*",), lambda model: nn.functional.cross_entropy(model(x, source, target), labels)
+
+
+def encoder(batch):
+    import torch
+    from torch import nn
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
+    x = torch.randn(batch, 512, 768, device="cuda")
+    return model, ("layers.*",), lambda model: model(x).square().mean()
+
+
+RESNET = ("layer1.*", "layer2.*", "layer3.*", "layer4.*")
+LAYERS = ("model.layers.*",)
+PROGRAMS = {
+    "resnet50": image_program("resnet50", 128, 224, RESNET),
+    "resnext50": image_program("resnext50_32x4d", 96, 224, RESNET),
+    "densenet121": image_program("densenet121", 64, 224, ("features.denseblock*",)),
+    "mobilenet_v3_large": image_program("mobilenet_v3_large", 192, 224, ("features.*",)),
+    "efficientnet_v2_s": image_program("efficientnet_v2_s", 64, 288, ("features.[1-6].*",)),
+    "regnet_y_8gf": image_program("regnet_y_8gf", 64, 224, ("trunk_output.block*.*",)),
+    "convnext_tiny": image_program("convnext_tiny", 64, 224, ("features.1.*", "features.3.*", "features.5.*", "features.7.*")),
+    "vit_b_16": image_program("vit_b_16", 96, 224, ("encoder.layers.*",)),
+    "swin_t": image_program("swin_t", 96, 224, ("features.1.*", "features.3.*", "features.5.*", "features.7.*")),
+    "maxvit_t": image_program("maxvit_t", 48, 224, ("blocks.*.layers.*",)),
+    "fcn_resnet50": functools.partial(segmentation, 12),
+    "r3d_18": functools.partial(video, 24),
+    "diffusion_unet": functools.partial(diffusion_unet, 32),
+    "gpt2": language_model("GPT2Config", "GPT2LMHeadModel", 12, 1024, ("transformer.h.*",)),
+    "bert": language_model("BertConfig", "BertForMaskedLM", 32, 512, ("bert.encoder.layer.*",), vocabulary=30000),
+    "llama": language_model("LlamaConfig", "LlamaForCausalLM", 4, 2048, LAYERS, hidden_size=1024, intermediate_size=2816,
+                                        num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=4, vocab_size=32000),
+    "qwen3": language_model("Qwen3Config", "Qwen3ForCausalLM", 4, 2048, LAYERS, hidden_size=1024, intermediate_size=3072,
+                                        num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=8, head_dim=64, vocab_size=32000),
+    "mixtral": language_model("MixtralConfig", "MixtralForCausalLM", 4, 1024, LAYERS, hidden_size=1024, intermediate_size=2048,
+                                          num_hidden_layers=6, num_attention_heads=16, num_key_value_heads=4, num_local_experts=8,
+                                          vocab_size=32000),
+    "t5": language_model("T5Config", "T5ForConditionalGeneration", 32, 256, ("encoder.block.*", "decoder.block.*"),
+                                      d_model=512, decoder_start_token_id=0),
+    "whisper": functools.partial(whisper, 16),
+    "encoder": functools.partial(encoder, 48),
+    "lstm": functools.partial(lstm, 64),
+    "recommender": functools.partial(recommender, 16384),
+    "graph_network": functools.partial(graph_network, 100_000),
+}
+
+
+def checkpoint_blocks(model, patterns):
+    import fnmatch
+
+    from torch.utils.checkpoint import checkpoint
+    chosen = [(path, module) for path, module in model.named_modules()
+              if any(fnmatch.fnmatchcase(path, pattern) and path.count(".") == pattern.count(".") for pattern in patterns)]
+    assert chosen, patterns
+    for _, module in chosen:
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    return len(chosen)
+
+
+def measure(program, plan):
+    import torch
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model, blocks, loss_of = PROGRAMS[program]()
+    model.train()
+    if plan.startswith("checkpoint"):
+        checkpoint_blocks(model, blocks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=plan.endswith("bf16")):
+            loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(WARM_UP):
+        step()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    queued = time.perf_counter() - began
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    stats = torch.cuda.memory_stats()
+    return {"program": program, "plan": plan, "allocated_bytes": stats["allocated_bytes.all.peak"],
+            "reserved_bytes": stats["reserved_bytes.all.peak"],
+            "non_pytorch_bytes": total - free - stats["reserved_bytes.all.current"],
+            "step_ms": round(statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:])), 3),
+            "queued_ms": round(1000 * queued / STEPS, 3)}
+
+
+def in_child(program, plan, tell):
+    """Calls `tell` in the child with what was measured, or with {"error": …}."""
+    child = os.fork()
+    if child == 0:
+        try:
+            told = measure(program, plan)
+        except Exception as error:  # the others shall run
+            told = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+        tell(told)
+        sys.stdout.flush()
+        sys.exit(0)
+    os.waitpid(child, 0)
+
+
+def main():
+    import torch  # noqa: F401, once, for all children
+    import torchvision  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    if len(sys.argv) == 1:
+        writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        sys.stdout.flush()
+        for program in PROGRAMS:
+            for plan in PLANS:
+                in_child(program, plan, lambda told: print(told, file=sys.stderr) if "error" in told else writer.writerow(told))
+        return
+    rows = {}
+    for row in json.load(open(sys.argv[1])):
+        rows.setdefault((row["program"], row["plan"]), []).append(row)
+    for (program, plan), wanted in rows.items():
+        def tell(told):
+            for row in wanted:
+                figure = {"error": told["error"]} if "error" in told else {"mib": told[row["figure"]] / MIB}
+                print(json.dumps({"row": row["row"], **figure}), flush=True)
+        in_child(program, plan, tell)
+
+
+main()
