@@ -44,6 +44,8 @@ inline constexpr char kReports[] = "OOMDIAG_REPORTS";
 inline constexpr char kAttachAtStep[] = "OOMDIAG_ATTACH_AT_STEP";
 /// `1`: the shapes of operators are written beside the trace, as by `run --meter`; that slows the program
 inline constexpr char kMeter[] = "OOMDIAG_METER";
+/// `1`: the arguments of each operator call are written beside the trace, from which `oomdiag fit` makes single calls again
+inline constexpr char kArguments[] = "OOMDIAG_ARGUMENTS";
 /// the Python that oomdiag was installed for
 inline constexpr char kPython[] = "OOMDIAG_PYTHON";
 /// a JSON list of [id, settings] of what `oomdiag fix` applies to the program

@@ -269,7 +269,8 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
       if (lengths) of_card.budget = find_token_budget(fitter, variables.front(), *lengths, function);
       if (!function.is_known() && !points.empty()) of_card.unknown = function.unknown();
       if (function.is_known() && learned.size() == 2 && learned.back().count() > 1 && !options.html.empty())
-        of_card.surface = compute_surface(function, learned.front(), learned.back(), fitter.card_bytes());
+        of_card.surface = compute_surface(function, learned.front(), learned.back(), fitter);
+      function.learn_calls(fitter, points);
       for (const Values& point : points) {
         if (function.is_known()) of_card.computed.emplace_back(point, function.estimate(point, fitter.card_bytes()));
       }

@@ -23,6 +23,7 @@ DiagnosisRequest to_diagnosis(const ExperimentRequest& experiment, const Install
                            .base = base,
                            .batch = experiment.batch,
                            .is_metered = experiment.is_metered,
+                           .keeps_arguments = experiment.keeps_allocations && experiment.device.is_virtual(),
                            .keeps_output = true,
                            .environment = experiment.environment,
                            .rank = experiment.rank,
@@ -64,6 +65,8 @@ AllocationSequence read_allocations(const Executed& executed) {
   if (traces.size() != 1) return {.unusable = "it has several processes"};
   AllocationSequence sequence = read_allocation_sequence(load_trace(traces.front()));
   if (executed.stopped_at_step > 0) sequence.ended = false;
+  std::ifstream arguments(traces.front().parent_path() / kArgumentsFile);
+  sequence.calls = read_op_calls(arguments);
   return sequence;
 }
 

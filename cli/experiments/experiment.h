@@ -77,6 +77,7 @@ class Experiments {
   /// What came of each request of the call that was interrupted; nullopt where it did not end.
   const std::vector<std::optional<Experiment>>& finished() const { return finished_; }
   std::size_t count() const { return executor_.count(); }
+  const Install& install() const { return install_; }
   /// As of an Executor.
   void never_fork() { executor_.never_fork(); }
 

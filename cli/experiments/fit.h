@@ -10,6 +10,7 @@
 
 #include "cli/experiments/border_search.h"
 #include "cli/experiments/experiment.h"
+#include "profiler/shape_function/single_call.h"
 
 // oomdiag fit: the largest value and the smallest card, found by runs. Values here, the stages in fit_*.cpp.
 namespace oomdiag {
@@ -75,6 +76,9 @@ class Fitter {
   std::vector<FitRun> learn(const std::vector<Values>& cases);
   /// On the card itself, with their allocations where they pass.
   std::vector<FitRun> prove(const std::vector<Values>& cases);
+  /// What each of these operator calls (see OpCalls) requests when it is made alone, on the largest card. One process makes those that
+  /// were not made before; none is made where the program is not one of Python.
+  std::vector<MadeAlone> make_alone(const std::vector<std::string>& calls);
   const std::vector<FitRun>& runs() const { return runs_; }
   /// The run with these values on the card itself, or null.
   const FitRun* find_on_card(const Values& values) const;
@@ -92,6 +96,7 @@ class Fitter {
   Experiments& experiments_;
   std::function<void(std::size_t)> tell_;
   std::vector<FitRun> runs_;
+  std::map<std::string, MadeAlone> made_alone_;
 };
 
 class MemoryFunction;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 // Four runs for one variable: two with small values tell about where the border is, and two near it tell what libraries choose
 // there. All have more memory than they need, so that none is cut short. Then every value is computed in a millisecond or so, the
@@ -20,6 +21,7 @@ constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
 constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
 constexpr double kComputedFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};  ///< one more than BorderSearch runs: it costs nothing
 constexpr int kMaxProofs = 3;
+constexpr int64_t kLearnedAround = 4;  ///< values on each side of a border whose unknown sizes are asked for
 constexpr int64_t kMostColumns = 12, kMostRows = 16;  ///< of a picture
 
 /// The values of the other variables in the runs to learn from: smallest, largest, then between and crosswise.
@@ -161,6 +163,16 @@ int64_t MemoryFunction::room_bytes(int64_t card_bytes) const {
   return std::min(card_bytes - outside_bytes_, static_cast<int64_t>(fraction * static_cast<double>(card_bytes)));
 }
 
+void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {
+  if (!is_known()) return;
+  std::vector<ShapePoint> points;
+  for (const Values& values : all) points.push_back(point_of(values));
+  const std::vector<CallAtPoint> calls = function_.list_unknown_calls(points);
+  std::vector<std::string> texts;
+  for (const CallAtPoint& call : calls) texts.push_back(call.text);
+  function_.take(calls, fitter.make_alone(texts));
+}
+
 ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t card_bytes) const {
   return evaluate(function_, point_of(values), room_bytes(card_bytes));
 }
@@ -236,9 +248,37 @@ Proof prove_border(Fitter& fitter, const Variable& variable, const std::vector<V
     proof.holds = proof.holds && run.experiment.passed() == is_inside;
     proof.as_computed = proof.as_computed && is_as_estimated(run.experiment, estimate);
     if (!is_inside) proof.failed_above.push_back(value);
+  }
+  for (const FitRun& run : runs) {
     if (run.experiment.allocations) function.add(run.values, *run.experiment.allocations);
   }
   return proof;
+}
+
+/// `others` with the values of the variable at these positions, as far as there are any.
+std::vector<Values> values_between(const Variable& variable, const Values& others, int64_t first, int64_t last) {
+  std::vector<Values> all;
+  for (int64_t i = std::max<int64_t>(0, first); i <= std::min(last, variable.count() - 1); ++i) {
+    all.push_back(others);
+    all.back()[variable.name] = variable.value(i);
+  }
+  return all;
+}
+
+/// The largest position that fits by the function, which then knows the sizes around it.
+int64_t find_known_border(Fitter& fitter, const Variable& variable, const Values& others, MemoryFunction& function) {
+  constexpr int kMaxRounds = 3;
+  const int64_t card = fitter.card_bytes();
+  int64_t position = largest_by_function(function, variable, others, card);
+  for (int round = 0; round < kMaxRounds; ++round) {
+    const auto is_exact = [&](const Values& values) { return function.estimate(values, card).is_exact(); };
+    if (std::ranges::all_of(values_between(variable, others, position, position + 1), is_exact)) break;
+    function.learn_calls(fitter,
+                         values_between(variable, others, position - kLearnedAround, position + kLearnedAround));
+    const int64_t before = std::exchange(position, largest_by_function(function, variable, others, card));
+    if (before == position) break;
+  }
+  return position;
 }
 
 }  // namespace
@@ -253,13 +293,8 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
                                                      MemoryFunction& function, bool may_believe) {
   for (int proof = 0; proof < kMaxProofs && function.is_known(); ++proof) {
     const int64_t card = fitter.card_bytes();
-    const int64_t position = largest_by_function(function, variable, others, card);
-    std::vector<Values> around;
-    for (const int64_t i : {position, position + 1}) {
-      if (i < 0 || i >= variable.count()) continue;
-      around.push_back(others);
-      around.back()[variable.name] = variable.value(i);
-    }
+    const int64_t position = find_known_border(fitter, variable, others, function);
+    const std::vector<Values> around = values_between(variable, others, position, position + 1);
     LargestValue largest{.others = others};
     const bool believes =
         may_believe && function.is_confirmed() &&
@@ -299,7 +334,8 @@ std::vector<int64_t> spread_values(const Variable& variable, int64_t most, int64
 
 }  // namespace
 
-Surface compute_surface(const MemoryFunction& function, const Variable& x, const Variable& y, int64_t card_bytes) {
+Surface compute_surface(MemoryFunction& function, const Variable& x, const Variable& y, Fitter& fitter) {
+  const int64_t card_bytes = fitter.card_bytes();
   Surface surface{.x_name = x.name,
                   .y_name = y.name,
                   .y = spread_values(y, y.most, kMostRows),
@@ -310,13 +346,16 @@ Surface compute_surface(const MemoryFunction& function, const Variable& x, const
     largest = std::max(largest, surface.border.back().value_or(x.least));
   }
   surface.x = spread_values(x, std::min(x.most, largest + largest / 8 + x.step), kMostColumns);
+  std::vector<Values> grid;
   for (const int64_t row : surface.y) {
-    for (const int64_t column : surface.x) {
-      const ShapeEstimate estimate = function.estimate({{x.name, column}, {y.name, row}}, card_bytes);
-      surface.peak_bytes.push_back(estimate.peak_allocated_bytes);
-      surface.fits.push_back(estimate.fits);
-      surface.is_exact.push_back(estimate.is_exact());
-    }
+    for (const int64_t column : surface.x) grid.push_back({{x.name, column}, {y.name, row}});
+  }
+  function.learn_calls(fitter, grid);
+  for (const Values& values : grid) {
+    const ShapeEstimate estimate = function.estimate(values, card_bytes);
+    surface.peak_bytes.push_back(estimate.peak_allocated_bytes);
+    surface.fits.push_back(estimate.fits);
+    surface.is_exact.push_back(estimate.is_exact());
   }
   return surface;
 }

@@ -30,6 +30,8 @@ class MemoryFunction {
   ShapeEstimate estimate(const Values& values, int64_t card_bytes) const;
   /// What PyTorch may take of a card of this size.
   int64_t room_bytes(int64_t card_bytes) const;
+  /// Makes the operator calls alone whose sizes no polynomial gives with these values; those are known from then on.
+  void learn_calls(Fitter& fitter, std::span<const Values> all);
   /// Of the peak with these values.
   std::string formula(const Values& values) const;
   /// One more run, on the card itself.
@@ -60,7 +62,7 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
                                                      MemoryFunction& function, bool may_believe = false);
 
 /// The peak over the first two variables, for a picture: a grid that ends somewhat above the largest border.
-Surface compute_surface(const MemoryFunction& function, const Variable& x, const Variable& y, int64_t card_bytes);
+Surface compute_surface(MemoryFunction& function, const Variable& x, const Variable& y, Fitter& fitter);
 
 /// How many pages below the smallest card are looked at, too: what fits is not monotone in the size of the card.
 inline constexpr int64_t kPagesBelow = 4;

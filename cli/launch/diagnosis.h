@@ -25,6 +25,7 @@ struct DiagnosisRequest {
   bool shows_progress = false;         ///< a live line on the terminal, where there is one
   bool native_stacks = false;          ///< C++ calls of refused requests as well
   bool is_metered = false;             ///< the shapes of its operators are recorded, too, which slows it
+  bool keeps_arguments = false;        ///< the arguments of its operator calls are recorded, too
   bool keeps_output = false;           ///< the program's output goes to output.txt in the run folder
   Environment environment{};           ///< variables of the program over our own
   std::string forked_by{};             ///< as of a Program

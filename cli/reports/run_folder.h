@@ -36,8 +36,10 @@ std::filesystem::path newest_run();
 inline constexpr std::string_view kRunConfigFile = "run.json", kFixFile = "fix.json";
 /// What a metered run did (extension/record/work_meter.h).
 inline constexpr std::string_view kWorkFile = "work";
-inline constexpr std::array<std::string_view, 9> kRunFiles = {
-    "trace", "report.json", "report.html", "output.txt", "loaded", "cards", kRunConfigFile, kFixFile, kWorkFile};
+inline constexpr std::string_view kArgumentsFile = "arguments";  ///< see extension/record/op_arguments.h
+inline constexpr std::array<std::string_view, 10> kRunFiles = {"trace",   "report.json", "report.html",  "output.txt",
+                                                               "loaded",  "cards",       kRunConfigFile, kFixFile,
+                                                               kWorkFile, kArgumentsFile};
 /// Whether this is the name of one of them, or of one that was being written.
 bool is_run_file(std::string_view name);
 

@@ -26,6 +26,7 @@
 #include "extension/record/internal_names.h"
 #include "extension/record/layout.h"
 #include "extension/record/native_stack.h"
+#include "extension/record/op_arguments.h"
 #include "extension/record/op_callbacks.h"
 #include "extension/record/process_facts.h"
 #include "extension/record/python.h"
@@ -172,9 +173,10 @@ void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
 
 /// In steady training operators are not watched, and their shapes are wanted.
 bool is_metered() { return environment_number(variables::kMeter, 0) != 0; }
+bool keeps_arguments() { return environment_number(variables::kArguments, 0) != 0; }
 
 void watch_program() {
-  const bool every_step = environment_number(variables::kEveryStep, 0) != 0 || is_metered();
+  const bool every_step = environment_number(variables::kEveryStep, 0) != 0 || is_metered() || keeps_arguments();
   install_op_callbacks(every_step ? OpCallbacks::every_step : OpCallbacks::recording);
 }
 
@@ -193,6 +195,7 @@ void begin(uint32_t steps_before) {
   if (python_attached()) call_at_interpreter_shutdown<note_interpreter_shutdown>();
   watch_program();
   if (is_metered()) start_work_meter(the_session->trace().parent_path() / kWorkFile);
+  if (keeps_arguments()) start_op_arguments(the_session->trace().parent_path() / kArgumentsFile);
   is_recording.store(true);
   check_internal_names();
   if (obstacle == nullptr) write_beginning();

@@ -109,7 +109,8 @@ class SequenceReader {
     sequence_.allocations.push_back({.requested_bytes = event.bytes,
                                      .place = known_place(event.context),
                                      .group = group.first->second,
-                                     .context = event.context < places_.size() ? event.context : 0});
+                                     .context = event.context < places_.size() ? event.context : 0,
+                                     .call = event.call_id});
   }
 
   void free(const Event& event, ItemKind kind) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "profiler/replay/allocator/settings.h"
+#include "profiler/shape_function/op_calls.h"
 #include "profiler/trace/trace.h"
 
 namespace oomdiag {
@@ -26,6 +27,7 @@ struct AllocationSequence {
     bool is_temporary = false;  ///< the op itself freed it
     uint32_t group = 0;         ///< stream and pool, numbered as they appear
     uint32_t context = 0;       ///< index into `places`
+    uint32_t call = 0;          ///< of the outermost operator, as in the trace; 0: of none
   };
 
   std::vector<Item> items{};
@@ -36,6 +38,7 @@ struct AllocationSequence {
   int64_t outside_bytes = 0;  ///< at most held on the device by others than the allocator
   int64_t total_bytes = 0;    ///< of the device
   bool ended = false;         ///< the program came to its end by itself; else it was stopped in the middle
+  OpCalls calls{};            ///< where the run was made to record them
   std::string unusable{};     ///< why it tells nothing of other sizes, or empty
 
   /// Keeps the first `steps` steps only.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "profiler/match.h"
 #include "profiler/trace/mix.h"
@@ -95,9 +96,18 @@ class Merger {
       after.sizes.emplace_back(count, 0);
       for (size_t a = 0; a < from_left_.size(); ++a) after.sizes.back()[from_left_[a]] = sizes[a];
     }
+    for (const auto& calls : before.calls) {
+      after.calls.emplace_back(count, OpCalls::kNone);
+      for (size_t a = 0; a < from_left_.size(); ++a) after.calls.back()[from_left_[a]] = calls[a];
+    }
+    after.op_calls = before.op_calls;
+    after.op_calls.push_back(right_.calls);
     after.sizes.emplace_back(count, 0);
+    after.calls.emplace_back(count, OpCalls::kNone);
     for (size_t a = 0; a < from_right_.size(); ++a) {
-      if (from_right_[a] != kUnmatched) after.sizes.back()[from_right_[a]] = right_.allocations[a].requested_bytes;
+      if (from_right_[a] == kUnmatched) continue;
+      after.sizes.back()[from_right_[a]] = right_.allocations[a].requested_bytes;
+      after.calls.back()[from_right_[a]] = right_.calls.find(right_.allocations[a].call);
     }
     return after;
   }
@@ -175,8 +185,13 @@ class Merger {
 
 MergedSequence start_merge(AllocationSequence first) {
   MergedSequence merged{.sequence = std::move(first)};
+  merged.op_calls.push_back(std::exchange(merged.sequence.calls, {}));
   merged.sizes.emplace_back();
-  for (const auto& allocation : merged.sequence.allocations) merged.sizes.back().push_back(allocation.requested_bytes);
+  merged.calls.emplace_back();
+  for (const auto& allocation : merged.sequence.allocations) {
+    merged.sizes.back().push_back(allocation.requested_bytes);
+    merged.calls.back().push_back(merged.op_calls.back().find(allocation.call));
+  }
   return merged;
 }
 

@@ -11,7 +11,10 @@ namespace oomdiag {
 struct MergedSequence {
   AllocationSequence sequence{};
   std::vector<std::vector<int64_t>>
-      sizes{};  ///< of each run: of each allocation of `sequence`, 0 where the run made none
+      sizes{};                      ///< of each run: of each allocation of `sequence`, 0 where the run made none
+  std::vector<OpCalls> op_calls{};  ///< of each run
+  std::vector<std::vector<uint32_t>>
+      calls{};  ///< of each run: of each allocation, index into its calls or OpCalls::kNone
 };
 
 MergedSequence start_merge(AllocationSequence first);

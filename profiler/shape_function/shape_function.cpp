@@ -103,7 +103,10 @@ ShapeFunction ShapeFunction::learn(std::vector<ShapeSample> samples) {
     function.structures_[s].points.push_back(sample.point);
   }
   function.find_rules(merged);
-  for (size_t s = 0; s < merged.size(); ++s) function.structures_[s].sequence = std::move(merged[s].sequence);
+  for (size_t s = 0; s < merged.size(); ++s) {
+    function.find_single_calls(merged[s], function.structures_[s]);
+    function.structures_[s].sequence = std::move(merged[s].sequence);
+  }
   return function;
 }
 
@@ -143,6 +146,120 @@ uint32_t ShapeFunction::add_rule(SizeRule rule) {
   if (found) rule.polynomial = *found;
   rules_.push_back(std::move(rule));
   return static_cast<uint32_t>(rules_.size() - 1);
+}
+
+namespace {
+
+/// The call that made an allocation, in each run that has it the same; kNone where there is none.
+uint32_t call_of(const MergedSequence& merged, size_t allocation) {
+  uint32_t call = OpCalls::kNone;
+  for (size_t run = 0; run < merged.calls.size(); ++run) {
+    if (merged.sizes[run][allocation] == 0) continue;
+    const uint32_t here = merged.calls[run][allocation];
+    if (here == OpCalls::kNone || (call != OpCalls::kNone && call != here)) return OpCalls::kNone;
+    call = here;
+  }
+  return call;
+}
+
+/// What makes two calls one SingleCall.
+std::string identity_of(const SingleCall& call) {
+  std::string text = call.form;
+  for (const ShapePoint& point : call.points) text += call.text_at(point);
+  for (const auto& sizes : call.sizes) {
+    for (const int64_t size : sizes) text += ' ' + std::to_string(size);
+  }
+  return text;
+}
+
+}  // namespace
+
+// Allocations of unknown size get rules of their own by call, as two that were equal in all runs may differ elsewhere.
+void ShapeFunction::find_single_calls(const MergedSequence& merged, Structure& structure) {
+  std::map<uint32_t, std::vector<uint32_t>> allocations_of;  // by call
+  for (uint32_t a = 0; a < structure.rules.size(); ++a) {
+    const uint32_t call = call_of(merged, a);
+    if (call != OpCalls::kNone) allocations_of[call].push_back(a);
+  }
+  std::map<std::string, uint32_t> known;
+  for (const auto& [call, allocations] : allocations_of) {
+    const auto is_unknown = [&](uint32_t a) { return !rules_[structure.rules[a]].exact; };
+    if (std::ranges::none_of(allocations, is_unknown)) continue;
+    std::optional<SingleCall> single = find_single_call(merged, structure.points, call, allocations);
+    if (!single) continue;
+    const auto [entry, is_new] = known.try_emplace(identity_of(*single), static_cast<uint32_t>(single_calls_.size()));
+    if (is_new) {
+      for (const uint32_t a : allocations) {
+        single->may_lack.push_back(!is_unknown(a));
+        single->rules.push_back(structure.rules[a]);
+        if (!is_unknown(a)) continue;
+        single->rules.back() = static_cast<uint32_t>(rules_.size());
+        rules_.push_back(SizeRule(rules_[structure.rules[a]]));
+      }
+      structure.single_calls.push_back(entry->second);
+      single_calls_.push_back(std::move(*single));
+    }
+    for (size_t i = 0; i < allocations.size(); ++i)
+      structure.rules[allocations[i]] = single_calls_[entry->second].rules[i];
+  }
+}
+
+std::vector<CallAtPoint> ShapeFunction::list_unknown_calls(std::span<const ShapePoint> points) const {
+  std::vector<CallAtPoint> wanted;
+  std::vector<bool> is_listed(single_calls_.size());
+  const auto add = [&](uint32_t call, const ShapePoint& point) {
+    wanted.push_back({.call = call, .point = point, .text = single_calls_[call].text_at(point)});
+  };
+  for (const ShapePoint& point : points) {
+    for (const uint32_t call : nearest(point).single_calls) {
+      const SingleCall& single = single_calls_[call];
+      if (single.state != SingleCall::State::unproved || is_listed[call]) continue;
+      is_listed[call] = true;
+      for (const ShapePoint& of_run : single.points) add(call, of_run);
+    }
+  }
+  for (const ShapePoint& point : points) {
+    for (const uint32_t call : nearest(point).single_calls) {
+      const SingleCall& single = single_calls_[call];
+      if (single.state != SingleCall::State::refuted && std::ranges::find(single.points, point) == single.points.end())
+        add(call, point);
+    }
+  }
+  return wanted;
+}
+
+void ShapeFunction::take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made) {
+  std::map<uint32_t, std::map<ShapePoint, const MadeAlone*>> by_call;
+  for (size_t i = 0; i < calls.size(); ++i) by_call[calls[i].call][calls[i].point] = &made[i];
+  for (auto& [index, at_points] : by_call) {
+    SingleCall& call = single_calls_[index];
+    if (call.state == SingleCall::State::unproved) {
+      std::vector<MadeAlone> in_runs;
+      for (const ShapePoint& point : call.points) {
+        in_runs.push_back(at_points.contains(point) ? *at_points.at(point) : std::nullopt);
+      }
+      call.prove(in_runs);
+    }
+    for (const auto& [point, alone] : at_points) {
+      if (call.state == SingleCall::State::proved) take_at_point(call, point, *alone);
+    }
+  }
+}
+
+void ShapeFunction::take_at_point(SingleCall& call, const ShapePoint& point, const MadeAlone& made) {
+  const auto sizes = made ? call.assign(*made) : std::nullopt;
+  if (!sizes || std::ranges::find(call.points, point) != call.points.end()) return;
+  for (size_t a = 0; a < sizes->size(); ++a) {
+    const SizeRule& rule = rules_[call.rules[a]];
+    const bool is_other = rule.exact && (*sizes)[a] >= 0 && rule.polynomial.at(point) != (*sizes)[a];
+    if (is_other) return;  // what the runs tell of its other allocations does not hold here
+  }
+  for (size_t a = 0; a < sizes->size(); ++a) {
+    SizeRule& rule = rules_[call.rules[a]];
+    if (rule.exact || std::ranges::find(rule.points, point) != rule.points.end()) continue;
+    rule.points.push_back(point);
+    rule.sizes.push_back((*sizes)[a]);
+  }
 }
 
 namespace {

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "profiler/shape_function/merge_sequences.h"
 #include "profiler/shape_function/polynomial.h"
+#include "profiler/shape_function/single_call.h"
 
 namespace oomdiag {
 
@@ -43,9 +45,10 @@ struct SizeRule {
 class ShapeFunction {
  public:
   struct Structure {
-    std::vector<ShapePoint> points{};  ///< of its runs
-    AllocationSequence sequence{};     ///< with all that any of them allocated
-    std::vector<uint32_t> rules{};     ///< of each allocation: index into rules()
+    std::vector<ShapePoint> points{};      ///< of its runs
+    AllocationSequence sequence{};         ///< with all that any of them allocated
+    std::vector<uint32_t> rules{};         ///< of each allocation: index into rules()
+    std::vector<uint32_t> single_calls{};  ///< those that have allocations of unknown size, each kind once
   };
 
   /// Learns from these runs, of different points. `unknown` says why it could not.
@@ -59,12 +62,21 @@ class ShapeFunction {
   /// Whether `point` and the run nearest to it have no breakpoint between them, as far as the other runs tell.
   bool is_within_structure(const ShapePoint& point) const;
 
+  /// The operator calls that, made alone, tell the sizes at `points` that no polynomial gives; and, first, those at the points of
+  /// the runs, which tell whether such a call alone allocates what it did in the program.
+  std::vector<CallAtPoint> list_unknown_calls(std::span<const ShapePoint> points) const;
+  /// What these calls allocated when they were made alone. From then on sizes that they tell are known, as those of a run are.
+  void take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made);
+
  private:
   void find_rules(const std::vector<MergedSequence>& merged);
+  void find_single_calls(const MergedSequence& merged, Structure& structure);
+  void take_at_point(SingleCall& call, const ShapePoint& point, const MadeAlone& made);
   uint32_t add_rule(SizeRule rule);
 
   std::vector<Structure> structures_;
   std::vector<SizeRule> rules_;
+  std::vector<SingleCall> single_calls_;
   std::string unknown_;
 };
 

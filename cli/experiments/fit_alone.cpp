@@ -1,0 +1,53 @@
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/experiments/fit.h"
+#include "cli/experiments/forking_python.h"
+#include "cli/process/temporary_folder.h"
+
+namespace oomdiag {
+namespace {
+
+MadeAlone parse_sizes(const std::string& line) {
+  const auto sizes = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!sizes.is_array()) return std::nullopt;
+  std::vector<int64_t> made;
+  for (const auto& size : sizes) {
+    if (!size.is_number_integer()) return std::nullopt;
+    made.push_back(size.get<int64_t>());
+  }
+  return made;
+}
+
+}  // namespace
+
+std::vector<MadeAlone> Fitter::make_alone(const std::vector<std::string>& calls) {
+  std::set<std::string> wanted;
+  for (const std::string& call : calls) {
+    if (!made_alone_.contains(call)) wanted.insert(call);
+  }
+  const auto python = python_and_script(request_.program);
+  if (!wanted.empty() && python && request_.device.is_virtual()) {
+    const TemporaryFolder folder;
+    const std::filesystem::path list = folder.path() / "calls", sizes = folder.path() / "sizes";
+    {
+      std::ofstream out(list);
+      for (const std::string& call : wanted) out << call << '\n';
+    }
+    ExperimentRequest request{
+        .program = {python->front(), experiments_.install().injected() / "oomdiag_calls.py", list, sizes},
+        .device = request_.device};
+    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->memory_bytes = kLargestCard;
+    experiments_.run(request, tell_);
+    std::ifstream in(sizes);
+    auto call = wanted.begin();
+    for (std::string line; call != wanted.end() && std::getline(in, line); ++call)
+      made_alone_[*call] = parse_sizes(line);
+  }
+  std::vector<MadeAlone> made;
+  for (const std::string& call : calls) made.push_back(made_alone_[call]);  // what could not be made is not tried again
+  return made;
+}
+
+}  // namespace oomdiag

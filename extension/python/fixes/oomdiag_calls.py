@@ -1,0 +1,90 @@
+"""Makes operator calls alone and writes down what each asks of the allocator.
+
+    python oomdiag_calls.py CALLS SIZES
+
+CALLS has a call a line, as extension/record/op_arguments.h describes it. SIZES gets a line for each: a JSON list of the bytes that it
+requested of the GPU's allocator, in order, or null where it could not be made. Each is made twice, and the second time counts: a
+process makes workspaces of its own the first time. The tensors are those of the call in dtype, shape, strides and need of a gradient;
+what they hold is not. Run by `oomdiag fit` on a virtual device that has more memory than any call needs.
+"""
+import json
+import sys
+
+import torch
+
+NAMES = {"ComplexHalf": torch.complex32, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128}
+MAX_HISTORY = 1 << 16
+
+
+def dtype_of(name):
+    return NAMES.get(name) or getattr(torch, name.lower())
+
+
+def tensor_of(dtype, sizes, strides, requires_grad, is_on_gpu, in_grad_mode):
+    made = torch.empty_strided(sizes, strides, dtype=dtype_of(dtype), device="cuda" if is_on_gpu else "cpu")
+    if not (requires_grad and in_grad_mode):
+        return made
+    return made.requires_grad_().as_strided(sizes, strides)  # no leaf, which operators may not write to
+
+
+def argument_of(value, in_grad_mode):
+    if isinstance(value, list):
+        return [argument_of(element, in_grad_mode) for element in value]
+    if not isinstance(value, dict):
+        return value
+    (kind, content), = value.items()
+    if kind == "t":
+        return tensor_of(*content, in_grad_mode)
+    return float.fromhex(content) if kind == "f" else content
+
+
+def set_mode(mode):
+    """As current_mode() of op_arguments.cpp writes it."""
+    on = [letter != "-" for letter in mode]
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = on[1], on[2]
+    torch.use_deterministic_algorithms(on[3], warn_only=True)
+    torch.backends.cuda.enable_flash_sdp(on[4])
+    torch.backends.cuda.enable_mem_efficient_sdp(on[5])
+    return on[0]
+
+
+def requests_of(operator, arguments):
+    """The bytes that one call requests. The allocator's own history tells: it is begun anew for each."""
+    places = operator._schema.arguments
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_HISTORY)
+    try:
+        positional = [value for place, value in zip(places, arguments) if not place.kwarg_only]
+        by_name = {place.name: value for place, value in zip(places, arguments) if place.kwarg_only}
+        results = operator(*positional, **by_name)  # noqa: F841, freed after the snapshot
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    return [entry["size"] for trace in traces for entry in trace if entry["action"] == "alloc"]
+
+
+def sizes_of(call):
+    in_grad_mode = set_mode(call["mode"])
+    (name, overload) = call["op"]
+    package, _, short = name.partition("::")
+    operator = getattr(getattr(getattr(torch.ops, package), short), overload or "default")
+    sizes = None
+    for _ in range(2):
+        arguments = [argument_of(value, in_grad_mode) for value in call["in"]]
+        with torch.set_grad_enabled(in_grad_mode):
+            sizes = requests_of(operator, arguments)
+    return sizes
+
+
+def main(calls, sizes):
+    with open(calls, encoding="utf-8") as lines, open(sizes, "w", encoding="utf-8") as out:
+        for line in lines:
+            try:
+                answer = sizes_of(json.loads(line))
+            except Exception:  # an operator that takes other arguments, or that this process does not have: not known
+                answer = None
+            out.write(json.dumps(answer) + "\n")
+            out.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""Whether "8 fits; up to 37 should fit (predicted)" is true, for programs of many kinds (fit_programs.py).
+
+Usage: test_batch_line.py --build BUILD [Quick|Slow]. Runs on the virtual device. Each claim is run with the largest batch that it
+names; it is false where that runs out of memory.
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import fit_programs  # noqa: E402 - beside this file
+
+BUILD = pathlib.Path(sys.argv.pop(sys.argv.index("--build") + 1)).absolute()
+sys.argv.remove("--build")
+OOMDIAG = BUILD / "bin" / "oomdiag"
+PROGRAMS_FILE = pathlib.Path(__file__).resolve().parent / "fit_programs.py"
+SECONDS = {"length": 64, "size": 32}  # of programs of two dimensions
+CARDS = (("rtx3060", "1GiB", 2), ("rtx4090", "2GiB", 8), ("a100-80", "3GiB", 24))  # with so much memory; the batch that is run
+
+
+def run(name, card, memory, batch):
+    """The exit code, and the report."""
+    second = fit_programs.PROGRAMS[name].second
+    arguments = [str(batch)] + ([str(SECONDS[second.split("=")[0]])] if second else [])
+    with tempfile.TemporaryDirectory(prefix="oomdiag-batch-") as folder:
+        report = pathlib.Path(folder) / "report.json"
+        done = subprocess.run([OOMDIAG, "run", "--device", card, "--memory", memory, "--no-progress", "-o", report, "--folder", folder,
+                               "--", sys.executable, PROGRAMS_FILE, name, *arguments], capture_output=True, text=True, timeout=900)
+        return done.returncode, json.loads(report.read_text()) if report.exists() else {}
+
+
+def claim_of(report):
+    """The batch that was run and the largest that should fit, or None where the report names none."""
+    batch = report["devices"][report["main_device"]].get("batch")
+    return batch and (batch["batch"], batch["largest_batch"]) if batch and batch["largest_batch"] > batch["batch"] else None
+
+
+class BatchLine(unittest.TestCase):
+    def check(self, names, cards):
+        claims, false = 0, []
+        for name in names:
+            for card, memory, batch in cards:
+                code, report = run(name, card, memory, batch)
+                claim = claim_of(report) if code == 0 else None
+                if claim is None:
+                    print(f"  {name} on {card} with {memory}, batch {batch}: no claim, exit {code}", flush=True)
+                    continue
+                claims += 1
+                largest = claim[1]
+                code, report = run(name, card, memory, largest)
+                above, _ = run(name, card, memory, largest + max(1, largest // 50))
+                print(f"{'ok ' if code == 0 else 'NO '} {name} on {card} with {memory}: {claim[0]} fits, up to {largest} should; exit {code};"
+                      f" 2 % above: exit {above}", flush=True)
+                if code != 0:
+                    false.append(name)
+        print(f"{claims} claims, {len(false)} false", flush=True)
+        self.assertEqual(false, [])
+
+
+class Quick(BatchLine):
+    def test_the_largest_batch_of_a_small_program_fits(self):
+        self.check(["lstm"], CARDS[:1])
+
+
+class Slow(BatchLine):
+    def test_the_largest_batch_that_a_report_names_fits(self):
+        self.check(fit_programs.PROGRAMS, CARDS)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
