@@ -250,7 +250,8 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   const std::vector<Values> combinations =
       lengths ? std::vector<Values>{{{kLength, lengths->distinct.back()}}} : combine(std::span(variables).subspan(1));
   const std::vector<CardEntry> cards = cards_of(options, request, install);
-  const std::size_t expected = combinations.size() * cards.size() * static_cast<std::size_t>(request.most_runs);
+  const std::size_t borders = options.only_at ? 1 : combinations.size();
+  const std::size_t expected = borders * cards.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
   std::vector<FitOfCard> found;
   std::vector<FitRun> earlier;                  // of the cards before

@@ -65,7 +65,7 @@ AllocationSequence read_allocations(const Executed& executed) {
   if (traces.size() != 1) return {.unusable = "it has several processes"};
   AllocationSequence sequence = read_allocation_sequence(load_trace(traces.front()));
   if (executed.stopped_at_step > 0) sequence.ended = false;
-  std::ifstream arguments(traces.front().parent_path() / kArgumentsFile);
+  std::ifstream arguments(executed.folder / kArgumentsFile);  // not beside the trace of a rank, which moves
   sequence.calls = read_op_calls(arguments);
   return sequence;
 }

@@ -21,6 +21,7 @@ constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
 constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
 constexpr double kComputedFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};  ///< one more than BorderSearch runs: it costs nothing
 constexpr int kMaxProofs = 3;
+constexpr int kMaxRounds = 3;          ///< in which calls are made alone, and what follows from them
 constexpr int64_t kLearnedAround = 4;  ///< values on each side of a border whose unknown sizes are asked for
 constexpr int64_t kMostColumns = 12, kMostRows = 16;  ///< of a picture
 
@@ -167,10 +168,13 @@ void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {
   if (!is_known()) return;
   std::vector<ShapePoint> points;
   for (const Values& values : all) points.push_back(point_of(values));
-  const std::vector<CallAtPoint> calls = function_.list_unknown_calls(points);
-  std::vector<std::string> texts;
-  for (const CallAtPoint& call : calls) texts.push_back(call.text);
-  function_.take(calls, fitter.make_alone(texts));
+  for (int round = 0; round < kMaxRounds; ++round) {
+    const std::vector<CallAtPoint> calls = function_.list_unknown_calls(points);
+    if (calls.empty()) return;
+    std::vector<std::string> texts;
+    for (const CallAtPoint& call : calls) texts.push_back(call.text);
+    function_.take(calls, fitter.make_alone(texts));
+  }
 }
 
 ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t card_bytes) const {
@@ -267,7 +271,6 @@ std::vector<Values> values_between(const Variable& variable, const Values& other
 
 /// The largest position that fits by the function, which then knows the sizes around it.
 int64_t find_known_border(Fitter& fitter, const Variable& variable, const Values& others, MemoryFunction& function) {
-  constexpr int kMaxRounds = 3;
   const int64_t card = fitter.card_bytes();
   int64_t position = largest_by_function(function, variable, others, card);
   for (int round = 0; round < kMaxRounds; ++round) {

@@ -43,7 +43,7 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set(variables::kAttachAtStep, request.attach_at_step > 1 ? std::to_string(request.attach_at_step) : "");
   set(variables::kNativeStacks, request.native_stacks ? "1" : environment(variables::kNativeStacks));
   set(variables::kMeter, request.is_metered ? "1" : environment(variables::kMeter));
-  set(variables::kArguments, request.keeps_arguments ? "1" : "");
+  set(variables::kArguments, request.keeps_arguments ? "1" : environment(variables::kArguments));
   const VirtualHost none;
   const VirtualHost& devices = host != nullptr ? *host : none;
   const int driver = host != nullptr ? host->cards.front().driver : 0;

@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/session.h"
@@ -43,8 +45,18 @@ thread_local uint32_t written_call = 0;
 
 constexpr size_t kMostText = size_t{1} << 20;
 
+/// The storages of a call's tensors, in the order in which they appear: weights of a recurrent network have to lie in one.
+using Storages = std::vector<const c10::StorageImpl*>;
+
+size_t number_of(const c10::StorageImpl* storage, Storages& storages) {
+  const auto known = std::find(storages.begin(), storages.end(), storage);
+  const auto number = static_cast<size_t>(known - storages.begin());
+  if (known == storages.end()) storages.push_back(storage);
+  return number;
+}
+
 /// Throws what the tensor throws that has no strides.
-void append_dense(std::string& text, const at::Tensor& tensor) {
+void append_dense(std::string& text, const at::Tensor& tensor, Storages& storages) {
   const auto list = [&](const auto& values) {
     text += '[';
     for (size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ",") + std::to_string(values[i]);
@@ -55,7 +67,9 @@ void append_dense(std::string& text, const at::Tensor& tensor) {
   text += ',';
   list(tensor.strides());
   text += tensor.requires_grad() ? ",true" : ",false";
-  text += tensor.is_cuda() ? ",true]}" : ",false]}";
+  text += tensor.is_cuda() ? ",true," : ",false,";
+  text += std::to_string(number_of(tensor.storage().unsafeGetStorageImpl(), storages)) + ',' +
+          std::to_string(tensor.storage_offset()) + "]}";
 }
 
 std::string hexadecimal(double value) {
@@ -64,22 +78,22 @@ std::string hexadecimal(double value) {
   return digits;
 }
 
-void append_argument(std::string& text, const c10::IValue& value);
+void append_argument(std::string& text, const c10::IValue& value, Storages& storages);
 
 template <typename List>
-void append_each(std::string& text, const List& list) {
+void append_each(std::string& text, const List& list, Storages& storages) {
   text += '[';
   bool is_first = true;
   for (const auto& element : list) {
     if (!std::exchange(is_first, false)) text += ',';
-    append_argument(text, element);
+    append_argument(text, element, storages);
   }
   text += ']';
 }
 
-void append_argument(std::string& text, const c10::IValue& value) {
+void append_argument(std::string& text, const c10::IValue& value, Storages& storages) {
   if (value.isTensor() && value.toTensor().defined()) {
-    append_dense(text, value.toTensor());
+    append_dense(text, value.toTensor(), storages);
   } else if (value.isBool()) {
     text += value.toBool() ? "true" : "false";
   } else if (value.isInt()) {
@@ -91,7 +105,7 @@ void append_argument(std::string& text, const c10::IValue& value) {
   } else if (value.isDevice()) {
     text += R"({"d":")" + value.toDevice().str() + "\"}";
   } else if (value.isList()) {
-    append_each(text, value.toListRef());
+    append_each(text, value.toListRef(), storages);
   } else {
     text += "null";
   }
@@ -115,7 +129,8 @@ std::string current_mode() {
 std::string describe_call(const at::RecordFunction& call, const c10::OperatorName& name) {
   std::string text =
       R"({"op":[")" + name.name + "\",\"" + name.overload_name + R"("],"mode":")" + current_mode() + R"(","in":)";
-  append_each(text, call.inputs());
+  Storages storages;
+  append_each(text, call.inputs(), storages);
   return text + "}";
 }
 

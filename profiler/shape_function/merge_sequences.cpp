@@ -1,6 +1,8 @@
 #include "profiler/shape_function/merge_sequences.h"
 
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -26,7 +28,10 @@ struct Token {
   AllocationSequence::Item item{};
 };
 
-std::vector<Token> tokens_of(const AllocationSequence& sequence) {
+/// Temporaries that are not to be taken for one of the other run.
+using Apart = std::set<uint32_t>;
+
+std::vector<Token> tokens_of(const AllocationSequence& sequence, const Apart& apart, uint64_t side) {
   std::vector<Token> tokens;
   size_t step = 0;
   for (size_t i = 0; i <= sequence.items.size(); ++i) {
@@ -40,6 +45,7 @@ std::vector<Token> tokens_of(const AllocationSequence& sequence) {
       const auto& allocation = sequence.allocations[item.allocation];
       token.key = mix(mix(allocation.place, allocation.group), token.key);
       token.is_gap = allocation.is_temporary;
+      if (apart.contains(item.allocation)) token.key = mix(mix(token.key, item.allocation), side);
     }
     tokens.push_back(token);
   }
@@ -65,8 +71,12 @@ bool has_same_core(const std::vector<Token>& left, const std::vector<Token>& rig
 
 class Merger {
  public:
-  Merger(const MergedSequence& merged, const AllocationSequence& other)
-      : left_(merged.sequence), right_(other), left_tokens_(tokens_of(left_)), right_tokens_(tokens_of(right_)) {
+  Merger(const MergedSequence& merged, const AllocationSequence& other, const Apart& left_apart,
+         const Apart& right_apart)
+      : left_(merged.sequence),
+        right_(other),
+        left_tokens_(tokens_of(left_, left_apart, kLeft)),
+        right_tokens_(tokens_of(right_, right_apart, kRight)) {
     result_ = {.places = left_.places,
                .settings = left_.settings,
                .outside_bytes = left_.outside_bytes,
@@ -87,6 +97,14 @@ class Merger {
       l = l_end + 1, r = r_end + 1;
     }
     return is_consistent_;
+  }
+
+  /// After run() was false: what to keep apart before it is tried again. False where that does not help.
+  bool keep_apart(Apart& left_apart, Apart& right_apart) const {
+    bool is_new = false;
+    if (left_refused_) is_new = left_apart.insert(*left_refused_).second;
+    if (right_refused_) is_new = right_apart.insert(*right_refused_).second || is_new;
+    return is_new;
   }
 
   MergedSequence finish(const MergedSequence& before) {
@@ -144,12 +162,16 @@ class Merger {
       // A free belongs to who made the allocation: both, or the same one.
       const bool is_same = item.allocation < makers_.size() && makers_[item.allocation] == makers_of(left, right) &&
                            (right == nullptr || from_right_[right->item.allocation] == item.allocation);
-      if (!is_same) {
-        is_consistent_ = false;
-        return;
-      }
+      if (!is_same) return refuse(left, right);
     }
     result_.items.push_back(item);
+  }
+
+  /// These two are not the frees of one allocation: next time their temporaries are kept apart.
+  void refuse(const Token* left, const Token* right) {
+    is_consistent_ = false;
+    if (left != nullptr && left->is_gap) left_refused_ = left->item.allocation;
+    if (right != nullptr && right->is_gap) right_refused_ = right->item.allocation;
   }
 
   uint32_t add_allocation(const Token* left, const Token* right) {
@@ -179,6 +201,7 @@ class Merger {
   std::vector<uint32_t> from_left_, from_right_;  ///< the allocation of the result
   std::vector<uint8_t> makers_;                   ///< of each allocation of the result
   bool is_consistent_ = true;
+  std::optional<uint32_t> left_refused_, right_refused_;  ///< temporaries that were taken for one and are not
 };
 
 }  // namespace
@@ -195,11 +218,19 @@ MergedSequence start_merge(AllocationSequence first) {
   return merged;
 }
 
+// An op's temporaries look alike, so that one may be taken for another that lives longer. Then these two are kept apart.
 bool merge(MergedSequence& merged, const AllocationSequence& other) {
-  Merger merger(merged, other);
-  if (!merger.run()) return false;
-  merged = merger.finish(merged);
-  return true;
+  constexpr int kMaxTries = 200;
+  Apart left_apart, right_apart;
+  for (int i = 0; i < kMaxTries; ++i) {
+    Merger merger(merged, other, left_apart, right_apart);
+    if (merger.run()) {
+      merged = merger.finish(merged);
+      return true;
+    }
+    if (!merger.keep_apart(left_apart, right_apart)) return false;
+  }
+  return false;
 }
 
 }  // namespace oomdiag

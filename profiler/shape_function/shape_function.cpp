@@ -1,5 +1,8 @@
 #include "profiler/shape_function/shape_function.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -148,53 +151,40 @@ uint32_t ShapeFunction::add_rule(SizeRule rule) {
   return static_cast<uint32_t>(rules_.size() - 1);
 }
 
-namespace {
-
-/// The call that made an allocation, in each run that has it the same; kNone where there is none.
-uint32_t call_of(const MergedSequence& merged, size_t allocation) {
-  uint32_t call = OpCalls::kNone;
-  for (size_t run = 0; run < merged.calls.size(); ++run) {
-    if (merged.sizes[run][allocation] == 0) continue;
-    const uint32_t here = merged.calls[run][allocation];
-    if (here == OpCalls::kNone || (call != OpCalls::kNone && call != here)) return OpCalls::kNone;
-    call = here;
-  }
-  return call;
+std::optional<std::string> ShapeFunction::text_of(const SingleCall& call, const ShapePoint& point) const {
+  return call.text_at(point, [&](uint32_t rule) {
+    const SizeEstimate size = rules_[rule].at(point);
+    return size.is_exact() ? std::optional(size.bytes) : std::nullopt;
+  });
 }
 
-/// What makes two calls one SingleCall.
-std::string identity_of(const SingleCall& call) {
-  std::string text = call.form;
-  for (const ShapePoint& point : call.points) text += call.text_at(point);
-  for (const auto& sizes : call.sizes) {
-    for (const int64_t size : sizes) text += ' ' + std::to_string(size);
-  }
-  return text;
-}
-
-}  // namespace
-
-// Allocations of unknown size get rules of their own by call, as two that were equal in all runs may differ elsewhere.
+// Calls of one text and of the same sizes in all runs are one. Allocations of unknown size get rules of their own by call, as two
+// that were equal in all runs may differ elsewhere.
 void ShapeFunction::find_single_calls(const MergedSequence& merged, Structure& structure) {
-  std::map<uint32_t, std::vector<uint32_t>> allocations_of;  // by call
-  for (uint32_t a = 0; a < structure.rules.size(); ++a) {
-    const uint32_t call = call_of(merged, a);
-    if (call != OpCalls::kNone) allocations_of[call].push_back(a);
-  }
-  std::map<std::string, uint32_t> known;
-  for (const auto& [call, allocations] : allocations_of) {
+  std::map<std::string, uint32_t> known;  // by texts and sizes
+  std::vector<EarlierSize> earlier;
+  for (const CallInRuns& call : list_calls(merged)) {
+    const std::vector<uint32_t>& allocations = call.allocations;
     const auto is_unknown = [&](uint32_t a) { return !rules_[structure.rules[a]].exact; };
     if (std::ranges::none_of(allocations, is_unknown)) continue;
-    std::optional<SingleCall> single = find_single_call(merged, structure.points, call, allocations);
+    std::optional<SingleCall> single = find_single_call(merged, structure.points, call, earlier);
     if (!single) continue;
-    const auto [entry, is_new] = known.try_emplace(identity_of(*single), static_cast<uint32_t>(single_calls_.size()));
+    std::string identity;
+    for (size_t run = 0; run < single->points.size(); ++run) {
+      identity += text_of(*single, single->points[run]).value_or("");
+      identity += fmt::format(" {} ", fmt::join(single->sizes[run], " "));
+    }
+    const auto [entry, is_new] = known.try_emplace(identity, static_cast<uint32_t>(single_calls_.size()));
     if (is_new) {
-      for (const uint32_t a : allocations) {
+      for (size_t i = 0; i < allocations.size(); ++i) {
+        const uint32_t a = allocations[i];
         single->may_lack.push_back(!is_unknown(a));
         single->rules.push_back(structure.rules[a]);
         if (!is_unknown(a)) continue;
         single->rules.back() = static_cast<uint32_t>(rules_.size());
         rules_.push_back(SizeRule(rules_[structure.rules[a]]));
+        earlier.push_back({.rule = single->rules.back()});
+        for (const auto& of_run : single->sizes) earlier.back().sizes.push_back(of_run[i]);
       }
       structure.single_calls.push_back(entry->second);
       single_calls_.push_back(std::move(*single));
@@ -206,23 +196,19 @@ void ShapeFunction::find_single_calls(const MergedSequence& merged, Structure& s
 
 std::vector<CallAtPoint> ShapeFunction::list_unknown_calls(std::span<const ShapePoint> points) const {
   std::vector<CallAtPoint> wanted;
-  std::vector<bool> is_listed(single_calls_.size());
+  std::set<std::pair<uint32_t, ShapePoint>> listed = taken_;
   const auto add = [&](uint32_t call, const ShapePoint& point) {
-    wanted.push_back({.call = call, .point = point, .text = single_calls_[call].text_at(point)});
+    const auto text = text_of(single_calls_[call], point);
+    if (text && listed.insert({call, point}).second) wanted.push_back({.call = call, .point = point, .text = *text});
   };
   for (const ShapePoint& point : points) {
     for (const uint32_t call : nearest(point).single_calls) {
-      const SingleCall& single = single_calls_[call];
-      if (single.state != SingleCall::State::unproved || is_listed[call]) continue;
-      is_listed[call] = true;
-      for (const ShapePoint& of_run : single.points) add(call, of_run);
+      for (const ShapePoint& of_run : single_calls_[call].points) add(call, of_run);
     }
   }
   for (const ShapePoint& point : points) {
     for (const uint32_t call : nearest(point).single_calls) {
-      const SingleCall& single = single_calls_[call];
-      if (single.state != SingleCall::State::refuted && std::ranges::find(single.points, point) == single.points.end())
-        add(call, point);
+      if (single_calls_[call].state != SingleCall::State::refuted) add(call, point);
     }
   }
   return wanted;
@@ -230,7 +216,10 @@ std::vector<CallAtPoint> ShapeFunction::list_unknown_calls(std::span<const Shape
 
 void ShapeFunction::take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made) {
   std::map<uint32_t, std::map<ShapePoint, const MadeAlone*>> by_call;
-  for (size_t i = 0; i < calls.size(); ++i) by_call[calls[i].call][calls[i].point] = &made[i];
+  for (size_t i = 0; i < calls.size(); ++i) {
+    by_call[calls[i].call][calls[i].point] = &made[i];
+    taken_.insert({calls[i].call, calls[i].point});
+  }
   for (auto& [index, at_points] : by_call) {
     SingleCall& call = single_calls_[index];
     if (call.state == SingleCall::State::unproved) {
@@ -276,10 +265,21 @@ const ShapeFunction::Structure& ShapeFunction::nearest(const ShapePoint& point) 
   return *std::ranges::min_element(structures_, {}, [&](const Structure& one) { return distance_to(one, point); });
 }
 
+// A dimension of one changes what is contiguous, and so which copies are made.
+bool ShapeFunction::has_new_one(const ShapePoint& point) const {
+  for (size_t d = 0; d < point.size(); ++d) {
+    const auto has_one = [&](const ShapePoint& of_run) { return of_run[d] == 1; };
+    const auto knows_one = [&](const Structure& structure) { return std::ranges::any_of(structure.points, has_one); };
+    if (point[d] == 1 && std::ranges::none_of(structures_, knows_one)) return true;
+  }
+  return false;
+}
+
 // The nearest run on the other side of the point, or, beyond all runs, every one, must have done the same.
 bool ShapeFunction::is_within_structure(const ShapePoint& point) const {
   if (structures_.size() == 1 && structures_.front().points.size() == 1)
     return point == structures_.front().points.front();
+  if (has_new_one(point)) return false;
   if (structures_.size() == 1) return true;
   const Structure& near = nearest(point);
   const ShapePoint& run =

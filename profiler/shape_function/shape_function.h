@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "profiler/shape_function/merge_sequences.h"
@@ -63,20 +66,24 @@ class ShapeFunction {
   bool is_within_structure(const ShapePoint& point) const;
 
   /// The operator calls that, made alone, tell the sizes at `points` that no polynomial gives; and, first, those at the points of
-  /// the runs, which tell whether such a call alone allocates what it did in the program.
+  /// the runs, which tell whether such a call alone allocates what it did in the program. Without those that were taken. Some can
+  /// be made only when others are known, so list again after take().
   std::vector<CallAtPoint> list_unknown_calls(std::span<const ShapePoint> points) const;
   /// What these calls allocated when they were made alone. From then on sizes that they tell are known, as those of a run are.
   void take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made);
 
  private:
+  bool has_new_one(const ShapePoint& point) const;
   void find_rules(const std::vector<MergedSequence>& merged);
   void find_single_calls(const MergedSequence& merged, Structure& structure);
   void take_at_point(SingleCall& call, const ShapePoint& point, const MadeAlone& made);
+  std::optional<std::string> text_of(const SingleCall& call, const ShapePoint& point) const;
   uint32_t add_rule(SizeRule rule);
 
   std::vector<Structure> structures_;
   std::vector<SizeRule> rules_;
   std::vector<SingleCall> single_calls_;
+  std::set<std::pair<uint32_t, ShapePoint>> taken_;
   std::string unknown_;
 };
 

@@ -46,21 +46,41 @@ std::optional<CallNumber> fit_padded_number(const std::vector<ShapePoint>& point
   return std::nullopt;
 }
 
-std::optional<CallNumber> fit_number(const std::vector<ShapePoint>& points, const std::vector<int64_t>& values) {
+std::optional<CallNumber> find_earlier(const std::vector<int64_t>& values, const std::vector<EarlierSize>& earlier) {
+  for (const EarlierSize& one : earlier) {
+    for (const int64_t bytes : {1, 2, 4, 8}) {
+      const auto is_same = [&](int64_t value, int64_t size) { return value * bytes == size; };
+      if (std::ranges::equal(values, one.sizes, is_same)) return CallNumber{.rule = one.rule, .element_bytes = bytes};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<CallNumber> fit_number(const std::vector<ShapePoint>& points, const std::vector<int64_t>& values,
+                                     const std::vector<EarlierSize>& earlier) {
   const bool is_constant = std::ranges::all_of(values, [&](int64_t value) { return value == values.front(); });
   const std::vector<uint8_t> no_exponents(points.front().size(), 0);
   if (is_constant) return CallNumber{Polynomial{{{static_cast<double>(values.front()), no_exponents}}}};
   if (const auto found = fit_polynomial(points, values)) return CallNumber{*found};
+  if (const auto found = find_earlier(values, earlier)) return found;
   return fit_padded_number(points, values);
 }
 
 }  // namespace
 
-int64_t CallNumber::at(const ShapePoint& point) const { return polynomial.at(round_up(point, multiples)); }
+std::optional<int64_t> CallNumber::at(const ShapePoint& point, const KnownSize& known_size) const {
+  if (!rule) return polynomial.at(round_up(point, multiples));
+  const std::optional<int64_t> bytes = known_size(*rule);
+  return bytes ? std::optional(*bytes / element_bytes) : std::nullopt;
+}
 
-std::string SingleCall::text_at(const ShapePoint& point) const {
+std::optional<std::string> SingleCall::text_at(const ShapePoint& point, const KnownSize& known_size) const {
   std::vector<int64_t> values;
-  for (const CallNumber& number : numbers) values.push_back(number.at(point));
+  for (const CallNumber& number : numbers) {
+    const std::optional<int64_t> value = number.at(point, known_size);
+    if (!value) return std::nullopt;
+    values.push_back(*value);
+  }
   return write_op_call(form, values);
 }
 
@@ -93,25 +113,59 @@ std::optional<std::vector<int64_t>> SingleCall::assign(const std::vector<int64_t
   return assigned;
 }
 
+namespace {
+
+/// Whether an allocation with these calls belongs to `call`: none differs, and one is the same.
+bool belongs_to(const CallInRuns& call, const std::vector<uint32_t>& calls) {
+  bool is_same = false;
+  for (size_t run = 0; run < calls.size(); ++run) {
+    if (calls[run] == OpCalls::kNone || call.calls[run] == OpCalls::kNone) continue;
+    if (calls[run] != call.calls[run]) return false;
+    is_same = true;
+  }
+  return is_same;
+}
+
+}  // namespace
+
+std::vector<CallInRuns> list_calls(const MergedSequence& merged) {
+  std::vector<CallInRuns> all;
+  for (uint32_t a = 0; a < merged.sequence.allocations.size(); ++a) {
+    std::vector<uint32_t> calls;
+    for (const auto& of_run : merged.calls) calls.push_back(of_run[a]);
+    if (std::ranges::count(calls, OpCalls::kNone) == std::ssize(calls)) continue;
+    if (all.empty() || !belongs_to(all.back(), calls)) all.push_back({.calls = calls});
+    all.back().allocations.push_back(a);
+    for (size_t run = 0; run < calls.size(); ++run) {
+      if (all.back().calls[run] == OpCalls::kNone) all.back().calls[run] = calls[run];
+    }
+  }
+  return all;
+}
+
 std::optional<SingleCall> find_single_call(const MergedSequence& merged, const std::vector<ShapePoint>& points,
-                                           uint32_t call, const std::vector<uint32_t>& allocations) {
+                                           const CallInRuns& call, const std::vector<EarlierSize>& earlier) {
   SingleCall single{.points = points};
-  for (const OpCalls& of_run : merged.op_calls) {
-    if (call >= of_run.calls.size()) return std::nullopt;
-    const std::string& form = of_run.forms[of_run.calls[call].form];
+  std::vector<ShapePoint> known_points;
+  std::vector<const OpCalls::Call*> known;
+  for (size_t run = 0; run < points.size(); ++run) {
+    if (call.calls[run] == OpCalls::kNone) continue;
+    known.push_back(&merged.op_calls[run].calls[call.calls[run]]);
+    known_points.push_back(points[run]);
+    const std::string& form = merged.op_calls[run].forms[known.back()->form];
     if (single.form.empty()) single.form = form;
     if (single.form != form) return std::nullopt;
   }
-  for (size_t n = 0; n < merged.op_calls.front().calls[call].numbers.size(); ++n) {
+  for (size_t n = 0; n < known.front()->numbers.size(); ++n) {
     std::vector<int64_t> values;
-    for (const OpCalls& of_run : merged.op_calls) values.push_back(of_run.calls[call].numbers[n]);
-    const auto found = fit_number(points, values);
+    for (const OpCalls::Call* of_run : known) values.push_back(of_run->numbers[n]);
+    const auto found = fit_number(known_points, values, earlier);
     if (!found) return std::nullopt;
     single.numbers.push_back(*found);
   }
   for (const auto& of_run : merged.sizes) {
     single.sizes.emplace_back();
-    for (const uint32_t allocation : allocations) single.sizes.back().push_back(of_run[allocation]);
+    for (const uint32_t allocation : call.allocations) single.sizes.back().push_back(of_run[allocation]);
   }
   return single;
 }

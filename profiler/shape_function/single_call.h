@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,14 +14,26 @@ namespace oomdiag {
 /// What a call that was made alone asked of the allocator, in order; nullopt where it could not be made.
 using MadeAlone = std::optional<std::vector<int64_t>>;
 
+/// The bytes that a rule gives at a point; nullopt where they are not known there.
+using KnownSize = std::function<std::optional<int64_t>(uint32_t rule)>;
+
 /// A whole number among the arguments of a call.
 struct CallNumber {
   Polynomial polynomial{};
-  std::vector<int64_t>
-      multiples{};  ///< each dimension is rounded up to a multiple of this first, as kernels pad a length to 32
+  /// Each dimension is rounded up to a multiple of this first, as kernels pad a length to 32.
+  std::vector<int64_t> multiples{};
+  /// In place of those: the elements of what an earlier call made, as of the space that an RNN reserves for its backward pass.
+  std::optional<uint32_t> rule{};
+  int64_t element_bytes = 1;  ///< … each of so many bytes
 
-  int64_t at(const ShapePoint& point) const;
+  std::optional<int64_t> at(const ShapePoint& point, const KnownSize& known_size) const;
   bool operator==(const CallNumber&) const = default;
+};
+
+/// An allocation of an earlier call whose size no polynomial gives.
+struct EarlierSize {
+  uint32_t rule = 0;
+  std::vector<int64_t> sizes{};  ///< in each run
 };
 
 /// An operator call that allocates what no polynomial gives, as a workspace that a library chooses. Its arguments are polynomials,
@@ -38,7 +51,8 @@ struct SingleCall {
   State state = State::unproved;  ///< proved: alone it allocated in every point of the runs what it did in the program
   std::vector<bool> lacks{};      ///< of each allocation, once proved: not made when the call is made again
 
-  std::string text_at(const ShapePoint& point) const;
+  /// nullopt where it depends on a size that is not known there.
+  std::optional<std::string> text_at(const ShapePoint& point, const KnownSize& known_size) const;
   /// Compares what it made alone in the points of the runs, in their order, and sets `state`.
   void prove(const std::vector<MadeAlone>& made);
   /// Of each allocation its size at another point, -1 where it lacks; nullopt where what it made fits no run's allocations, or
@@ -53,9 +67,17 @@ struct CallAtPoint {
   std::string text{};
 };
 
-/// The call with this number in each run of the merged ones, with these allocations of the merged sequence; nullopt where its
-/// arguments are not known or no polynomial gives one of them.
+/// A call in the runs of a merged sequence.
+struct CallInRuns {
+  std::vector<uint32_t> calls{};        ///< index into each run's OpCalls; kNone where it made nothing there
+  std::vector<uint32_t> allocations{};  ///< of the merged sequence, in order
+};
+
+/// The calls that allocated something, in order. What two runs call by different numbers may still be one call: its allocations are.
+std::vector<CallInRuns> list_calls(const MergedSequence& merged);
+
+/// nullopt where its arguments are not known or one of them follows from nothing. `points` are those of the runs.
 std::optional<SingleCall> find_single_call(const MergedSequence& merged, const std::vector<ShapePoint>& points,
-                                           uint32_t call, const std::vector<uint32_t>& allocations);
+                                           const CallInRuns& call, const std::vector<EarlierSize>& earlier);
 
 }  // namespace oomdiag

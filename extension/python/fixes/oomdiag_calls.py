@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-NAMES = {"ComplexHalf": torch.complex32, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128}
+NAMES = {"Byte": torch.uint8, "Char": torch.int8, "ComplexHalf": torch.complex32, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128}
 MAX_HISTORY = 1 << 16
 
 
@@ -20,22 +20,36 @@ def dtype_of(name):
     return NAMES.get(name) or getattr(torch, name.lower())
 
 
-def tensor_of(dtype, sizes, strides, requires_grad, is_on_gpu, in_grad_mode):
-    made = torch.empty_strided(sizes, strides, dtype=dtype_of(dtype), device="cuda" if is_on_gpu else "cpu")
-    if not (requires_grad and in_grad_mode):
-        return made
-    return made.requires_grad_().as_strided(sizes, strides)  # no leaf, which operators may not write to
+class Tensors:
+    """The tensors of a call. Those of one storage there have one here."""
 
+    def __init__(self, arguments, in_grad_mode):
+        self._in_grad_mode, self._extents, self._made = in_grad_mode, {}, {}
+        self.arguments = [self._argument_of(value, self._measure) for value in arguments]
+        self.arguments = [self._argument_of(value, self._make) for value in arguments]
 
-def argument_of(value, in_grad_mode):
-    if isinstance(value, list):
-        return [argument_of(element, in_grad_mode) for element in value]
-    if not isinstance(value, dict):
-        return value
-    (kind, content), = value.items()
-    if kind == "t":
-        return tensor_of(*content, in_grad_mode)
-    return float.fromhex(content) if kind == "f" else content
+    def _argument_of(self, value, of_tensor):
+        if isinstance(value, list):
+            return [self._argument_of(element, of_tensor) for element in value]
+        if not isinstance(value, dict):
+            return value
+        (kind, content), = value.items()
+        if kind == "t":
+            return of_tensor(*content)
+        return float.fromhex(content) if kind == "f" else content
+
+    def _measure(self, dtype, sizes, strides, requires_grad, is_on_gpu, storage, offset):
+        end = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides)) + 1 if 0 not in sizes else 0
+        self._extents.setdefault(storage, []).append((offset, end))
+
+    def _make(self, dtype, sizes, strides, requires_grad, is_on_gpu, storage, offset):
+        first = min(begin for begin, _ in self._extents[storage])
+        length = max(max(end for _, end in self._extents[storage]) - first, 0)
+        key = storage, dtype, requires_grad and self._in_grad_mode
+        if key not in self._made:
+            self._made[key] = torch.empty(length, dtype=dtype_of(dtype), device="cuda" if is_on_gpu else "cpu")
+            self._made[key].requires_grad_(key[2])  # what is written to is a view: a leaf must not be
+        return self._made[key].as_strided(sizes, strides, offset - first)
 
 
 def set_mode(mode):
@@ -69,9 +83,8 @@ def sizes_of(call):
     operator = getattr(getattr(getattr(torch.ops, package), short), overload or "default")
     sizes = None
     for _ in range(2):
-        arguments = [argument_of(value, in_grad_mode) for value in call["in"]]
         with torch.set_grad_enabled(in_grad_mode):
-            sizes = requests_of(operator, arguments)
+            sizes = requests_of(operator, Tensors(call["in"], in_grad_mode).arguments)
     return sizes
 
 

@@ -1,20 +1,22 @@
-#include "profiler/shape_function/single_call.h"
-
 #include <sstream>
 
 #include "profiler/shape_function/evaluate.h"
+#include "profiler/shape_function/single_call.h"
 #include "tests/catch.h"
 #include "tests/event_builder.h"
 
 namespace oomdiag {
 namespace {
 
-constexpr char kForm[] = R"({"op":["aten::sum","dim_IntList"],"mode":"----fm-","in":[{"t":["Float",[#,#],[#,#],false,true]}]})";
+constexpr char kForm[] =
+    R"({"op":["aten::sum","dim_IntList"],"mode":"----fm-","in":[{"t":["Float",[#,#],[#,#],false,true]}]})";
 
 /// The bytes of a workspace of which no polynomial tells: three rounds of pages, then one for each batch.
 int64_t workspace_of(int64_t batch) { return batch < 10 ? 0 : (batch / 7) * 4_MiB; }
 
-OpCalls call_with(uint32_t id, int64_t batch) { return {.calls = {{.id = id, .form = 0, .numbers = {batch, 8, 8, 1}}}, .forms = {kForm}}; }
+OpCalls call_with(uint32_t id, int64_t batch) {
+  return {.calls = {{.id = id, .form = 0, .numbers = {batch, 8, 8, 1}}}, .forms = {kForm}};
+}
 
 /// Weights, and an operator that returns a tensor and takes a workspace meanwhile.
 AllocationSequence run(int64_t batch) {
@@ -103,10 +105,10 @@ TEST_CASE("a length that a kernel pads is a number that follows it", "[shape_fun
     merged.sizes.push_back({});
     merged.calls.push_back({});
   }
-  const auto call = find_single_call(merged, points, 0, {});
+  const auto call = find_single_call(merged, points, {.calls = {0, 0, 0, 0}}, {});
   REQUIRE(call);
   CHECK(call->numbers.front().multiples == std::vector<int64_t>{32});
-  CHECK(call->numbers.front().at({97}) == 128);
+  CHECK(call->numbers.front().at({97}, nullptr) == 128);
 }
 
 TEST_CASE("allocations that belong to the process may be missing when a call is made again", "[shape_function]") {
