@@ -13,9 +13,11 @@ MadeAlone parse_sizes(const std::string& line) {
   const auto sizes = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!sizes.is_array()) return std::nullopt;
   std::vector<int64_t> made;
+  int64_t requests = 0;
   for (const auto& size : sizes) {
-    if (!size.is_number_integer()) return std::nullopt;
+    if (!size.is_number_integer() || size.get<int64_t>() < -requests) return std::nullopt;
     made.push_back(size.get<int64_t>());
+    requests += made.back() >= 0 ? 1 : 0;
   }
   return made;
 }

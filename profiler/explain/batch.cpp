@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "profiler/explain/explain.h"
 #include "profiler/explain/shape.h"
@@ -44,20 +45,29 @@ BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_
 std::optional<int64_t> find_batch(const MemoryState& state) {
   constexpr int64_t kLeast = 2;
   std::map<int64_t, int64_t> bytes_by_first_size;
+  std::set<int64_t> of_inputs;
   int64_t all = 0;
   for (const LiveBlock& block : state.blocks) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
     const bool counts = block.category == Category::activation || block.category == Category::input;
     if (!counts || block.pending_free || shape.size() < 2) continue;  // of one size are biases and counts
     if (block.category == Category::input && shape.front() == 1) return std::nullopt;  // tokens of one sequence
+    if (block.category == Category::input) of_inputs.insert(shape.front());
     bytes_by_first_size[shape.front()] += block.bytes;
     all += block.bytes;
   }
-  for (const auto& [candidate, own] : bytes_by_first_size) {
-    if (candidate < kLeast || own < all / 20) continue;  // leaves twenty candidates at most
+  const auto divides_most = [&](int64_t candidate) {
     int64_t divisible = 0;
     for (const auto& [size, bytes] : bytes_by_first_size) divisible += size % candidate == 0 ? bytes : 0;
-    if (divisible >= all / 5 * 4) return candidate;
+    return divisible >= all / 5 * 4;
+  };
+  for (auto candidate = of_inputs.rbegin(); candidate != of_inputs.rend(); ++candidate) {
+    if (*candidate >= kLeast && divides_most(*candidate))
+      return *candidate;  // the state of an RNN is [layers, batch, …]
+  }
+  for (const auto& [candidate, own] : bytes_by_first_size) {
+    if (candidate < kLeast || own < all / 20) continue;  // leaves twenty candidates at most
+    if (divides_most(candidate)) return candidate;
   }
   return std::nullopt;
 }

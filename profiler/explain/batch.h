@@ -16,8 +16,9 @@ BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_
 /// The largest b with bytes(b) ≤ available_bytes; 0 where none is known.
 int64_t largest_batch_by_bytes(const BatchModel& model, int64_t available_bytes);
 
-/// The batch size that the shapes of a moment show: the smallest first size that some saved tensor has, and that divides the
-/// first sizes of those that hold four fifths of the bytes ([8, 1024, 768] and [8192, 3072]: 8). None where there is no such.
+/// The batch size that the shapes of a moment show: the largest first size that an input has, else the smallest that some saved
+/// tensor has; it must divide the first sizes of those that hold four fifths of the bytes ([8, 1024, 768] and
+/// [8192, 3072]: 8). None where there is no such.
 std::optional<int64_t> find_batch(const MemoryState& state);
 
 }  // namespace oomdiag

@@ -14,69 +14,118 @@ using Structure = ShapeFunction::Structure;
 
 constexpr int64_t kAllThereIs = kMaxBytes;
 
-/// The size of each rule at a point.
-std::vector<SizeEstimate> sizes_at(const ShapeFunction& function, const ShapePoint& point) {
-  std::vector<SizeEstimate> sizes;
-  for (const SizeRule& rule : function.rules()) sizes.push_back(rule.at(point));
-  return sizes;
-}
-
 /// Which of the sizes that an allocation may have.
 using Bytes = int64_t SizeEstimate::*;
+
+/// A structure at a point: the size of each rule, and of each call what it does in place of its allocations in the runs, or null.
+struct AtPoint {
+  const Structure& from;
+  std::vector<SizeEstimate> sizes{};
+  std::vector<const std::vector<int64_t>*> scripts{};
+
+  bool has_script(uint32_t allocation) const {
+    const uint32_t call = from.call_of[allocation];
+    return call != OpCalls::kNone && scripts[call] != nullptr;
+  }
+};
+
+AtPoint compute_at(const ShapeFunction& function, const ShapePoint& point) {
+  AtPoint at{.from = function.nearest(point)};
+  for (const SizeRule& rule : function.rules()) at.sizes.push_back(rule.at(point));
+  for (const auto& call : at.from.calls) at.scripts.push_back(function.script_of(call, point));
+  return at;
+}
 
 /// Walks the items of a structure with the sizes of a point. `visit(item)` comes after each; it ends the walk by false.
 class Walk {
  public:
-  Walk(const Structure& from, const std::vector<SizeEstimate>& sizes, Bytes bytes, int64_t room_bytes,
-       const AllocatorSettings& settings)
-      : from_(from),
-        sizes_(sizes),
+  Walk(const AtPoint& at, Bytes bytes, int64_t room_bytes, const AllocatorSettings& settings)
+      : at_(at),
         bytes_(bytes),
         allocator_(room_bytes, settings),
-        blocks_(from.sequence.allocations.size(), AllocatorSimulator::kRefused) {}
+        blocks_(at.from.sequence.allocations.size(), AllocatorSimulator::kRefused),
+        made_(at.scripts.size()) {}
 
-  int64_t bytes_of(uint32_t allocation) const { return sizes_[from_.rules[allocation]].*bytes_; }
   const AllocatorSimulator& allocator() const { return allocator_; }
+  int64_t refused_bytes() const { return refused_bytes_; }
 
   /// False where the device is full.
   bool step(const AllocationSequence::Item& item) {
-    if (item.kind != ItemKind::release_cached && bytes_of(item.allocation) == 0) return true;  // not made at this point
-    switch (item.kind) {
-      case ItemKind::alloc:
-        blocks_[item.allocation] =
-            allocator_.allocate(bytes_of(item.allocation), from_.sequence.allocations[item.allocation].group);
-        return blocks_[item.allocation] != AllocatorSimulator::kRefused;
-      case ItemKind::free:
-        allocator_.free(blocks_[item.allocation]);
-        return true;
-      case ItemKind::free_requested:
-        allocator_.request_free(blocks_[item.allocation]);
-        return true;
-      case ItemKind::free_completed:
-        allocator_.complete_free(blocks_[item.allocation]);
-        return true;
-      case ItemKind::release_cached:
-        allocator_.release_cached();
-        return true;
+    if (item.kind == ItemKind::release_cached) {
+      allocator_.release_cached();
+      return true;
     }
+    if (at_.has_script(item.allocation)) return step_of_script(item);
+    const int64_t bytes = at_.sizes[at_.from.rules[item.allocation]].*bytes_;
+    if (bytes == 0) return true;  // not made at this point
+    if (item.kind == ItemKind::alloc) return allocate(bytes, item.allocation, blocks_[item.allocation]);
+    free(item.kind, blocks_[item.allocation]);
     return true;
   }
 
  private:
-  const Structure& from_;
-  const std::vector<SizeEstimate>& sizes_;
+  bool allocate(int64_t bytes, uint32_t like, uint32_t& block) {
+    block = allocator_.allocate(bytes, at_.from.sequence.allocations[like].group);
+    if (block == AllocatorSimulator::kRefused) refused_bytes_ = bytes;
+    return block != AllocatorSimulator::kRefused;
+  }
+
+  void free(ItemKind kind, uint32_t block) {
+    if (kind == ItemKind::free) allocator_.free(block);
+    if (kind == ItemKind::free_requested) allocator_.request_free(block);
+    if (kind == ItemKind::free_completed) allocator_.complete_free(block);
+  }
+
+  /// The call as a whole at its first allocation; of the others only the frees of its results are left.
+  bool step_of_script(const AllocationSequence::Item& item) {
+    const uint32_t call = at_.from.call_of[item.allocation];
+    if (item.kind == ItemKind::alloc) {
+      if (made_[call]) return true;
+      made_[call] = true;
+      return make_call(call);
+    }
+    if (blocks_[item.allocation] != AllocatorSimulator::kRefused) free(item.kind, blocks_[item.allocation]);
+    return true;
+  }
+
+  bool make_call(uint32_t call) {
+    const std::vector<uint32_t>& allocations = at_.from.calls[call].allocations;
+    std::vector<uint32_t> made;
+    std::vector<bool> is_left;
+    for (const int64_t event : *at_.scripts[call]) {
+      if (event < 0) {
+        const auto index = static_cast<size_t>(-event - 1);
+        allocator_.free(made.at(index));
+        is_left.at(index) = false;
+        continue;
+      }
+      is_left.push_back(true);
+      if (!allocate(event, allocations.front(), made.emplace_back())) return false;
+    }
+    size_t next = 0;
+    for (const uint32_t allocation : allocations) {
+      if (at_.from.sequence.allocations[allocation].is_temporary) continue;
+      while (next < made.size() && !is_left[next]) ++next;
+      if (next < made.size()) blocks_[allocation] = made[next++];
+    }
+    return true;
+  }
+
+  const AtPoint& at_;
   Bytes bytes_;
   AllocatorSimulator allocator_;
   std::vector<uint32_t> blocks_;
+  std::vector<bool> made_;  ///< of each call with a script
+  int64_t refused_bytes_ = 0;
 };
 
 uint32_t step_of(const AllocationSequence& sequence, size_t item) {
   return 1 + static_cast<uint32_t>(std::ranges::upper_bound(sequence.step_ends, item) - sequence.step_ends.begin());
 }
 
-ShapeEstimate walk_through(const Structure& from, const std::vector<SizeEstimate>& sizes, Bytes bytes,
-                           int64_t room_bytes, const AllocatorSettings& settings) {
-  Walk walk(from, sizes, bytes, room_bytes, settings);
+ShapeEstimate walk_through(const AtPoint& at, Bytes bytes, int64_t room_bytes, const AllocatorSettings& settings) {
+  Walk walk(at, bytes, room_bytes, settings);
+  const Structure& from = at.from;
   ShapeEstimate estimate{.fits = true};
   const auto& items = from.sequence.items;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -84,7 +133,7 @@ ShapeEstimate walk_through(const Structure& from, const std::vector<SizeEstimate
     estimate.fits = false;
     estimate.step = step_of(from.sequence, i);
     estimate.place = from.sequence.places[from.sequence.allocations[items[i].allocation].context];
-    estimate.requested_bytes = walk.bytes_of(items[i].allocation);
+    estimate.requested_bytes = walk.refused_bytes();
     break;
   }
   estimate.peak_allocated_bytes = walk.allocator().peak_allocated_bytes();
@@ -94,14 +143,13 @@ ShapeEstimate walk_through(const Structure& from, const std::vector<SizeEstimate
 }
 
 /// Names the largest allocation whose size is not known; null where all are.
-const AllocationSequence::Allocation* find_doubtful(const Structure& from, const std::vector<SizeEstimate>& sizes,
-                                                    ShapeEstimate& estimate) {
+const AllocationSequence::Allocation* find_doubtful(const AtPoint& at, ShapeEstimate& estimate) {
   const AllocationSequence::Allocation* largest = nullptr;
-  for (size_t a = 0; a < from.rules.size(); ++a) {
-    const SizeEstimate& size = sizes[from.rules[a]];
-    if (size.is_exact() || (largest != nullptr && size.bytes <= estimate.doubtful_bytes)) continue;
+  for (uint32_t a = 0; a < at.from.rules.size(); ++a) {
+    const SizeEstimate& size = at.sizes[at.from.rules[a]];
+    if (size.is_exact() || at.has_script(a) || (largest != nullptr && size.bytes <= estimate.doubtful_bytes)) continue;
     estimate.doubtful_bytes = size.bytes;
-    largest = &from.sequence.allocations[a];
+    largest = &at.from.sequence.allocations[a];
   }
   return largest;
 }
@@ -110,25 +158,25 @@ const AllocationSequence::Allocation* find_doubtful(const Structure& from, const
 
 ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, int64_t room_bytes,
                        const AllocatorSettings& settings) {
-  const Structure& from = function.nearest(point);
-  const std::vector<SizeEstimate> sizes = sizes_at(function, point);
-  ShapeEstimate estimate = walk_through(from, sizes, &SizeEstimate::bytes, room_bytes, settings);
-  if (!function.is_within_structure(point)) {
-    estimate.doubt = "runs around it differ in what they allocate";
+  const AtPoint at = compute_at(function, point);
+  ShapeEstimate estimate = walk_through(at, &SizeEstimate::bytes, room_bytes, settings);
+  if (function.has_new_one(point) || !function.is_within_structure(point)) {
+    estimate.doubt = function.has_new_one(point) ? "no run that it was learned from had a 1 there"
+                                                 : "runs around it differ in what they allocate";
     estimate.allocated_is_exact = estimate.reserved_is_exact = false;
     return estimate;
   }
-  const AllocationSequence::Allocation* const doubtful = find_doubtful(from, sizes, estimate);
+  const AllocationSequence::Allocation* const doubtful = find_doubtful(at, estimate);
   if (doubtful == nullptr) return estimate;
   for (const Bytes extreme : {&SizeEstimate::least, &SizeEstimate::most}) {
-    const ShapeEstimate other = walk_through(from, sizes, extreme, room_bytes, settings);
+    const ShapeEstimate other = walk_through(at, extreme, room_bytes, settings);
     const bool is_same = other.fits == estimate.fits;
     estimate.allocated_is_exact &= is_same && other.peak_allocated_bytes == estimate.peak_allocated_bytes;
     estimate.reserved_is_exact &= is_same && other.peak_reserved_bytes == estimate.peak_reserved_bytes;
   }
   if (!estimate.is_exact()) {
     estimate.doubt =
-        fmt::format("no polynomial gives the size of an allocation of {}", from.sequence.places[doubtful->context]);
+        fmt::format("no polynomial gives the size of an allocation of {}", at.from.sequence.places[doubtful->context]);
   }
   return estimate;
 }
@@ -138,9 +186,9 @@ ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, i
 }
 
 Polynomial peak_formula(const ShapeFunction& function, const ShapePoint& point) {
-  const Structure& from = function.nearest(point);
-  const std::vector<SizeEstimate> sizes = sizes_at(function, point);
-  Walk walk(from, sizes, &SizeEstimate::bytes, kAllThereIs, from.sequence.settings);
+  const AtPoint at = compute_at(function, point);
+  const Structure& from = at.from;
+  Walk walk(at, &SizeEstimate::bytes, kAllThereIs, from.sequence.settings);
   size_t end = 0;
   int64_t peak = 0;
   const auto& items = from.sequence.items;

@@ -161,6 +161,7 @@ std::optional<std::string> ShapeFunction::text_of(const SingleCall& call, const 
 // Calls of one text and of the same sizes in all runs are one. Allocations of unknown size get rules of their own by call, as two
 // that were equal in all runs may differ elsewhere.
 void ShapeFunction::find_single_calls(const MergedSequence& merged, Structure& structure) {
+  structure.call_of.assign(structure.rules.size(), OpCalls::kNone);
   std::map<std::string, uint32_t> known;  // by texts and sizes
   std::vector<EarlierSize> earlier;
   for (const CallInRuns& call : list_calls(merged)) {
@@ -186,11 +187,13 @@ void ShapeFunction::find_single_calls(const MergedSequence& merged, Structure& s
         earlier.push_back({.rule = single->rules.back()});
         for (const auto& of_run : single->sizes) earlier.back().sizes.push_back(of_run[i]);
       }
-      structure.single_calls.push_back(entry->second);
       single_calls_.push_back(std::move(*single));
     }
-    for (size_t i = 0; i < allocations.size(); ++i)
+    for (size_t i = 0; i < allocations.size(); ++i) {
       structure.rules[allocations[i]] = single_calls_[entry->second].rules[i];
+      structure.call_of[allocations[i]] = static_cast<uint32_t>(structure.calls.size());
+    }
+    structure.calls.push_back({.single_call = entry->second, .allocations = allocations});
   }
 }
 
@@ -202,16 +205,22 @@ std::vector<CallAtPoint> ShapeFunction::list_unknown_calls(std::span<const Shape
     if (text && listed.insert({call, point}).second) wanted.push_back({.call = call, .point = point, .text = *text});
   };
   for (const ShapePoint& point : points) {
-    for (const uint32_t call : nearest(point).single_calls) {
-      for (const ShapePoint& of_run : single_calls_[call].points) add(call, of_run);
+    for (const CallInSequence& call : nearest(point).calls) {
+      for (const ShapePoint& of_run : single_calls_[call.single_call].points) add(call.single_call, of_run);
     }
   }
   for (const ShapePoint& point : points) {
-    for (const uint32_t call : nearest(point).single_calls) {
-      if (single_calls_[call].state != SingleCall::State::refuted) add(call, point);
+    for (const CallInSequence& call : nearest(point).calls) {
+      if (single_calls_[call.single_call].state != SingleCall::State::refuted) add(call.single_call, point);
     }
   }
   return wanted;
+}
+
+const std::vector<int64_t>* ShapeFunction::script_of(const CallInSequence& call, const ShapePoint& point) const {
+  const auto& scripts = single_calls_[call.single_call].scripts;
+  const auto found = scripts.find(point);
+  return found == scripts.end() ? nullptr : &found->second;
 }
 
 void ShapeFunction::take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made) {
@@ -236,8 +245,10 @@ void ShapeFunction::take(std::span<const CallAtPoint> calls, std::span<const Mad
 }
 
 void ShapeFunction::take_at_point(SingleCall& call, const ShapePoint& point, const MadeAlone& made) {
-  const auto sizes = made ? call.assign(*made) : std::nullopt;
-  if (!sizes || std::ranges::find(call.points, point) != call.points.end()) return;
+  if (!made || std::ranges::find(call.points, point) != call.points.end()) return;
+  const auto sizes = call.assign(*made);
+  if (!sizes && call.has_same_results(*made)) call.scripts[point] = *made;
+  if (!sizes) return;
   for (size_t a = 0; a < sizes->size(); ++a) {
     const SizeRule& rule = rules_[call.rules[a]];
     const bool is_other = rule.exact && (*sizes)[a] >= 0 && rule.polynomial.at(point) != (*sizes)[a];
@@ -265,7 +276,6 @@ const ShapeFunction::Structure& ShapeFunction::nearest(const ShapePoint& point) 
   return *std::ranges::min_element(structures_, {}, [&](const Structure& one) { return distance_to(one, point); });
 }
 
-// A dimension of one changes what is contiguous, and so which copies are made.
 bool ShapeFunction::has_new_one(const ShapePoint& point) const {
   for (size_t d = 0; d < point.size(); ++d) {
     const auto has_one = [&](const ShapePoint& of_run) { return of_run[d] == 1; };
@@ -279,7 +289,6 @@ bool ShapeFunction::has_new_one(const ShapePoint& point) const {
 bool ShapeFunction::is_within_structure(const ShapePoint& point) const {
   if (structures_.size() == 1 && structures_.front().points.size() == 1)
     return point == structures_.front().points.front();
-  if (has_new_one(point)) return false;
   if (structures_.size() == 1) return true;
   const Structure& near = nearest(point);
   const ShapePoint& run =

@@ -47,11 +47,17 @@ struct SizeRule {
 /// them.
 class ShapeFunction {
  public:
+  /// A call whose allocations' sizes no polynomial gives.
+  struct CallInSequence {
+    uint32_t single_call = 0;
+    std::vector<uint32_t> allocations{};
+  };
   struct Structure {
-    std::vector<ShapePoint> points{};      ///< of its runs
-    AllocationSequence sequence{};         ///< with all that any of them allocated
-    std::vector<uint32_t> rules{};         ///< of each allocation: index into rules()
-    std::vector<uint32_t> single_calls{};  ///< those that have allocations of unknown size, each kind once
+    std::vector<ShapePoint> points{};  ///< of its runs
+    AllocationSequence sequence{};     ///< with all that any of them allocated
+    std::vector<uint32_t> rules{};     ///< of each allocation: index into rules()
+    std::vector<CallInSequence> calls{};
+    std::vector<uint32_t> call_of{};  ///< of each allocation: index into `calls`, or OpCalls::kNone
   };
 
   /// Learns from these runs, of different points. `unknown` says why it could not.
@@ -64,16 +70,19 @@ class ShapeFunction {
   const Structure& nearest(const ShapePoint& point) const;
   /// Whether `point` and the run nearest to it have no breakpoint between them, as far as the other runs tell.
   bool is_within_structure(const ShapePoint& point) const;
+  /// A dimension is 1 that was 1 in no run: then other tensors are contiguous, so that other copies are made.
+  bool has_new_one(const ShapePoint& point) const;
 
   /// The operator calls that, made alone, tell the sizes at `points` that no polynomial gives; and, first, those at the points of
   /// the runs, which tell whether such a call alone allocates what it did in the program. Without those that were taken. Some can
   /// be made only when others are known, so list again after take().
   std::vector<CallAtPoint> list_unknown_calls(std::span<const ShapePoint> points) const;
+  /// What a call of a structure does at a point where it makes other allocations than in any run; null elsewhere.
+  const std::vector<int64_t>* script_of(const CallInSequence& call, const ShapePoint& point) const;
   /// What these calls allocated when they were made alone. From then on sizes that they tell are known, as those of a run are.
   void take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made);
 
  private:
-  bool has_new_one(const ShapePoint& point) const;
   void find_rules(const std::vector<MergedSequence>& merged);
   void find_single_calls(const MergedSequence& merged, Structure& structure);
   void take_at_point(SingleCall& call, const ShapePoint& point, const MadeAlone& made);

@@ -1,7 +1,10 @@
 #include "profiler/shape_function/single_call.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
+#include <utility>
 
 namespace oomdiag {
 namespace {
@@ -89,7 +92,7 @@ void SingleCall::prove(const std::vector<MadeAlone>& made) {
   std::optional<std::vector<bool>> common;
   for (size_t run = 0; run < points.size(); ++run) {
     if (!made[run]) return;
-    const auto lacking = find_lacking(sizes[run], may_lack, *made[run]);
+    const auto lacking = find_lacking(sizes[run], may_lack, requests_of(*made[run]));
     if (!lacking || (common && *common != *lacking)) return;
     common = lacking;
   }
@@ -98,48 +101,82 @@ void SingleCall::prove(const std::vector<MadeAlone>& made) {
 }
 
 std::optional<std::vector<int64_t>> SingleCall::assign(const std::vector<int64_t>& made) const {
+  const std::vector<int64_t> requests = requests_of(made);
   std::set<std::vector<bool>> ways;  // which allocations there are, of each run that made as many
   for (const auto& seen : sizes) {
     std::vector<bool> way(seen.size());
     for (size_t a = 0; a < seen.size(); ++a) way[a] = seen[a] > 0 && !lacks[a];
-    if (static_cast<size_t>(std::ranges::count(way, true)) == made.size()) ways.insert(way);
+    if (std::ranges::count(way, true) == std::ssize(requests)) ways.insert(way);
   }
   if (ways.size() != 1) return std::nullopt;
   std::vector<int64_t> assigned;
   size_t next = 0;
   for (size_t a = 0; a < lacks.size(); ++a) {
-    assigned.push_back(lacks[a] ? -1 : (*ways.begin())[a] ? made[next++] : 0);
+    assigned.push_back(lacks[a] ? -1 : (*ways.begin())[a] ? requests[next++] : 0);
   }
   return assigned;
 }
 
+bool SingleCall::has_same_results(const std::vector<int64_t>& made) const {
+  const auto given_back = std::ranges::count_if(made, [](int64_t one) { return one < 0; });
+  int64_t results = std::ssize(made) - 2 * given_back;
+  for (size_t a = 0; a < lacks.size(); ++a) {
+    if (!is_result[a] || lacks[a]) continue;
+    const bool is_always = std::ranges::all_of(sizes, [&](const auto& seen) { return seen[a] > 0; });
+    if (!is_always) return false;
+    --results;
+  }
+  return results == 0;
+}
+
+std::vector<int64_t> requests_of(const std::vector<int64_t>& made) {
+  std::vector<int64_t> requests;
+  std::ranges::copy_if(made, std::back_inserter(requests), [](int64_t one) { return one >= 0; });
+  return requests;
+}
+
 namespace {
 
-/// Whether an allocation with these calls belongs to `call`: none differs, and one is the same.
-bool belongs_to(const CallInRuns& call, const std::vector<uint32_t>& calls) {
-  bool is_same = false;
-  for (size_t run = 0; run < calls.size(); ++run) {
-    if (calls[run] == OpCalls::kNone || call.calls[run] == OpCalls::kNone) continue;
-    if (calls[run] != call.calls[run]) return false;
-    is_same = true;
+/// Whether two can be one call: no run has different ones.
+bool agree(const std::vector<uint32_t>& left, const std::vector<uint32_t>& right) {
+  for (size_t run = 0; run < left.size(); ++run) {
+    const bool are_known = left[run] != OpCalls::kNone && right[run] != OpCalls::kNone;
+    if (are_known && left[run] != right[run]) return false;
   }
-  return is_same;
+  return true;
+}
+
+void take_over(CallInRuns& call, const CallInRuns& other) {
+  call.allocations.insert(call.allocations.end(), other.allocations.begin(), other.allocations.end());
+  for (size_t run = 0; run < call.calls.size(); ++run) {
+    if (call.calls[run] == OpCalls::kNone) call.calls[run] = other.calls[run];
+  }
 }
 
 }  // namespace
 
+// Each allocation says which call it is of in the runs that made it. Two temporaries of one call that no run made together are joined by
+// a third allocation, as the call's result, which all runs made.
 std::vector<CallInRuns> list_calls(const MergedSequence& merged) {
   std::vector<CallInRuns> all;
+  std::map<std::pair<size_t, uint32_t>, size_t> by_number;  // by run and number there: index into `all`
   for (uint32_t a = 0; a < merged.sequence.allocations.size(); ++a) {
-    std::vector<uint32_t> calls;
-    for (const auto& of_run : merged.calls) calls.push_back(of_run[a]);
-    if (std::ranges::count(calls, OpCalls::kNone) == std::ssize(calls)) continue;
-    if (all.empty() || !belongs_to(all.back(), calls)) all.push_back({.calls = calls});
-    all.back().allocations.push_back(a);
-    for (size_t run = 0; run < calls.size(); ++run) {
-      if (all.back().calls[run] == OpCalls::kNone) all.back().calls[run] = calls[run];
+    CallInRuns own{.allocations = {a}};
+    for (const auto& of_run : merged.calls) own.calls.push_back(of_run[a]);
+    if (std::ranges::count(own.calls, OpCalls::kNone) == std::ssize(own.calls)) continue;
+    for (size_t run = 0; run < own.calls.size(); ++run) {
+      const auto known = by_number.find({run, own.calls[run]});
+      if (known == by_number.end() || !agree(own.calls, all[known->second].calls)) continue;
+      take_over(own, std::exchange(all[known->second], {.calls = std::vector(own.calls.size(), OpCalls::kNone)}));
     }
+    std::ranges::sort(own.allocations);
+    for (size_t run = 0; run < own.calls.size(); ++run) {
+      if (own.calls[run] != OpCalls::kNone) by_number[{run, own.calls[run]}] = all.size();
+    }
+    all.push_back(std::move(own));
   }
+  std::erase_if(all, [](const CallInRuns& call) { return call.allocations.empty(); });
+  std::ranges::sort(all, {}, [](const CallInRuns& call) { return call.allocations.front(); });
   return all;
 }
 
@@ -162,6 +199,9 @@ std::optional<SingleCall> find_single_call(const MergedSequence& merged, const s
     const auto found = fit_number(known_points, values, earlier);
     if (!found) return std::nullopt;
     single.numbers.push_back(*found);
+  }
+  for (const uint32_t allocation : call.allocations) {
+    single.is_result.push_back(!merged.sequence.allocations[allocation].is_temporary);
   }
   for (const auto& of_run : merged.sizes) {
     single.sizes.emplace_back();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,8 +12,12 @@
 
 namespace oomdiag {
 
-/// What a call that was made alone asked of the allocator, in order; nullopt where it could not be made.
+/// What a call that was made alone asked of the allocator, in order: the bytes of a request, or -n where it gave the n-th of them
+/// back. nullopt where it could not be made.
 using MadeAlone = std::optional<std::vector<int64_t>>;
+
+/// The bytes of the requests.
+std::vector<int64_t> requests_of(const std::vector<int64_t>& made);
 
 /// The bytes that a rule gives at a point; nullopt where they are not known there.
 using KnownSize = std::function<std::optional<int64_t>(uint32_t rule)>;
@@ -47,17 +52,23 @@ struct SingleCall {
   std::vector<ShapePoint> points{};           ///< of the runs
   std::vector<std::vector<int64_t>> sizes{};  ///< of each run: of each allocation, 0 where the run did not make it
   std::vector<bool> may_lack{};   ///< of each allocation: a polynomial gives it, and it may belong to the process
+  std::vector<bool> is_result{};  ///< of each allocation: the call itself did not free it
   std::vector<uint32_t> rules{};  ///< of each allocation
   State state = State::unproved;  ///< proved: alone it allocated in every point of the runs what it did in the program
   std::vector<bool> lacks{};      ///< of each allocation, once proved: not made when the call is made again
 
   /// nullopt where it depends on a size that is not known there.
   std::optional<std::string> text_at(const ShapePoint& point, const KnownSize& known_size) const;
+  /// What it does at points where it makes other allocations than in any run: all of it, in place of those.
+  std::map<ShapePoint, std::vector<int64_t>> scripts{};
+
   /// Compares what it made alone in the points of the runs, in their order, and sets `state`.
   void prove(const std::vector<MadeAlone>& made);
   /// Of each allocation its size at another point, -1 where it lacks; nullopt where what it made fits no run's allocations, or
   /// more than one way.
   std::optional<std::vector<int64_t>> assign(const std::vector<int64_t>& made) const;
+  /// Whether it leaves as many results as in every run.
+  bool has_same_results(const std::vector<int64_t>& made) const;
 };
 
 /// The call at a point.

@@ -34,6 +34,8 @@ def run(name, card, memory, batch):
 
 def claim_of(report):
     """The batch that was run and the largest that should fit, or None where the report names none."""
+    if "main_device" not in report:
+        return None
     batch = report["devices"][report["main_device"]].get("batch")
     return batch and (batch["batch"], batch["largest_batch"]) if batch and batch["largest_batch"] > batch["batch"] else None
 

@@ -2,8 +2,8 @@
 
     python oomdiag_calls.py CALLS SIZES
 
-CALLS has a call a line, as extension/record/op_arguments.h describes it. SIZES gets a line for each: a JSON list of the bytes that it
-requested of the GPU's allocator, in order, or null where it could not be made. Each is made twice, and the second time counts: a
+CALLS has a call a line, as extension/record/op_arguments.h describes it. SIZES gets a line for each: a JSON list of what it asked of
+the GPU's allocator, in order, or null where it could not be made: the bytes of a request, or -n where it gave the n-th of them back. Each is made twice, and the second time counts: a
 process makes workspaces of its own the first time. The tensors are those of the call in dtype, shape, strides and need of a gradient;
 what they hold is not. Run by `oomdiag fit` on a virtual device that has more memory than any call needs.
 """
@@ -63,7 +63,7 @@ def set_mode(mode):
 
 
 def requests_of(operator, arguments):
-    """The bytes that one call requests. The allocator's own history tells: it is begun anew for each."""
+    """What one call asks of the allocator, as main() writes it. The allocator's own history tells: it is begun anew for each."""
     places = operator._schema.arguments
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_HISTORY)
     try:
@@ -73,7 +73,15 @@ def requests_of(operator, arguments):
         traces = torch.cuda.memory._snapshot()["device_traces"]
     finally:
         torch.cuda.memory._record_memory_history(None)
-    return [entry["size"] for trace in traces for entry in trace if entry["action"] == "alloc"]
+    events, numbers, made = [], {}, 0
+    for entry in (entry for trace in traces for entry in trace):
+        if entry["action"] == "alloc":
+            made += 1
+            numbers[entry["addr"]] = made
+            events.append(entry["size"])
+        elif entry["action"] == "free_requested" and entry["addr"] in numbers:
+            events.append(-numbers.pop(entry["addr"]))
+    return events
 
 
 def sizes_of(call):

@@ -146,6 +146,11 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
                        .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
                        .state()) == std::nullopt);
   CHECK(find_batch(MemoryState{}) == std::nullopt);
+  CHECK(find_batch(Blocks()  // of tokens most is saved for all at once, and the inputs tell the sequences
+                       .add(Category::input, "tokens", 4_KiB, "[8, 64] int64")
+                       .add(Category::activation, "block", 64_KiB, "[8, 64, 32] float32")
+                       .add(Category::activation, "logits", 6_MiB, "[512, 3000] float32")
+                       .state()) == 8);
   CHECK(find_batch(Blocks()  // the tokens of one sequence are no batch
                        .add(Category::input, "ids", 1_MiB, "[1, 32768] int64")
                        .add(Category::activation, "h", 6_MiB, "[32768, 4096] float32")

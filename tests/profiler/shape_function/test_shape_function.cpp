@@ -42,6 +42,11 @@ TEST_CASE("three runs tell the peak of every batch", "[shape_function]") {
   CHECK(to_text(peak_formula(function, {20}), names) == "0.03 GiB + 8.00 MiB·batch");
 }
 
+TEST_CASE("a batch of one is doubted if no run had it", "[shape_function]") {
+  CHECK_FALSE(evaluate(learn({4, 16, 40}), {1}, 100_GiB).is_exact());
+  CHECK(evaluate(learn({1, 16, 40}), {1}, 100_GiB).is_exact());
+}
+
 TEST_CASE("a workspace that cannot set the peak makes no doubt", "[shape_function]") {
   const ShapeFunction function = ShapeFunction::learn({{{4}, run(4)},
                                                        {{16}, run(16)},

@@ -44,7 +44,7 @@ std::vector<MadeAlone> make_alone(const std::vector<CallAtPoint>& calls, int64_t
   for (const CallAtPoint& call : calls) {
     const int64_t batch = call.point.front(), workspace = workspace_of(batch) + too_much;
     made.push_back(std::vector<int64_t>{batch * 1_MiB});
-    if (workspace > 0) made.back()->push_back(workspace);
+    if (workspace > 0) made.back()->insert(made.back()->end(), {workspace, -2});
   }
   return made;
 }
@@ -113,11 +113,33 @@ TEST_CASE("a length that a kernel pads is a number that follows it", "[shape_fun
 
 TEST_CASE("allocations that belong to the process may be missing when a call is made again", "[shape_function]") {
   SingleCall call{.points = {{1}, {2}}, .sizes = {{8, 100, 0}, {8, 200, 30}}, .may_lack = {true, false, false}};
-  call.prove({{{100}}, {{200, 30}}});
+  call.prove({{{100}}, {{200, 30, -2}}});
   REQUIRE(call.state == SingleCall::State::proved);
   CHECK(call.assign({400}) == std::vector<int64_t>{-1, 400, 0});
   CHECK(call.assign({400, 50}) == std::vector<int64_t>{-1, 400, 50});
   CHECK_FALSE(call.assign({400, 50, 60}));
+}
+
+TEST_CASE("a call that takes another way at a point is played there as it was made", "[shape_function]") {
+  ShapeFunction function = learn();
+  const std::vector<ShapePoint> points{{50}};
+  const std::vector<CallAtPoint> calls = function.list_unknown_calls(points);
+  std::vector<MadeAlone> made = make_alone(calls);
+  made.back() = {200_MiB, -1, 50_MiB, 70_MiB, -3};  // two workspaces, one after the other
+  function.take(calls, made);
+  const ShapeEstimate estimate = evaluate(function, points.front(), 100_GiB);
+  CHECK(estimate.is_exact());
+  CHECK(estimate.peak_allocated_bytes == 230_MiB);
+}
+
+TEST_CASE("a call that leaves another number of results tells nothing", "[shape_function]") {
+  ShapeFunction function = learn();
+  const std::vector<ShapePoint> points{{50}};
+  const std::vector<CallAtPoint> calls = function.list_unknown_calls(points);
+  std::vector<MadeAlone> made = make_alone(calls);
+  made.back() = {200_MiB, 50_MiB, 70_MiB};
+  function.take(calls, made);
+  CHECK_FALSE(evaluate(function, points.front(), 100_GiB).is_exact());
 }
 
 TEST_CASE("a call that made as many allocations in two ways is not guessed at", "[shape_function]") {
