@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "profiler/replay/allocator/simulator.h"
 
@@ -48,6 +49,8 @@ class Walk {
 
   const AllocatorSimulator& allocator() const { return allocator_; }
   int64_t refused_bytes() const { return refused_bytes_; }
+  /// A convolution was refused its workspace, and was taken to go on with none.
+  bool went_without() const { return !refused_rules_.empty(); }
 
   /// False where the device is full.
   bool step(const AllocationSequence::Item& item) {
@@ -58,19 +61,28 @@ class Walk {
     if (at_.has_script(item.allocation)) return step_of_script(item);
     const int64_t bytes = at_.sizes[at_.from.rules[item.allocation]].*bytes_;
     if (bytes == 0) return true;  // not made at this point
-    if (item.kind == ItemKind::alloc) return allocate(bytes, item.allocation, blocks_[item.allocation]);
+    if (item.kind == ItemKind::alloc) {
+      const bool is_optional = at_.from.sequence.allocations[item.allocation].is_optional;
+      return allocate(bytes, item.allocation, is_optional, blocks_[item.allocation]);
+    }
     free(item.kind, blocks_[item.allocation]);
     return true;
   }
 
  private:
-  bool allocate(int64_t bytes, uint32_t like, uint32_t& block) {
+  /// False where the program ends there. The plan that a convolution has found is taken in later steps too.
+  bool allocate(int64_t bytes, uint32_t like, bool is_optional, uint32_t& block) {
+    const uint32_t rule = at_.from.rules[like];
+    if (is_optional && refused_rules_.contains(rule)) return true;
     block = allocator_.allocate(bytes, at_.from.sequence.allocations[like].group);
-    if (block == AllocatorSimulator::kRefused) refused_bytes_ = bytes;
-    return block != AllocatorSimulator::kRefused;
+    if (block != AllocatorSimulator::kRefused) return true;
+    if (is_optional) refused_rules_.insert(rule);
+    if (!is_optional) refused_bytes_ = bytes;
+    return is_optional;
   }
 
   void free(ItemKind kind, uint32_t block) {
+    if (block == AllocatorSimulator::kRefused) return;
     if (kind == ItemKind::free) allocator_.free(block);
     if (kind == ItemKind::free_requested) allocator_.request_free(block);
     if (kind == ItemKind::free_completed) allocator_.complete_free(block);
@@ -84,23 +96,25 @@ class Walk {
       made_[call] = true;
       return make_call(call);
     }
-    if (blocks_[item.allocation] != AllocatorSimulator::kRefused) free(item.kind, blocks_[item.allocation]);
+    free(item.kind, blocks_[item.allocation]);
     return true;
   }
 
   bool make_call(uint32_t call) {
     const std::vector<uint32_t>& allocations = at_.from.calls[call].allocations;
+    const std::vector<int64_t>& script = *at_.scripts[call];
+    const bool may_be_refused =
+        std::ranges::any_of(allocations, [&](uint32_t a) { return at_.from.sequence.allocations[a].is_optional; });
     std::vector<uint32_t> made;
     std::vector<bool> is_left;
-    for (const int64_t event : *at_.scripts[call]) {
+    for (const int64_t event : script) {
       if (event < 0) {
-        const auto index = static_cast<size_t>(-event - 1);
-        allocator_.free(made.at(index));
-        is_left.at(index) = false;
+        free(ItemKind::free, made.at(static_cast<size_t>(-event - 1)));
         continue;
       }
-      is_left.push_back(true);
-      if (!allocate(event, allocations.front(), made.emplace_back())) return false;
+      made.push_back(AllocatorSimulator::kRefused);
+      is_left.push_back(std::ranges::find(script, -std::ssize(made)) == script.end());
+      if (!allocate(event, allocations.front(), may_be_refused && !is_left.back(), made.back())) return false;
     }
     size_t next = 0;
     for (const uint32_t allocation : allocations) {
@@ -117,6 +131,7 @@ class Walk {
   std::vector<uint32_t> blocks_;
   std::vector<bool> made_;  ///< of each call with a script
   int64_t refused_bytes_ = 0;
+  std::set<uint32_t> refused_rules_;  ///< of workspaces
 };
 
 uint32_t step_of(const AllocationSequence& sequence, size_t item) {
@@ -139,6 +154,10 @@ ShapeEstimate walk_through(const AtPoint& at, Bytes bytes, int64_t room_bytes, c
   estimate.peak_allocated_bytes = walk.allocator().peak_allocated_bytes();
   estimate.peak_reserved_bytes = walk.allocator().peak_reserved_bytes();
   estimate.retries = walk.allocator().retries();
+  if (walk.went_without()) {
+    estimate.doubt = "a convolution is refused its workspace, and what it takes then is not known";
+    estimate.allocated_is_exact = estimate.reserved_is_exact = false;
+  }
   return estimate;
 }
 
@@ -167,7 +186,7 @@ ShapeEstimate evaluate(const ShapeFunction& function, const ShapePoint& point, i
     return estimate;
   }
   const AllocationSequence::Allocation* const doubtful = find_doubtful(at, estimate);
-  if (doubtful == nullptr) return estimate;
+  if (doubtful == nullptr || !estimate.doubt.empty()) return estimate;
   for (const Bytes extreme : {&SizeEstimate::least, &SizeEstimate::most}) {
     const ShapeEstimate other = walk_through(at, extreme, room_bytes, settings);
     const bool is_same = other.fits == estimate.fits;

@@ -20,6 +20,10 @@ bool is_convolution(std::string_view op) { return op.find("conv") != std::string
 
 }  // namespace
 
+bool goes_on_with_less(const Trace& trace, const Context& context) {
+  return is_convolution(trace.name(context.op)) || is_convolution(trace.name(context.inner));
+}
+
 void RefusalReader::read(const Event& event, uint64_t index) {
   if (!open_.empty()) [[unlikely]] {
     if (const auto open = open_.find(event.thread); open != open_.end()) {
@@ -47,13 +51,10 @@ void RefusalReader::read(const Event& event, uint64_t index) {
   refusals_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
 }
 
-// Outside of any op nothing absorbs an OOM, and no op_failed is written. ATen/native/cudnn/Conv_v7.cpp and Conv_v8.cpp catch
-// OutOfMemoryError, to try a plan with less workspace; no other op does.
+// Outside of any op nothing absorbs an OOM, and no op_failed is written.
 bool RefusalReader::can_be_absorbed(const Event& refusal) const {
   if (refusal.call_id == 0) return false;
-  if ((refusal.flags & kAskedByLibrary) != 0) return true;
-  const Context& context = trace_->context(refusal.context);
-  return is_convolution(trace_->name(context.op)) || is_convolution(trace_->name(context.inner));
+  return (refusal.flags & kAskedByLibrary) != 0 || goes_on_with_less(*trace_, trace_->context(refusal.context));
 }
 
 void RefusalReader::follow(const Event& event) {

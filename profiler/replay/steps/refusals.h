@@ -9,6 +9,10 @@
 
 namespace oomdiag {
 
+/// Whether an op there goes on with less workspace when it is refused one. ATen/native/cudnn/Conv_v7.cpp and Conv_v8.cpp catch
+/// OutOfMemoryError, to try the next plan; no other op does.
+bool goes_on_with_less(const Trace& trace, const Context& context);
+
 /// Decides how each OOM of a trace ended. The allocator's refusal alone says nothing: PyTorch's convolutions catch their own, and so
 /// do libraries that ask the driver. No other op does.
 ///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal

@@ -42,6 +42,17 @@ TEST_CASE("three runs tell the peak of every batch", "[shape_function]") {
   CHECK(to_text(peak_formula(function, {20}), names) == "0.03 GiB + 8.00 MiB·batch");
 }
 
+TEST_CASE("a convolution that is refused its workspace goes on, and that is doubted", "[shape_function]") {
+  const ShapeFunction function =
+      ShapeFunction::learn({{{4}, run(4, 40_MiB)}, {{16}, run(16, 160_MiB)}, {{40}, run(40, 400_MiB)}});
+  const ShapeEstimate roomy = evaluate(function, {20}, 100_GiB), tight = evaluate(function, {20}, 280_MiB);
+  CHECK(roomy.is_exact());
+  CHECK(tight.fits);
+  CHECK_FALSE(tight.is_exact());
+  CHECK(tight.peak_allocated_bytes == 190_MiB);
+  CHECK_FALSE(evaluate(function, {20}, 150_MiB).fits);  // what is no workspace must be given
+}
+
 TEST_CASE("a batch of one is doubted if no run had it", "[shape_function]") {
   CHECK_FALSE(evaluate(learn({4, 16, 40}), {1}, 100_GiB).is_exact());
   CHECK(evaluate(learn({1, 16, 40}), {1}, 100_GiB).is_exact());
