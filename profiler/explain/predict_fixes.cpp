@@ -137,6 +137,13 @@ std::vector<Fix> combine(const StepModel& model) {
   return pairs;
 }
 
+/// Where only a free block of the size is missing, the setting that needs none goes first.
+void put_segments_first(const StepModel& model, std::vector<Fix>& fixes) {
+  if (!model.is_fragmented) return;
+  std::ranges::stable_partition(
+      fixes, [](const Fix& fix) { return fix.id == "expandable_segments" && fix.predicted_fits.value_or(true); });
+}
+
 /// What is_better goes by, lower first.
 auto rank_of(const Fix& fix) {
   const std::optional<bool> fits = fix.fits ? fix.fits : fix.predicted_fits;
@@ -197,6 +204,7 @@ std::vector<Fix> predict_fixes(const StepModel& model) {
     for (Fix& pair : combine(model)) fixes.push_back(std::move(pair));
   }
   std::stable_sort(fixes.begin(), fixes.end(), is_better);
+  put_segments_first(model, fixes);
   return fixes;
 }
 
