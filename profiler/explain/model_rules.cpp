@@ -41,7 +41,8 @@ std::string_view optimizer_of(const LiveBlock& block) { return block.group.subst
 Found find_several_models(const ReasonFacts& facts) {
   std::map<std::pair<std::string_view, std::string_view>, std::pair<int64_t, int64_t>> names;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    if (block.category != Category::parameter || block.name.empty()) continue;
+    const bool is_inside = block.name.find('.') != block.name.npos;  // else it may be one of a list of layers
+    if (block.category != Category::parameter || !is_inside) continue;
     auto& [count, bytes] = names[{block.name, block.shape}];
     ++count;
     bytes += block.bytes;
@@ -53,7 +54,7 @@ Found find_several_models(const ReasonFacts& facts) {
     models = std::max(models, sums.first);
   }
   const Share all = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
-  if (models < 2 || !is_large(facts, twice) || !is_large(facts, all.bytes, 0.5)) return {};
+  if (models < 2 || !is_large(facts, twice, 0.15) || !is_large(facts, all.bytes, 0.5)) return {};
   return Reason{
       .id = {},
       .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",

@@ -180,33 +180,56 @@ std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}
 constexpr int64_t kManyRows = 500;
 constexpr int64_t kItems[] = {4, 2, 8, 1};  ///< bytes of an element, usual ones first
 
-/// The requested bytes as rows × rows (× width) of tensors whose shapes are known.
-Square factor_shapes(const ReasonFacts& facts, int64_t bytes) {
+/// Shapes of rows that live, weights left out: the product x @ weight.T is no pair of rows.
+std::set<std::vector<int64_t>> list_rows(const ReasonFacts& facts) {
   std::set<std::vector<int64_t>> shapes;
   for (const LiveBlock& block : facts.device.state.blocks) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
     const bool is_weight = is_of_models(block.category);
     if (!is_weight && shape.size() >= 2 && shape[shape.size() - 2] >= kManyRows) shapes.insert(shape);
   }
-  for (const int64_t item : kItems) {
-    for (const auto& a : shapes) {
-      for (const auto& b : shapes) {
-        std::vector<int64_t> pairs(a.begin(), a.end() - 1);
-        pairs.push_back(b[b.size() - 2]);
-        int64_t elements = item;
-        for (const int64_t size : pairs) elements *= size;
-        for (const int64_t width : {int64_t{1}, a.back()}) {
-          if (!is_of_size(bytes, elements * width)) continue;
-          if (width > 1) pairs.push_back(width);
-          return {.text = "the result is " + text_of(pairs),
+  return shapes;
+}
+
+/// So many elements as rows of `a` × rows of `b` (× columns of `a`).
+std::optional<Square> factor_rows(const std::vector<int64_t>& a, const std::vector<int64_t>& b, int64_t bytes,
+                                  int64_t item) {
+  std::vector<int64_t> pairs(a.begin(), a.end() - 1);
+  pairs.push_back(b[b.size() - 2]);
+  int64_t elements = 1;
+  for (const int64_t size : pairs) elements *= size;
+  for (const int64_t width : {int64_t{1}, a.back()}) {
+    if (!is_of_size(bytes, elements * item * width)) continue;
+    if (width > 1) pairs.push_back(width);
+    return Square{.text = "the result is " + text_of(pairs),
                   .bytes = bytes,
                   .batched = a.size() > 2 && a.back() >= 16 && width == 1,
                   .of_columns = a.back() == 1 && b.back() == 1};
-        }
-      }
-    }
   }
   return {};
+}
+
+/// The first that `factor(a, b, item)` finds, for a and b of `list`: of usual types, and best of those that have several columns.
+template <class List, class Factor>
+Square find_factors(const List& list, const Factor& factor) {
+  Square found;
+  for (const int64_t item : kItems) {
+    for (const auto& a : list) {
+      for (const auto& b : list) {
+        const std::optional<Square> square = factor(a, b, item);
+        if (square && !square->of_columns) return *square;
+        if (square && found.text.empty()) found = *square;
+      }
+    }
+    if (!found.text.empty()) break;
+  }
+  return found;
+}
+
+/// The requested bytes as rows × rows (× width) of tensors whose shapes are known.
+Square factor_shapes(const ReasonFacts& facts, int64_t bytes) {
+  return find_factors(list_rows(facts),
+                      [&](const auto& a, const auto& b, int64_t item) { return factor_rows(a, b, bytes, item); });
 }
 
 struct Rows {
@@ -227,26 +250,26 @@ std::optional<Rows> factor_elements(int64_t elements, int64_t a, int64_t b) {
   return {};
 }
 
-/// The same of tensors of which only the sizes are known.
-Square factor_sizes(const Expansion& found, int64_t bytes) {
-  for (const int64_t item : kItems) {
-    for (const LiveBlock* a : found.others) {
-      for (const LiveBlock* b : found.others) {
-        for (const int64_t of_operands : {4, 2, 8}) {
-          if (bytes % item != 0 || a->requested_bytes % of_operands != 0 || b->requested_bytes % of_operands != 0)
-            continue;
-          const auto rows =
-              factor_elements(bytes / item, a->requested_bytes / of_operands, b->requested_bytes / of_operands);
-          if (!rows) continue;
-          std::vector<int64_t> shape{rows->a, rows->b};
-          if (rows->width > 1) shape.push_back(rows->width);
-          return {
-              .text = "the result is as large as " + text_of(shape), .bytes = bytes, .of_columns = rows->columns == 1};
-        }
-      }
-    }
+/// The same of two tensors of which only the sizes are known.
+std::optional<Square> factor_pair(const LiveBlock& a, const LiveBlock& b, int64_t bytes, int64_t item) {
+  for (const int64_t of_operands : {4, 2, 8}) {
+    const bool whole =
+        bytes % item == 0 && a.requested_bytes % of_operands == 0 && b.requested_bytes % of_operands == 0;
+    if (!whole) continue;
+    const auto rows = factor_elements(bytes / item, a.requested_bytes / of_operands, b.requested_bytes / of_operands);
+    if (!rows) continue;
+    std::vector<int64_t> shape{rows->a, rows->b};
+    if (rows->width > 1) shape.push_back(rows->width);
+    return Square{
+        .text = "the result is as large as " + text_of(shape), .bytes = bytes, .of_columns = rows->columns == 1};
   }
   return {};
+}
+
+Square factor_sizes(const Expansion& expansion, int64_t bytes) {
+  return find_factors(expansion.others, [&](const LiveBlock* a, const LiveBlock* b, int64_t item) {
+    return factor_pair(*a, *b, bytes, item);
+  });
 }
 
 bool is_square(const std::vector<int64_t>& shape) {
@@ -312,13 +335,14 @@ Found find_all_pairs(const ReasonFacts& facts) {
     if (square.text.empty()) square = factor_sizes(*found, block->requested_bytes);
   }
   if (square.text.empty() && !distances) return {};
+  const bool multiplies = any_op(maker != nullptr ? *maker : failed->where, {"aten::matmul", "aten::mm", "aten::bmm"});
   const std::string what = square.text.empty() ? "the result is" : square.text + ",";
   return Reason{
       .id = {},
       .text = fmt::format("all pairs at once{}: {} rows × rows", at(maker != nullptr ? *maker : failed->where), what),
       .bytes = found ? found->bytes : failed->requested_bytes,
       .fix = "pairs_in_chunks",
-      .how = lines_for_pairs(square.of_columns)};
+      .how = lines_for_pairs(square.of_columns && !multiplies && !distances)};
 }
 
 Found find_enlarged(const ReasonFacts& facts) {

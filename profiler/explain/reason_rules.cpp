@@ -87,6 +87,20 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   return in_graph && keeps_nodes(facts);
 }
 
+/// The same where each step leaves one tensor behind: no variable refers to it, and one leads to as many nodes.
+bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
+  const int64_t blocks = growth.places.empty() ? 0 : growth.places.front().blocks;
+  const bool leads = std::ranges::any_of(
+      facts.device.referrers, [&](const Referrer& one) { return one.nodes >= std::max(blocks, kSeveralPasses); });
+  return growth.referrer.empty() && !growth.is_referred() && leads && is_kept_by_graph(facts, growth);
+}
+
+/// The variable that leads to most nodes.
+std::string_view find_graph_variable(const ReasonFacts& facts) {
+  const auto most = std::ranges::max_element(facts.device.referrers, {}, &Referrer::nodes);
+  return most == facts.device.referrers.end() || most->nodes == 0 ? std::string_view() : most->variable;
+}
+
 Reason reference_cycle(const std::string& what, int64_t bytes) {
   return {
       .id = {},
@@ -137,8 +151,12 @@ Found find_create_graph(const ReasonFacts& facts) {
 
 Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->kind != GrowthKind::retained_graph || keeps_outputs(facts, *growth)) return {};
-  const std::string_view keeps = growth->referrer.empty() ? "a tensor that is kept from each step" : growth->referrer;
+  if (growth == nullptr || growth->kind == GrowthKind::growing_buffer) return {};
+  const bool retained = growth->kind == GrowthKind::retained_graph ? !keeps_outputs(facts, *growth)
+                                                                   : is_kept_by_one_graph(facts, *growth);
+  if (!retained) return {};
+  const std::string_view variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
+  const std::string_view keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
   return Reason{
       .id = {},
       .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held), growing_text(*growth)),

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "profiler/explain/bytes_text.h"
@@ -52,6 +53,18 @@ int64_t count_beginnings(const StepAllocations& step) {
   });
 }
 
+/// How many modules of one name there are: of layers that no module around them calls, as many as layers.
+int64_t count_namesakes(const MemoryState& state) {
+  std::map<std::pair<std::string_view, std::string_view>, int64_t> counts;
+  int64_t most = 1;
+  for (const LiveBlock& block : state.blocks) {
+    if (block.category != Category::parameter || block.name.empty() || block.name.find('.') != block.name.npos)
+      continue;
+    most = std::max(most, ++counts[{block.name, block.shape}]);
+  }
+  return most;
+}
+
 // What nodes save is known of graphs that were walked; that a block is of a graph, of the whole step.
 KeptPasses count_passes(const ReasonFacts& f) {
   KeptPasses saved, in_graph;
@@ -65,6 +78,8 @@ KeptPasses count_passes(const ReasonFacts& f) {
     if (lives && block.in_graph && block.phase == Phase::forward) in_graph.add(block.made, block.bytes);
   }
   KeptPasses kept = in_graph.bytes > saved.bytes ? in_graph : saved;
+  const int64_t layers = count_namesakes(f.device.state);
+  kept.count = (kept.count + layers - 1) / layers;
   kept.count = std::min(kept.count, count_beginnings(f.device.step_allocations));
   return kept;
 }
@@ -218,6 +233,30 @@ Found computes_in_float64(const ReasonFacts& f) {
                 .fix = "float32"};
 }
 
+// Small tensors that stay keep large segments from being used again.
+Found finds_no_free_block(const ReasonFacts& f) {
+  if (f.cause != CauseKind::fragmentation) return {};
+  std::set<uint64_t> blocking;
+  int64_t pieces = 0;
+  for (const SegmentLayout& segment : f.device.state.segments) {
+    if (segment.used_bytes == 0 || segment.holes == 0) continue;
+    pieces += segment.holes;
+    blocking.insert(segment.blocked_by.begin(), segment.blocked_by.end());
+  }
+  std::map<std::string, int64_t> places;
+  for (const LiveBlock& block : f.device.state.blocks) {
+    if (blocking.contains(block.address)) ++places[short_place(block.made)];
+  }
+  const auto most = std::ranges::max_element(places, {}, [](const auto& entry) { return entry.second; });
+  const std::string made = most == places.end() || most->first.empty() ? "" : ", as those made at " + most->first;
+  return Reason{
+      .id = {},
+      .text = fmt::format("sizes differ from step to step: what is free lies in {} pieces between tensors that "
+                          "stay{}",
+                          pieces, made),
+      .fix = "segments_that_grow"};
+}
+
 /// The device had enough of memory, or had it been shared otherwise: what a program needs at once is not what to look at.
 bool had_enough(const ReasonFacts& f) {
   return f.cause && (*f.cause == CauseKind::fragmentation || *f.cause == CauseKind::pending_frees ||
@@ -271,6 +310,7 @@ constexpr ReasonRow kReasons[] = {
     {"large_layer", find_large_layer, false, true},
     {"model_states", find_model_states, false, true},
     {"batch_without_gradients", find_large_batch, false, true},
+    {"fragmentation", finds_no_free_block},
 };
 
 }  // namespace

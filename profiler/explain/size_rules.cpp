@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fix_rules.h"
 #include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
@@ -99,13 +100,14 @@ Found find_large_batch(const ReasonFacts& facts) {
   std::vector<std::string> lines{
       "y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"};
   if (convolves(facts)) lines.push_back("# one image is too large: model(x[..., :512]) and so on, tiles that overlap");
-  return Reason{
-      .id = {},
-      .text = fmt::format("the whole {} goes through {} at once{}", convolves(facts) ? "batch or image" : "batch",
-                          failed->where.module, graph ? ", without gradients" : ""),
-      .bytes = (work.bytes + failed->requested_bytes) / 2,
-      .fix = "split_batch",
-      .how = std::move(lines)};
+  return Reason{.id = {},
+                .text = fmt::format("the whole {} goes through the model at once{}: {} at layer '{}' ({})",
+                                    convolves(facts) ? "batch or image" : "batch", graph ? ", without gradients" : "",
+                                    with_unit(work.bytes + failed->requested_bytes), failed->where.module,
+                                    short_place(failed->where)),
+                .bytes = (work.bytes + failed->requested_bytes) / 2,
+                .fix = "split_batch",
+                .how = std::move(lines)};
 }
 
 }  // namespace oomdiag
