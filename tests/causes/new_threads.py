@@ -530,3 +530,162 @@ def share_of_the_card(fixed=False):
         x = torch.randn(4096, 2048, device="cuda")
         for adapter in adapters:
             x = adapter(x)
+
+
+# Looked up, and written, when the rules for all programs above were known.
+
+def likelihoods_of_all_samples(fixed=False):
+    model = nn.Sequential(*conv_net(32, 3), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 10)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    labels = torch.zeros(8, dtype=torch.long, device="cuda")
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images(8)), labels).backward()
+        optimizer.step()
+    likelihoods, fisher = [], [0] * len(list(model.parameters()))
+    for _ in range(30):
+        likelihood = model(images(8)).log_softmax(1)[:, 0].mean()
+        if fixed:
+            gradients = torch.autograd.grad(likelihood, list(model.parameters()))
+            fisher = [old + new.square() for old, new in zip(fisher, gradients)]
+        else:
+            likelihoods.append(likelihood)
+    if not fixed:
+        fisher = torch.autograd.grad(torch.stack(likelihoods).mean(), list(model.parameters()))
+    return len(fisher)
+
+
+def embeddings_of_notes(fixed=False):
+    text, picture = encoder(3), nn.Sequential(*conv_net(32, 2), nn.AdaptiveAvgPool2d(8), nn.Flatten()).cuda()
+    embeddings = []
+    with no_grad_if(fixed):
+        for _ in range(60):
+            of_text = F.normalize(text(tokens(2)).mean(1), dim=-1)
+            of_picture = F.normalize(picture(images(2)), dim=-1)
+            embeddings.append((of_text, of_picture))
+    return len(embeddings)
+
+
+def networks_of_earlier_tasks(fixed=False):
+    network = mlp(1024, 2048, 2048, 100)
+    earlier = []
+    for task in range(40):
+        optimizer = torch.optim.Adam(network.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            network(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        old = copy.deepcopy(network).requires_grad_(False)
+        earlier.append(old.cpu() if fixed else old)
+
+
+def video_on_the_card(fixed=False):
+    network = conv_net(32, 3).eval()
+    video = torch.randn(700, 3, 288, 288)
+    video = video if fixed else video.cuda()
+    features = []
+    with torch.no_grad():
+        for clip in video.split(16):
+            features.append(network(clip.cuda()).mean((2, 3)).cpu())
+    return torch.cat(features).shape
+
+
+def frames_decoded_at_once(fixed=False):
+    decoder = up_net(128).eval()
+    with torch.no_grad():
+        latents = torch.randn(25, 128, 32, 32, device="cuda")
+        frames = [decoder(part).cpu() for part in latents.split(2 if fixed else 25)]
+    return torch.cat(frames).shape
+
+
+def loss_of_a_column(fixed=False):
+    model = mlp(16, 64, 64, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        wanted = torch.randn(15_000, device="cuda")
+        predicted = model(torch.randn(15_000, 16, device="cuda"))
+        loss = ((predicted.squeeze(1) if fixed else predicted) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def classifier_of_flat_features(fixed=False):
+    pool = nn.AdaptiveAvgPool2d(7) if fixed else nn.Identity()
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), pool, nn.Flatten(),
+                          nn.Linear(32 * (49 if fixed else 80 * 80), 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        loss = F.cross_entropy(model(images(4, 160)), torch.zeros(4, dtype=torch.long, device="cuda"))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def tokens_of_whole_corpus(fixed=False):
+    corpus = torch.zeros(64, 2_400_000, dtype=torch.long)
+    words = nn.Embedding(10_000, 64).cuda()
+    corpus = corpus if fixed else corpus.to("cuda")
+    for part in corpus[:, :256].split(128, 1):
+        words(part.cuda()).square().mean().backward()
+
+
+def ranks_of_all_images(fixed=False):
+    features = F.normalize(torch.randn(16_000, 256, device="cuda"), dim=1)
+    best = []
+    for part in features.split(500 if fixed else 16_000):
+        scores = part @ features.T
+        best.append((scores.topk(20).indices if fixed else scores.argsort(1, descending=True)[:, :20]))
+    return torch.cat(best).shape
+
+
+def clusters_of_all_points(fixed=False):
+    points, centres = torch.randn(60_000, 32, device="cuda"), torch.randn(600, 32, device="cuda")
+    nearest = []
+    for part in points.split(1000 if fixed else 60_000):
+        distances = ((part.unsqueeze(1) - centres.unsqueeze(0)) ** 2.0).sum(-1)
+        nearest.append(distances.argmin(1))
+    return torch.cat(nearest).shape
+
+
+def memory_of_all_frames(fixed=False):
+    key_net, value_net = conv_net(32, 2).eval(), conv_net(32, 2).eval()
+    keys, values = None, None
+    with torch.no_grad():
+        for _ in range(200):
+            frame = images(2, 256)
+            key, value = key_net(frame).flatten(2), value_net(frame).flatten(2)
+            if fixed:
+                key, value = key.cpu(), value.cpu()
+            keys = key if keys is None else torch.cat([keys, key], 2)
+            values = value if values is None else torch.cat([values, value], 2)
+    return keys.shape
+
+
+class Reaction(nn.Module):
+    def __init__(self, channels=16):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(2, channels, 5, padding=2) for _ in range(3))
+        self.out = nn.Conv2d(channels, 2, 1)
+
+    def forward(self, state):
+        a, b, c = (layer(state) for layer in self.layers)
+        return state + 0.1 * self.out(a * b * c)
+
+
+def solution_over_all_windows(fixed=False):
+    model = Reaction().cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    state = torch.randn(1, 2, 256, 256, device="cuda")
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(30):
+            loss = 0
+            for _ in range(5):
+                state = model(state)
+                loss = loss + state.diff(dim=2).square().mean()
+            loss.backward(retain_graph=not fixed)
+            state = state.detach() if fixed else state
+        optimizer.step()
+        state = state.detach()

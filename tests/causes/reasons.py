@@ -194,6 +194,25 @@ def new_threads():
     return [dataclasses.replace(pattern, module="new_threads", held_back=number % 3 == 2) for number, pattern in enumerate(listed)]
 
 
+def newest_threads():
+    """Looked up when the rules for new_threads() were known."""
+    listed = [
+        Pattern("likelihoods_of_all_samples", "several_forward_passes", r"backward\(\)|autograd\.grad", "kuc2477/pytorch-ewc#5"),
+        Pattern("embeddings_of_notes", "evaluation_keeps_graphs", r"no_grad", "RyanWangZf/MedCLIP#33"),
+        Pattern("networks_of_earlier_tasks", "kept_tensors", r"\.cpu\(\)|\bdel\b", "WuYichen-97/SD-Lora-CL#11"),
+        Pattern("video_on_the_card", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)", "facebookresearch/co-tracker#126"),
+        Pattern("frames_decoded_at_once", "batch_without_gradients", r"split|chunk", "jeanne-wang/svd_keyframe_interpolation#4"),
+        Pattern("loss_of_a_column", "all_pairs", r"squeeze|view", "IntelLabs/matsciml#347"),
+        Pattern("classifier_of_flat_features", "large_layer", r"[Pp]ool", "huyvnphan/PyTorch_CIFAR10#9"),
+        Pattern("tokens_of_whole_corpus", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)", "kimiyoung/transformer-xl#63"),
+        Pattern("ranks_of_all_images", "all_pairs", r"split|chunk", "Xuanmeng-Zhang/gnn-re-ranking#2"),
+        Pattern("clusters_of_all_points", "all_pairs", r"split|chunk", "subhadarship/kmeans_pytorch#13"),
+        Pattern("memory_of_all_frames", "growing_buffer", r"\.cpu\(\)|host", "hkchengrex/STCN#3"),
+        Pattern("solution_over_all_windows", "graph_of_earlier_steps", r"detach", "isds-neu/PeRCNN#3"),
+    ]
+    return [dataclasses.replace(pattern, module="new_threads", held_back=number % 3 == 2) for number, pattern in enumerate(listed)]
+
+
 def job_of(pattern, fixed):
     return {"name": pattern.function + (", fixed" if fixed else ""), "module": pattern.module, "function": pattern.function,
             "arguments": {"fixed": True} if fixed else {}, "memory_mib": pattern.memory, "environment": pattern.environment,
@@ -227,10 +246,11 @@ def main():
     parser.add_argument("--threads", action="store_true", help="the programs of threads.py")
     parser.add_argument("--later", action="store_true", help="the programs of later_threads.py")
     parser.add_argument("--new", action="store_true", help="the programs of new_threads.py")
+    parser.add_argument("--newest", action="store_true", help="those of its end")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    listed = (new_threads() if options.new else later_threads() if options.later else threads() if options.threads
-              else patterns())
+    listed = (newest_threads() if options.newest else new_threads() if options.new else later_threads() if options.later
+              else threads() if options.threads else patterns())
     if options.quick:
         listed = patterns() + threads() + later_threads()
     chosen = [p for p in listed if (p.quick or not options.quick) and options.k in p.function
