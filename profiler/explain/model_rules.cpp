@@ -72,7 +72,7 @@ Found find_weight_copies(const ReasonFacts& facts) {
   return Reason{
       .id = {},
       .text = fmt::format("another copy of the model's weights is kept on the GPU{}: {} beside {} of parameters",
-                          at(copies.largest->made), with_unit(copies.bytes), with_unit(parameters)),
+                          at(copies.made()), with_unit(copies.bytes), with_unit(parameters)),
       .bytes = copies.bytes,
       .fix = "copies_on_host"};
 }
@@ -87,11 +87,11 @@ Found find_loaded(const ReasonFacts& facts) {
   });
   if (!is_large(facts, loaded.bytes, 0.25)) return {};
   return Reason{.id = {},
-                .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.largest->made),
+                .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.made()),
                                     with_unit(loaded.bytes)),
                 .bytes = loaded.bytes,
                 .fix = "load_to_host",
-                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.largest->made)}};
+                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made())}};
 }
 
 // Of a layer behind nn.Flatten, whose inputs are all positions of all channels.

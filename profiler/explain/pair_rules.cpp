@@ -44,7 +44,7 @@ bool is_data(const LiveBlock& block) {
 /// What the op that failed was to make, with what lives of as many elements; and the largest of what lives beside.
 struct Expansion {
   std::vector<const LiveBlock*> alike{};
-  std::vector<const LiveBlock*> others{};
+  std::vector<const LiveBlock*> others{};  ///< one of each size
   int64_t bytes = 0;
   int64_t largest_other_bytes = 0;
   Where failed{};
@@ -62,16 +62,27 @@ struct Expansion {
     }
     return maker;
   }
+
+  /// Whether one of the ops that made it is such a one.
+  template <class IsSuch>
+  bool has_op(const IsSuch& is_such) const {
+    return is_such(failed) || std::ranges::any_of(alike, [&](const LiveBlock* block) { return is_such(block->made); });
+  }
 };
 
 std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer) return {};
   Expansion found{.bytes = failed->requested_bytes, .failed = failed->where};
+  std::set<int64_t> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
     if (!is_data(block)) continue;
     const bool alike = is_of_as_many(block.requested_bytes, failed->requested_bytes);
-    (alike ? found.alike : found.others).push_back(&block);
+    if (alike) {
+      found.alike.push_back(&block);
+    } else if (sizes.insert(block.requested_bytes).second) {
+      found.others.push_back(&block);
+    }
     found.bytes += alike ? block.bytes : 0;
     if (!alike) found.largest_other_bytes = std::max(found.largest_other_bytes, block.requested_bytes);
   }
@@ -87,6 +98,12 @@ bool any_op(const Where& where, std::initializer_list<std::string_view> ops) {
 
 bool makes_distances(const Where& where) {
   return any_op(where, {"aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pairwise_distance"});
+}
+
+/// Rows of one column more than its operands have, whatever width they are of.
+bool multiplies(const Where& where) {
+  return makes_distances(where) || any_op(where, {"aten::matmul", "aten::mm", "aten::bmm", "aten::einsum",
+                                                  "aten::linalg_matmul", "aten::cosine_similarity"});
 }
 
 bool makes_pairs(const Where& where) {
@@ -178,6 +195,7 @@ struct Square {
 std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 constexpr int64_t kManyRows = 500;
+constexpr int64_t kMostColumnsOfBoxes = 8;
 constexpr int64_t kItems[] = {4, 2, 8, 1};  ///< bytes of an element, usual ones first
 
 /// Shapes of rows that live, weights left out: the product x @ weight.T is no pair of rows.
@@ -191,25 +209,23 @@ std::set<std::vector<int64_t>> list_rows(const ReasonFacts& facts) {
   return shapes;
 }
 
-/// So many elements as rows of `a` × rows of `b` (× columns of `a`).
+/// So many elements as rows of `a` × rows of `b`; of other ops than products also × columns of `a`.
 std::optional<Square> factor_rows(const std::vector<int64_t>& a, const std::vector<int64_t>& b, int64_t bytes,
-                                  int64_t item) {
+                                  int64_t item, bool of_product) {
   std::vector<int64_t> pairs(a.begin(), a.end() - 1);
   pairs.push_back(b[b.size() - 2]);
-  int64_t elements = 1;
+  const int64_t width = of_product ? 1 : a.back();
+  if (width > 1) pairs.push_back(width);
+  int64_t elements = item;
   for (const int64_t size : pairs) elements *= size;
-  for (const int64_t width : {int64_t{1}, a.back()}) {
-    if (!is_of_size(bytes, elements * item * width)) continue;
-    if (width > 1) pairs.push_back(width);
-    return Square{.text = "the result is " + text_of(pairs),
-                  .bytes = bytes,
-                  .batched = a.size() > 2 && a.back() >= 16 && width == 1,
-                  .of_columns = a.back() == 1 && b.back() == 1};
-  }
-  return {};
+  if (!is_of_size(bytes, elements)) return {};
+  return Square{.text = "the result is " + text_of(pairs),
+                .bytes = bytes,
+                .batched = a.size() > 2 && a.back() >= 16 && width == 1,
+                .of_columns = !of_product && a.back() == 1 && b.back() == 1};
 }
 
-/// The first that `factor(a, b, item)` finds, for a and b of `list`: of usual types, and best of those that have several columns.
+/// What `factor(a, b, item)` finds for a and b of `list`, of usual types first: best two columns, which are exactly as long.
 template <class List, class Factor>
 Square find_factors(const List& list, const Factor& factor) {
   Square found;
@@ -217,7 +233,7 @@ Square find_factors(const List& list, const Factor& factor) {
     for (const auto& a : list) {
       for (const auto& b : list) {
         const std::optional<Square> square = factor(a, b, item);
-        if (square && !square->of_columns) return *square;
+        if (square && square->of_columns) return *square;
         if (square && found.text.empty()) found = *square;
       }
     }
@@ -227,9 +243,10 @@ Square find_factors(const List& list, const Factor& factor) {
 }
 
 /// The requested bytes as rows × rows (× width) of tensors whose shapes are known.
-Square factor_shapes(const ReasonFacts& facts, int64_t bytes) {
-  return find_factors(list_rows(facts),
-                      [&](const auto& a, const auto& b, int64_t item) { return factor_rows(a, b, bytes, item); });
+Square factor_shapes(const ReasonFacts& facts, int64_t bytes, bool of_product) {
+  return find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) {
+    return factor_rows(a, b, bytes, item, of_product);
+  });
 }
 
 struct Rows {
@@ -237,13 +254,15 @@ struct Rows {
 };
 
 /// n × m × width of operands of n × d and m × d elements: of a product width is 1, of a difference d, and of boxes half of d.
-std::optional<Rows> factor_elements(int64_t elements, int64_t a, int64_t b) {
-  if (elements <= 0 || a <= 0 || a > (int64_t{1} << 62) / std::max<int64_t>(b, 1) || (a * b) % elements != 0) return {};
+std::optional<Rows> factor_elements(int64_t elements, int64_t a, int64_t b, bool of_product) {
+  if (elements <= 0 || a <= 0 || b <= 0 || a > (int64_t{1} << 62) / b || (a * b) % elements != 0) return {};
   const int64_t ratio = a * b / elements;  // d² / width
   const auto root = static_cast<int64_t>(std::llround(std::sqrt(static_cast<double>(ratio))));
-  for (const auto& [columns, width] :
-       {std::pair{root, int64_t{1}}, std::pair{ratio, ratio}, std::pair{ratio / 2, ratio / 4}}) {
+  const auto options = of_product ? std::vector{std::pair{root, int64_t{1}}}
+                                  : std::vector{std::pair{ratio, ratio}, std::pair{ratio / 2, ratio / 4}};
+  for (const auto& [columns, width] : options) {
     if (columns <= 0 || width <= 0 || columns * columns != ratio * width) continue;
+    if (width < columns && !of_product && columns > kMostColumnsOfBoxes) continue;
     if (a % columns != 0 || b % columns != 0 || a / columns < kManyRows || b / columns < kManyRows) continue;
     return Rows{.a = a / columns, .b = b / columns, .width = width, .columns = columns};
   }
@@ -251,25 +270,37 @@ std::optional<Rows> factor_elements(int64_t elements, int64_t a, int64_t b) {
 }
 
 /// The same of two tensors of which only the sizes are known.
-std::optional<Square> factor_pair(const LiveBlock& a, const LiveBlock& b, int64_t bytes, int64_t item) {
-  for (const int64_t of_operands : {4, 2, 8}) {
-    const bool whole =
-        bytes % item == 0 && a.requested_bytes % of_operands == 0 && b.requested_bytes % of_operands == 0;
-    if (!whole) continue;
-    const auto rows = factor_elements(bytes / item, a.requested_bytes / of_operands, b.requested_bytes / of_operands);
+std::optional<Square> factor_pair(const LiveBlock& a, const LiveBlock& b, int64_t bytes, int64_t item,
+                                  bool of_product) {
+  for (const int64_t type : {4, 2, 8}) {
+    if (bytes % item != 0 || a.requested_bytes % type != 0 || b.requested_bytes % type != 0) continue;
+    const auto rows = factor_elements(bytes / item, a.requested_bytes / type, b.requested_bytes / type, of_product);
     if (!rows) continue;
     std::vector<int64_t> shape{rows->a, rows->b};
     if (rows->width > 1) shape.push_back(rows->width);
-    return Square{
-        .text = "the result is as large as " + text_of(shape), .bytes = bytes, .of_columns = rows->columns == 1};
+    return Square{.text = "the result is as large as " + text_of(shape),
+                  .bytes = bytes,
+                  .of_columns = !of_product && rows->columns == 1};
   }
   return {};
 }
 
-Square factor_sizes(const Expansion& expansion, int64_t bytes) {
+Square factor_sizes(const Expansion& expansion, int64_t bytes, bool of_product) {
   return find_factors(expansion.others, [&](const LiveBlock* a, const LiveBlock* b, int64_t item) {
-    return factor_pair(*a, *b, bytes, item);
+    return factor_pair(*a, *b, bytes, item, of_product);
   });
+}
+
+/// By shapes where these are known; of what was requested, else of what lives of as many elements.
+Square factor_result(const ReasonFacts& facts, const Expansion& expansion, bool of_product) {
+  std::vector<int64_t> sizes{requested_bytes(facts)};
+  for (const LiveBlock* block : expansion.alike) sizes.push_back(block->requested_bytes);
+  for (const int64_t bytes : sizes) {
+    Square square = factor_shapes(facts, bytes, of_product);
+    if (square.text.empty()) square = factor_sizes(expansion, bytes, of_product);
+    if (!square.text.empty()) return square;
+  }
+  return {};
 }
 
 bool is_square(const std::vector<int64_t>& shape) {
@@ -304,10 +335,10 @@ Found find_attention_scores(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (scores.largest != nullptr) {
     shape = scores.largest->shape;
-    made = scores.largest->made;
+    made = scores.made();
   } else if (failed != nullptr && makes_attention_scores(failed->where) &&
              is_large(facts, failed->requested_bytes, 0.2)) {
-    const Square square = factor_shapes(facts, failed->requested_bytes);
+    const Square square = factor_shapes(facts, failed->requested_bytes, true);
     if (!square.batched) return {};
     shape = square.text;
     made = failed->where;
@@ -329,20 +360,17 @@ Found find_all_pairs(const ReasonFacts& facts) {
   const Where* maker = found ? found->find_maker(makes_pairs, keeps_size) : nullptr;
   const bool distances = makes_distances(failed->where) && is_large(facts, failed->requested_bytes);
   if (maker == nullptr && !distances) return {};
-  Square square = factor_shapes(facts, failed->requested_bytes);
-  if (square.text.empty() && found) square = factor_sizes(*found, failed->requested_bytes);
-  for (const LiveBlock* block : found ? found->alike : std::vector<const LiveBlock*>{}) {
-    if (square.text.empty()) square = factor_sizes(*found, block->requested_bytes);
-  }
+  const bool of_product = distances || found->has_op(multiplies);
+  Square square = found ? factor_result(facts, *found, of_product) : Square{};
+  if (square.text.empty() && found) square = factor_result(facts, *found, !of_product);
   if (square.text.empty() && !distances) return {};
-  const bool multiplies = any_op(maker != nullptr ? *maker : failed->where, {"aten::matmul", "aten::mm", "aten::bmm"});
+  const Where& where = maker != nullptr ? *maker : failed->where;
   const std::string what = square.text.empty() ? "the result is" : square.text + ",";
-  return Reason{
-      .id = {},
-      .text = fmt::format("all pairs at once{}: {} rows × rows", at(maker != nullptr ? *maker : failed->where), what),
-      .bytes = found ? found->bytes : failed->requested_bytes,
-      .fix = "pairs_in_chunks",
-      .how = lines_for_pairs(square.of_columns && !multiplies && !distances)};
+  return Reason{.id = {},
+                .text = fmt::format("all pairs at once{}: {} rows × rows", at(where), what),
+                .bytes = found ? found->bytes : failed->requested_bytes,
+                .fix = "pairs_in_chunks",
+                .how = lines_for_pairs(square.of_columns && !of_product)};
 }
 
 Found find_enlarged(const ReasonFacts& facts) {
@@ -366,7 +394,7 @@ Found find_dense_matrix(const ReasonFacts& facts) {
   const bool fails = failed != nullptr && is_dense(failed->where);
   const int64_t bytes = made.bytes + (fails ? failed->requested_bytes : 0);
   if (!is_large(facts, bytes)) return {};
-  const Where& where = made.largest != nullptr ? made.largest->made : failed->where;
+  const Where where = made.largest != nullptr ? made.made() : failed_in(facts);
   return Reason{.id = {},
                 .text = fmt::format("a dense matrix of n × n{}: {}, mostly zeros", at(where), with_unit(bytes)),
                 .bytes = bytes,

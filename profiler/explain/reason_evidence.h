@@ -27,6 +27,8 @@ struct Share {
   const LiveBlock* largest = nullptr;
 
   void add(const LiveBlock& block);
+  /// Where the largest was made.
+  Where made() const { return largest != nullptr ? largest->made : Where{}; }
 };
 
 template <class Holds>
@@ -41,6 +43,11 @@ Share sum_blocks(const ReasonFacts& facts, const Holds& holds) {
 /// The OOM that ended the program, or null.
 inline const OutOfMemory* failure(const ReasonFacts& facts) {
   return facts.device.failure ? &*facts.device.failure : nullptr;
+}
+
+/// Where it was requested.
+inline Where failed_in(const ReasonFacts& facts) {
+  return facts.device.failure ? facts.device.failure->where : Where{};
 }
 
 /// Whether it was requested in one of `ops`.

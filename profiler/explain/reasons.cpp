@@ -96,6 +96,12 @@ bool accumulates(const ReasonFacts& f) {
   return passes >= kSeveral && passes < std::numeric_limits<int64_t>::max();
 }
 
+/// Where nothing tells whether a loop evaluates.
+std::vector<std::string> lines_for_loop(const std::string& place) {
+  return {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
+          "loss.backward()  # or autograd.grad() in the loop, if it needs gradients: they add up, as of the sum"};
+}
+
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
 Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   constexpr int64_t kFewestPasses = 3;
@@ -116,9 +122,9 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
                                     passes, with_unit(kept.bytes), place),
                 .bytes = kept.bytes,
                 .fix = "no_grad_in_evaluation",
-                .how = {call == calls.end() ? fmt::format("with torch.no_grad():  # around the loop of {}", place)
-                                            : fmt::format("@torch.no_grad()  # above def {}, {}", call->function,
-                                                          call->short_place())}};
+                .how = call == calls.end() ? lines_for_loop(place)
+                                           : std::vector{fmt::format("@torch.no_grad()  # above def {}, {}",
+                                                                     call->function, call->short_place())}};
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {

@@ -58,7 +58,7 @@ Found find_one_hot(const ReasonFacts& facts) {
                      makes_masks(facts, failed->where, failed->requested_bytes);
   const int64_t bytes = made.bytes + (fails ? failed->requested_bytes : 0);
   if (!is_large(facts, bytes)) return {};
-  const Where& where = fails ? failed->where : made.largest->made;
+  const Where where = fails ? failed_in(facts) : made.made();
   const std::string_view type = where.op == "aten::one_hot" ? " of 64-bit integers" : "";
   return Reason{
       .id = {},
@@ -73,15 +73,21 @@ Found find_data_on_card(const ReasonFacts& facts) {
   const Share data = sum_blocks(facts, [](const LiveBlock& block) {
     return block.category == Category::input && is_copy(block.made.op) && block.phase == Phase::setup;
   });
-  if (data.largest == nullptr) return {};
-  const bool is_one = is_large(facts, data.largest->bytes, 0.4);
-  if (!is_one && (data.count < kSeveralBatches || !is_large(facts, data.bytes, 0.4))) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("the data set lies on the GPU{}: {}", at(data.largest->made), with_unit(data.bytes)),
-      .bytes = data.bytes,
-      .fix = "data_on_host",
-      .how = {"for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"}};
+  const OutOfMemory* failed = failure(facts);
+  const bool fails = failed != nullptr && failed->phase == Phase::setup && is_copy(failed->where.op) &&
+                     failed->where.module.empty() && is_large(facts, failed->requested_bytes, 0.4);
+  const bool is_one = data.largest != nullptr && is_large(facts, data.largest->bytes, 0.4);
+  const bool are_several = data.count >= kSeveralBatches && is_large(facts, data.bytes, 0.4);
+  if (!fails && !is_one && !are_several) return {};
+  const Where where = data.largest != nullptr ? data.made() : failed_in(facts);
+  const int64_t bytes = data.bytes + (fails ? failed->requested_bytes : 0);
+  return Reason{.id = {},
+                .text = fails ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
+                                            with_unit(requested_bytes(facts)), at(failed_in(facts)))
+                              : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
+                .bytes = bytes,
+                .fix = "data_on_host",
+                .how = {"for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"}};
 }
 
 // A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.

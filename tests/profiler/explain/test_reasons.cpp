@@ -289,6 +289,24 @@ TEST_CASE("a column and a row are pairs that may not be meant", "[explain][reaso
   REQUIRE(pairs);
   CHECK(pairs->id == "all_pairs");
   CHECK(pairs->how.front().find("squeeze") != std::string::npos);
+  device.state.blocks.insert(
+      device.state.blocks.begin(),
+      {.bytes = 2_MiB, .requested_bytes = 20000 * 16 * 4, .category = Category::input, .shape = "[20000, 16] float32"});
+  CHECK(find_reason({.device = device, .growths = {}})->how.front().find("squeeze") != std::string::npos);
+  device.failure->where.op = "aten::matmul";
+  CHECK(find_reason({.device = device, .growths = {}})->how.size() == 1);
+}
+
+TEST_CASE("a tensor that is copied as a whole is data that belongs on the host", "[explain][reasons]") {
+  DeviceHistory device = refused({});
+  device.failure->phase = Phase::setup;
+  device.failure->where = {.op = "aten::to", .source = "data.py:29"};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "data_on_gpu");
+  CHECK(reason->text == "a tensor of 64.00 MiB is copied to the GPU as a whole at data.py:29");
+  device.failure->phase = Phase::forward;
+  CHECK(reason_of(device).empty());
 }
 
 TEST_CASE("dense matrices and enlarged images are told by their ops", "[explain][reasons]") {
