@@ -105,7 +105,8 @@ Found find_large_batch(const ReasonFacts& facts) {
   if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
   std::vector<std::string> lines{
       "y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"};
-  if (convolves(facts)) lines.push_back("# one image is too large: model(x[..., :512]) and so on, tiles that overlap");
+  if (convolves(facts))
+    lines.emplace_back("# one image is too large: model(x[..., :512]) and so on, tiles that overlap");
   return Reason{.id = {},
                 .text = fmt::format("the whole {} goes through the model at once{}: {} at layer '{}' ({})",
                                     convolves(facts) ? "batch or image" : "batch", graph ? ", without gradients" : "",
