@@ -76,6 +76,8 @@ std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
   Expansion found{.bytes = failed->requested_bytes, .failed = failed->where};
   std::set<int64_t> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
+    // A weight of as many elements may be the operand: copies of weights, and what optimizers make, are no pairs.
+    if (is_of_models(block.category) && is_of_as_many(block.requested_bytes, failed->requested_bytes)) return {};
     if (!is_data(block)) continue;
     const bool alike = is_of_as_many(block.requested_bytes, failed->requested_bytes);
     if (alike) {

@@ -278,6 +278,8 @@ TEST_CASE("pairs are told by the sizes of what lives beside a large result", "[e
   CHECK(reason_of(device).empty());
   device.state.blocks.back().made = {.op = "aten::sub"};
   CHECK(reason_of(device) == "all_pairs");
+  device.state.blocks.back().category = Category::parameter;  // of which it may be a copy
+  CHECK(reason_of(device) != "all_pairs");
 }
 
 TEST_CASE("a column and a row are pairs that may not be meant", "[explain][reasons]") {
