@@ -180,7 +180,9 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .framework = name_framework(device),
       .sharded = device.sharded};
   findings.batch = describe_batch(device, model);
-  findings.reason = find_reason({.device = device, .growths = findings.growths});
+  findings.reason = find_reason({.device = device,
+                                 .growths = findings.growths,
+                                 .cause = findings.cause ? std::optional(findings.cause->kind) : std::nullopt});
   findings.fixes = predict_fixes(model);
   if (findings.reason) add_cure(*findings.reason, model, findings.fixes);
   return findings;

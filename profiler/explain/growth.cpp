@@ -183,6 +183,7 @@ void find_referrers(const std::vector<Referrer>& referrers, std::vector<Growth>&
       if (!growth.has(referrer.made)) continue;
       ++tensors[referrer.variable];
       ++found;
+      growth.referred_bytes += referrer.storage_bytes;
     }
     for (const GrowingPlace& place : growth.places) blocks += place.blocks;
     // A graph is kept by the tensors of it that variables refer to; other growth consists of such tensors itself, and a

@@ -39,9 +39,13 @@ struct Growth {
   std::vector<GrowingPlace> places{};  ///< fastest first, at most kMaxGrowingPlaces
   size_t place_count = 0;
   std::string_view referrer{};  ///< "list 'history' in train.py": the variable that keeps most of it, or empty
+  int64_t referred_bytes = 0;   ///< of tensors among it that variables refer to themselves, and not through a graph
 
   /// Whether what was made there is among what grows.
   bool has(const Where& made) const;
+
+  /// Whether most of it is tensors that variables refer to.
+  bool is_referred() const { return referred_bytes > 0 && referred_bytes * 2 >= grown_bytes; }
 
   bool operator==(const Growth&) const = default;
 };

@@ -157,6 +157,21 @@ auto rank_of(const Fix& fix) {
 
 }  // namespace
 
+namespace {
+
+/// What was predicted of the same change under another id, which it replaces.
+void replace_namesake(Fix& fix, std::vector<Fix>& fixes) {
+  const auto same = std::ranges::find_if(
+      fixes, [&](const Fix& one) { return one.label == fix.label && one.predicted_fits.value_or(true); });
+  if (same == fixes.end()) return;
+  fix.predicted_peak_bytes = same->predicted_peak_bytes;
+  fix.at_least = same->at_least;
+  fix.predicted_fits = same->predicted_fits;
+  fixes.erase(same);
+}
+
+}  // namespace
+
 void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fixes) {
   const FixRow* row = find_fix(reason.fix);
   if (row == nullptr) return;
@@ -175,7 +190,9 @@ void add_cure(const Reason& reason, const StepModel& model, std::vector<Fix>& fi
     if (row->cures_growth) fix.label = stop->label;
     fixes.erase(stop);
   }
-  if (model.blocks.empty() || is_python(model.blocks))
+  replace_namesake(fix, fixes);
+  const bool is_shell = row->lines.starts_with("export ");
+  if (model.blocks.empty() || is_shell || is_python(model.blocks))
     fix.how = lines_with(model, fix.id, reason.how.empty() ? split_lines(row->lines) : reason.how);
   fixes.insert(fixes.begin(), std::move(fix));
   std::stable_sort(fixes.begin(), fixes.end(), is_better);
@@ -197,6 +214,7 @@ std::vector<Fix> predict_fixes(const StepModel& model) {
     for (Fix& pair : combine(model)) fixes.push_back(std::move(pair));
   }
   std::stable_sort(fixes.begin(), fixes.end(), is_better);
+
   return fixes;
 }
 

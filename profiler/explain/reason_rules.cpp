@@ -1,18 +1,14 @@
 #include "profiler/explain/reason_rules.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <functional>
 #include <map>
 #include <set>
-#include <utility>
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
 #include "profiler/replay/evidence/autocast_cache.h"
@@ -23,53 +19,26 @@
 namespace oomdiag {
 namespace {
 
-bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
-
-/// " at train.py:31", or empty.
-std::string at(const Where& where) {
-  const std::string place = where.source.empty() ? std::string() : short_place(where);
-  return place.empty() ? std::string() : " at " + place;
-}
-
-std::string comment_at(const Where& where) {
-  const std::string place = at(where);
-  return place.empty() ? std::string() : "  #" + place;
-}
-
-/// Bytes of the live blocks for which `holds`, and the largest of them.
-struct Share {
-  int64_t bytes = 0;
-  const LiveBlock* largest = nullptr;
-};
-
-template <class Holds>
-Share sum_blocks(const ReasonFacts& facts, const Holds& holds) {
-  Share share;
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    if (block.pending_free || !holds(block)) continue;
-    share.bytes += block.bytes;
-    if (share.largest == nullptr || block.bytes > share.largest->bytes) share.largest = &block;
-  }
-  return share;
-}
-
-const OutOfMemory* failure(const ReasonFacts& facts) { return facts.device.failure ? &*facts.device.failure : nullptr; }
-
-bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {
-  const OutOfMemory* failed = failure(facts);
-  return failed != nullptr && (is_one_of(failed->where.op, ops) || is_one_of(failed->where.inner, ops));
-}
-
 /// The growth that stands first, if it holds a large part.
 const Growth* leading_growth(const ReasonFacts& facts) {
   const bool large = !facts.growths.empty() && is_large(facts, facts.growths.front().grown_bytes, 0.2);
   return large || (failure(facts) == nullptr && !facts.growths.empty()) ? &facts.growths.front() : nullptr;
 }
 
-/// Whether graphs of earlier steps are gone, and outputs of their ops stay: what a node had saved is saved by none any more.
-/// Nothing is known of graphs that backward has not come to; and what no node saves may be the result of a convolution.
+constexpr int64_t kSeveralPasses = 8;
+
+/// Whether a variable leads to many nodes.
+bool keeps_nodes(const ReasonFacts& facts) {
+  return std::ranges::any_of(facts.device.referrers, [](const Referrer& one) { return one.nodes >= kSeveralPasses; });
+}
+
+/// Whether graphs of earlier steps are gone, and outputs of their ops stay: variables refer to most of what stays. Where
+/// variables are not known, what a node had saved is saved by none any more. Nothing is known of graphs that backward has not
+/// come to; and what no node saves may be the result of a convolution.
 bool keeps_outputs(const ReasonFacts& facts, const Growth& growth) {
   if (growth.kind != GrowthKind::retained_graph) return false;
+  if (growth.is_referred()) return true;
+  if (keeps_nodes(facts)) return false;
   int64_t released = 0, saved = 0, all = 0;
   for (const StepAllocation& block : facts.device.step_allocations.blocks) {
     if (block.is_of_step() || !block.in_graph || block.phase != Phase::forward) continue;
@@ -81,87 +50,6 @@ bool keeps_outputs(const ReasonFacts& facts, const Growth& growth) {
 }
 
 std::string growing_text(const Growth& growth) { return with_unit(growth.bytes_per_step) + " per step"; }
-
-/// The request or the largest live block of n × n: shape as text, bytes of all that are alike.
-struct Square {
-  std::string shape;
-  int64_t bytes = 0;
-  Where made{};
-  bool batched = false;
-};
-
-std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
-
-bool is_square(const std::vector<int64_t>& shape) {
-  constexpr int64_t kLong = 512;
-  return shape.size() >= 3 && shape.back() == shape[shape.size() - 2] && shape.back() >= kLong;
-}
-
-bool makes_scores(const Where& where) {
-  for (const std::string_view op : {where.op, where.inner}) {
-    if (is_one_of(op, {"aten::softmax", "aten::_softmax", "aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum",
-                       "aten::mul", "aten::div", "aten::dropout", "aten::native_dropout", "aten::masked_fill",
-                       "aten::add", "aten::_safe_softmax", "aten::scaled_dot_product_attention",
-                       "aten::_scaled_dot_product_attention_math"})) {
-      return true;
-    }
-  }
-  return false;
-}
-
-/// The same where no shape is known: a request of rows × rows (× width) beside a tensor of so many rows.
-Square factor_sizes(const ReasonFacts& facts, const OutOfMemory& failed) {
-  constexpr int64_t kManyRows = 1000, kItem = 4, kRounding = 512;
-  const int64_t items = failed.requested_bytes / kItem;
-  const auto rows = static_cast<int64_t>(std::sqrt(static_cast<double>(items)));
-  const bool square = rows >= kManyRows && failed.requested_bytes - rows * rows * kItem < kRounding;
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    const int64_t bytes = block.requested_bytes;
-    if (square && bytes >= rows * kItem * 8 && bytes % (rows * kItem) == 0) {
-      return {.shape = text_of({rows, rows}), .bytes = failed.requested_bytes, .made = failed.where};
-    }
-    const int64_t many = bytes > 0 ? failed.requested_bytes / bytes : 0;
-    if (many >= kManyRows && failed.requested_bytes - many * bytes < kRounding && bytes % (many * kItem) == 0) {
-      return {
-          .shape = text_of({many, many, bytes / many / kItem}), .bytes = failed.requested_bytes, .made = failed.where};
-    }
-  }
-  return {};
-}
-
-/// The requested bytes as rows × rows of tensors that live: their sizes are n × m of a product or a difference.
-Square factor_request(const ReasonFacts& facts, const OutOfMemory& failed) {
-  constexpr int64_t kManyRows = 500, kSegmentRounding = 2 << 20;
-  std::set<std::vector<int64_t>> shapes;
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    const std::vector<int64_t> shape = parse_shape(block.shape);
-    if (shape.size() >= 2 && shape[shape.size() - 2] >= kManyRows) shapes.insert(shape);
-  }
-  for (const int64_t item : {4, 2, 8}) {
-    for (const auto& a : shapes) {
-      for (const auto& b : shapes) {
-        std::vector<int64_t> pairs(a.begin(), a.end() - 1);
-        pairs.push_back(b[b.size() - 2]);
-        int64_t elements = 1;
-        for (const int64_t size : pairs) elements *= size;
-        for (const int64_t width : {int64_t{1}, a.back()}) {
-          const int64_t difference = failed.requested_bytes - elements * width * item;
-          if (difference < 0 || difference >= kSegmentRounding) continue;
-          if (width > 1) pairs.push_back(width);
-          return {.shape = text_of(pairs),
-                  .bytes = failed.requested_bytes,
-                  .made = failed.where,
-                  .batched = a.size() > 2 && width == 1};
-        }
-      }
-    }
-  }
-  return factor_sizes(facts, failed);
-}
-
-bool is_of_models(Category category) {
-  return category == Category::parameter || category == Category::gradient || category == Category::optimizer_state;
-}
 
 /// The numbers of words: first sizes of tall parameters. Shapes of outputs are not known before a backward pass, sizes are.
 std::set<int64_t> find_vocabularies(const ReasonFacts& facts) {
@@ -182,34 +70,35 @@ bool is_rows_of_words(int64_t bytes, const std::set<int64_t>& vocabularies) {
       vocabularies, [&](int64_t words) { return bytes >= kFewRows * words * 2 && bytes % (words * 2) < kRounding; });
 }
 
+bool records_graph(const ReasonFacts& facts) {
+  return std::ranges::any_of(facts.device.step_allocations.blocks,
+                             [](const StepAllocation& block) { return block.in_graph; });
+}
+
 bool is_loss_op(const Where& where) {
   return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
 }
 
-/// Sizes of the model's own tensors that are no usual ones.
-std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
-  constexpr int64_t kTelling = 1 << 20;
-  std::set<int64_t> sizes;
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    if (is_of_models(block.category) && block.requested_bytes >= kTelling) sizes.insert(block.requested_bytes);
-  }
-  return sizes;
-}
-
-/// What torch.load makes, it makes without an op: such a tensor of a weight's size is a weight or a moment of a file.
-bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights) {
-  return block.category == Category::unknown && block.made.op.empty() && block.made.node.empty() &&
-         !block.before_recording && weights.contains(block.requested_bytes);
-}
-
 /// Whether a graph that a variable leads to may be what keeps them: its nodes have no objects of Python.
 bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
-  constexpr int64_t kSeveralPasses = 8;
   const bool in_graph = std::ranges::any_of(facts.device.step_allocations.blocks, [&](const StepAllocation& block) {
     return block.in_graph && block.made.op == growth.held.op && block.made.source == growth.held.source;
   });
-  return in_graph &&
-         std::ranges::any_of(facts.device.referrers, [](const Referrer& one) { return one.nodes >= kSeveralPasses; });
+  return in_graph && keeps_nodes(facts);
+}
+
+/// The same where each step leaves one tensor behind: no variable refers to it, and one leads to as many nodes.
+bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
+  const int64_t blocks = growth.places.empty() ? 0 : growth.places.front().blocks;
+  const bool leads = std::ranges::any_of(
+      facts.device.referrers, [&](const Referrer& one) { return one.nodes >= std::max(blocks, kSeveralPasses); });
+  return growth.referrer.empty() && !growth.is_referred() && leads && is_kept_by_graph(facts, growth);
+}
+
+/// The variable that leads to most nodes.
+std::string_view find_graph_variable(const ReasonFacts& facts) {
+  const auto most = std::ranges::max_element(facts.device.referrers, {}, &Referrer::nodes);
+  return most == facts.device.referrers.end() || most->nodes == 0 ? std::string_view() : most->variable;
 }
 
 Reason reference_cycle(const std::string& what, int64_t bytes) {
@@ -242,26 +131,13 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
       bytes * most->second);
 }
 
-bool is_copy(std::string_view op) { return is_one_of(op, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda"}); }
-
 }  // namespace
-
-int64_t requested_bytes(const ReasonFacts& facts) {
-  return facts.device.failure ? facts.device.failure->requested_bytes : 0;
-}
-
-bool is_large(const ReasonFacts& facts, int64_t bytes, double part) {
-  const int64_t all = facts.device.state.allocated_bytes + requested_bytes(facts);
-  return bytes > 0 && static_cast<double>(bytes) >= part * static_cast<double>(all);
-}
-
-bool trains(const ReasonFacts& facts) {
-  return std::ranges::any_of(facts.device.state.blocks, [](const LiveBlock& block) { return block.trained; });
-}
 
 Found find_create_graph(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind == GrowthKind::growing_buffer || growth->held.node.empty()) return {};
+  if (growth->is_referred()) return {};  // gradients that a variable of the program collects
+
   return Reason{
       .id = {},
       .text = fmt::format(
@@ -275,8 +151,12 @@ Found find_create_graph(const ReasonFacts& facts) {
 
 Found find_earlier_graphs(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->kind != GrowthKind::retained_graph || keeps_outputs(facts, *growth)) return {};
-  const std::string_view keeps = growth->referrer.empty() ? "a tensor that is kept from each step" : growth->referrer;
+  if (growth == nullptr || growth->kind == GrowthKind::growing_buffer) return {};
+  const bool retained = growth->kind == GrowthKind::retained_graph ? !keeps_outputs(facts, *growth)
+                                                                   : is_kept_by_one_graph(facts, *growth);
+  if (!retained) return {};
+  const std::string_view variable = growth->referrer.empty() ? find_graph_variable(facts) : growth->referrer;
+  const std::string_view keeps = variable.empty() ? "a tensor that is kept from each step" : variable;
   return Reason{
       .id = {},
       .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held), growing_text(*growth)),
@@ -410,62 +290,6 @@ Found find_private_pools(const ReasonFacts& facts) {
                 .how = {"pool = torch.cuda.graph_pool_handle()", "with torch.cuda.graph(graph, pool=pool):"}};
 }
 
-Found find_attention_scores(const ReasonFacts& facts) {
-  Share scores = sum_blocks(
-      facts, [](const LiveBlock& block) { return makes_scores(block.made) && is_square(parse_shape(block.shape)); });
-  std::string shape;
-  Where made{};
-  const OutOfMemory* failed = failure(facts);
-  if (scores.largest != nullptr) {
-    shape = scores.largest->shape;
-    made = scores.largest->made;
-  } else if (failed != nullptr && makes_scores(failed->where) && is_large(facts, failed->requested_bytes, 0.2)) {
-    const Square square = factor_request(facts, *failed);
-    if (!square.batched) return {};
-    shape = square.shape;
-    made = failed->where;
-    scores.bytes = square.bytes;
-  }
-  if (shape.empty() || !is_large(facts, scores.bytes, 0.2)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("attention without a fused kernel: scores of length × length, {}{}, {} in all",
-                                    shape, at(made), with_unit(scores.bytes)),
-                .bytes = scores.bytes,
-                .fix = "fused_attention",
-                .how = {"y = F.scaled_dot_product_attention(q, k, v)  # of nn.MultiheadAttention: need_weights=False"}};
-}
-
-Found find_all_pairs(const ReasonFacts& facts) {
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || failed->phase == Phase::optimizer || !is_large(facts, failed->requested_bytes)) return {};
-  const bool distances =
-      fails_in(facts, {"aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pairwise_distance"});
-  const bool products = fails_in(facts, {"aten::matmul", "aten::mm", "aten::sub", "aten::add", "aten::mul", "aten::eq",
-                                         "aten::einsum", "aten::linalg_matmul"});
-  const Square square = distances || products ? factor_request(facts, *failed) : Square{};
-  if (!distances && square.shape.empty()) return {};
-  return Reason{.id = {},
-                .text = fmt::format("all pairs at once{}: the result is {}rows × rows", at(failed->where),
-                                    square.shape.empty() ? "" : square.shape + ", "),
-                .bytes = failed->requested_bytes,
-                .fix = "pairs_in_chunks",
-                .how = {"parts = [f(part, b) for part in a.split(1024)]  # reduce each part before the next"}};
-}
-
-Found find_one_hot(const ReasonFacts& facts) {
-  const Share made = sum_blocks(facts, [](const LiveBlock& block) { return block.made.op == "aten::one_hot"; });
-  const bool fails = fails_in(facts, {"aten::one_hot"});
-  const int64_t bytes = made.bytes + (fails ? requested_bytes(facts) : 0);
-  if (!is_large(facts, bytes)) return {};
-  const Where& where = fails ? failure(facts)->where : made.largest->made;
-  return Reason{
-      .id = {},
-      .text = fmt::format("one-hot labels of 64-bit integers{}: {}", at(where), with_unit(bytes)),
-      .bytes = bytes,
-      .fix = "class_indices",
-      .how = {"loss = F.cross_entropy(logits, labels)  # takes indices; or gather() what the mask would select"}};
-}
-
 Found find_logits(const ReasonFacts& facts) {
   const std::set<int64_t> vocabularies = find_vocabularies(facts);
   const Share logits = sum_blocks(facts, [&](const LiveBlock& block) {
@@ -477,10 +301,13 @@ Found find_logits(const ReasonFacts& facts) {
   const int64_t bytes = logits.bytes + (asks_for_more ? requested_bytes(facts) : 0);
   if (vocabularies.empty() || !is_large(facts, bytes, 0.4)) return {};
   const Where& made = logits.largest != nullptr ? logits.largest->made : failed->where;
+  const std::string text = fmt::format("logits over a vocabulary of {}{}, and copies of them: {}",
+                                       *vocabularies.rbegin(), at(made), with_unit(bytes));
+  const bool learns = trains(facts) || facts.device.attribution.backward_bytes > 0 || records_graph(facts);
+  if (!learns) return Reason{.id = {}, .text = text, .bytes = bytes, .fix = "logits_in_parts"};
   return Reason{
       .id = {},
-      .text = fmt::format("logits over a vocabulary of {}{}, and copies of them: {}", *vocabularies.rbegin(), at(made),
-                          with_unit(bytes)),
+      .text = text,
       .bytes = bytes,
       .fix = "loss_in_chunks",
       .how = {"losses = [checkpoint(loss_of_chunk, h, y, use_reentrant=False) for h, y in zip(h.chunk(8), y.chunk(8))]",
@@ -517,61 +344,6 @@ Found find_sparse_operand(const ReasonFacts& facts) {
                 .how = {"adjacency = adjacency.detach()  # or requires_grad_(False): its gradient is dense"}};
 }
 
-Found find_several_models(const ReasonFacts& facts) {
-  std::map<std::pair<std::string_view, std::string_view>, std::pair<int64_t, int64_t>> names;
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    if (block.category != Category::parameter || block.name.empty()) continue;
-    auto& [count, bytes] = names[{block.name, block.shape}];
-    ++count;
-    bytes += block.bytes;
-  }
-  int64_t twice = 0, models = 0;
-  for (const auto& [name, sums] : names) {
-    if (sums.first < 2) continue;
-    twice += sums.second;
-    models = std::max(models, sums.first);
-  }
-  const Share all = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
-  if (models < 2 || !is_large(facts, twice) || !is_large(facts, all.bytes, 0.5)) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
-                          models, with_unit(all.bytes)),
-      .bytes = all.bytes - all.bytes / models,
-      .fix = "drop_models",
-      .how = {"del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"}};
-}
-
-Found find_loaded(const ReasonFacts& facts) {
-  const std::set<int64_t> weights = find_sizes_of_weights(facts);
-  const Share loaded = sum_blocks(facts, [&](const LiveBlock& block) {
-    return has(block.made.inner_source, "torch/serialization") || has(block.made.source, "serialization.py") ||
-           (block.made.op.empty() && block.phase == Phase::setup &&
-            is_one_of(name_of(block.category), {"unknown", "output"})) ||
-           is_copy_of_weights(block, weights);
-  });
-  if (!is_large(facts, loaded.bytes, 0.25)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.largest->made),
-                                    with_unit(loaded.bytes)),
-                .bytes = loaded.bytes,
-                .fix = "load_to_host",
-                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.largest->made)}};
-}
-
-Found find_data_on_card(const ReasonFacts& facts) {
-  const Share data = sum_blocks(facts, [](const LiveBlock& block) {
-    return block.category == Category::input && is_copy(block.made.op) && block.phase == Phase::setup;
-  });
-  if (data.largest == nullptr || !is_large(facts, data.largest->bytes, 0.4)) return {};
-  return Reason{
-      .id = {},
-      .text = fmt::format("the data set lies on the GPU{}: {}", at(data.largest->made), with_unit(data.bytes)),
-      .bytes = data.bytes,
-      .fix = "data_on_host",
-      .how = {"for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"}};
-}
-
 Found find_earlier_outputs(const ReasonFacts& facts) {
   const uint32_t now = facts.device.state.step;
   if (failure(facts) == nullptr || now < 2 || leading_growth(facts) != nullptr) return {};
@@ -588,28 +360,6 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
       .bytes = earlier.bytes,
       .fix = "delete_outputs",
       .how = {"del output, loss  # at the end of the loop's body: a name keeps its tensor until it is assigned again"}};
-}
-
-Found find_large_batch(const ReasonFacts& facts) {
-  const OutOfMemory* failed = failure(facts);
-  if (failed == nullptr || facts.device.attribution.backward_bytes > 0 || trains(facts)) return {};
-  const auto& step = facts.device.step_allocations.blocks;
-  const bool any_graph =
-      step.empty() || std::ranges::any_of(step, [](const StepAllocation& block) { return block.in_graph; });
-  const Share saved = sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::activation; });
-  const Share work = sum_blocks(facts, [](const LiveBlock& block) {
-    return block.category == Category::output || block.category == Category::temporary ||
-           block.category == Category::workspace;
-  });
-  const bool in_module = !failed->where.module.empty();
-  if (!in_module || any_graph || is_large(facts, saved.bytes, 0.1) ||
-      !is_large(facts, work.bytes + failed->requested_bytes, 0.5))
-    return {};
-  return Reason{.id = {},
-                .text = fmt::format("the whole batch goes through {} at once, without gradients", failed->where.module),
-                .bytes = (work.bytes + failed->requested_bytes) / 2,
-                .fix = "split_batch",
-                .how = {"y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"}};
 }
 
 }  // namespace oomdiag

@@ -28,6 +28,11 @@ Found find_loaded(const ReasonFacts& facts);
 Found find_data_on_card(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
 Found find_large_batch(const ReasonFacts& facts);
+Found find_enlarged(const ReasonFacts& facts);
+Found find_dense_matrix(const ReasonFacts& facts);
+Found find_weight_copies(const ReasonFacts& facts);
+Found find_large_layer(const ReasonFacts& facts);
+Found find_model_states(const ReasonFacts& facts);
 Found find_reference_cycle(const ReasonFacts& facts);
 
 Found find_graph_without_use(const ReasonFacts& facts);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "profiler/explain/bytes_text.h"
@@ -52,6 +53,18 @@ int64_t count_beginnings(const StepAllocations& step) {
   });
 }
 
+/// How many modules of one name there are: of layers that no module around them calls, as many as layers.
+int64_t count_namesakes(const MemoryState& state) {
+  std::map<std::pair<std::string_view, std::string_view>, int64_t> counts;
+  int64_t most = 1;
+  for (const LiveBlock& block : state.blocks) {
+    if (block.category != Category::parameter || block.name.empty() || block.name.find('.') != block.name.npos)
+      continue;
+    most = std::max(most, ++counts[{block.name, block.shape}]);
+  }
+  return most;
+}
+
 // What nodes save is known of graphs that were walked; that a block is of a graph, of the whole step.
 KeptPasses count_passes(const ReasonFacts& f) {
   KeptPasses saved, in_graph;
@@ -65,8 +78,28 @@ KeptPasses count_passes(const ReasonFacts& f) {
     if (lives && block.in_graph && block.phase == Phase::forward) in_graph.add(block.made, block.bytes);
   }
   KeptPasses kept = in_graph.bytes > saved.bytes ? in_graph : saved;
+  const int64_t layers = count_namesakes(f.device.state);
+  kept.count = (kept.count + layers - 1) / layers;
   kept.count = std::min(kept.count, count_beginnings(f.device.step_allocations));
   return kept;
+}
+
+/// The call of the failing stack that is named as those of evaluations are, or the end.
+auto find_evaluation(const std::vector<StackCall>& calls) {
+  return std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
+}
+
+/// Whether the step before the failing one, which ended with backward, had several forward passes, too.
+bool accumulates(const ReasonFacts& f) {
+  constexpr int64_t kSeveral = 4;
+  const int64_t passes = count_beginnings(f.device.complete);
+  return passes >= kSeveral && passes < std::numeric_limits<int64_t>::max();
+}
+
+/// Where nothing tells whether a loop evaluates.
+std::vector<std::string> lines_for_loop(const std::string& place) {
+  return {fmt::format("with torch.no_grad():  # around the loop of {}, if it evaluates", place),
+          "loss.backward()  # or autograd.grad() in the loop, if it needs gradients: they add up, as of the sum"};
 }
 
 // In evaluation nobody runs backward, so each forward pass whose results live keeps its graph.
@@ -77,9 +110,9 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
   const KeptPasses kept = count_passes(f);
   if (!is_large(f, kept.bytes, kWorthNaming)) return {};
   const std::vector<StackCall> calls = parse_stack(failure.stack);
-  const auto call = std::ranges::find_if(calls, [](const StackCall& one) { return is_evaluation(one.function); });
+  const auto call = find_evaluation(calls);
   // After training, or in a program that never trains, passes in a row are those of an evaluation.
-  const bool has_trained = f.device.attribution.backward_bytes > 0;
+  const bool has_trained = f.device.attribution.backward_bytes > 0 && !accumulates(f);
   if (call == calls.end() && (kept.count < kFewestPasses || (trains(f) && !has_trained))) return {};
   const std::string place =
       call == calls.end() ? short_place(failure.where) : fmt::format("{}(), {}", call->function, call->short_place());
@@ -89,9 +122,9 @@ Found keeps_graphs_in_evaluation(const ReasonFacts& f) {
                                     passes, with_unit(kept.bytes), place),
                 .bytes = kept.bytes,
                 .fix = "no_grad_in_evaluation",
-                .how = {call == calls.end() ? fmt::format("with torch.no_grad():  # around the loop of {}", place)
-                                            : fmt::format("@torch.no_grad()  # above def {}, {}", call->function,
-                                                          call->short_place())}};
+                .how = call == calls.end() ? lines_for_loop(place)
+                                           : std::vector{fmt::format("@torch.no_grad()  # above def {}, {}",
+                                                                     call->function, call->short_place())}};
 }
 
 Found keeps_several_passes(const ReasonFacts& f) {
@@ -108,12 +141,33 @@ Found keeps_several_passes(const ReasonFacts& f) {
                 .fix = "backward_of_each_pass"};
 }
 
-// --- growth
-
 bool is_recurrent(const Where& where) {
   const auto has = [&](std::string_view word) { return where.op.find(word) != where.op.npos; };
   return has("lstm") || has("gru") || has("rnn");
 }
+
+// A cell of a recurrent layer that runs once for each position: its state leads from one to the next.
+Found unrolls_sequence(const ReasonFacts& f) {
+  constexpr int64_t kFewestPositions = 16;
+  const OutOfMemory& failure = *f.device.failure;
+  const KeptPasses kept = count_passes(f);
+  const auto is_cell = [](const LiveBlock& block) {
+    return block.category == Category::activation && block.made.op.find("_cell") != block.made.op.npos;
+  };
+  const auto cell = std::ranges::find_if(f.device.state.blocks, is_cell);
+  if (failure.phase == Phase::optimizer || cell == f.device.state.blocks.end() || !is_recurrent(cell->made)) return {};
+  const std::vector<StackCall> calls = parse_stack(failure.stack);
+  if (!trains(f) || find_evaluation(calls) != calls.end()) return {};
+  if (kept.count < kFewestPositions || !is_large(f, kept.bytes, kWorthNaming)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("{} positions of a sequence run before backward(): the graphs of all of them hold "
+                                    "{} ({})",
+                                    kept.count, with_unit(kept.bytes), short_place(cell->made)),
+                .bytes = kept.bytes,
+                .fix = "truncated_backward"};
+}
+
+// --- growth
 
 Found state_is_not_detached(const ReasonFacts& f) {
   for (const Growth& growth : f.growths) {
@@ -185,21 +239,53 @@ Found computes_in_float64(const ReasonFacts& f) {
                 .fix = "float32"};
 }
 
+// Small tensors that stay keep large segments from being used again.
+Found finds_no_free_block(const ReasonFacts& f) {
+  if (f.cause != CauseKind::fragmentation) return {};
+  std::set<uint64_t> blocking;
+  int64_t pieces = 0;
+  for (const SegmentLayout& segment : f.device.state.segments) {
+    if (segment.used_bytes == 0 || segment.holes == 0) continue;
+    pieces += segment.holes;
+    blocking.insert(segment.blocked_by.begin(), segment.blocked_by.end());
+  }
+  std::map<std::string, int64_t> places;
+  for (const LiveBlock& block : f.device.state.blocks) {
+    if (blocking.contains(block.address)) ++places[short_place(block.made)];
+  }
+  const auto most = std::ranges::max_element(places, {}, [](const auto& entry) { return entry.second; });
+  const std::string made = most == places.end() || most->first.empty() ? "" : ", as those made at " + most->first;
+  return Reason{
+      .id = {},
+      .text = fmt::format("sizes differ from step to step: what is free lies in {} pieces between tensors that "
+                          "stay{}",
+                          pieces, made),
+      .fix = "segments_that_grow"};
+}
+
+/// The device had enough of memory, or had it been shared otherwise: what a program needs at once is not what to look at.
+bool had_enough(const ReasonFacts& f) {
+  return f.cause && (*f.cause == CauseKind::fragmentation || *f.cause == CauseKind::pending_frees ||
+                     *f.cause == CauseKind::non_pytorch || *f.cause == CauseKind::fraction_cap ||
+                     *f.cause == CauseKind::imbalance);
+}
+
 struct ReasonRow {
   std::string_view id;
   Found (*find)(const ReasonFacts& facts);
   bool of_growth = false;  ///< holds for a run that fits so far, too
+  bool of_size = false;    ///< only says that much is needed: no reason where there was enough
 };
 
 constexpr ReasonRow kReasons[] = {
     {"caught_traceback", find_caught},
     {"private_pools", find_private_pools},
+    {"evaluation_keeps_graphs", find_passes_without_backward, true},
     {"recurrent_state", state_is_not_detached, true},
     {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }, true},
     {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }, true},
     {"create_graph", find_create_graph, true},
     {"reference_cycle", find_reference_cycle, true},
-    {"evaluation_keeps_graphs", find_passes_without_backward, true},
     {"several_forward_passes", find_passes_before_backward, true},
     {"graph_of_earlier_steps", find_earlier_graphs, true},
     {"small_view", find_small_views, true},
@@ -212,18 +298,25 @@ constexpr ReasonRow kReasons[] = {
     {"vectorized_over_all", find_vectorized},
     {"attention_scores", find_attention_scores},
     {"logits", find_logits},
+    {"dense_matrix", find_dense_matrix},
     {"all_pairs", find_all_pairs},
+    {"enlarged", find_enlarged, false, true},
     {"loaded_onto_gpu", find_loaded},
     {"several_models", find_several_models},
     {"data_on_gpu", find_data_on_card},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
+    {"unrolled_sequence", unrolls_sequence},
     {"evaluation_keeps_graphs", keeps_graphs_in_evaluation},
     {"graph_without_use", find_graph_without_use},
     {"several_forward_passes", keeps_several_passes},
     {"outputs_of_earlier_step", find_earlier_outputs},
     {"float64", computes_in_float64},
-    {"batch_without_gradients", find_large_batch},
+    {"several_models", find_weight_copies},
+    {"large_layer", find_large_layer, false, true},
+    {"model_states", find_model_states, false, true},
+    {"batch_without_gradients", find_large_batch, false, true},
+    {"fragmentation", finds_no_free_block},
 };
 
 }  // namespace
@@ -240,6 +333,7 @@ bool is_evaluation(std::string_view function) {
 std::optional<Reason> find_reason(const ReasonFacts& facts) {
   for (const ReasonRow& row : kReasons) {
     if (!facts.device.failure && !row.of_growth) continue;
+    if (row.of_size && had_enough(facts)) continue;
     if (Found reason = row.find(facts)) {
       reason->id = row.id;
       return reason;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "profiler/explain/causes.h"
 #include "profiler/explain/growth.h"
 #include "profiler/replay/history.h"
 
@@ -26,6 +27,7 @@ struct Reason {
 struct ReasonFacts {
   const DeviceHistory& device;
   const std::vector<Growth>& growths;
+  std::optional<CauseKind> cause{};
 };
 
 /// The first row of kReasons that holds; nothing where no row does. Of a run that fits only growth has a reason.

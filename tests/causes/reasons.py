@@ -151,6 +151,68 @@ def later_threads():
     ]]
 
 
+def new_threads():
+    """Looked up when the rules for the programs above were known; what is wrong was written down before any was run. Every third
+    is held back."""
+    evaluation, retained, pairs = ("evaluation_keeps_graphs", r"no_grad"), "graph_of_earlier_steps", ("all_pairs", r"split|chunk")
+    listed = [
+        Pattern("losses_and_depths_of_epoch", "kept_tensors", r"item\(\)|detach|\.cpu\(\)", "TRI-ML/packnet-sfm#47"),
+        Pattern("average_of_losses_keeps_graph", retained, r"detach|item\(\)", "alexhernandezgarcia/gflownet#133", memory=1300),
+        Pattern("history_of_positions", retained, r"detach", "TorchSim/torch-sim#559"),
+        Pattern("sample_by_denoising", *evaluation, "TeaPearce/Conditional_Diffusion_MNIST#12"),
+        Pattern("captions_by_beams", *evaluation, "sgrvinod/a-PyTorch-Tutorial-to-Image-Captioning#43"),
+        Pattern("penalty_on_large_images", "capacity", r"half|batch|checkpoint|autocast", "tamarott/SinGAN#141"),
+        Pattern("full_size_image", "batch_without_gradients", r"tile|crop|patch", "IDKiro/CBDNet-pytorch#14"),
+        Pattern("masks_at_full_size", "enlarged", r"split|chunk|part", "tue-mps/eomt#12"),
+        Pattern("overlaps_of_boxes", *pairs, "open-mmlab/mmdetection#188"),
+        Pattern("contrast_of_pixels", *pairs, "winycg/CIRKD#23"),
+        Pattern("correlation_of_frames", *pairs, "princeton-vl/RAFT#39"),
+        Pattern("rays_of_all_images", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)|pin_memory", "yenchenlin/nerf-pytorch#23"),
+        Pattern("view_at_once", "batch_without_gradients", r"split|chunk", "dunbar12138/DSNeRF#72"),
+        Pattern("hooks_without_backward", "kept_tensors", r"\bdel\b|\.cpu\(\)|clear", "meta-pytorch/opacus#176"),
+        Pattern("best_weights_beside_model", "several_models", r"\bdel\b|host|cpu", "facebookresearch/pytext#1367"),
+        Pattern("average_on_the_card", "several_models", r"host|cpu", "rwightman/efficientdet-pytorch#38", memory=900),
+        Pattern("cell_over_long_sequence", "unrolled_sequence", r"sequence|truncat|detach|checkpoint|half", "salesforce/awd-lstm-lm#29"),
+        Pattern("volume_at_once", "capacity", r"half|crop|patch|checkpoint|autocast", "JuliaWolleb/Diffusion-based-Segmentation#29"),
+        Pattern("moments_of_large_model", "model_states", r"8-?bit|SGD|offload|LoRA", "Alpha-VLLM/LLaMA2-Accessory#85"),
+        Pattern("strings_of_all_pairs", *pairs, "huawei-noah/HEBO#13"),
+        Pattern("perceptual_target_with_graph", "graph_without_use", r"no_grad|requires_grad|detach", "KupynOrest/DeblurGAN#77"),
+        Pattern("lengths_vary", "fragmentation", r"expandable_segments", "sgl-project/SpecForge#739", memory=860),
+        Pattern("masked_sentences_at_once", "logits", r"split|chunk", "marcotcr/checklist#14"),
+        Pattern("inception_features_of_all_images", "kept_tensors", r"\.cpu\(\)", "Lightning-AI/torchmetrics#468"),
+        Pattern("outputs_of_micro_batches", retained, r"detach", "verl-project/verl#6699"),
+        Pattern("gradients_of_all_images", "kept_tensors", r"\.cpu\(\)", "chirag-agarwall/VOG#5"),
+        Pattern("labels_as_masks", "one_hot", r"cross_entropy|gather|ind(ex|ices)", "microsoft/InnerEye-DeepLearning#338"),
+        Pattern("kernel_of_all_samples", *pairs, "meta-pytorch/botorch#798"),
+        Pattern("distances_of_clouds", *pairs, "SeldonIO/alibi-detect#213"),
+        Pattern("attention_without_subsampling", "attention_scores", r"scaled_dot_product_attention|SDPA", "wenet-e2e/wenet#1889"),
+        Pattern("dense_adjacency", "dense_matrix", r"sparse", "pyg-team/pytorch_geometric#5101"),
+        Pattern("batches_on_the_card", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)|pin_memory", "pytorch/pytorch#22333",
+                memory=1100),
+        Pattern("share_of_the_card", "fraction_cap", r"fraction", "predibase/lorax#94"),
+    ]
+    return [dataclasses.replace(pattern, module="new_threads", held_back=number % 3 == 2) for number, pattern in enumerate(listed)]
+
+
+def newest_threads():
+    """Looked up when the rules for new_threads() were known."""
+    listed = [
+        Pattern("likelihoods_of_all_samples", "several_forward_passes", r"backward\(\)|autograd\.grad", "kuc2477/pytorch-ewc#5"),
+        Pattern("embeddings_of_notes", "evaluation_keeps_graphs", r"no_grad", "RyanWangZf/MedCLIP#33"),
+        Pattern("networks_of_earlier_tasks", "kept_tensors", r"\.cpu\(\)|\bdel\b", "WuYichen-97/SD-Lora-CL#11"),
+        Pattern("video_on_the_card", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)", "facebookresearch/co-tracker#126"),
+        Pattern("frames_decoded_at_once", "batch_without_gradients", r"split|chunk", "jeanne-wang/svd_keyframe_interpolation#4"),
+        Pattern("loss_of_a_column", "all_pairs", r"squeeze|view", "IntelLabs/matsciml#347"),
+        Pattern("classifier_of_flat_features", "large_layer", r"[Pp]ool", "huyvnphan/PyTorch_CIFAR10#9"),
+        Pattern("tokens_of_whole_corpus", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)", "kimiyoung/transformer-xl#63"),
+        Pattern("ranks_of_all_images", "all_pairs", r"split|chunk", "Xuanmeng-Zhang/gnn-re-ranking#2"),
+        Pattern("clusters_of_all_points", "all_pairs", r"split|chunk", "subhadarship/kmeans_pytorch#13"),
+        Pattern("memory_of_all_frames", "growing_buffer", r"\.cpu\(\)|host", "hkchengrex/STCN#3"),
+        Pattern("solution_over_all_windows", "graph_of_earlier_steps", r"detach", "isds-neu/PeRCNN#3"),
+    ]
+    return [dataclasses.replace(pattern, module="new_threads", held_back=number % 3 == 2) for number, pattern in enumerate(listed)]
+
+
 def job_of(pattern, fixed):
     return {"name": pattern.function + (", fixed" if fixed else ""), "module": pattern.module, "function": pattern.function,
             "arguments": {"fixed": True} if fixed else {}, "memory_mib": pattern.memory, "environment": pattern.environment,
@@ -183,9 +245,12 @@ def main():
     parser.add_argument("--seen", action="store_true", help="without those that are held back")
     parser.add_argument("--threads", action="store_true", help="the programs of threads.py")
     parser.add_argument("--later", action="store_true", help="the programs of later_threads.py")
+    parser.add_argument("--new", action="store_true", help="the programs of new_threads.py")
+    parser.add_argument("--newest", action="store_true", help="those of its end")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    listed = later_threads() if options.later else threads() if options.threads else patterns()
+    listed = (newest_threads() if options.newest else new_threads() if options.new else later_threads() if options.later
+              else threads() if options.threads else patterns())
     if options.quick:
         listed = patterns() + threads() + later_threads()
     chosen = [p for p in listed if (p.quick or not options.quick) and options.k in p.function

@@ -1,0 +1,406 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/reason_evidence.h"
+#include "profiler/explain/reason_rules.h"
+#include "profiler/explain/shape.h"
+#include "profiler/one_of.h"
+
+// Rows of kReasons about one op whose result is far larger than its operands: all pairs of rows, a dense matrix of n × n, an
+// enlarged image, scores of attention.
+//
+// Shapes of tensors are known once autograd has saved them, sizes always. An op of equal sizes has its operands alive beside its
+// result. So where all that lives beside a result, and beside what later ops made of as many elements, is at most a quarter
+// of it, some op made much of little. Which one is told by the ops; by how many rows, by the sizes of what was there before.
+
+namespace oomdiag {
+namespace {
+
+bool is_of_size(int64_t a, int64_t b) {
+  constexpr int64_t kBlock = 512;
+  return a >= b && a - b < kBlock;
+}
+
+/// Whether two sizes are of as many elements, in types of 1 to 8 bytes.
+bool is_of_as_many(int64_t a, int64_t b) {
+  const auto [small, large] = std::minmax(a, b);
+  for (const int64_t ratio : {1, 2, 4, 8}) {
+    if (std::abs(large - ratio * small) < 512 * ratio) return true;
+  }
+  return false;
+}
+
+bool is_data(const LiveBlock& block) {
+  return !block.pending_free && !is_of_models(block.category) && block.category != Category::buffer &&
+         block.category != Category::workspace;
+}
+
+/// What the op that failed was to make, with what lives of as many elements; and the largest of what lives beside.
+struct Expansion {
+  std::vector<const LiveBlock*> alike{};
+  std::vector<const LiveBlock*> others{};  ///< one of each size
+  int64_t bytes = 0;
+  int64_t largest_other_bytes = 0;
+  Where failed{};
+
+  /// Whether all ops that made it are among `makers` or `followers`, the first one among `makers`.
+  template <class IsMaker, class IsFollower>
+  const Where* find_maker(const IsMaker& is_maker, const IsFollower& is_follower) const {
+    const Where* maker = alike.empty() && is_maker(failed) ? &failed : nullptr;
+    for (const LiveBlock* block : alike) {
+      if (is_maker(block->made)) {
+        maker = &block->made;
+      } else if (!is_follower(block->made)) {
+        return nullptr;
+      }
+    }
+    return maker;
+  }
+
+  /// Whether one of the ops that made it is such a one.
+  template <class IsSuch>
+  bool has_op(const IsSuch& is_such) const {
+    return is_such(failed) || std::ranges::any_of(alike, [&](const LiveBlock* block) { return is_such(block->made); });
+  }
+};
+
+std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase == Phase::optimizer) return {};
+  Expansion found{.bytes = failed->requested_bytes, .failed = failed->where};
+  std::set<int64_t> sizes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    // A weight of as many elements may be the operand: copies of weights, and what optimizers make, are no pairs.
+    if (is_of_models(block.category) && is_of_as_many(block.requested_bytes, failed->requested_bytes)) return {};
+    if (!is_data(block)) continue;
+    const bool alike = is_of_as_many(block.requested_bytes, failed->requested_bytes);
+    if (alike) {
+      found.alike.push_back(&block);
+    } else if (sizes.insert(block.requested_bytes).second) {
+      found.others.push_back(&block);
+    }
+    found.bytes += alike ? block.bytes : 0;
+    if (!alike) found.largest_other_bytes = std::max(found.largest_other_bytes, block.requested_bytes);
+  }
+  int64_t smallest = failed->requested_bytes;
+  for (const LiveBlock* block : found.alike) smallest = std::min(smallest, block->requested_bytes);
+  if (found.largest_other_bytes * 4 > smallest || !is_large(facts, found.bytes)) return {};
+  return found;
+}
+
+bool any_op(const Where& where, std::initializer_list<std::string_view> ops) {
+  return is_one_of(where.op, ops) || is_one_of(where.inner, ops);
+}
+
+bool makes_distances(const Where& where) {
+  return any_op(where, {"aten::cdist", "aten::_cdist_forward", "aten::_euclidean_dist", "aten::pairwise_distance"});
+}
+
+/// Rows of one column more than its operands have, whatever width they are of.
+bool multiplies(const Where& where) {
+  return makes_distances(where) || any_op(where, {"aten::matmul", "aten::mm", "aten::bmm", "aten::einsum",
+                                                  "aten::linalg_matmul", "aten::cosine_similarity"});
+}
+
+bool makes_pairs(const Where& where) {
+  return makes_distances(where) || any_op(where, {"aten::matmul",
+                                                  "aten::mm",
+                                                  "aten::bmm",
+                                                  "aten::einsum",
+                                                  "aten::linalg_matmul",
+                                                  "aten::outer",
+                                                  "aten::sub",
+                                                  "aten::add",
+                                                  "aten::mul",
+                                                  "aten::div",
+                                                  "aten::rsub",
+                                                  "aten::eq",
+                                                  "aten::ne",
+                                                  "aten::lt",
+                                                  "aten::le",
+                                                  "aten::gt",
+                                                  "aten::ge",
+                                                  "aten::maximum",
+                                                  "aten::minimum",
+                                                  "aten::max",
+                                                  "aten::min",
+                                                  "aten::where",
+                                                  "aten::pow",
+                                                  "aten::repeat",
+                                                  "aten::repeat_interleave",
+                                                  "aten::cosine_similarity",
+                                                  "aten::bitwise_and",
+                                                  "aten::bitwise_or",
+                                                  "aten::logical_and",
+                                                  "aten::logical_or",
+                                                  "aten::clone",
+                                                  "aten::contiguous",
+                                                  "aten::cat"});
+}
+
+/// Of as many elements as its operand.
+bool keeps_size(const Where& where) {
+  return any_op(where, {"aten::exp",
+                        "aten::log",
+                        "aten::sqrt",
+                        "aten::neg",
+                        "aten::abs",
+                        "aten::clamp",
+                        "aten::clamp_min",
+                        "aten::clamp_max",
+                        "aten::square",
+                        "aten::pow",
+                        "aten::softmax",
+                        "aten::_softmax",
+                        "aten::log_softmax",
+                        "aten::_log_softmax",
+                        "aten::sigmoid",
+                        "aten::relu",
+                        "aten::masked_fill",
+                        "aten::to",
+                        "aten::_to_copy",
+                        "aten::sort",
+                        "aten::argsort",
+                        "aten::argmax",
+                        "aten::topk",
+                        "aten::logsumexp",
+                        "aten::dropout",
+                        "aten::norm",
+                        "aten::linalg_norm",
+                        "aten::linalg_vector_norm",
+                        "aten::cross_entropy_loss",
+                        "aten::bitwise_not",
+                        "aten::logical_not",
+                        "aten::float"});
+}
+
+bool enlarges(const Where& where) {
+  return where.op.starts_with("aten::upsample_") ||
+         any_op(where, {"aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::repeat",
+                        "aten::repeat_interleave", "aten::im2col", "aten::unfold"});
+}
+
+/// A result of rows × rows: its shape, or only how many rows.
+struct Square {
+  std::string text{};
+  int64_t bytes = 0;
+  bool batched = false;     ///< [batch, heads, n, n] of tensors with several columns
+  bool of_columns = false;  ///< both operands have one column: [n, 1] and [n]
+};
+
+std::string text_of(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+constexpr int64_t kManyRows = 500;
+constexpr int64_t kMostColumnsOfBoxes = 8;
+constexpr int64_t kItems[] = {4, 2, 8, 1};  ///< bytes of an element, usual ones first
+
+/// Shapes of rows that live, weights left out: the product x @ weight.T is no pair of rows.
+std::set<std::vector<int64_t>> list_rows(const ReasonFacts& facts) {
+  std::set<std::vector<int64_t>> shapes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const std::vector<int64_t> shape = parse_shape(block.shape);
+    const bool is_weight = is_of_models(block.category);
+    if (!is_weight && shape.size() >= 2 && shape[shape.size() - 2] >= kManyRows) shapes.insert(shape);
+  }
+  return shapes;
+}
+
+/// So many elements as rows of `a` × rows of `b`; of other ops than products also × columns of `a`.
+std::optional<Square> factor_rows(const std::vector<int64_t>& a, const std::vector<int64_t>& b, int64_t bytes,
+                                  int64_t item, bool of_product) {
+  std::vector<int64_t> pairs(a.begin(), a.end() - 1);
+  pairs.push_back(b[b.size() - 2]);
+  const int64_t width = of_product ? 1 : a.back();
+  if (width > 1) pairs.push_back(width);
+  int64_t elements = item;
+  for (const int64_t size : pairs) elements *= size;
+  if (!is_of_size(bytes, elements)) return {};
+  return Square{.text = "the result is " + text_of(pairs),
+                .bytes = bytes,
+                .batched = a.size() > 2 && a.back() >= 16 && width == 1,
+                .of_columns = !of_product && a.back() == 1 && b.back() == 1};
+}
+
+/// What `factor(a, b, item)` finds for a and b of `list`, of usual types first: best two columns, which are exactly as long.
+template <class List, class Factor>
+Square find_factors(const List& list, const Factor& factor) {
+  Square found;
+  for (const int64_t item : kItems) {
+    for (const auto& a : list) {
+      for (const auto& b : list) {
+        const std::optional<Square> square = factor(a, b, item);
+        if (square && square->of_columns) return *square;
+        if (square && found.text.empty()) found = *square;
+      }
+    }
+    if (!found.text.empty()) break;
+  }
+  return found;
+}
+
+/// The requested bytes as rows × rows (× width) of tensors whose shapes are known.
+Square factor_shapes(const ReasonFacts& facts, int64_t bytes, bool of_product) {
+  return find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) {
+    return factor_rows(a, b, bytes, item, of_product);
+  });
+}
+
+struct Rows {
+  int64_t a = 0, b = 0, width = 1, columns = 1;
+};
+
+/// n × m × width of operands of n × d and m × d elements: of a product width is 1, of a difference d, and of boxes half of d.
+std::optional<Rows> factor_elements(int64_t elements, int64_t a, int64_t b, bool of_product) {
+  if (elements <= 0 || a <= 0 || b <= 0 || a > (int64_t{1} << 62) / b || (a * b) % elements != 0) return {};
+  const int64_t ratio = a * b / elements;  // d² / width
+  const auto root = static_cast<int64_t>(std::llround(std::sqrt(static_cast<double>(ratio))));
+  const auto options = of_product ? std::vector{std::pair{root, int64_t{1}}}
+                                  : std::vector{std::pair{ratio, ratio}, std::pair{ratio / 2, ratio / 4}};
+  for (const auto& [columns, width] : options) {
+    if (columns <= 0 || width <= 0 || columns * columns != ratio * width) continue;
+    if (width < columns && !of_product && columns > kMostColumnsOfBoxes) continue;
+    if (a % columns != 0 || b % columns != 0 || a / columns < kManyRows || b / columns < kManyRows) continue;
+    return Rows{.a = a / columns, .b = b / columns, .width = width, .columns = columns};
+  }
+  return {};
+}
+
+/// The same of two tensors of which only the sizes are known.
+std::optional<Square> factor_pair(const LiveBlock& a, const LiveBlock& b, int64_t bytes, int64_t item,
+                                  bool of_product) {
+  for (const int64_t type : {4, 2, 8}) {
+    if (bytes % item != 0 || a.requested_bytes % type != 0 || b.requested_bytes % type != 0) continue;
+    const auto rows = factor_elements(bytes / item, a.requested_bytes / type, b.requested_bytes / type, of_product);
+    if (!rows) continue;
+    std::vector<int64_t> shape{rows->a, rows->b};
+    if (rows->width > 1) shape.push_back(rows->width);
+    return Square{.text = "the result is as large as " + text_of(shape),
+                  .bytes = bytes,
+                  .of_columns = !of_product && rows->columns == 1};
+  }
+  return {};
+}
+
+Square factor_sizes(const Expansion& expansion, int64_t bytes, bool of_product) {
+  return find_factors(expansion.others, [&](const LiveBlock* a, const LiveBlock* b, int64_t item) {
+    return factor_pair(*a, *b, bytes, item, of_product);
+  });
+}
+
+/// By shapes where these are known; of what was requested, else of what lives of as many elements.
+Square factor_result(const ReasonFacts& facts, const Expansion& expansion, bool of_product) {
+  std::vector<int64_t> sizes{requested_bytes(facts)};
+  for (const LiveBlock* block : expansion.alike) sizes.push_back(block->requested_bytes);
+  for (const int64_t bytes : sizes) {
+    Square square = factor_shapes(facts, bytes, of_product);
+    if (square.text.empty()) square = factor_sizes(expansion, bytes, of_product);
+    if (!square.text.empty()) return square;
+  }
+  return {};
+}
+
+bool is_square(const std::vector<int64_t>& shape) {
+  constexpr int64_t kLong = 512;
+  return shape.size() >= 3 && shape.back() == shape[shape.size() - 2] && shape.back() >= kLong;
+}
+
+bool makes_attention_scores(const Where& where) {
+  return any_op(
+      where, {"aten::softmax", "aten::_softmax", "aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum",
+              "aten::mul", "aten::div", "aten::dropout", "aten::native_dropout", "aten::masked_fill", "aten::add",
+              "aten::_safe_softmax", "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"});
+}
+
+std::vector<std::string> lines_for_pairs(bool of_columns) {
+  std::vector<std::string> lines{"parts = [f(part, b) for part in a.split(1024)]  # reduce each part before the next"};
+  if (of_columns) {
+    lines.insert(lines.begin(),
+                 "loss = f(prediction.squeeze(-1), target)  # if pairs are not meant: [n, 1] with [n] is [n, n]");
+  }
+  return lines;
+}
+
+}  // namespace
+
+Found find_attention_scores(const ReasonFacts& facts) {
+  Share scores = sum_blocks(facts, [](const LiveBlock& block) {
+    return makes_attention_scores(block.made) && is_square(parse_shape(block.shape));
+  });
+  std::string shape;
+  Where made{};
+  const OutOfMemory* failed = failure(facts);
+  if (scores.largest != nullptr) {
+    shape = scores.largest->shape;
+    made = scores.made();
+  } else if (failed != nullptr && makes_attention_scores(failed->where) &&
+             is_large(facts, failed->requested_bytes, 0.2)) {
+    const Square square = factor_shapes(facts, failed->requested_bytes, true);
+    if (!square.batched) return {};
+    shape = square.text;
+    made = failed->where;
+    scores.bytes = square.bytes;
+  }
+  if (shape.empty() || !is_large(facts, scores.bytes, 0.2)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("attention without a fused kernel: scores of length × length, {}{}, {} in all",
+                                    shape, at(made), with_unit(scores.bytes)),
+                .bytes = scores.bytes,
+                .fix = "fused_attention",
+                .how = {"y = F.scaled_dot_product_attention(q, k, v)  # of nn.MultiheadAttention: need_weights=False"}};
+}
+
+Found find_all_pairs(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr) return {};
+  const std::optional<Expansion> found = find_expansion(facts);
+  const Where* maker = found ? found->find_maker(makes_pairs, keeps_size) : nullptr;
+  const bool distances = makes_distances(failed->where) && is_large(facts, failed->requested_bytes);
+  if (maker == nullptr && !distances) return {};
+  const bool of_product = distances || found->has_op(multiplies);
+  Square square = found ? factor_result(facts, *found, of_product) : Square{};
+  if (square.text.empty() && found) square = factor_result(facts, *found, !of_product);
+  if (square.text.empty() && !distances) return {};
+  const Where& where = maker != nullptr ? *maker : failed->where;
+  const std::string what = square.text.empty() ? "the result is" : square.text + ",";
+  return Reason{.id = {},
+                .text = fmt::format("all pairs at once{}: {} rows × rows", at(where), what),
+                .bytes = found ? found->bytes : failed->requested_bytes,
+                .fix = "pairs_in_chunks",
+                .how = lines_for_pairs(square.of_columns && !of_product)};
+}
+
+Found find_enlarged(const ReasonFacts& facts) {
+  const std::optional<Expansion> found = find_expansion(facts);
+  const auto follows = [](const Where& where) { return makes_pairs(where) || keeps_size(where); };
+  const Where* maker = found ? found->find_maker(enlarges, follows) : nullptr;
+  if (maker == nullptr || !maker->module.empty() || trains(facts)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("{} enlarges everything at once{}: {} of at most {}", maker->op, at(*maker),
+                                    with_unit(found->bytes), with_unit(found->largest_other_bytes)),
+                .bytes = found->bytes,
+                .fix = "enlarge_in_parts"};
+}
+
+Found find_dense_matrix(const ReasonFacts& facts) {
+  const auto is_dense = [](const Where& where) {
+    return any_op(where, {"aten::to_dense", "aten::_to_dense", "aten::eye", "aten::diag_embed", "aten::diag"});
+  };
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) { return is_dense(block.made); });
+  const OutOfMemory* failed = failure(facts);
+  const bool fails = failed != nullptr && is_dense(failed->where);
+  const int64_t bytes = made.bytes + (fails ? failed->requested_bytes : 0);
+  if (!is_large(facts, bytes)) return {};
+  const Where where = made.largest != nullptr ? made.made() : failed_in(facts);
+  return Reason{.id = {},
+                .text = fmt::format("a dense matrix of n × n{}: {}, mostly zeros", at(where), with_unit(bytes)),
+                .bytes = bytes,
+                .fix = "stay_sparse"};
+}
+
+}  // namespace oomdiag

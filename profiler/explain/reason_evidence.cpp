@@ -1,0 +1,60 @@
+#include "profiler/explain/reason_evidence.h"
+
+#include <algorithm>
+
+#include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_rules.h"
+#include "profiler/one_of.h"
+
+namespace oomdiag {
+
+std::string at(const Where& where) {
+  const std::string place = where.source.empty() ? std::string() : short_place(where);
+  return place.empty() ? std::string() : " at " + place;
+}
+
+std::string comment_at(const Where& where) {
+  const std::string place = at(where);
+  return place.empty() ? std::string() : "  #" + place;
+}
+
+void Share::add(const LiveBlock& block) {
+  bytes += block.bytes;
+  ++count;
+  if (largest == nullptr || block.bytes > largest->bytes) largest = &block;
+}
+
+bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {
+  const OutOfMemory* failed = failure(facts);
+  return failed != nullptr && (is_one_of(failed->where.op, ops) || is_one_of(failed->where.inner, ops));
+}
+
+bool is_of_models(Category category) {
+  return category == Category::parameter || category == Category::gradient || category == Category::optimizer_state;
+}
+
+std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
+  constexpr int64_t kTelling = 1 << 20;  // smaller ones are of usual sizes
+  std::set<int64_t> sizes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (is_of_models(block.category) && block.requested_bytes >= kTelling) sizes.insert(block.requested_bytes);
+  }
+  return sizes;
+}
+
+bool is_copy(std::string_view op) { return is_one_of(op, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda"}); }
+
+int64_t requested_bytes(const ReasonFacts& facts) {
+  return facts.device.failure ? facts.device.failure->requested_bytes : 0;
+}
+
+bool is_large(const ReasonFacts& facts, int64_t bytes, double part) {
+  const int64_t all = facts.device.state.allocated_bytes + requested_bytes(facts);
+  return bytes > 0 && static_cast<double>(bytes) >= part * static_cast<double>(all);
+}
+
+bool trains(const ReasonFacts& facts) {
+  return std::ranges::any_of(facts.device.state.blocks, [](const LiveBlock& block) { return block.trained; });
+}
+
+}  // namespace oomdiag

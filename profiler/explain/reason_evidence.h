@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "profiler/explain/reasons.h"
+
+// What several rows of kReasons look at.
+
+namespace oomdiag {
+
+inline bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
+
+/// " at train.py:31", or empty.
+std::string at(const Where& where);
+
+/// The same as a comment of Python.
+std::string comment_at(const Where& where);
+
+/// Bytes of the live blocks for which something holds, and the largest of them.
+struct Share {
+  int64_t bytes = 0;
+  int64_t count = 0;
+  const LiveBlock* largest = nullptr;
+
+  void add(const LiveBlock& block);
+  /// Where the largest was made.
+  Where made() const { return largest != nullptr ? largest->made : Where{}; }
+};
+
+template <class Holds>
+Share sum_blocks(const ReasonFacts& facts, const Holds& holds) {
+  Share share;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (!block.pending_free && holds(block)) share.add(block);
+  }
+  return share;
+}
+
+/// The OOM that ended the program, or null.
+inline const OutOfMemory* failure(const ReasonFacts& facts) {
+  return facts.device.failure ? &*facts.device.failure : nullptr;
+}
+
+/// Where it was requested.
+inline Where failed_in(const ReasonFacts& facts) {
+  return facts.device.failure ? facts.device.failure->where : Where{};
+}
+
+/// Whether it was requested in one of `ops`.
+bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops);
+
+/// Parameters, gradients and the optimizer's state.
+bool is_of_models(Category category);
+
+/// Requested bytes of the large tensors among these.
+std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts);
+
+/// Whether an op copies its input as it is, perhaps into another type or from the host.
+bool is_copy(std::string_view op);
+
+}  // namespace oomdiag

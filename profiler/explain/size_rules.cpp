@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "profiler/explain/bytes_text.h"
+#include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_evidence.h"
+#include "profiler/explain/reason_rules.h"
+#include "profiler/explain/shape.h"
+#include "profiler/one_of.h"
+
+// Rows of kReasons about data: what of it lies on the GPU, how it is coded, and how much of it goes through a model at once.
+
+namespace oomdiag {
+namespace {
+
+/// Labels of 8 bytes of which zeros of 4 bytes have so many for each: masks that scatter_() fills.
+bool is_masks_of(int64_t zeros_bytes, const LiveBlock& labels) {
+  constexpr int64_t kFewClasses = 3, kManyClasses = 100'000;
+  const bool is_label = labels.category == Category::input && (labels.shape.empty() || has(labels.shape, "int64"));
+  if (!is_label || labels.requested_bytes < 1024 || 2 * zeros_bytes % labels.requested_bytes != 0) return false;
+  const int64_t classes = 2 * zeros_bytes / labels.requested_bytes;
+  return classes >= kFewClasses && classes <= kManyClasses;
+}
+
+bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
+  if (is_one_of(made.op, {"aten::one_hot"})) return true;
+  if (!is_one_of(made.op, {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::scatter"})) return false;
+  return std::ranges::any_of(facts.device.state.blocks,
+                             [&](const LiveBlock& block) { return is_masks_of(bytes, block); });
+}
+
+/// Whether the step that failed builds a graph; nothing where it has made nothing that would tell.
+std::optional<bool> builds_graph(const ReasonFacts& facts) {
+  const auto& step = facts.device.step_allocations.blocks;
+  if (std::ranges::any_of(step, [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; })) {
+    return true;
+  }
+  const bool tells = std::ranges::any_of(
+      step, [](const StepAllocation& block) { return block.is_of_step() && !block.made.module.empty(); });
+  return tells ? std::optional(false) : std::nullopt;
+}
+
+bool convolves(const ReasonFacts& facts) {
+  return std::ranges::any_of(facts.device.state.blocks, [](const LiveBlock& block) {
+    return block.category == Category::parameter && parse_shape(block.shape).size() >= 4;
+  });
+}
+
+}  // namespace
+
+Found find_one_hot(const ReasonFacts& facts) {
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
+    return makes_masks(facts, block.made, block.requested_bytes) && block.category != Category::optimizer_state;
+  });
+  const OutOfMemory* failed = failure(facts);
+  const bool fails = failed != nullptr && failed->phase != Phase::optimizer &&
+                     makes_masks(facts, failed->where, failed->requested_bytes);
+  const int64_t bytes = made.bytes + (fails ? failed->requested_bytes : 0);
+  if (!is_large(facts, bytes)) return {};
+  const Where where = fails ? failed_in(facts) : made.made();
+  const std::string_view type = where.op == "aten::one_hot" ? " of 64-bit integers" : "";
+  return Reason{
+      .id = {},
+      .text = fmt::format("one-hot labels{}{}: {}", type, at(where), with_unit(bytes)),
+      .bytes = bytes,
+      .fix = "class_indices",
+      .how = {"loss = F.cross_entropy(logits, labels)  # takes indices; or gather() what the mask would select"}};
+}
+
+Found find_data_on_card(const ReasonFacts& facts) {
+  constexpr int64_t kSeveralBatches = 4;
+  const Share data = sum_blocks(facts, [](const LiveBlock& block) {
+    return block.category == Category::input && is_copy(block.made.op) && block.phase == Phase::setup;
+  });
+  const OutOfMemory* failed = failure(facts);
+  const bool fails = failed != nullptr && failed->phase == Phase::setup && is_copy(failed->where.op) &&
+                     failed->where.module.empty() && is_large(facts, failed->requested_bytes, 0.4);
+  const bool is_one = data.largest != nullptr && is_large(facts, data.largest->bytes, 0.4);
+  const bool are_several = data.count >= kSeveralBatches && is_large(facts, data.bytes, 0.4);
+  if (!fails && !is_one && !are_several) return {};
+  const Where where = data.largest != nullptr ? data.made() : failed_in(facts);
+  const int64_t bytes = data.bytes + (fails ? failed->requested_bytes : 0);
+  return Reason{.id = {},
+                .text = fails ? fmt::format("a tensor of {} is copied to the GPU as a whole{}",
+                                            with_unit(requested_bytes(facts)), at(failed_in(facts)))
+                              : fmt::format("the data set lies on the GPU{}: {}", at(where), with_unit(bytes)),
+                .bytes = bytes,
+                .fix = "data_on_host",
+                .how = {"for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"}};
+}
+
+// A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
+Found find_large_batch(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.module.empty() || has(failed->stack, "checkpoint")) return {};
+  const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
+  const std::optional<bool> graph = builds_graph(facts);
+  if (graph.value_or(has_trained)) return {};
+  const Share saved = sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::activation; });
+  const Share work = sum_blocks(facts, [](const LiveBlock& block) {
+    return block.category == Category::output || block.category == Category::temporary ||
+           block.category == Category::workspace;
+  });
+  if (is_large(facts, saved.bytes, 0.1) || !is_large(facts, work.bytes + failed->requested_bytes, 0.5)) return {};
+  std::vector<std::string> lines{
+      "y = torch.cat([model(part) for part in x.split(1)])  # diffusers: pipe.enable_vae_slicing()"};
+  if (convolves(facts))
+    lines.emplace_back("# one image is too large: model(x[..., :512]) and so on, tiles that overlap");
+  return Reason{.id = {},
+                .text = fmt::format("the whole {} goes through the model at once{}: {} at layer '{}' ({})",
+                                    convolves(facts) ? "batch or image" : "batch", graph ? ", without gradients" : "",
+                                    with_unit(work.bytes + failed->requested_bytes), failed->where.module,
+                                    short_place(failed->where)),
+                .bytes = (work.bytes + failed->requested_bytes) / 2,
+                .fix = "split_batch",
+                .how = std::move(lines)};
+}
+
+}  // namespace oomdiag
