@@ -282,6 +282,7 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
       throw;
     }
     of_card.runs = fitter.runs();
+    of_card.calls_alone = fitter.calls_alone();
     earlier.insert(earlier.end(), of_card.runs.begin(), of_card.runs.end());
     found.push_back(std::move(of_card));
   }

@@ -79,6 +79,8 @@ class Fitter {
   /// What each of these operator calls (see OpCalls) requests when it is made alone, on the largest card. One process makes those that
   /// were not made before; none is made where the program is not one of Python.
   std::vector<MadeAlone> make_alone(const std::vector<std::string>& calls);
+  /// How many there were.
+  std::size_t calls_alone() const { return made_alone_.size(); }
   const std::vector<FitRun>& runs() const { return runs_; }
   /// The run with these values on the card itself, or null.
   const FitRun* find_on_card(const Values& values) const;

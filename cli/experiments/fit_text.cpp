@@ -43,7 +43,7 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
                         to_gib(run->experiment.reserved_bytes));
   }
   if (!largest.formula.empty()) text += fmt::format("  its tensors at the peak take {}\n", largest.formula);
-  if (!largest.doubt.empty()) text += fmt::format("  other values are estimates: {}\n", largest.doubt);
+  if (!largest.doubt.empty()) text += fmt::format("  what is computed near it is an estimate: {}\n", largest.doubt);
   if (largest.is_last_of_range) text += "  it is the largest that was asked for\n";
   for (const int64_t above : largest.failed_above) {
     values[variable.name] = above;
@@ -153,6 +153,12 @@ Json values_of(const std::string& variable, const LargestValue* largest) {
   return json;
 }
 
+std::string calls_text(std::size_t calls_alone) {
+  return calls_alone == 0
+             ? std::string()
+             : fmt::format("\n  {} operator calls made alone, for sizes that no polynomial gives", calls_alone);
+}
+
 }  // namespace
 
 std::string count_runs(const std::vector<FitRun>& runs) {
@@ -178,7 +184,7 @@ std::string values_text(const Variable& variable, const std::vector<FitOfCard>& 
                        count_runs(one.runs));
   }
   return about_value(variable, one.largest.front(), one.runs) + computed_text(one) +
-         fmt::format("  {}{}\n", count_runs(one.runs), stopped(one.runs));
+         fmt::format("  {}{}{}\n", count_runs(one.runs), stopped(one.runs), calls_text(one.calls_alone));
 }
 
 std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found) {
@@ -201,6 +207,7 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
     if (one.budget) to["token_budget"] = one.budget->tokens;
     if (!one.computed.empty()) to["computed"] = computed_json(one);
     to["runs"] = one.runs.size();
+    to["calls_alone"] = one.calls_alone;
     to["tried"] = tried(one.runs, one.card == "real");
     to["learned_from"] = tried(one.runs, false, true);
   };

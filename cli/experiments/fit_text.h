@@ -15,6 +15,7 @@ struct FitOfCard {
   std::vector<FitRun> runs;
   std::vector<std::pair<Values, ShapeEstimate>> computed{};  ///< that were asked for
   std::string unknown{};                                     ///< why these are not
+  std::size_t calls_alone = 0;                               ///< operator calls that were made alone for their sizes
   std::optional<TokenBudget> budget{};
   std::optional<Surface> surface{};  ///< over both variables
 
