@@ -183,7 +183,8 @@ void ShapeFunction::find_single_calls(const MergedSequence& merged, Structure& s
         single->rules.push_back(structure.rules[a]);
         if (!is_unknown(a)) continue;
         single->rules.back() = static_cast<uint32_t>(rules_.size());
-        rules_.push_back(SizeRule(rules_[structure.rules[a]]));
+        SizeRule own = rules_[structure.rules[a]];
+        rules_.push_back(std::move(own));
         earlier.push_back({.rule = single->rules.back()});
         for (const auto& of_run : single->sizes) earlier.back().sizes.push_back(of_run[i]);
       }
@@ -277,10 +278,12 @@ const ShapeFunction::Structure& ShapeFunction::nearest(const ShapePoint& point) 
 }
 
 bool ShapeFunction::has_new_one(const ShapePoint& point) const {
-  for (size_t d = 0; d < point.size(); ++d) {
+  size_t d = 0;
+  for (const int64_t value : point) {
     const auto has_one = [&](const ShapePoint& of_run) { return of_run[d] == 1; };
     const auto knows_one = [&](const Structure& structure) { return std::ranges::any_of(structure.points, has_one); };
-    if (point[d] == 1 && std::ranges::none_of(structures_, knows_one)) return true;
+    if (value == 1 && std::ranges::none_of(structures_, knows_one)) return true;
+    ++d;
   }
   return false;
 }

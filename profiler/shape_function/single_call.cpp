@@ -65,7 +65,7 @@ std::optional<CallNumber> fit_number(const std::vector<ShapePoint>& points, cons
   const std::vector<uint8_t> no_exponents(points.front().size(), 0);
   if (is_constant) return CallNumber{Polynomial{{{static_cast<double>(values.front()), no_exponents}}}};
   if (const auto found = fit_polynomial(points, values)) return CallNumber{*found};
-  if (const auto found = find_earlier(values, earlier)) return found;
+  if (auto found = find_earlier(values, earlier)) return found;
   return fit_padded_number(points, values);
 }
 
