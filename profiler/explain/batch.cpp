@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
-#include <ranges>
 #include <set>
 
 #include "profiler/explain/explain.h"
@@ -46,7 +46,7 @@ BatchModel model_batch(const MemoryState& state, int64_t requested_bytes, int64_
 std::optional<int64_t> find_batch(const MemoryState& state) {
   constexpr int64_t kLeast = 2;
   std::map<int64_t, int64_t> bytes_by_first_size;
-  std::set<int64_t> of_inputs;
+  std::set<int64_t, std::greater<>> of_inputs;
   int64_t all = 0;
   for (const LiveBlock& block : state.blocks) {
     const std::vector<int64_t> shape = parse_shape(block.shape);
@@ -62,9 +62,9 @@ std::optional<int64_t> find_batch(const MemoryState& state) {
     for (const auto& [size, bytes] : bytes_by_first_size) divisible += size % candidate == 0 ? bytes : 0;
     return divisible >= all / 5 * 4;
   };
-  for (auto candidate = of_inputs.rbegin(); candidate != of_inputs.rend(); ++candidate) {
-    if (*candidate >= kLeast && divides_most(*candidate))
-      return *candidate;  // the state of an RNN is [layers, batch, …]
+  for (const int64_t candidate : of_inputs) {
+    // The state of an RNN is [layers, batch, …].
+    if (candidate >= kLeast && divides_most(candidate)) return candidate;
   }
   for (const auto& [candidate, own] : bytes_by_first_size) {
     if (candidate < kLeast || own < all / 20) continue;  // leaves twenty candidates at most
