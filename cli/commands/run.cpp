@@ -188,7 +188,10 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                    "those of a whole run (for programs that may be run twice)");
   command.add_flag("--no-progress", options->no_progress, "no live line on the terminal while the program runs");
   command.callback([options, &command, &chosen, &from_separator] {
-    options->program = join_program(command.remaining(), from_separator);
+    const std::vector<std::string> rest = command.remaining();
+    if (!rest.empty() && rest.front().starts_with('-') && rest.front() != "--")
+      throw CLI::ExtrasError(rest);  // no program
+    options->program = join_program(rest, from_separator);
     chosen = [options] { return run(*options); };
   });
 }

@@ -202,6 +202,7 @@ class Usage(CommandLine):
 
     def test_unknown_names_are_answered_with_the_nearest(self):
         self.check_error(["trian"], 2, "trian", "did you mean train?")
+        self.check_error(["run", "--jsn", "--", "true"], 2, "unknown option '--jsn'")
         self.check_error(["train", "--bacth", "3"], 2, "--bacth", "--batch")
         self.check_error(["explain", "a", "b"], 2, "unexpected argument 'b'")
         self.check_error(["train", "--device", "rtx3061"], 2, "rtx3061", "rtx3060")
