@@ -64,9 +64,11 @@ std::string short_place(const Where& made) {
 // For larger shapes libraries take workspaces that the run had none of, and other holes are left: of 45 claims that bytes and blocks
 // alone made, those of 90 times a batch of 2 ran out (tests/integration/test_batch_line.py).
 int64_t keep_room_for_libraries(int64_t batch, int64_t largest) {
-  constexpr int64_t kFar = 2, kFarthest = 16, kKept = 10;  // times the batch; a tenth of what is added
+  constexpr int64_t kFar = 2, kKept = 10;  // times the batch; a tenth of what is added
+  constexpr int64_t kFew = 16;             // samples, which tell no more than as many times their number
   if (largest <= kFar * batch) return largest;
-  return std::min(kFarthest * batch, largest - (largest - batch + kKept - 1) / kKept);
+  const int64_t kept = largest - (largest - batch + kKept - 1) / kKept;
+  return batch < kFew ? std::min(kFew * batch, kept) : kept;
 }
 
 int64_t find_largest_batch(const StepModel& model, int64_t batch, int64_t at_most) {

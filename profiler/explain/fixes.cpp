@@ -276,6 +276,12 @@ constexpr FixRow kFixes[] = {
      .group = "segments",
      .lines = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
      .cures_reason = true},
+    {.id = "larger_fraction",
+     .label = "a larger share of the GPU",
+     .group = "segments",
+     .lines = "torch.cuda.set_per_process_memory_fraction(0.95)  # where the program sets less, or its allocator "
+              "settings do",
+     .cures_reason = true},
     {.id = "truncated_backward",
      .label = "backward every few positions of the sequence (truncated)",
      .group = "grad",

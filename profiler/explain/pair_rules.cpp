@@ -88,6 +88,10 @@ std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
     found.bytes += alike ? block.bytes : 0;
     if (!alike) found.largest_other_bytes = std::max(found.largest_other_bytes, block.requested_bytes);
   }
+  // Pairs of them are looked at.
+  constexpr size_t kMostOthers = 64;
+  std::ranges::sort(found.others, std::greater{}, &LiveBlock::requested_bytes);
+  if (found.others.size() > kMostOthers) found.others.resize(kMostOthers);
   int64_t smallest = failed->requested_bytes;
   for (const LiveBlock* block : found.alike) smallest = std::min(smallest, block->requested_bytes);
   if (found.largest_other_bytes * 4 > smallest || !is_large(facts, found.bytes)) return {};
@@ -296,7 +300,9 @@ Square factor_sizes(const Expansion& expansion, int64_t bytes, bool of_product) 
 /// By shapes where these are known; of what was requested, else of what lives of as many elements.
 Square factor_result(const ReasonFacts& facts, const Expansion& expansion, bool of_product) {
   std::vector<int64_t> sizes{requested_bytes(facts)};
-  for (const LiveBlock* block : expansion.alike) sizes.push_back(block->requested_bytes);
+  for (const LiveBlock* block : expansion.alike) {
+    if (std::ranges::find(sizes, block->requested_bytes) == sizes.end()) sizes.push_back(block->requested_bytes);
+  }
   for (const int64_t bytes : sizes) {
     Square square = factor_shapes(facts, bytes, of_product);
     if (square.text.empty()) square = factor_sizes(expansion, bytes, of_product);

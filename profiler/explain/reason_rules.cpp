@@ -110,18 +110,21 @@ Reason reference_cycle(const std::string& what, int64_t bytes) {
       .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks"}};
 }
 
-/// Many equal tensors of one line, made before any module was called, of which no variable is known.
+/// Many equal tensors of one line, made before any module was called, of which no variable is known. Models on their way to the GPU may
+/// be in a list that is not finished, which no variable refers to yet.
 Found find_cycles_without_steps(const ReasonFacts& facts) {
   constexpr int64_t kMany = 8;
   if (!facts.device.looked_for_referrers || facts.device.state.step > 0) return {};
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, int64_t> alike;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    if (!block.pending_free && !block.made.source.empty()) ++alike[{block.made.op, block.made.source, block.bytes}];
+    const bool may_be_cycle = !block.pending_free && !is_of_models(block.category);
+    if (may_be_cycle && !block.made.source.empty()) ++alike[{block.made.op, block.made.source, block.bytes}];
   }
   const auto most = std::ranges::max_element(
       alike, {}, [](const auto& entry) { return entry.second * std::get<int64_t>(entry.first); });
   if (most == alike.end() || most->second < kMany) return {};
   const auto& [op, source, bytes] = most->first;
+  if (op == "aten::to" && op == failed_in(facts).op && source == failed_in(facts).source) return {};
   const auto known = std::ranges::count_if(facts.device.referrers, [&, op = op, source = source](const Referrer& one) {
     return one.made.op == op && one.made.source == source;
   });

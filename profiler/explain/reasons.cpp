@@ -270,6 +270,14 @@ bool had_enough(const ReasonFacts& f) {
                      *f.cause == CauseKind::imbalance);
 }
 
+Found sets_own_limit(const ReasonFacts& facts) {
+  if (!facts.cause || *facts.cause != CauseKind::fraction_cap) return {};
+  return Reason{.id = {},
+                .text = "a limit that the program or its allocator settings chose ended it, and not the GPU",
+                .bytes = requested_bytes(facts),
+                .fix = "larger_fraction"};
+}
+
 struct ReasonRow {
   std::string_view id;
   Found (*find)(const ReasonFacts& facts);
@@ -290,6 +298,7 @@ constexpr ReasonRow kReasons[] = {
     {"graph_of_earlier_steps", find_earlier_graphs, true},
     {"small_view", find_small_views, true},
     {"kept_tensors", find_kept_tensors, true},
+    {"fraction_cap", sets_own_limit},
     {"autocast_cache", find_autocast_cache},
     {"full_matrices", makes_full_matrices},
     {"dense_gradient_of_sparse", find_sparse_operand},

@@ -212,6 +212,15 @@ TEST_CASE("without steps equal tensors that no variable leads to are a reference
   CHECK(reason_of(device).empty());
 }
 
+TEST_CASE("models that a list comprehension moves to the GPU are no reference cycle", "[explain][reasons]") {
+  const LiveBlock weight{.bytes = 40_MiB, .made = {.op = "aten::to", .source = "a.py:3"}};
+  DeviceHistory device = refused(std::vector<LiveBlock>(9, weight));
+  device.looked_for_referrers = true;
+  CHECK(reason_of(device) == "reference_cycle");
+  device.failure->where = weight.made;
+  CHECK(reason_of(device).empty());
+}
+
 TEST_CASE("tensors without an op that are as large as weights came from a file", "[explain][reasons]") {
   const LiveBlock weight{
       .bytes = 64_MiB, .requested_bytes = 64_MiB, .category = Category::parameter, .name = "0.weight"};
@@ -365,7 +374,7 @@ TEST_CASE("a model is too large by itself, or by one layer", "[explain][reasons]
   REQUIRE(reason);
   CHECK(reason->id == "model_states");
   CHECK(reason->text.starts_with("the model itself: 150.00 MiB of parameters, 150.00 MiB of gradients and "));
-  CHECK(!find_reason({.device = device, .growths = {}, .cause = CauseKind::fraction_cap}));
+  CHECK(find_reason({.device = device, .growths = {}, .cause = CauseKind::fraction_cap})->id == "fraction_cap");
   device.state.blocks.front().shape = "[64, 614400] float32";
   CHECK(reason_of(device) == "large_layer");
 }
