@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -80,7 +81,10 @@ class Fitter {
   /// were not made before; none is made where the program is not one of Python.
   std::vector<MadeAlone> make_alone(const std::vector<std::string>& calls);
   /// How many there were.
-  std::size_t calls_alone() const { return made_alone_.size(); }
+  std::size_t calls_alone() const {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(made_alone_, [](const auto& one) { return one.second.has_value(); }));
+  }
   const std::vector<FitRun>& runs() const { return runs_; }
   /// The run with these values on the card itself, or null.
   const FitRun* find_on_card(const Values& values) const;

@@ -255,12 +255,9 @@ Found finds_no_free_block(const ReasonFacts& f) {
   }
   const auto most = std::ranges::max_element(places, {}, [](const auto& entry) { return entry.second; });
   const std::string made = most == places.end() || most->first.empty() ? "" : ", as those made at " + most->first;
-  return Reason{
-      .id = {},
-      .text = fmt::format("sizes differ from step to step: what is free lies in {} pieces between tensors that "
-                          "stay{}",
-                          pieces, made),
-      .fix = "segments_that_grow"};
+  return Reason{.id = {},
+                .text = fmt::format("what is free lies in {} pieces between tensors that stay{}", pieces, made),
+                .fix = "segments_that_grow"};
 }
 
 /// The device had enough of memory, or had it been shared otherwise: what a program needs at once is not what to look at.

@@ -419,7 +419,7 @@ TEST_CASE("where only a free block is missing, tensors that stay are the reason"
   REQUIRE(reason);
   CHECK(reason->id == "fragmentation");
   CHECK(reason->text ==
-        "sizes differ from step to step: what is free lies in 2 pieces between tensors that stay, as those made at "
+        "what is free lies in 2 pieces between tensors that stay, as those made at "
         "a.py:3");
 }
 
