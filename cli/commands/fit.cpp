@@ -96,7 +96,12 @@ void check_variables(const std::vector<Variable>& variables, const std::vector<s
 
 void check_lengths(const FitOptions& options, const std::vector<Variable>& variables) {
   const auto uses = [](const std::string& word) { return word.find("{" + std::string(kLength) + "}") != word.npos; };
-  if (variables.size() == 1 && std::any_of(options.program.begin(), options.program.end(), uses)) return;
+  const bool takes_length = std::any_of(options.program.begin(), options.program.end(), uses);
+  if (variables.size() == 1 && takes_length != (options.lengths == kLoader)) return;
+  if (options.lengths == kLoader) {
+    throw Error(ErrorKind::usage, "--lengths loader goes with one --vary, and a program without {length}",
+                "as in: --vary batch=1..512 --lengths loader -- python train.py --batch-size {batch}");
+  }
   throw Error(
       ErrorKind::usage, "--lengths goes with one --vary and a program that takes {length}",
       "as in: --vary batch=1..512 --lengths lengths.txt -- python train.py --batch-size {batch} --length {length}");
@@ -242,8 +247,11 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   std::vector<Variable> learned = variables;
   std::optional<Lengths> lengths;
   if (!options.lengths.empty()) {
-    lengths = read_lengths(options.lengths);
+    const Values least{{variables.front().name, variables.front().value(0)}};
+    lengths = options.lengths == kLoader ? look_at_loaders(request, experiments, least) : read_lengths(options.lengths);
     learned.push_back(lengths->variable());
+    if (options.lengths == kLoader)
+      request.fixes_of = [&](const Values& values) { return lengths->batches_of(values.at(kLength)); };
   }
   std::vector<Values> points;
   for (const std::string& text : options.at) points.push_back(parse_values(text, learned));
@@ -377,8 +385,9 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command
       .add_option("--lengths", options->lengths,
                   "the lengths of a data set's samples, one a line: finds the largest {batch} that fits in any order, "
-                  "and the largest budget of padded tokens; {length} in the program is the longest of a batch")
-      ->type_name("FILE");
+                  "and the largest budget of padded tokens; {length} in the program is the longest of a batch. "
+                  "loader: those of the program's own DataLoader, and its batches are made as long as is asked for")
+      ->type_name("FILE|loader");
   command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
       ->type_name("NAME")
       ->default_str(kDevice);

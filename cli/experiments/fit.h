@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -51,6 +53,8 @@ struct FitRequest {
   DeviceChoice device{};
   uint32_t steps = 0;  ///< 0 = found
   int most_runs = 12;  ///< for one border, unless it takes more to find it at all
+  /// What a run with these values is to be given of extension/python/fixes: [id, settings] each. Unset: nothing.
+  std::function<nlohmann::json(const Values&)> fixes_of{};
 };
 
 /// One run of a search.

@@ -21,6 +21,19 @@ std::vector<int64_t> spread_over(const std::vector<int64_t>& all) {
   return some;
 }
 
+nlohmann::json batches_of_loaders(nlohmann::json settings) {
+  return nlohmann::json::array({nlohmann::json::array({"loader_batches", std::move(settings)})});
+}
+
+/// Of the data set that is trained on, which is the one with most samples.
+void take_lengths(const nlohmann::json& told, Lengths& lengths) {
+  if (told.at("samples") < lengths.of_samples) return;
+  lengths.of_samples = told.at("samples");
+  lengths.samples = told.at("looked_at");
+  lengths.distinct.clear();
+  for (const auto& [length, place] : lengths.loaders.back()) lengths.distinct.push_back(length);
+}
+
 }  // namespace
 
 Variable Lengths::variable() const {
@@ -28,6 +41,34 @@ Variable Lengths::variable() const {
   variable.list = {distinct.front(), distinct[distinct.size() / 2], distinct.back()};
   variable.list.erase(std::unique(variable.list.begin(), variable.list.end()), variable.list.end());
   return variable;
+}
+
+nlohmann::json Lengths::batches_of(int64_t length) const {
+  auto chosen = nlohmann::json::array();
+  for (const auto& places : loaders) {
+    const auto next = places.lower_bound(length);
+    chosen.push_back(places.empty() ? -1 : next == places.end() ? places.rbegin()->second : next->second);
+  }
+  return batches_of_loaders({{"samples", chosen}});
+}
+
+Lengths look_at_loaders(FitRequest request, Experiments& experiments, const Values& values) {
+  request.fixes_of = [](const Values&) { return batches_of_loaders({{"look", true}}); };
+  Fitter fitter(request, experiments, [](std::size_t) {});
+  Lengths lengths;
+  const std::vector<FitRun> runs = fitter.learn({values});
+  for (const nlohmann::json& told : runs.front().experiment.told) {
+    if (!told.contains("loader_lengths")) continue;
+    const nlohmann::json& loader = told.at("loader_lengths");
+    lengths.loaders.emplace_back();
+    for (const auto& of_length : loader.at("lengths")) lengths.loaders.back()[of_length.at(0)] = of_length.at(2);
+    take_lengths(loader, lengths);
+  }
+  if (lengths.distinct.size() > 1) return lengths;
+  throw Error(ErrorKind::input,
+              lengths.loaders.empty() ? "the program goes through no DataLoader that makes batches of samples"
+                                      : "all samples of the program's DataLoader are of one size",
+              "write the lengths into a file: --lengths lengths.txt, or search without --lengths");
 }
 
 Lengths read_lengths(const std::filesystem::path& file) {
@@ -51,6 +92,7 @@ Lengths read_lengths(const std::filesystem::path& file) {
     throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), "one length per line");
   std::ranges::sort(lengths.distinct);
   lengths.distinct.erase(std::unique(lengths.distinct.begin(), lengths.distinct.end()), lengths.distinct.end());
+  lengths.of_samples = lengths.samples;
   return lengths;
 }
 
@@ -80,8 +122,10 @@ std::optional<TokenBudget> find_token_budget(Fitter& fitter, const Variable& bat
 
 std::string lengths_text(const Lengths& lengths, const LargestValue& any_order,
                          const std::optional<TokenBudget>& budget) {
-  std::string text =
-      fmt::format("  {} samples of {} to {}: ", lengths.samples, lengths.distinct.front(), lengths.distinct.back());
+  const std::string looked_at = lengths.samples < lengths.of_samples
+                                    ? fmt::format("the first {} of {} samples", lengths.samples, lengths.of_samples)
+                                    : fmt::format("{} samples", lengths.samples);
+  std::string text = fmt::format("  {} of {} to {}: ", looked_at, lengths.distinct.front(), lengths.distinct.back());
   text += any_order.value ? fmt::format("{} of the longest together are the worst batch, and fit\n", *any_order.value)
                           : std::string("one of the longest alone does not fit\n");
   if (!budget) return text + "  no budget of tokens is known, as memory is not known as a function of the length\n";

@@ -63,6 +63,7 @@ std::vector<FitRun> Fitter::run_for(Purpose purpose, const std::vector<std::pair
     ExperimentRequest& request =
         requests.emplace_back(ExperimentRequest{.program = fill_in(request_.program, values),
                                                 .device = request_.device,
+                                                .fixes = request_.fixes_of ? request_.fixes_of(values) : nullptr,
                                                 .steady = {.steps = request_.steps},
                                                 .keeps_allocations = purpose != Purpose::search});
     auto* const host = std::get_if<VirtualHost>(&request.device.device);

@@ -1,6 +1,6 @@
-"""Whether "8 fits; up to 37 should fit (predicted)" is true, for programs of many kinds (fit_programs.py).
+"""Whether "8 fits; up to 37 should fit (predicted)" is true, for programs of many kinds (fit_programs.py, more_programs.py).
 
-Usage: test_batch_line.py --build BUILD [Quick|Slow]. Runs on the virtual device. Each claim is run with the largest batch that it
+Usage: test_batch_line.py --build BUILD [Quick|Slow|Slow.test_…]. Runs on the virtual device. Each claim is run with the largest batch that it
 names; it is false where that runs out of memory.
 """
 import json
@@ -12,23 +12,28 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import fit_programs  # noqa: E402 - beside this file
+import more_programs  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop(sys.argv.index("--build") + 1)).absolute()
 sys.argv.remove("--build")
 OOMDIAG = BUILD / "bin" / "oomdiag"
-PROGRAMS_FILE = pathlib.Path(__file__).resolve().parent / "fit_programs.py"
 SECONDS = {"length": 64, "size": 32}  # of programs of two dimensions
 CARDS = (("rtx3060", "1GiB", 2), ("rtx4090", "2GiB", 8), ("a100-80", "3GiB", 24))  # with so much memory; the batch that is run
 
 
+def command_of(name, batch):
+    if name in more_programs.PROGRAMS:
+        return [more_programs.__file__, name, str(batch)]
+    second = fit_programs.PROGRAMS[name].second
+    return [fit_programs.__file__, name, str(batch)] + ([str(SECONDS[second.split("=")[0]])] if second else [])
+
+
 def run(name, card, memory, batch):
     """The exit code, and the report."""
-    second = fit_programs.PROGRAMS[name].second
-    arguments = [str(batch)] + ([str(SECONDS[second.split("=")[0]])] if second else [])
     with tempfile.TemporaryDirectory(prefix="oomdiag-batch-") as folder:
         report = pathlib.Path(folder) / "report.json"
         done = subprocess.run([OOMDIAG, "run", "--device", card, "--memory", memory, "--no-progress", "-o", report, "--folder", folder,
-                               "--", sys.executable, PROGRAMS_FILE, name, *arguments], capture_output=True, text=True, timeout=900)
+                               "--", sys.executable, *command_of(name, batch)], capture_output=True, text=True, timeout=900)
         return done.returncode, json.loads(report.read_text()) if report.exists() else {}
 
 
@@ -70,6 +75,9 @@ class Quick(BatchLine):
 class Slow(BatchLine):
     def test_the_largest_batch_that_a_report_names_fits(self):
         self.check(fit_programs.PROGRAMS, CARDS)
+
+    def test_the_largest_batch_of_an_architecture_that_the_rules_do_not_know_fits(self):
+        self.check(more_programs.PROGRAMS, CARDS[1:2])
 
 
 if __name__ == "__main__":

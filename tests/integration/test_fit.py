@@ -35,6 +35,39 @@ PROGRAM = """
         print("PEAK", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 """
 
+# LENGTHS is an expression: of each sample.
+LOADER_PROGRAM = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader, Dataset
+
+    class Sentences(Dataset):
+        def __init__(self, lengths):
+            self.lengths = lengths
+        def __len__(self):
+            return len(self.lengths)
+        def __getitem__(self, place):
+            return {"tokens": torch.arange(self.lengths[place]) % 512, "weight": 1.0}
+
+    def collate(samples):
+        return {"weight": torch.tensor([each["weight"] for each in samples]), "tokens": pad_sequence([each["tokens"] for each in samples], batch_first=True)}
+
+    batch = int(sys.argv[1])
+    model = nn.Sequential(nn.Embedding(512, 256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    checks = DataLoader(Sentences([16, 24, 16]), batch_size=1, collate_fn=collate)
+    for index, found in zip(range(3), DataLoader(Sentences(LENGTHS), batch_size=batch, shuffle=True, collate_fn=collate)):
+        model(found["tokens"].cuda()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for check in checks:
+                model(check["tokens"].cuda())
+    print("PEAK", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+"""
+
 
 class Fit(unittest.TestCase):
     def setUp(self):
@@ -43,9 +76,11 @@ class Fit(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def write(self, width="batch * length"):
-        file = self.folder / "program.py"
-        file.write_text(textwrap.dedent(PROGRAM).replace("WIDTH", width))
-        return [sys.executable, file]
+        return self.write_program(PROGRAM.replace("WIDTH", width))
+
+    def write_program(self, text, name="program.py"):
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return [sys.executable, self.folder / name]
 
     def oomdiag(self, *arguments):
         done = subprocess.run([OOMDIAG, *map(str, arguments)], capture_output=True, text=True, cwd=self.folder, timeout=800)
@@ -147,6 +182,28 @@ class Slow(Fit):
         self.assertIsNone(self.peaks(*program, largest["batch"] + 1, 95))
         self.assertLessEqual(largest["batch"] * 95, tokens)
         self.assertLess(tokens, (largest["batch"] + 1) * 95)
+
+    def test_the_lengths_of_a_data_loader_give_the_worst_batch_of_the_unchanged_program(self):
+        lengths = "[16 + 7 * i % 80 for i in range(4000)]"
+        program = self.write_program(LOADER_PROGRAM.replace("LENGTHS", lengths))
+        found = self.fit("--vary", "batch=1..4000", "--lengths", "loader", "--", *program, "{batch}")
+        largest, tokens = found["largest"], found["token_budget"]
+        self.assertEqual(largest["length"], 95)
+        self.assertLessEqual(largest["batch"] * 95, tokens)
+        self.assertLess(tokens, (largest["batch"] + 1) * 95)
+        longest = self.write_program(LOADER_PROGRAM.replace("LENGTHS", "[95] * 4000"), "longest.py")
+        self.assertIsNotNone(self.peaks(*longest, largest["batch"]))
+        self.assertIsNone(self.peaks(*longest, largest["batch"] + 1))
+
+    def test_lengths_of_a_loader_that_has_none_are_refused_with_the_remedy(self):
+        of_one_size = self.write_program(LOADER_PROGRAM.replace("LENGTHS", "[95] * 4000").replace("[16, 24, 16]", "[16]"), "one_size.py")
+        without = [*self.write(), "{batch}"]
+        for program, why in ([*of_one_size, "{batch}"], "are of one size"), (without, "goes through no DataLoader"), ([*without, "{length}"], "without {length}"):
+            done = subprocess.run([OOMDIAG, "fit", *CARD, "--vary", "batch=1..64", "--lengths", "loader", "--", *map(str, program)],
+                                  capture_output=True, text=True, cwd=self.folder, timeout=800)
+            self.assertIn(why, done.stderr)
+            self.assertIn("--", done.stderr.splitlines()[1])
+            self.assertEqual(len(done.stderr.splitlines()), 2, done.stderr)
 
     def test_the_smallest_card_takes_three_runs_and_is_the_same_where_each_starts_anew(self):
         forked, anew = (json.loads(self.oomdiag("fit", *options, "--smallest-card", "--json", "--", *self.write(), 200))

@@ -1,4 +1,5 @@
 #include "cli/experiments/fit.h"
+#include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_text.h"
 #include "profiler/error.h"
 #include "tests/catch.h"
@@ -47,6 +48,20 @@ TEST_CASE("what fails below the border and what fails above it is said", "[cli]"
 TEST_CASE("every placeholder of a program is filled in, also inside of words", "[cli]") {
   CHECK(fill_in({"train", "--batch={batch}", "{seq}x{seq}"}, {{"batch", 8}, {"seq", 128}}) ==
         std::vector<std::string>{"train", "--batch=8", "128x128"});
+}
+
+TEST_CASE("each loader makes batches of its next longer sample, or of its longest", "[cli]") {
+  Lengths lengths;
+  lengths.loaders = {{{16, 3}, {40, 7}, {95, 0}}, {}, {{24, 1}}};
+  const auto samples_at = [&](int64_t length) { return lengths.batches_of(length).at(0).at(1).at("samples"); };
+  CHECK(samples_at(40) == nlohmann::json{7, -1, 1});
+  CHECK(samples_at(41) == nlohmann::json{0, -1, 1});
+  CHECK(samples_at(96) == nlohmann::json{0, -1, 1});
+}
+
+TEST_CASE("a data set that was not gone through to its end is said to be known in part", "[cli]") {
+  const Lengths lengths{.distinct = {16, 95}, .samples = 300, .of_samples = 4000};
+  CHECK(lengths_text(lengths, {}, {}).find("the first 300 of 4000 samples of 16 to 95") != std::string::npos);
 }
 
 }  // namespace oomdiag
