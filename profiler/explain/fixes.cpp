@@ -299,6 +299,12 @@ constexpr FixRow kFixes[] = {
      .group = "pairs",
      .lines = "y = torch.sparse.mm(adjacency, x)  # without to_dense(); the identity: y + x",
      .cures_reason = true},
+    {.id = "sort_in_parts",
+     .label = "sort some columns at a time, or on the host",
+     .group = "pairs",
+     .lines = "parts = [torch.quantile(part, q, dim=0) for part in x.split(8, dim=1)]  # or of x.cpu(), or of a sample "
+              "of rows",
+     .cures_reason = true},
     {.id = "enlarge_in_parts",
      .label = "enlarge some channels at a time",
      .group = "pairs",

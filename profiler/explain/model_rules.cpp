@@ -33,42 +33,97 @@ int64_t sum_category(const ReasonFacts& facts, Category category) {
   return sum_blocks(facts, [&](const LiveBlock& block) { return block.category == category; }).bytes;
 }
 
+/// Whether the failing request was to copy one of the weights: of another model that goes to the GPU, parameter by parameter.
+bool copies_weight(const ReasonFacts& facts, const std::set<int64_t>& weights) {
+  const OutOfMemory* failed = failure(facts);
+  return failed != nullptr && is_copy(failed->where.op) && failed->where.module.empty() &&
+         weights.contains(failed->requested_bytes);
+}
+
+/// Of models that have parameters of the same names.
+struct Twins {
+  int64_t models = 0;
+  int64_t bytes = 0;  ///< of all models, with gradients and optimizer state
+  std::vector<const LiveBlock*> parameters{};
+};
+
+/// nullopt where they are little, or models are little of all.
+std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
+  std::map<std::pair<std::string_view, std::string_view>, std::vector<const LiveBlock*>> names;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_inside = block.name.find('.') != block.name.npos;  // else it may be one of a list of layers
+    if (block.category == Category::parameter && is_inside) names[{block.name, block.shape}].push_back(&block);
+  }
+  Twins twins;
+  int64_t parameters = 0;
+  for (const auto& [name, blocks] : names) {
+    if (blocks.size() < 2) continue;
+    twins.models = std::max(twins.models, std::ssize(blocks));
+    for (const LiveBlock* block : blocks) parameters += block->bytes;
+    twins.parameters.insert(twins.parameters.end(), blocks.begin(), blocks.end());
+  }
+  twins.bytes = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); }).bytes;
+  if (twins.models < 2 || !is_large(facts, parameters, 0.15) || !is_large(facts, twins.bytes, 0.5)) return {};
+  return twins;
+}
+
+/// Whether variables lead to the parameters of one of these models at most, though they were looked through: what an optimizer or a
+/// list keeps a variable leads to.
+bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
+  if (!facts.device.looked_for_referrers) return false;
+  const auto referred = std::ranges::count_if(facts.device.referrers, [&](const Referrer& one) {
+    return std::ranges::any_of(twins.parameters, [&](const LiveBlock* block) { return block->made == one.made; });
+  });
+  return referred * twins.models <= std::ssize(twins.parameters);
+}
+
 /// "AdamW" of "AdamW, group 1".
 std::string_view optimizer_of(const LiveBlock& block) { return block.group.substr(0, block.group.find(',')); }
 
 }  // namespace
 
 Found find_several_models(const ReasonFacts& facts) {
-  std::map<std::pair<std::string_view, std::string_view>, std::pair<int64_t, int64_t>> names;
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    const bool is_inside = block.name.find('.') != block.name.npos;  // else it may be one of a list of layers
-    if (block.category != Category::parameter || !is_inside) continue;
-    auto& [count, bytes] = names[{block.name, block.shape}];
-    ++count;
-    bytes += block.bytes;
-  }
-  int64_t twice = 0, models = 0;
-  for (const auto& [name, sums] : names) {
-    if (sums.first < 2) continue;
-    twice += sums.second;
-    models = std::max(models, sums.first);
-  }
-  const Share all = sum_blocks(facts, [](const LiveBlock& block) { return is_of_models(block.category); });
-  if (models < 2 || !is_large(facts, twice, 0.15) || !is_large(facts, all.bytes, 0.5)) return {};
+  const std::optional<Twins> twins = find_large_twins(facts);
+  if (!twins) return {};
   return Reason{
       .id = {},
       .text = fmt::format("{} models of the same layers are alive: {} of parameters, gradients and optimizer state",
-                          models, with_unit(all.bytes)),
-      .bytes = all.bytes - all.bytes / models,
+                          twins->models, with_unit(twins->bytes)),
+      .bytes = twins->bytes - twins->bytes / twins->models,
       .fix = "drop_models",
       .how = {"del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"}};
+}
+
+Found find_models_in_cycles(const ReasonFacts& facts) {
+  const std::optional<Twins> twins = find_large_twins(facts);
+  if (!twins || !are_unreachable(facts, *twins)) return {};
+  const int64_t bytes = twins->bytes - twins->bytes / twins->models;
+  return reference_cycle(fmt::format("{} of {} models of the same layers, {} with gradients and optimizer state",
+                                     twins->models - 1, twins->models, with_unit(bytes)),
+                         bytes);
 }
 
 Found find_weight_copies(const ReasonFacts& facts) {
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
   const Share copies = sum_blocks(facts, [&](const LiveBlock& block) { return is_kept_copy(block, weights); });
   const int64_t parameters = sum_category(facts, Category::parameter);
-  if (copies.count < 2 || copies.bytes * 10 < parameters * 8 || !is_large(facts, copies.bytes, 0.15)) return {};
+  const bool goes_on = copies_weight(facts, weights);
+  const int64_t bytes = copies.bytes + (goes_on ? requested_bytes(facts) : 0);
+  if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 8)) return {};
+  if (!is_large(facts, goes_on ? std::max(bytes, parameters) : bytes, 0.15)) return {};
+  if (goes_on) {
+    return Reason{
+        .id = {},
+        .text =
+            fmt::format("another model of the same layers goes to the GPU{}, while the one before is still there: {} "
+                        "beside {} of parameters",
+                        at(failed_in(facts)), with_unit(bytes), with_unit(parameters)),
+        .bytes = bytes,
+        .fix = "drop_models",
+        .how = {
+            "del model, optimizer  # before the next one goes to the GPU; of attributes: self.model = self.optimizer = "
+            "None; to keep it: model.cpu()"}};
+  }
   return Reason{
       .id = {},
       .text = fmt::format("another copy of the model's weights is kept on the GPU{}: {} beside {} of parameters",
@@ -85,13 +140,15 @@ Found find_loaded(const ReasonFacts& facts) {
             is_one_of(name_of(block.category), {"unknown", "output"})) ||
            is_copy_of_weights(block, weights);
   });
-  if (!is_large(facts, loaded.bytes, 0.25)) return {};
+  const bool is_in_the_way = is_large(facts, loaded.bytes, 0.1) && lets_request_through(facts, loaded.bytes);
+  if (!is_in_the_way && !is_large(facts, loaded.bytes, 0.25)) return {};
   return Reason{.id = {},
                 .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.made()),
                                     with_unit(loaded.bytes)),
                 .bytes = loaded.bytes,
                 .fix = "load_to_host",
-                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made())}};
+                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
+                        "del state  # as soon as the model and the optimizer have it"}};
 }
 
 // Of a layer behind nn.Flatten, whose inputs are all positions of all channels.

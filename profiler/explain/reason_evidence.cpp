@@ -1,5 +1,7 @@
 #include "profiler/explain/reason_evidence.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "profiler/explain/fix_rules.h"
@@ -40,6 +42,20 @@ std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts) {
     if (is_of_models(block.category) && block.requested_bytes >= kTelling) sizes.insert(block.requested_bytes);
   }
   return sizes;
+}
+
+Reason reference_cycle(const std::string& what, int64_t bytes) {
+  return {
+      .id = {},
+      .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector", what),
+      .bytes = bytes,
+      .fix = "collect_garbage",
+      .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks"}};
+}
+
+bool lets_request_through(const ReasonFacts& facts, int64_t bytes) {
+  const MemoryState& state = facts.device.state;
+  return requested_bytes(facts) <= state.free_bytes + state.reserved_bytes - state.allocated_bytes + bytes;
 }
 
 bool is_copy(std::string_view op) { return is_one_of(op, {"aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda"}); }

@@ -59,6 +59,12 @@ bool is_of_models(Category category);
 /// Requested bytes of the large tensors among these.
 std::set<int64_t> find_sizes_of_weights(const ReasonFacts& facts);
 
+/// Objects that wait for Python's garbage collector; `what` they hold.
+Reason reference_cycle(const std::string& what, int64_t bytes);
+
+/// Whether the request would be served with so many bytes more.
+bool lets_request_through(const ReasonFacts& facts, int64_t bytes);
+
 /// Whether an op copies its input as it is, perhaps into another type or from the host.
 bool is_copy(std::string_view op);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -79,6 +80,13 @@ bool is_loss_op(const Where& where) {
   return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
 }
 
+/// Of a layer that has a number for each word, or of the loss that takes them.
+bool makes_logits(const Where& where) {
+  constexpr std::array<std::string_view, 7> kProducts = {"aten::linear", "aten::matmul", "aten::addmm",  "aten::mm",
+                                                         "aten::bmm",    "aten::einsum", "aten::baddbmm"};
+  return is_loss_op(where) || is_one_of(where.op, kProducts) || is_one_of(where.inner, kProducts);
+}
+
 /// Whether a graph that a variable leads to may be what keeps them: its nodes have no objects of Python.
 bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
   const bool in_graph = std::ranges::any_of(facts.device.step_allocations.blocks, [&](const StepAllocation& block) {
@@ -95,19 +103,41 @@ bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
   return growth.referrer.empty() && !growth.is_referred() && leads && is_kept_by_graph(facts, growth);
 }
 
+/// Backward of an op that a graph records, too, has an op's name.
+bool is_of_backward(const Where& where) { return !where.node.empty() || where.op.find("_backward") != where.op.npos; }
+
+/// Whether each step keeps what backward made for a second derivative, and no list collects it: the next step is computed from it.
+bool differentiates_steps(const ReasonFacts& facts, const Growth& growth) {
+  constexpr double kWorth = 0.2;
+  const bool is_collected = std::ranges::any_of(std::array{"list", "deque", "dict"},
+                                                [&](const char* kind) { return growth.referrer.starts_with(kind); });
+  if (growth.kind != GrowthKind::retained_graph || is_collected) return false;
+  int64_t all = 0, of_backward = 0;
+  for (const Growth& one : facts.growths) {
+    for (const GrowingPlace& place : one.places) {
+      all += place.bytes_per_step;
+      of_backward += is_of_backward(place.where) ? place.bytes_per_step : 0;
+    }
+  }
+  return of_backward > 0 && static_cast<double>(of_backward) >= kWorth * static_cast<double>(all);
+}
+
+Reason inner_steps(const Growth& growth) {
+  return {
+      .id = {},
+      .text = fmt::format("create_graph=True{}: each step is computed from the gradients of the one before, and its "
+                          "graph stays with theirs, {}",
+                          at(growth.held), growing_text(growth)),
+      .bytes = growth.grown_bytes,
+      .fix = "stop_growth",
+      .how = {"gradients = torch.autograd.grad(loss, weights, create_graph=False)  # first order; or fewer inner steps",
+              "weights = [w.detach().requires_grad_() for w in weights]  # where the steps before need no gradient"}};
+}
+
 /// The variable that leads to most nodes.
 std::string_view find_graph_variable(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(facts.device.referrers, {}, &Referrer::nodes);
   return most == facts.device.referrers.end() || most->nodes == 0 ? std::string_view() : most->variable;
-}
-
-Reason reference_cycle(const std::string& what, int64_t bytes) {
-  return {
-      .id = {},
-      .text = fmt::format("no variable leads to {}: reference cycles, which wait for Python's garbage collector", what),
-      .bytes = bytes,
-      .fix = "collect_garbage",
-      .how = {"gc.collect()  # after each step; or no cycle: weakref.ref(self) in callbacks and hooks"}};
 }
 
 /// Many equal tensors of one line, made before any module was called, of which no variable is known. Models on their way to the GPU may
@@ -138,9 +168,9 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
 
 Found find_create_graph(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
-  if (growth == nullptr || growth->kind == GrowthKind::growing_buffer || growth->held.node.empty()) return {};
+  if (growth == nullptr || growth->kind == GrowthKind::growing_buffer) return {};
   if (growth->is_referred()) return {};  // gradients that a variable of the program collects
-
+  if (growth->held.node.empty()) return differentiates_steps(facts, *growth) ? inner_steps(*growth) : Found{};
   return Reason{
       .id = {},
       .text = fmt::format(
@@ -302,6 +332,7 @@ Found find_logits(const ReasonFacts& facts) {
   const bool asks_for_more = failed != nullptr && failed->phase != Phase::optimizer &&
                              (is_loss_op(failed->where) || is_rows_of_words(failed->requested_bytes, vocabularies));
   const int64_t bytes = logits.bytes + (asks_for_more ? requested_bytes(facts) : 0);
+  if (logits.count == 0 && failed != nullptr && !makes_logits(failed->where)) return {};  // as many rows as words
   if (vocabularies.empty() || !is_large(facts, bytes, 0.4)) return {};
   const Where& made = logits.largest != nullptr ? logits.largest->made : failed->where;
   const std::string text = fmt::format("logits over a vocabulary of {}{}, and copies of them: {}",

@@ -13,6 +13,7 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
+#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
@@ -275,6 +276,12 @@ Found sets_own_limit(const ReasonFacts& facts) {
                 .fix = "larger_fraction"};
 }
 
+// A file's tensors that nobody uses any more are looked at before what the step itself needs.
+Found find_loaded_in_the_way(const ReasonFacts& f) {
+  Found loaded = find_loaded(f);
+  return loaded && lets_request_through(f, loaded->bytes) ? loaded : Found{};
+}
+
 struct ReasonRow {
   std::string_view id;
   Found (*find)(const ReasonFacts& facts);
@@ -285,11 +292,11 @@ struct ReasonRow {
 constexpr ReasonRow kReasons[] = {
     {"caught_traceback", find_caught},
     {"private_pools", find_private_pools},
+    {"create_graph", find_create_graph, true},
     {"evaluation_keeps_graphs", find_passes_without_backward, true},
     {"recurrent_state", state_is_not_detached, true},
     {"key_value_cache", [](const ReasonFacts& f) { return buffer_grows(f, true); }, true},
     {"growing_buffer", [](const ReasonFacts& f) { return buffer_grows(f, false); }, true},
-    {"create_graph", find_create_graph, true},
     {"reference_cycle", find_reference_cycle, true},
     {"several_forward_passes", find_passes_before_backward, true},
     {"graph_of_earlier_steps", find_earlier_graphs, true},
@@ -300,6 +307,7 @@ constexpr ReasonRow kReasons[] = {
     {"full_matrices", makes_full_matrices},
     {"dense_gradient_of_sparse", find_sparse_operand},
     {"dense_embedding_gradients", find_embedding_gradients},
+    {"loaded_onto_gpu", find_loaded_in_the_way},
     {"one_hot", find_one_hot},
     {"vectorized_over_all", find_vectorized},
     {"attention_scores", find_attention_scores},
@@ -307,8 +315,11 @@ constexpr ReasonRow kReasons[] = {
     {"dense_matrix", find_dense_matrix},
     {"all_pairs", find_all_pairs},
     {"enlarged", find_enlarged, false, true},
+    {"sort_temporaries", find_sort_temporaries},
     {"loaded_onto_gpu", find_loaded},
+    {"reference_cycle", find_models_in_cycles},
     {"several_models", find_several_models},
+    {"several_models", find_weight_copies},
     {"data_on_gpu", find_data_on_card},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
@@ -318,7 +329,6 @@ constexpr ReasonRow kReasons[] = {
     {"several_forward_passes", keeps_several_passes},
     {"outputs_of_earlier_step", find_earlier_outputs},
     {"float64", computes_in_float64},
-    {"several_models", find_weight_copies},
     {"large_layer", find_large_layer, false, true},
     {"model_states", find_model_states, false, true},
     {"batch_without_gradients", find_large_batch, false, true},

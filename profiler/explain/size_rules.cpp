@@ -68,6 +68,28 @@ Found find_one_hot(const ReasonFacts& facts) {
       .how = {"loss = F.cross_entropy(logits, labels)  # takes indices; or gather() what the mask would select"}};
 }
 
+// Sorted values, where each was (64 bits), and scratch for both.
+Found find_sort_temporaries(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->phase == Phase::backward ||
+      !fails_in(facts, {"aten::sort", "aten::argsort", "aten::msort", "aten::topk", "aten::quantile",
+                        "aten::nanquantile", "aten::median", "aten::nanmedian", "aten::kthvalue", "aten::mode",
+                        "aten::unique", "aten::_unique2", "aten::unique_dim", "aten::nonzero"}))
+    return {};
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.made.op == failed->where.op && block.made.source == failed->where.source;
+  });
+  const int64_t bytes = made.bytes + failed->requested_bytes;
+  if (!is_large(facts, bytes)) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("{} of a whole tensor at once{} takes {}: sorted values, their places in 64 bits, and "
+                          "scratch space",
+                          failed->where.op, at(failed->where), with_unit(bytes)),
+      .bytes = bytes,
+      .fix = "sort_in_parts"};
+}
+
 Found find_data_on_card(const ReasonFacts& facts) {
   constexpr int64_t kSeveralBatches = 4;
   const Share data = sum_blocks(facts, [](const LiveBlock& block) {

@@ -60,7 +60,8 @@ of_transformers("opt", "OPTConfig", ffn_dim=512, word_embed_proj_dim=256)
 of_transformers("pythia", "GPTNeoXConfig")
 of_transformers("qwen2", "Qwen2Config", num_key_value_heads=2)
 of_transformers("mistral", "MistralConfig", num_key_value_heads=2)
-of_transformers("t5", "T5Config", "ForSeq2SeqLM", d_model=256, num_layers=4, num_heads=4, d_ff=512)
+of_transformers("t5", "T5Config", "ForSeq2SeqLM", d_model=256, num_layers=4, num_heads=4, d_ff=512,
+                decoder_start_token_id=0)
 of_transformers("bart", "BartConfig", "ForSeq2SeqLM", d_model=256, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=512,
                 decoder_ffn_dim=512, encoder_attention_heads=4, decoder_attention_heads=4)
 

@@ -362,6 +362,90 @@ TEST_CASE("copies of all weights beside them are another model", "[explain][reas
   CHECK(reason_of(refused({weight, other, copy})) != "several_models");
 }
 
+TEST_CASE("a model that is half on the GPU is another one, while the one before is there", "[explain][reasons]") {
+  LiveBlock weight = parameter("0.weight", true);
+  weight.bytes = weight.requested_bytes = 50_MiB;
+  LiveBlock other = weight;
+  other.name = "1.weight";
+  LiveBlock moved = weight;
+  moved.category = Category::input;
+  moved.name = {};
+  moved.made = {.op = "aten::to", .source = "trials.py:3"};
+  moved.bytes = moved.requested_bytes = 2_MiB;
+  LiveBlock small = weight;
+  small.name = "2.weight";
+  small.bytes = small.requested_bytes = 2_MiB;
+  DeviceHistory device = refused({weight, other, small, moved, moved});
+  CHECK(reason_of(device) != "several_models");  // of a few weights
+  device.failure->where = moved.made;
+  device.failure->requested_bytes = 50_MiB;
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "several_models");
+  CHECK(reason->fix == "drop_models");
+}
+
+TEST_CASE("models of which variables lead to one at most are reference cycles", "[explain][reasons]") {
+  LiveBlock weight = parameter("0.weight", true);
+  weight.bytes = 50_MiB;
+  weight.made = {.op = "aten::to", .source = "folds.py:3"};
+  DeviceHistory device = refused({weight, weight, weight});
+  CHECK(reason_of(device) == "several_models");
+  device.looked_for_referrers = true;
+  device.referrers = {{.variable = "variable 'net' in folds.py", .made = weight.made}};
+  CHECK(reason_of(device) == "reference_cycle");
+  device.referrers.assign(3, device.referrers.front());
+  CHECK(reason_of(device) == "several_models");
+}
+
+TEST_CASE("a file that is still there is named before what the step needs, where the request would fit without it",
+          "[explain][reasons]") {
+  const LiveBlock weight{.bytes = 20_MiB,
+                         .requested_bytes = 20_MiB,
+                         .category = Category::parameter,
+                         .name = "0.weight",
+                         .shape = "[20000, 256] float32"};
+  const LiveBlock loaded{.bytes = 20_MiB, .requested_bytes = 20_MiB, .phase = Phase::forward, .step = 1};
+  const LiveBlock logits{.bytes = 80_MiB,
+                         .requested_bytes = int64_t{1024} * 20000 * 4,
+                         .category = Category::output,
+                         .made = {.op = "aten::linear"}};
+  DeviceHistory device = refused({weight, loaded, logits});
+  device.failure->requested_bytes = 15_MiB;
+  device.state.reserved_bytes = device.state.allocated_bytes;
+  CHECK(reason_of(device) == "loaded_onto_gpu");
+  device.failure->requested_bytes = 30_MiB;
+  CHECK(reason_of(device) == "logits");
+}
+
+TEST_CASE("sorting takes more than its tensor, and as many rows as words are no logits", "[explain][reasons]") {
+  const Where quantile{.op = "aten::quantile", .source = "bins.py:3"};
+  DeviceHistory device = refused({{.bytes = 200_MiB, .category = Category::temporary, .made = quantile}});
+  device.failure->where = quantile;
+  CHECK(reason_of(device) == "sort_temporaries");
+  device = refused(
+      {{.bytes = 2_MiB, .category = Category::parameter, .name = "user.weight", .shape = "[20000, 16] float32"}});
+  device.failure->requested_bytes = int64_t{20000} * 20000 * 4;
+  device.failure->where = {.op = "aten::linear"};
+  CHECK(reason_of(device) == "logits");
+  device.failure->where = {.op = "aten::add"};
+  CHECK(reason_of(device) != "logits");
+}
+
+TEST_CASE("steps that are computed from the gradients of those before are differentiated twice", "[explain][reasons]") {
+  Growth graphs{.kind = GrowthKind::retained_graph,
+                .grown_bytes = 90_MiB,
+                .places = {{.where = {.op = "aten::tanh"}, .bytes_per_step = 3_MiB}}};
+  const Growth gradients{.kind = GrowthKind::kept_tensors,
+                         .grown_bytes = 30_MiB,
+                         .places = {{.where = {.op = "aten::tanh_backward"}, .bytes_per_step = 1_MiB}}};
+  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {graphs}) == "graph_of_earlier_steps");
+  CHECK(reason_of(device, {graphs, gradients}) == "create_graph");
+  graphs.referrer = "list 'penalties' in train.py";
+  CHECK(reason_of(device, {graphs, gradients}) == "graph_of_earlier_steps");
+}
+
 TEST_CASE("a model is too large by itself, or by one layer", "[explain][reasons]") {
   LiveBlock weight = parameter("0.weight", true);
   weight.bytes = weight.requested_bytes = 150_MiB;
