@@ -35,7 +35,7 @@ std::string row_of(const SearchRow& row, int64_t widest, bool has_predicted) {
   std::string text = fmt::format("<tr><td>{}", escape_markup(row.label));
   std::string lines;
   for (const std::string& line : row.lines) lines += (lines.empty() ? "" : "\n") + escape_markup(line);
-  if (!lines.empty()) text += "<pre>" + lines + "</pre>";
+  if (!lines.empty()) text += "<pre tabindex=\"0\">" + lines + "</pre>";
   text += "</td>" + bar_cell(row, widest) + cell(row.measured_bytes) + cell(row.reserved_bytes);
   if (has_predicted) text += cell(row.predicted_bytes);
   const std::string_view fits = !row.fits ? "" : *row.fits ? "yes" : "no";

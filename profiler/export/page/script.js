@@ -330,8 +330,8 @@ function fill(section, columns, rows, { sortable = false, filter = () => true, d
     }));
   };
   for (const column of columns) {
-    const cell = element("th", undefined, column.number ? "number" : "");
-    cell.scope = "col";
+    const cell = element(column.title ? "th" : "td", undefined, column.number ? "number" : "");
+    if (column.title) cell.scope = "col";
     if (sortable) {
       const button = element("button", column.title);
       button.onclick = () => {
@@ -384,7 +384,9 @@ function code(lines) {
   const text = lines.join("\n"), box = element("div", undefined, "code"), button = element("button", "Copy");
   button.onclick = () => navigator.clipboard.writeText(text).then(() => { button.textContent = "Copied"; },
                                                                   () => { getSelection().selectAllChildren(box.firstChild); });
-  box.append(element("pre", text), button);
+  const lines_of_code = element("pre", text);
+  lines_of_code.tabIndex = 0;  // long lines are scrolled by keys, too
+  box.append(lines_of_code, button);
   return box;
 }
 
