@@ -1,6 +1,6 @@
-"""Programs after public threads, each written as its asker had it: a model of its own, its loader, its loop and the mistake. What
-is wrong with each, and what cured it in the thread, was written down in fresh_rows.py before the first run, by someone who had
-not read the rules. The form is that of patterns.py.
+"""Programs after public threads, each written as its asker had it: a model of its own, its loader, its loop and the mistake.
+What is wrong with each, and what cured it in the thread, was written down in fresh_rows.py before the first run, by someone who
+had not read the rules. The form is that of patterns.py.
 """
 import collections
 import copy
@@ -401,7 +401,7 @@ def trials_of_search(fixed=False):
 
         def train(self, learning_rate):
             self.model = self.model_init().to("cuda")
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate)
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate, fused=True)
             for _ in range(3):
                 loss = self.model(torch.randn(2, 64, 768).cuda()).square().mean()
                 self.optimizer.zero_grad()
@@ -421,28 +421,46 @@ def trials_of_search(fixed=False):
     return Trainer(language_model).hyperparameter_search([1e-5, 5e-5, 1e-4])
 
 
-def optimizer_state_onto_card(fixed=False):
-    first = language_model().to("cuda")
-    optimizer = torch.optim.AdamW(first.parameters(), lr=5e-5)
-    first(torch.randn(1, 16, 768).cuda()).square().mean().backward()
-    optimizer.step()
-    weights_file, optimizer_file = io.BytesIO(), io.BytesIO()
-    torch.save(first.state_dict(), weights_file)
-    torch.save(optimizer.state_dict(), optimizer_file)
-    del first, optimizer
-    torch.cuda.empty_cache()
-    weights_file.seek(0), optimizer_file.seek(0)
+# Resuming takes more than training from scratch.
+def checkpoint_of_face_network(fixed=False):
+    class ArcFace(nn.Module):
+        def __init__(self, people=50_000, width=512):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(people, width) * 0.01)
 
-    model = language_model()
-    model.load_state_dict(torch.load(weights_file, map_location="cpu"))
-    model.to("cuda")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
-    optimizer.load_state_dict(torch.load(optimizer_file, map_location="cpu" if fixed else "cuda"))
-    for _ in range(2):
-        loss = model(torch.randn(1, 64, 768).cuda()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        def forward(self, embedding, label):
+            cosine = F.linear(F.normalize(embedding), F.normalize(self.weight))
+            return 64 * (cosine - 0.5 * F.one_hot(label, len(self.weight)))
+
+    def build():
+        layers = nn.Linear(3 * 56 * 56, 1024), nn.PReLU(), nn.Linear(1024, 512), nn.BatchNorm1d(512)
+        backbone = nn.Sequential(nn.Flatten(), *layers)
+        head = ArcFace()
+        optimizer = torch.optim.SGD([*backbone.cuda().parameters(), *head.cuda().parameters()], lr=0.1, momentum=0.9)
+        return backbone, head, optimizer
+
+    def train(backbone, head, optimizer, steps):
+        for _ in range(steps):
+            images, labels = torch.randn(64, 3, 56, 56).cuda(), torch.zeros(64, dtype=torch.long).cuda()
+            loss = F.cross_entropy(head(backbone(images), labels), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    backbone, head, optimizer = build()
+    train(backbone, head, optimizer, 1)
+    file = io.BytesIO()
+    torch.save({"backbone": backbone.state_dict(), "head": head.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    del optimizer
+    backbone, head, optimizer = build()
+    checkpoint = torch.load(file)
+    backbone.load_state_dict(checkpoint["backbone"])
+    head.load_state_dict(checkpoint["head"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    if fixed:
+        del checkpoint
+    train(backbone, head, optimizer, 2)
 
 
 # What was predicted in a fold is not needed in the next.
@@ -608,3 +626,575 @@ def semi_hard_triplets(fixed=False):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+# The second twenty.
+
+# A trial that fails is noted, and the search goes on.
+def errors_of_trials(fixed=False):
+    class NeuralNetClassifier:
+        def fit(self, width, X, y):
+            module = nn.Sequential(nn.Linear(1024, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+            module.cuda()
+            optimizer = torch.optim.Adam(module.parameters())
+            for batch, labels in DataLoader(TensorDataset(X, y), batch_size=1024):
+                scores = module(batch.cuda())
+                loss = F.cross_entropy(scores, labels.cuda())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if labels.max() >= 10 or width > 1000:
+                    raise ValueError(f"no convergence with {width}")
+
+    X, y = torch.randn(4096, 1024), torch.zeros(4096, dtype=torch.long)
+    failed = {}
+    for number, width in enumerate([2048, 2304, 2560, 2816, 3072, 3328, 3584, 3840, 4096]):
+        try:
+            NeuralNetClassifier().fit(width, X, y)
+        except ValueError as error:
+            failed[number] = str(error) if fixed else error
+    return len(failed)
+
+
+# Who sends and who receives is told to the network by two matrices, a row for each edge of a fully connected graph.
+class InteractionNetwork(nn.Module):
+    def __init__(self, nodes, width=32, by_index=False):
+        super().__init__()
+        self.node, self.edge, self.out = nn.Linear(4, width), nn.Linear(2 * width, width), nn.Linear(width, 4)
+        pairs = (torch.ones(nodes, nodes) - torch.eye(nodes)).nonzero()
+        self.nodes, self.by_index = nodes, by_index
+        self.register_buffer("receivers", pairs[:, 0] if by_index else F.one_hot(pairs[:, 0], nodes).float())
+        self.register_buffer("senders", pairs[:, 1] if by_index else F.one_hot(pairs[:, 1], nodes).float())
+
+    def forward(self, x):
+        x = torch.relu(self.node(x))
+        if self.by_index:
+            edges = torch.relu(self.edge(torch.cat([x[self.senders], x[self.receivers]], 1)))
+            return self.out(x.new_zeros(self.nodes, x.shape[1]).index_add(0, self.receivers, edges))
+        edges = torch.relu(self.edge(torch.cat([self.senders @ x, self.receivers @ x], 1)))
+        return self.out(self.receivers.t() @ edges)
+
+
+def edges_as_one_hot(fixed=False, nodes=450):
+    model = InteractionNetwork(nodes, by_index=fixed).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        state = torch.randn(nodes, 4).cuda()
+        loss = F.mse_loss(model(state), state)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Every head with every relation and every tail.
+def scores_of_all_triples(fixed=False):
+    class DistMult(nn.Module):
+        def __init__(self, entities=4000, relations=18, width=64):
+            super().__init__()
+            self.entity, self.relation = nn.Embedding(entities, width), nn.Embedding(relations, width)
+
+        def score_t(self, relation):
+            return (self.entity.weight * self.relation.weight[relation]) @ self.entity.weight.t()
+
+        def score_all_triples(self, k=None):
+            scores = []
+            with torch.no_grad():
+                for relation in range(self.relation.num_embeddings):
+                    found = self.score_t(relation)
+                    scores.append(found.flatten().topk(k).values if k else found)
+            return torch.stack(scores)
+
+    model = DistMult().cuda()
+    model.eval()
+    return model.score_all_triples(k=1000 if fixed else None).shape
+
+
+# The picture is what is trained, and it is a large one.
+class StyleLoss(nn.Module):
+    def __init__(self, layers, content, style):
+        super().__init__()
+        self.layers = layers
+        with torch.no_grad():
+            self.content, self.grams = self.features(content)[2], [self.gram(f) for f in self.features(style)]
+
+    def features(self, x):
+        found = []
+        for layer in self.layers:
+            x = layer(x)
+            if isinstance(layer, nn.ReLU):
+                found.append(x)
+        return found
+
+    def gram(self, features):
+        flat = features.flatten(2)
+        return flat @ flat.transpose(1, 2) / flat.shape[1] / flat.shape[2]
+
+    def forward(self, picture):
+        features = self.features(picture)
+        style = sum(F.mse_loss(self.gram(f), gram) for f, gram in zip(features, self.grams))
+        return F.mse_loss(features[2], self.content) + 1e6 * style
+
+
+def style_of_large_image(fixed=False):
+    widths, layers = [3, 64, 64, "M", 128, 128, "M", 256, 256], []
+    for before, after in zip(widths, widths[1:]):
+        before = widths[widths.index(before) - 1] if before == "M" else before
+        layers += [nn.MaxPool2d(2)] if after == "M" else [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+    vgg = nn.Sequential(*layers).cuda().eval().requires_grad_(False)
+    side = 192 if fixed else 1000
+    content, style = torch.rand(1, 3, side, side).cuda(), torch.rand(1, 3, side, side).cuda()
+    loss_of = StyleLoss(vgg, content, style)
+    picture = content.clone().requires_grad_()
+    optimizer = torch.optim.Adam([picture], lr=0.02)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(picture)
+        loss.backward()
+        optimizer.step()
+
+
+# What is logged at the end of the epoch is put aside in each step.
+def step_outputs_with_graph(fixed=False):
+    class TemporalNetwork(nn.Module):
+        def __init__(self, width=128):
+            super().__init__()
+            self.embed, self.encoder = nn.Linear(8, width), nn.LSTM(width, width, batch_first=True)
+            self.attention, self.output = nn.MultiheadAttention(width, 4, batch_first=True), nn.Linear(width, 7)
+            self.validation_step_outputs = []
+
+        def forward(self, x):
+            hidden, _ = self.encoder(self.embed(x))
+            attended, _ = self.attention(hidden, hidden, hidden, need_weights=False)
+            return self.output(attended + hidden)
+
+        def step(self, x, y):
+            prediction = self(x)
+            loss = torch.maximum(0.5 * (y[..., None] - prediction), -0.5 * (y[..., None] - prediction)).mean()
+            log = {"loss": loss, "prediction": prediction, "n_samples": len(x)}
+            self.validation_step_outputs.append({k: v.detach() if fixed and torch.is_tensor(v) else v for k, v in log.items()})
+            return loss
+
+    model = TemporalNetwork().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    loader = DataLoader(TensorDataset(torch.randn(2560, 120, 8), torch.zeros(2560, 120)), batch_size=64)
+    for x, y in loader:
+        loss = model.step(x.cuda(), y.cuda())
+        optimizer.zero_grad()
+        (loss / 1).backward(retain_graph=not fixed)
+        optimizer.step()
+    return len(model.validation_step_outputs)
+
+
+# Beside the loss, a metric with a network of its own is updated in training.
+def perceptual_metric_in_training(fixed=False):
+    class PerceptualSimilarity(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(block(3, 32), block(32, 32), nn.MaxPool2d(2), block(32, 64)).eval()
+            self.register_buffer("sum_scores", torch.zeros(()))
+            self.total = 0
+
+        def update(self, first, second):
+            distance = (self.net(first) - self.net(second)).square().mean((1, 2, 3))
+            self.sum_scores = self.sum_scores + distance.sum()
+            self.total += len(first)
+
+    restorer = nn.Sequential(block(3, 24), nn.Conv2d(24, 3, 3, padding=1)).cuda()
+    lpips = PerceptualSimilarity().cuda()
+    optimizer = torch.optim.Adam(restorer.parameters())
+    for noisy, clean in DataLoader(TensorDataset(torch.randn(240, 3, 64, 64), torch.randn(240, 3, 64, 64)), batch_size=8):
+        noisy, clean = noisy.cuda(), clean.cuda()
+        restored = restorer(noisy)
+        loss = F.l1_loss(restored, clean)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with no_grad_if(fixed):
+            lpips.update(restored.detach().clamp(-1, 1), clean)
+    return (lpips.sum_scores / lpips.total).item()
+
+
+# Training takes mini-batches of graphs; validation is one forward pass over the large one.
+def validation_of_large_graph(fixed=False):
+    class GraphSAGE(nn.Module):
+        def __init__(self, width=256):
+            super().__init__()
+            widths = (64, width), (width, width), (width, 16)
+            self.layers = nn.ModuleList(nn.Linear(2 * before, after) for before, after in widths)
+
+        def forward(self, x, source, target):
+            for number, layer in enumerate(self.layers):
+                degree = torch.ones(len(x), 1, device=x.device)
+                mean = torch.zeros_like(x).index_add(0, target, x[source]) / degree
+                x = layer(torch.cat([x, mean], 1))
+                x = F.dropout(F.relu(x), 0.5, self.training) if number < 2 else x
+            return x
+
+    def graph(nodes, edges):
+        ends = torch.randint(nodes, (2, edges)).cuda()
+        return torch.randn(nodes, 64).cuda(), ends[0], ends[1], torch.zeros(nodes, dtype=torch.long).cuda()
+
+    model = GraphSAGE().cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    x, source, target, labels = graph(10_000, 40_000)
+    for _ in range(4):
+        loss = F.cross_entropy(model(x, source, target), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    x, source, target, labels = graph(110_000, 160_000)
+    model.eval()
+    with no_grad_if(fixed):
+        logits = model(x, source, target)
+        return (logits.argmax(1) == labels).float().mean().item()
+
+
+# Latents of all images of a batch are decoded in one call, at the very end.
+def images_decoded_as_batch(fixed=False):
+    unet = nn.Sequential(nn.Conv2d(4, 64, 3, padding=1), nn.SiLU(), nn.Conv2d(64, 4, 3, padding=1)).cuda().half().eval()
+    first_stage = Decoder(64).cuda().half().eval()
+
+    @torch.no_grad()
+    def txt2img(batch_size, steps=10):
+        x = torch.randn(batch_size, 4, 48, 48, device="cuda", dtype=torch.half)
+        for _ in range(steps):
+            conditioned, unconditioned = unet(torch.cat([x, x])).chunk(2)
+            x = x - 0.1 * (unconditioned + 7.5 * (conditioned - unconditioned))
+        if fixed:
+            samples = torch.cat([first_stage(part).cpu() for part in x.split(1)])
+        else:
+            samples = first_stage(x)
+        samples = torch.clamp((samples.float() + 1) / 2, 0, 1)
+        return [255 * sample.cpu() for sample in samples]
+
+    return len(txt2img(12))
+
+
+# The layer computes its backward from its output, and puts that on the context.
+def output_saved_on_ctx(fixed=False):
+    class Exponential(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.exp()
+            if fixed:
+                ctx.save_for_backward(y)
+            else:
+                ctx.y = y
+            return y
+
+        @staticmethod
+        def backward(ctx, grad):
+            y, = ctx.saved_tensors if fixed else (ctx.y,)
+            return grad * y
+
+    class Flow(nn.Module):
+        def __init__(self, width=1024):
+            super().__init__()
+            self.scale, self.shift = nn.Linear(width, width), nn.Linear(width, width)
+
+        def forward(self, x):
+            return x * Exponential.apply(torch.tanh(self.scale(x))) + self.shift(x)
+
+    model = nn.Sequential(Flow(), Flow()).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for (x,) in DataLoader(TensorDataset(torch.randn(40_000, 1024)), batch_size=1000):
+        loss = model(x.cuda()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# A non-local block right after the first convolutions.
+class NonLocalBlock(nn.Module):
+    def __init__(self, channels, subsample=1):
+        super().__init__()
+        self.theta, self.phi, self.g = (nn.Conv2d(channels, channels // 2, 1) for _ in range(3))
+        self.out, self.pool = nn.Conv2d(channels // 2, channels, 1), nn.MaxPool2d(subsample)
+
+    def forward(self, x):
+        theta = self.theta(x).flatten(2).transpose(1, 2)
+        phi, g = (self.pool(layer(x)).flatten(2) for layer in (self.phi, self.g))
+        weights = F.softmax(torch.matmul(theta, phi), dim=-1)
+        y = torch.matmul(weights, g.transpose(1, 2)).transpose(1, 2)
+        return x + self.out(y.unflatten(2, x.shape[2:]))
+
+
+def non_local_on_low_level(fixed=False):
+    model = nn.Sequential(block(3, 32), nn.MaxPool2d(2), block(32, 64), NonLocalBlock(64, 8 if fixed else 1), nn.MaxPool2d(2),
+                          block(64, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    data = TensorDataset(torch.randn(16, 3, 144, 144), torch.zeros(16, dtype=torch.long))
+    for images, labels in DataLoader(data, batch_size=4):
+        loss = F.cross_entropy(model(images.cuda()), labels.cuda())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Costs of all queries of the batch to all targets of the batch, though each image is matched by itself.
+def matcher_of_all_targets(fixed=False):
+    class HungarianMatcher:
+        @torch.no_grad()
+        def __call__(self, logits, boxes, targets):
+            if fixed:
+                return [self.cost(l, b, [t]).argmin(0).cpu() for l, b, t in zip(logits, boxes, targets)]
+            cost = self.cost(logits.flatten(0, 1), boxes.flatten(0, 1), targets)
+            cost = cost.view(*logits.shape[:2], -1).cpu()
+            return [c[i].argmin(0) for i, c in enumerate(cost.split([len(t["boxes"]) for t in targets], -1))]
+
+        def cost(self, logits, boxes, targets):
+            ids, wanted = torch.cat([t["labels"] for t in targets]), torch.cat([t["boxes"] for t in targets])
+            of_class, of_box = -logits.softmax(-1)[:, ids], torch.cdist(boxes, wanted, p=1)
+            top_left = torch.max(boxes[:, None, :2], wanted[:, :2])
+            bottom_right = torch.min(boxes[:, None, 2:], wanted[:, 2:])
+            inside = (bottom_right - top_left).clamp(min=0).prod(-1)
+            union = boxes[:, 2:].prod(-1)[:, None] + wanted[:, 2:].prod(-1) - inside
+            return 5 * of_box + of_class - 2 * inside / union
+
+    backbone = nn.Sequential(nn.Linear(256, 256), nn.ReLU()).cuda()
+    to_class, to_box = nn.Linear(256, 92).cuda(), nn.Linear(256, 4).cuda()
+    for _ in range(2):
+        queries = backbone(torch.randn(32, 300, 256).cuda())
+        targets = [{"labels": torch.zeros(180, dtype=torch.long).cuda(), "boxes": torch.rand(180, 4).cuda()} for _ in range(32)]
+        indices = HungarianMatcher()(to_class(queries), to_box(queries).sigmoid(), targets)
+    return len(indices)
+
+
+# All rows of a Jacobian in one sweep.
+def jacobian_in_one_sweep(fixed=False):
+    points, knots = torch.rand(1200, 2, device="cuda"), torch.rand(300, 2, device="cuda")
+
+    def residual(inputs):
+        scale, weights = inputs[0].exp(), inputs[1:]
+        kernel = torch.exp(-(points[:, None] - knots).square().sum(-1) / scale)
+        return torch.tanh(kernel @ weights) - points[:, 0]
+
+    inputs = torch.randn(301, device="cuda")
+    for _ in range(3):
+        jacobian = torch.func.jacrev(residual, chunk_size=40 if fixed else None)(inputs)
+        inputs = inputs - 0.1 * jacobian.T @ residual(inputs)
+    return jacobian.shape
+
+
+# Images that the generator made before are shown to the discriminator again.
+def image_pool_with_graph(fixed=False):
+    class ImagePool:
+        def __init__(self, pool_size):
+            self.pool_size, self.images = pool_size, []
+
+        def query(self, images):
+            if len(self.images) < self.pool_size:
+                self.images.append(images)
+                return images
+            place = random.randrange(self.pool_size)
+            old, self.images[place] = self.images[place], images
+            return old
+
+    netG = nn.Sequential(block(3, 32), block(32, 32), nn.Conv2d(32, 3, 3, padding=1), nn.Tanh()).cuda()
+    netD = nn.Sequential(nn.Conv2d(3, 32, 4, 2), nn.LeakyReLU(0.2), nn.Conv2d(32, 1, 4, 2)).cuda()
+    of_G, of_D = torch.optim.Adam(netG.parameters(), lr=2e-4), torch.optim.Adam(netD.parameters(), lr=2e-4)
+    pool = ImagePool(50)
+    for step in range(100):
+        real_A, real_B = torch.randn(1, 3, 256, 256).cuda(), torch.randn(1, 3, 256, 256).cuda()
+        fake_B = netG(real_A)
+        pooled = pool.query(fake_B.detach() if fixed else fake_B)
+        real, fake = netD(real_B), netD(pooled.detach())
+        of_D.zero_grad()
+        (F.mse_loss(real, torch.ones_like(real)) + F.mse_loss(fake, torch.zeros_like(fake))).backward()
+        of_D.step()
+        if step % 5 == 4:
+            score = netD(netG(real_A))
+            of_G.zero_grad()
+            F.mse_loss(score, torch.ones_like(score)).backward()
+            of_G.step()
+
+
+# The auxiliary phase takes a sixteenth of all that was seen: many images.
+def auxiliary_phase(fixed=False):
+    class Impala(nn.Module):
+        def __init__(self):
+            super().__init__()
+            stage = lambda a, b: nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.MaxPool2d(3, 2, 1), nn.ReLU(),
+                                               nn.Conv2d(b, b, 3, padding=1), nn.ReLU(), nn.Conv2d(b, b, 3, padding=1))
+            self.body = nn.Sequential(stage(3, 16), stage(16, 32), stage(32, 32), nn.Flatten(), nn.ReLU(), nn.Linear(2048, 256))
+            self.policy, self.value = nn.Linear(256, 15), nn.Linear(256, 1)
+
+        def forward(self, observations):
+            hidden = torch.relu(self.body(observations))
+            return self.policy(hidden), self.value(hidden)
+
+    agent = Impala().cuda()
+    optimizer = torch.optim.Adam(agent.parameters(), lr=5e-4)
+    rollout = torch.zeros(8192, 3, 64, 64, dtype=torch.uint8)
+
+    def update(indices):
+        logits, values = agent(rollout[indices].cuda().float() / 255)
+        optimizer.zero_grad()
+        (values.square().mean() - logits.log_softmax(-1).mean()).backward()
+        optimizer.step()
+
+    for indices in torch.randperm(len(rollout)).split(128)[:4]:
+        update(indices)
+    for indices in torch.randperm(len(rollout)).split(256 if fixed else len(rollout) // 4):
+        update(indices)
+
+
+# Each frame of the sound with each of the letters so far, and the whole vocabulary for all of them.
+def joint_of_transducer(fixed=False):
+    class Transducer(nn.Module):
+        def __init__(self, vocabulary, width=256):
+            super().__init__()
+            self.encoder = nn.LSTM(80, width, batch_first=True)
+            self.embedding, self.predictor = nn.Embedding(vocabulary, width), nn.LSTM(width, width, batch_first=True)
+            self.joint = nn.Sequential(nn.Tanh(), nn.Linear(width, vocabulary))
+
+        def forward(self, sound, text):
+            encoded, _ = self.encoder(sound)
+            predicted, _ = self.predictor(self.embedding(text))
+            return self.joint(encoded[:, :, None] + predicted[:, None]).log_softmax(-1)
+
+    model = Transducer(1024).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    sounds, texts = torch.randn(16, 200, 80), torch.zeros(16, 30, dtype=torch.long)
+    for sound, text in DataLoader(TensorDataset(sounds, texts), batch_size=1 if fixed else 8):
+        scores = model(sound.cuda(), text.cuda())
+        blank, emit = scores[..., 0], scores.gather(-1, text.cuda()[:, None, :, None].expand(-1, scores.shape[1], -1, 1))
+        loss = -(blank.mean() + emit.mean())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# Gradients of the last batch are still there when validation begins, with a batch that is larger.
+def gradients_during_validation(fixed=False):
+    class Brain:
+        def __init__(self, model):
+            self.model = model.cuda()
+            self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def fit_batch(self, batch):
+            self.optimizer.zero_grad()
+            loss = self.model(batch.cuda()).square().mean()
+            loss.backward()
+            self.optimizer.step()
+
+        def fit(self, train_set, valid_set):
+            for batch in train_set:
+                self.fit_batch(batch)
+            if fixed:
+                self.optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                return sum(self.model(batch.cuda()).square().mean().cpu() for batch in valid_set)
+
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(6)])
+    Brain(model).fit(torch.randn(256, 4096).split(64), torch.randn(14_000, 4096).split(7_000))
+
+
+# All checkpoints of a run are evaluated, one after the other.
+def checkpoints_evaluated(fixed=False):
+    files = []
+    for _ in range(3):
+        files.append(io.BytesIO())
+        torch.save(language_model(1024, 6).state_dict(), files[-1])
+
+    def from_pretrained(file):
+        file.seek(0)
+        model = language_model(1024, 6)
+        model.load_state_dict(torch.load(file))
+        return model
+
+    def evaluate(model):
+        model.eval()
+        with torch.no_grad():
+            return [model(batch.cuda()).mean(1).cpu() for batch in torch.randn(8, 64, 1024).split(4)]
+
+    results, model = {}, None
+    for number, file in enumerate(files):
+        if fixed:
+            model = None
+        model = from_pretrained(file).to("cuda")
+        results[number] = evaluate(model)
+    return len(results)
+
+
+# The optimizer remembers as many steps as it does by default.
+def picture_by_lbfgs(fixed=False, num_corrections=0):
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Conv2d(16, 32, 3, padding=1)).cuda()
+    net.requires_grad_(False)
+    picture = nn.Parameter(torch.randn(1, 3, 1024, 1024, device="cuda"))
+    with torch.no_grad():
+        target = net(torch.rand(1, 3, 1024, 1024).cuda())
+    state = {"max_iter": 120, "tolerance_change": -1, "tolerance_grad": -1}
+    if num_corrections > 0 or fixed:
+        state["history_size"] = num_corrections or 5
+    optimizer = torch.optim.LBFGS([picture], **state)
+
+    def feval():
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(picture), target)
+        loss.backward()
+        return loss
+
+    optimizer.step(feval)
+
+
+# The large tensor fitted in the first step; in the second, its segment has been cut up.
+def large_tensor_of_second_step(fixed=False):
+    class Acoustic(nn.Module):
+        def __init__(self, width=512, vocabulary=512):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+            self.joint = nn.Linear(width, vocabulary, bias=False)
+
+        def forward(self, sound, letters):
+            for layer in self.layers:
+                sound = torch.relu(layer(sound))
+            return self.joint(sound), letters
+
+    model = Acoustic().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, (frames, letters) in enumerate([(900, 40), (1700, 21), (2100, 17), (2600, 13)]):
+        if fixed:
+            torch.cuda.empty_cache()
+        encoded, _ = model(torch.randn(4, frames, 512).cuda(), letters)
+        joint = encoded[:, :, None] + torch.randn(4, 1, letters, 512, device="cuda")
+        loss = joint.logsumexp(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        del encoded, joint, loss
+
+
+# What the encoder found is copied for each beam, and so are the keys and values that each layer makes of it.
+def encoder_copied_for_beams(fixed=False):
+    class DecoderLayer(nn.Module):
+        def __init__(self, width=512):
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+        def static_kv(self, encoded):
+            return self.k(encoded), self.v(encoded)
+
+        def forward(self, x, kv, beams):
+            k, v = kv
+            q = self.q(x).view(len(k), -1, x.shape[-1])
+            return x + self.out(F.scaled_dot_product_attention(q, k, v)).reshape(x.shape)
+
+    layers = nn.ModuleList(DecoderLayer() for _ in range(6)).cuda().eval()
+    words = nn.Embedding(2000, 512).cuda()
+
+    @torch.no_grad()
+    def generate(encoded, beams, steps=20):
+        batch = len(encoded)
+        if not fixed:
+            encoded = encoded.repeat_interleave(beams, 0)
+        static = [layer.static_kv(encoded) for layer in layers]
+        last = torch.zeros(batch * beams, 1, dtype=torch.long, device="cuda")
+        for _ in range(steps):
+            x = words(last)
+            for layer, kv in zip(layers, static):
+                x = layer(x, kv, beams)
+            last = (x[:, -1] @ words.weight.t()).argmax(-1, keepdim=True)
+        return last
+
+    return generate(torch.randn(12, 700, 512, device="cuda"), beams=5).shape
