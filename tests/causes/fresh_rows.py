@@ -33,7 +33,7 @@ def fresh(Pattern):
         row("checkpoint_of_face_network", "loaded_onto_gpu", r"\bdel\b|map_location", "cavalleria/cavaface#4"),
         row("errors_of_trials", "caught_traceback", r"outside|after the except|\bdel\b|str\(|traceback",
             "pytorch/pytorch#10348", memory=900),
-        row("edges_as_one_hot", "dense_matrix", r"sparse|index|scatter", "ethanfetaya/NRI#19"),
+        row("edges_as_one_hot", "dense_matrix", r"sparse|index|scatter", "ethanfetaya/NRI#19", memory=900),
         row("scores_of_all_triples", "all_pairs", r"split|chunk|top|batch", "pykeen/pykeen#96"),
         row("style_of_large_image", "capacity", r"half|small|crop|checkpoint|autocast", "ray075hl/DeepPhotoStyle_pytorch#1"),
         row("step_outputs_with_graph", graphs, r"detach", "sktime/pytorch-forecasting#1924"),
@@ -42,20 +42,19 @@ def fresh(Pattern):
         row("images_decoded_as_batch", "batch_without_gradients", r"split|chunk|one at a time|batch",
             "AUTOMATIC1111/stable-diffusion-webui#5165"),
         # The node holds what holds the node; no collector sees through it.
-        row("output_saved_on_ctx", "output_on_ctx", r"save_for_backward", "pytorch/pytorch#25340"),
+        row("output_saved_on_ctx", "output_on_ctx", r"save_for_backward", "pytorch/pytorch#25340", memory=400),
         row("non_local_on_low_level", "attention_scores", r"scaled_dot_product_attention|SDPA|pool|subsampl",
             "AlexHex7/Non-local_pytorch#46"),
         row("matcher_of_all_targets", *pairs, "facebookresearch/detr#606"),
         row("jacobian_in_one_sweep", "vectorized_over_all", r"chunk_size", "pytorch/functorch#1058"),
         row("image_pool_with_graph", graphs, r"detach", "junyanz/pytorch-CycleGAN-and-pix2pix#512"),
         row("auxiliary_phase", "capacity", r"half|batch|accumul|checkpoint|autocast", "openai/phasic-policy-gradient#2"),
-        row("joint_of_transducer", "logits", r"chunk|split|half|batch|prun|sampl", "NVIDIA-NeMo/Speech#5216"),
+        row("joint_of_transducer", "logits", r"chunk|split|half|batch|prun|sampl", "NVIDIA-NeMo/Speech#5216", memory=800),
         # Gradients that nobody reads any more.
         row("gradients_during_validation", "gradients_kept", r"zero_grad|set_to_none", "speechbrain/speechbrain#1739"),
         row("checkpoints_evaluated", "several_models", r"\bdel\b|None",
-            "ThilinaRajapakse/pytorch-transformers-classification#1"),
-        # Two copies of all parameters for each step that is remembered.
-        row("picture_by_lbfgs", "lbfgs_history", r"history_size|Adam|SGD", "ProGamerGov/neural-style-pt#7"),
+            "ThilinaRajapakse/pytorch-transformers-classification#1", memory=640),
+        row("picture_upscaled_at_once", "batch_without_gradients", r"split|chunk|crop|tile|patch", "Guaishou74851/AdcSR#7"),
         row("large_tensor_of_second_step", "fragmentation", r"expandable_segments|max_split_size|empty_cache",
             "pytorch/pytorch#35901"),
         # The same encoder output once for each beam.

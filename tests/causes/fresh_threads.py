@@ -736,12 +736,12 @@ class StyleLoss(nn.Module):
 
 
 def style_of_large_image(fixed=False):
-    widths, layers = [3, 64, 64, "M", 128, 128, "M", 256, 256], []
-    for before, after in zip(widths, widths[1:]):
-        before = widths[widths.index(before) - 1] if before == "M" else before
+    before, layers = 3, []
+    for after in (64, 64, "M", 128, 128, "M", 256, 256):
         layers += [nn.MaxPool2d(2)] if after == "M" else [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+        before = before if after == "M" else after
     vgg = nn.Sequential(*layers).cuda().eval().requires_grad_(False)
-    side = 192 if fixed else 1000
+    side = 256 if fixed else 768
     content, style = torch.rand(1, 3, side, side).cuda(), torch.rand(1, 3, side, side).cuda()
     loss_of = StyleLoss(vgg, content, style)
     picture = content.clone().requires_grad_()
@@ -867,7 +867,7 @@ def images_decoded_as_batch(fixed=False):
         samples = torch.clamp((samples.float() + 1) / 2, 0, 1)
         return [255 * sample.cpu() for sample in samples]
 
-    return len(txt2img(12))
+    return len(txt2img(48))
 
 
 # The layer computes its backward from its output, and puts that on the context.
@@ -1117,25 +1117,32 @@ def checkpoints_evaluated(fixed=False):
     return len(results)
 
 
-# The optimizer remembers as many steps as it does by default.
-def picture_by_lbfgs(fixed=False, num_corrections=0):
-    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(4), nn.Conv2d(16, 32, 3, padding=1)).cuda()
-    net.requires_grad_(False)
-    picture = nn.Parameter(torch.randn(1, 3, 1024, 1024, device="cuda"))
+# The network was trained with small patches; this is a photo.
+def picture_upscaled_at_once(fixed=False, scale=4):
+    class Upscaler(nn.Module):
+        def __init__(self, width=64):
+            super().__init__()
+            self.head = nn.Conv2d(3, width, 3, padding=1)
+            self.body = nn.ModuleList(nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(),
+                                                    nn.Conv2d(width, width, 3, padding=1)) for _ in range(4))
+            self.tail = nn.Sequential(nn.Conv2d(width, width * scale ** 2, 3, padding=1), nn.PixelShuffle(scale),
+                                      nn.Conv2d(width, 3, 3, padding=1))
+
+        def forward(self, x):
+            x = self.head(x)
+            for layer in self.body:
+                x = x + layer(x)
+            return self.tail(x)
+
+    model = Upscaler().cuda().eval()
+    photo = torch.rand(1, 3, 300, 375)
     with torch.no_grad():
-        target = net(torch.rand(1, 3, 1024, 1024).cuda())
-    state = {"max_iter": 120, "tolerance_change": -1, "tolerance_grad": -1}
-    if num_corrections > 0 or fixed:
-        state["history_size"] = num_corrections or 5
-    optimizer = torch.optim.LBFGS([picture], **state)
-
-    def feval():
-        optimizer.zero_grad()
-        loss = F.mse_loss(net(picture), target)
-        loss.backward()
-        return loss
-
-    optimizer.step(feval)
+        if not fixed:
+            return model(photo.cuda()).clamp(0, 1).cpu().shape
+        rows = []
+        for part in photo.split(64, 2):
+            rows.append(torch.cat([model(patch.cuda()).clamp(0, 1).cpu() for patch in part.split(64, 3)], 3))
+        return torch.cat(rows, 2).shape
 
 
 # The large tensor fitted in the first step; in the second, its segment has been cut up.
@@ -1153,7 +1160,7 @@ def large_tensor_of_second_step(fixed=False):
 
     model = Acoustic().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step, (frames, letters) in enumerate([(900, 40), (1700, 21), (2100, 17), (2600, 13)]):
+    for step, (frames, letters) in enumerate([(900, 24), (1700, 12), (2100, 10), (2600, 8)]):
         if fixed:
             torch.cuda.empty_cache()
         encoded, _ = model(torch.randn(4, frames, 512).cuda(), letters)
