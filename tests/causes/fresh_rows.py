@@ -56,7 +56,7 @@ def fresh(Pattern):
             "ThilinaRajapakse/pytorch-transformers-classification#1", memory=640),
         row("picture_upscaled_at_once", "batch_without_gradients", r"split|chunk|crop|tile|patch", "Guaishou74851/AdcSR#7"),
         row("large_tensor_of_second_step", "fragmentation", r"expandable_segments|max_split_size|empty_cache",
-            "pytorch/pytorch#35901"),
+            "pytorch/pytorch#35901", memory=1060),
         # The same encoder output once for each beam.
         row("encoder_copied_for_beams", "repeated_copies", r"expand|beam", "facebookresearch/fairseq#1957"),
     ]
