@@ -219,6 +219,7 @@ constexpr FixRow kFixes[] = {
      .label = "try again outside of the except block",
      .group = "program",
      .cures_reason = true},
+    {.id = "gradients_to_none", .label = "no gradients in the evaluation", .group = "grad", .cures_reason = true},
     {.id = "one_graph_pool", .label = "one memory pool for all CUDA graphs", .group = "pools", .cures_reason = true},
     {.id = "fused_attention", .label = "fused attention (SDPA)", .group = "attention", .cures_reason = true},
     {.id = "class_indices", .label = "class indices in place of one-hot labels", .group = "loss", .cures_reason = true},

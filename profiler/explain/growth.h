@@ -47,6 +47,12 @@ struct Growth {
   /// Whether most of it is tensors that variables refer to.
   bool is_referred() const { return referred_bytes > 0 && referred_bytes * 2 >= grown_bytes; }
 
+  /// Whether a container of the program collects it: what one step leaves there the next one does not use.
+  bool is_collected() const {
+    return referrer.starts_with("list ") || referrer.starts_with("deque ") || referrer.starts_with("dict ") ||
+           referrer.starts_with("set ") || referrer.starts_with("tuple ");
+  }
+
   bool operator==(const Growth&) const = default;
 };
 inline constexpr size_t kMaxGrowingPlaces = 10;

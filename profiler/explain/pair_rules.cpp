@@ -52,6 +52,7 @@ struct Expansion {
   /// Whether all ops that made it are among `makers` or `followers`, the first one among `makers`.
   template <class IsMaker, class IsFollower>
   const Where* find_maker(const IsMaker& is_maker, const IsFollower& is_follower) const {
+    if (!is_maker(failed) && !is_follower(failed)) return nullptr;
     const Where* maker = alike.empty() && is_maker(failed) ? &failed : nullptr;
     for (const LiveBlock* block : alike) {
       if (is_maker(block->made)) {
@@ -70,16 +71,27 @@ struct Expansion {
   }
 };
 
+/// Where a workspace of an op was refused: what that op made at this line before. Else what was requested.
+int64_t bytes_of_result(const ReasonFacts& facts, const OutOfMemory& failed) {
+  if (facts.cause != CauseKind::workspace) return failed.requested_bytes;
+  const Share made = sum_blocks(facts, [&](const LiveBlock& block) {
+    return block.made.op == failed.where.op && block.made.source == failed.where.source &&
+           block.category != Category::workspace;
+  });
+  return made.largest != nullptr ? made.largest->requested_bytes : failed.requested_bytes;
+}
+
 std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->phase == Phase::optimizer) return {};
+  const int64_t result_bytes = bytes_of_result(facts, *failed);
   Expansion found{.bytes = failed->requested_bytes, .failed = failed->where};
   std::set<int64_t> sizes;
   for (const LiveBlock& block : facts.device.state.blocks) {
     // A weight of as many elements may be the operand: copies of weights, and what optimizers make, are no pairs.
-    if (is_of_models(block.category) && is_of_as_many(block.requested_bytes, failed->requested_bytes)) return {};
+    if (is_of_models(block.category) && is_of_as_many(block.requested_bytes, result_bytes)) return {};
     if (!is_data(block)) continue;
-    const bool alike = is_of_as_many(block.requested_bytes, failed->requested_bytes);
+    const bool alike = is_of_as_many(block.requested_bytes, result_bytes);
     if (alike) {
       found.alike.push_back(&block);
     } else if (sizes.insert(block.requested_bytes).second) {
@@ -92,7 +104,7 @@ std::optional<Expansion> find_expansion(const ReasonFacts& facts) {
   constexpr size_t kMostOthers = 64;
   std::ranges::sort(found.others, std::greater{}, &LiveBlock::requested_bytes);
   if (found.others.size() > kMostOthers) found.others.resize(kMostOthers);
-  int64_t smallest = failed->requested_bytes;
+  int64_t smallest = result_bytes;
   for (const LiveBlock* block : found.alike) smallest = std::min(smallest, block->requested_bytes);
   if (found.largest_other_bytes * 4 > smallest || !is_large(facts, found.bytes)) return {};
   return found;
@@ -215,6 +227,17 @@ std::set<std::vector<int64_t>> list_rows(const ReasonFacts& facts) {
   return shapes;
 }
 
+/// Shapes of weights with many rows: embeddings, and layers with as many outputs.
+std::set<std::vector<int64_t>> list_tables(const ReasonFacts& facts) {
+  std::set<std::vector<int64_t>> shapes;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const std::vector<int64_t> shape = parse_shape(block.shape);
+    const bool is_table = block.category == Category::parameter && shape.size() == 2 && shape[0] >= kManyRows;
+    if (is_table && shape[0] > 4 * shape[1]) shapes.insert(shape);
+  }
+  return shapes;
+}
+
 /// So many elements as rows of `a` × rows of `b`; of other ops than products also × columns of `a`.
 std::optional<Square> factor_rows(const std::vector<int64_t>& a, const std::vector<int64_t>& b, int64_t bytes,
                                   int64_t item, bool of_product) {
@@ -250,8 +273,13 @@ Square find_factors(const List& list, const Factor& factor) {
 
 /// The requested bytes as rows × rows (× width) of tensors whose shapes are known.
 Square factor_shapes(const ReasonFacts& facts, int64_t bytes, bool of_product) {
-  return find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) {
+  const Square square = find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) {
     return factor_rows(a, b, bytes, item, of_product);
+  });
+  if (!square.text.empty()) return square;
+  // Every row of a table with every other one.
+  return find_factors(list_tables(facts), [&](const auto& a, const auto& b, int64_t item) {
+    return a == b ? factor_rows(a, b, bytes, item, true) : std::nullopt;
   });
 }
 
@@ -323,11 +351,15 @@ bool makes_attention_scores(const Where& where) {
               "aten::_safe_softmax", "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"});
 }
 
-std::vector<std::string> lines_for_pairs(bool of_columns) {
+std::vector<std::string> lines_for_pairs(bool of_columns, bool is_batched) {
   std::vector<std::string> lines{"parts = [f(part, b) for part in a.split(1024)]  # reduce each part before the next"};
   if (of_columns) {
     lines.insert(lines.begin(),
                  "loss = f(prediction.squeeze(-1), target)  # if pairs are not meant: [n, 1] with [n] is [n, n]");
+  }
+  if (is_batched) {
+    lines.emplace_back(
+        "y = F.scaled_dot_product_attention(q, k, v)  # if these are scores of attention: none are made");
   }
   return lines;
 }
@@ -378,7 +410,7 @@ Found find_all_pairs(const ReasonFacts& facts) {
                 .text = fmt::format("all pairs at once{}: {} rows × rows", at(where), what),
                 .bytes = found ? found->bytes : failed->requested_bytes,
                 .fix = "pairs_in_chunks",
-                .how = lines_for_pairs(square.of_columns && !of_product)};
+                .how = lines_for_pairs(square.of_columns && !of_product, any_op(failed->where, {"aten::bmm"}))};
 }
 
 Found find_enlarged(const ReasonFacts& facts) {

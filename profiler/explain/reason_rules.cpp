@@ -20,9 +20,10 @@
 namespace oomdiag {
 namespace {
 
-/// The growth that stands first, if it holds a large part.
+/// The growth that stands first, if it or all of them hold a large part.
 const Growth* leading_growth(const ReasonFacts& facts) {
-  const bool large = !facts.growths.empty() && is_large(facts, facts.growths.front().grown_bytes, 0.2);
+  const bool large = !facts.growths.empty() && (is_large(facts, facts.growths.front().grown_bytes, 0.2) ||
+                                                is_large(facts, sum_grown(facts.growths), 0.4));
   return large || (failure(facts) == nullptr && !facts.growths.empty()) ? &facts.growths.front() : nullptr;
 }
 
@@ -52,14 +53,31 @@ bool keeps_outputs(const ReasonFacts& facts, const Growth& growth) {
 
 std::string growing_text(const Growth& growth) { return with_unit(growth.bytes_per_step) + " per step"; }
 
+bool is_loss_op(const Where& where) {
+  return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
+}
+
+/// Of how many classes the losses choose, where shapes are known.
+std::set<int64_t> find_class_counts(const ReasonFacts& facts) {
+  constexpr int64_t kManyClasses = 256;
+  std::set<int64_t> counts;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const std::vector<int64_t> shape = is_loss_op(block.made) ? parse_shape(block.shape) : std::vector<int64_t>();
+    if (!shape.empty() && shape.back() >= kManyClasses) counts.insert(shape.back());
+  }
+  return counts;
+}
+
 /// The numbers of words: first sizes of tall parameters. Shapes of outputs are not known before a backward pass, sizes are.
 std::set<int64_t> find_vocabularies(const ReasonFacts& facts) {
   constexpr int64_t kManyWords = 8192;
   std::set<int64_t> words;
+  const std::set<int64_t> of_losses = find_class_counts(facts);
   for (const LiveBlock& block : facts.device.state.blocks) {
     if (block.category != Category::parameter) continue;
     const std::vector<int64_t> shape = parse_shape(block.shape);
-    if (shape.size() == 2 && shape[0] >= kManyWords && shape[0] > 4 * shape[1]) words.insert(shape[0]);
+    const bool is_tall = shape.size() == 2 && shape[0] >= kManyWords && shape[0] > 4 * shape[1];
+    if (is_tall || (!shape.empty() && of_losses.contains(shape[0]))) words.insert(shape[0]);
   }
   return words;
 }
@@ -74,10 +92,6 @@ bool is_rows_of_words(int64_t bytes, const std::set<int64_t>& vocabularies) {
 bool records_graph(const ReasonFacts& facts) {
   return std::ranges::any_of(facts.device.step_allocations.blocks,
                              [](const StepAllocation& block) { return block.in_graph; });
-}
-
-bool is_loss_op(const Where& where) {
-  return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
 }
 
 /// Of a layer that has a number for each word, or of the loss that takes them.
@@ -106,12 +120,18 @@ bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
 /// Backward of an op that a graph records, too, has an op's name.
 bool is_of_backward(const Where& where) { return !where.node.empty() || where.op.find("_backward") != where.op.npos; }
 
+/// Whether the variable has a tensor that collects results of several steps.
+bool is_joined(const ReasonFacts& facts, const Growth& growth) {
+  return std::ranges::any_of(facts.device.referrers, [&](const Referrer& one) {
+    const bool joins = is_one_of(one.made.op, {"aten::cat", "aten::stack", "aten::hstack", "aten::vstack"});
+    return joins && !growth.referrer.empty() && one.variable == growth.referrer;
+  });
+}
+
 /// Whether each step keeps what backward made for a second derivative, and no list collects it: the next step is computed from it.
 bool differentiates_steps(const ReasonFacts& facts, const Growth& growth) {
   constexpr double kWorth = 0.2;
-  const bool is_collected = std::ranges::any_of(std::array{"list", "deque", "dict"},
-                                                [&](const char* kind) { return growth.referrer.starts_with(kind); });
-  if (growth.kind != GrowthKind::retained_graph || is_collected) return false;
+  if (growth.kind == GrowthKind::growing_buffer || growth.is_collected() || is_joined(facts, growth)) return false;
   int64_t all = 0, of_backward = 0;
   for (const Growth& one : facts.growths) {
     for (const GrowingPlace& place : one.places) {
@@ -195,7 +215,8 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
       .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held), growing_text(*growth)),
       .bytes = growth->grown_bytes,
       .fix = "stop_growth",
-      .how = {"total += loss.item()  # of a tensor: loss.detach()"}};
+      .how = {growth->is_collected() ? "kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"
+                                     : "total += loss.item()  # of a tensor: loss.detach()"}};
 }
 
 // What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
@@ -205,6 +226,7 @@ Found find_reference_cycle(const ReasonFacts& facts) {
   if (growth == nullptr) return find_cycles_without_steps(facts);
   if (growth->kind == GrowthKind::growing_buffer || !growth->referrer.empty()) return {};
   if (!facts.device.looked_for_referrers || is_kept_by_graph(facts, *growth)) return {};
+  if (!growth->held.source.empty() && growth->held.source == failed_in(facts).source) return {};  // [f(x) for x in …]
   return reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
                          growth->grown_bytes);
 }
@@ -305,6 +327,71 @@ Found find_caught(const ReasonFacts& facts) {
                 .bytes = caught->allocated_bytes,
                 .fix = "retry_outside_except",
                 .how = {"except torch.OutOfMemoryError: failed = True  # and after the except block: if failed: ..."}};
+}
+
+// An exception that is kept has its traceback, and that the frames of all calls up to it with what their variables hold.
+Found find_kept_traceback(const ReasonFacts& facts) {
+  constexpr std::string_view kFrame = "whose frame the traceback in ";
+  const Growth* growth = leading_growth(facts);
+  if (growth == nullptr || !has(growth->referrer, kFrame)) return {};
+  const size_t begin = growth->referrer.find(kFrame) + kFrame.size();
+  const std::string_view name = growth->referrer.substr(begin, growth->referrer.rfind(" keeps") - begin);
+  int64_t bytes = 0;
+  for (const Growth& one : facts.growths) bytes += has(one.referrer, kFrame) ? one.grown_bytes : 0;
+  return Reason{
+      .id = {},
+      .text = fmt::format("exceptions are kept in {}: the traceback of each keeps the frames of its calls, and {} "
+                          "of tensors in their variables",
+                          name, with_unit(bytes)),
+      .bytes = bytes,
+      .fix = "stop_growth",
+      .how = {"failed.append(str(error))  # in place of the exception; or error.with_traceback(None)"}};
+}
+
+// A tensor on the context of an autograd.Function that is its own output leads back to the node, which owns the context.
+Found find_output_on_context(const ReasonFacts& facts) {
+  const Growth* growth = leading_growth(facts);
+  if (growth == nullptr || growth->places.empty() || growth->is_referred()) return {};
+  int64_t all = 0, of_function = 0;
+  const std::string_view name = growth->held.op;
+  const bool is_function = !name.empty() && !has(name, "::") && growth->held.node.empty();
+  for (const Growth& one : facts.growths) {
+    all += one.bytes_per_step;
+    of_function += one.held.op == name ? one.bytes_per_step : 0;
+  }
+  if (!is_function || growth->kind != GrowthKind::kept_tensors || of_function * 5 < all * 4) return {};
+  return Reason{
+      .id = {},
+      .text = fmt::format("what {} makes{} stays after each step, {}: an output that is put on ctx keeps its node, "
+                          "and that keeps ctx",
+                          name, at(growth->held), growing_text(*growth)),
+      .bytes = growth->grown_bytes,
+      .fix = "stop_growth",
+      .how = {"ctx.save_for_backward(output)  # in place of ctx.output = output; in backward: ctx.saved_tensors"}};
+}
+
+// A list that is being filled by a loop in which no module is called and no step ends.
+Found find_collected_results(const ReasonFacts& facts) {
+  constexpr int64_t kMany = 8;
+  if (leading_growth(facts) != nullptr) return {};
+  std::map<std::string_view, Share> held;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.pending_free || is_of_models(block.category) || block.made.source.empty()) continue;
+    const auto referrer = std::ranges::find_if(facts.device.referrers, [&](const Referrer& one) {
+      return one.made == block.made && one.storage_bytes == block.requested_bytes;
+    });
+    const bool is_listed = referrer != facts.device.referrers.end() && referrer->variable.starts_with("list ");
+    if (is_listed) held[referrer->variable].add(block);
+  }
+  const auto most = std::ranges::max_element(held, {}, [](const auto& entry) { return entry.second.bytes; });
+  if (most == held.end() || most->second.count < kMany || !is_large(facts, most->second.bytes, 0.4)) return {};
+  const auto& [variable, share] = *most;
+  return Reason{
+      .id = {},
+      .text = fmt::format("{} keeps {} results{}: {}", variable, share.count, at(share.made()), with_unit(share.bytes)),
+      .bytes = share.bytes,
+      .fix = "results_to_host",
+      .how = {"results.append(output.cpu())  # or of each only what is used: topk, a mean, an index"}};
 }
 
 Found find_private_pools(const ReasonFacts& facts) {

@@ -175,6 +175,7 @@ Found state_is_not_detached(const ReasonFacts& f) {
     const auto place =
         std::ranges::find_if(growth.places, [](const GrowingPlace& one) { return is_recurrent(one.where); });
     if (place == growth.places.end() || !is_large(f, growth.grown_bytes, kWorthNaming)) continue;
+    if (growth.is_collected()) continue;  // the container keeps it, and not the state of the next step
     const std::string line = short_place(place->where);
     return Reason{
         .id = {},
@@ -292,6 +293,8 @@ struct ReasonRow {
 constexpr ReasonRow kReasons[] = {
     {"caught_traceback", find_caught},
     {"private_pools", find_private_pools},
+    {"caught_traceback", find_kept_traceback, true},
+    {"output_on_ctx", find_output_on_context, true},
     {"create_graph", find_create_graph, true},
     {"evaluation_keeps_graphs", find_passes_without_backward, true},
     {"recurrent_state", state_is_not_detached, true},
@@ -302,6 +305,7 @@ constexpr ReasonRow kReasons[] = {
     {"graph_of_earlier_steps", find_earlier_graphs, true},
     {"small_view", find_small_views, true},
     {"kept_tensors", find_kept_tensors, true},
+    {"gradients_kept", find_kept_gradients},
     {"fraction_cap", sets_own_limit},
     {"autocast_cache", find_autocast_cache},
     {"full_matrices", makes_full_matrices},
@@ -315,6 +319,8 @@ constexpr ReasonRow kReasons[] = {
     {"dense_matrix", find_dense_matrix},
     {"all_pairs", find_all_pairs},
     {"enlarged", find_enlarged, false, true},
+    {"dense_matrix", find_large_buffers},
+    {"kept_tensors", find_collected_results},
     {"sort_temporaries", find_sort_temporaries},
     {"loaded_onto_gpu", find_loaded},
     {"reference_cycle", find_models_in_cycles},

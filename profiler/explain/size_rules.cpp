@@ -112,6 +112,40 @@ Found find_data_on_card(const ReasonFacts& facts) {
                 .how = {"for x in DataLoader(data, batch_size=64, pin_memory=True): x = x.cuda(non_blocking=True)"}};
 }
 
+// Of the last step of training, while an evaluation needs none; nor does the copy of the next batch.
+Found find_kept_gradients(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || facts.device.attribution.backward_bytes == 0) return {};
+  const bool is_between = failed->phase == Phase::other && failed->where.module.empty();
+  if (builds_graph(facts).value_or(!is_between)) return {};
+  const bool evaluates = is_between || failed->phase == Phase::forward || failed->phase == Phase::other;
+  const Share gradients =
+      sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::gradient; });
+  if (!evaluates || !is_large(facts, gradients.bytes, 0.2) || !lets_request_through(facts, gradients.bytes)) return {};
+  return Reason{.id = {},
+                .text = fmt::format("gradients of the last training step are still there, {}, {} ({})",
+                                    with_unit(gradients.bytes),
+                                    is_between ? "though no step is under way" : "in a part that builds no graph",
+                                    short_place(failed->where)),
+                .bytes = gradients.bytes,
+                .fix = "gradients_to_none",
+                .how = {"optimizer.zero_grad(set_to_none=True)  # right after optimizer.step(), before an evaluation"}};
+}
+
+Found find_large_buffers(const ReasonFacts& facts) {
+  const Share buffers = sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::buffer; });
+  if (!is_large(facts, buffers.bytes, 0.5)) return {};
+  const LiveBlock& largest = *buffers.largest;
+  return Reason{
+      .id = {},
+      .text = fmt::format("the model's buffers take {}, the largest {} {}: of matrices of zeros and ones indices "
+                          "take a fraction",
+                          with_unit(buffers.bytes), largest.name, largest.shape),
+      .bytes = buffers.bytes,
+      .fix = "stay_sparse",
+      .how = {"x[senders]  # by an index for each row, in place of matrix @ x; or torch.sparse.mm(matrix, x)"}};
+}
+
 // A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.
 Found find_large_batch(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);

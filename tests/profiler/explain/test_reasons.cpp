@@ -209,7 +209,7 @@ TEST_CASE("without steps equal tensors that no variable leads to are a reference
   device.looked_for_referrers = true;
   CHECK(reason_of(device) == "reference_cycle");
   device.referrers.assign(9, {.variable = "list 'states' in a.py", .made = state.made});
-  CHECK(reason_of(device).empty());
+  CHECK(reason_of(device) == "kept_tensors");
 }
 
 TEST_CASE("models that a list comprehension moves to the GPU are no reference cycle", "[explain][reasons]") {
@@ -444,6 +444,59 @@ TEST_CASE("steps that are computed from the gradients of those before are differ
   CHECK(reason_of(device, {graphs, gradients}) == "create_graph");
   graphs.referrer = "list 'penalties' in train.py";
   CHECK(reason_of(device, {graphs, gradients}) == "graph_of_earlier_steps");
+}
+
+TEST_CASE("an exception that is kept keeps the frames of its traceback", "[explain][reasons]") {
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .grown_bytes = 90_MiB,
+                      .referrer = "dict 'optimizer.state' in fit(), whose frame the traceback in 'failed' keeps"};
+  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  const auto reason = find_reason({.device = device, .growths = {growth}});
+  REQUIRE(reason);
+  CHECK(reason->id == "caught_traceback");
+  CHECK(reason->text ==
+        "exceptions are kept in 'failed': the traceback of each keeps the frames of its calls, and 90.00 MiB of "
+        "tensors in "
+        "their variables");
+}
+
+TEST_CASE("what a function of autograd leaves behind alone is an output on its context", "[explain][reasons]") {
+  const Where made{.op = "Exponential", .module = "0", .source = "flow.py:9"};
+  const Growth growth{.kind = GrowthKind::kept_tensors,
+                      .bytes_per_step = 4_MiB,
+                      .grown_bytes = 90_MiB,
+                      .held = made,
+                      .places = {{.where = made, .bytes_per_step = 4_MiB}}};
+  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  CHECK(reason_of(device, {growth}) == "output_on_ctx");
+  Growth other = growth;
+  other.held.op = "aten::relu";
+  CHECK(reason_of(device, {growth, other}) != "output_on_ctx");
+}
+
+TEST_CASE("gradients are kept where no graph is built, and would let the request through", "[explain][reasons]") {
+  const LiveBlock gradient{.bytes = 80_MiB, .category = Category::gradient};
+  DeviceHistory device = refused({gradient, parameter("0.weight", true)});
+  device.state.reserved_bytes = device.state.allocated_bytes;
+  StepAllocation made = graph_block("0", 1_MiB);
+  made.in_graph = false;
+  device.step_allocations = {.step = 5, .blocks = {made}};
+  CHECK(reason_of(device) == "gradients_kept");
+  device.step_allocations.blocks.front().in_graph = true;
+  CHECK(reason_of(device) != "gradients_kept");
+  device.step_allocations.blocks.clear();
+  CHECK(reason_of(device) != "gradients_kept");
+  device.failure->phase = Phase::other;
+  CHECK(reason_of(device) == "gradients_kept");
+  device.failure->requested_bytes = 90_MiB;
+  CHECK(reason_of(device) != "gradients_kept");
+}
+
+TEST_CASE("buffers that are most of all may be matrices of zeros and ones", "[explain][reasons]") {
+  const LiveBlock buffer{
+      .bytes = 300_MiB, .category = Category::buffer, .name = "receivers", .shape = "[202050, 450] float32"};
+  CHECK(reason_of(refused({buffer, buffer})) == "dense_matrix");
+  CHECK(reason_of(refused({buffer, kept_activation(400_MiB, 4)})) != "dense_matrix");
 }
 
 TEST_CASE("a model is too large by itself, or by one layer", "[explain][reasons]") {
