@@ -273,11 +273,13 @@ Square find_factors(const List& list, const Factor& factor) {
 
 /// The requested bytes as rows × rows (× width) of tensors whose shapes are known.
 Square factor_shapes(const ReasonFacts& facts, int64_t bytes, bool of_product) {
-  const Square square = find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) {
+  return find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) {
     return factor_rows(a, b, bytes, item, of_product);
   });
-  if (!square.text.empty()) return square;
-  // Every row of a table with every other one.
+}
+
+/// The same as every row of a table with every other one.
+Square factor_tables(const ReasonFacts& facts, int64_t bytes) {
   return find_factors(list_tables(facts), [&](const auto& a, const auto& b, int64_t item) {
     return a == b ? factor_rows(a, b, bytes, item, true) : std::nullopt;
   });
@@ -334,6 +336,7 @@ Square factor_result(const ReasonFacts& facts, const Expansion& expansion, bool 
   for (const int64_t bytes : sizes) {
     Square square = factor_shapes(facts, bytes, of_product);
     if (square.text.empty()) square = factor_sizes(expansion, bytes, of_product);
+    if (square.text.empty() && of_product) square = factor_tables(facts, bytes);
     if (!square.text.empty()) return square;
   }
   return {};
