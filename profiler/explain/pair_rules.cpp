@@ -251,7 +251,7 @@ std::optional<Square> factor_rows(const std::vector<int64_t>& a, const std::vect
   return Square{.text = "the result is " + text_of(pairs),
                 .bytes = bytes,
                 .batched = a.size() > 2 && a.back() >= 16 && width == 1,
-                .of_columns = !of_product && a.back() == 1 && b.back() == 1};
+                .of_columns = !of_product && a.back() == 1};  // else the result had the columns of b
 }
 
 /// What `factor(a, b, item)` finds for a and b of `list`, of usual types first: best two columns, which are exactly as long.
@@ -278,6 +278,20 @@ Square factor_shapes(const ReasonFacts& facts, int64_t bytes, bool of_product) {
   });
 }
 
+/// The same of a product of batches: rows of all heads lie in one matrix, and each head multiplies its own with one another.
+Square factor_heads(const ReasonFacts& facts, int64_t bytes) {
+  constexpr int64_t kMostHeads = 4096;
+  return find_factors(list_rows(facts), [&](const auto& a, const auto& b, int64_t item) -> std::optional<Square> {
+    const int64_t rows = a.size() == 2 ? a.front() : 0;
+    if (a != b || rows == 0 || bytes % (item * rows) != 0) return {};
+    const int64_t length = bytes / (item * rows);
+    const int64_t heads = length > 0 && rows % length == 0 ? rows / length : 0;
+    if (length < kManyRows || heads < 2 || heads > kMostHeads) return {};
+    return Square{
+        .text = "the result is as large as " + text_of({heads, length, length}), .bytes = bytes, .batched = true};
+  });
+}
+
 /// The same as every row of a table with every other one.
 Square factor_tables(const ReasonFacts& facts, int64_t bytes) {
   return find_factors(list_tables(facts), [&](const auto& a, const auto& b, int64_t item) {
@@ -289,18 +303,21 @@ struct Rows {
   int64_t a = 0, b = 0, width = 1, columns = 1;
 };
 
-/// n × m × width of operands of n × d and m × d elements: of a product width is 1, of a difference d, and of boxes half of d.
-std::optional<Rows> factor_elements(int64_t elements, int64_t a, int64_t b, bool of_product) {
-  if (elements <= 0 || a <= 0 || b <= 0 || a > (int64_t{1} << 62) / b || (a * b) % elements != 0) return {};
-  const int64_t ratio = a * b / elements;  // d² / width
-  const auto root = static_cast<int64_t>(std::llround(std::sqrt(static_cast<double>(ratio))));
+/// n × m × width of operands of n × d and m × d elements: of a product width is 1, of a difference d, and of boxes half of d. The bytes
+/// may be those of a block, which is rounded up.
+std::optional<Rows> factor_elements(int64_t bytes, int64_t item, int64_t a, int64_t b, bool of_product) {
+  if (bytes < item || a <= 0 || b <= 0 || a > (int64_t{1} << 59) / b) return {};
+  const double ratio = static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(item) /
+                       static_cast<double>(bytes);  // d² / width
+  const int64_t root = std::llround(std::sqrt(ratio)), whole = std::llround(ratio);
   const auto options = of_product ? std::vector{std::pair{root, int64_t{1}}}
-                                  : std::vector{std::pair{ratio, ratio}, std::pair{ratio / 2, ratio / 4}};
+                                  : std::vector{std::pair{whole, whole}, std::pair{whole / 2, whole / 4}};
   for (const auto& [columns, width] : options) {
-    if (columns <= 0 || width <= 0 || columns * columns != ratio * width) continue;
+    if (columns <= 0 || width <= 0) continue;
     if (width < columns && !of_product && columns > kMostColumnsOfBoxes) continue;
     if (a % columns != 0 || b % columns != 0 || a / columns < kManyRows || b / columns < kManyRows) continue;
-    return Rows{.a = a / columns, .b = b / columns, .width = width, .columns = columns};
+    const Rows rows{.a = a / columns, .b = b / columns, .width = width, .columns = columns};
+    if (is_of_size(bytes, rows.a * rows.b * rows.width * item)) return rows;
   }
   return {};
 }
@@ -309,8 +326,8 @@ std::optional<Rows> factor_elements(int64_t elements, int64_t a, int64_t b, bool
 std::optional<Square> factor_pair(const LiveBlock& a, const LiveBlock& b, int64_t bytes, int64_t item,
                                   bool of_product) {
   for (const int64_t type : {4, 2, 8}) {
-    if (bytes % item != 0 || a.requested_bytes % type != 0 || b.requested_bytes % type != 0) continue;
-    const auto rows = factor_elements(bytes / item, a.requested_bytes / type, b.requested_bytes / type, of_product);
+    if (a.requested_bytes % type != 0 || b.requested_bytes % type != 0) continue;
+    const auto rows = factor_elements(bytes, item, a.requested_bytes / type, b.requested_bytes / type, of_product);
     if (!rows) continue;
     std::vector<int64_t> shape{rows->a, rows->b};
     if (rows->width > 1) shape.push_back(rows->width);
@@ -381,7 +398,9 @@ Found find_attention_scores(const ReasonFacts& facts) {
     made = scores.made();
   } else if (failed != nullptr && makes_attention_scores(failed->where) &&
              is_large(facts, failed->requested_bytes, 0.2)) {
-    const Square square = factor_shapes(facts, failed->requested_bytes, true);
+    Square square = factor_shapes(facts, failed->requested_bytes, true);
+    if (square.text.empty() && any_op(failed->where, {"aten::bmm"}))
+      square = factor_heads(facts, failed->requested_bytes);
     if (!square.batched) return {};
     shape = square.text;
     made = failed->where;
