@@ -1,0 +1,31 @@
+"""What is wrong with the programs of other_threads.py, and what cured it in the thread: written before the first run."""
+
+
+def other(Pattern):
+    """Rows in the order of their writing. An id with a comment is one that its writer would want where none is known to fit."""
+    evaluation, kept, pairs = ("evaluation_keeps_graphs", r"no_grad|inference_mode"), "kept_tensors", "all_pairs"
+    row = lambda *args, **kwargs: Pattern(*args, module="other_threads", **kwargs)
+    return [
+        row("last_of_trajectory", "small_view", r"\.clone\(\)", "woongzip1/UniverSR#9"),
+        # A cache of the standard library holds the models of earlier folds: del does not help.
+        row("adapters_of_folds", "several_models", r"lru_cache|cache_clear", "meta-pytorch/torchtune#904"),
+        # Gradients of weights that no optimizer changes.
+        row("base_model_not_frozen", "gradients_of_frozen", r"requires_grad", "TUDB-Labs/mLoRA#90"),
+        # One buffer is larger than the card.
+        row("covariance_of_each_class", "large_buffer", r"diagonal|fewer|smaller", "BIT-DA/MetaSAug#4"),
+        row("kernel_of_both_domains", pairs, r"split|chunk|cdist", "jindongwang/transferlearning#83"),
+        row("counterparts_of_entities", pairs, r"matmul|einsum|@|bmm", "rusty1s/deep-graph-matching-consensus#4"),
+        # matmul copies the matrix of each component for each sample.
+        row("likelihood_of_components", "repeated_copies", r"split|chunk|transpose|permute|one large product|einsum",
+            "ldeecke/gmm-torch#23"),
+        row("inverted_frames", kept, r"\.cpu\(\)", "yuval-alaluf/stylegan3-editing#37"),
+        row("flow_of_full_hd", *evaluation, "msu-video-group/memfof#5"),
+        row("cameras_hold_images", "data_on_gpu", r"on the host|DataLoader|\.cpu\(\)|pin_memory",
+            "graphdeco-inria/gaussian-splatting#723", memory=600),
+        # The order of the products makes an intermediate result far larger than what goes in and what comes out.
+        row("einsum_of_four", "einsum_intermediate", r"matmul|@|order|opt_einsum|two at a time", "pytorch/pytorch#114943"),
+        row("prompt_of_state_space_model", pairs, r"matmul|einsum|@|bmm", "huggingface/transformers#48978"),
+        row("batches_from_generator", *evaluation, "pytorch/pytorch#31497"),
+        row("world_of_training_stays", "several_models", r"lru_cache|cache_clear", "facebookresearch/ParlAI#2487"),
+        row("gradients_of_each_task", "capacity", r"half|batch|accumul|checkpoint|autocast", "Cranial-XIX/CAGrad#2"),
+    ]
