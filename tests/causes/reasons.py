@@ -253,8 +253,9 @@ def main():
     parser.add_argument("--other", action="store_true", help="the programs of other_threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    listed = (other(Pattern) if options.other else fresh(Pattern) if options.fresh else newest_threads() if options.newest else new_threads() if options.new
-              else later_threads() if options.later else threads() if options.threads else patterns())
+    listed = (other(Pattern) if options.other else fresh(Pattern) if options.fresh else newest_threads() if options.newest
+              else new_threads() if options.new else later_threads() if options.later else threads() if options.threads
+              else patterns())
     if options.quick:
         listed = patterns() + threads() + later_threads()
     chosen = [p for p in listed if (p.quick or not options.quick) and options.k in p.function
