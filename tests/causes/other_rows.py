@@ -26,23 +26,24 @@ def other(Pattern):
         row("einsum_of_four", "einsum_intermediate", r"matmul|@|order|opt_einsum|two at a time", "pytorch/pytorch#114943"),
         row("prompt_of_state_space_model", pairs, r"matmul|einsum|@|bmm", "huggingface/transformers#48978"),
         row("batches_from_generator", *evaluation, "pytorch/pytorch#31497"),
-        row("world_of_training_stays", "several_models", r"lru_cache|cache_clear", "facebookresearch/ParlAI#2487"),
+        row("world_of_training_stays", "several_models", r"lru_cache|cache_clear", "facebookresearch/ParlAI#2487", memory=640),
         row("gradients_of_each_task", "capacity", r"half|batch|accumul|checkpoint|autocast", "Cranial-XIX/CAGrad#2"),
         row("estimate_of_influence", "graph_of_earlier_steps", r"no_grad|detach", "nimarb/pytorch_influence_functions#6"),
         row("lists_of_encoders_deleted", "several_models", r"\bdel\b", "huggingface/diffusers#8511"),
         # Concatenation needs the parts and the whole at once.
         row("gradients_of_test_samples", "cat_of_list", r"prealloc|torch\.empty|torch\.zeros|allocate|\.cpu\(\)",
             "aai-institute/pyDVL#374"),
-        row("states_of_all_layers_in_evaluation", "growing_buffer", r"\.cpu\(\)|output_hidden_states", "huggingface/transformers#20887"),
+        row("states_of_all_layers_in_evaluation", "growing_buffer", r"\.cpu\(\)|output_hidden_states",
+            "huggingface/transformers#20887"),
         # The copies refer to themselves.
-        row("snapshots_of_average", "reference_cycle", r"gc\.collect|weakref|state_dict", "lucidrains/ema-pytorch#35"),
+        row("snapshots_of_average", "reference_cycle", r"gc\.collect|weakref|state_dict", "lucidrains/ema-pytorch#35", memory=600),
         # A softmax whose argmax is that of its operand.
         row("labels_of_whole_body", "softmax_before_argmax", r"argmax|softmax", "lassoan/SlicerMONAIAuto3DSeg#98", memory=1300),
         row("samples_of_explainer", "batch_without_gradients", r"split|chunk|batch", "shap/shap#1977"),
-        # A mask becomes one int64 index for each dimension of each element that it chooses.
-        row("negative_part_by_mask", "mask_indices", r"where|masked_fill|masked_select|flatten|view\(-1\)|multipl", "pytorch/pytorch#39374"),
+        row("inputs_beside_predictions", kept, r"\.cpu\(\)|\bdel\b", "muellerzr/fastinference#7"),
         # A buffer for each layer where one, or none, would do.
-        row("mask_in_every_layer", "same_buffer_in_layers", r"is_causal|shared?\b|one mask|scaled_dot_product_attention|when it is needed",
+        row("mask_in_every_layer", "same_buffer_in_layers",
+            r"is_causal|shared?\b|one mask|scaled_dot_product_attention|when it is needed",
             "TransformerLensOrg/TransformerLens#479", memory=700),
         row("uncertainty_of_all_rows", pairs, r"diagonal|einsum|split|chunk", "mit-ll-responsible-ai/equine#181"),
         row("class_maps_of_validation", kept, r"\.cpu\(\)|clear|\bdel\b", "jacobgil/pytorch-grad-cam#71"),

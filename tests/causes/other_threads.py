@@ -433,7 +433,9 @@ def world_of_training_stays(fixed=False):
                                                                 for _ in range(6)], nn.Linear(1024, 1000)).cuda()
     examples = torch.randint(20_000, (64, 32))
     world = DialogueWorld(build(), examples)
-    optimizer = torch.optim.SGD(world.agent.parameters(), 0.01)
+    for layer in world.agent[:5]:
+        layer.requires_grad_(False)
+    optimizer = torch.optim.SGD(world.agent[5:].parameters(), 0.01)
     for _ in range(3):
         if fixed:
             DialogueWorld.num_examples.cache_clear()
@@ -572,7 +574,7 @@ class ActivationsAndGradients:
 
 # Maps of the classes of all validation pictures, with one object that listens to the last block.
 def class_maps_of_validation(fixed=False):
-    body = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.Conv2d(64, 256, 3, 2, 1), nn.ReLU()).cuda()
+    body = nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.Conv2d(64, 256, 3, 1, 1), nn.ReLU()).cuda()
     model = nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 100)).cuda().eval()
     listener = ActivationsAndGradients(model, body, to_host=fixed)
     maps = []
@@ -580,7 +582,7 @@ def class_maps_of_validation(fixed=False):
         scores = model(images.cuda())
         model.zero_grad()
         scores.max(1).values.sum().backward()
-        weights = listener.gradients[-1 if not fixed else 0].mean((2, 3), keepdim=True)
+        weights = listener.gradients[0].mean((2, 3), keepdim=True)
         maps.append((weights * listener.activations[-1]).sum(1).relu().cpu().numpy())
     return len(maps)
 
@@ -696,7 +698,8 @@ def logits_to_labels(logits, by_argmax_only):
 
 # A body of 117 organs: the windows' logits are gathered on the card.
 def labels_of_whole_body(fixed=False, classes=117, size=(128, 128, 96), window=32):
-    network = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.InstanceNorm3d(16), nn.ReLU(), nn.Conv3d(16, classes, 1)).cuda().eval()
+    network = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.InstanceNorm3d(16), nn.ReLU(), nn.Conv3d(16, classes, 1))
+    network.cuda().eval()
     scan = torch.randn(1, 1, *size)
     with torch.no_grad():
         logits = torch.zeros(1, classes, *size, device="cuda")
@@ -737,6 +740,23 @@ def validation_without_autocast(fixed=False):
             volume = torch.randn(1, 1, 160, 160, 128).cuda()
             found = model(volume).argmax(1).cpu()
     return found.shape
+
+
+# The predictor can decode what it predicted, and keeps each batch of inputs for that, wanted or not.
+def inputs_beside_predictions(fixed=False, items=2400, fully_decoded=False):
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+                          nn.Flatten(), nn.Linear(32, 37)).cuda().eval()
+    inps, outs, preds = [], [], []
+    with torch.no_grad():
+        for begin in range(0, items, 40):
+            batch = torch.randn(40, 3, 192, 192).cuda()
+            if fully_decoded or not fixed:
+                inps.append(batch)
+            out = model(batch).softmax(1)
+            outs.append(out.cpu())
+            preds.append(out.argmax(1).cpu())
+    decoded = [t.cpu() for t in inps] if fully_decoded else None
+    return torch.cat(outs).shape, decoded
 
 
 class Token:
@@ -791,21 +811,6 @@ def parameters_of_all_folds(fixed=False):
 
 # Masks and matrices.
 
-# Statistics of what is below zero in a block of feature maps, for a report.
-def negative_part_by_mask(fixed=False):
-    features = nn.Conv3d(1, 32, 3, padding=1).cuda()
-    report = []
-    with torch.no_grad():
-        for _ in range(3):
-            maps = features(torch.randn(1, 1, 24, 192, 192).cuda())
-            below = maps < 0
-            if fixed:
-                report.append((torch.where(below, maps, 0).sum() / below.sum()).item())
-            else:
-                report.append(maps[below].mean().item())
-    return len(report)
-
-
 class HookedAttention(nn.Module):
     def __init__(self, width, heads, n_ctx, own_mask):
         super().__init__()
@@ -816,8 +821,8 @@ class HookedAttention(nn.Module):
 
     def forward(self, x):
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        length = x.shape[1]
-        mask = self.mask[:length, :length] if self.own_mask else torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        n = x.shape[1]
+        mask = self.mask[:n, :n] if self.own_mask else torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
         scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
         return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
