@@ -26,7 +26,7 @@ def other(Pattern):
         row("einsum_of_four", "einsum_intermediate", r"matmul|@|order|opt_einsum|two at a time", "pytorch/pytorch#114943"),
         row("prompt_of_state_space_model", pairs, r"matmul|einsum|@|bmm", "huggingface/transformers#48978"),
         row("batches_from_generator", *evaluation, "pytorch/pytorch#31497"),
-        row("world_of_training_stays", "several_models", r"lru_cache|cache_clear", "facebookresearch/ParlAI#2487", memory=640),
+        row("world_of_training_stays", "several_models", r"lru_cache|cache_clear", "facebookresearch/ParlAI#2487", memory=760),
         row("gradients_of_each_task", "capacity", r"half|batch|accumul|checkpoint|autocast", "Cranial-XIX/CAGrad#2"),
         row("estimate_of_influence", "graph_of_earlier_steps", r"no_grad|detach", "nimarb/pytorch_influence_functions#6"),
         row("lists_of_encoders_deleted", "several_models", r"\bdel\b", "huggingface/diffusers#8511"),
@@ -36,7 +36,7 @@ def other(Pattern):
         row("states_of_all_layers_in_evaluation", "growing_buffer", r"\.cpu\(\)|output_hidden_states",
             "huggingface/transformers#20887"),
         # The copies refer to themselves.
-        row("snapshots_of_average", "reference_cycle", r"gc\.collect|weakref|state_dict", "lucidrains/ema-pytorch#35", memory=600),
+        row("snapshots_of_average", "reference_cycle", r"gc\.collect|weakref|state_dict", "lucidrains/ema-pytorch#35"),
         # A softmax whose argmax is that of its operand.
         row("labels_of_whole_body", "softmax_before_argmax", r"argmax|softmax", "lassoan/SlicerMONAIAuto3DSeg#98", memory=1300),
         row("samples_of_explainer", "batch_without_gradients", r"split|chunk|batch", "shap/shap#1977"),
