@@ -14,6 +14,7 @@ import sys
 
 from fresh_rows import fresh
 from harness import run_jobs
+from other_rows import other
 
 BARS = {"root": 0.9, "fix": 0.9}
 MOST_LINES = 24
@@ -249,10 +250,12 @@ def main():
     parser.add_argument("--new", action="store_true", help="the programs of new_threads.py")
     parser.add_argument("--newest", action="store_true", help="those of its end")
     parser.add_argument("--fresh", action="store_true", help="the programs of fresh_threads.py")
+    parser.add_argument("--other", action="store_true", help="the programs of other_threads.py")
     parser.add_argument("--no-cure", action="store_true", help="do not run the fixed programs")
     options = parser.parse_args()
-    listed = (fresh(Pattern) if options.fresh else newest_threads() if options.newest else new_threads() if options.new
-              else later_threads() if options.later else threads() if options.threads else patterns())
+    listed = (other(Pattern) if options.other else fresh(Pattern) if options.fresh else newest_threads() if options.newest
+              else new_threads() if options.new else later_threads() if options.later else threads() if options.threads
+              else patterns())
     if options.quick:
         listed = patterns() + threads() + later_threads()
     chosen = [p for p in listed if (p.quick or not options.quick) and options.k in p.function
