@@ -220,6 +220,8 @@ constexpr FixRow kFixes[] = {
      .group = "program",
      .cures_reason = true},
     {.id = "gradients_to_none", .label = "no gradients in the evaluation", .group = "grad", .cures_reason = true},
+    {.id = "freeze_the_rest", .label = "no gradients for what is not trained", .group = "grad", .cures_reason = true},
+    {.id = "autocast_here_too", .label = "autocast in the evaluation, too", .group = "autocast", .cures_reason = true},
     {.id = "one_graph_pool", .label = "one memory pool for all CUDA graphs", .group = "pools", .cures_reason = true},
     {.id = "fused_attention", .label = "fused attention (SDPA)", .group = "attention", .cures_reason = true},
     {.id = "class_indices", .label = "class indices in place of one-hot labels", .group = "loss", .cures_reason = true},

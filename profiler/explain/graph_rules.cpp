@@ -156,6 +156,7 @@ Found find_passes_without_backward(const ReasonFacts& facts) {
 Found find_passes_before_backward(const ReasonFacts& facts) {
   const Growth* growth = retained_graph(facts);
   if (growth == nullptr || facts.device.attribution.backward_bytes > 0 || !trains(facts)) return {};
+  if (growth->is_collected()) return {};  // its list is to blame, whether a backward pass is to come or not
   return Reason{.id = {},
                 .text = fmt::format("{} forward passes before the first backward: their graphs hold {} ({})",
                                     growth->last_step, with_unit(growth->grown_bytes), short_place(growth->held)),

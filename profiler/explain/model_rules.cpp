@@ -77,6 +77,17 @@ bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
   return referred * twins.models <= std::ssize(twins.parameters);
 }
 
+/// Names a cache of function results, where a variable leads to these models by one.
+std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::string& otherwise) {
+  const bool is_cached =
+      std::ranges::any_of(facts.device.referrers, [](const Referrer& one) { return has(one.variable, "lru_cache"); });
+  std::vector<std::string> lines{otherwise};
+  if (is_cached)
+    lines.insert(lines.begin(),
+                 "load_model.cache_clear()  # functools.lru_cache keeps what the function returned: or no cache");
+  return lines;
+}
+
 /// "AdamW" of "AdamW, group 1".
 std::string_view optimizer_of(const LiveBlock& block) { return block.group.substr(0, block.group.find(',')); }
 
@@ -91,7 +102,8 @@ Found find_several_models(const ReasonFacts& facts) {
                           twins->models, with_unit(twins->bytes)),
       .bytes = twins->bytes - twins->bytes / twins->models,
       .fix = "drop_models",
-      .how = {"del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then"}};
+      .how = lines_for_models(
+          facts, "del model, optimizer  # of one that is still needed: model.bfloat16(), or model.cpu() until then")};
 }
 
 Found find_models_in_cycles(const ReasonFacts& facts) {
@@ -112,17 +124,16 @@ Found find_weight_copies(const ReasonFacts& facts) {
   if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 8)) return {};
   if (!is_large(facts, goes_on ? std::max(bytes, parameters) : bytes, 0.15)) return {};
   if (goes_on) {
-    return Reason{
-        .id = {},
-        .text =
-            fmt::format("another model of the same layers goes to the GPU{}, while the one before is still there: {} "
-                        "beside {} of parameters",
-                        at(failed_in(facts)), with_unit(bytes), with_unit(parameters)),
-        .bytes = bytes,
-        .fix = "drop_models",
-        .how = {
-            "del model, optimizer  # before the next one goes to the GPU; of attributes: self.model = self.optimizer = "
-            "None; to keep it: model.cpu()"}};
+    return Reason{.id = {},
+                  .text = fmt::format(
+                      "another model of the same layers goes to the GPU{}, while the one before is still there: {} "
+                      "beside {} of parameters",
+                      at(failed_in(facts)), with_unit(bytes), with_unit(parameters)),
+                  .bytes = bytes,
+                  .fix = "drop_models",
+                  .how = lines_for_models(facts,
+                                          "del model, optimizer  # before the next one goes to the GPU; of attributes: "
+                                          "self.model = self.optimizer = None; to keep it: model.cpu()")};
   }
   return Reason{
       .id = {},
@@ -172,6 +183,24 @@ Found find_large_layer(const ReasonFacts& facts) {
                           weight->name.empty() ? "a weight" : weight->name, weight->shape, with_unit(weight->bytes)),
       .bytes = bytes,
       .fix = "smaller_layer"};
+}
+
+// requires_grad is true of every parameter that nobody sets it for, also of those that no optimizer was given.
+Found find_gradients_of_frozen(const ReasonFacts& facts) {
+  const Share trained =
+      sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::parameter && block.trained; });
+  const Share gradients =
+      sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::gradient; });
+  const int64_t needless = gradients.bytes - trained.bytes;
+  if (trained.count == 0 || facts.device.sharded || needless < trained.bytes || !is_large(facts, needless, 0.15))
+    return {};
+  return Reason{.id = {},
+                .text = fmt::format("parameters that no optimizer trains have gradients: {} for {} that are trained",
+                                    with_unit(gradients.bytes), with_unit(trained.bytes)),
+                .bytes = needless,
+                .fix = "freeze_the_rest",
+                .how = {"for p in model.parameters(): p.requires_grad_(False)  # before those that are trained: "
+                        "requires_grad_(True)"}};
 }
 
 Found find_model_states(const ReasonFacts& facts) {

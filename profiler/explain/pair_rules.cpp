@@ -205,6 +205,7 @@ bool enlarges(const Where& where) {
 /// A result of rows × rows: its shape, or only how many rows.
 struct Square {
   std::string text{};
+  bool has_width = false;  ///< [n, m, d], and not only [n, m]
   int64_t bytes = 0;
   bool batched = false;     ///< [batch, heads, n, n] of tensors with several columns
   bool of_columns = false;  ///< both operands have one column: [n, 1] and [n]
@@ -249,6 +250,7 @@ std::optional<Square> factor_rows(const std::vector<int64_t>& a, const std::vect
   for (const int64_t size : pairs) elements *= size;
   if (!is_of_size(bytes, elements)) return {};
   return Square{.text = "the result is " + text_of(pairs),
+                .has_width = width > 1,
                 .bytes = bytes,
                 .batched = a.size() > 2 && a.back() >= 16 && width == 1,
                 .of_columns = !of_product && a.back() == 1};  // else the result had the columns of b
@@ -332,6 +334,7 @@ std::optional<Square> factor_pair(const LiveBlock& a, const LiveBlock& b, int64_
     std::vector<int64_t> shape{rows->a, rows->b};
     if (rows->width > 1) shape.push_back(rows->width);
     return Square{.text = "the result is as large as " + text_of(shape),
+                  .has_width = rows->width > 1,
                   .bytes = bytes,
                   .of_columns = !of_product && rows->columns == 1};
   }
@@ -371,7 +374,8 @@ bool makes_attention_scores(const Where& where) {
               "aten::_safe_softmax", "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_attention_math"});
 }
 
-std::vector<std::string> lines_for_pairs(bool of_columns, bool is_batched) {
+std::vector<std::string> lines_for_pairs(const Square& square, const Where& where, bool of_product) {
+  const bool of_columns = square.of_columns && !of_product, is_batched = any_op(where, {"aten::bmm"});
   std::vector<std::string> lines{"parts = [f(part, b) for part in a.split(1024)]  # reduce each part before the next"};
   if (of_columns) {
     lines.insert(lines.begin(),
@@ -381,6 +385,10 @@ std::vector<std::string> lines_for_pairs(bool of_columns, bool is_batched) {
     lines.emplace_back(
         "y = F.scaled_dot_product_attention(q, k, v)  # if these are scores of attention: none are made");
   }
+  if (square.has_width && any_op(where, {"aten::mul"}))
+    lines.emplace_back("y = a @ b.T  # where products are summed afterwards: einsum and @ make none of them");
+  if (any_op(where, {"aten::einsum"}))
+    lines.emplace_back("y = a @ (b @ c)  # of three operands and more: in the order that stays small");
   return lines;
 }
 
@@ -426,13 +434,15 @@ Found find_all_pairs(const ReasonFacts& facts) {
   Square square = found ? factor_result(facts, *found, of_product) : Square{};
   if (square.text.empty() && found) square = factor_result(facts, *found, !of_product);
   if (square.text.empty() && !distances) return {};
+  const bool is_copied = maker != nullptr && any_op(*maker, {"aten::clone", "aten::contiguous", "aten::cat"});
+  if (is_copied && !square.has_width) return {};  // a copy of any matrix
   const Where& where = maker != nullptr ? *maker : failed->where;
   const std::string what = square.text.empty() ? "the result is" : square.text + ",";
   return Reason{.id = {},
                 .text = fmt::format("all pairs at once{}: {} rows × rows", at(where), what),
                 .bytes = found ? found->bytes : failed->requested_bytes,
                 .fix = "pairs_in_chunks",
-                .how = lines_for_pairs(square.of_columns && !of_product, any_op(failed->where, {"aten::bmm"}))};
+                .how = lines_for_pairs(square, failed->where, of_product)};
 }
 
 Found find_enlarged(const ReasonFacts& facts) {

@@ -57,36 +57,42 @@ bool is_loss_op(const Where& where) {
   return is_one_of(where.op, {"aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss"});
 }
 
-/// Of how many classes the losses choose, where shapes are known.
-std::set<int64_t> find_class_counts(const ReasonFacts& facts) {
-  constexpr int64_t kManyClasses = 256;
-  std::set<int64_t> counts;
+/// Tables of words, and what has a number for each of them.
+struct Vocabularies {
+  std::set<int64_t>
+      words{};  ///< first sizes of tall parameters: shapes of outputs are not known before a backward pass
+  std::set<int64_t> of_losses{};  ///< bytes of what a loss made of as many numbers as a smaller parameter has rows
+
+  /// Whole rows, many of them; or as many numbers as a loss made.
+  bool is_logits(int64_t bytes) const {
+    constexpr int64_t kFewRows = 64, kRounding = 512;
+    const auto is_near = [](int64_t a, int64_t b) { return std::abs(a - b) < kRounding; };
+    return std::ranges::any_of(
+               words,
+               [&](int64_t count) { return bytes >= kFewRows * count * 2 && bytes % (count * 2) < kRounding; }) ||
+           std::ranges::any_of(of_losses, [&](int64_t size) {
+             return is_near(bytes, size) || is_near(2 * bytes, size) || is_near(bytes, 2 * size);
+           });
+  }
+  bool empty() const { return words.empty() && of_losses.empty(); }
+};
+
+Vocabularies find_vocabularies(const ReasonFacts& facts) {
+  constexpr int64_t kManyWords = 8192, kManyClasses = 256;
+  Vocabularies found;
+  std::set<int64_t> rows;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const std::vector<int64_t> shape =
+        block.category == Category::parameter ? parse_shape(block.shape) : std::vector<int64_t>();
+    if (shape.empty()) continue;
+    if (shape[0] >= kManyClasses) rows.insert(shape[0]);
+    if (shape.size() == 2 && shape[0] >= kManyWords && shape[0] > 4 * shape[1]) found.words.insert(shape[0]);
+  }
   for (const LiveBlock& block : facts.device.state.blocks) {
     const std::vector<int64_t> shape = is_loss_op(block.made) ? parse_shape(block.shape) : std::vector<int64_t>();
-    if (!shape.empty() && shape.back() >= kManyClasses) counts.insert(shape.back());
+    if (!shape.empty() && rows.contains(shape.back())) found.of_losses.insert(block.requested_bytes);
   }
-  return counts;
-}
-
-/// The numbers of words: first sizes of tall parameters. Shapes of outputs are not known before a backward pass, sizes are.
-std::set<int64_t> find_vocabularies(const ReasonFacts& facts) {
-  constexpr int64_t kManyWords = 8192;
-  std::set<int64_t> words;
-  const std::set<int64_t> of_losses = find_class_counts(facts);
-  for (const LiveBlock& block : facts.device.state.blocks) {
-    if (block.category != Category::parameter) continue;
-    const std::vector<int64_t> shape = parse_shape(block.shape);
-    const bool is_tall = shape.size() == 2 && shape[0] >= kManyWords && shape[0] > 4 * shape[1];
-    if (is_tall || (!shape.empty() && of_losses.contains(shape[0]))) words.insert(shape[0]);
-  }
-  return words;
-}
-
-/// Whether so many bytes are whole rows of the vocabulary, many of them.
-bool is_rows_of_words(int64_t bytes, const std::set<int64_t>& vocabularies) {
-  constexpr int64_t kFewRows = 64, kRounding = 512;
-  return std::ranges::any_of(
-      vocabularies, [&](int64_t words) { return bytes >= kFewRows * words * 2 && bytes % (words * 2) < kRounding; });
+  return found;
 }
 
 bool records_graph(const ReasonFacts& facts) {
@@ -107,6 +113,14 @@ bool is_kept_by_graph(const ReasonFacts& facts, const Growth& growth) {
     return block.in_graph && block.made.op == growth.held.op && block.made.source == growth.held.source;
   });
   return in_graph && keeps_nodes(facts);
+}
+
+/// Whether it went as the error was raised: a list that an expression was filling had held it, which no variable refers to. Cycles stay.
+bool is_let_go(const ReasonFacts& facts, const Growth& growth) {
+  const auto is_of_growth = [&](const LiveBlock& block) { return block.made == growth.held || growth.has(block.made); };
+  const Share all = sum_blocks(facts, is_of_growth);
+  const Share gone = sum_blocks(facts, [&](const LiveBlock& block) { return block.let_go && is_of_growth(block); });
+  return gone.bytes * 2 > all.bytes;
 }
 
 /// The same where each step leaves one tensor behind: no variable refers to it, and one leads to as many nodes.
@@ -154,27 +168,34 @@ Reason inner_steps(const Growth& growth) {
               "weights = [w.detach().requires_grad_() for w in weights]  # where the steps before need no gradient"}};
 }
 
+std::vector<std::string> lines_for_graphs(const ReasonFacts& facts, const Growth& growth) {
+  if (!growth.is_collected()) return {"total += loss.item()  # of a tensor: loss.detach()"};
+  std::vector<std::string> lines{"kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"};
+  if (facts.device.attribution.backward_bytes == 0)
+    lines.emplace_back(
+        "loss.backward()  # in the loop, if these are losses to be added: gradients add up, as of the sum");
+  return lines;
+}
+
 /// The variable that leads to most nodes.
 std::string_view find_graph_variable(const ReasonFacts& facts) {
   const auto most = std::ranges::max_element(facts.device.referrers, {}, &Referrer::nodes);
   return most == facts.device.referrers.end() || most->nodes == 0 ? std::string_view() : most->variable;
 }
 
-/// Many equal tensors of one line, made before any module was called, of which no variable is known. Models on their way to the GPU may
-/// be in a list that is not finished, which no variable refers to yet.
+/// Many equal tensors of one line, made before any module was called, of which no variable is known.
 Found find_cycles_without_steps(const ReasonFacts& facts) {
   constexpr int64_t kMany = 8;
   if (!facts.device.looked_for_referrers || facts.device.state.step > 0) return {};
   std::map<std::tuple<std::string_view, std::string_view, int64_t>, int64_t> alike;
   for (const LiveBlock& block : facts.device.state.blocks) {
-    const bool may_be_cycle = !block.pending_free && !is_of_models(block.category);
+    const bool may_be_cycle = !block.pending_free && !block.let_go && !is_of_models(block.category);
     if (may_be_cycle && !block.made.source.empty()) ++alike[{block.made.op, block.made.source, block.bytes}];
   }
   const auto most = std::ranges::max_element(
       alike, {}, [](const auto& entry) { return entry.second * std::get<int64_t>(entry.first); });
   if (most == alike.end() || most->second < kMany) return {};
   const auto& [op, source, bytes] = most->first;
-  if (op == "aten::to" && op == failed_in(facts).op && source == failed_in(facts).source) return {};
   const auto known = std::ranges::count_if(facts.device.referrers, [&, op = op, source = source](const Referrer& one) {
     return one.made.op == op && one.made.source == source;
   });
@@ -191,6 +212,7 @@ Found find_create_graph(const ReasonFacts& facts) {
   if (growth == nullptr || growth->kind == GrowthKind::growing_buffer) return {};
   if (growth->is_referred()) return {};  // gradients that a variable of the program collects
   if (growth->held.node.empty()) return differentiates_steps(facts, *growth) ? inner_steps(*growth) : Found{};
+
   return Reason{
       .id = {},
       .text = fmt::format(
@@ -215,8 +237,7 @@ Found find_earlier_graphs(const ReasonFacts& facts) {
       .text = fmt::format("{} keeps the graph of each step{}, {}", keeps, at(growth->held), growing_text(*growth)),
       .bytes = growth->grown_bytes,
       .fix = "stop_growth",
-      .how = {growth->is_collected() ? "kept.append(x.detach())  # of a scalar: x.item(); on the host: x.detach().cpu()"
-                                     : "total += loss.item()  # of a tensor: loss.detach()"}};
+      .how = lines_for_graphs(facts, *growth)};
 }
 
 // What a program did not reach by its variables as it ended, though these were looked through: objects that refer to
@@ -226,7 +247,7 @@ Found find_reference_cycle(const ReasonFacts& facts) {
   if (growth == nullptr) return find_cycles_without_steps(facts);
   if (growth->kind == GrowthKind::growing_buffer || !growth->referrer.empty()) return {};
   if (!facts.device.looked_for_referrers || is_kept_by_graph(facts, *growth)) return {};
-  if (!growth->held.source.empty() && growth->held.source == failed_in(facts).source) return {};  // [f(x) for x in …]
+  if (is_let_go(facts, *growth)) return {};
   return reference_cycle("what stays of each step" + at(growth->held) + ", " + growing_text(*growth),
                          growth->grown_bytes);
 }
@@ -244,7 +265,8 @@ Found find_small_views(const ReasonFacts& facts) {
     bytes += referrer.bytes;
     storage_bytes += referrer.storage_bytes;
   }
-  if (views * 2 <= all) return {};
+  const bool keep_it_all = bytes * 2 > growth->grown_bytes;  // many parts of one tensor
+  if (views * 2 <= all || keep_it_all) return {};
   return Reason{.id = {},
                 .text = fmt::format("a view keeps its whole tensor: {} keeps {} parts, {} in all, of tensors of {}{}",
                                     growth->referrer.empty() ? "a variable" : growth->referrer, views, with_unit(bytes),
@@ -411,19 +433,20 @@ Found find_private_pools(const ReasonFacts& facts) {
 }
 
 Found find_logits(const ReasonFacts& facts) {
-  const std::set<int64_t> vocabularies = find_vocabularies(facts);
+  const Vocabularies vocabularies = find_vocabularies(facts);
   const Share logits = sum_blocks(facts, [&](const LiveBlock& block) {
-    return !is_of_models(block.category) && is_rows_of_words(block.requested_bytes, vocabularies);
+    return !is_of_models(block.category) && vocabularies.is_logits(block.requested_bytes);
   });
   const OutOfMemory* failed = failure(facts);
   const bool asks_for_more = failed != nullptr && failed->phase != Phase::optimizer &&
-                             (is_loss_op(failed->where) || is_rows_of_words(failed->requested_bytes, vocabularies));
+                             (is_loss_op(failed->where) || vocabularies.is_logits(failed->requested_bytes));
   const int64_t bytes = logits.bytes + (asks_for_more ? requested_bytes(facts) : 0);
   if (logits.count == 0 && failed != nullptr && !makes_logits(failed->where)) return {};  // as many rows as words
   if (vocabularies.empty() || !is_large(facts, bytes, 0.4)) return {};
   const Where& made = logits.largest != nullptr ? logits.largest->made : failed->where;
-  const std::string text = fmt::format("logits over a vocabulary of {}{}, and copies of them: {}",
-                                       *vocabularies.rbegin(), at(made), with_unit(bytes));
+  const std::string words =
+      vocabularies.words.empty() ? "many classes" : fmt::format("a vocabulary of {}", *vocabularies.words.rbegin());
+  const std::string text = fmt::format("logits over {}{}, and copies of them: {}", words, at(made), with_unit(bytes));
   const bool learns = trains(facts) || facts.device.attribution.backward_bytes > 0 || records_graph(facts);
   if (!learns) return Reason{.id = {}, .text = text, .bytes = bytes, .fix = "logits_in_parts"};
   return Reason{

@@ -39,6 +39,8 @@ Found find_enlarged(const ReasonFacts& facts);
 Found find_dense_matrix(const ReasonFacts& facts);
 Found find_weight_copies(const ReasonFacts& facts);
 Found find_large_layer(const ReasonFacts& facts);
+Found find_gradients_of_frozen(const ReasonFacts& facts);
+Found find_not_under_autocast(const ReasonFacts& facts);
 Found find_model_states(const ReasonFacts& facts);
 Found find_reference_cycle(const ReasonFacts& facts);
 

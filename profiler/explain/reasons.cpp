@@ -326,6 +326,8 @@ constexpr ReasonRow kReasons[] = {
     {"several_models", find_several_models},
     {"several_models", find_weight_copies},
     {"gradients_kept", find_kept_gradients},
+    {"gradients_of_frozen", find_gradients_of_frozen},
+    {"not_under_autocast", find_not_under_autocast},
     {"data_on_gpu", find_data_on_card},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},

@@ -23,8 +23,15 @@ bool is_masks_of(int64_t zeros_bytes, const LiveBlock& labels) {
   return classes >= kFewClasses && classes <= kManyClasses;
 }
 
+bool learns(const ReasonFacts& facts) {
+  const auto& step = facts.device.step_allocations.blocks;
+  return trains(facts) || facts.device.attribution.backward_bytes > 0 ||
+         std::ranges::any_of(step, [](const StepAllocation& block) { return block.in_graph; });
+}
+
 bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
   if (is_one_of(made.op, {"aten::one_hot"})) return true;
+  if (!learns(facts)) return false;  // masks of zeros are for a loss
   if (!is_one_of(made.op, {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::scatter"})) return false;
   return std::ranges::any_of(facts.device.state.blocks,
                              [&](const LiveBlock& block) { return is_masks_of(bytes, block); });
@@ -144,6 +151,29 @@ Found find_large_buffers(const ReasonFacts& facts) {
       .bytes = buffers.bytes,
       .fix = "stay_sparse",
       .how = {"x[senders]  # by an index for each row, in place of matrix @ x; or torch.sparse.mm(matrix, x)"}};
+}
+
+// Training computes in half precision, and what comes after it does not.
+Found find_not_under_autocast(const ReasonFacts& facts) {
+  const OutOfMemory* failed = failure(facts);
+  if (failed == nullptr || failed->where.module.empty() || builds_graph(facts).value_or(true)) return {};
+  const auto is_cast = [](const StepAllocation& block) { return !block.made.autocast.empty(); };
+  const bool has_cast = std::ranges::any_of(facts.device.complete.blocks, is_cast);
+  const bool casts =
+      !failed->where.autocast.empty() || std::ranges::any_of(facts.device.step_allocations.blocks, is_cast);
+  const Share work = sum_blocks(facts, [](const LiveBlock& block) {
+    return block.category == Category::output || block.category == Category::temporary;
+  });
+  const int64_t bytes = work.bytes + failed->requested_bytes;
+  if (!has_cast || casts || !is_large(facts, bytes)) return {};
+  return Reason{.id = {},
+                .text = fmt::format(
+                    "training runs under autocast, and this part does not: {} in full precision at layer '{}' ({})",
+                    with_unit(bytes), failed->where.module, short_place(failed->where)),
+                .bytes = bytes / 2,
+                .fix = "autocast_here_too",
+                .how = {"with torch.no_grad(), torch.autocast(\"cuda\", torch.float16):  # around the evaluation, as "
+                        "around training"}};
 }
 
 // A program that never trains, or the evaluation of one that does, where a layer's outputs are as large as all else.

@@ -63,6 +63,7 @@ struct LiveBlock {
   uint32_t step = 0;              ///< in which it was allocated; 0 before the first one, and where it is not known
   bool pending_free = false;      ///< freed, but another stream still uses it; no category
   bool before_recording = false;  ///< allocated before recording began: by whom is not known
+  bool let_go = false;            ///< freed after the failure, before the program's variables were looked through
   Where made{};
   std::string_view name{};   ///< of a parameter or buffer
   std::string_view shape{};  ///< "[64, 32] float32", or empty

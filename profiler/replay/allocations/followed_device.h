@@ -42,6 +42,7 @@ struct FollowedDevice {
   StepCollector step{};      ///< DeviceHistory::step_allocations
   StepCollector complete{};  ///< likewise
   std::vector<ReferrerEvents> referrers{};
+  uint64_t searched_at = kNoEvent;  ///< index of the first of these
 };
 
 }  // namespace oomdiag

@@ -50,7 +50,9 @@ void describe_non_pytorch(const Trace& trace, const FollowedDevice& measured, in
 }
 
 // The blocks of a live set, as people read about them, by address.
-std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& followed, const LiveSet& live_set) {
+std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& followed,
+                                       const FollowedDevice& device) {
+  const LiveSet& live_set = device.live_set;
   const AllocationReader reader(trace, followed.nodes, followed.table, live_set.allocations, live_set.observed);
   std::vector<LiveBlock> blocks;
   for (size_t b = 0; b < live_set.blocks.size(); ++b) {
@@ -67,6 +69,7 @@ std::vector<LiveBlock> describe_blocks(const Trace& trace, const FollowedTrace& 
                       .step = allocation.step,
                       .pending_free = block.state == Block::State::pending_free,
                       .before_recording = !allocation.is_known(),
+                      .let_go = device.searched_at != kNoEvent && allocation.died < device.searched_at,
                       .made = reader.made_of(allocation),
                       .name = name.empty() && !allocation.is_known() ? "before recording" : name,
                       .shape = trace.name(allocation.shape_or_saved(saving_nodes)),
@@ -92,7 +95,7 @@ MemoryState read_moment(const Trace& trace, const FollowedTrace& followed, const
                     .pending_free_bytes = live_set.pending_bytes,
                     .reserved_bytes = live_set.reserved_bytes,
                     .saved_by_likeness = live_set.saved_by_likeness,
-                    .blocks = describe_blocks(trace, followed, live_set),
+                    .blocks = describe_blocks(trace, followed, measured),
                     .segments = live_set.segments};
   if (point.event < trace.events.size() && (history.failure || !history.peak.at_start)) {
     state.time_ns = trace.time_ns(trace.events[point.event]);
@@ -113,7 +116,7 @@ std::vector<LiveBlock> read_last_walk(const Trace& trace) {
       StatePoint{.event = traversal, .state_end = traversal, .description_end = trace.events.size(), .failed = true});
   std::vector<LiveBlock> saved;
   for (const FollowedDevice& device : followed.devices) {
-    for (LiveBlock& block : describe_blocks(trace, followed, device.live_set)) {
+    for (LiveBlock& block : describe_blocks(trace, followed, device)) {
       block.bytes = block.requested_bytes;
       if (!block.saved_by.empty()) saved.push_back(std::move(block));
     }
