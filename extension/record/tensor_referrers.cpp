@@ -33,12 +33,22 @@ const torch::autograd::Node* grad_fn_of(const c10::TensorImpl& tensor) {
 void TensorReferrers::write() {
   if (api_.type_slot == nullptr || api_.is_tracked == nullptr) return;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kMaxMilliseconds);
+  write_beginning();
   add_modules();
   add_traceback();
   for (uint32_t index = 0; index < reached_.size() && written_ < kMaxEvents; ++index) {
     if (index % 64 == 0 && std::chrono::steady_clock::now() > end) return;
     write_tensor(index);
     if (reached_.size() < kMaxObjects) follow(index);
+  }
+}
+
+// What was freed before is nobody's.
+void TensorReferrers::write_beginning() {
+  for (uint32_t device = 0; device < session().device_count; ++device) {
+    Event event = thread_state().event(EventKind::referrer);
+    event.device = static_cast<uint8_t>(device);
+    session().writer().write(event);
   }
 }
 
@@ -166,6 +176,9 @@ std::string TensorReferrers::name_of(uint32_t index) const {
   uint32_t holder = way.back();
   for (size_t i = way.size() - 1; i-- > 0;) {
     const PythonObject parent = reached_[way[i + 1]].object;
+    if (reader_.type_name(parent) == "_lru_cache_wrapper") {
+      return "lru_cache of '" + named + "' in " + place;
+    }
     const std::string step = name_of_step(way[i]);
     const bool is_of_frame = reader_.type_name(parent) == "frame";
     if (is_of_frame) {

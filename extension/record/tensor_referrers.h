@@ -51,6 +51,7 @@ class TensorReferrers {
     std::string name, place;  ///< "train.py", or "main (train.py:17)"
   };
 
+  void write_beginning();
   void add_modules();
   std::string program() const;
   void add_traceback();

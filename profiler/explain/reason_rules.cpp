@@ -265,7 +265,9 @@ Found find_small_views(const ReasonFacts& facts) {
     bytes += referrer.bytes;
     storage_bytes += referrer.storage_bytes;
   }
-  const bool keep_it_all = bytes * 2 > growth->grown_bytes;  // many parts of one tensor
+  constexpr int64_t kManyParts = 8;  // of one tensor: together they are most of it
+  const int64_t tensors = growth->places.empty() ? 0 : growth->places.front().blocks;
+  const bool keep_it_all = bytes * 2 > growth->grown_bytes || (tensors > 0 && views > kManyParts * tensors);
   if (views * 2 <= all || keep_it_all) return {};
   return Reason{.id = {},
                 .text = fmt::format("a view keeps its whole tensor: {} keeps {} parts, {} in all, of tensors of {}{}",

@@ -157,7 +157,7 @@ Found find_large_buffers(const ReasonFacts& facts) {
 Found find_not_under_autocast(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr || failed->where.module.empty() || builds_graph(facts).value_or(true)) return {};
-  const auto is_cast = [](const StepAllocation& block) { return !block.made.autocast.empty(); };
+  const auto is_cast = [](const StepAllocation& block) { return block.is_of_step() && !block.made.autocast.empty(); };
   const bool has_cast = std::ranges::any_of(facts.device.complete.blocks, is_cast);
   const bool casts =
       !failed->where.autocast.empty() || std::ranges::any_of(facts.device.step_allocations.blocks, is_cast);

@@ -114,10 +114,10 @@ void DeviceFollower::read_layout(const Event& event, uint64_t index) {
 }
 
 void DeviceFollower::note(const Event& event, uint64_t index) {
-  if (event.address == 0) return;  // it is about a refusal
+  if (event.kind == EventKind::referrer) result_.searched_at = std::min(result_.searched_at, index);
+  if (event.address == 0) return;  // it is about a refusal, or a search begins
   uint32_t id = find(blocks_.find(event.address), event.address);
   if (event.kind == EventKind::referrer) {
-    result_.searched_at = std::min(result_.searched_at, index);
     if (id != AllocationTable::kNone) {
       result_.referrers.push_back({pass_.table[id].maker, event.detail, event.call_id, event.bytes});
     }

@@ -499,6 +499,40 @@ TEST_CASE("buffers that are most of all may be matrices of zeros and ones", "[ex
   CHECK(reason_of(refused({buffer, kept_activation(400_MiB, 4)})) != "dense_matrix");
 }
 
+TEST_CASE("gradients of what no optimizer trains are named where they are more than those that are needed",
+          "[explain][reasons]") {
+  LiveBlock trained = parameter("lora.weight", true), frozen = parameter("base.weight", false);
+  frozen.bytes = 100_MiB;
+  LiveBlock gradient{.bytes = 100_MiB, .category = Category::gradient};
+  CHECK(reason_of(refused({trained, frozen, gradient})) == "gradients_of_frozen");
+  trained.bytes = 90_MiB;
+  CHECK(reason_of(refused({trained, frozen, gradient})) != "gradients_of_frozen");
+}
+
+TEST_CASE("an evaluation without the autocast of training is named", "[explain][reasons]") {
+  DeviceHistory device = refused({{.bytes = 100_MiB, .category = Category::output}});
+  device.failure->where = {.op = "aten::conv2d", .module = "net", .source = "valid.py:3"};
+  StepAllocation made = graph_block("net", 1_MiB);
+  made.in_graph = false;
+  device.step_allocations = {.step = 5, .blocks = {made}};
+  made.made.autocast = "float16";
+  device.complete = {.step = 4, .blocks = {made}};
+  CHECK(reason_of(device) == "not_under_autocast");
+  device.step_allocations.blocks.push_back(made);
+  CHECK(reason_of(device) != "not_under_autocast");
+}
+
+TEST_CASE("a cache of a function's results is named where it keeps models", "[explain][reasons]") {
+  LiveBlock weight = parameter("0.weight", true);
+  weight.bytes = 50_MiB;
+  DeviceHistory device = refused({weight, weight});
+  device.referrers = {{.variable = "lru_cache of 'load' in train.py"}};
+  const auto reason = find_reason({.device = device, .growths = {}});
+  REQUIRE(reason);
+  CHECK(reason->id == "several_models");
+  CHECK(reason->how.front().find("cache_clear()") != std::string::npos);
+}
+
 TEST_CASE("a model is too large by itself, or by one layer", "[explain][reasons]") {
   LiveBlock weight = parameter("0.weight", true);
   weight.bytes = weight.requested_bytes = 150_MiB;
