@@ -118,6 +118,26 @@ int64_t launches_of(const MeteredOperator& metered, WorkKind kind) {
   return std::max<int64_t>(1, (metered.inputs[0].count + kTensorsOfLaunch - 1) / kTensorsOfLaunch);
 }
 
+/// Whether batch normalization takes its statistics from the batch: its first flag says so; cuDNN's backward has none.
+bool is_in_training(const MeteredOperator& metered) {
+  const auto is_number = [](const WorkValue& value) { return value.kind == WorkValue::Kind::number; };
+  const auto flag = std::ranges::find_if(metered.inputs, is_number);
+  return flag == metered.inputs.end() || flag->values[0] != 0;
+}
+
+/// [N, C, ...], of which C are the channels. Inference has one kernel over all elements.
+std::optional<ChannelBlocks> channel_blocks_of(const MeteredOperator& metered) {
+  const std::string_view name = metered.name;
+  const bool is_cudnn = name.starts_with("aten::cudnn_batch_norm");
+  if (!is_cudnn && !name.starts_with("aten::native_batch_norm")) return std::nullopt;
+  if (!is_in_training(metered)) return std::nullopt;
+  const auto input = std::ranges::find_if(metered.inputs, [](const WorkValue& value) { return value.values.size() > 1; });
+  if (input == metered.inputs.end() || !input->is_tensor() || input->values[1] == 0) return std::nullopt;
+  int64_t elements = 1;
+  for (const int64_t size : input->values) elements *= size;
+  return ChannelBlocks{.channels = input->values[1], .elements = elements / input->values[1], .of_cudnn = is_cudnn};
+}
+
 }  // namespace
 
 std::string_view name_of(WorkPrecision precision) {
@@ -160,6 +180,7 @@ OperatorWork work_of(const MeteredOperator& metered) {
   work.precision = precision_of(metered);
   work.memory_bytes = memory_bytes_of(metered);
   if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
+  work.channel_blocks = channel_blocks_of(metered);
   work.launches = launches_of(metered, work.kind);
   return work;
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -36,6 +37,12 @@ enum class WorkKind {
 inline constexpr size_t kWorkKinds = 15;
 std::string_view name_of(WorkKind kind);
 
+/// Kernels of batch normalization in training: each thread block works on one channel, whatever the number of channels.
+struct ChannelBlocks {
+  int64_t channels = 0, elements = 0;  ///< of a channel
+  bool of_cudnn = false;               ///< or PyTorch's own
+};
+
 /// What one call does.
 struct OperatorWork {
   WorkKind kind = WorkKind::other;
@@ -44,6 +51,7 @@ struct OperatorWork {
   std::vector<MatrixProduct> products{};
   int64_t memory_bytes = 0;  ///< each input is read once, each output written once
   int64_t bus_bytes = 0;     ///< between host and GPU
+  std::optional<ChannelBlocks> channel_blocks{};
   int64_t launches = 0;      ///< one, or one of each tensor of a list
   bool is_metered = true;    ///< false: it computes products of which there is no rule
 

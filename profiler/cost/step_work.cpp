@@ -25,12 +25,17 @@ void add(StepWork& step, const MeteredOperator& metered, const DeviceRates* rate
   if (!work.is_metered) step.not_metered += metered.count;
   const int64_t flops = work.flops() * metered.count;
   step.flops[static_cast<size_t>(work.precision)] += flops;
-  const int64_t rate = rates != nullptr ? rates->flops[static_cast<size_t>(work.precision)] : 0;
-  if (rate > 0) step.peak_compute_ns += 1e9 * static_cast<double>(flops) / static_cast<double>(rate);
+  if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
     add(*sum, work, time, metered.count);
   }
   if (metered.phase == "forward") add(step.forward[metered.module], work, time, metered.count);
+}
+
+void add(StepWork& step, const HostCalls& calls) {
+  const double ns = host_ns(calls.phase, calls.count);
+  for (WorkSum* sum : {&step.all, &step.phases[calls.phase], &step.modules[calls.module]}) sum->host_ns += ns;
+  if (calls.phase == "forward") step.forward[calls.module].host_ns += host_ns("recomputation", calls.count);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.
@@ -51,10 +56,14 @@ BoundBy WorkSum::bound_by() const {
 std::optional<StepWork> work_of_last_step(const MeteredRun& run, const DeviceRates* rates, bool ended) {
   StepWork step{.step = find_last_step(run), .has_time = rates != nullptr};
   if (step.step == 0 && (run.steps > 0 || !ended)) return std::nullopt;
+  const auto is_of_it = [&step](const auto& line) {
+    return line.phase != "setup" && (step.step == 0 || line.step == step.step);
+  };
   for (const MeteredOperator& metered : run.operators) {
-    const bool is_of_it =
-        step.step == 0 ? metered.phase != "setup" : metered.step == step.step && metered.phase != "setup";
-    if (is_of_it) add(step, metered, rates);
+    if (is_of_it(metered)) add(step, metered, rates);
+  }
+  for (const HostCalls& calls : run.host_calls) {
+    if (is_of_it(calls)) add(step, calls);
   }
   return step;
 }
