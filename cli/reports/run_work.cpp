@@ -27,22 +27,17 @@ std::string gpu_of(const Report& report) {
 
 std::string nanoseconds(double ns) { return fmt::format("{:.0f}", ns); }
 
-/// What the host submits: no work of the GPU.
-std::string csv_row(const HostCalls& calls, const Trace& trace) {
-  return fmt::format("{},{},\"{}\",calls,host,,,{},0,0,0,0,1,0,0,0,0,{}\n", calls.step, calls.phase,
-                     trace.name(calls.module), calls.count, nanoseconds(host_ns(calls.phase, calls.count)));
-}
-
 std::string csv_row(const MeteredOperator& metered, const Trace& trace, const std::optional<DeviceRates>& rates) {
   const OperatorWork work = work_of(metered);
   const auto peak = rates ? peak_time(work, *rates) : std::nullopt;
   const auto time = rates ? modelled_time(work, *rates) : std::nullopt;
-  return fmt::format("{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", metered.step, metered.phase,
+  return fmt::format("{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", metered.step, metered.phase,
                      trace.name(metered.module), metered.name, name_of(work.kind), name_of(work.precision),
-                     rates ? name_of(family_of(work, *rates)) : "", metered.count, work.flops(), work.memory_bytes, work.bus_bytes, work.launches,
-                     work.is_metered ? 1 : 0, peak ? nanoseconds(peak->compute_ns) : "",
-                     peak ? nanoseconds(peak->memory_ns) : "", peak ? nanoseconds(peak->bus_ns) : "",
-                     peak ? nanoseconds(peak->channel_ns) : "", time ? nanoseconds(time->ns) : "");
+                     rates ? name_of(family_of(work, *rates)) : "", metered.count, work.flops(), work.memory_bytes,
+                     work.bus_bytes, work.launches, work.tensors, work.is_metered ? 1 : 0,
+                     peak ? nanoseconds(peak->compute_ns) : "", peak ? nanoseconds(peak->memory_ns) : "",
+                     peak ? nanoseconds(peak->bus_ns) : "", peak ? nanoseconds(peak->channel_ns) : "",
+                     time ? nanoseconds(time->ns) : "");
 }
 
 }  // namespace
@@ -90,10 +85,10 @@ std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, c
   if (!device.empty() && !rates)
     throw Error(ErrorKind::usage, fmt::format("--device {} is no card", device), "see: oomdiag devices");
   std::string text =
-      "step,phase,module,operator,kind,dtype,family,calls,flops,memory_bytes,bus_bytes,launches,metered,compute_ns,memory_ns,"
+      "step,phase,module,operator,kind,dtype,family,calls,flops,memory_bytes,bus_bytes,launches,tensors,metered,"
+      "compute_ns,memory_ns,"
       "bus_ns,channel_ns,modelled_ns\n";
   for (const MeteredOperator& metered : run->operators) text += csv_row(metered, trace, rates);
-  for (const HostCalls& calls : run->host_calls) text += csv_row(calls, trace);
   return text;
 }
 

@@ -71,9 +71,6 @@ WorkMeter& work_meter() {
   return *instance;
 }
 
-/// The name of a line that counts all calls, metered or not, but for those inside of metered ones.
-constexpr std::string_view kHostCalls = "calls";
-
 /// Of the newest steps; two are kept whatever they have.
 constexpr size_t kKeptLines = 1 << 16;
 
@@ -210,14 +207,24 @@ void claim_nodes_for_module(MeteredThread& thread) {
   for (uint64_t number = first; number < next; ++number) all.module_of_node[{id, number}] = thread.module;
 }
 
-std::string begin_line(const PhaseAndModule& place, std::string_view name) {
-  return std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + std::string(name) + '\t';
-}
-
-std::string describe_begin(const at::RecordFunction& call, const PhaseAndModule& place) {
-  std::string text = begin_line(place, call.name());
+std::string describe_begin(const at::RecordFunction& call, const ThreadState& state) {
+  const PhaseAndModule place = locate(state);
+  std::string text = std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + call.name() + '\t';
   for (const c10::IValue& value : call.inputs()) append_value(text, value);
   return text;
+}
+
+std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction& call) {
+  MeteredThread& thread = metered_thread();
+  if (thread.open.call != nullptr || !recording()) return nullptr;
+  const bool in_backward = torch::autograd::get_current_node() != nullptr;
+  if (!in_backward) claim_nodes_for_module(thread);
+  thread.module = thread_state().place.now().context.module;
+  if (kind_of_call(call) != CallKind::metered || is_cast_first(call)) return nullptr;
+  thread.open = {.call = &call,
+                 .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
+                 .text = describe_begin(call, thread_state())};
+  return nullptr;
 }
 
 uint32_t steps_over() {
@@ -258,21 +265,6 @@ void count_call(std::string text) {
     all.lines -= all.steps.begin()->second.size();
     all.steps.erase(all.steps.begin());
   }
-}
-
-std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction& call) {
-  MeteredThread& thread = metered_thread();
-  if (thread.open.call != nullptr || !recording()) return nullptr;
-  const bool in_backward = torch::autograd::get_current_node() != nullptr;
-  if (!in_backward) claim_nodes_for_module(thread);
-  thread.module = thread_state().place.now().context.module;
-  const PhaseAndModule place = locate(thread_state());
-  count_call(begin_line(place, kHostCalls) + " >");
-  if (kind_of_call(call) != CallKind::metered || is_cast_first(call)) return nullptr;
-  thread.open = {.call = &call,
-                 .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
-                 .text = describe_begin(call, place)};
-  return nullptr;
 }
 
 void end_metered_call(const at::RecordFunction& call, at::ObserverContext*) {

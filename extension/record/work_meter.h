@@ -15,8 +15,7 @@ inline constexpr char kWorkFile[] = "work";
 ///
 /// where `module` is the id of a name in the trace, and values lie apart by blanks: a tensor "Float:4:8x3x14x14" (dtype, bytes of an
 /// element, shape; "@host" after it where it is not on a GPU), a list of tensors "list:dtype:count:bytes:elements of those with two
-/// dimensions and more", a number or bool "i:5", bools "m:110", anything else "-". The operator "calls" counts
-/// the calls that the host made: of metered operators, of views, and of operators that are made of others. Call it once, while recording.
+/// dimensions and more", a number or bool "i:5", bools "m:110", anything else "-". Call it once, while recording.
 void start_work_meter(const std::filesystem::path& file);
 
 }  // namespace oomdiag

@@ -91,18 +91,11 @@ MeteredOperator parse_metered_operator(std::string_view line) {
 }
 
 MeteredRun parse_metered_run(std::string_view text) {
-  constexpr std::string_view kSteps = "steps\t", kHostCalls = "calls";
+  constexpr std::string_view kSteps = "steps\t";
   const auto lines = split(text, '\n');
   if (lines.empty() || !lines[0].starts_with(kSteps)) refuse(text.substr(0, 40));
   MeteredRun run{.steps = parse_integer(lines[0].substr(kSteps.size()))};
-  for (size_t i = 1; i < lines.size(); ++i) {
-    MeteredOperator one = parse_metered_operator(lines[i]);
-    if (one.name == kHostCalls) {
-      run.host_calls.push_back({.step = one.step, .phase = one.phase, .module = one.module, .count = one.count});
-    } else {
-      run.operators.push_back(std::move(one));
-    }
-  }
+  for (size_t i = 1; i < lines.size(); ++i) run.operators.push_back(parse_metered_operator(lines[i]));
   return run;
 }
 

@@ -31,14 +31,6 @@ struct MeteredOperator {
   std::vector<WorkValue> inputs{}, outputs{};
 };
 
-/// Calls of operators that the host made in a phase of a step: metered ones, views, and those made of others.
-struct HostCalls {
-  int64_t step = 0;
-  std::string phase{};
-  uint32_t module = 0;
-  int64_t count = 0;
-};
-
 /// A line of a meter's file. Throws Error(ErrorKind::input) if it is none.
 MeteredOperator parse_metered_operator(std::string_view line);
 
@@ -46,7 +38,6 @@ MeteredOperator parse_metered_operator(std::string_view line);
 struct MeteredRun {
   int64_t steps = 0;  ///< that were over
   std::vector<MeteredOperator> operators{};
-  std::vector<HostCalls> host_calls{};
 };
 
 /// Throws Error(ErrorKind::input) if `text` is no meter's file.

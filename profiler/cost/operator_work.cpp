@@ -102,20 +102,33 @@ bool reads_what_it_writes(std::string_view name) {
                    {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::nll_loss_forward"});
 }
 
+/// What kernels over lists of tensors write in place, which they do not return: the first list, or all but the gradients.
+int64_t bytes_written_in_lists(const MeteredOperator& metered) {
+  const std::string_view name = metered.name;
+  const bool is_fused = name.starts_with("aten::_fused_");
+  if (!name.ends_with('_') || (!is_fused && !name.starts_with("aten::_foreach_"))) return 0;
+  int64_t sum = 0;
+  for (size_t i = 0; i < metered.inputs.size(); ++i) {
+    const bool is_written = is_fused ? i != 1 : i == 0;
+    if (is_written && metered.inputs[i].kind == WorkValue::Kind::list) sum += metered.inputs[i].bytes;
+  }
+  return sum;
+}
+
 int64_t memory_bytes_of(const MeteredOperator& metered) {
   const int64_t read = bytes_on_gpu(metered.inputs), written = bytes_on_gpu(metered.outputs);
   const int64_t first = metered.inputs.empty() || metered.inputs[0].on_host ? 0 : metered.inputs[0].bytes;
   if (writes_self_only(metered.name)) return read - first + written;
   if (reads_what_it_writes(metered.name)) return read - first + 2 * written;
-  return read + written;
+  return read + written + bytes_written_in_lists(metered);
 }
 
 /// Lists of tensors are worked on by few kernels: PyTorch's multi-tensor kernels take 30 to 110 tensors each, by how many lists there
 /// are (ATen/native/cuda/MultiTensorApply.cuh, depth_to_max_tensors).
-int64_t launches_of(const MeteredOperator& metered, WorkKind kind) {
+int64_t launches_of(const OperatorWork& work) {
   constexpr int64_t kTensorsOfLaunch = 30;
-  if (kind != WorkKind::optimizer || metered.inputs.empty()) return 1;
-  return std::max<int64_t>(1, (metered.inputs[0].count + kTensorsOfLaunch - 1) / kTensorsOfLaunch);
+  if (work.kind != WorkKind::optimizer) return 1;
+  return (work.tensors + kTensorsOfLaunch - 1) / kTensorsOfLaunch;
 }
 
 /// Whether batch normalization takes its statistics from the batch: its first flag says so; cuDNN's backward has none.
@@ -131,7 +144,8 @@ std::optional<ChannelBlocks> channel_blocks_of(const MeteredOperator& metered) {
   const bool is_cudnn = name.starts_with("aten::cudnn_batch_norm");
   if (!is_cudnn && !name.starts_with("aten::native_batch_norm")) return std::nullopt;
   if (!is_in_training(metered)) return std::nullopt;
-  const auto input = std::ranges::find_if(metered.inputs, [](const WorkValue& value) { return value.values.size() > 1; });
+  const auto input =
+      std::ranges::find_if(metered.inputs, [](const WorkValue& value) { return value.values.size() > 1; });
   if (input == metered.inputs.end() || !input->is_tensor() || input->values[1] == 0) return std::nullopt;
   int64_t elements = 1;
   for (const int64_t size : input->values) elements *= size;
@@ -181,7 +195,8 @@ OperatorWork work_of(const MeteredOperator& metered) {
   work.memory_bytes = memory_bytes_of(metered);
   if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
   work.channel_blocks = channel_blocks_of(metered);
-  work.launches = launches_of(metered, work.kind);
+  if (!metered.inputs.empty()) work.tensors = std::max<int64_t>(1, metered.inputs[0].count);
+  work.launches = launches_of(work);
   return work;
 }
 

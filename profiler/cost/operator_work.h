@@ -52,8 +52,9 @@ struct OperatorWork {
   int64_t memory_bytes = 0;  ///< each input is read once, each output written once
   int64_t bus_bytes = 0;     ///< between host and GPU
   std::optional<ChannelBlocks> channel_blocks{};
-  int64_t launches = 0;      ///< one, or one of each tensor of a list
-  bool is_metered = true;    ///< false: it computes products of which there is no rule
+  int64_t launches = 0;    ///< one, or one of each tensor of a list
+  int64_t tensors = 1;     ///< of the first input, where that is a list
+  bool is_metered = true;  ///< false: it computes products of which there is no rule
 
   int64_t flops() const;
 };

@@ -7,11 +7,13 @@
 namespace oomdiag {
 namespace {
 
-void add(WorkSum& sum, const OperatorWork& work, const std::optional<ModelledTime>& time, int64_t count) {
+void add(WorkSum& sum, std::string_view phase, const OperatorWork& work, const std::optional<ModelledTime>& time,
+         int64_t count) {
   sum.flops += work.flops() * count;
   sum.memory_bytes += (work.bus_bytes > 0 ? 0 : work.memory_bytes) * count;
   sum.bus_bytes += work.bus_bytes * count;
   sum.launches += work.launches * count;
+  sum.host_ns += host_ns(phase, work) * static_cast<double>(count);
   if (!time) return;
   const double ns = time->ns * static_cast<double>(count);
   sum.time_ns += ns;
@@ -27,15 +29,10 @@ void add(StepWork& step, const MeteredOperator& metered, const DeviceRates* rate
   step.flops[static_cast<size_t>(work.precision)] += flops;
   if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add(*sum, work, time, metered.count);
+    add(*sum, metered.phase, work, time, metered.count);
   }
-  if (metered.phase == "forward") add(step.forward[metered.module], work, time, metered.count);
-}
-
-void add(StepWork& step, const HostCalls& calls) {
-  const double ns = host_ns(calls.phase, calls.count);
-  for (WorkSum* sum : {&step.all, &step.phases[calls.phase], &step.modules[calls.module]}) sum->host_ns += ns;
-  if (calls.phase == "forward") step.forward[calls.module].host_ns += host_ns("recomputation", calls.count);
+  if (metered.phase != "forward") return;
+  add(step.forward[metered.module], "recomputation", work, time, metered.count);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.
@@ -56,14 +53,10 @@ BoundBy WorkSum::bound_by() const {
 std::optional<StepWork> work_of_last_step(const MeteredRun& run, const DeviceRates* rates, bool ended) {
   StepWork step{.step = find_last_step(run), .has_time = rates != nullptr};
   if (step.step == 0 && (run.steps > 0 || !ended)) return std::nullopt;
-  const auto is_of_it = [&step](const auto& line) {
-    return line.phase != "setup" && (step.step == 0 || line.step == step.step);
-  };
   for (const MeteredOperator& metered : run.operators) {
-    if (is_of_it(metered)) add(step, metered, rates);
-  }
-  for (const HostCalls& calls : run.host_calls) {
-    if (is_of_it(calls)) add(step, calls);
+    const bool is_of_it =
+        step.step == 0 ? metered.phase != "setup" : metered.step == step.step && metered.phase != "setup";
+    if (is_of_it) add(step, metered, rates);
   }
   return step;
 }

@@ -32,7 +32,8 @@ struct StepWork {
   bool has_time = false;                         ///< all rates that are needed are known
   std::map<std::string, WorkSum> phases{};
   std::map<uint32_t, WorkSum> modules{};  ///< by their index among the names of the trace; 0 = in none
-  std::map<uint32_t, WorkSum> forward{};  ///< of them, what forward does; host_ns: what it takes to submit it again in backward
+  std::map<uint32_t, WorkSum>
+      forward{};  ///< of them, what forward does; host_ns: what it takes to submit it again in backward
 
   /// The GPU works while the host submits what comes next: a step is the longer of the two.
   double step_ns() const { return std::max(all.time_ns, all.host_ns); }

@@ -86,12 +86,10 @@ KernelFamily batch_norm_family(bool of_cudnn, bool is_backward) {
 KernelFamily hopper_family(const OperatorWork& work) {
   const bool is_half = work.precision == WorkPrecision::fp16 || work.precision == WorkPrecision::bf16;
   if (!is_half && work.precision != WorkPrecision::fp32) return KernelFamily::usual;
-  if (work.kind == WorkKind::matrix_product)
-    return is_half ? KernelFamily::hopper_half_product : KernelFamily::hopper_fp32_product;
+  if (work.kind == WorkKind::matrix_product && is_half) return KernelFamily::hopper_half_product;
   if (work.kind == WorkKind::convolution || work.kind == WorkKind::grouped_convolution)
     return is_half ? KernelFamily::hopper_half_convolution : KernelFamily::hopper_tf32_convolution;
-  if (work.kind == WorkKind::attention)
-    return is_half ? KernelFamily::hopper_half_attention : KernelFamily::hopper_fp32_attention;
+  if (work.kind == WorkKind::attention && is_half) return KernelFamily::hopper_half_attention;
   return KernelFamily::usual;
 }
 
@@ -105,6 +103,8 @@ KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates) {
   const bool is_fp32 = work.precision == WorkPrecision::fp32;
   if (work.kind == WorkKind::depthwise_convolution && is_fp32 && work.is_backward)
     return KernelFamily::depthwise_fp32_backward;
+  if (work.kind == WorkKind::attention && is_fp32)
+    return work.is_backward ? KernelFamily::fp32_attention_backward : KernelFamily::fp32_attention;
   return rates.capability_major == kHopper ? hopper_family(work) : KernelFamily::usual;
 }
 
@@ -144,11 +144,10 @@ double full_rate_ns(const OperatorWork& work, const DeviceRates& rates) {
   return rate > 0 ? nanoseconds(static_cast<double>(work.flops()), rate) : 0;
 }
 
-double host_ns(std::string_view phase, int64_t calls) {
-  for (const HostCoefficient& of : kHostCoefficients) {
-    if (phase == of.phase) return of.call_ns * static_cast<double>(calls);
-  }
-  return 0;
+double host_ns(std::string_view phase, const OperatorWork& work) {
+  const auto* const of = std::ranges::find(kHostCoefficients, phase, &HostCoefficient::phase);
+  if (of == std::end(kHostCoefficients)) return 0;
+  return of->call_ns * static_cast<double>(phase == "optimizer" ? work.tensors : 1);
 }
 
 std::string_view name_of(KernelFamily family) {
@@ -158,12 +157,12 @@ std::string_view name_of(KernelFamily family) {
                                          "cudnn_batch_norm",
                                          "cudnn_batch_norm_backward",
                                          "depthwise_fp32_backward",
-                                         "hopper_fp32_product",
                                          "hopper_half_product",
                                          "hopper_tf32_convolution",
                                          "hopper_half_convolution",
-                                         "hopper_fp32_attention",
-                                         "hopper_half_attention"};
+                                         "hopper_half_attention",
+                                         "fp32_attention",
+                                         "fp32_attention_backward"};
   return kNames[static_cast<size_t>(family)];
 }
 

@@ -35,13 +35,13 @@ enum class KernelFamily {
   batch_norm_backward,
   cudnn_batch_norm,
   cudnn_batch_norm_backward,
-  depthwise_fp32_backward,   ///< PyTorch's own: its gradient of the weights reads all of the input for each element of the window
-  hopper_fp32_product,       ///< on CUDA cores, as on other GPUs
-  hopper_half_product,       ///< cuBLAS has kernels for Hopper's tensor cores
-  hopper_tf32_convolution,   ///< cuDNN mostly takes kernels written for Ampere's, which reach part of the rate
+  depthwise_fp32_backward,  ///< PyTorch's own: its gradient of the weights reads all of the input for each element of the window
+  hopper_half_product,      ///< cuBLAS has kernels for Hopper's tensor cores
+  hopper_tf32_convolution,  ///< cuDNN mostly takes kernels written for Ampere's, which reach part of the rate
   hopper_half_convolution,
-  hopper_fp32_attention,
-  hopper_half_attention
+  hopper_half_attention,
+  fp32_attention,  ///< the memory-efficient kernel, without tensor cores
+  fp32_attention_backward
 };
 inline constexpr size_t kKernelFamilies = 12;
 std::string_view name_of(KernelFamily family);
@@ -66,9 +66,9 @@ std::optional<ModelledTime> modelled_time(const OperatorWork& work, const Device
 /// What the FLOPs of one call take at the device's full rates, without waves; 0 where the rate is not known.
 double full_rate_ns(const OperatorWork& work, const DeviceRates& rates);
 
-/// What the host takes to make so many calls of operators in a phase of a step: Python, autograd and the driver, on the host of the
-/// measured trainings (docs/cost.md).
-double host_ns(std::string_view phase, int64_t calls);
+/// What the host takes to submit one call in a phase of a step, with the Python around it, autograd and the driver: on the host of the
+/// measured trainings (docs/cost.md). In the optimizer it is by the tensors of lists.
+double host_ns(std::string_view phase, const OperatorWork& work);
 
 /// Of ten published steps that were not fitted, eight took between these shares of the modelled time.
 struct ErrorOfModel {
