@@ -61,7 +61,9 @@ WorkKind work_kind_of(const MeteredOperator& metered, const OperatorWork& work) 
   for (const NamedKind& named : kKinds) {
     if (name.find(named.part) != name.npos) return named.kind;
   }
-  if (!work.products.empty()) return WorkKind::matrix_product;
+  if (!work.products.empty()) {
+    return work.precision == WorkPrecision::fp32 ? WorkKind::fp32_product : WorkKind::matrix_product;
+  }
   return name.starts_with("aten::") ? WorkKind::elementwise : WorkKind::other;
 }
 
@@ -161,6 +163,7 @@ std::string_view name_of(WorkPrecision precision) {
 
 std::string_view name_of(WorkKind kind) {
   constexpr std::string_view kNames[] = {"matrix_product",
+                                         "fp32_product",
                                          "convolution",
                                          "grouped_convolution",
                                          "depthwise_convolution",
@@ -189,9 +192,9 @@ OperatorWork work_of(const MeteredOperator& metered) {
   const std::optional<std::vector<MatrixProduct>> products = products_of(metered);
   work.is_metered = products.has_value();
   work.products = products.value_or(std::vector<MatrixProduct>{});
+  work.precision = precision_of(metered);
   work.kind = work_kind_of(metered, work);
   work.is_backward = work.kind != WorkKind::elementwise && metered.name.find("_backward") != metered.name.npos;
-  work.precision = precision_of(metered);
   work.memory_bytes = memory_bytes_of(metered);
   if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
   work.channel_blocks = channel_blocks_of(metered);

@@ -19,6 +19,7 @@ std::string_view name_of(WorkPrecision precision);
 /// Kinds of kernels, each of which has an efficiency of its own (time_model.h).
 enum class WorkKind {
   matrix_product,
+  fp32_product,  ///< on CUDA cores, as PyTorch allows no TF32 there by default
   convolution,
   grouped_convolution,
   depthwise_convolution,
@@ -34,7 +35,7 @@ enum class WorkKind {
   optimizer,
   other
 };
-inline constexpr size_t kWorkKinds = 15;
+inline constexpr size_t kWorkKinds = 16;
 std::string_view name_of(WorkKind kind);
 
 /// Kernels of batch normalization in training: each thread block works on one channel, whatever the number of channels.

@@ -11,8 +11,9 @@ struct TimeCoefficients {
 };
 
 /// By WorkKind; of the forward kernel, and of that for gradients.
-inline constexpr TimeCoefficients kTimeCoefficients[15][2] = {
+inline constexpr TimeCoefficients kTimeCoefficients[16][2] = {
     {{1.300, 1.200}, {1.300, 1.200}},  // matrix_product
+    {{1.050, 1.200}, {1.300, 1.200}},  // fp32_product
     {{1.300, 1.200}, {1.300, 1.200}},  // convolution
     {{1.300, 1.200}, {1.300, 1.200}},  // grouped_convolution
     {{1.300, 1.200}, {1.300, 1.200}},  // depthwise_convolution
