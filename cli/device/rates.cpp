@@ -9,11 +9,13 @@
 namespace oomdiag {
 namespace {
 
-DeviceRates rates_of_card(const Card& card) {
+DeviceRates rates_of_card(const CardEntry& entry) {
+  const Card& card = entry.card;
   DeviceRates rates{.tf32_flops = card.rates.tf32_flops,
                     .memory_bytes = card.rates.memory_bytes,
                     .bus_bytes = card.rates.bus_bytes,
-                    .multiprocessors = card.multiprocessors};
+                    .multiprocessors = card.multiprocessors,
+                    .capability_major = entry.capability.major};
   const auto set = [&rates](WorkPrecision precision, int64_t flops) {
     rates.flops[static_cast<size_t>(precision)] = flops;
   };
@@ -34,7 +36,7 @@ std::optional<DeviceRates> rates_of_device(std::string_view name) {
       return card.name == name || card.id == name || std::ranges::find(card.aliases, name) != card.aliases.end();
     };
     const auto found = std::ranges::find_if(cards, goes_by);
-    if (found != cards.end() && !found->file.empty()) return rates_of_card(found->card);
+    if (found != cards.end() && !found->file.empty()) return rates_of_card(*found);
   }
   return std::nullopt;
 }

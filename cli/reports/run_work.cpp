@@ -31,11 +31,12 @@ std::string csv_row(const MeteredOperator& metered, const Trace& trace, const st
   const OperatorWork work = work_of(metered);
   const auto peak = rates ? peak_time(work, *rates) : std::nullopt;
   const auto time = rates ? modelled_time(work, *rates) : std::nullopt;
-  return fmt::format("{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{}\n", metered.step, metered.phase,
+  return fmt::format("{},{},\"{}\",{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", metered.step, metered.phase,
                      trace.name(metered.module), metered.name, name_of(work.kind), name_of(work.precision),
-                     metered.count, work.flops(), work.memory_bytes, work.bus_bytes, work.launches,
-                     work.is_metered ? 1 : 0, peak ? nanoseconds(peak->compute_ns) : "",
-                     peak ? nanoseconds(peak->memory_ns) : "", peak ? nanoseconds(peak->bus_ns) : "",
+                     rates ? name_of(family_of(work, *rates)) : "", metered.count, work.flops(), work.memory_bytes,
+                     work.bus_bytes, work.launches, work.tensors, work.is_metered ? 1 : 0,
+                     peak ? nanoseconds(peak->compute_ns) : "", peak ? nanoseconds(peak->memory_ns) : "",
+                     peak ? nanoseconds(peak->bus_ns) : "", peak ? nanoseconds(peak->channel_ns) : "",
                      time ? nanoseconds(time->ns) : "");
 }
 
@@ -65,8 +66,11 @@ std::map<std::string, double> read_forward_times(const std::filesystem::path& fi
   const auto rates = rates_of_device(gpu_of(report));
   const auto step = run && rates ? work_of_last_step(*run, &*rates, report.outcome == "ok") : std::nullopt;
   if (!step || !step->has_time) return {};
+  const bool is_host_bound = step->bound_by() == BoundBy::host;
   std::map<std::string, double> times;
-  for (const auto& [module, work] : step->forward) times[std::string(trace.name(module))] += work.time_ns;
+  for (const auto& [module, work] : step->forward) {
+    times[std::string(trace.name(module))] += is_host_bound ? work.host_ns : work.time_ns;
+  }
   return times;
 } catch (const Error&) {
   return {};
@@ -81,8 +85,9 @@ std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, c
   if (!device.empty() && !rates)
     throw Error(ErrorKind::usage, fmt::format("--device {} is no card", device), "see: oomdiag devices");
   std::string text =
-      "step,phase,module,operator,kind,dtype,calls,flops,memory_bytes,bus_bytes,launches,metered,compute_ns,memory_ns,"
-      "bus_ns,modelled_ns\n";
+      "step,phase,module,operator,kind,dtype,family,calls,flops,memory_bytes,bus_bytes,launches,tensors,metered,"
+      "compute_ns,memory_ns,"
+      "bus_ns,channel_ns,modelled_ns\n";
   for (const MeteredOperator& metered : run->operators) text += csv_row(metered, trace, rates);
   return text;
 }

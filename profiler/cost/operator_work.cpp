@@ -61,7 +61,9 @@ WorkKind work_kind_of(const MeteredOperator& metered, const OperatorWork& work) 
   for (const NamedKind& named : kKinds) {
     if (name.find(named.part) != name.npos) return named.kind;
   }
-  if (!work.products.empty()) return WorkKind::matrix_product;
+  if (!work.products.empty()) {
+    return work.precision == WorkPrecision::fp32 ? WorkKind::fp32_product : WorkKind::matrix_product;
+  }
   return name.starts_with("aten::") ? WorkKind::elementwise : WorkKind::other;
 }
 
@@ -102,20 +104,54 @@ bool reads_what_it_writes(std::string_view name) {
                    {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::nll_loss_forward"});
 }
 
+/// What kernels over lists of tensors write in place, which they do not return: the first list, or all but the gradients.
+int64_t bytes_written_in_lists(const MeteredOperator& metered) {
+  const std::string_view name = metered.name;
+  const bool is_fused = name.starts_with("aten::_fused_");
+  if (!name.ends_with('_') || (!is_fused && !name.starts_with("aten::_foreach_"))) return 0;
+  int64_t sum = 0;
+  for (size_t i = 0; i < metered.inputs.size(); ++i) {
+    const bool is_written = is_fused ? i != 1 : i == 0;
+    if (is_written && metered.inputs[i].kind == WorkValue::Kind::list) sum += metered.inputs[i].bytes;
+  }
+  return sum;
+}
+
 int64_t memory_bytes_of(const MeteredOperator& metered) {
   const int64_t read = bytes_on_gpu(metered.inputs), written = bytes_on_gpu(metered.outputs);
   const int64_t first = metered.inputs.empty() || metered.inputs[0].on_host ? 0 : metered.inputs[0].bytes;
   if (writes_self_only(metered.name)) return read - first + written;
   if (reads_what_it_writes(metered.name)) return read - first + 2 * written;
-  return read + written;
+  return read + written + bytes_written_in_lists(metered);
 }
 
 /// Lists of tensors are worked on by few kernels: PyTorch's multi-tensor kernels take 30 to 110 tensors each, by how many lists there
 /// are (ATen/native/cuda/MultiTensorApply.cuh, depth_to_max_tensors).
-int64_t launches_of(const MeteredOperator& metered, WorkKind kind) {
+int64_t launches_of(const OperatorWork& work) {
   constexpr int64_t kTensorsOfLaunch = 30;
-  if (kind != WorkKind::optimizer || metered.inputs.empty()) return 1;
-  return std::max<int64_t>(1, (metered.inputs[0].count + kTensorsOfLaunch - 1) / kTensorsOfLaunch);
+  if (work.kind != WorkKind::optimizer) return 1;
+  return (work.tensors + kTensorsOfLaunch - 1) / kTensorsOfLaunch;
+}
+
+/// Whether batch normalization takes its statistics from the batch: its first flag says so; cuDNN's backward has none.
+bool is_in_training(const MeteredOperator& metered) {
+  const auto is_number = [](const WorkValue& value) { return value.kind == WorkValue::Kind::number; };
+  const auto flag = std::ranges::find_if(metered.inputs, is_number);
+  return flag == metered.inputs.end() || flag->values[0] != 0;
+}
+
+/// [N, C, ...], of which C are the channels. Inference has one kernel over all elements.
+std::optional<ChannelBlocks> channel_blocks_of(const MeteredOperator& metered) {
+  const std::string_view name = metered.name;
+  const bool is_cudnn = name.starts_with("aten::cudnn_batch_norm");
+  if (!is_cudnn && !name.starts_with("aten::native_batch_norm")) return std::nullopt;
+  if (!is_in_training(metered)) return std::nullopt;
+  const auto input =
+      std::ranges::find_if(metered.inputs, [](const WorkValue& value) { return value.values.size() > 1; });
+  if (input == metered.inputs.end() || !input->is_tensor() || input->values[1] == 0) return std::nullopt;
+  int64_t elements = 1;
+  for (const int64_t size : input->values) elements *= size;
+  return ChannelBlocks{.channels = input->values[1], .elements = elements / input->values[1], .of_cudnn = is_cudnn};
 }
 
 }  // namespace
@@ -127,6 +163,7 @@ std::string_view name_of(WorkPrecision precision) {
 
 std::string_view name_of(WorkKind kind) {
   constexpr std::string_view kNames[] = {"matrix_product",
+                                         "fp32_product",
                                          "convolution",
                                          "grouped_convolution",
                                          "depthwise_convolution",
@@ -155,12 +192,14 @@ OperatorWork work_of(const MeteredOperator& metered) {
   const std::optional<std::vector<MatrixProduct>> products = products_of(metered);
   work.is_metered = products.has_value();
   work.products = products.value_or(std::vector<MatrixProduct>{});
+  work.precision = precision_of(metered);
   work.kind = work_kind_of(metered, work);
   work.is_backward = work.kind != WorkKind::elementwise && metered.name.find("_backward") != metered.name.npos;
-  work.precision = precision_of(metered);
   work.memory_bytes = memory_bytes_of(metered);
   if (crosses_bus(metered)) work.bus_bytes = work.memory_bytes;
-  work.launches = launches_of(metered, work.kind);
+  work.channel_blocks = channel_blocks_of(metered);
+  if (!metered.inputs.empty()) work.tensors = std::max<int64_t>(1, metered.inputs[0].count);
+  work.launches = launches_of(work);
   return work;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,7 @@ std::string_view name_of(WorkPrecision precision);
 /// Kinds of kernels, each of which has an efficiency of its own (time_model.h).
 enum class WorkKind {
   matrix_product,
+  fp32_product,  ///< on CUDA cores, as PyTorch allows no TF32 there by default
   convolution,
   grouped_convolution,
   depthwise_convolution,
@@ -33,8 +35,14 @@ enum class WorkKind {
   optimizer,
   other
 };
-inline constexpr size_t kWorkKinds = 15;
+inline constexpr size_t kWorkKinds = 16;
 std::string_view name_of(WorkKind kind);
+
+/// Kernels of batch normalization in training: each thread block works on one channel, whatever the number of channels.
+struct ChannelBlocks {
+  int64_t channels = 0, elements = 0;  ///< of a channel
+  bool of_cudnn = false;               ///< or PyTorch's own
+};
 
 /// What one call does.
 struct OperatorWork {
@@ -44,8 +52,10 @@ struct OperatorWork {
   std::vector<MatrixProduct> products{};
   int64_t memory_bytes = 0;  ///< each input is read once, each output written once
   int64_t bus_bytes = 0;     ///< between host and GPU
-  int64_t launches = 0;      ///< one, or one of each tensor of a list
-  bool is_metered = true;    ///< false: it computes products of which there is no rule
+  std::optional<ChannelBlocks> channel_blocks{};
+  int64_t launches = 0;    ///< one, or one of each tensor of a list
+  int64_t tensors = 1;     ///< of the first input, where that is a list
+  bool is_metered = true;  ///< false: it computes products of which there is no rule
 
   int64_t flops() const;
 };

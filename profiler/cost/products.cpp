@@ -39,6 +39,20 @@ Products matrix_product(const MeteredOperator& metered, size_t left) {
   return {{{.batch = multiply(*a, 0, a->size() - 2), .m = (*a)[a->size() - 2], .n = n, .k = a->back()}}};
 }
 
+/// _grouped_mm(a, b, ends of the groups): rows of [M, K] meet the matrix of their group in [G, K, N]; the gradient of those is a product of
+/// two matrices whose inner dimension is cut into groups. Groups are taken to be of equal size.
+Products grouped_product(const MeteredOperator& metered) {
+  const Shape* a = shape_at(metered.inputs, 0, 2);
+  const Shape* b = shape_at(metered.inputs, 1, 2);
+  const Shape* ends = shape_at(metered.inputs, 2, 1);
+  if (a != nullptr && b != nullptr && a->size() == 3 && b->size() == 3) return matrix_product(metered, 0);
+  if (a == nullptr || b == nullptr || ends == nullptr || ends->front() < 1) return std::nullopt;
+  const int64_t groups = ends->front();
+  if (a->size() == 3) return {{{.batch = groups, .m = (*a)[1], .n = b->back() / groups, .k = a->back()}}};
+  if (b->size() == 3) return {{{.batch = groups, .m = a->front() / groups, .n = b->back(), .k = a->back()}}};
+  return {{{.batch = groups, .m = a->front(), .n = b->back(), .k = a->back() / groups}}};
+}
+
 Products inner_product(const MeteredOperator& metered) {
   const Shape* a = shape_at(metered.inputs, 0, 1);
   if (a == nullptr) return std::nullopt;
@@ -137,6 +151,7 @@ Products products_of(const MeteredOperator& metered) {
                        "aten::_addmm_activation"})) {
     return matrix_product(metered, 1);
   }
+  if (name == "aten::_grouped_mm") return grouped_product(metered);
   if (name == "aten::dot" || name == "aten::vdot") return inner_product(metered);
   if (name == "aten::convolution") return convolution(metered);
   if (name == "aten::convolution_backward") return convolution_backward(metered);

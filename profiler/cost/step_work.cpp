@@ -7,11 +7,13 @@
 namespace oomdiag {
 namespace {
 
-void add(WorkSum& sum, const OperatorWork& work, const std::optional<ModelledTime>& time, int64_t count) {
+void add(WorkSum& sum, std::string_view phase, const OperatorWork& work, const std::optional<ModelledTime>& time,
+         int64_t count) {
   sum.flops += work.flops() * count;
   sum.memory_bytes += (work.bus_bytes > 0 ? 0 : work.memory_bytes) * count;
   sum.bus_bytes += work.bus_bytes * count;
   sum.launches += work.launches * count;
+  sum.host_ns += host_ns(phase, work) * static_cast<double>(count);
   if (!time) return;
   const double ns = time->ns * static_cast<double>(count);
   sum.time_ns += ns;
@@ -25,12 +27,12 @@ void add(StepWork& step, const MeteredOperator& metered, const DeviceRates* rate
   if (!work.is_metered) step.not_metered += metered.count;
   const int64_t flops = work.flops() * metered.count;
   step.flops[static_cast<size_t>(work.precision)] += flops;
-  const int64_t rate = rates != nullptr ? rates->flops[static_cast<size_t>(work.precision)] : 0;
-  if (rate > 0) step.peak_compute_ns += 1e9 * static_cast<double>(flops) / static_cast<double>(rate);
+  if (rates != nullptr) step.peak_compute_ns += full_rate_ns(work, *rates) * static_cast<double>(metered.count);
   for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
-    add(*sum, work, time, metered.count);
+    add(*sum, metered.phase, work, time, metered.count);
   }
-  if (metered.phase == "forward") add(step.forward[metered.module], work, time, metered.count);
+  if (metered.phase != "forward") return;
+  add(step.forward[metered.module], "recomputation", work, time, metered.count);
 }
 
 /// The newest step that was over and began with a forward pass; 0 where no step was.

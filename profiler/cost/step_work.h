@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -14,7 +15,8 @@ namespace oomdiag {
 /// The work of several calls, and the time that the model gives it.
 struct WorkSum {
   int64_t flops = 0, memory_bytes = 0, bus_bytes = 0, launches = 0;
-  double time_ns = 0;                            ///< 0 where the device is not known
+  double time_ns = 0;                            ///< of the GPU; 0 where the device is not known
+  double host_ns = 0;                            ///< that the host takes to submit it
   std::array<double, kBoundByCount> bound_ns{};  ///< of it, by BoundBy
 
   BoundBy bound_by() const;
@@ -25,12 +27,17 @@ struct StepWork {
   int64_t step = 0;  ///< counted from 1; 0: the program had no steps, and this is all that it did
   WorkSum all{};
   std::array<int64_t, kWorkPrecisions> flops{};  ///< by WorkPrecision
-  double peak_compute_ns = 0;                    ///< what the FLOPs of `flops` would take at the device's full rates
+  double peak_compute_ns = 0;                    ///< what the FLOPs would take at the device's full rates
   int64_t not_metered = 0;                       ///< calls that compute products of which there is no rule
   bool has_time = false;                         ///< all rates that are needed are known
   std::map<std::string, WorkSum> phases{};
   std::map<uint32_t, WorkSum> modules{};  ///< by their index among the names of the trace; 0 = in none
-  std::map<uint32_t, WorkSum> forward{};  ///< of them, what forward does
+  std::map<uint32_t, WorkSum>
+      forward{};  ///< of them, what forward does; host_ns: what it takes to submit it again in backward
+
+  /// The GPU works while the host submits what comes next: a step is the longer of the two.
+  double step_ns() const { return std::max(all.time_ns, all.host_ns); }
+  BoundBy bound_by() const { return all.host_ns > all.time_ns ? BoundBy::host : all.bound_by(); }
 };
 
 /// The last step that was over. None where the run has none: it was metered without one that was complete, and `ended` is false.

@@ -68,8 +68,9 @@ void visit_work(Visitor& visit, Value& value) {
 
 template <class Visitor, class Value>
 void visit_bound(Visitor& visit, Value& value) {
-  visit.or_null({"bound_by", "what most of the time goes to", {"compute", "memory bandwidth", "bus", "launches"}},
-                value.bound_by);
+  visit.or_null(
+      {"bound_by", "what most of the time goes to", {"compute", "memory bandwidth", "bus", "launches", "host"}},
+      value.bound_by);
 }
 
 template <class Visitor, Either<ReportDevice> Value>
@@ -551,6 +552,8 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"step_time_ns", "modelled; null where a rate of the device is not known"}, value.step_time_ns);
   visit({"step_time_low_ns", "eight of ten published steps lie above it"}, value.step_time_low_ns);
   visit({"step_time_high_ns", "… and below it"}, value.step_time_high_ns);
+  visit({"host_time_ns", "modelled: that the host takes to submit the step; a step is not shorter"},
+        value.host_time_ns);
   visit_bound(visit, value);
   visit({"utilization_percent", "the FLOPs at the device's full rates, of the step time"}, value.utilization_percent);
   visit.or_null({"why_no_time", "why there is no step time"}, value.why_no_time);

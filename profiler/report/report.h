@@ -278,7 +278,8 @@ struct ReportWork {
   int64_t not_metered = 0;                ///< calls that compute products of which there is no rule
   std::optional<int64_t> step_time_ns{};  ///< modelled
   std::optional<int64_t> step_time_low_ns{}, step_time_high_ns{};  ///< eight of ten steps lie between these
-  std::string bound_by{};                                          ///< compute, memory bandwidth, bus, launches
+  std::optional<int64_t> host_time_ns{};                           ///< that the host takes to submit the step
+  std::string bound_by{};                                          ///< compute, memory bandwidth, bus, launches, host
   std::optional<int64_t> utilization_percent{};  ///< FLOPs of the step time, of those at the device's full rates
   std::string why_no_time{};                     ///< where there is no step time
   std::vector<ReportWorkPart> phases{}, modules{};

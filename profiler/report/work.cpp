@@ -81,11 +81,13 @@ ReportWork make_report_work(const StepWork& step, const Trace& trace) {
   }
   if (step.has_time) {
     const ErrorOfModel error = error_of_model();
-    work.step_time_ns = std::llround(step.all.time_ns);
-    work.step_time_low_ns = std::llround(step.all.time_ns * error.low);
-    work.step_time_high_ns = std::llround(step.all.time_ns * error.high);
-    work.bound_by = name_of(step.all.bound_by());
-    if (step.all.time_ns > 0) work.utilization_percent = std::llround(100 * step.peak_compute_ns / step.all.time_ns);
+    const double ns = step.step_ns();
+    work.step_time_ns = std::llround(ns);
+    work.step_time_low_ns = std::llround(ns * error.low);
+    work.step_time_high_ns = std::llround(ns * error.high);
+    work.host_time_ns = std::llround(step.all.host_ns);
+    work.bound_by = name_of(step.bound_by());
+    if (ns > 0) work.utilization_percent = std::llround(100 * step.peak_compute_ns / ns);
   }
   for (const auto& [name, sum] : step.phases) work.phases.push_back(make_part(name, sum, step.has_time));
   for (const auto& [index, sum] : step.modules) {

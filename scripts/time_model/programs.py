@@ -4,14 +4,16 @@ Runs, on a virtual device, the programs behind published step times: each line o
 in a child of its own, whose process id it prints beside it. Kernels compute nothing there, so that each takes a second.
 
 Needs timm for the suites timm-train and timm-infer (benchmark.py of timm with --amp: float16 autocast, SGD with momentum, cross-entropy).
+The suite h100 is that of tests/truth/h100_rows.py, name "program:plan".
 The suite liger is what Liger-Kernel's benchmarks compare its kernels with: plain PyTorch in bfloat16; its batch is the varied size.
 """
 
 import json
 import os
+import pathlib
 import sys
 
-STEPS = 3  # the first makes the optimizer's state
+STEPS = 2  # the first makes the optimizer's state
 
 
 def train_timm(name, batch, size):
@@ -93,7 +95,16 @@ def run_liger(name, size, _):
         marker.step()
 
 
-SUITES = {"timm-train": train_timm, "timm-infer": infer_timm, "liger": run_liger}
+def train_h100(name, *_):
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests/truth"))
+    import h100_rows
+
+    step = h100_rows.make_step(*name.split(":"))
+    for _ in range(STEPS):
+        step()
+
+
+SUITES = {"h100": train_h100, "timm-train": train_timm, "timm-infer": infer_timm, "liger": run_liger}
 
 
 def run(suite, name, batch, size):

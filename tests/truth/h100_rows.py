@@ -257,7 +257,8 @@ def checkpoint_blocks(model, patterns):
     return len(chosen)
 
 
-def measure(program, plan):
+def make_step(program, plan):
+    """A function that makes one optimizer step of the training."""
     import torch
     torch.manual_seed(0)
     with torch.device("cuda"):
@@ -274,6 +275,12 @@ def measure(program, plan):
         loss.backward()
         optimizer.step()
 
+    return step
+
+
+def measure(program, plan):
+    import torch
+    step = make_step(program, plan)
     for _ in range(WARM_UP):
         step()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
@@ -332,4 +339,5 @@ def main():
         in_child(program, plan, tell)
 
 
-main()
+if __name__ == "__main__":
+    main()

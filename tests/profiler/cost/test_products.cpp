@@ -29,6 +29,13 @@ TEST_CASE("a matrix product has two operations for each meeting of elements", "[
   CHECK(flops("dot", "Float:4:32 Float:4:32 > Float:4:") == 2 * 32);
 }
 
+TEST_CASE("rows of a grouped product meet the matrix of their group only", "[cost]") {
+  const int64_t once = int64_t{2} * 8192 * 1024 * 2048;
+  CHECK(flops("_grouped_mm", "Half:2:8192x1024 Half:2:8x1024x2048 Int:4:8 - - > Half:2:8192x2048") == once);
+  CHECK(flops("_grouped_mm", "Half:2:1024x8192 Half:2:8192x2048 Int:4:8 - - > Half:2:8x1024x2048") == once);
+  CHECK(flops("_grouped_mm", "Half:2:64x32 Half:2:32x10 - - - > Half:2:64x10") == -1);
+}
+
 TEST_CASE("a convolution in groups has only the products within its groups", "[cost]") {
   const std::string rest = " - - - - i:0 - i:32 > Float:4:8x32x14x14";
   CHECK(products_of(call("convolution", "Float:4:8x32x14x14 Float:4:32x1x3x3" + rest)) ==

@@ -33,7 +33,9 @@ TEST_CASE("bytes are those of inputs and outputs, but for what is only written a
   CHECK(work("relu", "Float:4:100 > Float:4:100").memory_bytes == 800);
   CHECK(work("copy_", "Half:2:100 Float:4:100 i:0 > Half:2:100").memory_bytes == 600);
   CHECK(work("embedding", "Float:4:50000x16 Long:8:10 i:-1 > Float:4:10x16").memory_bytes == 2 * 640 + 80);
-  CHECK(work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >").memory_bytes == 2000);
+  CHECK(work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >").memory_bytes == 3000);
+  CHECK(work("_fused_adam_", "list:Float:60:100:0 list:Float:60:100:0 list:Float:60:100:0 list:Float:60:100:0 >")
+            .memory_bytes == 700);
   CHECK(work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >").launches == 2);
 }
 
@@ -62,6 +64,52 @@ TEST_CASE("convolutions of float32 run in TF32, products do not", "[cost]") {
   OperatorWork convolution = product;
   convolution.kind = WorkKind::convolution;
   CHECK(peak_time(product, device)->compute_ns == 4 * peak_time(convolution, device)->compute_ns);
+}
+
+TEST_CASE("a batch norm of few channels takes as long as one that gives each multiprocessor two", "[cost]") {
+  const DeviceRates device = fast_device();
+  const auto channel_ns = [&](const std::string& name, const std::string& shape, const std::string& is_training) {
+    const std::string tensor = "Half:2:" + shape;
+    return peak_time(work(name, tensor + " - - - - i:" + is_training + " > " + tensor), device)->channel_ns;
+  };
+  CHECK(channel_ns("native_batch_norm", "8x64x100x10", "1") == 8000);
+  CHECK(channel_ns("native_batch_norm", "8x200x100x10", "1") == 8000);
+  CHECK(channel_ns("native_batch_norm", "8x201x100x10", "1") == 16000);
+  CHECK(channel_ns("native_batch_norm", "8x64x100x10", "0") == 0);
+  CHECK(channel_ns("native_layer_norm", "8x64x100x10", "1") == 0);
+}
+
+TEST_CASE("kernels of batch norms, of float32 attention and of Hopper are told apart", "[cost]") {
+  DeviceRates device = fast_device();
+  const auto family = [&](const std::string& name, const std::string& values) {
+    return family_of(work(name, values), device);
+  };
+  const std::string image = "Half:2:8x64x10x10 ", product = "Half:2:64x64 Half:2:64x64 > Half:2:64x64";
+  CHECK(family("cudnn_batch_norm", image + "> " + image) == KernelFamily::cudnn_batch_norm);
+  CHECK(family("native_batch_norm_backward", image + image + "i:1 > " + image) == KernelFamily::batch_norm_backward);
+  const std::string query = "Float:4:2x4x128x64 ";
+  CHECK(family("_scaled_dot_product_efficient_attention", query + query + query + "> " + query) ==
+        KernelFamily::fp32_attention);
+  CHECK(family("mm", product) == KernelFamily::usual);
+  device.capability_major = 9;
+  CHECK(family("mm", product) == KernelFamily::hopper_half_product);
+}
+
+TEST_CASE("a step is not shorter than the host takes to submit it", "[cost]") {
+  const DeviceRates device = fast_device();
+  const auto step = work_of_last_step(parse_metered_run(kRun), &device, true);
+  REQUIRE(step);
+  const double forward_ns = host_ns("forward", work("relu", "Float:4:100 > Float:4:100"));
+  CHECK(forward_ns > 0);
+  CHECK(step->phases.at("forward").host_ns == 2 * forward_ns);
+  CHECK(step->step_ns() == step->all.host_ns);
+  CHECK(step->bound_by() == BoundBy::host);
+}
+
+TEST_CASE("the host's time in the optimizer is by tensors", "[cost]") {
+  const OperatorWork list = work("_foreach_add_", "list:Float:60:1000:0 list:Float:60:1000:0 - >");
+  CHECK(list.tensors == 60);
+  CHECK(host_ns("optimizer", list) == 60 * host_ns("optimizer", work("add_", "Float:4:10 Float:4:10 > Float:4:10")));
 }
 
 TEST_CASE("a rate that is not known gives no time", "[cost]") {
