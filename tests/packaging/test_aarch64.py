@@ -1,0 +1,232 @@
+"""The wheel for 64-bit ARM on an emulated processor (qemu-user): it answers as that of this machine does.
+
+    python tests/packaging/test_aarch64.py [--wheel WHEEL] [--oomdiag COMMAND] [--unit-tests FOLDER] [unittest arguments]
+
+WHEEL: of scripts/release (default: the newest in dist/). COMMAND: the oomdiag of this machine, which records what is read by both
+(default: that of the x86_64 wheel beside WHEEL). FOLDER: with the unit tests, compiled for that processor (default: where
+scripts/release leaves them). INTERPRETER has a torch. Ends with 77 where nothing could be run.
+"""
+import argparse
+import importlib
+import inspect
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CARDS = ROOT / "extension/virtual_device/cards"
+CASES = ROOT / "tests/virtual_device"
+SKIPPED = 77
+# Pages are 4 KiB under most kernels, 64 KiB under those of many servers.
+PAGE_SIZES = (4096, 65536)
+options = argparse.Namespace()
+
+
+def run(*command, **more):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1800, **more)
+
+
+class Emulator:
+    """The processor, with a Debian for it: a C library and a Python."""
+
+    def __init__(self):
+        self.qemu = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
+        if not self.qemu:
+            raise unittest.SkipTest("there is no qemu-aarch64: apt-get install qemu-user")
+        made = run(ROOT / "scripts/arm64")
+        if made.returncode:
+            raise unittest.SkipTest(made.stderr.strip())
+        self.system = pathlib.Path(made.stdout.strip())
+        self.python = self.system / "usr/bin/python3.11"
+
+    def command(self, *program, page=PAGE_SIZES[0], **environment):
+        """`program` there, with more in its environment than is in ours: LD_PRELOAD must not reach the emulator."""
+        given = [part for name, value in environment.items() for part in ("-E", f"{name}={value}")]
+        return [self.qemu, "-p", page, "-L", self.system, *given, *program]
+
+    def run(self, *program, page=PAGE_SIZES[0], folder=None, **environment):
+        return run(*self.command(*program, page=page, **environment), cwd=folder)
+
+
+def unpack(wheel, folder):
+    """Its files, with the programs as pip makes them; the folder of what is compiled."""
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(folder)
+    native = pathlib.Path(folder) / "oomdiag/_native"
+    for program in (native / "bin").iterdir():
+        program.chmod(0o755)
+    return native
+
+
+class Emulated(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.emulator = Emulator()
+        cls.kept = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.kept.cleanup)
+        cls.folder = pathlib.Path(cls.kept.name)
+        if not options.wheel:
+            raise unittest.SkipTest("there is no wheel for 64-bit ARM in dist/: scripts/release makes it")
+        cls.native = unpack(options.wheel, cls.folder / "wheel")
+
+
+class CommandLine(Emulated):
+    """Reads the same runs as the command of this machine, and says the same of them."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.own = options.oomdiag
+        if not cls.own:
+            beside = sorted(options.wheel.parent.glob("oomdiag-*_x86_64.whl"))
+            if not beside:
+                raise unittest.SkipTest(f"no --oomdiag, and no wheel for this machine in {options.wheel.parent}")
+            cls.own = unpack(beside[-1], cls.folder / "own") / "bin/oomdiag"
+        for batch in 64, 6000:  # the second runs out of memory
+            run(cls.own, "run", "--device", "rtx4090", "--no-progress", "--folder", cls.folder / str(batch), "-o",
+                cls.folder / f"{batch}.json", "--", options.python, HERE / "train.py", "--batch-size", batch, cwd=cls.folder)
+            if not (cls.folder / f"{batch}.json").exists():
+                raise AssertionError(f"no run with {batch} was recorded")
+        cls.small, cls.large = (next((cls.folder / str(batch)).glob("oomdiag-*")) for batch in (64, 6000))
+
+    def both(self, *arguments):
+        """What both print, which is the same."""
+        ours = run(self.own, *arguments, cwd=self.folder)
+        theirs = self.emulator.run(self.native / "bin/oomdiag", *arguments, folder=self.folder)
+        self.assertEqual(ours.returncode, 0, ours.stderr)
+        self.assertEqual((theirs.returncode, theirs.stderr), (0, ours.stderr))
+        self.assertEqual(theirs.stdout, ours.stdout)
+        return theirs.stdout
+
+    def test_version_help_and_cards(self):
+        self.assertIn("oomdiag 0", self.both("--version"))
+        self.assertIn("explain", self.both("--help"))
+        self.assertIn("NVIDIA GeForce RTX 4090", self.both("devices"))
+
+    def test_runs_are_explained(self):
+        self.assertIn("peak", self.both("explain", self.small, "--all"))
+        self.assertIn("out of memory", self.both("explain", self.large, "--all"))
+        self.assertIn('"outcome": "out_of_memory"', self.both("explain", self.large, "--json"))
+
+    def test_runs_are_compared(self):
+        for mode in [], ["--json"]:
+            self.assertTrue(self.both("diff", self.small, self.large, *mode))
+
+    def test_runs_are_exported(self):
+        for format in "html", "folded", "markdown", "csv", "perfetto", "snapshot", "bundle":
+            with self.subTest(format):
+                written = [self.folder / f"{who}.{format}" for who in ("own", "emulated")]
+                arguments = ["export", "--to", format, self.large, "-o"]
+                done = [run(self.own, *arguments, written[0]), self.emulator.run(self.native / "bin/oomdiag", *arguments, written[1])]
+                self.assertEqual([one.returncode for one in done], [0, 0], [one.stderr for one in done])
+                self.assertEqual(written[1].read_bytes(), written[0].read_bytes())
+
+    def test_an_exported_snapshot_is_read(self):
+        snapshot = self.folder / "snapshot.pickle"
+        self.assertEqual(run(self.own, "export", "--to", "snapshot", self.large, "-o", snapshot).returncode, 0)
+        self.both("explain", snapshot)
+
+
+class UnitTests(Emulated):
+    def run_program(self, name, *arguments, page=PAGE_SIZES[0]):
+        program = options.unit_tests / name
+        if not program.exists():
+            self.skipTest(f"{program} is not there: scripts/release --only aarch64 makes it")
+        done = self.emulator.run(program, *arguments, page=page)
+        self.assertEqual(done.returncode, 0, (done.stdout + done.stderr)[-5000:])
+        self.assertIn("All tests passed", done.stdout)
+
+    def test_the_profiler_and_the_command_line(self):
+        self.run_program("oomdiag_tests")
+
+    def test_the_recorders_parts_that_know_no_torch(self):
+        for page in PAGE_SIZES:
+            with self.subTest(page=page):
+                self.run_program("oomdiag_record_tests", page=page)
+                self.run_program("oomdiag_tests", "[trace]", page=page)
+
+    def test_the_collector(self):
+        self.run_program("oomdiag_cupti_tests")
+
+
+def needs_no_torch(case):
+    return "torch" not in inspect.getsource(case)
+
+
+class Libraries(Emulated):
+    """The virtual device and the shim, in a Python for that processor."""
+
+    def setUp(self):
+        self.libraries = self.native / "lib/oomdiag/virtual_device"
+        self.torch = self.folder / "packages/torch"  # only what the cases ask: for which CUDA it is
+        self.torch.mkdir(parents=True, exist_ok=True)
+        (self.torch / "__init__.py").touch()
+
+    def stand_ins(self, major):
+        names = ["libcuda.so.1", f"libcudart.so.{major}", f"libcublas.so.{major}", f"libcublasLt.so.{major}", "libnvidia-ml.so.1",
+                 f"libcufft.so.{major - 1}", f"libcusolver.so.{major - 1}", "libcusparse.so.12", "libcusparseLt.so.0", "libnccl.so.2",
+                 f"libcupti.so.{major}"]
+        return ":".join(str(self.libraries / name) for name in names)
+
+    def python(self, *arguments, **environment):
+        return self.emulator.run(self.emulator.python, *arguments, PYTHONPATH=self.torch.parent, **environment)
+
+    def test_every_library_is_loaded_with_all_its_symbols(self):
+        libraries = [*self.libraries.iterdir(), *(self.native / "lib/oomdiag").glob("*.so")]
+        self.assertGreater(len(libraries), 15)
+        for library in libraries:
+            with self.subTest(library.name):
+                done = self.python("-c", f"import ctypes, os; ctypes.CDLL('{library}', mode=os.RTLD_NOW)")
+                self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_the_shim_is_no_burden_to_a_program_without_torch(self):
+        done = self.python("-c", "print(1)", LD_PRELOAD=self.native / "lib/oomdiag/liboomdiag_preload.so")
+        self.assertEqual((done.stdout, done.stderr, done.returncode), ("1\n", "", 0))
+
+    def test_the_virtual_device_keeps_what_cuda_promises(self):
+        for page, major in zip(PAGE_SIZES, (13, 12)):
+            (self.torch / "version.py").write_text(f"cuda = '{major}.0'\n")
+            for module in "contract_cases", "entry_point_cases", "ledger_cases", "lookup_cases":
+                for case in self.cases_of(module):
+                    with self.subTest(case.__name__, page=page, cuda=major):
+                        self.run_case(module, case, major, page)
+
+    @staticmethod
+    def cases_of(module):
+        sys.path.insert(0, str(CASES))
+        try:
+            importlib.import_module(module)
+            cases = importlib.import_module("device_cases").CASES
+        finally:
+            sys.path.pop(0)
+        return [case for case in cases if case.__module__ == module and case.group == "quick" and needs_no_torch(case)]
+
+    def run_case(self, module, case, major, page):
+        environment = dict(case.environment) | {"OOMDIAG_CARDS": CARDS, "LD_PRELOAD": self.stand_ins(major)}
+        if case.card:
+            environment["OOMDIAG_CARD"] = "\n".join(str(CARDS / f"{name}.json") for name in case.card.split(","))
+        done = self.python(CASES / f"{module}.py", case.__name__, page=page, **environment)
+        self.assertRegex(done.stdout, rf"^(ok|skip) {case.__name__}", done.stdout + done.stderr[-2000:])
+
+
+def newest_wheel():
+    return max((ROOT / "dist").glob("oomdiag-*_aarch64.whl"), key=os.path.getmtime, default=None)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--wheel", type=lambda text: pathlib.Path(text).resolve(), default=newest_wheel())
+    parser.add_argument("--oomdiag", type=pathlib.Path)
+    parser.add_argument("--unit-tests", type=pathlib.Path, default=ROOT / "build-release-aarch64/bin")
+    parser.add_argument("--python", type=pathlib.Path, default=sys.executable)
+    options, rest = parser.parse_known_args()
+    program = unittest.main(argv=["test_aarch64.py", *rest], verbosity=2, exit=False)
+    ended = program.result
+    nothing_ran = ended.wasSuccessful() and ended.testsRun == 0
+    sys.exit(SKIPPED if nothing_ran else not ended.wasSuccessful())
