@@ -108,7 +108,9 @@ class CommandLine(Emulated):
     def test_version_help_and_cards(self):
         self.assertIn("oomdiag 0", self.both("--version"))
         self.assertIn("explain", self.both("--help"))
-        self.assertIn("NVIDIA GeForce RTX 4090", self.both("devices"))
+        listed = self.emulator.run(self.native / "bin/oomdiag", "devices")  # a build knows its torch, and lists fewer
+        self.assertEqual((listed.returncode, listed.stderr), (0, ""))
+        self.assertIn("NVIDIA GeForce RTX 4090", listed.stdout)
 
     def test_runs_are_explained(self):
         self.assertIn("peak", self.both("explain", self.small, "--all"))
@@ -158,11 +160,14 @@ class UnitTests(Emulated):
 
 # A case that starts a Python of its own: the kernel knows nothing of the emulator.
 CANNOT_START = r"OSError: \[Errno 8\] Exec format error"
+# qemu-user has no process_vm_readv, by which the driver looks whether an address may be read.
+NOT_EMULATED = ("an_address_that_is_nobodys_is_an_invalid_value", "code_that_is_none_and_kernels_that_are_not_there_are_errors")
 
 
 def fits(case, major):
     """Whether it needs no torch, and is not about the tables, which have functions that came with CUDA 13."""
-    return "torch" not in inspect.getsource(case) and (major == 13 or "entry_points.txt" not in inspect.getsource(case))
+    source = inspect.getsource(case)
+    return "torch" not in source and case.__name__ not in NOT_EMULATED and (major == 13 or "entry_points.txt" not in source)
 
 
 class Libraries(Emulated):
@@ -184,7 +189,8 @@ class Libraries(Emulated):
         return self.emulator.run(self.emulator.python, *arguments, PYTHONPATH=self.torch.parent, **environment)
 
     def test_every_library_is_loaded_with_all_its_symbols(self):
-        libraries = [*self.libraries.iterdir(), *(self.native / "lib/oomdiag").glob("*.so")]
+        libraries = {*self.libraries.iterdir(), *(self.native / "lib/oomdiag").glob("*.so")}
+        libraries.remove(self.libraries / "liboomdiag_cudnn_by_name.so")  # it wants NVIDIA's cuDNN
         self.assertGreater(len(libraries), 15)
         for library in libraries:
             with self.subTest(library.name):
