@@ -140,7 +140,7 @@ inline constexpr uint64_t kNoNode = ~uint64_t{0} - 1;
 /// One fact, 64 bytes. `sequence` orders all events of a process, starts at 1 and is stored last: 0 = not written.
 struct alignas(64) Event {
   uint64_t sequence = 0;
-  uint64_t time = 0;  ///< raw time stamp counter; the trace header converts it to nanoseconds
+  uint64_t time = 0;  ///< the processor's counter (read_ticks); the trace header converts it to nanoseconds
   uint64_t address = 0;
   int64_t bytes = 0;
   uint64_t detail = 0;

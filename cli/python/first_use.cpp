@@ -48,6 +48,13 @@ constexpr const char* kFlags[] = {"-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidd
 /// Our sources are C++20, and so were torch's headers up to 2.15; where they want more, the second is tried.
 constexpr const char* kStandards[] = {"-std=c++20", "-std=c++23"};
 
+/// What conda's packages of CUDA call this machine.
+#ifdef __aarch64__
+constexpr const char* kCondaTarget = "sbsa-linux";
+#else
+constexpr const char* kCondaTarget = "x86_64-linux";
+#endif
+
 constexpr const char* kStillWorks =
     "without a recorder the virtual device still works, with PyTorch's own totals and errors, and so does oomdiag "
     "explain with "
@@ -320,7 +327,7 @@ std::vector<fs::path> header_folders(const fs::path& torch) {
   std::ranges::sort(folders);
   const char* const conda = std::getenv("CONDA_PREFIX");
   for (const fs::path& last : {packages / "triton" / "backends" / "nvidia" / "include",
-                               fs::path(conda == nullptr ? "/nowhere" : conda) / "targets" / "x86_64-linux" / "include",
+                               fs::path(conda == nullptr ? "/nowhere" : conda) / "targets" / kCondaTarget / "include",
                                fs::path("/usr/local/cuda/include")}) {
     if (fs::is_directory(last, ignored)) folders.push_back(last);
   }

@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "profiler/trace/ticks.h"
+
 namespace oomdiag {
 
 constexpr size_t kMaxPending = 1 << 16;

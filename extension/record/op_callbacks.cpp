@@ -24,6 +24,7 @@
 #include "extension/record/python.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
+#include "profiler/trace/ticks.h"
 
 // Every op of every thread passes here twice. The start callback notes what now runs in the thread's state, which the
 // allocator's hook copies into its events; the end callback puts back what ran before. Almost nothing is written: only

@@ -37,6 +37,7 @@
 #include "extension/torch_version.h"
 #include "extension/write_status.h"
 #include "profiler/error.h"
+#include "profiler/trace/ticks.h"
 
 namespace oomdiag {
 

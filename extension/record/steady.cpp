@@ -13,6 +13,7 @@
 #include "extension/record/op_callbacks.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
+#include "profiler/trace/ticks.h"
 
 namespace oomdiag {
 

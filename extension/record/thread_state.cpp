@@ -5,6 +5,7 @@
 
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/session.h"
+#include "profiler/trace/ticks.h"
 
 namespace oomdiag {
 

@@ -6,6 +6,9 @@
 //   │        │                │ each     │ where it ended │ tensors     │ their alloc events   │ one thread each     │
 //   └────────┴────────────────┴──────────┴────────────────┴─────────────┴──────────────────────┴─────────────────────┘
 //
+// Where the writer's machine has larger pages the names begin with the second page. What does not change with the machine
+// is the order of bytes: all that CUDA runs on has the lowest first.
+//
 // The file is created sparse and mapped shared (shared_file.h); pages are reserved before they are used, because a store into
 // an unreserved page of a full disk is a SIGBUS in the user's training. What was stored survives SIGKILL: it is in the page
 // cache. Writers publish by storing one word last (an event's sequence, a section's count), so a reader never sees

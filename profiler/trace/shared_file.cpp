@@ -15,6 +15,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "profiler/trace/fences.h"
+
 namespace oomdiag {
 namespace {
 
@@ -89,6 +91,8 @@ Populated populate(char* from, char* to) noexcept {
 
 }  // namespace
 
+uint64_t host_page_bytes() noexcept { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+
 FileDescriptor::FileDescriptor(const char* path, int flags) noexcept {
   const int low = open(path, flags | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (low < 0) return;
@@ -161,8 +165,8 @@ SharedFile::~SharedFile() {
 
 Room SharedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {
   if (is_private_.load(std::memory_order_relaxed)) return Room::enough;
-  const uint64_t from = offset / kHostPageBytes * kHostPageBytes,
-                 to = std::min(round_up(offset + bytes, kHostPageBytes), round_up(bytes_, kHostPageBytes));
+  const uint64_t page = host_page_bytes();
+  const uint64_t from = offset / page * page, to = std::min(round_up(offset + bytes, page), round_up(bytes_, page));
   switch (populate(map_ + from, map_ + to)) {
     case Populated::yes:
       return Room::enough;
@@ -179,7 +183,7 @@ Room SharedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {
 
 bool SharedFile::store(uint64_t offset, const void* from, uint64_t bytes) noexcept {
   if (reserve(offset, bytes) != Room::enough) return false;
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // read by others: the compiler must keep the order of stores
+  order_stores();
   std::memcpy(map_ + offset, from, bytes);
   return true;
 }
@@ -187,7 +191,7 @@ bool SharedFile::store(uint64_t offset, const void* from, uint64_t bytes) noexce
 bool SharedFile::load(uint64_t offset, void* to, uint64_t bytes) noexcept {
   if (reserve(offset, bytes) != Room::enough) return false;
   std::memcpy(to, map_ + offset, bytes);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  order_loads();
   return true;
 }
 

@@ -17,7 +17,8 @@
 
 namespace oomdiag {
 
-inline constexpr uint64_t kHostPageBytes = 4096;
+/// Of this machine: 4 KiB on x86-64, up to 64 KiB on 64-bit ARM (Grace). Neither locks nor allocates.
+uint64_t host_page_bytes() noexcept;
 
 /// Whether a file has blocks for what is to be stored.
 enum class Room : uint8_t {
@@ -84,7 +85,7 @@ class SharedFile {
   void remove() const noexcept;
 
   /// What is stored from here on stays in this process's memory, as in a child of fork. What lies behind the first
-  /// `kept_bytes` reads as zeros.
+  /// `kept_bytes`, which are whole pages, reads as zeros.
   void become_private(uint64_t kept_bytes) noexcept;
   /// Whether a store into what was reserved may be a SIGBUS all the same, once the disk is nearly full: see `find_room`.
   bool may_lose_room() const noexcept { return may_lose_room_; }

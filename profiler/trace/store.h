@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "profiler/event.h"
+#include "profiler/trace/fences.h"
 
 namespace oomdiag {
 
@@ -12,8 +13,7 @@ namespace oomdiag {
 inline void store_event(Event& place, const Event& event) noexcept {
   std::atomic_ref<uint64_t> sequence(place.sequence);
   sequence.store(0, std::memory_order_relaxed);
-  std::atomic_signal_fence(
-      std::memory_order_seq_cst);  // the mapping is read by others: the compiler must keep the order
+  order_stores();
   std::memcpy(reinterpret_cast<char*>(&place) + sizeof(uint64_t),
               reinterpret_cast<const char*>(&event) + sizeof(uint64_t), sizeof(Event) - sizeof(uint64_t));
   sequence.store(event.sequence, std::memory_order_release);

@@ -1,34 +1,29 @@
 #include "profiler/trace/writer.h"
 
 #include <unistd.h>
-#ifdef __x86_64__
-#include <x86intrin.h>
-#endif
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <span>
 #include <string>
 
 #include "profiler/error.h"
 #include "profiler/trace/evenly_spaced.h"
+#include "profiler/trace/fences.h"
 #include "profiler/trace/store.h"
+#include "profiler/trace/ticks.h"
 
 namespace oomdiag {
 
 namespace {
 
-constexpr uint64_t kReservedSlots = 4096;               // at a time
-constexpr uint64_t kTicksBetweenLooks = 1'000'000'000;  // a third of a second or so
+constexpr uint64_t kReservedSlots = 4096;  // at a time
+constexpr uint64_t kSectionUnit = 4096;    // bytes that a section of the file is a multiple of
+constexpr uint64_t kLooksPerSecond = 3;    // at the disk, about
 
-uint64_t monotonic_ns() noexcept {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
-}
+uint64_t time_of_next_look() noexcept { return read_ticks() + ticks_per_second() / kLooksPerSecond; }
 
 // The chunk that this thread writes to. It has no destructor: exit handlers write after the main thread's destructors ran.
 struct HeldChunk {
@@ -79,19 +74,19 @@ const char* describe_shortage(Room room) noexcept {
 // Says in the header where everything goes.
 TraceHeader& lay_out(TraceHeader& header, uint32_t device_count, const TraceBudget& budget) {
   header.device_count = std::min(device_count, kMaxDevices);
-  header.names_offset = kHeaderBytes;
-  header.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kHostPageBytes);
+  header.names_offset = round_up(kHeaderBytes, host_page_bytes());  // what lies behind the header: leave_to_parent
+  header.names_bytes = round_up(static_cast<uint64_t>(budget.names_bytes), kSectionUnit);
   header.contexts_offset = header.names_offset + header.names_bytes;
   header.contexts_capacity = budget.contexts;
-  header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kHostPageBytes);
+  header.steps_offset = round_up(header.contexts_offset + budget.contexts * sizeof(Context), kSectionUnit);
   header.steps_capacity = uint64_t{std::max(budget.steps, 2u)} / 2 * 2;
-  header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kHostPageBytes);
+  header.kept_offset = round_up(header.steps_offset + header.steps_capacity * sizeof(uint64_t), kSectionUnit);
   header.kept_capacity = std::max(budget.kept_events, 1u);
-  header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kHostPageBytes);
+  header.tables_offset = round_up(header.kept_offset + header.kept_capacity * sizeof(Event), kSectionUnit);
   header.slots_per_device = budget.slots_per_device;
   const uint64_t slots = uint64_t{header.device_count} * header.slots_per_device;
-  header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kHostPageBytes);
-  header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kHostPageBytes);
+  header.chunks_offset = round_up(header.tables_offset + slots * sizeof(Event), kSectionUnit);
+  header.chunk_bytes = round_up(static_cast<uint64_t>(budget.chunk_bytes), kSectionUnit);
   header.chunk_capacity = std::max<uint64_t>(static_cast<uint64_t>(budget.event_bytes) / header.chunk_bytes, 2);
   header.file_bytes = header.chunks_offset + header.chunk_capacity * header.chunk_bytes;
   return header;
@@ -121,14 +116,6 @@ char* require(SharedFile& file) {
 
 }  // namespace
 
-uint64_t read_ticks() noexcept {
-#ifdef __x86_64__
-  return __rdtsc();
-#else
-  return monotonic_ns();
-#endif
-}
-
 TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_count, const TraceBudget& budget)
     : file_(file, file_bytes_of(device_count, budget), SharedFile::Opening::create),
       header_(&lay_out(*new (require(file_)) TraceHeader, device_count, budget)),
@@ -137,7 +124,7 @@ TraceWriter::TraceWriter(const std::filesystem::path& file, uint32_t device_coun
       chunks_(static_cast<uint32_t>(header_->chunk_capacity), slots_of(*header_)),
       steps_{header_->steps_offset, header_->steps_capacity * sizeof(uint64_t)},
       kept_{header_->kept_offset, header_->kept_capacity * sizeof(Event)} {
-  if (file_.may_lose_room()) next_look_.store(read_ticks() + kTicksBetweenLooks);
+  if (file_.may_lose_room()) next_look_.store(time_of_next_look());
   header_->pid = getpid();
   header_->start_ticks = read_ticks();
   header_->start_time_ns = monotonic_ns();
@@ -153,7 +140,7 @@ TraceWriter::~TraceWriter() { held_owner.release(); }
 void TraceWriter::publish() {
   header_->version = kTraceVersion;
   header_->header_bytes = kHeaderBytes;
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  order_stores();
   std::memcpy(header_->magic, kTraceMagic, sizeof kTraceMagic);
 }
 
@@ -170,7 +157,7 @@ void TraceWriter::leave_to_parent() noexcept {
   on_.store(false);
   held = {nullptr, nullptr, nullptr};
   held_owner.disown();
-  file_.become_private(kHeaderBytes);
+  file_.become_private(header_->names_offset);
 }
 
 bool TraceWriter::fail_unless_enough(Room room) noexcept {
@@ -182,10 +169,10 @@ bool TraceWriter::fail_unless_enough(Room room) noexcept {
 // A page that is written back by the kernel is one that a store needs room for. So whoever stores has looked a moment ago, and
 // on a disk that is nearly full, or that cannot be looked at, nothing is stored to the file any more, by any thread: not even why.
 bool TraceWriter::look_at_disk() noexcept {
-  next_look_.store(read_ticks() + kTicksBetweenLooks, std::memory_order_relaxed);
+  next_look_.store(time_of_next_look(), std::memory_order_relaxed);
   const Room room = file_.find_room();
   if (room == Room::enough) return true;
-  file_.become_private(kHeaderBytes);
+  file_.become_private(header_->names_offset);
   fail(describe_shortage(room));
   file_.write_out(0, kHeaderBytes);
   return false;

@@ -129,7 +129,4 @@ class TraceWriter {
   FileSection steps_, kept_;
 };
 
-/// The time stamp counter, as `Event::time` holds it.
-uint64_t read_ticks() noexcept;
-
 }  // namespace oomdiag

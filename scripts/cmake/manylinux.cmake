@@ -4,7 +4,7 @@
 # Input:  OOMDIAG_ZIG           the program `zig`, or the package's: .../site-packages/ziglang/zig
 #         OOMDIAG_PROCESSOR     x86_64 (default) or aarch64
 #         OOMDIAG_GLIBC         2.28 (default)
-#         OOMDIAG_INCLUDE       where fmt, CLI11, nlohmann/json and zlib.h lie (default: /usr/include): a cross compiler does not look there
+#         OOMDIAG_INCLUDE       where fmt, CLI11, nlohmann/json, zlib.h and, for unit tests, Catch2 lie (default: /usr/include): a cross compiler does not look there
 # CMake wants one file for each tool, and zig is one program: each gets a script in the build folder.
 set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES OOMDIAG_ZIG OOMDIAG_PROCESSOR OOMDIAG_GLIBC)
 foreach(default "OOMDIAG_ZIG=zig" "OOMDIAG_PROCESSOR=x86_64" "OOMDIAG_GLIBC=2.28" "OOMDIAG_INCLUDE=/usr/include")
@@ -28,10 +28,13 @@ set(CMAKE_C_COMPILER "${tools}/cc")
 set(CMAKE_CXX_COMPILER "${tools}/c++")
 set(CMAKE_AR "${tools}/ar" CACHE FILEPATH "")
 set(CMAKE_RANLIB "${tools}/ranlib" CACHE FILEPATH "")
+# Stripped by the linker: binutils know the processor of their own machine only.
+set(CMAKE_EXE_LINKER_FLAGS_INIT -s)
+set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
 
 # Headers alone, each under its own name: all of /usr/include would bring the C library of this machine along.
 set(OOMDIAG_HEADERS "${CMAKE_BINARY_DIR}/zig/include")
 file(MAKE_DIRECTORY "${OOMDIAG_HEADERS}")
-foreach(library CLI fmt nlohmann zlib.h zconf.h)
+foreach(library CLI catch2 fmt nlohmann zlib.h zconf.h)
   file(CREATE_LINK "${OOMDIAG_INCLUDE}/${library}" "${OOMDIAG_HEADERS}/${library}" SYMBOLIC)
 endforeach()

@@ -28,8 +28,9 @@ Contents::Piece Contents::cut(const Piece& piece, size_t from, size_t bytes) {
              .is_guess = piece.is_guess,
              .promise = piece.promise,
              .offset = piece.offset + from};
+  if (piece.data.empty()) return part;
   const auto begin = piece.data.begin() + static_cast<std::ptrdiff_t>(from);
-  if (!piece.data.empty()) part.data.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
+  part.data.assign(begin, begin + static_cast<std::ptrdiff_t>(bytes));
   return part;
 }
 

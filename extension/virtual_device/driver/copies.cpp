@@ -14,6 +14,7 @@
 #include "extension/virtual_device/driver/contents.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/memory.h"
+#include "profiler/trace/shared_file.h"
 
 namespace {
 
@@ -49,8 +50,8 @@ bool is_own_bulk(const void* to, size_t bytes) {
 /// Zeros. The whole pages are given back: they read as zeros too, and activations that are offloaded to the host, of which
 /// nobody knows the contents, take none of its memory.
 void clear_by_giving_back(void* to, size_t bytes) {
-  constexpr size_t kPage = 4096;
-  const uintptr_t begin = (address_of(to) + kPage - 1) / kPage * kPage, end = (address_of(to) + bytes) / kPage * kPage;
+  const uint64_t page = oomdiag::host_page_bytes();  // the kernel rounds the length up to whole ones
+  const uintptr_t begin = oomdiag::round_up(address_of(to), page), end = (address_of(to) + bytes) / page * page;
   if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED) != 0) {
     return oomdiag::Contents::clear_by_writing(to, bytes);
   }

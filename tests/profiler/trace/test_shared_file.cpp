@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "profiler/trace/shared_file.h"
+#include "profiler/trace/ticks.h"
 #include "profiler/trace/trace.h"
 #include "profiler/trace/writer.h"
 #include "tests/catch.h"
@@ -207,10 +208,10 @@ TEST_CASE("no descriptor of a shared file is open once it is mapped, and while o
           "[trace]") {
   const TestFolder folder;
   const fs::path path = fs::canonical(folder.path()) / "file";
-  SharedFile file(path, kHostPageBytes, SharedFile::Opening::create);
+  SharedFile file(path, host_page_bytes(), SharedFile::Opening::create);
   REQUIRE(file);
   CHECK(count_descriptors(path) == 0);
-  CHECK(file.reserve(0, kHostPageBytes) == Room::enough);
+  CHECK(file.reserve(0, host_page_bytes()) == Room::enough);
   CHECK(count_descriptors(path) == 0);
   CHECK(holds_in_child(false, [&] {
     close(STDIN_FILENO);
@@ -228,7 +229,7 @@ TEST_CASE("a store on a full disk is an error and no signal, on any kernel", "[t
   const bool is_older_kernel = GENERATE(false, true);
   CHECK(holds_in_child(is_older_kernel, [&] {
     SharedFile file(disk.place() / "file", 1 << 20, SharedFile::Opening::create);
-    const std::vector<char> some(8 * kHostPageBytes, 'x');
+    const std::vector<char> some(8 * host_page_bytes(), 'x');
     uint64_t stored = 0;
     while (stored < (1 << 20) && file.store(stored, some.data(), some.size())) stored += some.size();
     return file && stored > 0 && stored <= 64 << 10 && file.reserve(stored, some.size()) == Room::none;
@@ -241,11 +242,11 @@ TEST_CASE("the file may be moved, and its name may be another's: that one is not
   const fs::path path = folder.path() / "file";
   CHECK(holds_in_child(is_older_kernel, [&] {
     SharedFile file(path, 1 << 20, SharedFile::Opening::create);
-    if (file.reserve(0, kHostPageBytes) != Room::enough) return false;
+    if (file.reserve(0, host_page_bytes()) != Room::enough) return false;
     fs::rename(path, folder.path() / "moved");
     folder.write("file", "the user's");
-    const Room later = file.reserve(kHostPageBytes, kHostPageBytes);
-    file.write_out(0, kHostPageBytes);
+    const Room later = file.reserve(host_page_bytes(), host_page_bytes());
+    file.write_out(0, host_page_bytes());
     file.at(0)[0] = 'x';
     return later == (is_older_kernel ? Room::unreachable : Room::enough) && file.find_room() == Room::unreachable;
   }));
@@ -284,19 +285,19 @@ TEST_CASE("a descriptor whose number the program has taken meanwhile is neither 
 TEST_CASE("processes that join a file share it, whoever comes first", "[trace]") {
   const TestFolder folder;
   const auto join = [&] {
-    return SharedFile(folder.path() / "file", 2 * kHostPageBytes, SharedFile::Opening::create_or_join);
+    return SharedFile(folder.path() / "file", 2 * host_page_bytes(), SharedFile::Opening::create_or_join);
   };
   SharedFile first = join(), second = join();
   const int sent = 7;
   int received = 0;
-  CHECK(first.store(kHostPageBytes, &sent, sizeof sent));
-  CHECK(second.load(kHostPageBytes, &received, sizeof received));
+  CHECK(first.store(host_page_bytes(), &sent, sizeof sent));
+  CHECK(second.load(host_page_bytes(), &received, sizeof received));
   CHECK(received == sent);
-  CHECK(SharedFile(folder.path() / "file", kHostPageBytes, SharedFile::Opening::create).error() == EEXIST);
-  first.become_private(kHostPageBytes);
+  CHECK(SharedFile(folder.path() / "file", host_page_bytes(), SharedFile::Opening::create).error() == EEXIST);
+  first.become_private(host_page_bytes());
   const int unsent = 8;
-  CHECK(first.store(kHostPageBytes, &unsent, sizeof unsent));
-  CHECK(second.load(kHostPageBytes, &received, sizeof received));
+  CHECK(first.store(host_page_bytes(), &unsent, sizeof unsent));
+  CHECK(second.load(host_page_bytes(), &received, sizeof received));
   CHECK(received == sent);
 }
 
@@ -304,7 +305,7 @@ TEST_CASE("a planted link and a file of somebody else are not joined", "[trace]"
   const TestFolder folder;
   const fs::path precious = folder.write("precious", "precious");
   const auto error_of = [&](const fs::path& path) {
-    return SharedFile(path, kHostPageBytes, SharedFile::Opening::create_or_join).error();
+    return SharedFile(path, host_page_bytes(), SharedFile::Opening::create_or_join).error();
   };
   fs::create_symlink(precious, folder.path() / "link");
   CHECK(error_of(folder.path() / "link") == ELOOP);
@@ -318,9 +319,9 @@ TEST_CASE("a planted link and a file of somebody else are not joined", "[trace]"
 TEST_CASE("a limit of file sizes is an error and no signal", "[trace]") {
   const TestFolder folder;
   CHECK(holds_in_child(false, [&] {
-    const rlimit limit{.rlim_cur = kHostPageBytes, .rlim_max = kHostPageBytes};
+    const rlimit limit{.rlim_cur = host_page_bytes(), .rlim_max = host_page_bytes()};
     setrlimit(RLIMIT_FSIZE, &limit);
-    return SharedFile(folder.path() / "file", 2 * kHostPageBytes, SharedFile::Opening::create).error() == EFBIG;
+    return SharedFile(folder.path() / "file", 2 * host_page_bytes(), SharedFile::Opening::create).error() == EFBIG;
   }));
 }
 
