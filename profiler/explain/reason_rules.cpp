@@ -131,6 +131,15 @@ bool is_kept_by_one_graph(const ReasonFacts& facts, const Growth& growth) {
   return growth.referrer.empty() && !growth.is_referred() && leads && is_kept_by_graph(facts, growth);
 }
 
+/// In how many steps a state of an optimizer was made: one makes all of it in one.
+size_t count_optimizers(const ReasonFacts& facts) {
+  std::set<uint32_t> steps;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    if (block.category == Category::optimizer_state) steps.insert(block.step);
+  }
+  return steps.size();
+}
+
 /// Backward of an op that a graph records, too, has an op's name.
 bool is_of_backward(const Where& where) { return !where.node.empty() || where.op.find("_backward") != where.op.npos; }
 
@@ -210,7 +219,8 @@ Found find_cycles_without_steps(const ReasonFacts& facts) {
 Found find_create_graph(const ReasonFacts& facts) {
   const Growth* growth = leading_growth(facts);
   if (growth == nullptr || growth->kind == GrowthKind::growing_buffer) return {};
-  if (growth->is_referred()) return {};  // gradients that a variable of the program collects
+  if (growth->is_referred()) return {};         // gradients that a variable of the program collects
+  if (count_optimizers(facts) >= 3) return {};  // whole trainings pile up
   if (growth->held.node.empty()) return differentiates_steps(facts, *growth) ? inner_steps(*growth) : Found{};
 
   return Reason{

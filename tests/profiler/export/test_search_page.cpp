@@ -20,7 +20,7 @@ TEST_CASE("the page of a search: bars against the room, figures, and nothing tha
   CHECK(has("<h1>Fits up to &lt;b&gt;</h1>"));
   CHECK(has("text &amp; more"));
   CHECK(!has("<script"));
-  CHECK(has("<pre>a &lt; b\nc</pre>"));
+  CHECK(has("<pre tabindex=\"0\">a &lt; b\nc</pre>"));
   CHECK(has(R"(<i class="fits" style="width:25.00%"></i><b style="left:100.00%">)"));
   CHECK(has(R"(<td class="number">2.00 GiB</td>)"));
   CHECK(has("&lt;!--ROWS--&gt;"));
