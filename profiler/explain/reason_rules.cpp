@@ -455,7 +455,7 @@ Found find_logits(const ReasonFacts& facts) {
   const int64_t bytes = logits.bytes + (asks_for_more ? requested_bytes(facts) : 0);
   if (logits.count == 0 && failed != nullptr && !makes_logits(failed->where)) return {};  // as many rows as words
   if (vocabularies.empty() || !is_large(facts, bytes, 0.4)) return {};
-  const Where& made = logits.largest != nullptr ? logits.largest->made : failed->where;
+  const Where made = logits.largest != nullptr ? logits.made() : failed_in(facts);
   const std::string words =
       vocabularies.words.empty() ? "many classes" : fmt::format("a vocabulary of {}", *vocabularies.words.rbegin());
   const std::string text = fmt::format("logits over {}{}, and copies of them: {}", words, at(made), with_unit(bytes));
@@ -479,7 +479,7 @@ Found find_embedding_gradients(const ReasonFacts& facts) {
   const int64_t bytes =
       gradients.bytes + (failed != nullptr && is_embedding(failed->where) ? failed->requested_bytes : 0);
   if (!is_large(facts, bytes, 0.2)) return {};
-  const Where& where = gradients.largest != nullptr ? gradients.largest->made : failed->where;
+  const Where where = gradients.largest != nullptr ? gradients.made() : failed_in(facts);
   return Reason{.id = {},
                 .text = fmt::format("dense gradients of an embedding{}: {}, as large as the tables, for a few rows",
                                     at(where), with_unit(bytes)),
@@ -511,8 +511,8 @@ Found find_earlier_outputs(const ReasonFacts& facts) {
   if (!is_large(facts, earlier.bytes, 0.15)) return {};
   return Reason{
       .id = {},
-      .text = fmt::format("tensors of step {} are still alive in step {}{}: {}", now - 1, now,
-                          at(earlier.largest->made), with_unit(earlier.bytes)),
+      .text = fmt::format("tensors of step {} are still alive in step {}{}: {}", now - 1, now, at(earlier.made()),
+                          with_unit(earlier.bytes)),
       .bytes = earlier.bytes,
       .fix = "delete_outputs",
       .how = {"del output, loss  # at the end of the loop's body: a name keeps its tensor until it is assigned again"}};

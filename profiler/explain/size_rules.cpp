@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/fix_rules.h"
@@ -46,6 +47,26 @@ std::optional<bool> builds_graph(const ReasonFacts& facts) {
   const bool tells = std::ranges::any_of(
       step, [](const StepAllocation& block) { return block.is_of_step() && !block.made.module.empty(); });
   return tells ? std::optional(false) : std::nullopt;
+}
+
+/// Many copies of one size that one line made, and of no other size worth mentioning: weights of a model that goes to the GPU by one
+/// line are of several sizes. Nothing has used them yet, so that they are of no category.
+template <class Holds>
+Share find_equal_copies(const ReasonFacts& facts, const Holds& holds) {
+  constexpr int64_t kMany = 16;
+  std::map<std::string_view, std::map<int64_t, Share>> lines;
+  for (const LiveBlock& block : facts.device.state.blocks) {
+    const bool is_unused = block.category == Category::unknown && !block.pending_free && !block.made.source.empty();
+    if (is_unused && holds(block)) lines[block.made.source][block.requested_bytes].add(block);
+  }
+  Share most;
+  for (const auto& [source, sizes] : lines) {
+    const Share& largest = sizes.rbegin()->second;
+    int64_t others = 0;
+    for (const auto& [size, share] : sizes) others += share.bytes;
+    if (largest.count >= kMany && largest.bytes * 10 >= others * 9 && largest.bytes > most.bytes) most = largest;
+  }
+  return most;
 }
 
 bool convolves(const ReasonFacts& facts) {
@@ -99,9 +120,12 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
 
 Found find_data_on_card(const ReasonFacts& facts) {
   constexpr int64_t kSeveralBatches = 4;
-  const Share data = sum_blocks(facts, [](const LiveBlock& block) {
-    return block.category == Category::input && is_copy(block.made.op) && block.phase == Phase::setup;
-  });
+  const auto is_copied_before = [](const LiveBlock& block) {
+    return is_copy(block.made.op) && block.phase == Phase::setup;
+  };
+  Share data = sum_blocks(
+      facts, [&](const LiveBlock& block) { return block.category == Category::input && is_copied_before(block); });
+  if (const Share equal = find_equal_copies(facts, is_copied_before); equal.bytes > data.bytes) data = equal;
   const OutOfMemory* failed = failure(facts);
   const bool fails = failed != nullptr && failed->phase == Phase::setup && is_copy(failed->where.op) &&
                      failed->where.module.empty() && is_large(facts, failed->requested_bytes, 0.4);
@@ -141,7 +165,7 @@ Found find_kept_gradients(const ReasonFacts& facts) {
 
 Found find_large_buffers(const ReasonFacts& facts) {
   const Share buffers = sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::buffer; });
-  if (!is_large(facts, buffers.bytes, 0.5)) return {};
+  if (buffers.largest == nullptr || !is_large(facts, buffers.bytes, 0.5)) return {};
   const LiveBlock& largest = *buffers.largest;
   return Reason{
       .id = {},

@@ -320,6 +320,18 @@ TEST_CASE("a tensor that is copied as a whole is data that belongs on the host",
   CHECK(reason_of(device).empty());
 }
 
+TEST_CASE("equal copies of one line that nothing has used yet are data, those of several sizes a model",
+          "[explain][reasons]") {
+  const LiveBlock image{.bytes = 5_MiB,
+                        .requested_bytes = 5_MiB,
+                        .phase = Phase::setup,
+                        .made = {.op = "aten::to", .source = "cameras.py:3"}};
+  std::vector<LiveBlock> blocks(40, image);
+  CHECK(reason_of(refused(blocks)) == "data_on_gpu");
+  for (size_t i = 0; i < blocks.size(); i += 2) blocks[i].requested_bytes = 4_MiB;
+  CHECK(reason_of(refused(blocks)) != "data_on_gpu");
+}
+
 TEST_CASE("dense matrices and enlarged images are told by their ops", "[explain][reasons]") {
   DeviceHistory device = refused({{.bytes = 200_MiB, .category = Category::input, .made = {.op = "aten::to_dense"}}});
   CHECK(reason_of(device) == "dense_matrix");
