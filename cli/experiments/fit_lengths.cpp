@@ -26,10 +26,10 @@ nlohmann::json batches_of_loaders(nlohmann::json settings) {
 }
 
 /// Of the data set that is trained on, which is the one with most samples.
-void take_lengths(const nlohmann::json& told, Lengths& lengths) {
-  if (told.at("samples") < lengths.of_samples) return;
-  lengths.of_samples = told.at("samples");
-  lengths.samples = told.at("looked_at");
+void take_lengths(const nlohmann::json& loader, Lengths& lengths) {
+  if (loader.at("samples") < lengths.of_samples) return;
+  lengths.of_samples = loader.at("samples");
+  lengths.samples = loader.at("looked_at");
   lengths.distinct.clear();
   for (const auto& [length, place] : lengths.loaders.back()) lengths.distinct.push_back(length);
 }
@@ -57,18 +57,23 @@ Lengths look_at_loaders(FitRequest request, Experiments& experiments, const Valu
   Fitter fitter(request, experiments, [](std::size_t) {});
   Lengths lengths;
   const std::vector<FitRun> runs = fitter.learn({values});
-  for (const nlohmann::json& told : runs.front().experiment.told) {
-    if (!told.contains("loader_lengths")) continue;
-    const nlohmann::json& loader = told.at("loader_lengths");
+  std::string why_not;
+  for (const nlohmann::json& line : runs.front().experiment.told) {
+    why_not = line.value("refused", why_not);
+    if (!line.contains("loader_lengths")) continue;
+    const nlohmann::json& loader = line.at("loader_lengths");
     lengths.loaders.emplace_back();
     for (const auto& of_length : loader.at("lengths")) lengths.loaders.back()[of_length.at(0)] = of_length.at(2);
     take_lengths(loader, lengths);
   }
   if (lengths.distinct.size() > 1) return lengths;
-  throw Error(ErrorKind::input,
-              lengths.loaders.empty() ? "the program goes through no DataLoader that makes batches of samples"
-                                      : "all samples of the program's DataLoader are of one size",
-              "write the lengths into a file: --lengths lengths.txt, or search without --lengths");
+  const std::string no_lengths = lengths.loaders.empty()
+                                     ? "the program goes through no DataLoader that makes batches of samples"
+                                     : "all samples of the program's DataLoader are of one size";
+  throw Error(
+      ErrorKind::input,
+      why_not.empty() ? no_lengths : "no batch can be made of one sample of the program's DataLoader: " + why_not,
+      "write the lengths into a file: --lengths lengths.txt, or search without --lengths");
 }
 
 Lengths read_lengths(const std::filesystem::path& file) {

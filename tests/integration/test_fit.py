@@ -197,9 +197,12 @@ class Slow(Fit):
 
     def test_lengths_of_a_loader_that_has_none_are_refused_with_the_remedy(self):
         of_one_size = self.write_program(LOADER_PROGRAM.replace("LENGTHS", "[95] * 4000").replace("[16, 24, 16]", "[16]"), "one_size.py")
+        of_pairs = self.write_program(LOADER_PROGRAM.replace("LENGTHS", "[16, 95] * 2000").replace("batch_size=1,", "batch_size=2,")
+                                      .replace("[16, 24, 16]", "[16, 24]").replace("def collate(samples):", "def collate(samples):\n        samples[1]"),
+                                      "pairs.py")
         without = [*self.write(), "{batch}"]
-        for program, why in ([*of_one_size, "{batch}"], "are of one size"), (without, "goes through no DataLoader"), ([*without, "{length}"], "without {length}"):
-            done = subprocess.run([OOMDIAG, "fit", *CARD, "--vary", "batch=1..64", "--lengths", "loader", "--", *map(str, program)],
+        for program, why in ([*of_one_size, "{batch}"], "are of one size"), ([*of_pairs, "{batch}"], "of one sample"), (without, "goes through no DataLoader"), ([*without, "{length}"], "without {length}"):
+            done = subprocess.run([OOMDIAG, "fit", *CARD, "--vary", "batch=2..64", "--lengths", "loader", "--", *map(str, program)],
                                   capture_output=True, text=True, cwd=self.folder, timeout=800)
             error, hint = done.stderr.splitlines()[-2:]
             self.assertIn(why, error)

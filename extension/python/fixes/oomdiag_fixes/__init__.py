@@ -20,9 +20,13 @@ def tell_applied(id, lines):
     tell(id=id, applied=True, lines=lines)
 
 
+def tell_refused(id, error):
+    tell(id=id, refused=f"{type(error).__name__}: {error}".splitlines()[0])
+
+
 def apply_all():
     for id, settings in json.loads(os.environ["OOMDIAG_FIXES"]):
         try:
             importlib.import_module(f"{__name__}.{id}").apply(settings)
         except Exception as error:  # the program runs on without it, and that is said
-            tell(id=id, refused=f"{type(error).__name__}: {error}".splitlines()[0])
+            tell_refused(id, error)

@@ -1,6 +1,6 @@
 """No fix: makes the worst batches that a program's own DataLoader can make, for `oomdiag fit --lengths loader`.
 
-{"look": true} tells the lengths of the samples of each DataLoader that the program goes through, and changes nothing.
+{"look": true} reports the lengths of the samples of each DataLoader that the program goes through, and changes nothing.
 {"samples": [...]} fills each batch with one sample: of the n-th of those loaders, in the order in which they are first gone through, that
 at this place of its data set. A batch of equal samples is as long as this one, whatever its collate function does.
 
@@ -12,7 +12,7 @@ import time
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from . import tell
+from . import tell, tell_applied, tell_refused
 
 MAX_SECONDS = 60  # for one loader
 
@@ -36,7 +36,7 @@ def _samples_of(dataset):
 
 
 def _look(loader):
-    """What is told of a loader: for each length how many samples have it, and the place of one."""
+    """What is reported of a loader: for each length how many samples have it, and the place of one."""
     ends, sizes = time.monotonic() + MAX_SECONDS, []
     for sample in _samples_of(loader.dataset):
         sizes.append(_sizes(loader.collate_fn([sample])))
@@ -62,7 +62,7 @@ def _batches(loader, place, plain):
         return
     batch_size = loader.batch_size or len(next(iter(loader.batch_sampler)))
     sample = next(itertools.islice(_samples_of(loader.dataset), place, None)) if isinstance(loader.dataset, IterableDataset) else loader.dataset[place]
-    tell(id="loader_batches", applied=True, lines=[])
+    tell_applied("loader_batches", [])
     for _ in range(_count_batches(loader, batch_size)):
         yield loader.collate_fn([sample] * batch_size)
 
@@ -87,7 +87,10 @@ def apply(settings):
 
     def look_and_go_through(self):
         if number_of(self.dataset)[1] and (self.batch_size is not None or self.batch_sampler is not None):
-            tell(loader_lengths=_look(self))
+            try:
+                tell(loader_lengths=_look(self))
+            except Exception as error:  # a collate function that wants several samples: the program goes on without the look
+                tell_refused("loader_batches", error)
         return plain(self)
 
     def go_through_worst(self):
