@@ -9,6 +9,7 @@
 #include "extension/record/session.h"
 #include "extension/record/tensor_event.h"
 #include "extension/record/thread_state.h"
+#include "profiler/trace/referrer_words.h"
 
 namespace oomdiag {
 
@@ -43,7 +44,7 @@ void TensorReferrers::write() {
   }
 }
 
-// What was freed before is nobody's.
+// No variable refers to what was freed before.
 void TensorReferrers::write_beginning() {
   for (uint32_t device = 0; device < session().device_count; ++device) {
     Event event = thread_state().event(EventKind::referrer);
@@ -176,14 +177,14 @@ std::string TensorReferrers::name_of(uint32_t index) const {
   uint32_t holder = way.back();
   for (size_t i = way.size() - 1; i-- > 0;) {
     const PythonObject parent = reached_[way[i + 1]].object;
-    if (reader_.type_name(parent) == "_lru_cache_wrapper") {
-      return "lru_cache of '" + named + "' in " + place;
-    }
+    const std::string type = reader_.type_name(parent);
+    if (type == "_lru_cache_wrapper") return std::string(kCacheOfResults) + "'" + named + "' in " + place;
     const std::string step = name_of_step(way[i]);
-    const bool is_of_frame = reader_.type_name(parent) == "frame";
+    const bool is_of_frame = type == "frame";
     if (is_of_frame) {
       const PythonRef code(api_, api_.frame_code(parent));
-      place = api_.text(code.get(), "co_name") + "(), whose frame the traceback in '" + named + "' keeps";
+      place = api_.text(code.get(), "co_name") + "(), " + std::string(kFrameOfTraceback) + "'" + named + "'" +
+              std::string(kKeepsFrame);
       path = step.empty() ? "?" : step.substr(1);
     } else {
       path += step;

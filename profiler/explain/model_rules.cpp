@@ -10,6 +10,7 @@
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
+#include "profiler/trace/referrer_words.h"
 
 // Rows of kReasons about models themselves: several that are alive, copies of weights, files, and models that are too large.
 
@@ -22,15 +23,32 @@ bool is_copy_of_weights(const LiveBlock& block, const std::set<int64_t>& weights
          !block.before_recording && weights.contains(block.requested_bytes);
 }
 
+/// What torch.load put there.
+Share find_tensors_of_files(const ReasonFacts& facts) {
+  const std::set<int64_t> weights = find_sizes_of_weights(facts);
+  return sum_blocks(facts, [&](const LiveBlock& block) {
+    return has(block.made.inner_source, "torch/serialization") || has(block.made.source, "serialization.py") ||
+           (block.made.op.empty() && block.phase == Phase::setup &&
+            is_one_of(name_of(block.category), {"unknown", "output"})) ||
+           is_copy_of_weights(block, weights);
+  });
+}
+
+Reason names_loaded(const Share& loaded) {
+  return Reason{.id = {},
+                .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.made()),
+                                    with_unit(loaded.bytes)),
+                .bytes = loaded.bytes,
+                .fix = "load_to_host",
+                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
+                        "del state  # as soon as the model and the optimizer have it"}};
+}
+
 /// Whether a copy of a weight that the program keeps: of a state dict, or of a model that was not called yet.
 bool is_kept_copy(const LiveBlock& block, const std::set<int64_t>& weights) {
   const bool is_copied = is_copy(block.made.op) || is_one_of(block.made.op, {"aten::clone", "aten::empty_like"});
   const bool is_kept = is_one_of(name_of(block.category), {"input", "output", "unknown"}) && block.made.node.empty();
   return is_kept && is_copied && block.made.module.empty() && weights.contains(block.requested_bytes);
-}
-
-int64_t sum_category(const ReasonFacts& facts, Category category) {
-  return sum_blocks(facts, [&](const LiveBlock& block) { return block.category == category; }).bytes;
 }
 
 /// Whether the failing request was to copy one of the weights: of another model that goes to the GPU, parameter by parameter.
@@ -71,16 +89,19 @@ std::optional<Twins> find_large_twins(const ReasonFacts& facts) {
 /// list keeps a variable leads to.
 bool are_unreachable(const ReasonFacts& facts, const Twins& twins) {
   if (!facts.device.looked_for_referrers) return false;
-  const auto referred = std::ranges::count_if(facts.device.referrers, [&](const Referrer& one) {
-    return std::ranges::any_of(twins.parameters, [&](const LiveBlock* block) { return block->made == one.made; });
-  });
+  std::vector<Where> made;  // few: a line makes many
+  for (const LiveBlock* block : twins.parameters) {
+    if (std::ranges::find(made, block->made) == made.end()) made.push_back(block->made);
+  }
+  const auto referred = std::ranges::count_if(
+      facts.device.referrers, [&](const Referrer& one) { return std::ranges::find(made, one.made) != made.end(); });
   return referred * twins.models <= std::ssize(twins.parameters);
 }
 
 /// Names a cache of function results, where a variable leads to these models by one.
 std::vector<std::string> lines_for_models(const ReasonFacts& facts, const std::string& otherwise) {
-  const bool is_cached =
-      std::ranges::any_of(facts.device.referrers, [](const Referrer& one) { return has(one.variable, "lru_cache"); });
+  const bool is_cached = std::ranges::any_of(facts.device.referrers,
+                                             [](const Referrer& one) { return has(one.variable, kCacheOfResults); });
   std::vector<std::string> lines{otherwise};
   if (is_cached)
     lines.insert(lines.begin(),
@@ -118,7 +139,7 @@ Found find_models_in_cycles(const ReasonFacts& facts) {
 Found find_weight_copies(const ReasonFacts& facts) {
   const std::set<int64_t> weights = find_sizes_of_weights(facts);
   const Share copies = sum_blocks(facts, [&](const LiveBlock& block) { return is_kept_copy(block, weights); });
-  const int64_t parameters = sum_category(facts, Category::parameter);
+  const int64_t parameters = sum_category(facts, Category::parameter).bytes;
   const bool goes_on = copies_weight(facts, weights);
   const int64_t bytes = copies.bytes + (goes_on ? requested_bytes(facts) : 0);
   if (copies.count < 2 || (!goes_on && bytes * 10 < parameters * 8)) return {};
@@ -143,30 +164,22 @@ Found find_weight_copies(const ReasonFacts& facts) {
       .fix = "copies_on_host"};
 }
 
+Found find_loaded_in_the_way(const ReasonFacts& facts) {
+  const Share loaded = find_tensors_of_files(facts);
+  if (!is_large(facts, loaded.bytes, 0.1) || !lets_request_through(facts, loaded.bytes)) return {};
+  return names_loaded(loaded);
+}
+
 Found find_loaded(const ReasonFacts& facts) {
-  const std::set<int64_t> weights = find_sizes_of_weights(facts);
-  const Share loaded = sum_blocks(facts, [&](const LiveBlock& block) {
-    return has(block.made.inner_source, "torch/serialization") || has(block.made.source, "serialization.py") ||
-           (block.made.op.empty() && block.phase == Phase::setup &&
-            is_one_of(name_of(block.category), {"unknown", "output"})) ||
-           is_copy_of_weights(block, weights);
-  });
-  const bool is_in_the_way = is_large(facts, loaded.bytes, 0.1) && lets_request_through(facts, loaded.bytes);
-  if (!is_in_the_way && !is_large(facts, loaded.bytes, 0.25)) return {};
-  return Reason{.id = {},
-                .text = fmt::format("torch.load put tensors of a file onto the GPU{}: {}", at(loaded.made()),
-                                    with_unit(loaded.bytes)),
-                .bytes = loaded.bytes,
-                .fix = "load_to_host",
-                .how = {"state = torch.load(path, map_location=\"cpu\")" + comment_at(loaded.made()),
-                        "del state  # as soon as the model and the optimizer have it"}};
+  const Share loaded = find_tensors_of_files(facts);
+  if (!is_large(facts, loaded.bytes, 0.25)) return {};
+  return names_loaded(loaded);
 }
 
 // Of a layer behind nn.Flatten, whose inputs are all positions of all channels.
 Found find_large_layer(const ReasonFacts& facts) {
   constexpr int64_t kManyInputs = 16384;
-  const LiveBlock* weight =
-      sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::parameter; }).largest;
+  const LiveBlock* weight = sum_category(facts, Category::parameter).largest;
   if (weight == nullptr) return {};
   const std::vector<int64_t> shape = parse_shape(weight->shape);
   if (shape.size() != 2 || shape[1] < kManyInputs || shape[1] < 4 * shape[0]) return {};
@@ -189,8 +202,7 @@ Found find_large_layer(const ReasonFacts& facts) {
 Found find_gradients_of_frozen(const ReasonFacts& facts) {
   const Share trained =
       sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::parameter && block.trained; });
-  const Share gradients =
-      sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::gradient; });
+  const Share gradients = sum_category(facts, Category::gradient);
   const int64_t needless = gradients.bytes - trained.bytes;
   if (trained.count == 0 || facts.device.sharded || needless < trained.bytes || !is_large(facts, needless, 0.15))
     return {};
@@ -213,9 +225,9 @@ Found find_model_states(const ReasonFacts& facts) {
   const std::string_view optimizer = optimizer_of(*trained);
   return Reason{.id = {},
                 .text = fmt::format("the model itself: {} of parameters, {} of gradients and {} of {} state so far",
-                                    with_unit(sum_category(facts, Category::parameter)),
-                                    with_unit(sum_category(facts, Category::gradient)),
-                                    with_unit(sum_category(facts, Category::optimizer_state)),
+                                    with_unit(sum_category(facts, Category::parameter).bytes),
+                                    with_unit(sum_category(facts, Category::gradient).bytes),
+                                    with_unit(sum_category(facts, Category::optimizer_state).bytes),
                                     optimizer.empty() ? "the optimizer's" : std::string(optimizer) + "'s"),
                 .bytes = all.bytes + asks};
 }

@@ -71,7 +71,7 @@ struct Expansion {
   }
 };
 
-/// Where a workspace of an op was refused: what that op made at this line before. Else what was requested.
+/// Where the failed request is an op's workspace: what that op made at this line before. Else what was requested.
 int64_t bytes_of_result(const ReasonFacts& facts, const OutOfMemory& failed) {
   if (facts.cause != CauseKind::workspace) return failed.requested_bytes;
   const Share made = sum_blocks(facts, [&](const LiveBlock& block) {

@@ -26,6 +26,18 @@ void Share::add(const LiveBlock& block) {
   if (largest == nullptr || block.bytes > largest->bytes) largest = &block;
 }
 
+const Growth* leading_growth(const ReasonFacts& facts) {
+  const bool large = !facts.growths.empty() && (is_large(facts, facts.growths.front().grown_bytes, 0.2) ||
+                                                is_large(facts, sum_grown(facts.growths), 0.4));
+  return large || (failure(facts) == nullptr && !facts.growths.empty()) ? &facts.growths.front() : nullptr;
+}
+
+bool learns(const ReasonFacts& facts) {
+  const auto& step = facts.device.step_allocations.blocks;
+  return trains(facts) || facts.device.attribution.backward_bytes > 0 ||
+         std::ranges::any_of(step, [](const StepAllocation& block) { return block.in_graph; });
+}
+
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops) {
   const OutOfMemory* failed = failure(facts);
   return failed != nullptr && (is_one_of(failed->where.op, ops) || is_one_of(failed->where.inner, ops));

@@ -50,6 +50,17 @@ inline Where failed_in(const ReasonFacts& facts) {
   return facts.device.failure ? facts.device.failure->where : Where{};
 }
 
+/// Those of one category.
+inline Share sum_category(const ReasonFacts& facts, Category category) {
+  return sum_blocks(facts, [&](const LiveBlock& block) { return block.category == category; });
+}
+
+/// The growth that stands first, if it or all of them hold a large part; else null.
+const Growth* leading_growth(const ReasonFacts& facts);
+
+/// Whether the program trains, has run backward, or builds a graph.
+bool learns(const ReasonFacts& facts);
+
 /// Whether it was requested in one of `ops`.
 bool fails_in(const ReasonFacts& facts, std::initializer_list<std::string_view> ops);
 

@@ -13,7 +13,6 @@
 #include "profiler/explain/bytes_text.h"
 #include "profiler/explain/evaluation.h"
 #include "profiler/explain/fix_rules.h"
-#include "profiler/explain/reason_evidence.h"
 #include "profiler/explain/reason_rules.h"
 #include "profiler/explain/shape.h"
 #include "profiler/one_of.h"
@@ -275,12 +274,6 @@ Found sets_own_limit(const ReasonFacts& facts) {
                 .text = "a limit that the program or its allocator settings chose ended it, and not the GPU",
                 .bytes = requested_bytes(facts),
                 .fix = "larger_fraction"};
-}
-
-// A file's tensors that nobody uses any more are looked at before what the step itself needs.
-Found find_loaded_in_the_way(const ReasonFacts& f) {
-  Found loaded = find_loaded(f);
-  return loaded && lets_request_through(f, loaded->bytes) ? loaded : Found{};
 }
 
 struct ReasonRow {

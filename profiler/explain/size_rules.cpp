@@ -24,16 +24,10 @@ bool is_masks_of(int64_t zeros_bytes, const LiveBlock& labels) {
   return classes >= kFewClasses && classes <= kManyClasses;
 }
 
-bool learns(const ReasonFacts& facts) {
-  const auto& step = facts.device.step_allocations.blocks;
-  return trains(facts) || facts.device.attribution.backward_bytes > 0 ||
-         std::ranges::any_of(step, [](const StepAllocation& block) { return block.in_graph; });
-}
-
 bool makes_masks(const ReasonFacts& facts, const Where& made, int64_t bytes) {
   if (is_one_of(made.op, {"aten::one_hot"})) return true;
-  if (!learns(facts)) return false;  // masks of zeros are for a loss
   if (!is_one_of(made.op, {"aten::zeros", "aten::zeros_like", "aten::new_zeros", "aten::scatter"})) return false;
+  if (!learns(facts)) return false;  // masks of zeros are for a loss
   return std::ranges::any_of(facts.device.state.blocks,
                              [&](const LiveBlock& block) { return is_masks_of(bytes, block); });
 }
@@ -149,9 +143,8 @@ Found find_kept_gradients(const ReasonFacts& facts) {
   if (failed == nullptr || facts.device.attribution.backward_bytes == 0) return {};
   const bool is_between = failed->phase == Phase::other && failed->where.module.empty();
   if (builds_graph(facts).value_or(!is_between)) return {};
-  const bool evaluates = is_between || failed->phase == Phase::forward || failed->phase == Phase::other;
-  const Share gradients =
-      sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::gradient; });
+  const bool evaluates = failed->phase == Phase::forward || failed->phase == Phase::other;
+  const Share gradients = sum_category(facts, Category::gradient);
   if (!evaluates || !is_large(facts, gradients.bytes, 0.2) || !lets_request_through(facts, gradients.bytes)) return {};
   return Reason{.id = {},
                 .text = fmt::format("gradients of the last training step are still there, {}, {} ({})",
@@ -164,7 +157,7 @@ Found find_kept_gradients(const ReasonFacts& facts) {
 }
 
 Found find_large_buffers(const ReasonFacts& facts) {
-  const Share buffers = sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::buffer; });
+  const Share buffers = sum_category(facts, Category::buffer);
   if (buffers.largest == nullptr || !is_large(facts, buffers.bytes, 0.5)) return {};
   const LiveBlock& largest = *buffers.largest;
   return Reason{
@@ -207,7 +200,7 @@ Found find_large_batch(const ReasonFacts& facts) {
   const bool has_trained = facts.device.attribution.backward_bytes > 0 || trains(facts);
   const std::optional<bool> graph = builds_graph(facts);
   if (graph.value_or(has_trained)) return {};
-  const Share saved = sum_blocks(facts, [](const LiveBlock& block) { return block.category == Category::activation; });
+  const Share saved = sum_category(facts, Category::activation);
   const Share work = sum_blocks(facts, [](const LiveBlock& block) {
     return block.category == Category::output || block.category == Category::temporary ||
            block.category == Category::workspace;

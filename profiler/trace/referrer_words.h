@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string_view>
+
+// How the recorder names what refers to a tensor (extension/record/tensor_referrers.h), as far as the profiler reads it again
+// (profiler/explain):
+//
+//   list 'history' in train.py
+//   dict 'optimizer.state' in fit(), whose frame the traceback in 'failed' keeps
+//   lru_cache of 'load' in train.py
+//
+// The first word is the Python type of the object, or "variable" or "attribute" where that is the tensor itself.
+namespace oomdiag {
+
+inline constexpr std::string_view kFrameOfTraceback = "whose frame the traceback in ";
+inline constexpr std::string_view kKeepsFrame = " keeps";
+inline constexpr std::string_view kCacheOfResults =
+    "lru_cache of ";  ///< functools.lru_cache, and what a function returned
+
+}  // namespace oomdiag
