@@ -14,6 +14,7 @@ DeviceRates rates_of_card(const CardEntry& entry) {
   DeviceRates rates{.tf32_flops = card.rates.tf32_flops,
                     .memory_bytes = card.rates.memory_bytes,
                     .bus_bytes = card.rates.bus_bytes,
+                    .nvlink_bytes = card.rates.nvlink_bytes,
                     .multiprocessors = card.multiprocessors,
                     .capability_major = entry.capability.major};
   const auto set = [&rates](WorkPrecision precision, int64_t flops) {

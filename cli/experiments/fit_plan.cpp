@@ -56,6 +56,7 @@ Plan run_plan(const Values& values, const FitRequest& request, const RankOptions
   const DiagnosisRequest diagnosis{.program = fill_in(request.program, values),
                                    .device = {.device = host_of(job, request.device)},
                                    .base = folder.path(),
+                                   .is_metered = true,
                                    .steady = SteadyRule{.steps = request.steps}};
   RanksDiagnosis found = run_ranks(job, diagnosis, install, [](std::size_t) {});
   explain_ranks(found);
@@ -99,6 +100,11 @@ bool is_searched(const Variable& variable) {
 
 }  // namespace
 
+std::optional<double> Plan::flops_per_second() const {
+  if (!step_ns || *step_ns <= 0) return std::nullopt;
+  return 1e9 * static_cast<double>(flops) / static_cast<double>(*step_ns);
+}
+
 bool is_plan(const std::vector<Variable>& variables) {
   return std::any_of(variables.begin(), variables.end(), [](const Variable& one) { return one.name == kWorld; });
 }
@@ -131,6 +137,10 @@ Plan read_plan(const Values& values, const Report& report) {
     plan.needed_bytes = needed_bytes(*device);
     plan.place = place_of_failure(*device);
   }
+  if (report.work) {
+    plan.step_ns = report.work->step_time_ns;
+    plan.flops = report.work->flops;
+  }
   for (const ReportRank& rank : report.ranks) {
     if (plan.outcome == "out_of_memory" || rank.peak.allocated_bytes <= plan.allocated_bytes) continue;
     plan.allocated_bytes = rank.peak.allocated_bytes;
@@ -155,8 +165,8 @@ std::string print_jobs(const std::vector<Values>& plans, const FitRequest& reque
     std::vector<std::string> words{"oomdiag", "run"};
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(),
-                 {"--world-size", std::to_string(values.at(kWorld)), "--ranks", "distinct", "--no-progress", "--folder",
-                  folder, "-o", (fs::path(folder) / (name_of(values) + ".json")).string(), "--"});
+                 {"--world-size", std::to_string(values.at(kWorld)), "--ranks", "distinct", "--meter", "--no-progress",
+                  "--folder", folder, "-o", (fs::path(folder) / (name_of(values) + ".json")).string(), "--"});
     const std::vector<std::string> program = fill_in(request.program, values);
     words.insert(words.end(), program.begin(), program.end());
     text += fmt::format("mkdir -p {} &&", quoted(folder));

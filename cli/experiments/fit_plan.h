@@ -25,10 +25,14 @@ struct Plan {
   std::string why{};               ///< it failed for another reason than memory
   int worst_rank = 0;              ///< that ran out, else the one with the highest peak
   int64_t allocated_bytes = 0, reserved_bytes = 0;
-  int64_t needed_bytes = 0;  ///< as of an Experiment
-  int64_t room_bytes = 0;    ///< what PyTorch may take of the card
-  std::string place{};       ///< where it ran out
+  int64_t needed_bytes = 0;          ///< as of an Experiment
+  int64_t room_bytes = 0;            ///< what PyTorch may take of the card
+  std::string place{};               ///< where it ran out
+  std::optional<int64_t> step_ns{};  ///< modelled: of one rank's step
+  int64_t flops = 0;                 ///< of that step
 
+  /// FLOPs in a second: of plans that do the same work the fastest has most of them.
+  std::optional<double> flops_per_second() const;
   bool fits() const { return outcome == "ok"; }
   bool operator==(const Plan&) const = default;
 };
@@ -64,6 +68,9 @@ std::vector<Plan> collect_plans(const std::filesystem::path& folder);
 /// The plan of the smallest world that fits, and of these of the lowest peak; null if none does. With `searched`, the name of
 /// a variable, before all the one of its largest value.
 const Plan* best_plan(const std::vector<Plan>& plans, const std::string& searched = "");
+
+/// The plan that fits whose ranks compute most in a second, by the time model; null where no time is known.
+const Plan* fastest_plan(const std::vector<Plan>& plans);
 
 std::string plans_text(const std::vector<Plan>& plans, const std::string& searched = "");
 std::string plans_json(const std::vector<Plan>& plans, const std::string& searched = "");

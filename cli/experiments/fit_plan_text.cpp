@@ -25,6 +25,16 @@ std::string outcome_of(const Plan& plan) {
   return plan.why.empty() ? plan.outcome : "failed: " + plan.why;
 }
 
+/// Milliseconds; empty where they are not known.
+std::string step_text(const Plan& plan) {
+  return plan.step_ns ? fmt::format("{:.0f}", static_cast<double>(*plan.step_ns) * 1e-6) : "";
+}
+
+std::string speed_text(const Plan& plan) {
+  const auto speed = plan.flops_per_second();
+  return speed ? fmt::format("{:.1f}", *speed * 1e-12) : "";
+}
+
 }  // namespace
 
 const Plan* best_plan(const std::vector<Plan>& plans, const std::string& searched) {
@@ -39,25 +49,40 @@ const Plan* best_plan(const std::vector<Plan>& plans, const std::string& searche
   return best;
 }
 
+const Plan* fastest_plan(const std::vector<Plan>& plans) {
+  const Plan* fastest = nullptr;
+  for (const Plan& plan : plans) {
+    const auto speed = plan.flops_per_second();
+    if (plan.fits() && speed && (fastest == nullptr || *speed > *fastest->flops_per_second())) fastest = &plan;
+  }
+  return fastest;
+}
+
 std::string plans_text(const std::vector<Plan>& plans, const std::string& searched) {
   const Plan* best = best_plan(plans, searched);
   const std::string what = searched.empty() ? "smallest world" : "largest " + searched;
   std::string text = best == nullptr ? "oomdiag: no plan fits\n\n"
                                      : fmt::format("oomdiag: the {} that fits: {}\n\n", what, text_of(best->values));
+  if (const Plan* const fastest = fastest_plan(plans)) {
+    text.pop_back();
+    text += fmt::format("  most work of a GPU per second: {}, {} TFLOP/s (modelled)\n\n", text_of(fastest->values),
+                        speed_text(*fastest));
+  }
   std::string head;
   for (const auto& [name, value] : plans.front().values) head += fmt::format("{:>8}", name);
-  text += fmt::format("  {}   worst rank    peak, GiB   reserved\n", head);
+  text += fmt::format("  {}   worst rank    peak, GiB   reserved   step, ms   TFLOP/s\n", head);
   for (const Plan& plan : plans) {
     std::string row;
     for (const auto& [name, value] : plan.values) row += fmt::format("{:>8}", value);
     const bool has_peak = plan.allocated_bytes > 0;
-    text += fmt::format("  {}   {:>10}   {:>10}   {:>8}   {}\n", row, has_peak ? std::to_string(plan.worst_rank) : "",
-                        has_peak ? to_gib(plan.allocated_bytes) : "", has_peak ? to_gib(plan.reserved_bytes) : "",
-                        outcome_of(plan));
+    text +=
+        fmt::format("  {}   {:>10}   {:>10}   {:>8}   {:>8}   {:>7}   {}\n", row,
+                    has_peak ? std::to_string(plan.worst_rank) : "", has_peak ? to_gib(plan.allocated_bytes) : "",
+                    has_peak ? to_gib(plan.reserved_bytes) : "", step_text(plan), speed_text(plan), outcome_of(plan));
   }
   const std::string of_each = searched.empty() ? "" : fmt::format(" with the largest {} that was found", searched);
-  return text + fmt::format("\n  {} plan{}{}, of each one rank of every kind; all measured\n", plans.size(),
-                            plans.size() == 1 ? "" : "s", of_each);
+  return text + fmt::format("\n  {} plan{}{}, of each one rank of every kind; peaks measured, times modelled\n",
+                            plans.size(), plans.size() == 1 ? "" : "s", of_each);
 }
 
 std::string plans_json(const std::vector<Plan>& plans, const std::string& searched) {
@@ -76,6 +101,8 @@ std::string plans_json(const std::vector<Plan>& plans, const std::string& search
     one["worst_rank"] = plan.worst_rank;
     one["peak_allocated_bytes"] = plan.allocated_bytes;
     one["peak_reserved_bytes"] = plan.reserved_bytes;
+    one["step_time_ns"] = optional_json(plan.step_ns);
+    one["flops"] = plan.flops;
     if (!plan.why.empty()) one["why"] = plan.why;
     json["plans"].push_back(std::move(one));
   }

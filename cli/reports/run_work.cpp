@@ -7,6 +7,7 @@
 
 #include "cli/device/rates.h"
 #include "cli/reports/run_folder.h"
+#include "profiler/cost/communication.h"
 #include "profiler/cost/operator_work.h"
 #include "profiler/error.h"
 #include "profiler/report/work.h"
@@ -26,6 +27,15 @@ std::string gpu_of(const Report& report) {
 }
 
 std::string nanoseconds(double ns) { return fmt::format("{:.0f}", ns); }
+
+/// A collective computes nothing and starts one kernel; its time is that of its links.
+std::string csv_row(const MeteredRun& run, const MeteredOperator& metered, const Communication& call,
+                    const Trace& trace, const std::optional<DeviceRates>& rates) {
+  const auto ns = rates ? communication_ns(call, links_of(*rates, run.links, run.ranks_per_host)) : std::nullopt;
+  return fmt::format("{},{},\"{}\",{},communication,,,{},0,0,{:.0f},1,1,1,,,,,{}\n", metered.step, metered.phase,
+                     trace.name(metered.module), metered.name, metered.count, call.bytes_on_links(),
+                     ns ? nanoseconds(*ns) : "");
+}
 
 std::string csv_row(const MeteredOperator& metered, const Trace& trace, const std::optional<DeviceRates>& rates) {
   const OperatorWork work = work_of(metered);
@@ -88,7 +98,10 @@ std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, c
       "step,phase,module,operator,kind,dtype,family,calls,flops,memory_bytes,bus_bytes,launches,tensors,metered,"
       "compute_ns,memory_ns,"
       "bus_ns,channel_ns,modelled_ns\n";
-  for (const MeteredOperator& metered : run->operators) text += csv_row(metered, trace, rates);
+  for (const MeteredOperator& metered : run->operators) {
+    const auto call = communication_of(metered);
+    text += call ? csv_row(*run, metered, *call, trace, rates) : csv_row(metered, trace, rates);
+  }
   return text;
 }
 

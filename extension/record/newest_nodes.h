@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>  // Node: the destructor of a vector of them
 
 #include <cstddef>
 #include <memory>

@@ -21,19 +21,22 @@
 #include <utility>
 #include <vector>
 
+#include "extension/environment.h"
 #include "extension/record/fork_and_exit.h"
 #include "extension/record/session.h"
 #include "extension/record/thread_state.h"
+#include "extension/record/trace_place.h"
 
 // Which calls are metered. An operator calls others: linear calls addmm, which calls empty. The work is done where a kernel for CUDA is
 // registered, so the outermost operator that has one is metered, and what it calls is not: that belongs to how the kernel is made, and
 // differs between machines. Operators without such a kernel are made of others, which are metered. Convolutions are metered as a whole:
 // cuDNN's parts of them do not say what is transposed. Autocast calls the operator again with cast inputs: then the inner call is the one.
+// A collective is metered where ProcessGroupNCCL starts it (at::kParamCommsCallName), below the operators of c10d.
 
 namespace oomdiag {
 namespace {
 
-enum class CallKind : uint8_t { made_of_others, metered, does_nothing };
+enum class CallKind : uint8_t { made_of_others, metered, does_nothing, collective, functional_collective };
 
 /// What is known of a metered call between its begin and its end.
 struct MeteredCall {
@@ -43,9 +46,10 @@ struct MeteredCall {
 };
 
 struct MeteredThread {
-  MeteredCall open{};      ///< the calls inside of it are not metered
-  uint64_t next_node = 0;  ///< nodes of this thread below it have a module
-  uint32_t module = 0;     ///< that of the newest call
+  MeteredCall open{};                              ///< the calls inside of it are not metered
+  const at::RecordFunction* functional = nullptr;  ///< the call of torch.distributed's functional collectives that runs
+  uint64_t next_node = 0;                          ///< nodes of this thread below it have a module
+  uint32_t module = 0;                             ///< that of the newest call
   std::unordered_map<const char*, CallKind> kinds;
 };
 /// That of this thread. Leaked: operators may run while thread_local objects are destroyed (fork_and_exit.h).
@@ -80,9 +84,10 @@ bool starts_no_kernel(std::string_view name) {
          name == "aten::record_stream" || name == "aten::_nested_tensor_size";
 }
 
-/// Kernels for CUDA that only call other operators, some of them products.
+/// Kernels for CUDA that only call other operators, some of them products, or start a collective.
 bool calls_operators(std::string_view name) {
-  return name == "aten::_transformer_encoder_layer_fwd" || name == "aten::_native_multi_head_attention";
+  return name.starts_with("c10d::") || name == "aten::_transformer_encoder_layer_fwd" ||
+         name == "aten::_native_multi_head_attention";
 }
 
 bool returns_view(const c10::FunctionSchema& schema) {
@@ -92,6 +97,8 @@ bool returns_view(const c10::FunctionSchema& schema) {
 }
 
 CallKind find_kind(const at::RecordFunction& call) {
+  if (call.name() == at::kParamCommsCallName) return CallKind::collective;
+  if (std::string_view(call.name()).starts_with("_c10d_functional::")) return CallKind::functional_collective;
   const auto name = call.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
   if (!op) return CallKind::made_of_others;
@@ -207,6 +214,24 @@ void claim_nodes_for_module(MeteredThread& thread) {
   for (uint64_t number = first; number < next; ++number) all.module_of_node[{id, number}] = thread.module;
 }
 
+/// The line of a collective up to its outputs, empty for what is none. Its inputs: tensors, sequence number, group, rank, name, sizes of
+/// parts for each rank (two lists), first rank, distance, ranks and, since torch 2.9, whether it is asynchronous (ParamCommsUtils.hpp).
+std::string describe_collective(const at::RecordFunction& call, const ThreadState& state, bool is_functional) {
+  constexpr size_t kName = 4, kStride = 8, kRanks = 9, kAsync = 10;
+  const auto& inputs = call.inputs();
+  if (inputs.size() <= kRanks || !inputs[kName].isString() || !inputs[kStride].isInt() || !inputs[kRanks].isInt())
+    return {};
+  const bool is_async = inputs.size() <= kAsync || !inputs[kAsync].isBool() || inputs[kAsync].toBool();
+  const PhaseAndModule place = locate(state);
+  std::string text =
+      std::string(place.phase) + '\t' + std::to_string(place.module) + "\tnccl::" + inputs[kName].toStringRef() + '\t';
+  for (const c10::IValue& value :
+       {inputs[0], inputs[kRanks], inputs[kStride], c10::IValue(is_functional || !is_async)}) {
+    append_value(text, value);
+  }
+  return text;
+}
+
 std::string describe_begin(const at::RecordFunction& call, const ThreadState& state) {
   const PhaseAndModule place = locate(state);
   std::string text = std::string(place.phase) + '\t' + std::to_string(place.module) + '\t' + call.name() + '\t';
@@ -220,7 +245,15 @@ std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction
   const bool in_backward = torch::autograd::get_current_node() != nullptr;
   if (!in_backward) claim_nodes_for_module(thread);
   thread.module = thread_state().place.now().context.module;
-  if (kind_of_call(call) != CallKind::metered || is_cast_first(call)) return nullptr;
+  const CallKind kind = kind_of_call(call);
+  if (kind == CallKind::functional_collective) thread.functional = &call;
+  if (kind == CallKind::collective) {
+    std::string text = describe_collective(call, thread_state(), thread.functional != nullptr);
+    if (!text.empty())
+      thread.open = {.call = &call, .has_gpu_input = has_gpu_tensor(call.inputs()[0]), .text = std::move(text)};
+    return nullptr;
+  }
+  if (kind != CallKind::metered || is_cast_first(call)) return nullptr;
   thread.open = {.call = &call,
                  .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
                  .text = describe_begin(call, thread_state())};
@@ -237,6 +270,10 @@ void write_file(const WorkMeter& all) {
   const std::filesystem::path unfinished = all.file.string() + ".new";
   std::ofstream out(unfinished);
   out << "steps\t" << steps_over() << '\n';
+  if (const int64_t ranks = environment_number("LOCAL_WORLD_SIZE", 0); ranks > 0) {
+    const char* const links = std::getenv(variables::kTopology);
+    out << "job\t" << ranks << ' ' << (links != nullptr ? links : "") << '\n';
+  }
   for (const auto& [step, counts] : all.steps) {
     for (const auto& [text, count] : counts) {
       const size_t values = text.rfind('\t');
@@ -274,6 +311,7 @@ void end_metered_call(const at::RecordFunction& call, at::ObserverContext*) {
     return;
   }
   if (!torch::autograd::get_current_node()) claim_nodes_for_module(thread);
+  if (thread.functional == &call) thread.functional = nullptr;
   if (thread.open.call != &call) return;
   MeteredCall ended = std::exchange(thread.open, {});
   if (std::uncaught_exceptions() > 0) return;  // it did not run: a checkpoint's forward pass stops early

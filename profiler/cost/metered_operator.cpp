@@ -74,6 +74,14 @@ std::vector<WorkValue> parse_values(std::string_view text) {
   return values;
 }
 
+/// "8 nvlink,rdma", "8".
+void parse_job(std::string_view text, MeteredRun& run) {
+  const auto words = split(text, ' ');
+  if (words.empty()) refuse(text);
+  run.ranks_per_host = parse_integer(words[0]);
+  if (words.size() > 1) run.links = words[1];
+}
+
 }  // namespace
 
 MeteredOperator parse_metered_operator(std::string_view line) {
@@ -91,11 +99,17 @@ MeteredOperator parse_metered_operator(std::string_view line) {
 }
 
 MeteredRun parse_metered_run(std::string_view text) {
-  constexpr std::string_view kSteps = "steps\t";
+  constexpr std::string_view kSteps = "steps\t", kJob = "job\t";
   const auto lines = split(text, '\n');
   if (lines.empty() || !lines[0].starts_with(kSteps)) refuse(text.substr(0, 40));
   MeteredRun run{.steps = parse_integer(lines[0].substr(kSteps.size()))};
-  for (size_t i = 1; i < lines.size(); ++i) run.operators.push_back(parse_metered_operator(lines[i]));
+  for (size_t i = 1; i < lines.size(); ++i) {
+    if (lines[i].starts_with(kJob)) {
+      parse_job(lines[i].substr(kJob.size()), run);
+    } else {
+      run.operators.push_back(parse_metered_operator(lines[i]));
+    }
+  }
   return run;
 }
 

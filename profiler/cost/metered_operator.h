@@ -36,7 +36,9 @@ MeteredOperator parse_metered_operator(std::string_view line);
 
 /// What the recorder metered of a run (extension/record/work_meter.h).
 struct MeteredRun {
-  int64_t steps = 0;  ///< that were over
+  int64_t steps = 0;           ///< that were over
+  int64_t ranks_per_host = 0;  ///< of a job; 0 = all are on one
+  std::string links{};         ///< as --topology has them: "nvlink,rdma"; empty = not given
   std::vector<MeteredOperator> operators{};
 };
 

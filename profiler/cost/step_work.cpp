@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "profiler/cost/communication.h"
 #include "profiler/cost/operator_work.h"
 
 namespace oomdiag {
@@ -18,6 +19,19 @@ void add(WorkSum& sum, std::string_view phase, const OperatorWork& work, const s
   const double ns = time->ns * static_cast<double>(count);
   sum.time_ns += ns;
   sum.bound_ns[static_cast<size_t>(time->bound_by)] += ns;
+}
+
+/// A collective runs on a stream of its own.
+void add(StepWork& step, const MeteredOperator& metered, const Communication& call, const std::optional<Links>& links) {
+  const auto time = links ? communication_ns(call, *links) : std::nullopt;
+  step.has_time = step.has_time && time.has_value();
+  const auto count = static_cast<double>(metered.count);
+  for (WorkSum* sum : {&step.all, &step.phases[metered.phase], &step.modules[metered.module]}) {
+    sum->collectives += metered.count;
+    sum->link_bytes += static_cast<int64_t>(call.bytes_on_links() * count);
+    (call.is_waited_for ? sum->waited_for_ns : sum->overlapped_ns) += time.value_or(0) * count;
+    sum->host_ns += host_ns(metered.phase, {}) * count;
+  }
 }
 
 void add(StepWork& step, const MeteredOperator& metered, const DeviceRates* rates) {
@@ -50,13 +64,31 @@ BoundBy WorkSum::bound_by() const {
   return static_cast<BoundBy>(std::max_element(bound_ns.begin(), bound_ns.end()) - bound_ns.begin());
 }
 
+double StepWork::exposed_communication_ns() const {
+  double exposed = 0;
+  for (const auto& [phase, sum] : phases) exposed += sum.waited_for_ns + std::max(0.0, sum.overlapped_ns - sum.time_ns);
+  return exposed;
+}
+
+BoundBy StepWork::bound_by() const {
+  if (all.host_ns > gpu_ns()) return BoundBy::host;
+  const double longest = *std::max_element(all.bound_ns.begin(), all.bound_ns.end());
+  return exposed_communication_ns() > longest ? BoundBy::communication : all.bound_by();
+}
+
 std::optional<StepWork> work_of_last_step(const MeteredRun& run, const DeviceRates* rates, bool ended) {
   StepWork step{.step = find_last_step(run), .has_time = rates != nullptr};
   if (step.step == 0 && (run.steps > 0 || !ended)) return std::nullopt;
+  const auto links = rates != nullptr ? std::optional(links_of(*rates, run.links, run.ranks_per_host)) : std::nullopt;
   for (const MeteredOperator& metered : run.operators) {
     const bool is_of_it =
         step.step == 0 ? metered.phase != "setup" : metered.step == step.step && metered.phase != "setup";
-    if (is_of_it) add(step, metered, rates);
+    if (!is_of_it) continue;
+    if (const auto call = communication_of(metered)) {
+      add(step, metered, *call, links);
+    } else {
+      add(step, metered, rates);
+    }
   }
   return step;
 }

@@ -17,6 +17,8 @@ struct WorkSum {
   int64_t flops = 0, memory_bytes = 0, bus_bytes = 0, launches = 0;
   double time_ns = 0;                            ///< of the GPU; 0 where the device is not known
   double host_ns = 0;                            ///< that the host takes to submit it
+  int64_t collectives = 0, link_bytes = 0;       ///< calls of NCCL, and what they send to other ranks
+  double overlapped_ns = 0, waited_for_ns = 0;   ///< of them: beside what is computed, and what computing waits for
   std::array<double, kBoundByCount> bound_ns{};  ///< of it, by BoundBy
 
   BoundBy bound_by() const;
@@ -35,9 +37,13 @@ struct StepWork {
   std::map<uint32_t, WorkSum>
       forward{};  ///< of them, what forward does; host_ns: what it takes to submit it again in backward
 
+  /// Of the collectives, what no computation of their phase hides: what is waited for, and what takes longer than the phase.
+  double exposed_communication_ns() const;
+  double gpu_ns() const { return all.time_ns + exposed_communication_ns(); }
+
   /// The GPU works while the host submits what comes next: a step is the longer of the two.
-  double step_ns() const { return std::max(all.time_ns, all.host_ns); }
-  BoundBy bound_by() const { return all.host_ns > all.time_ns ? BoundBy::host : all.bound_by(); }
+  double step_ns() const { return std::max(gpu_ns(), all.host_ns); }
+  BoundBy bound_by() const;
 };
 
 /// The last step that was over. None where the run has none: it was metered without one that was complete, and `ended` is false.

@@ -167,7 +167,7 @@ std::string_view name_of(KernelFamily family) {
 }
 
 std::string_view name_of(BoundBy bound) {
-  constexpr std::string_view kNames[] = {"compute", "memory bandwidth", "bus", "launches", "host"};
+  constexpr std::string_view kNames[] = {"compute", "memory bandwidth", "bus", "launches", "host", "communication"};
   return kNames[static_cast<size_t>(bound)];
 }
 

@@ -17,6 +17,7 @@ struct DeviceRates {
   int64_t tf32_flops = 0;  ///< convolutions and RNNs of float32 run in TF32 by default, products do not
   int64_t memory_bytes = 0;
   int64_t bus_bytes = 0;
+  int64_t nvlink_bytes = 0;  ///< in each direction; 0: such GPUs have no NVLink
   int multiprocessors = 0;
   int capability_major = 0;  ///< of the compute capability: 9 = Hopper
 };
@@ -50,8 +51,8 @@ KernelFamily family_of(const OperatorWork& work, const DeviceRates& rates);
 /// None where a rate that it needs is not known.
 std::optional<PeakTime> peak_time(const OperatorWork& work, const DeviceRates& rates);
 
-enum class BoundBy { compute, memory, bus, launches, host };
-inline constexpr size_t kBoundByCount = 5;
+enum class BoundBy { compute, memory, bus, launches, host, communication };
+inline constexpr size_t kBoundByCount = 6;
 std::string_view name_of(BoundBy bound);
 
 /// The modelled time of one call, and what most of it goes to.

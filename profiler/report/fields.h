@@ -68,9 +68,10 @@ void visit_work(Visitor& visit, Value& value) {
 
 template <class Visitor, class Value>
 void visit_bound(Visitor& visit, Value& value) {
-  visit.or_null(
-      {"bound_by", "what most of the time goes to", {"compute", "memory bandwidth", "bus", "launches", "host"}},
-      value.bound_by);
+  visit.or_null({"bound_by",
+                 "what most of the time goes to",
+                 {"compute", "memory bandwidth", "bus", "launches", "host", "communication"}},
+                value.bound_by);
 }
 
 template <class Visitor, Either<ReportDevice> Value>
@@ -554,6 +555,12 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"step_time_high_ns", "… and below it"}, value.step_time_high_ns);
   visit({"host_time_ns", "modelled: that the host takes to submit the step; a step is not shorter"},
         value.host_time_ns);
+  visit({"collectives", "calls of NCCL by this rank"}, value.collectives);
+  visit({"link_bytes", "what they send to other ranks, as nccl-tests counts it for its bus bandwidth"},
+        value.link_bytes);
+  visit({"communication_time_ns", "modelled: of all collectives"}, value.communication_time_ns);
+  visit({"exposed_communication_time_ns", "of them, what no computation hides: a part of the step's time"},
+        value.exposed_communication_time_ns);
   visit_bound(visit, value);
   visit({"utilization_percent", "the FLOPs at the device's full rates, of the step time"}, value.utilization_percent);
   visit.or_null({"why_no_time", "why there is no step time"}, value.why_no_time);

@@ -279,7 +279,10 @@ struct ReportWork {
   std::optional<int64_t> step_time_ns{};  ///< modelled
   std::optional<int64_t> step_time_low_ns{}, step_time_high_ns{};  ///< eight of ten steps lie between these
   std::optional<int64_t> host_time_ns{};                           ///< that the host takes to submit the step
-  std::string bound_by{};                                          ///< compute, memory bandwidth, bus, launches, host
+  int64_t collectives = 0, link_bytes = 0;                         ///< calls of NCCL, and what they send to other ranks
+  std::optional<int64_t> communication_time_ns{};                  ///< modelled: of all collectives
+  std::optional<int64_t> exposed_communication_time_ns{};          ///< … of that, what no computation hides
+  std::string bound_by{};                        ///< compute, memory bandwidth, bus, launches, host, communication
   std::optional<int64_t> utilization_percent{};  ///< FLOPs of the step time, of those at the device's full rates
   std::string why_no_time{};                     ///< where there is no step time
   std::vector<ReportWorkPart> phases{}, modules{};

@@ -57,6 +57,18 @@ std::string step_time_text(const Report& report, const ReportWork& work) {
                      rate_text(report, *work.step_time_ns));
 }
 
+/// "18.71 GB to other ranks in 98 collectives, 61 ms, of which 4 ms are behind no computation".
+std::string links_text(const ReportWork& work) {
+  std::string text = fmt::format("{} GB to other ranks in {} collectives",
+                                 number_text(static_cast<double>(work.link_bytes) * 1e-9), work.collectives);
+  if (work.communication_time_ns) {
+    text += fmt::format(", {} ms, of which {} ms are hidden by no computation",
+                        milliseconds_text(work.communication_time_ns),
+                        milliseconds_text(work.exposed_communication_time_ns));
+  }
+  return text;
+}
+
 std::string row(const ReportWorkPart& part) {
   return fmt::format("    {}{:>10}{:>12}{:>12}{:>10}   {}\n", padded(printable(part.name, 36), 38),
                      milliseconds_text(part.time_ns), number_text(static_cast<double>(part.flops) * 1e-9),
@@ -75,7 +87,9 @@ ReportWork make_report_work(const StepWork& step, const Trace& trace) {
                   .memory_bytes = step.all.memory_bytes,
                   .bus_bytes = step.all.bus_bytes,
                   .launches = step.all.launches,
-                  .not_metered = step.not_metered};
+                  .not_metered = step.not_metered,
+                  .collectives = step.all.collectives,
+                  .link_bytes = step.all.link_bytes};
   for (size_t i = 0; i < kWorkPrecisions; ++i) {
     if (step.flops[i] > 0) work.flops_by_dtype.emplace_back(name_of(static_cast<WorkPrecision>(i)), step.flops[i]);
   }
@@ -86,6 +100,10 @@ ReportWork make_report_work(const StepWork& step, const Trace& trace) {
     work.step_time_low_ns = std::llround(ns * error.low);
     work.step_time_high_ns = std::llround(ns * error.high);
     work.host_time_ns = std::llround(step.all.host_ns);
+    if (work.collectives > 0) {
+      work.communication_time_ns = std::llround(step.all.overlapped_ns + step.all.waited_for_ns);
+      work.exposed_communication_time_ns = std::llround(step.exposed_communication_ns());
+    }
     work.bound_by = name_of(step.bound_by());
     if (ns > 0) work.utilization_percent = std::llround(100 * step.peak_compute_ns / ns);
   }
@@ -107,6 +125,7 @@ std::string work_text(const Report& report) {
                                  number_text(static_cast<double>(work.memory_bytes) * 1e-9), work.launches, work.step);
   if (work.utilization_percent) sums += fmt::format("; {} % of the GPU's peak rate", *work.utilization_percent);
   add(text, "work", sums);
+  if (work.collectives > 0) add(text, "links", links_text(work));
   if (work.not_metered > 0) add(text, "", fmt::format("{} calls were not metered", work.not_metered));
   return text;
 }

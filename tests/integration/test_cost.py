@@ -123,6 +123,17 @@ class Quick(Base):
         self.assertLess(work["step_time_ns"], work["step_time_high_ns"])
         self.assertIn("step time", done.stderr)
 
+    def test_the_collectives_of_a_rank_are_counted_by_their_bytes_and_have_a_time(self):
+        weights = 4 * 4 * (512 * 1024 + 1024 + 1024 * 512 + 512)  # bytes of the four blocks of rank_programs.py
+        for name, link_bytes in ("ddp", 2 * 3 / 4 * weights), ("fsdp2", 3 * 3 / 4 * weights):
+            with self.subTest(name):
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.run_program(HERE / "rank_programs.py", name, options=("--meter", "--world-size", "4", "--rank", "1"))
+                work = self.report()["work"]
+                self.assertEqual(work["link_bytes"], link_bytes)
+                self.assertLess(work["exposed_communication_time_ns"], work["communication_time_ns"])
+                self.assertLess(work["communication_time_ns"], 10**9)
+
     def test_a_run_that_was_not_metered_has_no_work_and_leaves_no_file(self):
         self.run_program("-c", TRAIN, options=())
         self.assertIsNone(self.report()["work"])

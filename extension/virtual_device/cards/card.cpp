@@ -114,7 +114,8 @@ constexpr NamedRate kRates[] = {
     {"fp32_flops_per_second", &CardRates::fp32_flops},     {"tf32_flops_per_second", &CardRates::tf32_flops},
     {"fp16_flops_per_second", &CardRates::fp16_flops},     {"bf16_flops_per_second", &CardRates::bf16_flops},
     {"fp8_flops_per_second", &CardRates::fp8_flops},       {"int8_flops_per_second", &CardRates::int8_flops},
-    {"memory_bytes_per_second", &CardRates::memory_bytes}, {"bus_bytes_per_second", &CardRates::bus_bytes}};
+    {"memory_bytes_per_second", &CardRates::memory_bytes}, {"bus_bytes_per_second", &CardRates::bus_bytes},
+    {"nvlink_bytes_per_second", &CardRates::nvlink_bytes}};
 
 CardRates read_rates(const json& file) {
   CardRates rates;

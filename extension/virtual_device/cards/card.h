@@ -11,7 +11,8 @@ namespace oomdiag {
 struct CardRates {
   int64_t fp32_flops = 0, tf32_flops = 0, fp16_flops = 0, bf16_flops = 0, fp8_flops = 0, int8_flops = 0;
   int64_t memory_bytes = 0;
-  int64_t bus_bytes = 0;  ///< between host and card, in each direction
+  int64_t bus_bytes = 0;     ///< between host and card, in each direction
+  int64_t nvlink_bytes = 0;  ///< to other GPUs of the host, in each direction; 0: it has no NVLink
 
   bool operator==(const CardRates&) const = default;
 };

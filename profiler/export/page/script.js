@@ -423,13 +423,7 @@ function showMemory(device) {
   fill(one("#memory"), [
     { title: "what", value: row => row.name, text: row => row.name },
     bytesColumn("bytes", row => row.bytes),
-    { title: "", value: () => 0, text: row => {
-      const bar = element("div", undefined, "bar"), part = element("i");
-      part.style.width = `${Math.max(0, row.bytes) / most * 100}%`;
-      part.style.background = row.fill;
-      bar.append(part);
-      return bar;
-    } },
+    { title: "", value: () => 0, text: row => barOf(row.bytes / most, row.fill) },
   ], shown);
 }
 
@@ -449,6 +443,46 @@ function showRanks() {
     bytesColumn("reserved", d => d.peak.reserved_bytes),
     { title: "outcome", value: d => d.outcome, text: d => d.failure ? `out of memory in ${d.failure.phase}, step ${d.failure.step}` : d.outcome },
   ], report.ranks);
+}
+
+// A bar as wide as a share of the table's largest row.
+function barOf(share, fill) {
+  const bar = element("div", undefined, "bar"), part = element("i");
+  part.style.width = `${Math.max(0, share) * 100}%`;
+  part.style.background = fill;
+  bar.append(part);
+  return bar;
+}
+
+const boundColors = { compute: "var(--activation)", "memory bandwidth": "var(--gradient)", bus: "var(--input)", launches: "var(--workspace)", host: "var(--soft)" };
+
+// A metered run: where the modelled time of a step goes, by phase and by module, and what bounds each.
+function showWork() {
+  const work = report.work, section = one("#work");
+  section.hidden = !work;
+  if (!work) return;
+  const ms = ns => (ns / 1e6).toPrecision(3), giga = value => d3.format(",.3~g")(value / 1e9);
+  const time = work.step_time_ns === null ? `Step ${work.step}; its time is not known: ${work.why_no_time}.` :
+    `Step ${work.step} takes ${ms(work.step_time_ns)} ms on this GPU (modelled; ${ms(work.step_time_low_ns)} to ${ms(work.step_time_high_ns)} likely), ` +
+    `bound by ${work.bound_by}; ${work.utilization_percent} % of the peak rate. The host takes ${ms(work.host_time_ns)} ms to submit it.`;
+  one("#work-note").textContent = work.not_metered ? `${time} ${work.not_metered} calls were not metered.` : time;
+  const columns = (title, rows) => {
+    const most = d3.max(rows, row => row.time_ns) || 1;
+    return [
+      { title, value: row => row.name, text: row => row.name },
+      { title: "ms", number: true, value: row => row.time_ns, text: row => row.time_ns === null ? "-" : ms(row.time_ns) },
+      { title: "bound by", value: row => row.bound_by || "", text: row => row.bound_by
+        ? [barOf(row.time_ns / most, boundColors[row.bound_by]), element("small", row.bound_by)] : "-" },
+      { title: "GFLOP", number: true, value: row => row.flops, text: row => giga(row.flops) },
+      { title: "GB moved", number: true, value: row => row.memory_bytes, text: row => giga(row.memory_bytes) },
+      { title: "kernels", number: true, value: row => row.launches, text: row => String(row.launches) },
+    ];
+  };
+  const bounds = new Set([...work.phases, ...work.modules].map(row => row.bound_by).filter(Boolean));
+  legend(section, Object.entries(boundColors).filter(([name]) => bounds.has(name)));
+  const [phases, modules] = section.querySelectorAll(".scroll");
+  fill(phases, columns("phase", work.phases), work.phases);
+  fill(modules, columns("module", work.modules), work.modules, { sortable: true });
 }
 
 function showLimits() {
@@ -477,6 +511,7 @@ function showCard(index) {
 function start() {
   showVerdict();
   showRanks();
+  showWork();
   showLimits();
   if (!report.devices.length) {
     for (const id of ["run", "step", "owners", "segments", "saved", "fixes", "memory", "growth"]) one(`#${id}`).hidden = true;

@@ -78,10 +78,23 @@ TEST_CASE("the best plan has the smallest world, and of these the lowest peak", 
   CHECK(best_plan({plans[0]}) == nullptr);
 }
 
+TEST_CASE("the fastest plan is that whose GPUs compute most in a second, among those that fit", "[ranks]") {
+  const auto plan = [](int64_t tp, const char* outcome, std::optional<int64_t> step_ns, int64_t flops) {
+    return Plan{.values = {{"world", 8}, {"tp", tp}}, .outcome = outcome, .step_ns = step_ns, .flops = flops};
+  };
+  const std::vector<Plan> plans{plan(1, "out_of_memory", 10, 1000), plan(2, "ok", 1'000'000, 800'000'000),
+                                plan(4, "ok", 500'000, 450'000'000), plan(8, "ok", std::nullopt, 900'000'000)};
+  REQUIRE(fastest_plan(plans) != nullptr);
+  CHECK(*fastest_plan(plans) == plans[2]);
+  CHECK(plans_text(plans).find("most work of a GPU per second: world = 8, tp = 4, 0.9 TFLOP/s (modelled)") !=
+        std::string::npos);
+}
+
 TEST_CASE("jobs are commands that a shell takes", "[ranks]") {
   const FitRequest request{.program = {"python", "my train.py", "--tp={tp}"}};
   CHECK(print_jobs({{{"tp", 2}, {"world", 16}}}, request, {"--device", "h200"}, "plans") ==
-        "mkdir -p plans && oomdiag run --device h200 --world-size 16 --ranks distinct --no-progress --folder plans "
+        "mkdir -p plans && oomdiag run --device h200 --world-size 16 --ranks distinct --meter --no-progress --folder "
+        "plans "
         "-o plans/tp=2,world=16.json -- python 'my train.py' --tp=2\n");
   const std::string quoted = print_jobs({{{"world", 16}}}, request, {"--device", "my cards/$c.json"}, "a plan");
   CHECK(quoted.starts_with("mkdir -p 'a plan' && oomdiag run --device 'my cards/$c.json' --world-size 16 "));
