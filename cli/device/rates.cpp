@@ -30,7 +30,11 @@ DeviceRates rates_of_card(const CardEntry& entry) {
 
 }  // namespace
 
-std::optional<DeviceRates> rates_of_device(std::string_view name) {
+std::optional<DeviceRates> rates_of_device(std::string_view name, const std::filesystem::path& own) {
+  std::error_code ignored;
+  if (!own.empty() && std::filesystem::exists(own, ignored)) {
+    if (const CardEntry card = read_card_entry(own); card.name == name) return rates_of_card(card);
+  }
   const std::filesystem::path folder = find_install().cards;
   for (const auto& cards : {read_catalogue(folder), read_unsupported(folder)}) {
     const auto goes_by = [name](const CardEntry& card) {

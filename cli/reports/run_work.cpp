@@ -4,6 +4,8 @@
 
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/device/rates.h"
 #include "cli/reports/run_folder.h"
@@ -24,6 +26,26 @@ std::optional<MeteredRun> read_metered_run(const std::filesystem::path& trace) {
 std::string gpu_of(const Report& report) {
   const ReportOfDevice* const device = main_device_of(report);
   return device != nullptr ? device->device.name : "";
+}
+
+/// The device file that the run used for the device that its report is about, as run.json has it; empty for a real GPU.
+std::filesystem::path device_file_of(const std::filesystem::path& trace, const Report& report) {
+  std::filesystem::path folder = trace.parent_path();
+  std::error_code ignored;
+  if (!std::filesystem::exists(folder / kRunConfigFile, ignored)) folder = folder.parent_path();  // of a rank
+  std::ifstream stream(folder / kRunConfigFile);
+  const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("device") || !json["device"].is_string()) return {};
+  const ReportOfDevice* const device = main_device_of(report);
+  std::istringstream files(json["device"].get<std::string>());
+  std::string file, of_device;
+  for (int i = 0; device != nullptr && i <= device->device.index && std::getline(files, file, ','); ++i)
+    of_device = file;
+  return of_device;
+}
+
+std::optional<DeviceRates> rates_of_run(const std::filesystem::path& trace, const Report& report) {
+  return rates_of_device(gpu_of(report), device_file_of(trace, report));
 }
 
 std::string nanoseconds(double ns) { return fmt::format("{:.0f}", ns); }
@@ -57,7 +79,7 @@ std::optional<ReportWork> read_run_work(const std::filesystem::path& file, const
   const auto run = read_metered_run(file);
   if (!run) return std::nullopt;
   const std::string gpu = gpu_of(report);
-  const auto rates = rates_of_device(gpu);
+  const auto rates = rates_of_run(file, report);
   const auto step = work_of_last_step(*run, rates ? &*rates : nullptr, report.outcome == "ok");
   if (!step) return std::nullopt;
   ReportWork work = make_report_work(*step, trace);
@@ -73,7 +95,7 @@ std::optional<ReportWork> read_run_work(const std::filesystem::path& file, const
 std::map<std::string, double> read_forward_times(const std::filesystem::path& file, const Trace& trace,
                                                  const Report& report) try {
   const auto run = read_metered_run(file);
-  const auto rates = rates_of_device(gpu_of(report));
+  const auto rates = rates_of_run(file, report);
   const auto step = run && rates ? work_of_last_step(*run, &*rates, report.outcome == "ok") : std::nullopt;
   if (!step || !step->has_time) return {};
   const bool is_host_bound = step->bound_by() == BoundBy::host;
@@ -90,8 +112,7 @@ std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, c
                         const std::string& device) {
   const auto run = read_metered_run(file);
   if (!run) throw Error(ErrorKind::usage, "the run was not metered", "oomdiag run --meter -- PROGRAM");
-  const std::string gpu = device.empty() ? gpu_of(report) : device;
-  const auto rates = rates_of_device(gpu);
+  const auto rates = device.empty() ? rates_of_run(file, report) : rates_of_device(device);
   if (!device.empty() && !rates)
     throw Error(ErrorKind::usage, fmt::format("--device {} is no card", device), "see: oomdiag devices");
   std::string text =

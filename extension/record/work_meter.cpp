@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -97,7 +98,6 @@ bool returns_view(const c10::FunctionSchema& schema) {
 }
 
 CallKind find_kind(const at::RecordFunction& call) {
-  if (call.name() == at::kParamCommsCallName) return CallKind::collective;
   if (std::string_view(call.name()).starts_with("_c10d_functional::")) return CallKind::functional_collective;
   const auto name = call.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
@@ -110,7 +110,10 @@ CallKind find_kind(const at::RecordFunction& call) {
   return op->hasKernelForDispatchKey(c10::DispatchKey::CUDA) ? CallKind::metered : CallKind::made_of_others;
 }
 
+/// Kinds are kept by the address of the name: that of a schema stays. A call without a schema has its name in a string of its own, whose
+/// address another call may have later; of these only collectives are of interest.
 CallKind kind_of_call(const at::RecordFunction& call) {
+  if (call.name() == at::kParamCommsCallName) return CallKind::collective;
   const auto [entry, is_new] = metered_thread().kinds.try_emplace(call.name(), CallKind::made_of_others);
   if (is_new) entry->second = find_kind(call);
   return entry->second;
@@ -196,6 +199,8 @@ PhaseAndModule locate(const ThreadState& state) {
     const bool again = (now.context.flags & kRecomputation) != 0;
     return {again ? "recomputation" : "backward", now.context.module != 0 ? now.context.module : module_of(*node)};
   }
+  if (torch::autograd::get_current_graph_task_id() >= 0)
+    return {"backward", now.context.module};  // what runs at its end
   if (now.context.scope != 0) return {"optimizer", 0};
   all.began = all.began || now.context.module != 0;
   return {all.began ? "forward" : "setup", now.context.module};

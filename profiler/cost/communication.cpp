@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 
 namespace oomdiag {
 namespace {
@@ -27,13 +28,23 @@ constexpr double kStepBetweenHostsNs = 10'000;
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
+bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+  return std::ranges::any_of(names, [&](std::string_view one) { return contains(name, one); });
+}
+
 int64_t bytes_of(const std::vector<WorkValue>& values) {
   int64_t bytes = 0;
   for (const WorkValue& value : values) bytes += value.bytes;
   return bytes;
 }
 
-bool is_all_reduce(const Communication& call) { return call.name.starts_with("allreduce"); }
+// As ProcessGroupNCCL of one version of torch or another calls them: "allreduce", "all_reduce"; "_reduce_scatter_base",
+// "reduceScatterSingleImpl"; "_allgather_base", "allGatherSingleImpl".
+bool is_all_reduce(const Communication& call) { return is_one_of(call.name, {"allreduce", "all_reduce", "allReduce"}); }
+
+bool has_own_part(const Communication& call) {
+  return is_one_of(call.name, {"gather", "Gather", "scatter", "Scatter", "all_to_all", "alltoall", "allToAll"});
+}
 
 int64_t hosts_of(const Communication& call, const Links& links) {
   const int64_t on_host = links.ranks_per_host > 0 ? links.ranks_per_host : call.ranks * call.stride;
@@ -46,7 +57,7 @@ double Communication::bytes_on_links() const {
   const double all = static_cast<double>(bytes),
                of_others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   if (is_all_reduce(*this)) return 2 * of_others * all;
-  if (contains(name, "gather") || contains(name, "scatter") || contains(name, "all_to_all")) return of_others * all;
+  if (has_own_part(*this)) return of_others * all;
   return all;
 }
 

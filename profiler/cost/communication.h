@@ -14,7 +14,7 @@ namespace oomdiag {
 
 /// A call of NCCL, as one rank makes it.
 struct Communication {
-  std::string name{};         ///< "allreduce", as ProcessGroupNCCL calls it
+  std::string name{};         ///< "all_reduce", as ProcessGroupNCCL calls it
   int64_t bytes = 0;          ///< of its larger side: what a gather puts together, what a reduction starts from
   int64_t ranks = 1;          ///< of its group
   int64_t stride = 1;         ///< between neighbours of the group, in ranks of the job

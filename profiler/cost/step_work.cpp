@@ -30,6 +30,7 @@ void add(StepWork& step, const MeteredOperator& metered, const Communication& ca
     sum->collectives += metered.count;
     sum->link_bytes += static_cast<int64_t>(call.bytes_on_links() * count);
     (call.is_waited_for ? sum->waited_for_ns : sum->overlapped_ns) += time.value_or(0) * count;
+    sum->overlapped += call.is_waited_for ? 0 : metered.count;
     sum->host_ns += host_ns(metered.phase, {}) * count;
   }
 }
@@ -66,7 +67,10 @@ BoundBy WorkSum::bound_by() const {
 
 double StepWork::exposed_communication_ns() const {
   double exposed = 0;
-  for (const auto& [phase, sum] : phases) exposed += sum.waited_for_ns + std::max(0.0, sum.overlapped_ns - sum.time_ns);
+  for (const auto& [phase, sum] : phases) {
+    const double one = sum.overlapped_ns / static_cast<double>(std::max<int64_t>(sum.overlapped, 1));
+    exposed += sum.waited_for_ns + std::max(one, sum.overlapped_ns - sum.time_ns);
+  }
   return exposed;
 }
 

@@ -59,8 +59,10 @@ std::string step_time_text(const Report& report, const ReportWork& work) {
 
 /// "18.71 GB to other ranks in 98 collectives, 61 ms, of which 4 ms are behind no computation".
 std::string links_text(const ReportWork& work) {
-  std::string text = fmt::format("{} GB to other ranks in {} collectives",
-                                 number_text(static_cast<double>(work.link_bytes) * 1e-9), work.collectives);
+  const bool is_small = work.link_bytes < 100'000'000;
+  std::string text = fmt::format("{} {} to other ranks in {} collectives",
+                                 number_text(static_cast<double>(work.link_bytes) * (is_small ? 1e-6 : 1e-9)),
+                                 is_small ? "MB" : "GB", work.collectives);
   if (work.communication_time_ns) {
     text += fmt::format(", {} ms, of which {} ms are hidden by no computation",
                         milliseconds_text(work.communication_time_ns),

@@ -14,6 +14,7 @@ import tempfile
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
+DEVICES = HERE.parents[1] / "extension/virtual_device/cards"
 build = pathlib.Path("build").resolve()
 QUICK = ("mlp", "conv2d_groups", "conv2d_depthwise", "conv_transpose2d", "attention_flash", "attention_efficient", "resnet18", "gpt2")
 
@@ -71,8 +72,8 @@ class Base(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         return done
 
-    def run_program(self, *program, options=("--meter",)):
-        return self.oomdiag("run", "--device", "a100-80", *options, "--folder", self.folder, "-o", self.folder / "report.json", "--",
+    def run_program(self, *program, options=("--meter",), device="a100-80"):
+        return self.oomdiag("run", "--device", device, *options, "--folder", self.folder, "-o", self.folder / "report.json", "--",
                             sys.executable, *program)
 
     def report(self):
@@ -122,6 +123,16 @@ class Quick(Base):
         self.assertLess(work["step_time_low_ns"], work["step_time_ns"])
         self.assertLess(work["step_time_ns"], work["step_time_high_ns"])
         self.assertIn("step time", done.stderr)
+
+    def test_a_device_file_of_ones_own_has_rates_of_its_own(self):
+        file = json.loads((DEVICES / "a100-80.json").read_text())
+        for name in ("memory_bytes_per_second", "fp32_flops_per_second", "tf32_flops_per_second"):
+            file[name]["value"] //= 1000
+        (self.folder / "slow.json").write_text(json.dumps(file))
+        self.run_program("-c", TRAIN, device=self.folder / "slow.json")
+        slow = self.report()["work"]
+        self.assertGreater(slow["step_time_ns"], slow["host_time_ns"])
+        self.assertNotEqual(slow["bound_by"], "host")
 
     def test_the_collectives_of_a_rank_are_counted_by_their_bytes_and_have_a_time(self):
         weights = 4 * 4 * (512 * 1024 + 1024 + 1024 * 512 + 512)  # bytes of the four blocks of rank_programs.py
