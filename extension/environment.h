@@ -56,13 +56,13 @@ inline constexpr char kPytest[] = "OOMDIAG_PYTEST";
 
 // ## Set by oomdiag for a virtual device
 
-/// card files, one a line: one for each GPU
-inline constexpr char kCard[] = "OOMDIAG_CARD";
-/// bytes of each card, instead of those in its file
+/// device files, one a line: one for each GPU
+inline constexpr char kGpu[] = "OOMDIAG_DEVICE_FILES";
+/// bytes of each GPU, instead of those in its file
 inline constexpr char kMemory[] = "OOMDIAG_MEMORY";
 /// the branch of the driver, as 550
 inline constexpr char kDriver[] = "OOMDIAG_DRIVER";
-/// `1`: work takes the time that it would take on the card
+/// `1`: work takes the time that it would take on the GPU
 inline constexpr char kClocked[] = "OOMDIAG_CLOCKED";
 /// compute capabilities that the program's torch has code for, as `75,80`
 inline constexpr char kArchitectures[] = "OOMDIAG_ARCHITECTURES";

@@ -52,7 +52,7 @@ struct nvmlPciInfo_t {
   unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
   char busId[32];
 };
-/// Whether the card belongs to a fabric of many hosts (NVLink across hosts); a state of 0 is NVML_GPU_FABRIC_STATE_NOT_SUPPORTED.
+/// Whether the GPU belongs to a fabric of many hosts (NVLink across hosts); a state of 0 is NVML_GPU_FABRIC_STATE_NOT_SUPPORTED.
 struct nvmlGpuFabricInfo_t {
   unsigned char clusterUuid[16];
   nvmlReturn_t status;

@@ -21,7 +21,7 @@ namespace {
 
 const ReportOfDevice& main_device(const Report& report) {
   if (report.main_device < report.devices.size()) return report.devices[report.main_device];
-  throw Error(ErrorKind::usage, "nothing was allocated on a card since recording began");
+  throw Error(ErrorKind::usage, "nothing was allocated on a GPU since recording began");
 }
 
 std::string list(const std::map<std::string, int64_t>& figures) {

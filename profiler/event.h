@@ -16,8 +16,8 @@ namespace oomdiag {
 /// free_completed    block              requested bytes    stream            the same; only where it comes later than the request, as
 ///                                                                           after record_stream: else the request has kFreeCompleted
 /// segment_*         segment or range   its bytes          stream
-/// out_of_memory     free on the card   rounded bytes      stream            context, call_id, seq: the state when the allocator gave up
-/// device_memory     free on the card   total of the card  0                 cudaMemGetInfo, beside every memory_stats
+/// out_of_memory     free on the GPU   rounded bytes      stream            context, call_id, seq: the state when the allocator gave up
+/// device_memory     free on the GPU   total of the GPU  0                 cudaMemGetInfo, beside every memory_stats
 /// memory_stats      reserved now       allocated now      peak reserved     node_sequence = peak allocated (DeviceStats)
 /// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot; with
 ///                                                                           kBeforeRecording that at the beginning
@@ -50,8 +50,8 @@ namespace oomdiag {
 ///                                      driver             object that asked  context.source is the stack where one was asked for
 /// driver_map        mapped at          its bytes          the handle        cuMemMap of a handle that libc10_cuda did not ask for
 /// driver_free       the same           the same           the same          … of an allocation that was seen
-/// card_step         used on the card   taken by the step  name: what        free memory went down: "cuInit", "context", "modules of …"
-/// card_process      pid                held on the card   name of the       another process; flags: kFirstProcess
+/// gpu_step         used on the GPU   taken by the step  name: what        free memory went down: "cuInit", "context", "modules of …"
+/// gpu_process      pid                held on the GPU   name of the       another process; flags: kFirstProcess
 ///                                                         process
 enum class EventKind : uint8_t {
   none = 0,
@@ -83,8 +83,8 @@ enum class EventKind : uint8_t {
   driver_alloc,
   driver_map,
   driver_free,
-  card_step,
-  card_process,
+  gpu_step,
+  gpu_process,
   grouped,
   referrer,
 };
@@ -97,8 +97,8 @@ enum EventFlag : uint16_t {
   kSegmentLarge = 4,       ///< segment_state: of the large pool (blocks above 1 MiB)
   kSegmentExpandable = 8,  ///< segment_state: mapped piecewise
   kFreeCompleted = 16,     ///< free_requested: completed at once, no free_completed follows
-  kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual card
-  kBeforeRecording = 64,   ///< segment_state, block_state: what the card held when recording began, or went on
+  kNoteRead = 32,          ///< note: context is that of an op which read values from a virtual GPU
+  kBeforeRecording = 64,   ///< segment_state, block_state: what the GPU held when recording began, or went on
   kSlotFreed = 128,        ///< slot: no longer in use; `detail` is the sequence of its free_requested, 0 = not seen
   kNativeStack = 256,      ///< stack: the calls are C++ functions, "train+0x4f1a in step(long)"
   kAskedByLibrary = 256,   ///< out_of_memory: a library asked the driver, not PyTorch's allocator
@@ -117,17 +117,17 @@ enum class DriverMemory : uint16_t {
   handle,   ///< cuMemCreate: pages that are mapped later; the address is the handle
   pool,     ///< cuMemAllocAsync, cuMemAllocFromPoolAsync
   array,    ///< cuArrayCreate
-  managed,  ///< cuMemAllocManaged: on the card or on the host, as it is used
-  pinned,   ///< cuMemHostAlloc, cuMemHostRegister: of the host, not of the card
+  managed,  ///< cuMemAllocManaged: on the GPU or on the host, as it is used
+  pinned,   ///< cuMemHostAlloc, cuMemHostRegister: of the host, not of the GPU
 };
 inline constexpr DriverMemory kLastDriverMemory = DriverMemory::pinned;
 
-/// Further flags of driver_alloc and card_process.
+/// Further flags of driver_alloc and gpu_process.
 enum DriverFlag : uint16_t {
   kDriverMemoryMask = 0xff,
   kDriverRefused = 0x100,    ///< driver_alloc: the driver had not so much
   kDriverAnnounced = 0x200,  ///< driver_alloc: still alive, and perhaps older than the oldest event kept
-  kFirstProcess = 0x400,     ///< card_process: the processes listed before are out of date; pid 0 stands for none
+  kFirstProcess = 0x400,     ///< gpu_process: the processes listed before are out of date; pid 0 stands for none
 };
 /// The kind of note that the program itself sets, to tell its parts from each other.
 inline constexpr std::string_view kMark = "mark";

@@ -1,4 +1,4 @@
-// The same host tensor is moved to the card twice, from two places of the program.
+// The same host tensor is moved to the GPU twice, from two places of the program.
 
 #include "samples/training.h"
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kPieces = 32;
 
-/// What a piece takes, in floats: all pieces together 85 % of the card.
+/// What a piece takes, in floats: all pieces together 85 % of the GPU.
 int64_t floats_of_a_piece(const Options& options) {
   if (options.device.is_cpu()) return 1 << 18;
   torch::empty({1}, options.floats());  // the context takes its own

@@ -1,11 +1,11 @@
 // deepcnn once more, for what no tensor of the program holds: workspaces, temporaries, the CUDA context. And deepcnn on the
-// card beside the same loop on the host.
+// GPU beside the same loop on the host.
 
 #include "samples/deepcnn.h"
 
 namespace samples {
 
 void train_hidden_memory(const Options& options) { train_classifier<DeepCnn>(options, 64); }
-void train_host_and_card(const Options& options) { train_classifier<DeepCnn>(options, 64); }
+void train_host_and_gpu(const Options& options) { train_classifier<DeepCnn>(options, 64); }
 
 }  // namespace samples

@@ -10,7 +10,7 @@
 namespace samples {
 
 /// What tensors take of the host's memory, by phase, from the CPU allocator's own reports. One thread: the loops run their
-/// backward on the calling thread where there is no card.
+/// backward on the calling thread where there is no GPU.
 class HostMemory : public c10::MemoryReportingInfoBase {
  public:
   /// The phase that begins; it lasts until leave(), then the phase around it goes on.

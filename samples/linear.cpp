@@ -1,4 +1,4 @@
-// "A batch of 2048 is too large": one pass over 10 000 rows of 100 numbers, from the host batch by batch or all on the card.
+// "A batch of 2048 is too large": one pass over 10 000 rows of 100 numbers, from the host batch by batch or all on the GPU.
 
 #include "samples/training.h"
 

@@ -16,7 +16,7 @@ int fail(const std::string& what) {
   return 1;
 }
 
-int run_on_card(const Options& options) {
+int run_on_gpu(const Options& options) {
   const Model& model = *find_model(options.model);
   if (model.prepare != nullptr) model.prepare(options);
   // LibTorch asks for the device count only when a device is used; a program that asks first can be diagnosed on any device.
@@ -76,7 +76,7 @@ int main(int argc, char** argv) try {
   if (options.accumulate > 1 && !model->accumulates) return samples::fail(options.model + " does not accumulate");
   if (!samples::complete(options, *model)) return samples::fail("no variant " + options.variant);
   options.device = torch::Device(device);
-  return options.device.is_cuda() ? samples::run_on_card(options) : samples::run_on_host(options);
+  return options.device.is_cuda() ? samples::run_on_gpu(options) : samples::run_on_host(options);
 } catch (const std::exception& error) {
   return samples::fail(error.what());
 }

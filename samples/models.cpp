@@ -7,7 +7,7 @@ namespace samples {
 void train_deepcnn(const Options&);
 void train_simplecnn(const Options&);
 void train_hidden_memory(const Options&);
-void train_host_and_card(const Options&);
+void train_host_and_gpu(const Options&);
 void train_kept_outputs(const Options&);
 void train_accumulation(const Options&);
 void train_amp(const Options&);
@@ -34,7 +34,7 @@ std::span<const Model> all_models() {
       // name, case, variants, batch, steps, optimizer, amp, about, loop, before it, accumulates
       {"deepcnn", "S7", {}, 64, 2, "adam", true, "three convolutions with ReLU and max pooling, images of 64x64", train_deepcnn, nullptr, true},
       {"simplecnn", "S6", {}, 128, 2, "adam", true, "one convolution with ReLU and max pooling, images of 32x32", train_simplecnn, nullptr, true},
-      {"host_and_card", "S1", {}, 64, 2, "adam", true, "deepcnn on the card beside the same loop on the host", train_host_and_card},
+      {"host_and_gpu", "S1", {}, 64, 2, "adam", true, "deepcnn on the GPU beside the same loop on the host", train_host_and_gpu},
       {"kept_outputs", "S2", {"kept", "deleted", "no_grad"}, 64, 3, "adam", true, "outputs that are still referenced when backward runs", train_kept_outputs},
       {"accumulation", "S3", {"accumulated", "whole", "zero_grad_inside", "one_gradient_scaled"}, 128, 2, "adam", true, "gradient accumulation over 4 passes, right and wrong", train_accumulation},
       {"amp", "S4", {"autocast", "float32"}, 64, 2, "adam", false, "fp16 autocast with a GradScaler, against float32", train_amp},
@@ -48,7 +48,7 @@ std::span<const Model> all_models() {
       {"linear", "S13", {"batches", "whole_data_set"}, 2048, 5, "adam", true, "a batch of 2048 for a layer of 100x2", train_linear},
       {"mlp", "S14", {"named", "rebound"}, 100, 2, "adam", true, "an MLP that names every temporary", train_mlp},
       {"generator", "S15", {"with_gradients", "no_grad", "detach"}, 64, 2, "", false, "a generator without backward: needless gradients", run_generator},
-      {"duplicate_copies", "S16", {"twice", "once"}, 0, 0, "", false, "the same host tensor moved to the card twice", run_duplicate_copies},
+      {"duplicate_copies", "S16", {"twice", "once"}, 0, 0, "", false, "the same host tensor moved to the GPU twice", run_duplicate_copies},
       {"two_headed", "S17", {"summed", "two_backwards", "two_encoders"}, 1024, 2, "adamw", true, "a trunk with two heads and two losses", train_two_headed},
       {"pinned", "S18", {"pinned", "pageable", "prefetch"}, 64, 4, "adam", true, "pinned host memory, non_blocking copies, prefetch", train_pinned},
       {"pruned", "S19", {"int8", "half_zeros", "float32"}, 512, 2, "adam", true, "weights as int8 or half zeros", train_pruned},

@@ -20,9 +20,9 @@ class Loader {
  public:
   explicit Loader(const Options& options)
       : options_(options), pins_(options.variant != "pageable" && options.device.is_cuda()) {
-    const c10::Device card(torch::kCUDA, 0);
+    const c10::Device gpu(torch::kCUDA, 0);
     if (pins_ && options.variant == "prefetch") {
-      stream_ = c10::impl::VirtualGuardImpl(torch::kCUDA).getStreamFromGlobalPool(card);
+      stream_ = c10::impl::VirtualGuardImpl(torch::kCUDA).getStreamFromGlobalPool(gpu);
     }
   }
 

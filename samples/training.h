@@ -57,7 +57,7 @@ void tell(std::string_view name, const Value& value) {
   std::cout << "fact " << name << ' ' << value << '\n';
 }
 
-/// Tells the loss, on the host only: on a card that would wait for it.
+/// Tells the loss, on the host only: on a GPU that would wait for it.
 void tell_loss(const Options& options, const torch::Tensor& loss);
 
 /// Moves `module` without making autograd nodes of the move.

@@ -2,7 +2,7 @@
 //
 //   oomdiag_bench_shapes 4,128=a/trace 16,256=b/trace 25,64=c/trace -- 7,200=d/trace 9,512=e/trace
 //
-// The numbers are the varied dimensions. All runs on a card with more memory than they need. Prints a line for each point, and
+// The numbers are the varied dimensions. All runs on a GPU with more memory than they need. Prints a line for each point, and
 // how many points a second can be computed.
 
 #include <fmt/format.h>

@@ -171,7 +171,7 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::spare_growing(Pieces::i
 SimulatedAllocator::Pieces::iterator SimulatedAllocator::grow(int64_t bytes, uint64_t stream, bool small) {
   if (settings_.expandable) return map_more(bytes, stream, small);
   const int64_t segment = segment_bytes(bytes);
-  if (reserved_ + segment > settings_.card_bytes) return pieces_.end();
+  if (reserved_ + segment > settings_.gpu_bytes) return pieces_.end();
   return pieces_.find(add_segment(segment, stream));
 }
 
@@ -196,7 +196,7 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::map_more(int64_t bytes,
     }
     const int64_t pages = up_to(bytes - have, page_bytes(small));
     if (static_cast<int64_t>(gap_end - at) >= pages) {
-      if (reserved_ + pages > settings_.card_bytes) return pieces_.end();
+      if (reserved_ + pages > settings_.gpu_bytes) return pieces_.end();
       reserved_ += pages;
       tell(EventKind::segment_map, at, pages, stream);
       return insert_free(at, {.bytes = pages, .segment = range->second, .stream = stream, .small = small});

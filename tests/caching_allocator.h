@@ -14,7 +14,7 @@ namespace oomdiag {
 class SimulatedAllocator {
  public:
   struct Settings {
-    int64_t card_bytes = int64_t{1} << 40;
+    int64_t gpu_bytes = int64_t{1} << 40;
     bool expandable = false;
     int64_t divisions = 0;  ///< roundup_power2_divisions
     int64_t max_split_bytes = int64_t{1} << 60;
@@ -23,7 +23,7 @@ class SimulatedAllocator {
   SimulatedAllocator(Settings settings, std::function<void(Event)> tell)
       : settings_(settings), tell_(std::move(tell)) {}
 
-  /// The address of a new block, or nothing when the card is full even after giving back the cache.
+  /// The address of a new block, or nothing when the GPU is full even after giving back the cache.
   std::optional<uint64_t> allocate(int64_t bytes, uint64_t stream = 0);
   void request_free(uint64_t address);
   void complete_free(uint64_t address);
@@ -43,7 +43,7 @@ class SimulatedAllocator {
   int64_t allocated_bytes() const;
   int64_t pending_bytes() const;
   int64_t reserved_bytes() const { return reserved_; }
-  int64_t free_on_card() const { return settings_.card_bytes - reserved_; }
+  int64_t free_on_gpu() const { return settings_.gpu_bytes - reserved_; }
 
  private:
   enum class State { free, live, pending };

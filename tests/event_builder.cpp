@@ -5,7 +5,7 @@
 
 namespace oomdiag {
 
-EventBuilder::EventBuilder(SimulatedAllocator::Settings card) : card_(card) {
+EventBuilder::EventBuilder(SimulatedAllocator::Settings gpu) : gpu_(gpu) {
   trace_.process.pid = 4711;
   trace_.process.virtual_device = true;
   trace_.process.torch_version = "2.15.0+cu132";
@@ -94,9 +94,9 @@ EventBuilder& EventBuilder::device(uint8_t device) {
     event.device = device;
     add(event);
   };
-  allocators_[device] = std::make_unique<SimulatedAllocator>(card_, tell);
+  allocators_[device] = std::make_unique<SimulatedAllocator>(gpu_, tell);
   trace_.devices.resize(std::max<size_t>(trace_.devices.size(), device + size_t{1}));
-  trace_.devices[device] = {.name = "Test Card", .total_bytes = card_.card_bytes, .compute_major = 9};
+  trace_.devices[device] = {.name = "Test GPU", .total_bytes = gpu_.gpu_bytes, .compute_major = 9};
   return *this;
 }
 
@@ -108,7 +108,7 @@ EventBuilder& EventBuilder::segment(int64_t bytes) {
 EventBuilder& EventBuilder::alloc(const std::string& block, int64_t bytes, uint64_t stream) {
   const auto address = allocator().allocate(bytes, stream);
   if (address) blocks_[block] = *address;
-  if (!address) throw std::runtime_error("the test's card is full at " + block);
+  if (!address) throw std::runtime_error("the test's GPU is full at " + block);
   return *this;
 }
 
@@ -135,15 +135,15 @@ EventBuilder& EventBuilder::stats() {
   event.bytes = allocator().allocated_bytes();
   event.node_sequence = 0;
   Event& memory = add({.kind = EventKind::device_memory});
-  memory.address = static_cast<uint64_t>(allocator().free_on_card());
-  memory.bytes = card_.card_bytes;
+  memory.address = static_cast<uint64_t>(allocator().free_on_gpu());
+  memory.bytes = gpu_.gpu_bytes;
   return *this;
 }
 
 EventBuilder& EventBuilder::refuse(int64_t bytes, bool with_layout) {
   allocator().empty_cache();
   Event& event = add({.kind = EventKind::out_of_memory});
-  event.address = static_cast<uint64_t>(allocator().free_on_card());
+  event.address = static_cast<uint64_t>(allocator().free_on_gpu());
   event.bytes = allocator().round(bytes);
   stats();
   if (with_layout) allocator().describe();
@@ -201,7 +201,7 @@ EventBuilder& EventBuilder::stack(std::string_view calls, std::string_view sourc
   return *this;
 }
 
-EventBuilder& EventBuilder::read_from_card() {
+EventBuilder& EventBuilder::read_from_gpu() {
   add({.kind = EventKind::note}).flags = kNoteRead;
   return *this;
 }

@@ -25,7 +25,7 @@ struct Place {
 /// event takes a microsecond.
 class EventBuilder {
  public:
-  explicit EventBuilder(SimulatedAllocator::Settings card = {});
+  explicit EventBuilder(SimulatedAllocator::Settings gpu = {});
   EventBuilder(const EventBuilder&) = delete;
 
   // The program.
@@ -38,7 +38,7 @@ class EventBuilder {
   EventBuilder& begin_scope(std::string_view name);
   EventBuilder& end_scope(std::string_view name);
   EventBuilder& thread(uint16_t thread);
-  EventBuilder& device(uint8_t device);  ///< one more card, or back to another
+  EventBuilder& device(uint8_t device);  ///< one more GPU, or back to another
 
   // The allocator.
   EventBuilder& segment(int64_t bytes);
@@ -59,7 +59,7 @@ class EventBuilder {
   EventBuilder& note(std::string_view kind, std::string_view name);
   /// The calls that led to `source`; without one, those of the refusal before.
   EventBuilder& stack(std::string_view calls, std::string_view source = {});
-  EventBuilder& read_from_card();  ///< the op that runs looked at what no kernel computed
+  EventBuilder& read_from_gpu();  ///< the op that runs looked at what no kernel computed
 
   /// What happens for OOMs in backward: the gradient of the block, say.
   uint64_t address_of(const std::string& block) const { return blocks_.at(block); }
@@ -74,7 +74,7 @@ class EventBuilder {
   uint32_t intern(const Context& context);
   void enter(const Context& context);
 
-  SimulatedAllocator::Settings card_;
+  SimulatedAllocator::Settings gpu_;
   std::map<uint8_t, std::unique_ptr<SimulatedAllocator>> allocators_;
   Trace trace_;
   std::map<std::string, uint64_t> blocks_;

@@ -65,7 +65,7 @@ void SmallTraining::optimizer(EventBuilder& trace, bool first) const {
 void SmallTraining::zero_grad(EventBuilder& trace) const { trace.no_op().free("grad_weight"); }
 
 Trace training_that_fits() {
-  EventBuilder trace({.card_bytes = 1_GiB});
+  EventBuilder trace({.gpu_bytes = 1_GiB});
   const SmallTraining training;
   training.setup(trace);
   for (uint64_t step = 0; step < 2; ++step) {
@@ -78,7 +78,7 @@ Trace training_that_fits() {
 }
 
 Trace oom_in_backward() {
-  EventBuilder trace({.card_bytes = 256_MiB});
+  EventBuilder trace({.gpu_bytes = 256_MiB});
   const SmallTraining training;
   training.setup(trace);
   training.forward(trace, 0);
@@ -94,7 +94,7 @@ Trace oom_in_backward() {
 }
 
 Trace oom_in_forward() {
-  EventBuilder trace({.card_bytes = 160_MiB});
+  EventBuilder trace({.gpu_bytes = 160_MiB});
   const SmallTraining training;
   training.setup(trace);
   trace.op({.op = "aten::randn", .source = "train.py:9"}).alloc("input", training.activation_bytes);
@@ -110,7 +110,7 @@ Trace oom_in_forward() {
 }
 
 Trace oom_in_optimizer() {
-  EventBuilder trace({.card_bytes = 230_MiB});
+  EventBuilder trace({.gpu_bytes = 230_MiB});
   const SmallTraining training{.activation_bytes = 48_MiB, .shape = "[48, 32, 64, 128] float32"};
   training.setup(trace);
   training.forward(trace, 0);

@@ -20,19 +20,19 @@ struct SmallTraining {
 
 /// Two whole steps that fit.
 Trace training_that_fits();
-/// The second step's backward wants a gradient that the card has no room for.
+/// The second step's backward wants a gradient that the GPU has no room for.
 Trace oom_in_backward();
 /// The forward pass of step 1 is too large.
 Trace oom_in_forward();
 /// Adam's state does not fit.
 Trace oom_in_optimizer();
 
-/// A card with so much memory.
-inline Device card_of(int64_t total_bytes, int64_t context_bytes = 0) {
-  Device card;
-  card.total_bytes = total_bytes;
-  card.context_bytes = context_bytes;
-  return card;
+/// A GPU with so much memory.
+inline Device gpu_of(int64_t total_bytes, int64_t context_bytes = 0) {
+  Device gpu;
+  gpu.total_bytes = total_bytes;
+  gpu.context_bytes = context_bytes;
+  return gpu;
 }
 
 /// The cause of a failure at a hand-made state.

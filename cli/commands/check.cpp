@@ -80,7 +80,7 @@ void add_check(CLI::App& app, Command& chosen) {
   set_help(command,
            {.example = "oomdiag check oomdiag-4711 --max-allocated 20GiB --max-growth 1MiB/step",
             .about = "Prints a line for each budget; exit code 1 if one is not kept, or if the run itself ran out "
-                     "of memory. With several cards or ranks the highest figure counts.",
+                     "of memory. With several GPUs or ranks the highest figure counts.",
             .usage = "oomdiag check [OPTIONS] FILE"});
   add_source(command, options->path);
   command.add_option("--max-allocated", options->max_allocated, "the most that may be allocated at once")

@@ -116,7 +116,7 @@ bool remove(const Found& run) {
   return !error;
 }
 
-/// What was built for the torch of each environment, and what Inductor and Triton made for virtual cards: it is made again
+/// What was built for the torch of each environment, and what Inductor and Triton made for virtual GPUs: it is made again
 /// when it is needed.
 int clean_cache() {
   const fs::path cache = cache_folder();
@@ -178,7 +178,7 @@ void add_clean(CLI::App& app, Command& chosen) {
       ->check(number_in(0, 1e6));
   command.add_flag("--yes", options->yes, "remove all of them");
   command.add_flag("--cache", options->cache,
-                   "remove instead what was built for each torch, and compiled for virtual cards");
+                   "remove instead what was built for each torch, and compiled for virtual GPUs");
   command.callback([options, &chosen] { chosen = [options] { return clean(*options); }; });
 }
 

@@ -167,7 +167,7 @@ void add_compare(CLI::App& app, Command& chosen) {
             .usage = "oomdiag compare [OPTIONS] LEFT RIGHT"});
   command.add_option("LEFT", options->left, "a snapshot.pickle, a trace or a run folder")->type_name("")->required();
   command.add_option("RIGHT", options->right, "likewise")->type_name("")->required();
-  command.add_option("--card", options->device, "which card to compare, by index")
+  command.add_option("--gpu", options->device, "which GPU to compare, by index")
       ->type_name("N")
       ->check(CLI::Range(0, 15));
   command.add_flag("--json", options->json, "print the comparison as JSON");

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands/commands.h"
-#include "cli/device/cards.h"
+#include "cli/device/gpus.h"
 #include "cli/process/launcher.h"
 #include "cli/python/install.h"
 #include "cli/terminal/help.h"
@@ -22,14 +22,14 @@ namespace {
 
 struct DevicesOptions {
   bool as_json = false;
-  bool all = false;      ///< the cards too that this wheel does not run on
+  bool all = false;      ///< the GPUs too that this wheel does not run on
   bool measure = false;  ///< no list: the GPU of this machine
-  std::string output;    ///< of a measured card; empty = stdout
+  std::string output;    ///< of a measured GPU; empty = stdout
 };
 
-/// The marks of the card files: how a number is known.
+/// The marks of the device files: how a number is known.
 std::string_view explain_mark(std::string_view mark) {
-  if (mark == "S") return "seen on a card";
+  if (mark == "S") return "seen on a GPU";
   if (mark == "M") return "measured";
   if (mark == "C") return "from a rounded figure";
   if (mark == "P") return "specification";
@@ -37,74 +37,74 @@ std::string_view explain_mark(std::string_view mark) {
   return mark;
 }
 
-nlohmann::json to_json(const CardEntry& entry) {
+nlohmann::json to_json(const GpuEntry& entry) {
   nlohmann::json told = {{"id", entry.id},
                          {"name", entry.name},
                          {"compute_capability", entry.capability.text()},
                          {"supported", entry.why_not.empty()}};
   if (!entry.why_not.empty()) told["why_not"] = entry.why_not;
   if (entry.file.empty()) return told;
-  const Card& card = entry.card;
+  const Gpu& gpu = entry.gpu;
   told.update(
       {{"aliases", entry.aliases},
        {"total_bytes", entry.total_bytes},
        {"mark", entry.mark},
-       {"older_total_bytes", card.older_total_bytes == 0 ? nlohmann::json() : nlohmann::json(card.older_total_bytes)},
+       {"older_total_bytes", gpu.older_total_bytes == 0 ? nlohmann::json() : nlohmann::json(gpu.older_total_bytes)},
        {"context_bytes", entry.context_bytes},
-       {"multiprocessors", card.multiprocessors},
-       {"threads_per_multiprocessor", card.threads_per_multiprocessor},
-       {"blocks_per_multiprocessor", card.blocks_per_multiprocessor},
-       {"registers_per_multiprocessor", card.registers_per_multiprocessor},
-       {"shared_bytes_per_multiprocessor", card.shared_bytes_per_multiprocessor},
-       {"shared_bytes_per_block", card.shared_bytes_per_block},
-       {"shared_bytes_per_block_optin", card.shared_bytes_per_block_optin},
-       {"l2_bytes", card.l2_bytes},
+       {"multiprocessors", gpu.multiprocessors},
+       {"threads_per_multiprocessor", gpu.threads_per_multiprocessor},
+       {"blocks_per_multiprocessor", gpu.blocks_per_multiprocessor},
+       {"registers_per_multiprocessor", gpu.registers_per_multiprocessor},
+       {"shared_bytes_per_multiprocessor", gpu.shared_bytes_per_multiprocessor},
+       {"shared_bytes_per_block", gpu.shared_bytes_per_block},
+       {"shared_bytes_per_block_optin", gpu.shared_bytes_per_block_optin},
+       {"l2_bytes", gpu.l2_bytes},
        {"file", entry.file.string()}});
   return told;
 }
 
-int print_json(const std::vector<CardEntry>& catalogue, const std::vector<CardEntry>& others) {
+int print_json(const std::vector<GpuEntry>& catalogue, const std::vector<GpuEntry>& others) {
   nlohmann::json list = nlohmann::json::array();
-  for (const CardEntry& card : catalogue) list.push_back(to_json(card));
-  for (const CardEntry& card : others) list.push_back(to_json(card));
+  for (const GpuEntry& gpu : catalogue) list.push_back(to_json(gpu));
+  for (const GpuEntry& gpu : others) list.push_back(to_json(gpu));
   fmt::print("{}\n", to_text(list));
   return 0;
 }
 
 /// By reason, as most share one of a few.
-void print_unsupported(const std::vector<CardEntry>& others) {
+void print_unsupported(const std::vector<GpuEntry>& others) {
   std::map<std::string, std::vector<std::string>> by_reason;
-  for (const CardEntry& card : others) by_reason[card.why_not].push_back(card.id);
+  for (const GpuEntry& gpu : others) by_reason[gpu.why_not].push_back(gpu.id);
   fmt::print("\nnot with this torch:\n");
   for (const auto& [reason, ids] : by_reason) fmt::print("  {}\n    {}\n", fmt::join(ids, ", "), reason);
 }
 
 /// Of how many it is known what older drivers leave of their memory.
-auto count_older(const std::vector<CardEntry>& catalogue) {
-  return std::ranges::count_if(catalogue, [](const CardEntry& entry) { return entry.card.older_total_bytes != 0; });
+auto count_older(const std::vector<GpuEntry>& catalogue) {
+  return std::ranges::count_if(catalogue, [](const GpuEntry& entry) { return entry.gpu.older_total_bytes != 0; });
 }
 
-int64_t most_lost_mib(const std::vector<CardEntry>& catalogue) {
+int64_t most_lost_mib(const std::vector<GpuEntry>& catalogue) {
   int64_t most = 0;
-  for (const CardEntry& entry : catalogue) most = std::max(most, entry.card.older_total_bytes - entry.total_bytes);
+  for (const GpuEntry& entry : catalogue) most = std::max(most, entry.gpu.older_total_bytes - entry.total_bytes);
   return most >> 20;
 }
 
-int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardEntry>& others, bool all) {
+int print_table(const std::vector<GpuEntry>& catalogue, const std::vector<GpuEntry>& others, bool all) {
   constexpr const char* kRow = "{:<17} {:<49} {:>11} {:>12} {:>5} {:>8}  {}\n";
   fmt::print(kRow, "device", "name", "memory, GiB", "context, GiB", "SMs", "compute", "memory is");
-  for (const CardEntry& card : catalogue) {
-    fmt::print(kRow, card.id, card.name, to_gib(card.total_bytes), to_gib(card.context_bytes),
-               card.card.multiprocessors, card.capability.text(), explain_mark(card.mark));
+  for (const GpuEntry& gpu : catalogue) {
+    fmt::print(kRow, gpu.id, gpu.name, to_gib(gpu.total_bytes), to_gib(gpu.context_bytes), gpu.gpu.multiprocessors,
+               gpu.capability.text(), explain_mark(gpu.mark));
   }
   if (all) print_unsupported(others);
   fmt::print(
-      "\n{} cards. memory: as the CUDA runtime reports it; context: what a process takes of it before PyTorch does, "
+      "\n{} GPUs. memory: as the CUDA runtime reports it; context: what a process takes of it before PyTorch does, "
       "estimated\n",
       catalogue.size());
   fmt::print(
       "drivers up to {} leave up to {} MiB more of {} of them; with a torch for CUDA 12, --device rtx3090@{} is such a "
-      "card\n",
+      "GPU\n",
       kOlderDrivers, most_lost_mib(catalogue), count_older(catalogue), kOlderDrivers);
   if (!all) fmt::print("{} more are known, but not supported by this torch: oomdiag devices --all\n", others.size());
   fmt::print("next: oomdiag train --model deepcnn --device rtx3060\n");
@@ -112,29 +112,29 @@ int print_table(const std::vector<CardEntry>& catalogue, const std::vector<CardE
 }
 
 int list(const DevicesOptions& options) {
-  const std::filesystem::path folder = find_install().cards;
-  const std::vector<CardEntry> catalogue = read_catalogue(folder);
-  const std::vector<CardEntry> others = read_unsupported(folder);
-  if (options.as_json) return print_json(catalogue, options.all ? others : std::vector<CardEntry>{});
+  const std::filesystem::path folder = find_install().gpus;
+  const std::vector<GpuEntry> catalogue = read_catalogue(folder);
+  const std::vector<GpuEntry> others = read_unsupported(folder);
+  if (options.as_json) return print_json(catalogue, options.all ? others : std::vector<GpuEntry>{});
   return print_table(catalogue, others, options.all);
 }
 
-/// The card file of this machine's GPU, as oomdiag_measure prints it: in a process of its own, for the driver is foreign.
-std::string measure_card() {
+/// The device file of this machine's GPU, as oomdiag_measure prints it: in a process of its own, for the driver is foreign.
+std::string measure_gpu() {
   const std::filesystem::path program = find_install().samples.parent_path() / "oomdiag_measure";
   const std::optional<std::string> text = output_of({program.string()});
   if (!text) throw Error(ErrorKind::environment, "oomdiag_measure did not run", "is it built? scripts/build");
   const nlohmann::json file = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  if (!file.is_object()) throw Error(ErrorKind::environment, "oomdiag_measure printed no card");
+  if (!file.is_object()) throw Error(ErrorKind::environment, "oomdiag_measure printed no GPU");
   if (file.contains("error")) {
-    throw Error(ErrorKind::environment, "no card to measure: " + file["error"].get<std::string>(),
+    throw Error(ErrorKind::environment, "no GPU to measure: " + file["error"].get<std::string>(),
                 "run it on a machine with an NVIDIA GPU and its driver");
   }
   return *text;
 }
 
 int measure(const DevicesOptions& options) {
-  const std::string text = measure_card();
+  const std::string text = measure_gpu();
   if (options.output.empty()) {
     fmt::print("{}", text);
     return 0;
@@ -155,15 +155,14 @@ int measure(const DevicesOptions& options) {
 void add_devices(CLI::App& app, Command& chosen) {
   auto options = std::make_shared<DevicesOptions>();
   CLI::App& command = *app.add_subcommand("devices", "list the virtual devices");
-  set_help(command,
-           {.example = "oomdiag devices",
-            .about = "Lists the cards that a virtual device can be: what --device takes. --measure writes the\n"
-                     "file of such a card on a machine that has the real one.",
-            .usage = "oomdiag devices [OPTIONS]"});
+  set_help(command, {.example = "oomdiag devices",
+                     .about = "Lists the GPUs that a virtual device can be: what --device takes. --measure writes the\n"
+                              "file of such a GPU on a machine that has the real one.",
+                     .usage = "oomdiag devices [OPTIONS]"});
   command.add_flag("--json", options->as_json, "print JSON");
-  command.add_flag("--all", options->all, "also the cards that this torch has no code for, and why");
+  command.add_flag("--all", options->all, "also the GPUs that this torch has no code for, and why");
   auto* const measures = command.add_flag("--measure", options->measure, "measure this machine's GPU instead");
-  command.add_option("-o,--output", options->output, "with --measure: write the card to this file")
+  command.add_option("-o,--output", options->output, "with --measure: write the GPU to this file")
       ->type_name("FILE")
       ->needs(measures);
   command.callback(

@@ -33,7 +33,7 @@ void print_json(const Checkup& checkup, const std::vector<Trouble>& troubles) {
   nlohmann::json json{{"schema", "oomdiag-doctor/1"},
                       {"gpu", checkup.has_gpu},
                       {"device",
-                       {{"name", checkup.card},
+                       {{"name", checkup.gpu},
                         {"virtual", checkup.virtual_device},
                         {"total_bytes", checkup.total_bytes},
                         {"free_bytes", checkup.free_bytes}}},
@@ -60,8 +60,8 @@ void print_pairs(const char* title, const std::vector<std::pair<std::string, std
 }
 
 void print_text(const Checkup& checkup, const std::vector<Trouble>& troubles) {
-  if (!checkup.card.empty()) {
-    fmt::print("  card     {} ({}), {} GiB, {} free\n", checkup.card, checkup.virtual_device ? "virtual" : "real",
+  if (!checkup.gpu.empty()) {
+    fmt::print("  GPU     {} ({}), {} GiB, {} free\n", checkup.gpu, checkup.virtual_device ? "virtual" : "real",
                to_gib(checkup.total_bytes), to_gib(checkup.free_bytes));
   }
   print_pairs("versions", checkup.versions);
@@ -70,7 +70,7 @@ void print_text(const Checkup& checkup, const std::vector<Trouble>& troubles) {
   for (const HookCheck& hook : checkup.hooks) {
     fmt::print("    {:<26}{:<6}{}\n", hook.name, hook.works ? "yes" : "no", hook.detail);
   }
-  if (checkup.asked_nvml) fmt::print("\n  {:<44}{:>9}\n", "other processes on the card", "GiB");
+  if (checkup.asked_nvml) fmt::print("\n  {:<44}{:>9}\n", "other processes on the GPU", "GiB");
   for (const ProcessCheck& one : checkup.processes) {
     fmt::print("    {:<42}{:>9}\n", fmt::format("{} {}", one.pid, printable(one.name, 30)), to_gib(one.bytes));
   }
@@ -109,7 +109,7 @@ void add_doctor(CLI::App& app, Command& chosen, const std::vector<std::string>& 
   set_help(command,
            {.example = "oomdiag doctor -- python",
             .about = "Runs a few lines of PyTorch under the recorder and says what it saw: versions, hooks, other\n"
-                     "processes on the card, settings, and what would limit a diagnosis. Works without a GPU.",
+                     "processes on the GPU, settings, and what would limit a diagnosis. Works without a GPU.",
             .usage = "oomdiag doctor [OPTIONS] [-- PYTHON]"});
   add_device_options(command, options->device);
   command.add_flag("--json", options->as_json, "print JSON");

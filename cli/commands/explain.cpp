@@ -24,7 +24,7 @@ struct ExplainOptions {
   std::string path;
   std::vector<std::string> program;  ///< of a snapshot
   std::string output;
-  SnapshotDevice card;
+  SnapshotDevice gpu;
   bool json = false;
   bool redact = false;
   bool opens = false;
@@ -44,7 +44,7 @@ int show_page(const Explained& from, const std::filesystem::path& path) {
 
 /// Totals make no report.
 int explain_timeline(const ExplainOptions& options) {
-  if (options.json || options.redact || options.opens || !options.output.empty() || options.card.is_given()) {
+  if (options.json || options.redact || options.opens || !options.output.empty() || options.gpu.is_given()) {
     throw Error(ErrorKind::usage, fmt::format("'{}' is a memory timeline: it takes no options", options.path),
                 "what it tells makes no report; oomdiag explain FILE prints it");
   }
@@ -58,8 +58,8 @@ int explain(ExplainOptions options) {
   const bool is_file = std::filesystem::is_regular_file(options.path, ignored);
   if (is_file && is_timeline(options.path)) return explain_timeline(options);
   check_writable(options.output);
-  Explained from = options.program.empty() ? load_explained(options.path, options.card)
-                                           : match_program(options.path, options.card, options.program);
+  Explained from = options.program.empty() ? load_explained(options.path, options.gpu)
+                                           : match_program(options.path, options.gpu, options.program);
   if (options.redact) redact(from);
   if (!options.output.empty()) write_json(from.report, options.output);
   if (options.opens) return show_page(from, options.path);
@@ -81,7 +81,7 @@ void add_explain(CLI::App& app, Command& chosen, const std::vector<std::string>&
                      "Of a memory timeline or a Chrome trace of torch.profiler it prints the totals.",
             .usage = "oomdiag explain [OPTIONS] ([FILE] | SNAPSHOT -- PROGRAM [...])"});
   add_optional_source(command, options->path);
-  add_snapshot_device_options(command, options->card);
+  add_snapshot_device_options(command, options->gpu);
   command.add_flag("--all", options->all, "print every table, not the first screen only");
   command.add_flag("--json", options->json, "print the report as JSON");
   command.add_flag("--redact", options->redact, "for sharing: without paths, the command line and names of users");

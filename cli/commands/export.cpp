@@ -32,23 +32,23 @@ namespace {
 
 struct ExportOptions {
   std::string path, to, output, at;
-  SnapshotDevice card;
+  SnapshotDevice gpu;
   bool redact = false;
 };
 
 // Of a redacted report no name may come from the trace; the step's categories are none.
-std::vector<CardPicture> draw(const Explained& from) {
-  std::vector<CardPicture> cards;
+std::vector<GpuPicture> draw(const Explained& from) {
+  std::vector<GpuPicture> gpus;
   for (size_t i = 0; i < from.report.devices.size(); ++i) {
     const bool has_history = from.trace != nullptr && i < from.history.devices.size();
     if (has_history && !from.is_redacted) {
-      cards.push_back(draw_card(from.history.devices[i]));
+      gpus.push_back(draw_gpu(from.history.devices[i]));
       continue;
     }
-    cards.push_back(draw_card(from.report.devices[i]));
-    if (has_history) cards.back().step = draw_step(from.history.devices[i].step_allocations);
+    gpus.push_back(draw_gpu(from.report.devices[i]));
+    if (has_history) gpus.back().step = draw_step(from.history.devices[i].step_allocations);
   }
-  return cards;
+  return gpus;
 }
 
 /// One of the formats: its name, the ending of its files, and what makes it.
@@ -63,8 +63,8 @@ struct Format {
 std::string make_html(const Explained& from) { return to_html(from.report, draw(from)); }
 
 std::string make_folded(const Explained& from) {
-  const std::vector<CardPicture> cards = draw(from);
-  return from.report.main_device < cards.size() ? to_folded(cards[from.report.main_device].owners) : "";
+  const std::vector<GpuPicture> gpus = draw(from);
+  return from.report.main_device < gpus.size() ? to_folded(gpus[from.report.main_device].owners) : "";
 }
 
 std::string make_snapshot(const Explained& from) {
@@ -162,12 +162,12 @@ int export_file(ExportOptions options) {
   const Format& format = find_format_of(options.to);
   check_writable(options.output == "-" ? "" : options.output);
   const bool is_work =
-      options.to == "work";  // --device names the card of a snapshot, and here the one that is asked for
-  Explained from = load_explained(options.path, is_work ? SnapshotDevice{} : options.card);
+      options.to == "work";  // --device names the GPU of a snapshot, and here the one that is asked for
+  Explained from = load_explained(options.path, is_work ? SnapshotDevice{} : options.gpu);
   check_moment(options, from.report);
   from.at = options.at;
   from.source = options.path;
-  if (is_work) from.work_device = options.card.device;
+  if (is_work) from.work_device = options.gpu.device;
   if (options.redact) redact_for(format, from);
   const std::string text = format.make(from);
   if (options.output == "-") {
@@ -220,7 +220,7 @@ void add_export(CLI::App& app, Command& chosen) {
       ->check(CLI::IsMember({"failure", "peak"}))
       ->type_name("MOMENT");
   command.add_flag("--redact", options->redact, "without paths, the command line and names of users");
-  add_snapshot_device_options(command, options->card);
+  add_snapshot_device_options(command, options->gpu);
   command.callback([options, &chosen] { chosen = [options] { return export_file(*options); }; });
 }
 

@@ -7,8 +7,8 @@
 
 #include "cli/commands/commands.h"
 #include "cli/commands/fix.h"
-#include "cli/experiments/fit_cards.h"
 #include "cli/experiments/fit_function.h"
+#include "cli/experiments/fit_gpus.h"
 #include "cli/experiments/fit_lengths.h"
 #include "cli/experiments/fit_plan.h"
 #include "cli/experiments/fit_text.h"
@@ -36,7 +36,7 @@ struct FitOptions {
   std::vector<std::string> vary;
   uint32_t steps = 0;
   int most_runs = FitRequest{}.most_runs;
-  bool smallest_card = false;
+  bool smallest_gpu = false;
   bool fastest = false;
   bool json = false;
   bool never_forks = false;
@@ -107,9 +107,9 @@ void check_lengths(const FitOptions& options, const std::vector<Variable>& varia
       "as in: --vary batch=1..512 --lengths lengths.txt -- python train.py --batch-size {batch} --length {length}");
 }
 
-/// As after --device; empty where the topology names the card.
+/// As after --device; empty where the topology names the GPU.
 std::string device_name(const FitOptions& options, const TopologyChoice& topology) {
-  return options.device.empty() && topology.card.empty() ? kDevice : options.device;
+  return options.device.empty() && topology.gpu.empty() ? kDevice : options.device;
 }
 
 FitRequest make_request(const FitOptions& options, Install& install, bool by_batch) {
@@ -128,52 +128,52 @@ FitRequest make_request(const FitOptions& options, Install& install, bool by_bat
   if (!by_batch) return request;
   if (model.default_batch == 0) {
     throw Error(ErrorKind::usage, fmt::format("{} has no batches", model.name),
-                "find its smallest card: --smallest-card");
+                "find its smallest GPU: --smallest-card");
   }
   request.program.insert(request.program.end(), {"--batch", "{batch}"});
   return request;
 }
 
-int fit_card(const FitOptions& options, const FitRequest& request, Experiments& experiments) {
+int fit_gpu(const FitOptions& options, const FitRequest& request, Experiments& experiments) {
   Steps steps("fit");
   Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 12)); });
-  SmallestCard card;
+  SmallestGpu gpu;
   try {
-    card = find_smallest_card(fitter, {});
+    gpu = find_smallest_gpu(fitter, {});
   } catch (const Interrupted&) {
     steps.hide();
     say_interrupted(fitter.runs(), options);
     throw;
   }
   steps.hide();
-  const Answer answer{.text = card_text(card, fitter.runs()),
-                      .json = card_json(card, fitter.runs()),
-                      .rows = rows_of(std::vector<FitOfCard>{{.card = {}, .largest = {}, .runs = fitter.runs()}}),
-                      .found = card.bytes > 0};
+  const Answer answer{.text = gpu_text(gpu, fitter.runs()),
+                      .json = gpu_json(gpu, fitter.runs()),
+                      .rows = rows_of(std::vector<FitOfGpu>{{.gpu = {}, .largest = {}, .runs = fitter.runs()}}),
+                      .found = gpu.bytes > 0};
   return print_answer(answer, options, request.program);
 }
 
-CardEntry real_card() {
-  CardEntry card;
-  card.id = "real";
-  return card;
+GpuEntry real_gpu() {
+  GpuEntry gpu;
+  gpu.id = "real";
+  return gpu;
 }
 
-/// The cards of --devices, or the one of --device. The real one has no entry but its name.
-std::vector<CardEntry> cards_of(const FitOptions& options, const FitRequest& request, const Install& install) {
-  if (options.devices == "all") return read_catalogue(install.cards);
-  if (!options.devices.empty()) return choose_cards(options.devices, install);
+/// The GPUs of --devices, or the one of --device. The real one has no entry but its name.
+std::vector<GpuEntry> gpus_of(const FitOptions& options, const FitRequest& request, const Install& install) {
+  if (options.devices == "all") return read_catalogue(install.gpus);
+  if (!options.devices.empty()) return choose_gpus(options.devices, install);
   const VirtualHost* const host = request.device.virtual_host();
-  return {host == nullptr ? real_card() : host->cards.front()};
+  return {host == nullptr ? real_gpu() : host->gpus.front()};
 }
 
-int fit_cards(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
+int fit_gpus(const FitOptions& options, const FitRequest& request, const Install& install, Experiments& experiments) {
   Steps steps("fit");
   std::vector<FitRun> runs;
-  CardTable table;
+  GpuTable table;
   try {
-    table = find_cards(
-        request, cards_of(options, request, install), experiments,
+    table = find_gpus(
+        request, gpus_of(options, request, install), experiments,
         [&](std::size_t over) { steps.show(over, std::max<std::size_t>(over, 3)); }, runs);
   } catch (const Interrupted&) {
     steps.hide();
@@ -181,9 +181,9 @@ int fit_cards(const FitOptions& options, const FitRequest& request, const Instal
     throw;
   }
   steps.hide();
-  const Answer answer{.text = cards_text(table, runs),
-                      .json = cards_json(table, runs),
-                      .rows = rows_of(std::vector<FitOfCard>{{.card = {}, .largest = {}, .runs = runs}}),
+  const Answer answer{.text = gpus_text(table, runs),
+                      .json = gpus_json(table, runs),
+                      .rows = rows_of(std::vector<FitOfGpu>{{.gpu = {}, .largest = {}, .runs = runs}}),
                       .found = table.smallest() != nullptr};
   return print_answer(answer, options, request.program);
 }
@@ -257,31 +257,31 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
   for (const std::string& text : options.at) points.push_back(parse_values(text, learned));
   const std::vector<Values> combinations =
       lengths ? std::vector<Values>{{{kLength, lengths->distinct.back()}}} : combine(std::span(variables).subspan(1));
-  const std::vector<CardEntry> cards = cards_of(options, request, install);
+  const std::vector<GpuEntry> gpus = gpus_of(options, request, install);
   const std::size_t borders = options.only_at ? 1 : combinations.size();
-  const std::size_t expected = borders * cards.size() * static_cast<std::size_t>(request.most_runs);
+  const std::size_t expected = borders * gpus.size() * static_cast<std::size_t>(request.most_runs);
   Steps steps("fit");
-  std::vector<FitOfCard> found;
-  std::vector<FitRun> earlier;                  // of the cards before
-  std::map<Values, std::optional<Line>> lines;  // what a card has shown is a good guess for the next
-  for (const CardEntry& card : cards) {
-    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->cards = {card};
+  std::vector<FitOfGpu> found;
+  std::vector<FitRun> earlier;                  // of the GPUs before
+  std::map<Values, std::optional<Line>> lines;  // what a GPU has shown is a good guess for the next
+  for (const GpuEntry& gpu : gpus) {
+    if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->gpus = {gpu};
     Fitter fitter(request, experiments, [&](std::size_t over) { steps.show(over, std::max(over, expected)); });
-    FitOfCard of_card{.card = card.id, .largest = {}, .runs = {}};
+    FitOfGpu of_gpu{.gpu = gpu.id, .largest = {}, .runs = {}};
     try {
       MemoryFunction function = MemoryFunction::learn(fitter, learned);
       for (const Values& others : options.only_at ? std::vector<Values>() : combinations) {
-        of_card.largest.push_back(
+        of_gpu.largest.push_back(
             find_largest_value(fitter, variables.front(), others, lines[others], function, /*may_believe=*/true));
-        lines[others] = of_card.largest.back().line;
+        lines[others] = of_gpu.largest.back().line;
       }
-      if (lengths) of_card.budget = find_token_budget(fitter, variables.front(), *lengths, function);
-      if (!function.is_known() && !points.empty()) of_card.unknown = function.unknown();
+      if (lengths) of_gpu.budget = find_token_budget(fitter, variables.front(), *lengths, function);
+      if (!function.is_known() && !points.empty()) of_gpu.unknown = function.unknown();
       if (function.is_known() && learned.size() == 2 && learned.back().count() > 1 && !options.html.empty())
-        of_card.surface = compute_surface(function, learned.front(), learned.back(), fitter);
+        of_gpu.surface = compute_surface(function, learned.front(), learned.back(), fitter);
       function.learn_calls(fitter, points);
       for (const Values& point : points) {
-        if (function.is_known()) of_card.computed.emplace_back(point, function.estimate(point, fitter.card_bytes()));
+        if (function.is_known()) of_gpu.computed.emplace_back(point, function.estimate(point, fitter.gpu_bytes()));
       }
     } catch (const Interrupted&) {
       steps.hide();
@@ -289,13 +289,13 @@ int fit_value(const FitOptions& options, const std::vector<Variable>& variables,
       say_interrupted(earlier, options);
       throw;
     }
-    of_card.runs = fitter.runs();
-    of_card.calls_alone = fitter.calls_alone();
-    earlier.insert(earlier.end(), of_card.runs.begin(), of_card.runs.end());
-    found.push_back(std::move(of_card));
+    of_gpu.runs = fitter.runs();
+    of_gpu.calls_alone = fitter.calls_alone();
+    earlier.insert(earlier.end(), of_gpu.runs.begin(), of_gpu.runs.end());
+    found.push_back(std::move(of_gpu));
   }
   steps.hide();
-  const bool any = std::any_of(found.begin(), found.end(), [&](const FitOfCard& one) {
+  const bool any = std::any_of(found.begin(), found.end(), [&](const FitOfGpu& one) {
     return options.only_at ? !one.computed.empty() : one.best() != nullptr;
   });
   std::string text = values_text(variables.front(), found);
@@ -312,15 +312,14 @@ int fit(FitOptions options) {
   check_writable(options.html);
   if (!options.collect.empty()) return say_plans(collect_plans(options.collect), options);
   const bool has_program = !options.program.empty(), has_model = !options.model.model.empty();
-  if (has_model && options.vary.empty() && !options.smallest_card && !options.fastest)
-    options.vary = {"batch=1..65536"};
-  if (has_program == has_model || int{options.smallest_card} + int{options.fastest} + int{!options.vary.empty()} != 1) {
+  if (has_model && options.vary.empty() && !options.smallest_gpu && !options.fastest) options.vary = {"batch=1..65536"};
+  if (has_program == has_model || int{options.smallest_gpu} + int{options.fastest} + int{!options.vary.empty()} != 1) {
     throw Error(ErrorKind::usage, "fit needs --smallest-card, --fastest or --vary, and a program or --model",
                 "as in: oomdiag fit --smallest-card -- python train.py");
   }
   const bool is_real = names_real_gpu(options.device);
-  if (is_real && (options.smallest_card || !options.devices.empty() || !options.memory.empty())) {
-    throw Error(ErrorKind::usage, "another size of card than the real one needs a virtual device",
+  if (is_real && (options.smallest_gpu || !options.devices.empty() || !options.memory.empty())) {
+    throw Error(ErrorKind::usage, "another size of GPU than the real one needs a virtual device",
                 "name one of oomdiag devices, as in: --device rtx4090");
   }
   if (options.fastest) {
@@ -341,30 +340,30 @@ int fit(FitOptions options) {
   }
   if (has_program) check_variables(variables, options.program);  // before anything is run
   Install install = find_install();
-  const FitRequest request = make_request(options, install, !options.smallest_card);
+  const FitRequest request = make_request(options, install, !options.smallest_gpu);
   if (has_model) check_variables(variables, request.program);
   Experiments experiments(install);
   if (options.never_forks) experiments.never_fork();
-  if (!options.smallest_card) return fit_value(options, variables, request, install, experiments);
-  return options.devices.empty() ? fit_card(options, request, experiments)
-                                 : fit_cards(options, request, install, experiments);
+  if (!options.smallest_gpu) return fit_value(options, variables, request, install, experiments);
+  return options.devices.empty() ? fit_gpu(options, request, experiments)
+                                 : fit_gpus(options, request, install, experiments);
 }
 
 }  // namespace
 
 void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& from_separator) {
   auto options = std::make_shared<FitOptions>();
-  CLI::App& command = *app.add_subcommand("fit", "find the smallest card or the largest batch that fits, by running");
+  CLI::App& command = *app.add_subcommand("fit", "find the smallest GPU or the largest batch that fits, by running");
   set_help(command,
            {.example = "oomdiag fit --smallest-card -- python train.py\n"
                        "         oomdiag fit --device rtx4090 --vary batch=1..65536 -- python train.py "
                        "--batch-size {batch}",
-            .about = "Finds by re-runs on a virtual device the smallest card on which a program passes, to\n"
+            .about = "Finds by re-runs on a virtual device the smallest GPU on which a program passes, to\n"
                      "2 MiB, or the largest value with which it does. Exit code: 0 found, 3 nothing fits, 1 failed.",
             .usage = "oomdiag fit (--smallest-card | --fastest | --vary NAME=VALUES) [OPTIONS] (-- PROGRAM [...] | "
                      "--model NAME)"});
   add_model_options(command, options->model);
-  command.add_flag("--smallest-card", options->smallest_card, "search for the card");
+  command.add_flag("--smallest-card", options->smallest_gpu, "search for the GPU");
   command.add_flag("--fastest", options->fastest,
                    "search for the fastest plan that fits on the device: blocks to checkpoint, precision, optimizer, "
                    "loss, micro-batches; as fix --budget");
@@ -388,7 +387,7 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
                   "and the largest budget of padded tokens; {length} in the program is the longest of a batch. "
                   "loader: those of the program's own DataLoader, and its batches are made as long as is asked for")
       ->type_name("FILE|loader");
-  command.add_option("--device", options->device, "the kind of card: a name of oomdiag devices, ./card.json, or real")
+  command.add_option("--device", options->device, "the kind of GPU: a name of oomdiag devices, ./device.json, or real")
       ->type_name("NAME")
       ->default_str(kDevice);
   command
@@ -397,7 +396,7 @@ void add_fit(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
           "a list of them, or all: a table of what fits on each; with --smallest-card of those that it fits on,\n"
           "computed from one run and proved on the smallest")
       ->type_name("NAMES");
-  command.add_option("--memory", options->memory, "memory of the card in place of its own, as in 8GiB")
+  command.add_option("--memory", options->memory, "memory of the GPU in place of its own, as in 8GiB")
       ->type_name("SIZE");
   command.add_option("--steps", options->steps, "end each run after so many steps; default: when its peak is steady")
       ->type_name("N")

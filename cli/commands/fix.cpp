@@ -40,19 +40,19 @@ struct FixOptions {
   bool never_forks = false;
 };
 
-/// The virtual card that is called like a real one.
+/// The virtual GPU that is called like a real one.
 std::string twin_of(const std::string& name, const Install& install) {
-  for (const CardEntry& card : read_catalogue(install.cards)) {
-    if (card.name == name) return card.id;
+  for (const GpuEntry& gpu : read_catalogue(install.gpus)) {
+    if (gpu.name == name) return gpu.id;
   }
-  throw Error(ErrorKind::input, fmt::format("no virtual card is called {}", name), "name one: --device rtx4090");
+  throw Error(ErrorKind::input, fmt::format("no virtual GPU is called {}", name), "name one: --device rtx4090");
 }
 
-/// A run that failed on a real card is tried on the virtual one of that name.
+/// A run that failed on a real GPU is tried on the virtual one of that name.
 std::string virtual_name(const Report& report, const std::string& folder, const Install& install) {
   const ReportOfDevice* const device = main_device_of(report);
   if (device == nullptr) {
-    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no card", folder));
+    throw Error(ErrorKind::input, fmt::format("the run in '{}' used no GPU", folder));
   }
   return twin_of(device->device.name, install);
 }
@@ -67,18 +67,18 @@ void set_device(Target& target, const DeviceChoice& choice, const Install& insta
   if (host != nullptr) {
     target.device = *host;
   } else {
-    target.device = {.cards = choose_cards(twin_of(std::get<RealGpu>(choice.device).name, install), install)};
+    target.device = {.gpus = choose_gpus(twin_of(std::get<RealGpu>(choice.device).name, install), install)};
   }
 }
 
-/// Card and settings of a report or a snapshot, which have no program that could be run.
+/// GPU and settings of a report or a snapshot, which have no program that could be run.
 Target read_target_of_file(const FixOptions& options, const Install& install) {
   const Explained from = load_explained(options.folder);
   const Report& report = from.report;
   DeviceOptions device = options.device;
   if (device.device.empty()) {
     if (report.snapshot) {
-      throw Error(ErrorKind::usage, "a snapshot does not tell its card", "name it: --device rtx4090");
+      throw Error(ErrorKind::usage, "a snapshot does not tell its GPU", "name it: --device rtx4090");
     }
     device.device = virtual_name(report, options.folder, install);
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
@@ -112,7 +112,7 @@ void recognise_model(Target& target, const std::optional<int64_t>& recorded_batc
   }
 }
 
-/// Command, card and settings of the recorded run; what the command line says goes before.
+/// Command, GPU and settings of the recorded run; what the command line says goes before.
 Target read_target(const FixOptions& options, const Install& install) {
   const RunConfig config = read_run_config(options.folder);
   DeviceOptions device = options.device;
@@ -278,10 +278,10 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   CLI::App& command = *app.add_subcommand("fix", "find fixes for an out of memory, each one proved by a run");
   set_help(command,
            {.example = "oomdiag fix --device rtx4090 -- python train.py",
-            .about = "Applies each fix to the unchanged program, runs it on a virtual card and measures it.\n"
-                     "FOLDER is that of a run, by default of the newest here: its command, card and settings are "
+            .about = "Applies each fix to the unchanged program, runs it on a virtual GPU and measures it.\n"
+                     "FOLDER is that of a run, by default of the newest here: its command, GPU and settings are "
                      "taken. Of a report.json or a\n"
-                     "snapshot.pickle card and settings are, and the program is named.\n"
+                     "snapshot.pickle GPU and settings are, and the program is named.\n"
                      "Exit code: 0 a fix makes it fit, 3 none does, 1 failed.",
             .usage = "oomdiag fix [OPTIONS] (-- PROGRAM [...] | [FOLDER] | FILE -- PROGRAM [...] | --model NAME)"});
   command.add_option("folder", options->folder, "a run folder oomdiag-<pid>, or a report or snapshot")
@@ -292,8 +292,7 @@ void add_fix(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->check(range(1, 1 << 30));
   add_device_options(command, options->device);
   add_rank_options(command, options->ranks);
-  command.add_option("--target", options->target, "make it fit into a card of this size, as in 8GiB")
-      ->type_name("SIZE");
+  command.add_option("--target", options->target, "make it fit into a GPU of this size, as in 8GiB")->type_name("SIZE");
   command
       .add_option("--budget", options->budget,
                   "find the fastest plan that fits into so much GPU memory: which blocks are checkpointed, precision, "

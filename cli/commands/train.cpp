@@ -115,7 +115,7 @@ int finish(const TrainOptions& options, const Diagnosis& diagnosis, const Failin
   return diagnosis.ending.signal == SIGINT ? kInterrupted : 1;
 }
 
-/// Runs the loop on the host, where nothing is recorded: the report has no card, and a case with the host's figures.
+/// Runs the loop on the host, where nothing is recorded: the report has no GPU, and a case with the host's figures.
 int train_on_host(const TrainOptions& options, const Model& model, const std::vector<std::string>& program) {
   const HostRun host = [&] {
     const Progress progress(fmt::format("training {} on the host ...", options.model));

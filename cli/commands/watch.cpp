@@ -67,7 +67,7 @@ bool any_runs(const std::vector<fs::path>& traces) {
 std::string row_of(const std::string& who, const Report& report, const ReportOfDevice& device) {
   const ReportPoint now = device.timeline.empty() ? ReportPoint{} : device.timeline.back();
   const int64_t growth = growth_of(device);
-  const int64_t free = device.device.total_bytes - now.reserved_bytes - device.card.non_pytorch_bytes;
+  const int64_t free = device.device.total_bytes - now.reserved_bytes - device.memory.non_pytorch_bytes;
   return fmt::format("  {:<14}{:>7}{:>13}{:>13}{:>13}{:>13}{:>13}\n", who, report.steps, with_unit(now.allocated_bytes),
                      with_unit(now.reserved_bytes), with_unit(device.peak.allocated_bytes),
                      with_unit(std::max<int64_t>(0, free)), growth == 0 ? "none" : with_unit(growth));
@@ -92,7 +92,7 @@ std::string look(const std::vector<fs::path>& traces, bool running) {
     const Report report = load_report(trace);
     for (const ReportOfDevice& device : report.devices) {
       const std::string who = report.world_size > 1       ? fmt::format("rank {}", report.rank)
-                              : report.devices.size() > 1 ? fmt::format("card {}", device.device.index)
+                              : report.devices.size() > 1 ? fmt::format("GPU {}", device.device.index)
                                                           : "program";
       rows += row_of(who, report, device);
       if (categories.empty()) categories = categories_of(device);

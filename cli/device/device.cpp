@@ -16,36 +16,36 @@
 namespace oomdiag {
 namespace {
 
-constexpr const char* kDefaultCard = "h200";
-constexpr int kMaxCards = 16;              // what the virtual device has room for: driver/devices.h
+constexpr const char* kDefaultGpu = "h200";
+constexpr int kMaxGpus = 16;               // what the virtual device has room for: driver/devices.h
 constexpr int kLeastDriverOfCuda13 = 580;  // CUDA Toolkit release notes
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
 constexpr int64_t kMaxMemory = int64_t{16} << 40;
 
-void check_one_driver(const std::vector<CardEntry>& cards) {
-  const CardEntry& first = cards.front();
-  const auto other = std::ranges::find_if(cards, [&](const CardEntry& card) { return card.driver != first.driver; });
-  if (other != cards.end()) {
+void check_one_driver(const std::vector<GpuEntry>& gpus) {
+  const GpuEntry& first = gpus.front();
+  const auto other = std::ranges::find_if(gpus, [&](const GpuEntry& gpu) { return gpu.driver != first.driver; });
+  if (other != gpus.end()) {
     throw Error(ErrorKind::usage, fmt::format("{} and {} in one machine: it has one driver", first.id, other->id));
   }
-  const auto unknown = std::ranges::find_if_not(cards, &CardEntry::knows_driver);
-  if (unknown == cards.end()) return;
+  const auto unknown = std::ranges::find_if_not(gpus, &GpuEntry::knows_driver);
+  if (unknown == gpus.end()) return;
   say(fmt::format("what a driver of branch {} leaves of the memory of {} is not known: taken is what newer ones leave",
-                  first.driver, unknown->card.id));
+                  first.driver, unknown->gpu.id));
 }
 
-/// `count` of one card, or each card of a list once.
-std::vector<CardEntry> repeat(std::vector<CardEntry> cards, int count) {
-  if (count > 0 && cards.size() > 1) {
+/// `count` of one GPU, or each GPU of a list once.
+std::vector<GpuEntry> repeat(std::vector<GpuEntry> gpus, int count) {
+  if (count > 0 && gpus.size() > 1) {
     throw Error(ErrorKind::usage, "--count repeats one device, and --device names several",
                 "name each as often as it is wanted: --device a100-80,a100-80,t4");
   }
-  if (count > 0) cards.resize(static_cast<std::size_t>(count), CardEntry(cards.front()));
-  if (cards.size() > kMaxCards) {
-    throw Error(ErrorKind::usage, fmt::format("{} devices are too many", cards.size()),
-                fmt::format("valid: 1 to {}", kMaxCards));
+  if (count > 0) gpus.resize(static_cast<std::size_t>(count), GpuEntry(gpus.front()));
+  if (gpus.size() > kMaxGpus) {
+    throw Error(ErrorKind::usage, fmt::format("{} devices are too many", gpus.size()),
+                fmt::format("valid: 1 to {}", kMaxGpus));
   }
-  return cards;
+  return gpus;
 }
 
 int64_t read_memory(const std::string& memory) {
@@ -61,27 +61,26 @@ int64_t read_memory(const std::string& memory) {
 void add_device_options(CLI::App& command, DeviceOptions& options) {
   command
       .add_option("--device", options.device,
-                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, ./card.json, or a "
+                  "real, a name of oomdiag devices, with an older driver as in rtx3090@550, ./device.json, or a "
                   "list as in a100-80,t4; default: a real GPU, else h200")
       ->type_name("NAME");
-  command
-      .add_option("--memory", options.memory, "memory of each virtual device in place of the card's own, as in 8GiB")
+  command.add_option("--memory", options.memory, "memory of each virtual device in place of the GPU's own, as in 8GiB")
       ->type_name("SIZE");
   command.add_option("--count", options.count, "that many of the virtual device")
       ->type_name("N")
-      ->check(range(1, kMaxCards));
+      ->check(range(1, kMaxGpus));
   command.add_flag("--clocked", options.clocked,
                    "work on the virtual device takes modelled time: frees across streams wait for it");
 }
 
 std::string describe(const VirtualHost& host) {
-  const std::string& name = host.cards.front().name;
-  if (host.cards.size() == 1) return name + " (virtual)";
-  if (std::ranges::all_of(host.cards, [&](const CardEntry& card) { return card.name == name; })) {
-    return fmt::format("{} x {} (virtual)", host.cards.size(), name);
+  const std::string& name = host.gpus.front().name;
+  if (host.gpus.size() == 1) return name + " (virtual)";
+  if (std::ranges::all_of(host.gpus, [&](const GpuEntry& gpu) { return gpu.name == name; })) {
+    return fmt::format("{} x {} (virtual)", host.gpus.size(), name);
   }
   std::vector<std::string> names;
-  for (const CardEntry& card : host.cards) names.push_back(card.name);
+  for (const GpuEntry& gpu : host.gpus) names.push_back(gpu.name);
   return fmt::format("{} (virtual)", fmt::join(names, ", "));
 }
 
@@ -94,20 +93,20 @@ void say_default(const DeviceChoice& choice) {
   const VirtualHost* const host = choice.virtual_host();
   if (!choice.by_default || host == nullptr) return;
   say(fmt::format("no --device and no GPU: running on a virtual {}; oomdiag devices lists others",
-                  host->cards.front().name));
+                  host->gpus.front().name));
 }
 
 bool names_real_gpu(const std::string& device) { return device == "real" || device == "cuda"; }
 
-std::vector<CardEntry> choose_cards(const std::string& list, const Install& install) {
-  std::vector<CardEntry> cards;
+std::vector<GpuEntry> choose_gpus(const std::string& list, const Install& install) {
+  std::vector<GpuEntry> gpus;
   std::istringstream names(list);
   for (std::string name; std::getline(names, name, ',');) {
-    if (!name.empty()) cards.push_back(choose_card(install.cards, name));
+    if (!name.empty()) gpus.push_back(choose_gpu(install.gpus, name));
   }
-  if (cards.empty())
+  if (gpus.empty())
     throw Error(ErrorKind::usage, fmt::format("--device '{}' names no device", list), "as in: --device rtx4090");
-  return cards;
+  return gpus;
 }
 
 DeviceChoice choose_device(const DeviceOptions& options, const Install& install) {
@@ -124,11 +123,11 @@ DeviceChoice choose_device(const DeviceOptions& options, const Install& install)
       return {.device = RealGpu{std::move(name)}, .by_default = true};
     }
   }
-  const std::vector<CardEntry> cards = choose_cards(by_default ? kDefaultCard : options.device, install);
-  check_one_driver(cards);
+  const std::vector<GpuEntry> gpus = choose_gpus(by_default ? kDefaultGpu : options.device, install);
+  check_one_driver(gpus);
   return {
       .device =
-          VirtualHost{.cards = repeat(cards, options.count), .memory_bytes = memory_bytes, .clocked = options.clocked},
+          VirtualHost{.gpus = repeat(gpus, options.count), .memory_bytes = memory_bytes, .clocked = options.clocked},
       .by_default = by_default && !wants_virtual};
 }
 
@@ -142,12 +141,12 @@ void require_gpu(const DeviceChoice& choice) {
 void check_driver(const DeviceChoice& choice, const std::string& torch_version) {
   const VirtualHost* const host = choice.virtual_host();
   if (host == nullptr) return;
-  const CardEntry& card = host->cards.front();
+  const GpuEntry& gpu = host->gpus.front();
   const std::size_t cuda = torch_version.find("+cu");
   const bool is_cuda_13 = cuda != std::string::npos && torch_version.compare(cuda, 5, "+cu13") == 0;
-  if (card.driver == 0 || !is_cuda_13 || card.driver >= kLeastDriverOfCuda13) return;
+  if (gpu.driver == 0 || !is_cuda_13 || gpu.driver >= kLeastDriverOfCuda13) return;
   throw Error(ErrorKind::usage, fmt::format("torch {} needs a driver of branch {} or newer: no --device {}",
-                                            torch_version, kLeastDriverOfCuda13, card.id));
+                                            torch_version, kLeastDriverOfCuda13, gpu.id));
 }
 
 }  // namespace oomdiag

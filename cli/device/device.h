@@ -5,7 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "cli/device/cards.h"
+#include "cli/device/gpus.h"
 #include "cli/python/install.h"
 
 namespace CLI {
@@ -32,12 +32,12 @@ struct RealGpu {
 
 /// Virtual devices in one machine.
 struct VirtualHost {
-  std::vector<CardEntry> cards{};  ///< at least one
-  int64_t memory_bytes = 0;        ///< of each device, in place of the card's own; 0 = the card's own
-  bool clocked = false;            ///< work takes modelled time
+  std::vector<GpuEntry> gpus{};  ///< at least one
+  int64_t memory_bytes = 0;      ///< of each device, in place of the GPU's own; 0 = the GPU's own
+  bool clocked = false;          ///< work takes modelled time
 
   /// Memory of the first device.
-  int64_t bytes_of_device() const { return memory_bytes > 0 ? memory_bytes : cards.front().total_bytes; }
+  int64_t bytes_of_device() const { return memory_bytes > 0 ? memory_bytes : gpus.front().total_bytes; }
 };
 
 /// Where a program is to run.
@@ -54,14 +54,14 @@ std::string describe(const VirtualHost& host);
 /// The same, or "the real GPU".
 std::string describe(const DeviceChoice& choice);
 
-/// Says on stderr that there is no GPU and which card stands in for it, if nobody chose that card.
+/// Says on stderr that there is no GPU and which GPU stands in for it, if nobody chose that GPU.
 void say_default(const DeviceChoice& choice);
 
 /// Whether this is what --device calls the real GPU: "real" or "cuda".
 bool names_real_gpu(const std::string& device);
 
-/// The cards of a list of names of the catalogue and paths to card files: one at least. Throws Error(usage).
-std::vector<CardEntry> choose_cards(const std::string& list, const Install& install);
+/// The GPUs of a list of names of the catalogue and paths to device files: one at least. Throws Error(usage).
+std::vector<GpuEntry> choose_gpus(const std::string& list, const Install& install);
 
 /// What the options mean: "real" or "cuda", or such a list. Without --device the real GPU where there is one, else (or if
 /// another option wants a virtual one) a virtual H200. The driver is asked for the real GPU here and nowhere else; `run`

@@ -3,28 +3,28 @@
 #include <algorithm>
 #include <vector>
 
-#include "cli/device/cards.h"
+#include "cli/device/gpus.h"
 #include "cli/python/install.h"
 
 namespace oomdiag {
 namespace {
 
-DeviceRates rates_of_card(const CardEntry& entry) {
-  const Card& card = entry.card;
-  DeviceRates rates{.tf32_flops = card.rates.tf32_flops,
-                    .memory_bytes = card.rates.memory_bytes,
-                    .bus_bytes = card.rates.bus_bytes,
-                    .nvlink_bytes = card.rates.nvlink_bytes,
-                    .multiprocessors = card.multiprocessors,
+DeviceRates rates_of_gpu(const GpuEntry& entry) {
+  const Gpu& gpu = entry.gpu;
+  DeviceRates rates{.tf32_flops = gpu.rates.tf32_flops,
+                    .memory_bytes = gpu.rates.memory_bytes,
+                    .bus_bytes = gpu.rates.bus_bytes,
+                    .nvlink_bytes = gpu.rates.nvlink_bytes,
+                    .multiprocessors = gpu.multiprocessors,
                     .capability_major = entry.capability.major};
   const auto set = [&rates](WorkPrecision precision, int64_t flops) {
     rates.flops[static_cast<size_t>(precision)] = flops;
   };
-  set(WorkPrecision::fp32, card.rates.fp32_flops);
-  set(WorkPrecision::fp16, card.rates.fp16_flops);
-  set(WorkPrecision::bf16, card.rates.bf16_flops);
-  set(WorkPrecision::fp8, card.rates.fp8_flops);
-  set(WorkPrecision::int8, card.rates.int8_flops);
+  set(WorkPrecision::fp32, gpu.rates.fp32_flops);
+  set(WorkPrecision::fp16, gpu.rates.fp16_flops);
+  set(WorkPrecision::bf16, gpu.rates.bf16_flops);
+  set(WorkPrecision::fp8, gpu.rates.fp8_flops);
+  set(WorkPrecision::int8, gpu.rates.int8_flops);
   return rates;
 }
 
@@ -33,15 +33,15 @@ DeviceRates rates_of_card(const CardEntry& entry) {
 std::optional<DeviceRates> rates_of_device(std::string_view name, const std::filesystem::path& own) {
   std::error_code ignored;
   if (!own.empty() && std::filesystem::exists(own, ignored)) {
-    if (const CardEntry card = read_card_entry(own); card.name == name) return rates_of_card(card);
+    if (const GpuEntry gpu = read_gpu_entry(own); gpu.name == name) return rates_of_gpu(gpu);
   }
-  const std::filesystem::path folder = find_install().cards;
-  for (const auto& cards : {read_catalogue(folder), read_unsupported(folder)}) {
-    const auto goes_by = [name](const CardEntry& card) {
-      return card.name == name || card.id == name || std::ranges::find(card.aliases, name) != card.aliases.end();
+  const std::filesystem::path folder = find_install().gpus;
+  for (const auto& gpus : {read_catalogue(folder), read_unsupported(folder)}) {
+    const auto goes_by = [name](const GpuEntry& gpu) {
+      return gpu.name == name || gpu.id == name || std::ranges::find(gpu.aliases, name) != gpu.aliases.end();
     };
-    const auto found = std::ranges::find_if(cards, goes_by);
-    if (found != cards.end() && !found->file.empty()) return rates_of_card(*found);
+    const auto found = std::ranges::find_if(gpus, goes_by);
+    if (found != gpus.end() && !found->file.empty()) return rates_of_gpu(*found);
   }
   return std::nullopt;
 }

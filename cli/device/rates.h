@@ -8,8 +8,8 @@
 
 namespace oomdiag {
 
-/// What the card can do in a second, by its file. `name` is as CUDA gives it, or as after --device. `own`: the device file of the run,
-/// which counts before the catalogue if it is there and has that name. None if there is no such card.
+/// What the GPU can do in a second, by its file. `name` is as CUDA gives it, or as after --device. `own`: the device file of the run,
+/// which counts before the catalogue if it is there and has that name. None if there is no such GPU.
 std::optional<DeviceRates> rates_of_device(std::string_view name, const std::filesystem::path& own = {});
 
 }  // namespace oomdiag

@@ -12,7 +12,7 @@ class App;
 
 namespace oomdiag {
 
-/// The card that a snapshot was taken on, which does not say so itself. Empty: nobody told.
+/// The GPU that a snapshot was taken on, which does not say so itself. Empty: nobody told.
 struct SnapshotDevice {
   std::string device;  ///< as after --device
   std::string memory;  ///< as after --memory
@@ -23,7 +23,7 @@ struct SnapshotDevice {
 /// Adds --device and --memory for commands that read snapshots.
 void add_snapshot_device_options(CLI::App& command, SnapshotDevice& told);
 
-/// Gives the cards of a snapshot their name and size. Throws Error(usage) where the card is not known, or smaller than what
+/// Gives the GPUs of a snapshot their name and size. Throws Error(usage) where the GPU is not known, or smaller than what
 /// the snapshot shows.
 void set_device_of_snapshot(const SnapshotDevice& told, Trace& trace);
 

@@ -145,7 +145,7 @@ std::vector<int64_t> BorderSearch::next(int at_once) {
   const std::optional<int64_t> passes = found();
   if (!passes) {
     if (points_.contains(0)) return {};  // the least fails
-    if (points_.empty() && prior_) {     // another card has shown the line; its room is not known before a run
+    if (points_.empty() && prior_) {     // another GPU has shown the line; its room is not known before a run
       return {0};
     }
     return begin(points_.empty() ? at_once : 1);

@@ -29,7 +29,7 @@ std::map<std::string, std::string> read_facts(const std::filesystem::path& folde
 std::optional<ReportCase> study_case(const CaseStudy& study, const DiagnosisRequest& request, const Diagnosis& first,
                                      const Install& install);
 
-/// A run on the host: no recorder, no card. The figures are what the CPU allocator reported.
+/// A run on the host: no recorder, no GPU. The figures are what the CPU allocator reported.
 struct HostRun {
   Ending ending;
   std::map<std::string, std::string> facts;

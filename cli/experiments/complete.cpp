@@ -66,7 +66,7 @@ FailingBatch find_failing_batch(const Report& fitted, const std::function<Diagno
                                 const Install& install) {
   const ReportOfDevice* const device = main_device_of(fitted);
   if (fitted.outcome != "ok" || device == nullptr || !device->batch || device->batch->inferred) return {};
-  const int64_t available = device->device.total_bytes - device->card.non_pytorch_bytes;
+  const int64_t available = device->device.total_bytes - device->memory.non_pytorch_bytes;
   const int64_t batch = largest_batch_by_bytes(*device->batch, available) + 1;
   if (batch <= device->batch->batch) return {};
   try {

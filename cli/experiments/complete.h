@@ -6,7 +6,7 @@
 
 namespace oomdiag {
 
-/// More memory than any program takes, and the most that a virtual card can have.
+/// More memory than any program takes, and the most that a virtual GPU can have.
 constexpr int64_t kRoomBytes = int64_t{16} << 40;
 
 /// Steps after which a run with room is ended though its peak still rises: it grows without end.
@@ -15,7 +15,7 @@ constexpr uint32_t kMaxSteps = 200;
 /// The same devices with all the memory that any program wants.
 VirtualHost with_room(VirtualHost host);
 
-/// Where `failed` ran out of memory on a virtual card: runs the program again with room, and takes the need and the
+/// Where `failed` ran out of memory on a virtual GPU: runs the program again with room, and takes the need and the
 /// fixes of the whole run into its report and report.json.
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
 
@@ -25,7 +25,7 @@ struct FailingBatch {
   ReportFailure failure{};
 };
 
-/// Of a run that fits: runs it with the smallest batch that cannot, as its bytes alone are more than the card has.
+/// Of a run that fits: runs it with the smallest batch that cannot, as its bytes alone are more than the GPU has.
 /// `with_batch` makes the request of a batch.
 FailingBatch find_failing_batch(const Report& fitted, const std::function<DiagnosisRequest(int64_t)>& with_batch,
                                 const Install& install);

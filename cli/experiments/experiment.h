@@ -58,7 +58,7 @@ struct Experiment {
   bool ran_out() const { return outcome == "out_of_memory" || outcome == "caught"; }
 };
 
-/// What a run on this card reserved at most; where it ran out what was reserved, with the request.
+/// What a run on this GPU reserved at most; where it ran out what was reserved, with the request.
 int64_t needed_bytes(const ReportOfDevice& device);
 /// Where it ran out of memory: "backward, step 2"; empty where it did not.
 std::string place_of_failure(const ReportOfDevice& device);

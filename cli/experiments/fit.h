@@ -15,7 +15,7 @@
 #include "cli/experiments/experiment.h"
 #include "profiler/shape_function/single_call.h"
 
-// oomdiag fit: the largest value and the smallest card, found by runs. Values here, the stages in fit_*.cpp.
+// oomdiag fit: the largest value and the smallest GPU, found by runs. Values here, the stages in fit_*.cpp.
 namespace oomdiag {
 
 /// What --vary says: "batch=1..65536", "batch=8..512:8", "batch=1..1024:pow2" or "seq=128,256,512".
@@ -60,13 +60,13 @@ struct FitRequest {
 /// One run of a search.
 struct FitRun {
   Values values;
-  int64_t memory_bytes = 0;  ///< of the card, 0 = its own
+  int64_t memory_bytes = 0;  ///< of the GPU, 0 = its own
   Experiment experiment;
-  bool learns = false;  ///< made to learn sizes from, on a card with more memory than any program needs
+  bool learns = false;  ///< made to learn sizes from, on a GPU with more memory than any program needs
 };
 
-/// Memory of the card of such runs.
-inline constexpr int64_t kLargestCard = int64_t{16} << 40;
+/// Memory of the GPU of such runs.
+inline constexpr int64_t kLargestGpu = int64_t{16} << 40;
 
 /// Runs and remembers.
 class Fitter {
@@ -77,11 +77,11 @@ class Fitter {
   /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory;
   /// Interrupted, and then runs() has what was over.
   std::vector<FitRun> run(const std::vector<std::pair<Values, int64_t>>& cases);
-  /// The same on the largest card, with their allocations.
+  /// The same on the largest GPU, with their allocations.
   std::vector<FitRun> learn(const std::vector<Values>& cases);
-  /// On the card itself, with their allocations where they pass.
+  /// On the GPU itself, with their allocations where they pass.
   std::vector<FitRun> prove(const std::vector<Values>& cases);
-  /// What each of these operator calls (see OpCalls) requests when it is made alone, on the largest card. One process makes those that
+  /// What each of these operator calls (see OpCalls) requests when it is made alone, on the largest GPU. One process makes those that
   /// were not made before; none is made where the program is not one of Python.
   std::vector<MadeAlone> make_alone(const std::vector<std::string>& calls);
   /// How many there were.
@@ -90,13 +90,13 @@ class Fitter {
         std::ranges::count_if(made_alone_, [](const auto& one) { return one.second.has_value(); }));
   }
   const std::vector<FitRun>& runs() const { return runs_; }
-  /// The run with these values on the card itself, or null.
-  const FitRun* find_on_card(const Values& values) const;
+  /// The run with these values on the GPU itself, or null.
+  const FitRun* find_on_gpu(const Values& values) const;
   /// How many values are worth trying together.
   int at_once() const;
   int most_runs() const { return request_.most_runs; }
-  /// Memory of the virtual card; 0 where it is a real one.
-  int64_t card_bytes() const;
+  /// Memory of the virtual GPU; 0 where it is a real one.
+  int64_t gpu_bytes() const;
 
  private:
   enum class Purpose { search, learn, prove };
@@ -128,12 +128,12 @@ struct LargestValue {
 LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const Values& others,
                                 const std::optional<Line>& prior, MemoryFunction& function, bool may_believe = false);
 
-struct SmallestCard {
+struct SmallestGpu {
   int64_t bytes = 0;  ///< 0: it passes on none
   int64_t outside_bytes = 0;
-  bool takes_share = false;  ///< of whatever card it runs on: it needs less than it takes on a larger one
+  bool takes_share = false;  ///< of whatever GPU it runs on: it needs less than it takes on a larger one
   std::string fails_in{};    ///< with a page less
 };
-SmallestCard find_smallest_card(Fitter& fitter, const Values& values);
+SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values);
 
 }  // namespace oomdiag

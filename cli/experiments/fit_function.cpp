@@ -53,8 +53,8 @@ class BorderGuess {
     outside_ = static_cast<double>(runs[0].experiment.outside_bytes);
   }
   /// Infinite where bytes do not grow.
-  double value(const Values& others, int64_t card_bytes) const {
-    const double room = std::max(0.0, static_cast<double>(card_bytes) - outside_ - fixed_);
+  double value(const Values& others, int64_t gpu_bytes) const {
+    const double room = std::max(0.0, static_cast<double>(gpu_bytes) - outside_ - fixed_);
     return slope_ <= 0 ? INFINITY : room / slope_ / product_of(others);
   }
 
@@ -83,7 +83,7 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
   for (const Variable& other : variables.subspan(1)) {
     if (other.count() > 1) others.push_back(other);
   }
-  if (fitter.card_bytes() == 0) return MemoryFunction("the card is a real one");
+  if (fitter.gpu_bytes() == 0) return MemoryFunction("the GPU is a real one");
   if (first.count() <= kFewValues) return MemoryFunction("there are few values");
   if (others.size() > 1) return MemoryFunction("more than two variables vary");
   Values fixed;
@@ -100,13 +100,13 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
   add(1, std::max<double>(least * 4, kSecond));
   std::vector<FitRun> runs = fitter.learn(points);
   for (const FitRun& run : runs) {
-    if (!run.experiment.passed()) return MemoryFunction("it runs out of memory on any card");
+    if (!run.experiment.passed()) return MemoryFunction("it runs out of memory on any GPU");
   }
   const BorderGuess guess(runs);
   const size_t small = points.size(), all = others.empty() ? 4 : 6;
   for (size_t run = small; run < all; ++run) {
     const Values here = others_of_run(others, run);
-    const double border = std::min(guess.value(here, fitter.card_bytes()), static_cast<double>(first.most));
+    const double border = std::min(guess.value(here, fitter.gpu_bytes()), static_cast<double>(first.most));
     add(run, std::max(border * kBelowBorder[run - small], least));
   }
   const std::vector<FitRun> near = fitter.learn({points.begin() + static_cast<std::ptrdiff_t>(small), points.end()});
@@ -116,7 +116,7 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
   function.names_.push_back(first.name);
   for (const Variable& other : others) function.names_.push_back(other.name);
   for (FitRun& run : runs) {
-    if (!run.experiment.passed()) return MemoryFunction("it runs out of memory on any card");
+    if (!run.experiment.passed()) return MemoryFunction("it runs out of memory on any GPU");
     function.outside_bytes_ = std::max(function.outside_bytes_, run.experiment.outside_bytes);
     function.samples_.push_back({function.point_of(run.values), std::move(*run.experiment.allocations)});
   }
@@ -153,15 +153,15 @@ void MemoryFunction::add(const Values& values, const AllocationSequence& allocat
   };
   if (is_there || !allocations.unusable.empty() || releases(samples_.front().sequence)) return;
   samples_.push_back({point, allocations});
-  // The program itself releases nothing: it was the allocator, on a full card.
+  // The program itself releases nothing: it was the allocator, on a full GPU.
   std::erase_if(samples_.back().sequence.items,
                 [](const auto& item) { return item.kind == AllocationSequence::ItemKind::release_cached; });
   relearn();
 }
 
-int64_t MemoryFunction::room_bytes(int64_t card_bytes) const {
+int64_t MemoryFunction::room_bytes(int64_t gpu_bytes) const {
   const double fraction = samples_.front().sequence.settings.memory_fraction;
-  return std::min(card_bytes - outside_bytes_, static_cast<int64_t>(fraction * static_cast<double>(card_bytes)));
+  return std::min(gpu_bytes - outside_bytes_, static_cast<int64_t>(fraction * static_cast<double>(gpu_bytes)));
 }
 
 void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {
@@ -177,8 +177,8 @@ void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {
   }
 }
 
-ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t card_bytes) const {
-  return evaluate(function_, point_of(values), room_bytes(card_bytes));
+ShapeEstimate MemoryFunction::estimate(const Values& values, int64_t gpu_bytes) const {
+  return evaluate(function_, point_of(values), room_bytes(gpu_bytes));
 }
 
 std::string MemoryFunction::formula(const Values& values) const {
@@ -189,11 +189,11 @@ namespace {
 
 /// The largest position that fits by the function; -1 if none does.
 int64_t largest_by_function(const MemoryFunction& function, const Variable& variable, const Values& others,
-                            int64_t card_bytes) {
+                            int64_t gpu_bytes) {
   const auto fits = [&](int64_t position) {
     Values values = others;
     values[variable.name] = variable.value(position);
-    return function.estimate(values, card_bytes).fits;
+    return function.estimate(values, gpu_bytes).fits;
   };
   int64_t low = -1, high = variable.count();
   for (bool moved = true; moved;) {
@@ -237,7 +237,7 @@ Proof prove_border(Fitter& fitter, const Variable& variable, const std::vector<V
   std::vector<FitRun> runs;
   std::vector<Values> new_ones;
   for (const Values& values : around) {
-    const FitRun* const known = fitter.find_on_card(values);
+    const FitRun* const known = fitter.find_on_gpu(values);
     if (known == nullptr) {
       new_ones.push_back(values);
     } else {
@@ -248,7 +248,7 @@ Proof prove_border(Fitter& fitter, const Variable& variable, const std::vector<V
   for (const FitRun& run : runs) {
     const int64_t value = run.values.at(variable.name);
     const bool is_inside = position >= 0 && value <= variable.value(position);
-    const ShapeEstimate estimate = function.estimate(run.values, fitter.card_bytes());
+    const ShapeEstimate estimate = function.estimate(run.values, fitter.gpu_bytes());
     proof.holds = proof.holds && run.experiment.passed() == is_inside;
     proof.as_computed = proof.as_computed && is_as_estimated(run.experiment, estimate);
     if (!is_inside) proof.failed_above.push_back(value);
@@ -271,14 +271,14 @@ std::vector<Values> values_between(const Variable& variable, const Values& other
 
 /// The largest position that fits by the function, which then knows the sizes around it.
 int64_t find_known_border(Fitter& fitter, const Variable& variable, const Values& others, MemoryFunction& function) {
-  const int64_t card = fitter.card_bytes();
-  int64_t position = largest_by_function(function, variable, others, card);
+  const int64_t gpu = fitter.gpu_bytes();
+  int64_t position = largest_by_function(function, variable, others, gpu);
   for (int round = 0; round < kMaxRounds; ++round) {
-    const auto is_exact = [&](const Values& values) { return function.estimate(values, card).is_exact(); };
+    const auto is_exact = [&](const Values& values) { return function.estimate(values, gpu).is_exact(); };
     if (std::ranges::all_of(values_between(variable, others, position, position + 1), is_exact)) break;
     function.learn_calls(fitter,
                          values_between(variable, others, position - kLearnedAround, position + kLearnedAround));
-    const int64_t before = std::exchange(position, largest_by_function(function, variable, others, card));
+    const int64_t before = std::exchange(position, largest_by_function(function, variable, others, gpu));
     if (before == position) break;
   }
   return position;
@@ -287,21 +287,21 @@ int64_t find_known_border(Fitter& fitter, const Variable& variable, const Values
 }  // namespace
 
 std::optional<int64_t> compute_largest(const MemoryFunction& function, const Variable& variable, const Values& others,
-                                       int64_t card_bytes) {
-  const int64_t position = largest_by_function(function, variable, others, card_bytes);
+                                       int64_t gpu_bytes) {
+  const int64_t position = largest_by_function(function, variable, others, gpu_bytes);
   return position < 0 ? std::nullopt : std::optional(variable.value(position));
 }
 
 std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Variable& variable, const Values& others,
                                                      MemoryFunction& function, bool may_believe) {
   for (int proof = 0; proof < kMaxProofs && function.is_known(); ++proof) {
-    const int64_t card = fitter.card_bytes();
+    const int64_t gpu = fitter.gpu_bytes();
     const int64_t position = find_known_border(fitter, variable, others, function);
     const std::vector<Values> around = values_between(variable, others, position, position + 1);
     LargestValue largest{.others = others};
     const bool believes =
         may_believe && function.is_confirmed() &&
-        std::ranges::all_of(around, [&](const Values& values) { return function.estimate(values, card).is_exact(); });
+        std::ranges::all_of(around, [&](const Values& values) { return function.estimate(values, gpu).is_exact(); });
     if (!believes) {
       const Proof proof_of_border = prove_border(fitter, variable, around, position, function);
       if (!proof_of_border.holds) continue;
@@ -314,7 +314,7 @@ std::optional<LargestValue> find_largest_by_function(Fitter& fitter, const Varia
     largest.is_last_of_range = position == variable.count() - 1;
     Values values = others;
     values[variable.name] = *largest.value;
-    const ShapeEstimate estimate = function.estimate(values, card);
+    const ShapeEstimate estimate = function.estimate(values, gpu);
     largest.formula = function.formula(values);
     largest.doubt = estimate.doubt;
     largest.computed_bytes = estimate.peak_allocated_bytes;
@@ -338,14 +338,14 @@ std::vector<int64_t> spread_values(const Variable& variable, int64_t most, int64
 }  // namespace
 
 Surface compute_surface(MemoryFunction& function, const Variable& x, const Variable& y, Fitter& fitter) {
-  const int64_t card_bytes = fitter.card_bytes();
+  const int64_t gpu_bytes = fitter.gpu_bytes();
   Surface surface{.x_name = x.name,
                   .y_name = y.name,
                   .y = spread_values(y, y.most, kMostRows),
-                  .room_bytes = function.room_bytes(card_bytes)};
+                  .room_bytes = function.room_bytes(gpu_bytes)};
   int64_t largest = x.least;
   for (const int64_t value : surface.y) {
-    surface.border.push_back(compute_largest(function, x, {{y.name, value}}, card_bytes));
+    surface.border.push_back(compute_largest(function, x, {{y.name, value}}, gpu_bytes));
     largest = std::max(largest, surface.border.back().value_or(x.least));
   }
   surface.x = spread_values(x, std::min(x.most, largest + largest / 8 + x.step), kMostColumns);
@@ -355,7 +355,7 @@ Surface compute_surface(MemoryFunction& function, const Variable& x, const Varia
   }
   function.learn_calls(fitter, grid);
   for (const Values& values : grid) {
-    const ShapeEstimate estimate = function.estimate(values, card_bytes);
+    const ShapeEstimate estimate = function.estimate(values, gpu_bytes);
     surface.peak_bytes.push_back(estimate.peak_allocated_bytes);
     surface.fits.push_back(estimate.fits);
     surface.is_exact.push_back(estimate.is_exact());
@@ -363,8 +363,8 @@ Surface compute_surface(MemoryFunction& function, const Variable& x, const Varia
   return surface;
 }
 
-int64_t find_smallest_card_by_function(const MemoryFunction& function, const Values& values, int64_t least,
-                                       int64_t most, int64_t page_bytes) {
+int64_t find_smallest_gpu_by_function(const MemoryFunction& function, const Values& values, int64_t least, int64_t most,
+                                      int64_t page_bytes) {
   const auto fits = [&](int64_t bytes) { return function.estimate(values, bytes).fits; };
   int64_t low = least / page_bytes, high = most / page_bytes;
   while (high - low > 1) {

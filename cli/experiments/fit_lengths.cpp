@@ -110,7 +110,7 @@ std::optional<TokenBudget> find_token_budget(Fitter& fitter, const Variable& bat
   Values tightest;
   for (const int64_t length : spread_over(lengths.distinct)) {
     const Values others{{kLength, length}};
-    const auto border = compute_largest(function, batch, others, fitter.card_bytes());
+    const auto border = compute_largest(function, batch, others, fitter.gpu_bytes());
     if (border && *border == batch.most) continue;  // the data set or the range ends first
     const int64_t tokens = length * (border.value_or(0) + 1) - 1;
     if (budget && budget->tokens <= tokens) continue;

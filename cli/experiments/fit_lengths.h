@@ -35,7 +35,7 @@ struct Lengths {
 
 /// Numbers, one for each sample, separated by white space or commas. Throws Error(input).
 Lengths read_lengths(const std::filesystem::path& file);
-/// By one run of the program with these values, on the largest card; see extension/python/fixes/oomdiag_fixes/loader_batches.py.
+/// By one run of the program with these values, on the largest GPU; see extension/python/fixes/oomdiag_fixes/loader_batches.py.
 /// Throws Error(input) where it goes through no DataLoader, or all samples are of one size.
 Lengths look_at_loaders(FitRequest request, Experiments& experiments, const Values& values);
 

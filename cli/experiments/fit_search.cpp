@@ -9,14 +9,14 @@
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/report/whole_run.h"
 
-// Each run is a whole run of the program on a virtual card. The driver gives memory in pages of 2 MiB, so that is how exact
-// the smallest card can be.
+// Each run is a whole run of the program on a virtual GPU. The driver gives memory in pages of 2 MiB, so that is how exact
+// the smallest GPU can be.
 
 namespace oomdiag {
 namespace {
 
 constexpr int64_t kPageBytes = kRoundLargeBytes;
-constexpr int64_t kLeastCard = 256 * kMiB;
+constexpr int64_t kLeastGpu = 256 * kMiB;
 
 }  // namespace
 
@@ -36,23 +36,23 @@ std::vector<FitRun> Fitter::run(const std::vector<std::pair<Values, int64_t>>& c
 
 std::vector<FitRun> Fitter::learn(const std::vector<Values>& cases) {
   std::vector<std::pair<Values, int64_t>> on_largest;
-  for (const Values& values : cases) on_largest.emplace_back(values, kLargestCard);
+  for (const Values& values : cases) on_largest.emplace_back(values, kLargestGpu);
   return run_for(Purpose::learn, on_largest);
 }
 
 std::vector<FitRun> Fitter::prove(const std::vector<Values>& cases) {
-  std::vector<std::pair<Values, int64_t>> on_card;
-  for (const Values& values : cases) on_card.emplace_back(values, 0);
-  return run_for(Purpose::prove, on_card);
+  std::vector<std::pair<Values, int64_t>> on_gpu;
+  for (const Values& values : cases) on_gpu.emplace_back(values, 0);
+  return run_for(Purpose::prove, on_gpu);
 }
 
-const FitRun* Fitter::find_on_card(const Values& values) const {
+const FitRun* Fitter::find_on_gpu(const Values& values) const {
   const auto found = std::ranges::find_if(
       runs_, [&](const FitRun& run) { return run.values == values && run.memory_bytes == 0 && !run.learns; });
   return found == runs_.end() ? nullptr : &*found;
 }
 
-int64_t Fitter::card_bytes() const {
+int64_t Fitter::gpu_bytes() const {
   const VirtualHost* const host = request_.device.virtual_host();
   return host == nullptr ? 0 : host->bytes_of_device();
 }
@@ -111,7 +111,7 @@ Point point_of(const Experiment& experiment) {
           .room_bytes = experiment.total_bytes - experiment.outside_bytes};
 }
 
-/// Runs on this card, and those on the largest one that reserved no more than this one has: such a run passes here too.
+/// Runs on this GPU, and those on the largest one that reserved no more than this one has: such a run passes here too.
 void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& variable, const Values& others) {
   for (const FitRun& run : fitter.runs()) {
     const auto value = run.values.find(variable.name);
@@ -121,7 +121,7 @@ void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& va
     values[variable.name] = variable.value(position);
     if (run.values != values) continue;
     Point point = point_of(run.experiment);
-    const int64_t room = fitter.card_bytes() - run.experiment.outside_bytes;
+    const int64_t room = fitter.gpu_bytes() - run.experiment.outside_bytes;
     if (run.learns && point.needed_bytes > room) continue;
     if (run.learns) point.room_bytes = room;
     search.take(position, point);
@@ -163,11 +163,11 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
 namespace {
 
 /// Where it fails with a page less.
-SmallestCard with_place(SmallestCard card, const Fitter& fitter, const Values& values) {
+SmallestGpu with_place(SmallestGpu gpu, const Fitter& fitter, const Values& values) {
   for (const FitRun& run : fitter.runs()) {
-    if (run.memory_bytes == card.bytes - kPageBytes && run.values == values) card.fails_in = run.experiment.place;
+    if (run.memory_bytes == gpu.bytes - kPageBytes && run.values == values) gpu.fails_in = run.experiment.place;
   }
-  return card;
+  return gpu;
 }
 
 }  // namespace
@@ -176,13 +176,13 @@ SmallestCard with_place(SmallestCard card, const Fitter& fitter, const Values& v
 // what others hold. In between the allocator gives cached segments back and tries again; its
 // algorithm is run on what the program asked for (fit_function.h), and the border proved by two runs. Where little is free,
 // libraries choose other algorithms, which may take more or less than that: then only runs can tell.
-SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
+SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
   const Experiment large = fitter.learn({values}).front().experiment;
   if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
-  SmallestCard card{.bytes = 0,
-                    .outside_bytes = large.outside_bytes,
-                    .takes_share = is_share_of_card(large.allocated_bytes, large.total_bytes)};
+  SmallestGpu gpu{.bytes = 0,
+                  .outside_bytes = large.outside_bytes,
+                  .takes_share = is_share_of_gpu(large.allocated_bytes, large.total_bytes)};
   const TryValues try_values = [&](const std::vector<int64_t>& sizes) {
     std::vector<std::pair<Values, int64_t>> cases;
     for (const int64_t bytes : sizes) cases.emplace_back(values, bytes);
@@ -191,26 +191,26 @@ SmallestCard find_smallest_card(Fitter& fitter, const Values& values) {
     return passed;
   };
   const int64_t held = large.outside_bytes + large.allocated_bytes;
-  const int64_t passes = std::max(kLeastCard + kPageBytes, large.outside_bytes + large.reserved_bytes + kPageBytes);
+  const int64_t passes = std::max(kLeastGpu + kPageBytes, large.outside_bytes + large.reserved_bytes + kPageBytes);
   Bracket guess{.fails = held - kPageBytes, .passes = passes};
   const MemoryFunction function = MemoryFunction::of_one_run(large);
   if (function.is_known()) {
-    guess.passes = find_smallest_card_by_function(function, values, kLeastCard, passes + passes / 8, kPageBytes);
+    guess.passes = find_smallest_gpu_by_function(function, values, kLeastGpu, passes + passes / 8, kPageBytes);
     guess.fails = guess.passes - kPageBytes;
   }
-  const Bracket around = find_bracket(guess, kPageBytes, kLeastCard, kLargestCard, try_values);
-  card.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, try_values);
-  if (function.is_known() && around == guess) return with_place(card, fitter, values);  // smaller ones were computed
-  for (int64_t below = 1; below <= kPagesBelow && card.bytes - below * kPageBytes >= kLeastCard;) {
-    const int64_t bytes = card.bytes - below * kPageBytes;
+  const Bracket around = find_bracket(guess, kPageBytes, kLeastGpu, kLargestGpu, try_values);
+  gpu.bytes = find_smallest(around.fails, around.passes, kPageBytes, at_once, try_values);
+  if (function.is_known() && around == guess) return with_place(gpu, fitter, values);  // smaller ones were computed
+  for (int64_t below = 1; below <= kPagesBelow && gpu.bytes - below * kPageBytes >= kLeastGpu;) {
+    const int64_t bytes = gpu.bytes - below * kPageBytes;
     const auto known = std::find_if(fitter.runs().begin(), fitter.runs().end(), [&](const FitRun& run) {
       return run.memory_bytes == bytes && run.values == values;
     });
     const bool passed = known != fitter.runs().end() ? known->experiment.passed() : try_values({bytes}).front();
-    if (passed) card.bytes = bytes;
+    if (passed) gpu.bytes = bytes;
     below = passed ? 1 : below + 1;
   }
-  return with_place(card, fitter, values);
+  return with_place(gpu, fitter, values);
 }
 
 }  // namespace oomdiag

@@ -76,7 +76,7 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
 }
 
 /// What was computed of other values.
-std::string computed_text(const FitOfCard& found) {
+std::string computed_text(const FitOfGpu& found) {
   if (!found.unknown.empty()) return fmt::format("  nothing can be computed: {}\n", found.unknown);
   std::string text;
   for (const auto& [values, estimate] : found.computed) {
@@ -91,17 +91,17 @@ std::string computed_text(const FitOfCard& found) {
   return text;
 }
 
-std::string table(const Variable& variable, const std::vector<FitOfCard>& found) {
+std::string table(const Variable& variable, const std::vector<FitOfGpu>& found) {
   std::string text = fmt::format("oomdiag: the largest {} that fits\n\n", variable.name);
   std::vector<FitRun> runs;
-  for (const FitOfCard& one : found) {
+  for (const FitOfGpu& one : found) {
     runs.insert(runs.end(), one.runs.begin(), one.runs.end());
     for (const LargestValue& largest : one.largest) {
       Values values = largest.others;
       values[variable.name] = largest.value.value_or(0);
       const FitRun* run = largest.value ? find_run(one.runs, values) : nullptr;
       text +=
-          fmt::format("  {} {} {:>8}   {}\n", padded(one.card, 18),
+          fmt::format("  {} {} {:>8}   {}\n", padded(one.gpu, 18),
                       padded(describe(largest.others), largest.others.empty() ? 0 : 20),
                       largest.value ? std::to_string(*largest.value) : "none",
                       run != nullptr  ? fmt::format("{:>7} GiB allocated", to_gib(run->experiment.allocated_bytes))
@@ -112,7 +112,7 @@ std::string table(const Variable& variable, const std::vector<FitOfCard>& found)
   return text + fmt::format("\n  {}\n", count_runs(runs));
 }
 
-/// On a real card with times: on a virtual one work takes none.
+/// On a real GPU with times: on a virtual one work takes none.
 Json tried(const std::vector<FitRun>& runs, bool is_real = false, bool learns = false) {
   Json list = Json::array();
   for (const FitRun& run : runs) {
@@ -130,7 +130,7 @@ Json tried(const std::vector<FitRun>& runs, bool is_real = false, bool learns = 
   return list;
 }
 
-Json computed_json(const FitOfCard& found) {
+Json computed_json(const FitOfGpu& found) {
   Json list = Json::array();
   for (const auto& [values, estimate] : found.computed) {
     Json one = Json::object();
@@ -164,11 +164,11 @@ std::string calls_text(std::size_t calls_alone) {
 std::string count_runs(const std::vector<FitRun>& runs) {
   const auto learn = std::ranges::count_if(runs, [](const FitRun& run) { return run.learns; });
   if (learn == 0) return fmt::format("{} runs, all measured", runs.size());
-  return fmt::format("{} runs: {} with more memory to learn every size from, {} on the card", runs.size(), learn,
+  return fmt::format("{} runs: {} with more memory to learn every size from, {} on the GPU", runs.size(), learn,
                      runs.size() - static_cast<std::size_t>(learn));
 }
 
-const LargestValue* FitOfCard::best() const {
+const LargestValue* FitOfGpu::best() const {
   const LargestValue* best = nullptr;
   for (const LargestValue& one : largest) {
     if (one.value && (best == nullptr || *one.value > *best->value)) best = &one;
@@ -176,9 +176,9 @@ const LargestValue* FitOfCard::best() const {
   return best;
 }
 
-std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found) {
+std::string values_text(const Variable& variable, const std::vector<FitOfGpu>& found) {
   if (found.size() > 1 || found.front().largest.size() > 1) return table(variable, found);
-  const FitOfCard& one = found.front();
+  const FitOfGpu& one = found.front();
   if (one.largest.empty()) {
     return fmt::format("oomdiag: computed, without a search for the border\n\n{}  {}\n", computed_text(one),
                        count_runs(one.runs));
@@ -187,9 +187,9 @@ std::string values_text(const Variable& variable, const std::vector<FitOfCard>& 
          fmt::format("  {}{}{}\n", count_runs(one.runs), stopped(one.runs), calls_text(one.calls_alone));
 }
 
-std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found) {
+std::string values_json(const std::string& variable, const std::vector<FitOfGpu>& found) {
   Json json = {{"schema", "oomdiag-fit/1"}, {"variable", variable}};
-  const auto describe = [&](const FitOfCard& one, Json& to) {
+  const auto describe = [&](const FitOfGpu& one, Json& to) {
     to["largest"] = values_of(variable, one.best());
     if (one.largest.size() > 1) {
       to["of_each"] = Json::array();
@@ -208,7 +208,7 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
     if (!one.computed.empty()) to["computed"] = computed_json(one);
     to["runs"] = one.runs.size();
     to["calls_alone"] = one.calls_alone;
-    to["tried"] = tried(one.runs, one.card == "real");
+    to["tried"] = tried(one.runs, one.gpu == "real");
     to["learned_from"] = tried(one.runs, false, true);
   };
   if (found.size() == 1) {
@@ -216,22 +216,22 @@ std::string values_json(const std::string& variable, const std::vector<FitOfCard
     return to_text(json) + "\n";
   }
   json["devices"] = Json::array();
-  for (const FitOfCard& one : found) {
-    Json entry = {{"device", one.card}};
+  for (const FitOfGpu& one : found) {
+    Json entry = {{"device", one.gpu}};
     describe(one, entry);
     json["devices"].push_back(std::move(entry));
   }
   return to_text(json) + "\n";
 }
 
-std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs) {
-  if (card.bytes == 0) return fmt::format("oomdiag: it runs out of memory in {} on any card\n", card.fails_in);
-  std::string text = fmt::format("oomdiag: needs {} GiB: the smallest card on which it passes has {} bytes\n\n",
-                                 to_gib(card.bytes), card.bytes);
-  if (!card.fails_in.empty()) text += fmt::format("  with 2 MiB less it runs out of memory in {}\n", card.fails_in);
-  if (card.takes_share) text += "  it takes a share of whatever card it runs on: on a larger one it takes more\n";
-  return text + fmt::format("  {:.2f} GiB of them are outside PyTorch (on a virtual card: an estimate); {}{}\n",
-                            static_cast<double>(card.outside_bytes) / static_cast<double>(kGiB), count_runs(runs),
+std::string gpu_text(const SmallestGpu& gpu, const std::vector<FitRun>& runs) {
+  if (gpu.bytes == 0) return fmt::format("oomdiag: it runs out of memory in {} on any GPU\n", gpu.fails_in);
+  std::string text = fmt::format("oomdiag: needs {} GiB: the smallest GPU on which it passes has {} bytes\n\n",
+                                 to_gib(gpu.bytes), gpu.bytes);
+  if (!gpu.fails_in.empty()) text += fmt::format("  with 2 MiB less it runs out of memory in {}\n", gpu.fails_in);
+  if (gpu.takes_share) text += "  it takes a share of whatever GPU it runs on: on a larger one it takes more\n";
+  return text + fmt::format("  {:.2f} GiB of them are outside PyTorch (on a virtual GPU: an estimate); {}{}\n",
+                            static_cast<double>(gpu.outside_bytes) / static_cast<double>(kGiB), count_runs(runs),
                             stopped(runs));
 }
 
@@ -240,8 +240,8 @@ std::string interrupted_text(const std::vector<FitRun>& runs) {
                                  runs.empty() ? "" : ", all measured\n");
   for (const FitRun& run : runs) {
     const Experiment& experiment = run.experiment;
-    const std::string card = run.memory_bytes > 0 ? fmt::format("{} GiB of card", to_gib(run.memory_bytes)) : "";
-    text += fmt::format("  {:<28} {}\n", run.values.empty() ? card : describe(run.values),
+    const std::string gpu = run.memory_bytes > 0 ? fmt::format("{} GiB of GPU", to_gib(run.memory_bytes)) : "";
+    text += fmt::format("  {:<28} {}\n", run.values.empty() ? gpu : describe(run.values),
                         experiment.passed() ? fmt::format("fits, {} GiB allocated", to_gib(experiment.allocated_bytes))
                         : experiment.ran_out() ? "out of memory in " + experiment.place
                                                : experiment.why);
@@ -254,9 +254,9 @@ std::string interrupted_json(const std::vector<FitRun>& runs) {
   return to_text(json) + "\n";
 }
 
-std::string card_json(const SmallestCard& card, const std::vector<FitRun>& runs) {
+std::string gpu_json(const SmallestGpu& gpu, const std::vector<FitRun>& runs) {
   Json json = {{"schema", "oomdiag-fit/1"}};
-  json["smallest_card_bytes"] = card.bytes > 0 ? Json(card.bytes) : Json(nullptr);
+  json["smallest_gpu_bytes"] = gpu.bytes > 0 ? Json(gpu.bytes) : Json(nullptr);
   json["runs"] = runs.size();
   json["tried"] = tried(runs);
   return to_text(json) + "\n";

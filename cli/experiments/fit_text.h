@@ -8,9 +8,9 @@
 
 namespace oomdiag {
 
-/// What was found on one card.
-struct FitOfCard {
-  std::string card;
+/// What was found on one GPU.
+struct FitOfGpu {
+  std::string gpu;
   std::vector<LargestValue> largest;  ///< one for each combination of the other variables
   std::vector<FitRun> runs;
   std::vector<std::pair<Values, ShapeEstimate>> computed{};  ///< that were asked for
@@ -22,14 +22,14 @@ struct FitOfCard {
   const LargestValue* best() const;  ///< the largest of them; null if nothing fits
 };
 
-std::string values_text(const Variable& variable, const std::vector<FitOfCard>& found);
-std::string values_json(const std::string& variable, const std::vector<FitOfCard>& found);
+std::string values_text(const Variable& variable, const std::vector<FitOfGpu>& found);
+std::string values_json(const std::string& variable, const std::vector<FitOfGpu>& found);
 /// "6 runs, all measured", or how many of them taught the function.
 std::string count_runs(const std::vector<FitRun>& runs);
-std::string card_text(const SmallestCard& card, const std::vector<FitRun>& runs);
+std::string gpu_text(const SmallestGpu& gpu, const std::vector<FitRun>& runs);
 /// Of a search that somebody interrupted: what was measured.
 std::string interrupted_text(const std::vector<FitRun>& runs);
 std::string interrupted_json(const std::vector<FitRun>& runs);
-std::string card_json(const SmallestCard& card, const std::vector<FitRun>& runs);
+std::string gpu_json(const SmallestGpu& gpu, const std::vector<FitRun>& runs);
 
 }  // namespace oomdiag

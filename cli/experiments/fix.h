@@ -77,7 +77,7 @@ struct Change {
   std::vector<std::string> lines{};         ///< that a user writes; those of injected ones tell theirs
   std::optional<int64_t> predicted_peak_bytes{};
   std::string missing{};  ///< what it needs and is not there: it is not run
-  bool cures = false;     ///< what is behind the failure: it is run on the card first
+  bool cures = false;     ///< what is behind the failure: it is run on the GPU first
 
   bool accumulates() const { return id.starts_with("accumulate"); }
   /// Of oomdiag_fixes: one for any number of micro-batches.
@@ -97,7 +97,7 @@ struct MeasuredFix {
   std::vector<Change> changes;
   std::optional<int64_t> measured_peak_bytes{}, measured_reserved_bytes{};
   StepCost step{};
-  bool fits = false;                 ///< it passed on the card
+  bool fits = false;                 ///< it passed on the GPU
   bool still_grows = false;          ///< from step to step: a longer run would fail all the same
   std::string unproved{};            ///< why there is no measured figure
   std::vector<std::string> lines{};  ///< that a user writes
@@ -119,9 +119,9 @@ struct MeasuredFix {
 struct Before {
   std::string outcome{}, place{};
   std::string cause{};         ///< of the failure
-  int64_t required_bytes = 0;  ///< of card: what the whole run allocated at most, and what is outside
+  int64_t required_bytes = 0;  ///< of GPU: what the whole run allocated at most, and what is outside
   int64_t allocated_bytes = 0, reserved_bytes = 0;  ///< peaks of the whole run
-  int64_t room_bytes = 0;                           ///< what PyTorch may take of the card
+  int64_t room_bytes = 0;                           ///< what PyTorch may take of the GPU
   StepCost step{};                                  ///< of the whole run
   bool is_whole = true;                             ///< the whole run was seen
   bool grows = false;                               ///< from step to step
@@ -142,7 +142,7 @@ struct Fixed {
   bool helped() const;
 };
 
-/// What might help, cheapest first. `whole` is the report on the whole run, its fixes judged by the card.
+/// What might help, cheapest first. `whole` is the report on the whole run, its fixes judged by the GPU.
 std::vector<Change> list_changes(const Target& target, const ProgramProfile& profile, const Report& whole,
                                  const Before& before);
 

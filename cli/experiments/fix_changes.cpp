@@ -61,7 +61,7 @@ Change injected(std::string id) {
 }
 
 const char* autocast_of(const Target& target) {
-  return has_bfloat16(target.device.cards.front().capability.major) ? "autocast_bf16" : "autocast_fp16";
+  return has_bfloat16(target.device.gpus.front().capability.major) ? "autocast_bf16" : "autocast_fp16";
 }
 
 std::string with_setting(const char* variable, const std::string& setting) {

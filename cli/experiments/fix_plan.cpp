@@ -20,7 +20,7 @@
 //
 //   variant, run once with room ──► allocations of its step, time of each block ──► plans, peak and time of each computed
 //                                                                                        │ the fastest that should fit,
-//   what was run on the card moves what "should fit" means in its variant ◄── run ◄──────┘ and its two neighbours
+//   what was run on the GPU moves what "should fit" means in its variant ◄── run ◄──────┘ and its two neighbours
 //
 // The end: the fastest plan that fits was run, and each faster one was run and does not, or is computed to be far too large.
 
@@ -169,7 +169,7 @@ class PlanSearch {
 void PlanSearch::add_variant(std::vector<Change> changes, Experiment experiment) {
   ProgramVariant variant{.changes = std::move(changes), .run = std::move(experiment)};
   variant.measured.changes = variant.changes;
-  runs_.take(variant.measured, variant.run, /*on_card=*/false);
+  runs_.take(variant.measured, variant.run, /*on_gpu=*/false);
   if (!variant.measured.unproved.empty() || !variant.measured.measured_peak_bytes) return;
   variant.steps = variant.measured.steps_for_one(runs_.before().step, runs_.target().batch);
   variant.problem.step_ns = variant.steps * static_cast<double>(variant.measured.step.time_ns.value_or(0));
@@ -182,12 +182,12 @@ void PlanSearch::add_variant(std::vector<Change> changes, Experiment experiment)
   add_choices(variants_.size() - 1);
 }
 
-/// The program as it is was run on the card already.
+/// The program as it is was run on the GPU already.
 void PlanSearch::add_as_it_is() {
   add_variant({}, runs_.whole_run());
   if (choices_.empty()) return;
   BlockChoice& choice = choices_.front();
-  choice.plan.on_card = true;
+  choice.plan.on_gpu = true;
   choice.plan.fix.fits = runs_.before().outcome == "ok";
   take_proof(choice);
 }
@@ -293,7 +293,7 @@ std::optional<int64_t> PlanSearch::time_of_choice(const BlockChoice& choice) con
 
 /// Whether it fits, by its run; else by the runs of its variant; else by its bytes and PyTorch's allocator.
 bool PlanSearch::should_fit(const BlockChoice& choice) const {
-  if (choice.plan.on_card) return choice.plan.is_proved();
+  if (choice.plan.on_gpu) return choice.plan.is_proved();
   const ProgramVariant& variant = variants_[choice.variant];
   if (choice.blocks.peak_bytes >= variant.fails_bytes) return false;
   if (choice.blocks.peak_bytes <= variant.fits_bytes) return true;
@@ -334,11 +334,11 @@ std::vector<std::size_t> PlanSearch::list_next(bool same_sums) const {
   const auto fastest = find_fastest(same_sums);
   if (!fastest) return {};
   std::vector<std::size_t> next;
-  const bool is_proved = choices_[*fastest].plan.on_card;
+  const bool is_proved = choices_[*fastest].plan.on_gpu;
   if (!is_proved) next.push_back(*fastest);
   const auto room = static_cast<double>(runs_.before().room_bytes);
   const auto peak = [&](std::size_t i) { return static_cast<double>(choices_[i].blocks.peak_bytes); };
-  const auto is_open = [&](const std::optional<std::size_t>& i) { return i && !choices_[*i].plan.on_card; };
+  const auto is_open = [&](const std::optional<std::size_t>& i) { return i && !choices_[*i].plan.on_gpu; };
   const auto faster = find_neighbour(*fastest, true), slower = find_neighbour(*fastest, false);
   if (is_open(faster) && peak(*faster) <= kFarTooLarge * room) next.push_back(*faster);
   if (!is_proved && is_open(slower) && peak(*fastest) > kFarBelow * room) next.push_back(*slower);
@@ -348,12 +348,12 @@ std::vector<std::size_t> PlanSearch::list_next(bool same_sums) const {
 void PlanSearch::prove(const std::vector<std::size_t>& which) {
   std::vector<ExperimentRequest> requests;
   for (const std::size_t i : which)
-    requests.push_back(runs_.request(choices_[i].plan.fix.changes, FixRuns::Place::card));
+    requests.push_back(runs_.request(choices_[i].plan.fix.changes, FixRuns::Place::gpu));
   const std::vector<Experiment> experiments = runs_.make(requests);
   for (std::size_t k = 0; k < which.size(); ++k) {
     BlockChoice& choice = choices_[which[k]];
-    runs_.take(choice.plan.fix, experiments[k], /*on_card=*/true);
-    choice.plan.was_run = choice.plan.on_card = true;
+    runs_.take(choice.plan.fix, experiments[k], /*on_gpu=*/true);
+    choice.plan.was_run = choice.plan.on_gpu = true;
     take_proof(choice);
   }
   for (const std::size_t i : which) {
@@ -380,7 +380,7 @@ void PlanSearch::add_expandable(std::size_t variant) {
   add_choices(variants_.size() - 1);
 }
 
-/// What a run on the card says of the other plans of its variant.
+/// What a run on the GPU says of the other plans of its variant.
 void PlanSearch::take_proof(const BlockChoice& choice) {
   ProgramVariant& variant = variants_[choice.variant];
   if (!choice.plan.is_proved()) {

@@ -17,9 +17,9 @@ struct FixPlan {
   int64_t predicted_peak_bytes = 0;       ///< allocated
   std::optional<int64_t> predicted_ns{};  ///< modelled, of as many samples as a step has before
   bool was_run = false;                   ///< with all its changes; else all but `fix.changes` is computed
-  bool on_card = false;                   ///< that run was on the card of the budget: it proves whether it fits
+  bool on_gpu = false;                    ///< that run was on the GPU of the budget: it proves whether it fits
 
-  bool is_proved() const { return on_card && fix.helps(); }
+  bool is_proved() const { return on_gpu && fix.helps(); }
   int64_t peak_bytes() const { return fix.measured_peak_bytes.value_or(predicted_peak_bytes); }
 };
 

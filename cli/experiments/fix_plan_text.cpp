@@ -33,7 +33,7 @@ std::string rate_of_plan(const FixPlan& plan, const FoundPlans& found, const Tar
 
 std::string_view proof_of(const FixPlan& plan) {
   if (!plan.fix.unproved.empty()) return "not applied";
-  if (plan.on_card) return plan.is_proved() ? "yes" : "no, runs out";
+  if (plan.on_gpu) return plan.is_proved() ? "yes" : "no, runs out";
   return plan.was_run ? "run with more memory" : "not run";
 }
 
@@ -69,9 +69,9 @@ std::string table_of_plans(const FoundPlans& found, const Target& target) {
 }
 
 std::string headline_of_plans(const FoundPlans& found, const Target& target) {
-  const std::string card = describe(target.device);
-  if (!found.fastest) return fmt::format("oomdiag: no plan that was found fits on {}\n", card);
-  return fmt::format("oomdiag: fastest plan that fits on {}: {}\n", card, label_of(found.plans[*found.fastest]));
+  const std::string gpu = describe(target.device);
+  if (!found.fastest) return fmt::format("oomdiag: no plan that was found fits on {}\n", gpu);
+  return fmt::format("oomdiag: fastest plan that fits on {}: {}\n", gpu, label_of(found.plans[*found.fastest]));
 }
 
 std::string describe_plan(const char* name, const FixPlan& plan, const FoundPlans& found, const Target& target) {
@@ -106,7 +106,7 @@ PlanJson json_of_plan(const FixPlan& plan, const FoundPlans& found, const Target
           {"samples_per_second", optional_json(samples_per_second(plan, found, target))},
           {"changes_numerics", plan.fix.changes_numerics()},
           {"was_run", plan.was_run},
-          {"fits", plan.on_card ? PlanJson(plan.is_proved()) : PlanJson(nullptr)},
+          {"fits", plan.on_gpu ? PlanJson(plan.is_proved()) : PlanJson(nullptr)},
           {"how", plan.fix.lines},
           {"unproved", plan.fix.unproved.empty() ? PlanJson(nullptr) : PlanJson(plan.fix.unproved)}};
 }

@@ -66,7 +66,7 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
   if (request.batch) {
     for (std::string& word : request.program) word = replace_batch(word, *request.batch);
   }
-  if (place == Place::card && target_.proves_on_real) request.device = {};
+  if (place == Place::gpu && target_.proves_on_real) request.device = {};
   if (place == Place::with_room) {
     request.judged_bytes = target_.device.bytes_of_device();
     request.device = {.device = with_room(target_.device)};
@@ -81,7 +81,7 @@ std::vector<Experiment> FixRuns::make(const std::vector<ExperimentRequest>& requ
 
 // A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
 void FixRuns::profile_the_complete_run(bool keeps_step) {
-  std::vector<ExperimentRequest> requests{request({}, Place::card), request({}, Place::with_room)};
+  std::vector<ExperimentRequest> requests{request({}, Place::gpu), request({}, Place::with_room)};
   requests.back().keeps_step = keeps_step;
   std::vector<Experiment> experiments = make(requests);
   const Experiment &first = experiments[0], &whole = experiments[1];
@@ -92,7 +92,7 @@ void FixRuns::profile_the_complete_run(bool keeps_step) {
   before_.outcome = first.outcome;
   before_.place = first.place;
   const bool was_cut_short = whole.stopped_at_step > 0 && whole.passed() && grows(*whole.report);
-  before_.is_whole = whole.passed() && !was_cut_short && !is_share_of_card(whole.allocated_bytes, whole.total_bytes);
+  before_.is_whole = whole.passed() && !was_cut_short && !is_share_of_gpu(whole.allocated_bytes, whole.total_bytes);
   const Experiment& seen = before_.is_whole ? whole : first;
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
@@ -146,13 +146,13 @@ std::optional<std::vector<std::string>> FixRuns::lines_of_framework(const Measur
   return lines_in_framework(framework, change.id, change.batch);
 }
 
-void FixRuns::take(MeasuredFix& fix, const Experiment& experiment, bool on_card) const {
+void FixRuns::take(MeasuredFix& fix, const Experiment& experiment, bool on_gpu) const {
   fix.unproved = why_unproved(fix, experiment);
   if (!fix.unproved.empty() || !experiment.passed()) return;
   fix.measured_peak_bytes = experiment.allocated_bytes;
   fix.measured_reserved_bytes = experiment.reserved_bytes;
   fix.step = cost_of_step(*experiment.report);
-  fix.fits = on_card;
+  fix.fits = on_gpu;
   fix.still_grows = before_.grows && grows(*experiment.report);
   fix.lines.clear();
   for (const Change& change : fix.changes) {

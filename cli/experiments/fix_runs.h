@@ -13,28 +13,28 @@ namespace oomdiag {
 class FixRuns {
  public:
   using Tell = std::function<void(std::size_t over, std::size_t all)>;
-  enum class Place { card, with_room };
+  enum class Place { gpu, with_room };
 
   FixRuns(const Target& target, Experiments& experiments, const Tell& tell)
       : target_(target), experiments_(experiments), tell_(tell) {}
 
-  /// Runs the program as it is, on the card and with room: before(), profile() and whole(). `keeps_step`: of the complete run
+  /// Runs the program as it is, on the GPU and with room: before(), profile() and whole(). `keeps_step`: of the complete run
   /// the allocations of its step, too. Throws Error(environment) if it fails for another reason than memory.
   void profile_the_complete_run(bool keeps_step = false);
 
   ExperimentRequest request(const std::vector<Change>& changes, Place place) const;
   std::vector<Experiment> make(const std::vector<ExperimentRequest>& requests);
-  /// Takes what a run of `fix` showed; of a run on the card whether it fits.
-  void take(MeasuredFix& fix, const Experiment& experiment, bool on_card) const;
+  /// Takes what a run of `fix` showed; of a run on the GPU whether it fits.
+  void take(MeasuredFix& fix, const Experiment& experiment, bool on_gpu) const;
 
   const Target& target() const { return target_; }
   Experiments& experiments() { return experiments_; }
   const Before& before() const { return before_; }
   const ProgramProfile& profile() const { return profile_; }
-  /// The report on the complete run; where there is none that on the run on the card.
+  /// The report on the complete run; where there is none that on the run on the GPU.
   const Report& whole() const { return *whole_.report; }
   const Experiment& whole_run() const { return whole_; }
-  /// The report on the complete run, if there is one and the program runs out on the card.
+  /// The report on the complete run, if there is one and the program runs out on the GPU.
   std::optional<Report> complete_run_of_failed() const {
     const bool is_complete = before_.is_whole && before_.outcome == "out_of_memory";
     return is_complete ? whole_.report : std::nullopt;

@@ -8,9 +8,9 @@
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 
-// The program as it is, once on the card and once with room; then each change alone; then, where none is enough, changes
-// together. A change that is expected to fit is run on the card: if it passes there, that is the proof and the figure.
-// One that is not is run with room, for the figure; if that turns out to fit, it is proved on the card after all.
+// The program as it is, once on the GPU and once with room; then each change alone; then, where none is enough, changes
+// together. A change that is expected to fit is run on the GPU: if it passes there, that is the proof and the figure.
+// One that is not is run with room, for the figure; if that turns out to fit, it is proved on the GPU after all.
 
 namespace oomdiag {
 namespace {
@@ -42,7 +42,7 @@ void Search::run_and_take(const std::vector<std::size_t>& which, const std::vect
   std::vector<ExperimentRequest> requests;
   for (std::size_t i = 0; i < which.size(); ++i) requests.push_back(runs_.request(fixes_[which[i]].changes, places[i]));
   const auto take_one = [&](std::size_t i, const Experiment& experiment) {
-    runs_.take(fixes_[which[i]], experiment, places[i] == Place::card);
+    runs_.take(fixes_[which[i]], experiment, places[i] == Place::gpu);
   };
   try {
     const std::vector<Experiment> experiments = runs_.make(requests);
@@ -70,19 +70,19 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
     const bool should_fit = changes.size() > 1 || changes.front().cures ||
                             changes.front().id == "expandable_segments" ||
                             (predicted && *predicted < runs_.before().room_bytes);
-    places.push_back(should_fit ? Place::card : Place::with_room);
+    places.push_back(should_fit ? Place::gpu : Place::with_room);
     which.push_back(fixes_.size());
     fixes_.push_back({.changes = changes, .unproved = "it was not run"});
   }
   run_and_take(which, places);
   for (std::size_t i = 0; i < which.size(); ++i) {
     const MeasuredFix& fix = fixes_[which[i]];
-    const bool on_card = places[i] == Place::card;
-    const bool wants_figure = on_card && fix.unproved.empty() && !fix.measured_peak_bytes;
-    const bool wants_proof = !on_card && fix.measured_peak_bytes.value_or(kRoomBytes) <= runs_.before().room_bytes;
+    const bool on_gpu = places[i] == Place::gpu;
+    const bool wants_figure = on_gpu && fix.unproved.empty() && !fix.measured_peak_bytes;
+    const bool wants_proof = !on_gpu && fix.measured_peak_bytes.value_or(kRoomBytes) <= runs_.before().room_bytes;
     if (!wants_figure && !wants_proof) continue;
     again.push_back(which[i]);
-    places_again.push_back(on_card ? Place::with_room : Place::card);
+    places_again.push_back(on_gpu ? Place::with_room : Place::gpu);
   }
   run_and_take(again, places_again);
 }
@@ -105,11 +105,11 @@ void Search::use_fewer_checkpoints() {
     if (guess - 1 > too_few) counts.insert(counts.begin(), guess - 1);
     std::vector<ExperimentRequest> requests;
     for (const std::size_t count : counts)
-      requests.push_back(runs_.request({checkpoint_blocks(runs_.profile(), count)}, Place::card));
+      requests.push_back(runs_.request({checkpoint_blocks(runs_.profile(), count)}, Place::gpu));
     const std::vector<Experiment> experiments = runs_.make(requests);
     for (std::size_t i = 0; i < counts.size() && counts[i] < enough; ++i) {
       MeasuredFix fix{.changes = {checkpoint_blocks(runs_.profile(), counts[i])}};
-      runs_.take(fix, experiments[i], /*on_card=*/true);
+      runs_.take(fix, experiments[i], /*on_gpu=*/true);
       if (fix.fits) {
         enough = counts[i];
         best = std::move(fix);

@@ -42,20 +42,20 @@ std::string row(const MeasuredFix& fix, const StepCost& before, std::optional<in
 }
 
 std::string headline(const Fixed& fixed, const Target& target) {
-  const std::string card = describe(target.device);
+  const std::string gpu = describe(target.device);
   const Before& before = fixed.before;
   if (before.outcome == "ok") {
-    return fmt::format("oomdiag: it fits on {}: there is nothing to fix\n", card);
+    return fmt::format("oomdiag: it fits on {}: there is nothing to fix\n", gpu);
   }
   const auto fitting =
       std::count_if(fixed.fixes.begin(), fixed.fixes.end(), [](const MeasuredFix& one) { return one.helps(); });
   if (before.grows && fitting == 0) {
-    return fmt::format("oomdiag: on {} it grows from step to step: change the code\n", card);
+    return fmt::format("oomdiag: on {} it grows from step to step: change the code\n", gpu);
   }
   const std::string found = fitting == 0
                                 ? "nothing that was tried makes it fit"
                                 : fmt::format("{} {} it fit", fitting, fitting == 1 ? "fix makes" : "fixes make");
-  return fmt::format("oomdiag: {} on {}\n", found, card);
+  return fmt::format("oomdiag: {} on {}\n", found, gpu);
 }
 
 std::string table(const Fixed& fixed, const Target& target) {
@@ -103,7 +103,7 @@ std::string to_text(const Fixed& fixed, const Target& target, const std::string&
                   to_gib(before.required_bytes), whole, to_gib(before.allocated_bytes), to_gib(before.reserved_bytes));
   if (before.outcome != "ok") {
     text +=
-        fmt::format("  runs out in {}; PyTorch may take {} GiB of the card\n", before.place, to_gib(before.room_bytes));
+        fmt::format("  runs out in {}; PyTorch may take {} GiB of the GPU\n", before.place, to_gib(before.room_bytes));
   }
   if (before.step.time_ns) {
     const ErrorOfModel error = error_of_model();

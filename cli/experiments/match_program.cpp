@@ -51,11 +51,11 @@ std::string summarise(const Comparison& found) {
       found.right_reserved_bytes);
 }
 
-DiagnosisRequest request_run(const Trace& snapshot, const SnapshotDevice& card, std::vector<std::string> program,
+DiagnosisRequest request_run(const Trace& snapshot, const SnapshotDevice& gpu, std::vector<std::string> program,
                              Install& install) {
   DeviceOptions device;
-  device.device = card.device;
-  device.memory = card.memory;
+  device.device = gpu.device;
+  device.memory = gpu.memory;
   DiagnosisRequest request;
   request.program = resolve_program(std::move(program), install);
   request.device = choose_device(device, install);
@@ -67,14 +67,14 @@ DiagnosisRequest request_run(const Trace& snapshot, const SnapshotDevice& card, 
 
 }  // namespace
 
-Explained match_program(const std::filesystem::path& snapshot, const SnapshotDevice& card,
+Explained match_program(const std::filesystem::path& snapshot, const SnapshotDevice& gpu,
                         std::vector<std::string> program) {
-  if (card.device.empty()) {
-    throw Error(ErrorKind::usage, "a snapshot does not tell its card", "name it: --device rtx4090");
+  if (gpu.device.empty()) {
+    throw Error(ErrorKind::usage, "a snapshot does not tell its GPU", "name it: --device rtx4090");
   }
   const Trace shown = load_trace(snapshot);
   Install install = find_install();
-  DiagnosisRequest request = request_run(shown, card, std::move(program), install);
+  DiagnosisRequest request = request_run(shown, gpu, std::move(program), install);
   const auto folder = std::make_shared<TemporaryFolder>();
   request.base = folder->path();
   Executor executor(install);

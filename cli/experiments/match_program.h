@@ -8,10 +8,10 @@
 
 namespace oomdiag {
 
-/// Runs the program of a memory snapshot on the virtual device `card`, and lays the run beside the snapshot. What comes back
+/// Runs the program of a memory snapshot on the virtual device `gpu`, and lays the run beside the snapshot. What comes back
 /// explains the run, which knows modules, autograd nodes and saved tensors; a limitation says how far it is the snapshot's.
-/// Throws Error(usage) if no card is named, Error(input) with the first difference if the program is another one.
-Explained match_program(const std::filesystem::path& snapshot, const SnapshotDevice& card,
+/// Throws Error(usage) if no GPU is named, Error(input) with the first difference if the program is another one.
+Explained match_program(const std::filesystem::path& snapshot, const SnapshotDevice& gpu,
                         std::vector<std::string> program);
 
 }  // namespace oomdiag

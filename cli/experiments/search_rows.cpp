@@ -17,10 +17,10 @@ void append_note(std::string& text, const std::string& part) {
   if (!part.empty()) text += (text.empty() ? "" : "; ") + part;
 }
 
-SearchRow row_of(const FitRun& run, const std::string& card) {
+SearchRow row_of(const FitRun& run, const std::string& gpu) {
   const Experiment& experiment = run.experiment;
-  SearchRow row{.label = card, .fits = experiment.passed(), .note = experiment.passed() ? "" : experiment.why};
-  append_note(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of card" : "");
+  SearchRow row{.label = gpu, .fits = experiment.passed(), .note = experiment.passed() ? "" : experiment.why};
+  append_note(row.label, run.memory_bytes > 0 ? with_unit(run.memory_bytes) + " of GPU" : "");
   append_note(row.label, describe(run.values));
   if (experiment.ran_out()) row.note = "out of memory in " + experiment.place;
   if (experiment.allocated_bytes > 0) row.measured_bytes = experiment.allocated_bytes;
@@ -57,12 +57,12 @@ SearchRow row_of(const MeasuredFix& fix, int64_t room_bytes) {
 
 }  // namespace
 
-std::vector<SearchRow> rows_of(const std::vector<FitOfCard>& cards) {
+std::vector<SearchRow> rows_of(const std::vector<FitOfGpu>& gpus) {
   std::vector<SearchRow> rows;
-  for (const FitOfCard& card : cards) {
-    std::vector<FitRun> runs = card.runs;
+  for (const FitOfGpu& gpu : gpus) {
+    std::vector<FitRun> runs = gpu.runs;
     std::ranges::stable_sort(runs, {}, [](const FitRun& run) { return std::tuple(run.values, run.memory_bytes); });
-    for (const FitRun& run : runs) rows.push_back(row_of(run, cards.size() > 1 ? card.card : ""));
+    for (const FitRun& run : runs) rows.push_back(row_of(run, gpus.size() > 1 ? gpu.gpu : ""));
   }
   return rows;
 }
@@ -96,7 +96,7 @@ std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target) {
                     .room_bytes = found.before.room_bytes,
                     .note = plan.fix.unproved,
                     .lines = plan.fix.lines});
-    if (plan.on_card) rows.back().fits = plan.is_proved();
+    if (plan.on_gpu) rows.back().fits = plan.is_proved();
     append_note(rows.back().note, milliseconds_text(time_of(plan, found.before, target.batch)) + " ms");
     append_note(rows.back().note, plan.fix.changes_numerics() ? "numerics change" : "");
   }
@@ -109,22 +109,22 @@ SearchPicture picture_of(const FoundPlans& found, const Target& target) {
     const auto ns = time_of(plan, found.before, target.batch);
     if (!ns) continue;
     points.push_back({.label = label_of(plan), .peak_bytes = plan.peak_bytes(), .step_ns = *ns});
-    if (plan.on_card) points.back().state = plan.is_proved() ? PlanPoint::State::fits : PlanPoint::State::does_not_fit;
+    if (plan.on_gpu) points.back().state = plan.is_proved() ? PlanPoint::State::fits : PlanPoint::State::does_not_fit;
   }
   return {.heading = "Peak against time",
           .note =
               "Green: run, fits; red: run, does not; hollow: computed, or run with more memory. The line is what "
               "PyTorch may "
-              "take of the card. Times are modelled.",
+              "take of the GPU. Times are modelled.",
           .svg = draw_plans(points, found.before.room_bytes)};
 }
 
-SearchPicture picture_of(const FitOfCard& found) {
+SearchPicture picture_of(const FitOfGpu& found) {
   if (!found.surface) return {};
   return {
       .heading = fmt::format("Peak by {} and {}", found.surface->x_name, found.surface->y_name),
       .note =
-          "Computed from the runs below. The line is the border of the card; ~: an estimate, as the report says of it.",
+          "Computed from the runs below. The line is the border of the GPU; ~: an estimate, as the report says of it.",
       .svg = draw_surface(*found.surface)};
 }
 

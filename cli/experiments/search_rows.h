@@ -11,14 +11,14 @@
 
 namespace oomdiag {
 
-/// What the page of a search shows: every run of each card by its values, every plan, every fix.
-std::vector<SearchRow> rows_of(const std::vector<FitOfCard>& cards);
+/// What the page of a search shows: every run of each GPU by its values, every plan, every fix.
+std::vector<SearchRow> rows_of(const std::vector<FitOfGpu>& gpus);
 std::vector<SearchRow> rows_of(const std::vector<Plan>& plans);
 std::vector<SearchRow> rows_of(const Fixed& fixed);
 std::vector<SearchRow> rows_of(const FoundPlans& found, const Target& target);
 /// The picture of the same plans.
 SearchPicture picture_of(const FoundPlans& found, const Target& target);
 /// The peak over both variables, where two vary and it is known as a function of them.
-SearchPicture picture_of(const FitOfCard& found);
+SearchPicture picture_of(const FitOfGpu& found);
 
 }  // namespace oomdiag

@@ -104,8 +104,8 @@ void read_trace_of(const std::filesystem::path& folder, Checkup& checkup) {
   add("autograd graph", has(EventKind::saved_tensor) && seen.nodes, "what is saved for backward, and by whom");
   add("optimizer steps", seen.optimizer, "steps and phases");
   add("driver (CUPTI)", has(EventKind::driver_alloc), "memory that libraries take by themselves");
-  add("card (NVML)", has(EventKind::card_process), "the context's bytes, and other processes");
-  checkup.asked_nvml = has(EventKind::card_process);
+  add("GPU (NVML)", has(EventKind::gpu_process), "the context's bytes, and other processes");
+  checkup.asked_nvml = has(EventKind::gpu_process);
   for (const Event& event : trace.events) {
     if (event.kind == EventKind::note &&
         trace.name(trace.context(event.context).op).starts_with("libraries that hold")) {
@@ -115,7 +115,7 @@ void read_trace_of(const std::filesystem::path& folder, Checkup& checkup) {
       checkup.missing.push_back(
           fmt::format("{}: {}", trace.name(trace.context(event.context).op), trace.name(event.detail)));
     }
-    if (event.kind != EventKind::card_process) continue;
+    if (event.kind != EventKind::gpu_process) continue;
     if ((event.flags & kFirstProcess) != 0) checkup.processes.clear();
     if (event.address != 0)
       checkup.processes.push_back({event.address, std::string(trace.name(event.detail)), event.bytes});
@@ -134,7 +134,7 @@ void read_versions(const nlohmann::json& answer, Checkup& checkup) {
     if (is_mocked && !version.empty()) version += " (virtual)";
     checkup.versions.emplace_back(name, std::move(version));
   }
-  checkup.card = text_of(answer, "name");
+  checkup.gpu = text_of(answer, "name");
   checkup.total_bytes = answer.value("total", int64_t{0});
   checkup.free_bytes = answer.value("free", int64_t{0});
   checkup.failure = text_of(answer, "why_not");

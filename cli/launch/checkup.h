@@ -40,7 +40,7 @@ struct Trouble {
 struct Checkup {
   bool has_gpu = false;         ///< the driver shows a device
   bool virtual_device = false;  ///< the lines ran on a virtual one
-  std::string card{};
+  std::string gpu{};
   int64_t total_bytes = 0, free_bytes = 0;
   std::vector<std::pair<std::string, std::string>> versions{};  ///< "torch" → "2.15.0+cu132"; empty where not known
   std::vector<std::pair<std::string, std::string>> settings{};  ///< environment variables that change what is recorded

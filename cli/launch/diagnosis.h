@@ -31,7 +31,7 @@ struct DiagnosisRequest {
   std::string forked_by{};             ///< as of a Program
   std::optional<SingleRank> rank{};    ///< of a job whose others are not there
   std::optional<SteadyRule> steady{};  ///< end it when its peak does not rise any more
-  int64_t judged_bytes = 0;            ///< fixes are judged as on a card of this size; 0 = the one that it runs on
+  int64_t judged_bytes = 0;            ///< fixes are judged as on a GPU of this size; 0 = the one that it runs on
 };
 
 /// What came of it.

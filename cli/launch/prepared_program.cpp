@@ -8,15 +8,15 @@
 namespace oomdiag {
 namespace {
 
-/// One line for each card: what the virtual device reads.
-std::string list_files(const std::vector<CardEntry>& cards) {
+/// One line for each GPU: what the virtual device reads.
+std::string list_files(const std::vector<GpuEntry>& gpus) {
   std::string files;
-  for (const CardEntry& card : cards) files += (files.empty() ? "" : "\n") + card.file.string();
+  for (const GpuEntry& gpu : gpus) files += (files.empty() ? "" : "\n") + gpu.file.string();
   return files;
 }
 
 /// Settings of packages that can decide on the host what they decide by a kernel of their own otherwise, which computes nothing
-/// here. vLLM's newer model runner counts on the card which tokens are done: none ever is, and generate() does not end.
+/// here. vLLM's newer model runner counts on the GPU which tokens are done: none ever is, and generate() does not end.
 constexpr std::pair<const char*, const char*> kDecidesOnHost[] = {{"VLLM_USE_V2_MODEL_RUNNER", "0"}};
 
 Program prepare(const DiagnosisRequest& request, const Install& install, const std::filesystem::path& libraries,
@@ -46,8 +46,8 @@ Program prepare(const DiagnosisRequest& request, const Install& install, const s
   set(variables::kArguments, request.keeps_arguments ? "1" : environment(variables::kArguments));
   const VirtualHost none;
   const VirtualHost& devices = host != nullptr ? *host : none;
-  const int driver = host != nullptr ? host->cards.front().driver : 0;
-  set(variables::kCard, list_files(devices.cards));
+  const int driver = host != nullptr ? host->gpus.front().driver : 0;
+  set(variables::kGpu, list_files(devices.gpus));
   set(variables::kDriver, driver == 0 ? "" : std::to_string(driver));
   set(variables::kMemory, devices.memory_bytes == 0 ? "" : std::to_string(devices.memory_bytes));
   set(variables::kClocked, devices.clocked ? "1" : "");

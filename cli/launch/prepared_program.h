@@ -14,14 +14,14 @@
 
 namespace oomdiag {
 
-/// Where Inductor and Triton keep what they make for virtual cards: in the cache, or, where that is not the user's alone, in a
+/// Where Inductor and Triton keep what they make for virtual GPUs: in the cache, or, where that is not the user's alone, in a
 /// folder that goes with the run.
 class VirtualCaches {
  public:
   VirtualCaches();
 
-  /// Inductor and Triton keep what they tuned by the name of the card and would take it for a real one's of that name: times
-  /// of a virtual card mean nothing. They have folders of their own beside the user's.
+  /// Inductor and Triton keep what they tuned by the name of the GPU and would take it for a real one's of that name: times
+  /// of a virtual GPU mean nothing. They have folders of their own beside the user's.
   std::vector<std::pair<const char*, std::string>> variables() const;
 
  private:

@@ -17,8 +17,8 @@ namespace oomdiag {
 namespace {
 
 constexpr int kMaxRanks = 1 << 20;
-constexpr int kCardsOfHost = 8;
-constexpr int kMaxCardsOfHost = 16;  // what the virtual device has room for: driver/devices.h
+constexpr int kGpusOfHost = 8;
+constexpr int kMaxGpusOfHost = 16;  // what the virtual device has room for: driver/devices.h
 
 int read_rank(const std::string& text, int world_size) {
   int rank = -1;
@@ -55,12 +55,12 @@ void add_rank_options(CLI::App& command, RankOptions& options) {
 
 void add_host_options(CLI::App& command, RankOptions& options) {
   command
-      .add_option("--local-world-size", options.local_world_size, "ranks of a job, and so cards, of a host; default: 8")
+      .add_option("--local-world-size", options.local_world_size, "ranks of a job, and so GPUs, of a host; default: 8")
       ->type_name("N")
-      ->check(range(1, kMaxCardsOfHost));
+      ->check(range(1, kMaxGpusOfHost));
   command
       .add_option("--topology", options.topology,
-                  "cards of a host, links between them and between hosts, for NCCL's buffers: 8xh100-nvlink,ib")
+                  "GPUs of a host, links between them and between hosts, for NCCL's buffers: 8xh100-nvlink,ib")
       ->type_name("TEXT");
 }
 
@@ -74,10 +74,10 @@ Job choose_job(const RankOptions& options, int device_count) {
     throw Error(ErrorKind::usage, "--rank and --ranks exclude each other", "as in: --world-size 64 --ranks 0,5");
   }
   const TopologyChoice topology = options.hosts();
-  int cards = device_count > 1 ? device_count : kCardsOfHost;
-  if (topology.cards > 0) cards = std::min(topology.cards, kMaxCardsOfHost);
+  int gpus = device_count > 1 ? device_count : kGpusOfHost;
+  if (topology.gpus > 0) gpus = std::min(topology.gpus, kMaxGpusOfHost);
   Job job{.world_size = options.world_size,
-          .local_world_size = options.local_world_size > 0 ? options.local_world_size : cards,
+          .local_world_size = options.local_world_size > 0 ? options.local_world_size : gpus,
           .topology = topology};
   job.local_world_size = std::min(job.local_world_size, job.world_size);
   job.is_distinct = options.ranks == "distinct";
@@ -89,20 +89,20 @@ Job choose_job(const RankOptions& options, int device_count) {
 }
 
 DeviceOptions device_of(const Job& job, DeviceOptions device) {
-  if (job.topology.card.empty()) return device;
+  if (job.topology.gpu.empty()) return device;
   if (!device.device.empty()) {
-    throw Error(ErrorKind::usage, "--device and --topology both name a card", "leave one of them out");
+    throw Error(ErrorKind::usage, "--device and --topology both name a GPU", "leave one of them out");
   }
-  device.device = job.topology.card;
+  device.device = job.topology.gpu;
   return device;
 }
 
 VirtualHost host_of(const Job& job, VirtualHost host) {
   const auto count = static_cast<std::size_t>(job.local_world_size);
-  if (host.cards.size() == 1) host.cards.resize(count, CardEntry(host.cards.front()));
-  if (host.cards.size() >= count) return host;
-  throw Error(ErrorKind::usage, fmt::format("a host of {} ranks has {} cards", job.local_world_size, host.cards.size()),
-              "name one card, which all have, or one for each rank");
+  if (host.gpus.size() == 1) host.gpus.resize(count, GpuEntry(host.gpus.front()));
+  if (host.gpus.size() >= count) return host;
+  throw Error(ErrorKind::usage, fmt::format("a host of {} ranks has {} GPUs", job.local_world_size, host.gpus.size()),
+              "name one GPU, which all have, or one for each rank");
 }
 
 VirtualHost host_of(const Job& job, const DeviceChoice& choice) {

@@ -35,7 +35,7 @@ void add_rank_options(CLI::App& command, RankOptions& options);
 /// A job, and those of its ranks that are run.
 struct Job {
   int world_size = 1;
-  int local_world_size = 1;  ///< cards of a host
+  int local_world_size = 1;  ///< GPUs of a host
   std::vector<int> ranks{};  ///< ascending
   bool is_distinct = false;  ///< `ranks` is all that may differ; one of each kind is run
   TopologyChoice topology{};
@@ -51,16 +51,16 @@ struct SingleRank {
   bool operator==(const SingleRank&) const = default;
 };
 
-/// What the options mean. A host has as many cards as `device_count`, or 8 where that is one. Throws Error(usage).
+/// What the options mean. A host has as many GPUs as `device_count`, or 8 where that is one. Throws Error(usage).
 Job choose_job(const RankOptions& options, int device_count);
 
-/// What --topology says of the device. Throws Error(usage) where both name a card.
+/// What --topology says of the device. Throws Error(usage) where both name a GPU.
 DeviceOptions device_of(const Job& job, DeviceOptions device);
 
 /// Adds --local-world-size and --topology to a command.
 void add_host_options(CLI::App& command, RankOptions& options);
 
-/// The host of the job: each of its cards. Throws Error(usage) if it has too few cards.
+/// The host of the job: each of its GPUs. Throws Error(usage) if it has too few GPUs.
 VirtualHost host_of(const Job& job, VirtualHost host);
 /// Throws Error(usage) for a real GPU too.
 VirtualHost host_of(const Job& job, const DeviceChoice& choice);

@@ -73,8 +73,8 @@ RunConfig run_config_of(const DiagnosisRequest& request) {
   config.memory_bytes = host->memory_bytes;
   config.clocked = host->clocked;
   config.device.clear();
-  for (const CardEntry& card : host->cards) {
-    config.device += (config.device.empty() ? "" : ",") + card.file.string();
+  for (const GpuEntry& gpu : host->gpus) {
+    config.device += (config.device.empty() ? "" : ",") + gpu.file.string();
   }
   return config;
 }

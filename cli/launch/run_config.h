@@ -17,7 +17,7 @@ struct RunConfig {
   int64_t memory_bytes = 0;
   bool clocked = false;
   std::optional<int64_t> batch{};
-  std::optional<SingleRank> rank{};  ///< without the card of its topology, which is in `device`
+  std::optional<SingleRank> rank{};  ///< without the GPU of its topology, which is in `device`
   std::vector<std::pair<std::string, std::string>> environment{};  ///< the settings of torch and CUDA that were set
 
   bool operator==(const RunConfig&) const = default;

@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorKind::usage, fmt::format("'{}' is no topology", text),
-              "cards of a host, links between them (nvlink, pcie, shm) and between hosts (ib, roce, efa, tcp), as in: "
+              "GPUs of a host, links between them (nvlink, pcie, shm) and between hosts (ib, roce, efa, tcp), as in: "
               "8xh100-nvlink,ib");
 }
 
@@ -32,8 +32,8 @@ TopologyChoice read_topology(const std::string& text) {
   std::smatch parts;
   const bool is_one = std::regex_match(text, parts, pattern);
   if (!is_one || text.empty() || (!parts[3].matched && !parts[4].matched)) refuse(text);
-  TopologyChoice choice{.card = parts[2].str(), .links = parts[3].str()};
-  if (parts[1].matched) choice.cards = std::stoi(parts[1].str());
+  TopologyChoice choice{.gpu = parts[2].str(), .links = parts[3].str()};
+  if (parts[1].matched) choice.gpus = std::stoi(parts[1].str());
   if (parts[4].matched) choice.links += network_of(parts[4].str(), text);
   return choice;
 }

@@ -39,8 +39,8 @@ void add_hooks(const Checkup& checkup, std::vector<Trouble>& troubles) {
       troubles.push_back({fmt::format("libraries that hold memory cannot be told apart: {}",
                                       checkup.cupti_holder.empty() ? "CUPTI tells nothing" : checkup.cupti_holder),
                           "run without that tool (nsys, ncu, compute-sanitizer, cuda-gdb, a profiling daemon)"});
-    } else if (hook.name == "card (NVML)") {
-      troubles.push_back({"other processes on the card cannot be told: NVML does not answer",
+    } else if (hook.name == "GPU (NVML)") {
+      troubles.push_back({"other processes on the GPU cannot be told: NVML does not answer",
                           "in a container, start it with the capability 'utility' (NVIDIA_DRIVER_CAPABILITIES)"});
     } else {
       troubles.push_back({fmt::format("'{}' tells nothing: {} will be missing", hook.name, hook.detail),
@@ -62,12 +62,12 @@ std::vector<Trouble> find_troubles(const Checkup& checkup) {
   int64_t others = 0;
   for (const ProcessCheck& process : checkup.processes) others += process.bytes;
   if (others > 0) {
-    troubles.push_back({fmt::format("{} GiB of the card belong to other processes", to_gib(others)),
-                        "end them, or run on another card: CUDA_VISIBLE_DEVICES"});
+    troubles.push_back({fmt::format("{} GiB of the GPU belong to other processes", to_gib(others)),
+                        "end them, or run on another GPU: CUDA_VISIBLE_DEVICES"});
   }
   if (!checkup.has_gpu) {
     troubles.push_back({"no GPU here: programs run on a virtual one, whose context and library bytes are modelled",
-                        "--device chooses the card; oomdiag devices lists them"});
+                        "--device chooses the GPU; oomdiag devices lists them"});
   }
   return troubles;
 }

@@ -12,7 +12,7 @@ struct Install {
   std::filesystem::path virtual_device{};  ///< the libraries that stand in for CUDA's
   std::filesystem::path samples{};         ///< the program with the reference models
   std::filesystem::path models{};          ///< the list of those models, made when they were built
-  std::filesystem::path cards{};           ///< the catalogue, one JSON file per card
+  std::filesystem::path gpus{};            ///< the catalogue, one JSON file per GPU
   std::filesystem::path sources{};         ///< of what is built for each torch
   std::filesystem::path units{};           ///< a list of those sources, by the file that they are compiled in
   std::filesystem::path python{};          ///< to be taken where nobody names one

@@ -213,16 +213,16 @@ Trace load_trace(const fs::path& path) {
 
 namespace {
 
-Explained explain_snapshot(const fs::path& path, const fs::path& as, const SnapshotDevice& card) {
+Explained explain_snapshot(const fs::path& path, const fs::path& as, const SnapshotDevice& gpu) {
   Trace trace = to_trace(read_snapshot(path));
-  set_device_of_snapshot(card, trace);
+  set_device_of_snapshot(gpu, trace);
   Explained kept;
   explain_into(kept, std::move(trace), {.folder = as.string()});
   return kept;
 }
 
-[[noreturn]] void refuse_card(const fs::path& path) {
-  throw Error(ErrorKind::usage, "--device and --memory are for snapshots of PyTorch, which do not tell their card",
+[[noreturn]] void refuse_gpu(const fs::path& path) {
+  throw Error(ErrorKind::usage, "--device and --memory are for snapshots of PyTorch, which do not tell their GPU",
               fmt::format("'{}' tells it: leave them out", path.string()));
 }
 
@@ -266,18 +266,18 @@ Explained load_bundle(const fs::path& path) {
   return kept;
 }
 
-Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevice& card) {
+Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevice& gpu) {
   const FileFormat format = find_format(path);
   if (format == FileFormat::gzip && is_bundle(path)) {
-    if (card.is_given()) refuse_card(as);
+    if (gpu.is_given()) refuse_gpu(as);
     return load_bundle(path);
   }
   if (format == FileFormat::gzip && path == as) {
     const UnpackedFile unpacked(path);
-    return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, card); });
+    return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, gpu); });
   }
-  if (format == FileFormat::pickle) return explain_snapshot(path, as, card);
-  if (card.is_given()) refuse_card(as);
+  if (format == FileFormat::pickle) return explain_snapshot(path, as, gpu);
+  if (gpu.is_given()) refuse_gpu(as);
   if (format == FileFormat::report) return only(read_report(path));
   if (format != FileFormat::trace) refuse_format(path, format, kTakes);
   const bool is_of_a_run = path.filename() == "trace";
@@ -286,14 +286,14 @@ Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevi
 
 }  // namespace
 
-Explained load_explained(const fs::path& path, const SnapshotDevice& card) {
+Explained load_explained(const fs::path& path, const SnapshotDevice& gpu) {
   std::error_code ignored;
   check_exists(path);
-  if (!fs::is_directory(path, ignored)) return load_file(path, path, card);
-  if (card.is_given()) refuse_card(path);
+  if (!fs::is_directory(path, ignored)) return load_file(path, path, gpu);
+  if (gpu.is_given()) refuse_gpu(path);
   return load_folder(path);
 }
 
-Report load_report(const fs::path& path, const SnapshotDevice& card) { return load_explained(path, card).report; }
+Report load_report(const fs::path& path, const SnapshotDevice& gpu) { return load_explained(path, gpu).report; }
 
 }  // namespace oomdiag

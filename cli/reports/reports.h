@@ -44,7 +44,7 @@ struct RunFacts {
   std::optional<Ending> ending{};
   std::optional<int64_t> batch{};              ///< batch size
   std::optional<ReportCase> reference_case{};  ///< told by runs that are gone
-  int64_t judged_bytes = 0;  ///< fixes are judged as on a card of this size; 0 = the one that it ran on
+  int64_t judged_bytes = 0;  ///< fixes are judged as on a GPU of this size; 0 = the one that it ran on
 };
 
 /// The report on the trace in a run folder, or on one that lies elsewhere.
@@ -59,9 +59,9 @@ Trace load_trace(const std::filesystem::path& path);
 Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
 
 /// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
-/// exit code and the batch size that its report remembers. `card`: of a snapshot, told by hand. Throws Error(input) for
-/// anything else, Error(usage) if a card is told of what knows its own.
-Report load_report(const std::filesystem::path& path, const SnapshotDevice& card = {});
+/// exit code and the batch size that its report remembers. `gpu`: of a snapshot, told by hand. Throws Error(input) for
+/// anything else, Error(usage) if a GPU is told of what knows its own.
+Report load_report(const std::filesystem::path& path, const SnapshotDevice& gpu = {});
 
 /// A report and, where it was made here, what it was made from.
 struct Explained {
@@ -78,7 +78,7 @@ struct Explained {
 };
 
 /// The same with what it was made from.
-Explained load_explained(const std::filesystem::path& path, const SnapshotDevice& card = {});
+Explained load_explained(const std::filesystem::path& path, const SnapshotDevice& gpu = {});
 
 /// Writes `text` to `file`: whole or not at all; what is no regular file (/dev/stdout, a pipe) is written and stays what it is.
 /// Throws Error(environment).

@@ -129,7 +129,7 @@ bool is_run_file(std::string_view name) {
 
 void remove_shared_files(const fs::path& folder) {
   std::error_code ignored;
-  for (const char* name : {"loaded", "cards"}) fs::remove(folder / name, ignored);
+  for (const char* name : {"loaded", "gpus"}) fs::remove(folder / name, ignored);
   fs::remove_all(folder / kSharedFolder, ignored);
 }
 

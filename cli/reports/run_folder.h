@@ -38,7 +38,7 @@ inline constexpr std::string_view kRunConfigFile = "run.json", kFixFile = "fix.j
 inline constexpr std::string_view kWorkFile = "work";
 inline constexpr std::string_view kArgumentsFile = "arguments";  ///< see extension/record/op_arguments.h
 inline constexpr std::array<std::string_view, 10> kRunFiles = {"trace",   "report.json", "report.html",  "output.txt",
-                                                               "loaded",  "cards",       kRunConfigFile, kFixFile,
+                                                               "loaded",  "gpus",        kRunConfigFile, kFixFile,
                                                                kWorkFile, kArgumentsFile};
 /// Whether this is the name of one of them, or of one that was being written.
 bool is_run_file(std::string_view name);
@@ -62,7 +62,7 @@ std::vector<std::filesystem::path> find_traces(const std::filesystem::path& fold
 
 Leftovers look_into(const std::filesystem::path& folder);
 
-/// Removes what processes of a run shared while it lasted: the word of the shim, the table of the virtual cards, and what
+/// Removes what processes of a run shared while it lasted: the word of the shim, the table of the virtual GPUs, and what
 /// ranks that were killed have left.
 void remove_shared_files(const std::filesystem::path& folder);
 

@@ -84,8 +84,8 @@ std::optional<ReportWork> read_run_work(const std::filesystem::path& file, const
   if (!step) return std::nullopt;
   ReportWork work = make_report_work(*step, trace);
   if (!work.step_time_ns) {
-    work.why_no_time = rates ? fmt::format("the card file of {} lacks a rate that this step needs", gpu)
-                             : fmt::format("no card file has the rates of {}", gpu);
+    work.why_no_time = rates ? fmt::format("the device file of {} lacks a rate that this step needs", gpu)
+                             : fmt::format("no device file has the rates of {}", gpu);
   }
   return work;
 } catch (const Error&) {
@@ -114,7 +114,7 @@ std::string work_to_csv(const std::filesystem::path& file, const Trace& trace, c
   if (!run) throw Error(ErrorKind::usage, "the run was not metered", "oomdiag run --meter -- PROGRAM");
   const auto rates = device.empty() ? rates_of_run(file, report) : rates_of_device(device);
   if (!device.empty() && !rates)
-    throw Error(ErrorKind::usage, fmt::format("--device {} is no card", device), "see: oomdiag devices");
+    throw Error(ErrorKind::usage, fmt::format("--device {} is no GPU", device), "see: oomdiag devices");
   std::string text =
       "step,phase,module,operator,kind,dtype,family,calls,flops,memory_bytes,bus_bytes,launches,tensors,metered,"
       "compute_ns,memory_ns,"

@@ -26,36 +26,35 @@ const char* describe(MemoryTimeline::Kind kind) {
 }
 
 /// "12.35": since the first that the file tells.
-std::string milliseconds(const TimelineOfCard& card, double time_us) {
-  return fmt::format("{:.2f}", (time_us - card.begin_us) / 1000);
+std::string milliseconds(const TimelineOfGpu& gpu, double time_us) {
+  return fmt::format("{:.2f}", (time_us - gpu.begin_us) / 1000);
 }
 
-std::string cards_table(const MemoryTimeline& timeline, const Unit& unit) {
-  const bool tells_more = is_chrome(timeline);  // which card it is, and what was reserved
-  std::string text = "  " + padded(fmt::format("card, {}", unit.name), 24) +
+std::string gpus_table(const MemoryTimeline& timeline, const Unit& unit) {
+  const bool tells_more = is_chrome(timeline);  // which GPU it is, and what was reserved
+  std::string text = "  " + padded(fmt::format("GPU, {}", unit.name), 24) +
                      fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", "peak", tells_more ? "   reserved" : "", "at the end",
                                  "peak at, ms", "of, ms");
-  for (const auto& [index, card] : timeline.cards) {
-    text +=
-        "    " + padded(tells_more ? fmt::format("{}", index) : "not told", 22) +
-        fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", in_unit(card.peak_bytes, unit),
-                    tells_more ? fmt::format("{:>11}", in_unit(card.peak_reserved_bytes, unit)) : "",
-                    in_unit(card.end_bytes, unit), milliseconds(card, card.peak_us), milliseconds(card, card.end_us));
+  for (const auto& [index, gpu] : timeline.gpus) {
+    text += "    " + padded(tells_more ? fmt::format("{}", index) : "not told", 22) +
+            fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", in_unit(gpu.peak_bytes, unit),
+                        tells_more ? fmt::format("{:>11}", in_unit(gpu.peak_reserved_bytes, unit)) : "",
+                        in_unit(gpu.end_bytes, unit), milliseconds(gpu, gpu.peak_us), milliseconds(gpu, gpu.end_us));
   }
   return text;
 }
 
-std::string categories_table(const TimelineOfCard& card, bool unicode) {
-  const Unit unit = unit_for(*std::ranges::max_element(card.peak));
+std::string categories_table(const TimelineOfGpu& gpu, bool unicode) {
+  const Unit unit = unit_for(*std::ranges::max_element(gpu.peak));
   std::vector<size_t> order;
-  for (size_t i = 0; i < card.peak.size(); ++i) {
-    if (card.peak[i] != 0) order.push_back(i);
+  for (size_t i = 0; i < gpu.peak.size(); ++i) {
+    if (gpu.peak[i] != 0) order.push_back(i);
   }
-  std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return card.peak[i]; });
+  std::ranges::stable_sort(order, std::greater(), [&](size_t i) { return gpu.peak[i]; });
   std::string text = fmt::format("  at the peak, {}\n", unit.name);
   for (const size_t i : order) {
     text += "    " + padded(kTimelineCategories[i], 22) +
-            fmt::format("{:>11}  {}\n", in_unit(card.peak[i], unit), bar(card.peak[i], card.peak_bytes, unicode));
+            fmt::format("{:>11}  {}\n", in_unit(gpu.peak[i], unit), bar(gpu.peak[i], gpu.peak_bytes, unicode));
   }
   return text;
 }
@@ -64,28 +63,28 @@ std::string categories_table(const TimelineOfCard& card, bool unicode) {
 
 std::string to_text(const MemoryTimeline& timeline, bool unicode) {
   const auto& [index, fullest] =
-      *std::ranges::max_element(timeline.cards, {}, [](const auto& card) { return card.second.peak_bytes; });
-  const std::string of_card = is_chrome(timeline) ? fmt::format(" on card {}", index) : "";
+      *std::ranges::max_element(timeline.gpus, {}, [](const auto& gpu) { return gpu.second.peak_bytes; });
+  const std::string of_gpu = is_chrome(timeline) ? fmt::format(" on GPU {}", index) : "";
   std::string text =
-      fmt::format("oomdiag: peak {}{}, {} ms into the profile        {}\n\n", with_unit(fullest.peak_bytes), of_card,
+      fmt::format("oomdiag: peak {}{}, {} ms into the profile        {}\n\n", with_unit(fullest.peak_bytes), of_gpu,
                   milliseconds(fullest, fullest.peak_us), describe(timeline.kind));
   int64_t largest = 0;
-  for (const auto& [number, card] : timeline.cards) {
-    largest = std::max({largest, card.peak_bytes, card.peak_reserved_bytes});
+  for (const auto& [number, gpu] : timeline.gpus) {
+    largest = std::max({largest, gpu.peak_bytes, gpu.peak_reserved_bytes});
   }
-  text += cards_table(timeline, unit_for(largest));
+  text += gpus_table(timeline, unit_for(largest));
   if (!is_chrome(timeline)) text += "\n" + categories_table(fullest, unicode);
   text += "\n  what this file does not tell\n";
   constexpr size_t kColumns = 100;
   text += wrapped(
-      "blocks, segments, lines and the size of the card: so neither who holds the bytes nor why a request is refused",
+      "blocks, segments, lines and the size of the GPU: so neither who holds the bytes nor why a request is refused",
       kColumns);
   if (is_chrome(timeline)) {
     text += wrapped("what the bytes are: gradients, activations, optimizer state", kColumns);
   } else {
-    text += wrapped(
-        "the card's number, reserved bytes, and of what was there before the profile only what an op in it used",
-        kColumns);
+    text +=
+        wrapped("the GPU's number, reserved bytes, and of what was there before the profile only what an op in it used",
+                kColumns);
   }
   if (timeline.kind == MemoryTimeline::Kind::sizes) {
     text += wrapped("a peak between two changes of the same microsecond, which are told as one", kColumns);

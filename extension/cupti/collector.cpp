@@ -37,7 +37,7 @@ class Collector {
     if (driver == nullptr) return;
     get_device_ = reinterpret_cast<GetDevice>(dlsym(driver, "cuCtxGetDevice"));
     get_device_of_ = reinterpret_cast<GetDeviceOf>(dlsym(driver, "cuCtxGetDevice_v2"));  // since CUDA 13
-    look_at_cards(driver);
+    look_at_gpus(driver);
   }
 
   void on_driver_call(CUpti_CallbackId id, const CUpti_CallbackData& data) {
@@ -178,7 +178,7 @@ class Collector {
     return static_cast<uint8_t>(std::clamp(device, 0, static_cast<int>(kMaxDevices) - 1));
   }
 
-  void look_at_cards(void* driver) {
+  void look_at_gpus(void* driver) {
     const auto state_of = reinterpret_cast<int (*)(int, unsigned*, int*)>(dlsym(driver, "cuDevicePrimaryCtxGetState"));
     for (int d = 0; state_of != nullptr && d < static_cast<int>(kMaxDevices); ++d) {
       unsigned flags = 0;
@@ -230,7 +230,7 @@ void attach_collector(TraceWriter& writer, MakeEvent make_event) noexcept try {
 } catch (...) {
 }
 
-void describe_card(uint8_t device) noexcept try {
+void describe_gpu(uint8_t device) noexcept try {
   if (collector != nullptr) collector->describe(device);
 } catch (...) {
 }

@@ -5,12 +5,12 @@
 #include "profiler/trace/writer.h"
 
 // What the driver gives to everybody in this process, not to PyTorch alone: CUPTI reports each call that takes or gives
-// memory, NVML how much of the card is used and by which processes. Together they name the bytes that PyTorch does not count.
+// memory, NVML how much of the GPU is used and by which processes. Together they name the bytes that PyTorch does not count.
 
 namespace oomdiag {
 
 struct CollectorOptions {
-  bool virtual_device = false;  ///< the card charges whole pages of 2 MiB
+  bool virtual_device = false;  ///< the GPU charges whole pages of 2 MiB
   bool may_hold_slot =
       false;                 ///< nobody is hurt when we hold CUPTI's only slot: others share it (slot.h), or do without
   bool with_stacks = false;  ///< write the stack of each allocation
@@ -30,9 +30,9 @@ const CuptiGate* cupti_gate() noexcept;
 /// From now on events are written, first those of before. The writer must live as long as the process.
 void attach_collector(TraceWriter& writer, MakeEvent make_event) noexcept;
 
-/// Writes which other processes hold the card and, when the oldest events were overwritten, what the driver's calls gave that
+/// Writes which other processes hold the GPU and, when the oldest events were overwritten, what the driver's calls gave that
 /// is still alive. For an OOM and for the end.
-void describe_card(uint8_t device) noexcept;
+void describe_gpu(uint8_t device) noexcept;
 
 /// Subscribes again after somebody ended CUPTI (cuptiFinalize). Costs nothing while that is not so; for the end of a step.
 void resume_collecting() noexcept;

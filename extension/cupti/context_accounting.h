@@ -10,7 +10,7 @@
 namespace oomdiag {
 
 /// What no call of the driver reports: what a context and its modules take, measured as steps of the used memory, and
-/// which other processes hold the card. Calls must not overlap.
+/// which other processes hold the GPU. Calls must not overlap.
 class ContextAccounting {
  public:
   ContextAccounting(const DriverAllocations& allocations, EventSink& sink, bool virtual_device)
@@ -18,22 +18,22 @@ class ContextAccounting {
     nvml_.open();
   }
 
-  /// The first reading of a card. What it lost since the start, before any context, is cuInit's.
+  /// The first reading of a GPU. What it lost since the start, before any context, is cuInit's.
   void before_context(uint8_t device);
   /// Called twice: when CUPTI reports the context, and when the call that made it returns.
   void after_context(uint8_t device, bool is_whole);
   /// A context that was there before us took its bytes unseen.
-  void skip_context(uint8_t device) { cards_[device].has_context = cards_[device].has_whole_context = true; }
+  void skip_context(uint8_t device) { gpus_[device].has_context = gpus_[device].has_whole_context = true; }
   /// Code was loaded, for the shared object with this number.
   void after_module(uint8_t device, uint16_t library);
 
-  /// Writes who else holds the card, as NVML has it now.
+  /// Writes who else holds the GPU, as NVML has it now.
   void write_processes(uint8_t device) { write_processes(device, nvml_.read(device)); }
   /// Once there is a trace: what was measured before goes into its header.
   void attach(uint8_t device);
 
  private:
-  struct Card {
+  struct Gpu {
     bool has_context = false;
     bool has_whole_context = false;  ///< the call that makes it has returned
     NvmlReading before;              ///< before there was a context; not valid if that was before us
@@ -54,7 +54,7 @@ class ContextAccounting {
   EventSink& sink_;
   bool virtual_device_;
   NvmlReader nvml_;
-  std::array<Card, kMaxDevices> cards_{};
+  std::array<Gpu, kMaxDevices> gpus_{};
 };
 
 }  // namespace oomdiag

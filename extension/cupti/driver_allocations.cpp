@@ -1,6 +1,6 @@
 #include "extension/cupti/driver_allocations.h"
 
-#include "profiler/trace/card_pages.h"
+#include "profiler/trace/gpu_pages.h"
 
 namespace oomdiag {
 
@@ -91,8 +91,8 @@ AllocationChange DriverAllocations::drop_one_of(uint64_t context) noexcept {
 }
 
 void DriverAllocations::count(const DriverEntry& entry, int sign) noexcept {
-  if (!is_card_memory(entry.memory)) return;
-  card_bytes_[entry.device % kMaxDevices] += sign * charged_bytes(entry.bytes, page_bytes_);
+  if (!is_gpu_memory(entry.memory)) return;
+  gpu_bytes_[entry.device % kMaxDevices] += sign * charged_bytes(entry.bytes, page_bytes_);
 }
 
 }  // namespace oomdiag

@@ -38,7 +38,7 @@ struct AllocationChange {
 /// the program is wrong. Neither allocates nor throws; calls must not overlap.
 class DriverAllocations {
  public:
-  /// The card charges each allocation by whole units of `page_bytes`; those of at most half a unit share units.
+  /// The GPU charges each allocation by whole units of `page_bytes`; those of at most half a unit share units.
   explicit DriverAllocations(int64_t page_bytes) : page_bytes_(page_bytes) {}
 
   /// Records one call; `caller` is only looked at for allocations.
@@ -48,8 +48,8 @@ class DriverAllocations {
   /// memory with it.
   AllocationChange drop_one_of(uint64_t context) noexcept;
 
-  /// Bytes of the card's own memory that are out on this device.
-  int64_t card_bytes(uint8_t device) const { return card_bytes_[device % kMaxDevices]; }
+  /// Bytes of the GPU's own memory that are out on this device.
+  int64_t gpu_bytes(uint8_t device) const { return gpu_bytes_[device % kMaxDevices]; }
 
   /// Allocations that found no room.
   uint64_t lost() const { return lost_; }
@@ -77,12 +77,12 @@ class DriverAllocations {
   FixedMap<DriverEntry> handles_;
   FixedMap<Mapping> mappings_;
   int64_t page_bytes_;
-  int64_t card_bytes_[kMaxDevices] = {};
+  int64_t gpu_bytes_[kMaxDevices] = {};
   uint64_t lost_ = 0;
 };
 
-/// Whether memory of this kind is the card's own.
-constexpr bool is_card_memory(DriverMemory memory) {
+/// Whether memory of this kind is the GPU's own.
+constexpr bool is_gpu_memory(DriverMemory memory) {
   return memory != DriverMemory::managed && memory != DriverMemory::pinned;
 }
 

@@ -44,16 +44,16 @@ bool open_nvml() {
   return nvml.init != nullptr && nvml.by_bus != nullptr && nvml.memory != nullptr && nvml.init() == NVML_SUCCESS;
 }
 
-int64_t used_on(nvmlDevice_t card) {
+int64_t used_on(nvmlDevice_t gpu) {
   nvmlMemory_t memory{};
-  return nvml.memory(card, &memory) == NVML_SUCCESS ? static_cast<int64_t>(memory.used) : -1;
+  return nvml.memory(gpu, &memory) == NVML_SUCCESS ? static_cast<int64_t>(memory.used) : -1;
 }
 
-void add_processes(nvmlReturn_t (*list)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*), nvmlDevice_t card,
+void add_processes(nvmlReturn_t (*list)(nvmlDevice_t, unsigned*, nvmlProcessInfo_t*), nvmlDevice_t gpu,
                    NvmlReading& reading) {
   std::array<nvmlProcessInfo_t, NvmlReading::kMaxProcesses> found{};
   auto count = static_cast<unsigned>(found.size());
-  if (list == nullptr || list(card, &count, found.data()) != NVML_SUCCESS) return;
+  if (list == nullptr || list(gpu, &count, found.data()) != NVML_SUCCESS) return;
   for (unsigned i = 0; i < std::min<size_t>(count, found.size()); ++i) {
     if (reading.lists(found[i].pid) || reading.process_count == reading.processes.size())
       continue;  // a process may be of both lists
@@ -70,40 +70,40 @@ void NvmlReader::open() noexcept {
   unsigned count = 0;
   if (nvml.count == nullptr || nvml.by_index == nullptr || nvml.count(&count) != NVML_SUCCESS) return;
   for (unsigned i = 0; i < std::min<unsigned>(count, kMaxDevices); ++i) {
-    nvmlDevice_t card = nullptr;
-    if (nvml.by_index(i, &card) == NVML_SUCCESS) start_[i] = {card, used_on(card)};
+    nvmlDevice_t gpu = nullptr;
+    if (nvml.by_index(i, &gpu) == NVML_SUCCESS) start_[i] = {gpu, used_on(gpu)};
   }
 }
 
-// The driver leaves out and renumbers cards (CUDA_VISIBLE_DEVICES), NVML does not: they agree on the address on the bus.
-nvmlDevice_t NvmlReader::card_of(int device) noexcept {
+// The driver leaves out and renumbers GPUs (CUDA_VISIBLE_DEVICES), NVML does not: they agree on the address on the bus.
+nvmlDevice_t NvmlReader::gpu_of(int device) noexcept {
   if (!ready_ || device < 0 || device >= static_cast<int>(kMaxDevices)) return nullptr;
-  nvmlDevice_t& card = cards_[static_cast<size_t>(device)];
-  if (card != nullptr) return card;
+  nvmlDevice_t& gpu = gpus_[static_cast<size_t>(device)];
+  if (gpu != nullptr) return gpu;
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (driver == nullptr) return nullptr;
   const auto bus_of = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetPCIBusId"));
   char bus[32] = {};
-  if (bus_of == nullptr || bus_of(bus, sizeof bus, device) != 0 || nvml.by_bus(bus, &card) != NVML_SUCCESS)
-    card = nullptr;
-  return card;
+  if (bus_of == nullptr || bus_of(bus, sizeof bus, device) != 0 || nvml.by_bus(bus, &gpu) != NVML_SUCCESS)
+    gpu = nullptr;
+  return gpu;
 }
 
 NvmlReading NvmlReader::read(int device) noexcept {
   NvmlReading reading;
-  nvmlDevice_t card = card_of(device);
-  if (card == nullptr) return reading;
-  reading.used_bytes = used_on(card);
+  nvmlDevice_t gpu = gpu_of(device);
+  if (gpu == nullptr) return reading;
+  reading.used_bytes = used_on(gpu);
   reading.valid = reading.used_bytes >= 0;
-  add_processes(nvml.compute, card, reading);
-  add_processes(nvml.graphics, card, reading);
+  add_processes(nvml.compute, gpu, reading);
+  add_processes(nvml.graphics, gpu, reading);
   return reading;
 }
 
 int64_t NvmlReader::used_at_start(int device) noexcept {
-  const nvmlDevice_t card = card_of(device);
+  const nvmlDevice_t gpu = gpu_of(device);
   for (const Start& start : start_) {
-    if (card != nullptr && start.card == card) return start.used_bytes;
+    if (gpu != nullptr && start.gpu == gpu) return start.used_bytes;
   }
   return -1;
 }

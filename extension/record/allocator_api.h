@@ -40,9 +40,9 @@ bool keeps_history(Allocator& of) {
   }
 }
 
-/// Free and all bytes of a card.
+/// Free and all bytes of a GPU.
 template <class Allocator>
-std::pair<size_t, size_t> read_card_memory(Allocator& of, c10::DeviceIndex device) {
+std::pair<size_t, size_t> read_gpu_memory(Allocator& of, c10::DeviceIndex device) {
   if constexpr (requires { of.getMemoryInfo(device); }) {
     return of.getMemoryInfo(device);
   } else {

@@ -98,7 +98,7 @@ void write_stats(const ThreadState& state, uint8_t device) {
 }
 
 void write_device_memory(const ThreadState& state, uint8_t device) {
-  const auto [free, total] = read_card_memory(*allocator::get(), static_cast<c10::DeviceIndex>(device));
+  const auto [free, total] = read_gpu_memory(*allocator::get(), static_cast<c10::DeviceIndex>(device));
   Event event = state.event(EventKind::device_memory);
   event.device = device;
   event.address = free;
@@ -151,7 +151,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   write_python_stack();
   if (native_stacks_wanted()) write_native_stack(state);
   write_parameter_groups(true);
-  describe_card(index);
+  describe_gpu(index);
   write_layout(state, index);
   describe_graph_at_refusal(state);
 } catch (...) {
@@ -183,7 +183,7 @@ void note_library_refusal(int device, int64_t bytes) noexcept try {
   if (!recording()) return;
   ThreadState& state = thread_state();
   Event event = state.event(EventKind::out_of_memory);
-  event.address = read_card_memory(*allocator::get(), static_cast<c10::DeviceIndex>(device)).first;
+  event.address = read_gpu_memory(*allocator::get(), static_cast<c10::DeviceIndex>(device)).first;
   event.bytes = bytes;
   event.device = static_cast<uint8_t>(device);
   event.flags = kAskedByLibrary;
@@ -200,7 +200,7 @@ void write_memory_stats() noexcept try {
     const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d));
     if (stats.reserved_bytes[0].peak == 0) continue;
     write_stats(state, static_cast<uint8_t>(d));
-    describe_card(static_cast<uint8_t>(d));
+    describe_gpu(static_cast<uint8_t>(d));
     write_device_memory(state, static_cast<uint8_t>(d));
   }
 } catch (...) {

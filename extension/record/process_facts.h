@@ -6,7 +6,7 @@
 
 namespace oomdiag {
 
-/// Fills in what the header of a trace says about this process and its cards.
+/// Fills in what the header of a trace says about this process and its GPUs.
 void describe_process(TraceHeader& header);
 
 /// Why the allocator that this process uses cannot be watched, in words; null where it can.

@@ -43,7 +43,7 @@ class Session {
     return sum;
   }
   uint32_t device_count = 1;
-  /// Whether the card is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
+  /// Whether the GPU is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
   bool near_the_limit() const noexcept { return live_bytes() > watch_outputs_above; }
   /// Whether half of the trace was overwritten since `told_at`: what was told then may be gone soon.
   bool fades(const std::atomic<double>& told_at) const noexcept {

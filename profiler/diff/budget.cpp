@@ -12,7 +12,7 @@
 namespace oomdiag {
 namespace {
 
-/// The highest of all cards and ranks.
+/// The highest of all GPUs and ranks.
 struct Highest {
   int64_t allocated = 0, reserved = 0, growth = 0;
 };

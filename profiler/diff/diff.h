@@ -40,10 +40,10 @@ struct DiffOptions {
   int64_t least_bytes = 64 << 10;
 };
 
-/// What a card's growing places take together in each step.
+/// What a GPU's growing places take together in each step.
 int64_t growth_of(const ReportOfDevice& device);
 
-/// Compares the cards that the reports are about.
+/// Compares the GPUs that the reports are about.
 ReportDiff diff(const Report& before, const Report& after, const DiffOptions& options = {});
 
 /// As people read it; `unicode` as in TextOptions.

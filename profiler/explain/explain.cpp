@@ -131,22 +131,22 @@ int64_t private_pool_cached_bytes(const MemoryState& state, uint8_t asked) {
 
 Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const AllocatorSettings& settings = inputs.settings;
-  const Device& card = inputs.device;
+  const Device& gpu = inputs.device;
   const MemoryState& state = device.state;
   const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
-  const int64_t room = card.total_bytes - state.outside_bytes;
+  const int64_t room = gpu.total_bytes - state.outside_bytes;
   const int64_t private_pools = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0});
   Described step = describe_step(device);
   Findings findings;
   findings.growths = find_growth(device.curves);
   find_referrers(device.referrers, findings.growths);
   if (device.failure) {
-    FailureFacts facts = collect_facts(device, settings, card, findings.growths, step.need);
+    FailureFacts facts = collect_facts(device, settings, gpu, findings.growths, step.need);
     facts.total_is_known = inputs.total_is_known;
     facts.imbalance = inputs.imbalance;
     findings.cause = find_cause(facts, state);
   }
-  findings.packing = measure_packing(state, card.total_bytes);
+  findings.packing = measure_packing(state, gpu.total_bytes);
   findings.required_bytes = state.outside_bytes + findings.packing.pack_bytes;
   if (device.failure) findings.required_bytes += segment_size(refused, settings) + private_pools;
   findings.required_bytes = std::max(findings.required_bytes, state.outside_bytes + step.need.most());
@@ -175,7 +175,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .has_backward = device.attribution.backward_bytes > 0,
       .only_infers = device.attribution.backward_bytes == 0 && (step.whole || device.state.step > 1),
       .settings = settings,
-      .compute_major = card.compute_major,
+      .compute_major = gpu.compute_major,
       .optimizer = find_optimizer(state),
       .framework = name_framework(device),
       .sharded = device.sharded};

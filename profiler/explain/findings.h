@@ -44,7 +44,7 @@ struct Packing {
   int64_t load_bytes = 0;  ///< in use
   int64_t pack_bytes = 0;  ///< what a perfect packer would reserve for them: whole 2 MiB pages per stream and pool
   int64_t reserved_bytes = 0;
-  int64_t total_bytes = 0;  ///< of the card
+  int64_t total_bytes = 0;  ///< of the GPU
 
   bool operator==(const Packing&) const = default;
 };
@@ -85,12 +85,12 @@ struct BatchModel {
 /// Growth that fills the device only after so many steps more is not worth a word in the headline: 16 KiB per step on 16 GiB.
 inline constexpr int64_t kDistantSteps = 1'000'000;
 
-/// What is to be said about one card.
+/// What is to be said about one GPU.
 struct Findings {
   std::optional<Cause> cause{};  ///< none unless it ran out of memory
   Packing packing{};
-  int64_t headroom_bytes = 0;  ///< free on the card and cached, not in private pools, at the described moment
-  /// The smallest card on which the described moment would have passed, predicted: what others hold, the packed bytes in
+  int64_t headroom_bytes = 0;  ///< free on the GPU and cached, not in private pools, at the described moment
+  /// The smallest GPU on which the described moment would have passed, predicted: what others hold, the packed bytes in
   /// use, what private pools keep and the refused segment. After an OOM it is a lower bound: what would have come later is
   /// not in it.
   int64_t required_bytes = 0;

@@ -6,7 +6,7 @@
 namespace oomdiag {
 
 std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t refused_bytes,
-                                        int64_t card_bytes) {
+                                        int64_t gpu_bytes) {
   if (failed >= peak_bytes.size()) return std::nullopt;
   const int64_t fullest = peak_bytes[failed];
   std::vector<int64_t> others;
@@ -21,7 +21,7 @@ std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, siz
   std::nth_element(others.begin(), middle, others.end());
   const Imbalance found{fullest, *middle, sum / static_cast<int64_t>(others.size() + 1)};
   const bool lopsided = fullest / 3 * 2 >= found.others_bytes;
-  return lopsided && found.even_bytes <= card_bytes ? std::optional(found) : std::nullopt;
+  return lopsided && found.even_bytes <= gpu_bytes ? std::optional(found) : std::nullopt;
 }
 
 namespace {

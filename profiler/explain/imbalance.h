@@ -10,7 +10,7 @@
 
 namespace oomdiag {
 
-/// One card or rank that holds far more than the others that do the same work.
+/// One GPU or rank that holds far more than the others that do the same work.
 struct Imbalance {
   int64_t fullest_bytes = 0;
   int64_t others_bytes = 0;  ///< the median of the others
@@ -20,10 +20,10 @@ struct Imbalance {
 };
 
 /// Whether the one at `failed` is at least 1.5 times as full as the median of the others, and would have had room for the
-/// refused request at an even share of `card_bytes`. `peak_bytes`: allocated at most, by card or rank; those that hold
+/// refused request at an even share of `gpu_bytes`. `peak_bytes`: allocated at most, by GPU or rank; those that hold
 /// less than a twentieth of the fullest do other work and do not count.
 std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t refused_bytes,
-                                        int64_t card_bytes);
+                                        int64_t gpu_bytes);
 
 /// The imbalance between the program's `devices` if the one at `failed` ran out. Where it failed in the middle of a step the
 /// others may not have come as far in it: what they held in the steps before is taken to grow as that of the failed one did.

@@ -117,7 +117,7 @@ std::optional<ModifiedStep> halve_sequence(const StepModel& model) {
   return ModifiedStep{.blocks = std::move(blocks), .at_least = true};
 }
 
-/// save_on_cpu: what autograd keeps waits on the host; on the card remains what is used at the moment.
+/// save_on_cpu: what autograd keeps waits on the host; on the GPU remains what is used at the moment.
 std::optional<ModifiedStep> offload_activations(const StepModel& model) {
   Allocations blocks = model.blocks;
   if (!may_train(model)) return {};

@@ -34,7 +34,7 @@ Found find_loaded(const ReasonFacts& facts);
 /// A file's tensors that nothing uses any more, looked at before what the step itself needs: the request would fit without them.
 Found find_loaded_in_the_way(const ReasonFacts& facts);
 Found find_sort_temporaries(const ReasonFacts& facts);
-Found find_data_on_card(const ReasonFacts& facts);
+Found find_data_on_gpu(const ReasonFacts& facts);
 Found find_earlier_outputs(const ReasonFacts& facts);
 Found find_large_batch(const ReasonFacts& facts);
 Found find_enlarged(const ReasonFacts& facts);

@@ -321,7 +321,7 @@ constexpr ReasonRow kReasons[] = {
     {"gradients_kept", find_kept_gradients},
     {"gradients_of_frozen", find_gradients_of_frozen},
     {"not_under_autocast", find_not_under_autocast},
-    {"data_on_gpu", find_data_on_card},
+    {"data_on_gpu", find_data_on_gpu},
     {"optimizer_temporaries", find_optimizer_temporaries},
     {"one_checkpoint", find_one_checkpoint},
     {"unrolled_sequence", unrolls_sequence},

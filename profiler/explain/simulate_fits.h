@@ -7,7 +7,7 @@
 
 namespace oomdiag {
 
-/// Whether PyTorch's caching allocator would get through the step in `room_bytes` of the card, holes and whole segments
+/// Whether PyTorch's caching allocator would get through the step in `room_bytes` of the GPU, holes and whole segments
 /// included: a step whose bytes fit may still fail. It runs twice: as the first one, which makes gradients and optimizer state
 /// in between everything else, and as a later one. One stream; steps of more than kMaxSimulated blocks are judged by bytes.
 bool simulate_fits(const Allocations& blocks, int64_t room_bytes, const AllocatorSettings& settings);

@@ -112,7 +112,7 @@ Found find_sort_temporaries(const ReasonFacts& facts) {
       .fix = "sort_in_parts"};
 }
 
-Found find_data_on_card(const ReasonFacts& facts) {
+Found find_data_on_gpu(const ReasonFacts& facts) {
   constexpr int64_t kSeveralBatches = 4;
   const auto is_copied_before = [](const LiveBlock& block) {
     return is_copy(block.made.op) && block.phase == Phase::setup;

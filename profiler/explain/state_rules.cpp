@@ -148,7 +148,7 @@ std::optional<ModifiedStep> offload_optimizer(const StepModel& model) {
                       .at_least = true};
 }
 
-/// FSDP2 over the fewest devices, a power of two, on which it may fit: of parameters, gradients and state each card holds its
+/// FSDP2 over the fewest devices, a power of two, on which it may fit: of parameters, gradients and state each GPU holds its
 /// share. What a layer gathers while it runs is left out.
 std::optional<ModifiedStep> shard_over_devices(const StepModel& model) {
   constexpr int64_t kMaxShardingDevices = 64;

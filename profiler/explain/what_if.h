@@ -25,9 +25,9 @@ uint32_t find_backward(const Allocations& blocks);
 /// The position of the last block that an autograd node allocated, or 0.
 uint32_t find_last_backward(const Allocations& blocks);
 
-/// Whether a workspace made there grows with the batch. cuBLAS sizes its own by the card. Those of cuDNN do: most are
+/// Whether a workspace made there grows with the batch. cuBLAS sizes its own by the GPU. Those of cuDNN do: most are
 /// copies of what a convolution reads and writes, in the layout of its kernel. (Of 573 times that the batch was halved, 14
-/// shapes, two types, forward and backward, on three cards, 515 workspaces halved to within 5 % or the weights, 51 gave way
+/// shapes, two types, forward and backward, on three GPUs, 515 workspaces halved to within 5 % or the weights, 51 gave way
 /// to another plan, 7 stayed.) So do those of attention and of recurrent layers.
 bool workspace_follows_batch(const Where& made);
 

@@ -51,10 +51,10 @@ Json to_json(const DrawnSegment& segment) {
           {"blocks", blocks}};
 }
 
-Json to_json(const CardPicture& card) {
+Json to_json(const GpuPicture& gpu) {
   Json segments = Json::array();
-  for (const DrawnSegment& segment : card.segments) segments.push_back(to_json(segment));
-  return {{"owners", to_json(card.owners)}, {"step", to_json(card.step)}, {"segments", segments}};
+  for (const DrawnSegment& segment : gpu.segments) segments.push_back(to_json(segment));
+  return {{"owners", to_json(gpu.owners)}, {"step", to_json(gpu.step)}, {"segments", segments}};
 }
 
 /// Text may hold "</script>"; in JSON '<' may be written so, too.
@@ -73,21 +73,21 @@ std::string inside_script(std::string_view json) {
 
 }  // namespace
 
-std::string page_data(const Report& report, const std::vector<CardPicture>& cards) {
+std::string page_data(const Report& report, const std::vector<GpuPicture>& gpus) {
   Json drawn = Json::array(), categories = Json::array();
-  for (const CardPicture& card : cards) drawn.push_back(to_json(card));
+  for (const GpuPicture& gpu : gpus) drawn.push_back(to_json(gpu));
   for (size_t c = 0; c < kCategoryCount; ++c) categories.push_back(name_of(static_cast<Category>(c)));
-  return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"cards\":" + json_text(drawn) +
+  return "{\"report\":" + oomdiag::to_json(report, -1) + ",\"GPUs\":" + json_text(drawn) +
          ",\"categories\":" + json_text(categories) +
          ",\"text\":" + json_text(Json(to_text(report, {.unicode = true, .all = true}))) + "}";
 }
 
-std::string to_html(const Report& report, const std::vector<CardPicture>& cards) {
+std::string to_html(const Report& report, const std::vector<GpuPicture>& gpus) {
   return fill_in({oomdiag_page, oomdiag_page_end},
                  {{"/*STYLE*/", {oomdiag_style, oomdiag_style_end}},
                   {"/*D3*/", {oomdiag_d3, oomdiag_d3_end}},
                   {"/*LICENSE*/", "/*\n" + std::string(oomdiag_d3_license, oomdiag_d3_license_end) + "*/"},
-                  {"/*DATA*/", inside_script(page_data(report, cards))},
+                  {"/*DATA*/", inside_script(page_data(report, gpus))},
                   {"/*SCRIPT*/", {oomdiag_script, oomdiag_script_end}}});
 }
 

@@ -7,10 +7,10 @@
 
 namespace oomdiag {
 
-/// One page that needs no other file and asks for none. `cards` go with the devices of the report.
-std::string to_html(const Report& report, const std::vector<CardPicture>& cards);
+/// One page that needs no other file and asks for none. `gpus` go with the devices of the report.
+std::string to_html(const Report& report, const std::vector<GpuPicture>& gpus);
 
 /// What the page is drawn from, as JSON.
-std::string page_data(const Report& report, const std::vector<CardPicture>& cards);
+std::string page_data(const Report& report, const std::vector<GpuPicture>& gpus);
 
 }  // namespace oomdiag

@@ -90,7 +90,7 @@ class Slices {
 
 void add_counters(const Report& report, PerfettoWriter& writer) {
   for (const ReportOfDevice& device : report.devices) {
-    const std::string name = fmt::format("card {}", device.device.index);
+    const std::string name = fmt::format("GPU {}", device.device.index);
     for (const ReportPoint& point : device.timeline) {
       writer.add_at(point.time_ns,
                     {{"name", name},
@@ -111,10 +111,10 @@ void add_counters(const Report& report, PerfettoWriter& writer) {
   }
 }
 
-/// Who held each card during the step that the report describes.
+/// Who held each GPU during the step that the report describes.
 void add_categories(const Trace& trace, const History& history, PerfettoWriter& writer) {
   for (const DeviceHistory& device : history.devices) {
-    const std::string name = fmt::format("card {} step {}", device.index, device.step_allocations.step);
+    const std::string name = fmt::format("GPU {} step {}", device.index, device.step_allocations.step);
     const std::vector<BandPoint> points = draw_step(device.step_allocations).points;
     const auto is_held = [&](size_t c) {
       return std::any_of(points.begin(), points.end(), [&](const BandPoint& point) { return point.bytes[c] != 0; });

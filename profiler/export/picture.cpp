@@ -127,7 +127,7 @@ StepBands draw_step(const StepAllocations& step_allocations) {
   return bands;
 }
 
-CardPicture draw_card(const DeviceHistory& device) {
+GpuPicture draw_gpu(const DeviceHistory& device) {
   OwnerTree tree;
   for (const LiveBlock& block : device.state.blocks) {
     if (!block.pending_free) tree.add(path_of(block), block.bytes, 1);
@@ -137,7 +137,7 @@ CardPicture draw_card(const DeviceHistory& device) {
           .segments = draw_segments(device.state)};
 }
 
-CardPicture draw_card(const ReportOfDevice& device) {
+GpuPicture draw_gpu(const ReportOfDevice& device) {
   OwnerTree tree;
   const auto add = [&](const ReportHolder& holder) {
     const std::string path[] = {std::string(name_of(holder.category)), holder.name, holder.op, holder.source};

@@ -65,22 +65,22 @@ struct DrawnSegment {
 };
 inline constexpr size_t kMaxSegments = 120;
 
-/// One card of a report, at the moment that it describes.
-struct CardPicture {
+/// One GPU of a report, at the moment that it describes.
+struct GpuPicture {
   OwnerNode owners{};
   StepBands step{};
   std::vector<DrawnSegment> segments{};  ///< the largest first, at most kMaxSegments
 
-  bool operator==(const CardPicture&) const = default;
+  bool operator==(const GpuPicture&) const = default;
 };
 
-/// Draws a card from all that its trace tells.
-CardPicture draw_card(const DeviceHistory& device);
+/// Draws a GPU from all that its trace tells.
+GpuPicture draw_gpu(const DeviceHistory& device);
 
 /// Draws a step; of a step that is not there, nothing.
 StepBands draw_step(const StepAllocations& step_allocations);
 
 /// Draws what a report alone tells: owners.
-CardPicture draw_card(const ReportOfDevice& device);
+GpuPicture draw_gpu(const ReportOfDevice& device);
 
 }  // namespace oomdiag

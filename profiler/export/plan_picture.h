@@ -14,7 +14,7 @@ struct PlanPoint {
   State state = State::computed;
 };
 
-/// Peak against time as SVG, with a line at what PyTorch may take of the card; empty for fewer than two points.
+/// Peak against time as SVG, with a line at what PyTorch may take of the GPU; empty for fewer than two points.
 std::string draw_plans(const std::vector<PlanPoint>& points, int64_t room_bytes);
 
 }  // namespace oomdiag

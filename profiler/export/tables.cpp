@@ -40,8 +40,8 @@ std::string csv_cell(std::string_view text) {
   return safe + "\"";
 }
 
-std::string csv_row(int card, const ReportHolder& holder) {
-  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", card, name_of(holder.category), csv_cell(holder.name),
+std::string csv_row(int gpu, const ReportHolder& holder) {
+  return fmt::format("{},{},{},{},{},{},{},{},{},{}\r\n", gpu, name_of(holder.category), csv_cell(holder.name),
                      csv_cell(holder.op), csv_cell(holder.source), csv_cell(holder.shape), csv_cell(holder.used_by),
                      holder.bytes, holder.blocks, holder.copies);
 }
@@ -72,7 +72,7 @@ void add_holders(const ReportOfDevice& device, std::string& text) {
   std::ranges::stable_sort(holders, std::greater{}, [](const ReportHolder* one) { return one->bytes; });
   if (holders.size() > kMaxHolders) holders.resize(kMaxHolders);
   text += "\n| GPU memory | what | |\n|---|---|---:|\n";
-  int64_t rest = device.card.allocated_bytes;
+  int64_t rest = device.memory.allocated_bytes;
   for (const ReportHolder* holder : holders) {
     text += fmt::format("| {} | {} | {} |\n", cell(label_of(holder->category)), cell(holder_label(*holder)),
                         with_unit(holder->bytes));
@@ -102,9 +102,9 @@ std::string_view trimmed(std::string_view text) {
 void add_words(std::string_view words, std::string& text) {
   constexpr size_t kMaxFacts = 10, kLabel = 2, kValue = 13;
   const size_t head = std::min(words.find('\n'), words.size());
-  const size_t card = std::min(words.find("  "), head);
-  text = fmt::format("### {} · {}\n\n", cell(words.substr(0, card), 80),
-                     cell(trimmed(words.substr(card, head - card)), 80));
+  const size_t gpu = std::min(words.find("  "), head);
+  text =
+      fmt::format("### {} · {}\n\n", cell(words.substr(0, gpu), 80), cell(trimmed(words.substr(gpu, head - gpu)), 80));
   words.remove_prefix(std::min(head + 2, words.size()));
   words = words.substr(0, words.find("\n\n"));
   for (size_t facts = 0; facts < kMaxFacts && !words.empty(); ++facts) {
@@ -125,7 +125,7 @@ std::string to_folded(const OwnerNode& owners) {
 }
 
 std::string to_csv(const Report& report) {
-  std::string text = "card,category,name,op,source,shape,used_by,bytes,blocks,copies\r\n";
+  std::string text = "GPU,category,name,op,source,shape,used_by,bytes,blocks,copies\r\n";
   for (const ReportOfDevice& device : report.devices) {
     for (const ReportHolder& holder : device.top_allocations) text += csv_row(device.device.index, holder);
     for (const ReportHolder& others : list_others(device)) text += csv_row(device.device.index, others);

@@ -10,7 +10,7 @@ namespace oomdiag {
 /// Together they are what is allocated.
 std::string to_folded(const OwnerNode& owners);
 
-/// Who holds the bytes in use, a row for each kind of holder and one for what has no name; RFC 4180. Of all cards.
+/// Who holds the bytes in use, a row for each kind of holder and one for what has no name; RFC 4180. Of all GPUs.
 std::string to_csv(const Report& report);
 
 /// At most 40 lines for an issue or a chat.

@@ -11,7 +11,7 @@ namespace oomdiag {
 /// Which moment a snapshot shows.
 enum class SnapshotTime : uint8_t {
   end,        ///< that at which the recording ends
-  described,  ///< the failure, else the peak: what each card's history describes
+  described,  ///< the failure, else the peak: what each GPU's history describes
 };
 
 /// A pickle as torch.cuda.memory._dump_snapshot writes it, for memory_viz and _memory_viz.py: the segments at that moment, and

@@ -119,7 +119,7 @@ struct InitializationStep {
   bool operator==(const InitializationStep&) const = default;
 };
 
-/// The state of one card at the moment that a report describes: the failing allocation, else the peak.
+/// The state of one GPU at the moment that a report describes: the failing allocation, else the peak.
 struct MemoryState {
   uint64_t event = 0;  ///< index into the trace's events
   int64_t time_ns = 0;
@@ -128,7 +128,7 @@ struct MemoryState {
   Where where{};  ///< of the allocation that failed, or that made the peak
   int64_t allocated_bytes = 0, pending_free_bytes = 0, reserved_bytes = 0;
   int64_t outside_bytes =
-      0;  ///< taken on the card by others than PyTorch's allocator: context, libraries, other processes
+      0;  ///< taken on the GPU by others than PyTorch's allocator: context, libraries, other processes
   int64_t free_bytes = 0;
   std::vector<NonPytorchOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
   std::vector<NonPytorchOwner> host_memory{};  ///< page-locked and managed, by whom
@@ -173,7 +173,7 @@ struct Referrer {
   bool operator==(const Referrer&) const = default;
 };
 
-/// The state of a card where a step ends.
+/// The state of a GPU where a step ends.
 struct StepEnd {
   uint32_t step = 0;
   int64_t allocated_bytes = 0;
@@ -293,7 +293,7 @@ struct StepAllocations {
   bool operator==(const StepAllocations&) const = default;
 };
 
-/// One card.
+/// One GPU.
 struct DeviceHistory {
   int index = 0;
   Peak peak;
@@ -316,7 +316,7 @@ struct DeviceHistory {
   int64_t replay_error_bytes = 0;  ///< largest difference between the replay and what PyTorch counted itself
   int64_t counted_peak_bytes = 0;  ///< PyTorch's own peak, where the trace begins in the middle and may have missed it
   bool reserved_known = true;      ///< false: the trace begins in the middle and reserved bytes are a lower bound
-  bool outside_measured = false;   ///< false: nothing said how much of the card others use
+  bool outside_measured = false;   ///< false: nothing said how much of the GPU others use
   std::vector<InitializationStep> initialization_steps{};  ///< in order
   std::vector<NonPytorchOwner>
       failed_driver_requests{};  ///< what libraries asked of the driver in vain: the most by each
@@ -333,7 +333,7 @@ struct RecorderNote {
   bool operator==(const RecorderNote&) const = default;
 };
 
-/// A place that read values from a virtual card, where no kernel had computed them.
+/// A place that read values from a virtual GPU, where no kernel had computed them.
 struct DeviceRead {
   std::string_view op{};  ///< in backward the node; empty where the program copied by itself
   std::string_view source{};

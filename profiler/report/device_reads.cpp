@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-// Kernels do nothing on a virtual card, so what they should have written reads as zeros. Whether that matters depends on
+// Kernels do nothing on a virtual GPU, so what they should have written reads as zeros. Whether that matters depends on
 // who reads:
 //
 //   the program asks for the values    loss.item(), x.cpu(), x.tolist()    it may print them or branch on them: one quiet

@@ -252,7 +252,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"non_pytorch", "of non-PyTorch memory: who holds it"}, value.non_pytorch);
 }
 
-template <class Visitor, Either<ReportCard> Value>
+template <class Visitor, Either<ReportMemory> Value>
 void visit_fields(Visitor& visit, Value& value) {
   visit.object("device_memory", "How the bytes of the device were spent at that moment; the five add up to its total.");
   visit({"allocated_bytes", "in blocks of tensors"}, value.allocated_bytes);
@@ -466,13 +466,13 @@ void visit_fields(Visitor& visit, Value& value) {
                  {"unknown", "nothing tells; never spread over the others"}});
   visit({"from_stacks", "of a memory snapshot: so many bytes of a category with this confidence; empty of a recording"},
         value.from_stacks);
-  visit({"card", "how the bytes of the device were spent at that moment"}, value.card);
+  visit({"card", "how the bytes of the device were spent at that moment"}, value.memory);
   visit.figures(
       {"private_pools", "of MemPools and CUDA graphs, which serve nobody else; empty where there are none"},
       value.private_pools,
       {{"reserved_bytes", "in their segments"}, {"cached_bytes", "of these, not allocated: part of `card`'s"}});
   visit({"non_pytorch",
-         "who holds `card.non_pytorch_bytes`; adds up to it, the last is `unexplained` and may be negative"},
+         "who holds `gpu.non_pytorch_bytes`; adds up to it, the last is `unexplained` and may be negative"},
         value.outside);
   visit({"host_memory", "pinned memory of the host, and managed memory, which may be on either side"},
         value.host_memory);

@@ -19,8 +19,8 @@ std::string describe_confidence(const ReportOfDevice& device) {
   int64_t sure = 0;
   for (const ReportFromStacks& part : device.from_stacks)
     sure += part.confidence == name_of(Confidence::high) ? part.bytes : 0;
-  if (device.from_stacks.empty() || device.card.allocated_bytes <= 0) return {};
-  return fmt::format(" (from stacks: {} % high confidence)", sure * 100 / device.card.allocated_bytes);
+  if (device.from_stacks.empty() || device.memory.allocated_bytes <= 0) return {};
+  return fmt::format(" (from stacks: {} % high confidence)", sure * 100 / device.memory.allocated_bytes);
 }
 
 /// A table whose rows are written one by one.
@@ -29,9 +29,9 @@ class Holders {
   Holders(const ReportOfDevice& device, const TextOptions& options) : options_(options) {
     const bool failed = device.failure.has_value();
     // What is free may be a hundred times what is used: neither the unit nor the bars go by it.
-    largest_ = std::max(device.card.cached_bytes, device.card.non_pytorch_bytes);
+    largest_ = std::max(device.memory.cached_bytes, device.memory.non_pytorch_bytes);
     for (const auto& [name, bytes] : device.categories) largest_ = std::max(largest_, bytes);
-    unit_ = unit_for(std::max(device.card.allocated_bytes, largest_));
+    unit_ = unit_for(std::max(device.memory.allocated_bytes, largest_));
     const std::string title = failed ? "GPU memory at the failure" : "GPU memory at the peak";
     text_ = "  " + padded(title + describe_confidence(device), kHolderColumns) + fmt::format("{:>9}\n", unit_.name);
   }
@@ -123,7 +123,7 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
   constexpr int64_t kLeastShare = 20;
   const int64_t all = bytes_of(device, category);
   table.row(label, all);
-  if (all * kLeastShare < device.card.allocated_bytes || !table.shows(all)) return;
+  if (all * kLeastShare < device.memory.allocated_bytes || !table.shows(all)) return;
   int64_t named = 0;
   bool any = false;
   for (const ReportHolder& holder : device.top_allocations) {
@@ -158,12 +158,12 @@ struct MemoryRow {
 
 std::vector<MemoryRow> rows_behind_categories(const ReportOfDevice& device) {
   const int64_t private_bytes = cached_in_private_pools(device);
-  return {{"freed, in use on another stream", device.card.pending_free_bytes},
-          {"cached (reserved, not allocated)", device.card.cached_bytes - private_bytes},
+  return {{"freed, in use on another stream", device.memory.pending_free_bytes},
+          {"cached (reserved, not allocated)", device.memory.cached_bytes - private_bytes},
           {"cached in private pools", private_bytes},
           {device.device.virtual_device ? "non-PyTorch memory (context: estimated)" : "non-PyTorch memory",
-           device.card.non_pytorch_bytes},
-          {"free", device.card.free_bytes}};
+           device.memory.non_pytorch_bytes},
+          {"free", device.memory.free_bytes}};
 }
 
 }  // namespace
@@ -252,11 +252,11 @@ std::string lines_table(const ReportOfDevice& device) {
   std::vector<const OwnedBytes*> lines;
   for (const OwnedBytes& line : device.allocated_by.line) {
     const bool counts = !line.name.empty() && line.name != "others" &&
-                        line.bytes * kLeastShare >= device.card.allocated_bytes && lines.size() < kMaxLines;
+                        line.bytes * kLeastShare >= device.memory.allocated_bytes && lines.size() < kMaxLines;
     if (counts) lines.push_back(&line);
   }
   if (lines.size() < 2) return {};
-  const Unit unit = unit_for(device.card.allocated_bytes);
+  const Unit unit = unit_for(device.memory.allocated_bytes);
   std::string text = "  " + padded("by line", kHolderColumns) + fmt::format("{:>9}\n", unit.name);
   for (const OwnedBytes* line : lines) {
     const std::string name = line->name.starts_with('/') ? short_line(line->name) : line->name;

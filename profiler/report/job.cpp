@@ -32,7 +32,7 @@ uint64_t failure_time(const JobMember& member) {
   return member.start_time_ns + static_cast<uint64_t>(device->failure->time_ns);
 }
 
-/// Reserved bytes as a part of the card, in millionths: ranks may have different cards.
+/// Reserved bytes as a part of the GPU, in millionths: ranks may have different GPUs.
 int64_t fullness(const JobMember& member) {
   const ReportOfDevice* device = main_device_of(member.report);
   if (device == nullptr || device->device.total_bytes == 0) return -1;
@@ -108,8 +108,8 @@ void add_imbalance(const std::vector<JobMember>& members, const JobMember& faile
     if (&member == &failed) at = peaks.size();
     if (&member == &failed || came_as_far(*other, *device->failure)) peaks.push_back(other->peak.allocated_bytes);
   }
-  const int64_t room = device->card.allocated_bytes + device->card.pending_free_bytes + device->card.cached_bytes +
-                       device->card.free_bytes;
+  const int64_t room = device->memory.allocated_bytes + device->memory.pending_free_bytes +
+                       device->memory.cached_bytes + device->memory.free_bytes;
   const auto found = find_imbalance(peaks, at, device->failure->requested_bytes, room);
   if (!found) return;
   ReportCause& cause = *job.devices[job.main_device].cause;

@@ -26,7 +26,7 @@ std::string outcome_of(const ReportRank& rank) {
                                     : printable(rank.outcome, 40);
 }
 
-// A rank's helper that came to the card and took nothing of it does not.
+// A rank's helper that came to the GPU and took nothing of it does not.
 bool says_something(const ReportRank& rank) {
   return rank.rank || rank.peak.reserved_bytes > 0 || rank.outcome != "ok";
 }
@@ -40,15 +40,15 @@ std::string reached_by(const ReportOfDevice& device) {
 
 }  // namespace
 
-std::string cards_table(const Report& report) {
+std::string gpus_table(const Report& report) {
   if (report.devices.size() < 2 || !report.ranks.empty()) return {};
   int64_t largest = 0;
   for (const ReportOfDevice& device : report.devices) largest = std::max(largest, device.peak.reserved_bytes);
   const Unit unit = unit_for(largest);
   std::string text =
-      "  " + padded(fmt::format("cards, {}", unit.name), 24) + fmt::format("{:>9}{:>11}\n", "peak", "reserved");
+      "  " + padded(fmt::format("GPUs, {}", unit.name), 24) + fmt::format("{:>9}{:>11}\n", "peak", "reserved");
   for (const ReportOfDevice& device : report.devices) {
-    text += fmt::format("    {:<22}{:>9}{:>11}   {}\n", fmt::format("card {}", device.device.index),
+    text += fmt::format("    {:<22}{:>9}{:>11}   {}\n", fmt::format("GPU {}", device.device.index),
                         in_unit(device.peak.allocated_bytes, unit), in_unit(device.peak.reserved_bytes, unit),
                         reached_by(device));
   }

@@ -11,8 +11,8 @@
 
 #include "profiler/explain/library_names.h"
 #include "profiler/explain/whole_step.h"
-#include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
+#include "profiler/report/gpu_report.h"
 #include "profiler/report/table.h"
 
 namespace oomdiag {
@@ -57,7 +57,7 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limitati
       "annotations");
   const auto is_unnamed = [](const Device& device) { return device.name.empty(); };
   if (std::ranges::any_of(trace.devices, is_unnamed)) {
-    limitations.emplace_back("a memory snapshot tells no size of the card: it is what was reserved and free, at least");
+    limitations.emplace_back("a memory snapshot tells no size of the GPU: it is what was reserved and free, at least");
   }
   const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
   if (std::none_of(trace.events.begin(), trace.events.end(), is_alloc)) {
@@ -131,9 +131,8 @@ void add_beginning(const Trace& trace, const DeviceHistory& device, std::vector<
   if (unnamed == 0) return;
   const std::string when =
       trace.process.steps_before > 0 ? fmt::format(" (step {})", trace.process.steps_before + 1) : std::string();
-  limitations.push_back(
-      fmt::format("{} of card {} were allocated before recording began{}: known by size, not by maker",
-                  with_unit(unnamed), device.index, when));
+  limitations.push_back(fmt::format("{} of GPU {} were allocated before recording began{}: known by size, not by maker",
+                                    with_unit(unnamed), device.index, when));
 }
 
 bool is_of_convolution(const LiveBlock& block) {
@@ -141,72 +140,70 @@ bool is_of_convolution(const LiveBlock& block) {
 }
 
 // It lets cuDNN take other plans, and which one needs how much only cuDNN knows.
-void add_unpredicted(const DeviceHistory& device, const std::string& card, std::vector<std::string>& limitations) {
+void add_unpredicted(const DeviceHistory& device, const std::string& gpu, std::vector<std::string>& limitations) {
   constexpr int64_t kLeastShare = 100;
   int64_t bytes = 0;
   for (const LiveBlock& block : device.state.blocks) bytes += is_of_convolution(block) ? block.bytes : 0;
   if (bytes * kLeastShare < device.state.allocated_bytes || bytes == 0) return;
-  limitations.push_back(
-      fmt::format("{}what channels_last would change of the {} of convolution workspaces is not predicted", card,
-                  with_unit(bytes)));
+  limitations.push_back(fmt::format(
+      "{}what channels_last would change of the {} of convolution workspaces is not predicted", gpu, with_unit(bytes)));
 }
 
-/// Managed memory may be larger than the card. PyTorch counts it as reserved, where it asked for it.
-void add_oversubscription(const Trace& trace, const DeviceHistory& device, const std::string& card,
+/// Managed memory may be larger than the GPU. PyTorch counts it as reserved, where it asked for it.
+void add_oversubscription(const Trace& trace, const DeviceHistory& device, const std::string& gpu,
                           std::vector<std::string>& limitations) {
   int64_t managed = 0;
   for (const NonPytorchOwner& one : device.state.host_memory) managed += one.kind == "managed" ? one.bytes : 0;
-  const int64_t total = find_card(trace, device.index).total_bytes;
+  const int64_t total = find_gpu(trace, device.index).total_bytes;
   const int64_t used = std::max(managed, device.state.reserved_bytes) + device.state.outside_bytes;
   if (managed == 0 || total == 0 || used <= total) return;
   limitations.push_back(
       fmt::format("{}{} of managed memory do not fit the GPU beside the rest: its pages move between GPU and host, "
                   "and how long that takes is not known",
-                  card, with_unit(std::min(used - total, managed))));
+                  gpu, with_unit(std::min(used - total, managed))));
 }
 
 void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, std::vector<std::string>& limitations) {
-  const std::string card = only_one ? "" : fmt::format("card {}: ", device.index);
+  const std::string gpu = only_one ? "" : fmt::format("GPU {}: ", device.index);
   if (device.replay_error_bytes > 0) {
-    limitations.push_back(fmt::format("{}the replay differs from PyTorch's own count by up to {} bytes", card,
-                                      device.replay_error_bytes));
+    limitations.push_back(
+        fmt::format("{}the replay differs from PyTorch's own count by up to {} bytes", gpu, device.replay_error_bytes));
   }
   if (device.counted_peak_bytes > device.peak.allocated_bytes) {
     limitations.push_back(
-        fmt::format("{}the peak lies outside of what was recorded; described is the highest point of it, {} bytes",
-                    card, device.peak.allocated_bytes));
+        fmt::format("{}the peak lies outside of what was recorded; described is the highest point of it, {} bytes", gpu,
+                    device.peak.allocated_bytes));
   }
   if (!device.reserved_known) {
-    limitations.push_back(card +
-                          "reserved bytes are a lower bound: the trace begins after the segments were allocated");
+    limitations.push_back(gpu + "reserved bytes are a lower bound: the trace begins after the segments were allocated");
   }
-  if (!trace.process.snapshot && !device.outside_measured && find_card(trace, device.index).context_bytes == 0) {
-    limitations.push_back(card + "bytes outside PyTorch are not known: the card was never asked");
+  if (!trace.process.snapshot && !device.outside_measured && find_gpu(trace, device.index).context_bytes == 0) {
+    limitations.push_back(gpu + "bytes outside PyTorch are not known: the GPU was never asked");
   }
   if (device.state.saved_by_likeness) {
     limitations.push_back(
-        fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", card,
+        fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", gpu,
                     device.state.step));
   }
   if (!trace.process.snapshot && device.step_allocations.step > 0 &&
       !is_like(device.step_allocations, device.complete) && device.failure) {
-    limitations.push_back(card + std::string(kNoWholeStep));
+    limitations.push_back(gpu + std::string(kNoWholeStep));
   }
   if (!trace.process.snapshot && device.failure && device.failure->phase == Phase::forward) {
     const auto& blocks = device.state.blocks;
     if (std::none_of(blocks.begin(), blocks.end(), [](const auto& b) { return b.category == Category::activation; })) {
-      limitations.push_back(card + "no graph of this forward was seen: what autograd saves is among the outputs");
+      limitations.push_back(gpu + "no graph of this forward was seen: what autograd saves is among the outputs");
     }
   }
-  add_oversubscription(trace, device, card, limitations);
-  add_unpredicted(device, card, limitations);
+  add_oversubscription(trace, device, gpu, limitations);
+  add_unpredicted(device, gpu, limitations);
   if (device.packed_tensors > 0) {
-    limitations.push_back(fmt::format("{}{} saved tensors went through user hooks: their size is not known", card,
-                                      device.packed_tensors));
+    limitations.push_back(
+        fmt::format("{}{} saved tensors went through user hooks: their size is not known", gpu, device.packed_tensors));
   }
 }
 
-bool shares_a_card(const History& history) {
+bool shares_a_gpu(const History& history) {
   return std::ranges::any_of(history.devices, [](const DeviceHistory& device) {
     return std::ranges::any_of(device.state.outside, [](const NonPytorchOwner& one) { return one.kind == "process"; });
   });
@@ -223,8 +220,8 @@ bool aborted_after_its_work(const Trace& trace, const ReportInputs& inputs) {
 std::vector<std::string> list_limitations(const Trace& trace, const History& history, const ReportInputs& inputs) {
   std::vector<std::string> limitations;
   if (trace.process.virtual_device) {
-    limitations.push_back(fmt::format("the card is virtual: context bytes are modelled, {}work takes {} time",
-                                      shares_a_card(history) ? "" : "other programs take nothing, ",
+    limitations.push_back(fmt::format("the GPU is virtual: context bytes are modelled, {}work takes {} time",
+                                      shares_a_gpu(history) ? "" : "other programs take nothing, ",
                                       is_clocked(history) ? "modelled" : "no"));
   }
   if (trace.process.snapshot) add_gaps_of_snapshot(trace, limitations);

@@ -10,7 +10,7 @@
 
 namespace oomdiag {
 
-/// Of a card whose failure cut the first step short. A whole run on another card takes it back (whole_run.h).
+/// Of a GPU whose failure cut the first step short. A whole run on another GPU takes it back (whole_run.h).
 inline constexpr std::string_view kNoWholeStep =
     "no complete step was recorded: fixes are lower bounds; oomdiag fix measures them";
 

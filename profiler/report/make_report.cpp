@@ -5,8 +5,8 @@
 #include "profiler/explain/explain.h"
 #include "profiler/explain/imbalance.h"
 #include "profiler/replay/replay.h"
-#include "profiler/report/card_report.h"
 #include "profiler/report/device_reads.h"
+#include "profiler/report/gpu_report.h"
 #include "profiler/report/limitations.h"
 
 namespace oomdiag {
@@ -40,7 +40,7 @@ size_t find_main_device(const History& history) {
 
 // A snapshot does not record the device that it was taken on.
 bool is_total_known(const Trace& trace, int device) {
-  return !trace.process.snapshot || !find_card(trace, device).name.empty();
+  return !trace.process.snapshot || !find_gpu(trace, device).name.empty();
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ Report make_report(const Trace& trace, const ReportInputs& inputs, History& hist
                 .main_device = find_main_device(history)};
   for (size_t i = 0; i < history.devices.size(); ++i) {
     const DeviceHistory& device = history.devices[i];
-    Device judged = find_card(trace, device.index);
+    Device judged = find_gpu(trace, device.index);
     if (inputs.judged_bytes > 0) judged.total_bytes = inputs.judged_bytes;
     const Findings findings = explain(device, {.settings = history.settings,
                                                .device = judged,

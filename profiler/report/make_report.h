@@ -16,7 +16,7 @@ struct ReportInputs {
   std::optional<int> exit_code{};          ///< of the diagnosed program
   std::optional<int> signal{};             ///< that killed it
   std::optional<int64_t> batch{};          ///< batch size; without it there are no predictions about others
-  int64_t judged_bytes = 0;                ///< card that fixes are judged by; 0 = the one of the trace
+  int64_t judged_bytes = 0;                ///< GPU that fixes are judged by; 0 = the one of the trace
   bool still_runs = false;                 ///< the program asks for a report on itself, or is looked at meanwhile
   std::string folder{};                    ///< where the report will lie, for the line "next:"
   std::vector<std::string> limitations{};  ///< to be listed with what the report does not know

@@ -107,11 +107,11 @@ struct ReportCause {
   bool operator==(const ReportCause&) const = default;
 };
 
-/// How the bytes of the card are spent at the described moment; adds up to the total.
-struct ReportCard {
+/// How the bytes of the GPU are spent at the described moment; adds up to the total.
+struct ReportMemory {
   int64_t allocated_bytes = 0, pending_free_bytes = 0, cached_bytes = 0, non_pytorch_bytes = 0, free_bytes = 0;
 
-  bool operator==(const ReportCard&) const = default;
+  bool operator==(const ReportMemory&) const = default;
 };
 
 struct ReportSavedTensor {
@@ -182,7 +182,7 @@ struct ReportParameterGroup {
   bool operator==(const ReportParameterGroup&) const = default;
 };
 
-/// All that is said about one card.
+/// All that is said about one GPU.
 struct ReportOfDevice {
   ReportDevice device{};
   ReportPeak peak{};
@@ -191,9 +191,9 @@ struct ReportOfDevice {
   Figures categories{};
   std::vector<ReportFromStacks>
       from_stacks{};  ///< how far the categories of a snapshot can be trusted; adds up to them
-  ReportCard card{};
-  Figures private_pools{};                 ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of card's
-  std::vector<NonPytorchOwner> outside{};  ///< adds up to card.non_pytorch_bytes; the last is "unexplained"
+  ReportMemory memory{};
+  Figures private_pools{};                 ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of GPU's
+  std::vector<NonPytorchOwner> outside{};  ///< adds up to gpu.non_pytorch_bytes; the last is "unexplained"
   std::vector<NonPytorchOwner> host_memory{};          ///< page-locked and managed
   std::vector<PinnedHostMemory> pinned_host_memory{};  ///< of host_memory: at most 8 places
   std::vector<InitializationStep> initialization_steps{};
@@ -201,7 +201,7 @@ struct ReportOfDevice {
   Figures packing{};                                      ///< load ≤ pack ≤ reserved ≤ total
   Figures attribution{};
   int64_t headroom_bytes = 0;
-  int64_t required_bytes = 0;  ///< the smallest card on which the described moment would pass, predicted
+  int64_t required_bytes = 0;  ///< the smallest GPU on which the described moment would pass, predicted
   int64_t replay_error_bytes = 0;
   std::vector<ReportGrowth> growth{};
   std::optional<uint32_t> out_of_memory_near_step{};  ///< of a run that fits and grows
@@ -302,7 +302,7 @@ struct Report {
   uint32_t steady_steps =
       0;  ///< of those: ops were not watched, as each repeated the steps before to the last allocation
   bool still_runs = false;                ///< what is told is what happened so far
-  bool lower_bound = false;               ///< sizes hung on values that a virtual card does not compute
+  bool lower_bound = false;               ///< sizes hung on values that a virtual GPU does not compute
   bool unwatched = false;                 ///< the allocator told nothing: at best its totals are known
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest

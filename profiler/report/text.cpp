@@ -60,7 +60,7 @@ std::string headline(const Report& report, const ReportOfDevice* device) {
                      peak.step);
 }
 
-std::string card_of(const ReportDevice& device, bool snapshot) {
+std::string gpu_of(const ReportDevice& device, bool snapshot) {
   if (device.name.empty() && device.compute_capability == "0.0") {
     return fmt::format("unknown GPU, {} or more", with_unit(device.total_bytes));
   }
@@ -158,8 +158,8 @@ void add_failure(std::string& text, const ReportOfDevice& device, const TextOpti
   add(text, "required", required_text(device));
 }
 
-// Without it nobody can say whether others held the card, or whether it can ever be enough.
-void ask_for_card(std::string& text, const Report& report, const ReportOfDevice& device) {
+// Without it nobody can say whether others held the GPU, or whether it can ever be enough.
+void ask_for_gpu(std::string& text, const Report& report, const ReportOfDevice& device) {
   if (!report.snapshot || !device.device.name.empty() || !device.cause || device.cause->kind != CauseKind::capacity)
     return;
   add(text, "GPU?", "a snapshot does not record it: pass --device NAME or --memory SIZE");
@@ -231,7 +231,7 @@ std::string details_of(const Report& report, const ReportOfDevice& device, const
   add_table(text, pinned_host_memory_table(device));
   add_table(text, groups_table(device));
   add_table(text, ranks_table(report));
-  add_table(text, cards_table(report));
+  add_table(text, gpus_table(report));
   add_table(text, holes_table(device));
   add_table(text, marks_table(device));
   add_table(text, work_table(report));
@@ -266,13 +266,13 @@ std::string compose(const Report& report, const TextOptions& options) {
     add_limits(text, report);
     return text;
   }
-  const std::string card = card_of(device->device, report.snapshot);
-  text = padded(text, std::max(text.size() + 2, kColumns - std::min(kColumns, card.size()))) + card + "\n\n";
+  const std::string gpu = gpu_of(device->device, report.snapshot);
+  text = padded(text, std::max(text.size() + 2, kColumns - std::min(kColumns, gpu.size()))) + gpu + "\n\n";
   if (report.unwatched) return text + totals_of(report, *device, options);
 
   if (device->failure) {
     add_failure(text, *device, options);
-    ask_for_card(text, report, *device);
+    ask_for_gpu(text, report, *device);
   } else {
     add_peak(text, report, *device, options);
   }

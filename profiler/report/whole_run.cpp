@@ -58,13 +58,13 @@ void take_whole_run(Report& failed, const Report& whole) {
     return;
   ReportCause& cause = *device.cause;
   const int64_t needed = seen->peak.allocated_bytes;
-  if (is_share_of_card(needed, seen->device.total_bytes)) return;
+  if (is_share_of_gpu(needed, seen->device.total_bytes)) return;
   FailureFacts& facts = cause.evidence;
   facts.step = {.bytes = needed, .whole = true};
   facts.complete_run_allocated_bytes = needed;
   facts.complete_run_reserved_bytes = seen->peak.reserved_bytes;
   decide_again(cause);
-  device.required_bytes = needed + device.card.non_pytorch_bytes;
+  device.required_bytes = needed + device.memory.non_pytorch_bytes;
   std::vector<Fix> fixes = seen->fixes;
   if (cause.kind == CauseKind::fragmentation) keep_fixes_of_the_moment(fixes, device, needed);
   device.fixes = std::move(fixes);
@@ -72,7 +72,7 @@ void take_whole_run(Report& failed, const Report& whole) {
   take_back_no_whole_step(failed);
 }
 
-bool is_share_of_card(int64_t peak_bytes, int64_t card_bytes) { return peak_bytes > card_bytes / 16; }
+bool is_share_of_gpu(int64_t peak_bytes, int64_t gpu_bytes) { return peak_bytes > gpu_bytes / 16; }
 
 void keep_measured(Report& report, const Report& earlier) {
   for (ReportOfDevice& device : report.devices) {

@@ -41,7 +41,7 @@ struct ComparedSequence {
   bool operator==(const ComparedSequence&) const = default;
 };
 
-/// Two recordings of one program: PyTorch's snapshot of a real card, say, and a trace of the virtual one.
+/// Two recordings of one program: PyTorch's snapshot of a real GPU, say, and a trace of the virtual one.
 struct Comparison {
   ComparedSequence blocks;    ///< allocs and frees by requested size
   ComparedSequence segments;  ///< by size; best fit breaks ties by address, so these may differ by a little
@@ -51,7 +51,7 @@ struct Comparison {
   bool left_begins_late = false;                              ///< … it is the left one
   bool sizes_are_guessed = false;                             ///< a side has blocks that are older than its history
 
-  /// Between two address layouts of one card reserved bytes were seen to move by up to 1.3 %.
+  /// Between two address layouts of one GPU reserved bytes were seen to move by up to 1.3 %.
   static constexpr double kReservedTolerance = 0.015;
   bool reserved_agrees() const;
   /// How large a block was that is older than the history and freed since is guessed, and which free block another one gets
@@ -66,7 +66,7 @@ struct Comparison {
   bool operator==(const Comparison&) const = default;
 };
 
-/// Compares what two traces tell about one card each. A snapshot that begins in the middle is laid beside the part of the
+/// Compares what two traces tell about one GPU each. A snapshot that begins in the middle is laid beside the part of the
 /// other that it shows.
 Comparison compare(const Trace& left, const Trace& right, uint8_t device);
 

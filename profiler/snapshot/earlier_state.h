@@ -12,7 +12,7 @@
 
 namespace oomdiag {
 
-/// A card's segments and blocks in use at the end of its history, and once that was seen, at its beginning. What a block was
+/// A GPU's segments and blocks in use at the end of its history, and once that was seen, at its beginning. What a block was
 /// then the first event tells that names it.
 class EarlierState {
  public:

@@ -75,7 +75,7 @@ FileFormat format_of(std::string_view head) {
   if (head.starts_with("\x1f\x8b")) return FileFormat::gzip;
   if (text.starts_with('[')) return FileFormat::timeline;
   if (!text.starts_with('{')) return FileFormat::other;
-  // Of a host with many cards the events come late.
+  // Of a host with many GPUs the events come late.
   const auto has = [&](std::string_view word) { return text.find(word) != text.npos; };
   return has("\"traceEvents\"") || has("\"deviceProperties\"") ? FileFormat::timeline : FileFormat::report;
 }

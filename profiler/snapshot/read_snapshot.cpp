@@ -94,7 +94,7 @@ class SnapshotReader {
   struct TakeLow {
     size_t operator()(const StackHash& hash) const { return hash.low; }
   };
-  /// Where the entries of a card's history lie among all.
+  /// Where the entries of a GPU's history lie among all.
   struct TraceRuns {
     std::vector<EventRun> runs;
     uint64_t size = 0;
@@ -175,7 +175,7 @@ class SnapshotReader {
     return std::ranges::any_of(elements, [](PickleValue value) { return is_record(value, Record::entry); });
   }
 
-  // A list of entries is a card's history. Each of them stands in one, in the order in which they were read.
+  // A list of entries is a GPU's history. Each of them stands in one, in the order in which they were read.
   std::optional<int64_t> absorb(Pickle::Items elements, std::optional<int64_t> list) {
     const PickleValue known(Kind::record, list.value_or(0));
     if (list ? !is_record(known, Record::trace) : !any_entry(elements)) return std::nullopt;

@@ -22,7 +22,7 @@ class ChromeReader : public TimelineReader {
     return "record it with torch.profiler.profile(profile_memory=True), or give a snapshot.pickle of PyTorch";
   }
   MemoryTimeline finish() override {
-    if (timeline_.cards.empty()) refuse(" without \"[memory]\" events of a card");
+    if (timeline_.gpus.empty()) refuse(" without \"[memory]\" events of a GPU");
     return std::move(timeline_);
   }
 
@@ -51,7 +51,7 @@ class ChromeReader : public TimelineReader {
   static constexpr size_t kMaxKey = 32;
   struct MemoryEvent {
     bool is_memory = false;
-    double time_us = 0, allocated_bytes = -1, reserved_bytes = 0, type = -1, card = -1;
+    double time_us = 0, allocated_bytes = -1, reserved_bytes = 0, type = -1, gpu = -1;
   };
 
   bool number(double value) override {
@@ -60,16 +60,16 @@ class ChromeReader : public TimelineReader {
     if (key_ == "Total Allocated") event_.allocated_bytes = value;
     if (key_ == "Total Reserved") event_.reserved_bytes = value;
     if (key_ == "Device Type") event_.type = value;
-    if (key_ == "Device Id") event_.card = value;
+    if (key_ == "Device Id") event_.gpu = value;
     return true;
   }
 
   void take_event() {
     if (!event_.is_memory || event_.type != kCuda || !(event_.allocated_bytes >= 0)) return;
-    if (!(event_.card >= 0 && event_.card < 256)) return;
-    TimelineOfCard& card = timeline_.cards[static_cast<int>(event_.card)];
-    note(card, event_.time_us, whole(event_.allocated_bytes));
-    card.peak_reserved_bytes = std::max(card.peak_reserved_bytes, whole(event_.reserved_bytes));
+    if (!(event_.gpu >= 0 && event_.gpu < 256)) return;
+    TimelineOfGpu& gpu = timeline_.gpus[static_cast<int>(event_.gpu)];
+    note(gpu, event_.time_us, whole(event_.allocated_bytes));
+    gpu.peak_reserved_bytes = std::max(gpu.peak_reserved_bytes, whole(event_.reserved_bytes));
   }
 
   MemoryTimeline timeline_;

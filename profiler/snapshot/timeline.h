@@ -13,15 +13,15 @@ inline constexpr std::array<const char*, 8> kTimelineCategories = {"parameters",
                                                                    "temporaries",      "activations",     "gradients",
                                                                    "autograd details", "unknown"};
 
-/// What a timeline tells of one card.
-struct TimelineOfCard {
+/// What a timeline tells of one GPU.
+struct TimelineOfGpu {
   uint64_t changes = 0;
   double begin_us = 0, end_us = 0, peak_us = 0;
   int64_t peak_bytes = 0, end_bytes = 0;
   int64_t peak_reserved_bytes = 0;                         ///< the most there was at any time; of Chrome traces only
   std::array<int64_t, kTimelineCategories.size()> peak{};  ///< by category at the peak; not of Chrome traces
 
-  bool operator==(const TimelineOfCard&) const = default;
+  bool operator==(const TimelineOfGpu&) const = default;
 };
 
 /// Totals over time, as torch.profiler exports them: no blocks, no stacks.
@@ -32,11 +32,11 @@ struct MemoryTimeline {
     raw,     ///< [[time, action, bytes, category], …] (… to .raw.json.gz)
   };
   Kind kind = Kind::chrome;
-  std::map<int, TimelineOfCard> cards{};  ///< by index; 0 where the file does not tell it
+  std::map<int, TimelineOfGpu> gpus{};  ///< by index; 0 where the file does not tell it
 };
 
 /// Reads such a file, packed by gzip or not, in one pass; keeps nothing of it but the answer, and of `sizes` the times. Throws
-/// Error(input), with the format that it saw, for anything else and where it tells nothing of a card.
+/// Error(input), with the format that it saw, for anything else and where it tells nothing of a GPU.
 MemoryTimeline read_timeline(const std::filesystem::path& file);
 
 }  // namespace oomdiag

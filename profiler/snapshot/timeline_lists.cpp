@@ -22,9 +22,9 @@ class ListReader : public TimelineReader {
   MemoryTimeline finish() override {
     if (timeline_.kind == Kind::sizes && rows_ != times_.size())
       refuse(", a memory timeline whose times and sizes differ in number");
-    if (timeline_.kind == Kind::raw && rows_ > 0 && card_.changes == 0) take_totals(0, now_);  // all was there before
-    if (card_.changes == 0) refuse(", a memory timeline without an allocation");
-    timeline_.cards[0] = card_;
+    if (timeline_.kind == Kind::raw && rows_ > 0 && gpu_.changes == 0) take_totals(0, now_);  // all was there before
+    if (gpu_.changes == 0) refuse(", a memory timeline without an allocation");
+    timeline_.gpus[0] = gpu_;
     return std::move(timeline_);
   }
 
@@ -76,7 +76,7 @@ class ListReader : public TimelineReader {
     if (row.size() != 4) return refuse_row();
     ++rows_;
     const bool has_time = row[0] >= 0;  // what was there before has none
-    if (has_time && card_.changes == 0) take_totals(row[0] / 1000, now_);
+    if (has_time && gpu_.changes == 0) take_totals(row[0] / 1000, now_);
     now_[row[3] >= 0 && row[3] < kUnknown ? static_cast<size_t>(row[3]) : kUnknown] += row[2];
     if (has_time) take_totals(row[0] / 1000, now_);
     return true;
@@ -85,14 +85,14 @@ class ListReader : public TimelineReader {
   void take_totals(double time_us, std::span<const double> by_category) {
     double sum = 0;
     for (const double bytes : by_category) sum += bytes;
-    if (!note(card_, time_us, whole(sum))) return;
-    card_.peak = {};
-    const size_t told = std::min(by_category.size(), card_.peak.size());
-    std::ranges::transform(by_category.first(told), card_.peak.begin(), whole);
+    if (!note(gpu_, time_us, whole(sum))) return;
+    gpu_.peak = {};
+    const size_t told = std::min(by_category.size(), gpu_.peak.size());
+    std::ranges::transform(by_category.first(told), gpu_.peak.begin(), whole);
   }
 
   MemoryTimeline timeline_{.kind = Kind::raw};
-  TimelineOfCard card_;
+  TimelineOfGpu gpu_;
   size_t depth_ = 0, lists_ = 0, rows_ = 0;  ///< lists_: that were closed at depth two
   std::vector<double> first_, times_, row_;
   std::array<double, kTimelineCategories.size()> now_{};

@@ -18,16 +18,16 @@ inline int64_t whole(double bytes) {
 }
 
 /// Takes a total at some time. False where it is no new peak.
-inline bool note(TimelineOfCard& card, double time_us, int64_t bytes) {
-  if (card.changes++ == 0) card.begin_us = card.end_us = card.peak_us = time_us;
-  card.begin_us = std::min(card.begin_us, time_us);
-  if (time_us >= card.end_us) {
-    card.end_us = time_us;
-    card.end_bytes = bytes;
+inline bool note(TimelineOfGpu& gpu, double time_us, int64_t bytes) {
+  if (gpu.changes++ == 0) gpu.begin_us = gpu.end_us = gpu.peak_us = time_us;
+  gpu.begin_us = std::min(gpu.begin_us, time_us);
+  if (time_us >= gpu.end_us) {
+    gpu.end_us = time_us;
+    gpu.end_bytes = bytes;
   }
-  if (bytes <= card.peak_bytes) return false;
-  card.peak_bytes = bytes;
-  card.peak_us = time_us;
+  if (bytes <= gpu.peak_bytes) return false;
+  gpu.peak_bytes = bytes;
+  gpu.peak_us = time_us;
   return true;
 }
 

@@ -15,21 +15,21 @@
 namespace oomdiag {
 namespace {
 
-/// What a snapshot tells of one card, in the order in which it happened: its history, after each OOM the calls that led to
+/// What a snapshot tells of one GPU, in the order in which it happened: its history, after each OOM the calls that led to
 /// it, and at last the layout that the snapshot found.
-class CardStory {
+class GpuStory {
  public:
-  /// `layout` is that at the end; a card without a history has it at `late`.
-  CardStory(const Snapshot& snapshot, size_t card, int64_t start_us, std::vector<Event> layout, uint64_t late)
+  /// `layout` is that at the end; a GPU without a history has it at `late`.
+  GpuStory(const Snapshot& snapshot, size_t gpu, int64_t start_us, std::vector<Event> layout, uint64_t late)
       : snapshot_(snapshot),
-        device_(static_cast<uint8_t>(card)),
+        device_(static_cast<uint8_t>(gpu)),
         start_us_(start_us),
         late_(late),
         layout_(std::move(layout)) {
-    if (card < snapshot.traces.size()) entries_ = snapshot.traces[card];
+    if (gpu < snapshot.traces.size()) entries_ = snapshot.traces[gpu];
   }
-  CardStory(const CardStory&) = delete;
-  CardStory& operator=(const CardStory&) = delete;
+  GpuStory(const GpuStory&) = delete;
+  GpuStory& operator=(const GpuStory&) = delete;
 
   void restart() {
     at_ = entries_.begin();
@@ -100,14 +100,14 @@ class CardStory {
   bool any_oom_ = false, oom_is_last_ = false, in_layout_ = false, over_ = false;
 };
 
-/// What is found out about a card on the way.
-struct CardState {
-  CardState(const AllocatorSettings& settings, std::span<const SnapshotSegment> segments, int card)
-      : earlier(settings, segments, card) {}
+/// What is found out about a GPU on the way.
+struct GpuState {
+  GpuState(const AllocatorSettings& settings, std::span<const SnapshotSegment> segments, int gpu)
+      : earlier(settings, segments, gpu) {}
 
   EarlierState earlier;
   int64_t reserved = 0;           ///< more than at the beginning
-  std::optional<int64_t> room{};  ///< that the card has at least, besides what was reserved at the beginning
+  std::optional<int64_t> room{};  ///< that the GPU has at least, besides what was reserved at the beginning
 
   void see(const Event& event) {
     if (event.kind == EventKind::segment_state || event.kind == EventKind::block_state) return;
@@ -116,7 +116,7 @@ struct CardState {
     if (event.kind == EventKind::segment_alloc || event.kind == EventKind::segment_map) reserved += bytes;
     if (event.kind == EventKind::segment_free || event.kind == EventKind::segment_unmap) reserved -= bytes;
     reserved = std::clamp(reserved, -kMaxSaneBytes, kMaxSaneBytes);
-    // How large a card is no snapshot says; it has at least what was reserved, and at an OOM what was free besides.
+    // How large a GPU is no snapshot says; it has at least what was reserved, and at an OOM what was free besides.
     const uint64_t free_bytes = event.kind == EventKind::out_of_memory ? event.address : 0;
     const auto free = static_cast<int64_t>(std::min<uint64_t>(free_bytes, kMaxSaneBytes));
     room = std::max(room.value_or(INT64_MIN), reserved + free);
@@ -129,8 +129,8 @@ class Converter {
       : snapshot_(std::move(snapshot)), settings_(parse_allocator_settings(snapshot_.allocator_settings)) {}
 
   Trace convert() {
-    const size_t cards = count_cards();
-    trace_.devices.resize(cards);
+    const size_t gpus = count_gpus();
+    trace_.devices.resize(gpus);
     trace_.process.snapshot = true;
     trace_.process.end_state = EndState::exited;
     trace_.process.allocator_settings = snapshot_.allocator_settings;
@@ -151,34 +151,34 @@ class Converter {
     for (const EventLog& entries : snapshot_.traces) {
       if (!entries.empty()) start_us_ = std::min(start_us_, static_cast<int64_t>(entries.front().time));
     }
-    for (size_t card = 0; card < cards; ++card) add_card(card);
+    for (size_t gpu = 0; gpu < gpus; ++gpu) add_gpu(gpu);
     pack(look_through());
     return std::move(trace_);
   }
 
  private:
-  size_t count_cards() const {
-    size_t cards = snapshot_.traces.size();
-    while (cards > 0 && snapshot_.traces[cards - 1].empty()) --cards;
+  size_t count_gpus() const {
+    size_t gpus = snapshot_.traces.size();
+    while (gpus > 0 && snapshot_.traces[gpus - 1].empty()) --gpus;
     for (const SnapshotSegment& segment : snapshot_.segments) {
-      cards = std::max(cards, static_cast<size_t>(segment.device) + 1);
+      gpus = std::max(gpus, static_cast<size_t>(segment.device) + 1);
     }
-    return std::min<size_t>(cards, kMaxDevices);
+    return std::min<size_t>(gpus, kMaxDevices);
   }
 
-  void add_card(size_t card) {
-    CardState& state = states_.emplace_back(settings_, snapshot_.segments, static_cast<int>(card));
+  void add_gpu(size_t gpu) {
+    GpuState& state = states_.emplace_back(settings_, snapshot_.segments, static_cast<int>(gpu));
     std::vector<Event> at_the_end = state.earlier.layout();
-    if (card < snapshot_.traces.size() && !snapshot_.traces[card].empty()) {
-      const auto end_us = static_cast<int64_t>(snapshot_.traces[card].back().time);
+    if (gpu < snapshot_.traces.size() && !snapshot_.traces[gpu].empty()) {
+      const auto end_us = static_cast<int64_t>(snapshot_.traces[gpu].back().time);
       any_history_ = true;
       end_ = nanoseconds_since(start_us_, end_us);
     }
     if (!any_history_) at_the_end.clear();  // the trace begins with it
-    stories_.emplace_back(snapshot_, card, start_us_, std::move(at_the_end), end_);
+    stories_.emplace_back(snapshot_, gpu, start_us_, std::move(at_the_end), end_);
   }
 
-  void begin_card(CardState& state, Device& card) {
+  void begin_gpu(GpuState& state, Device& gpu) {
     state.earlier.rewind();
     const auto layout = state.earlier.layout();
     auto blocks = state.earlier.blocks();
@@ -190,16 +190,16 @@ class Converter {
     trace_.initial.insert(trace_.initial.end(), blocks.begin(), blocks.end());
     int64_t reserved = 0;
     for (const Event& event : layout) reserved += event.kind == EventKind::segment_state ? event.bytes : 0;
-    if (state.room) card.total_bytes = std::clamp<int64_t>(reserved + *state.room, 0, 2 * kMaxSaneBytes);
+    if (state.room) gpu.total_bytes = std::clamp<int64_t>(reserved + *state.room, 0, 2 * kMaxSaneBytes);
   }
 
-  // All cards' events by time, and those of the same time by card.
+  // All GPUs' events by time, and those of the same time by GPU.
   template <class Take>
   void tell(const Take& take) {
-    for (CardStory& story : stories_) story.restart();
+    for (GpuStory& story : stories_) story.restart();
     while (true) {
-      CardStory* next = nullptr;
-      for (CardStory& story : stories_) {
+      GpuStory* next = nullptr;
+      for (GpuStory& story : stories_) {
         if (!story.is_over() && (next == nullptr || story.time() < next->time())) next = &story;
       }
       if (next == nullptr) return;
@@ -208,14 +208,14 @@ class Converter {
     }
   }
 
-  // The first of two passes: what lay there before, how large the cards are at least, where the steps are.
+  // The first of two passes: what lay there before, how large the GPUs are at least, where the steps are.
   SnapshotSteps look_through() {
     StepFinder finder(snapshot_);
     tell([&](const Event& event) {
       finder.take(event, start_us_);
       states_[event.device].see(event);
     });
-    for (size_t card = 0; card < states_.size(); ++card) begin_card(states_[card], trace_.devices[card]);
+    for (size_t gpu = 0; gpu < states_.size(); ++gpu) begin_gpu(states_[gpu], trace_.devices[gpu]);
     return finder.find();
   }
 
@@ -264,7 +264,7 @@ class Converter {
     }
   }
 
-  // Segments are sorted by card and address.
+  // Segments are sorted by GPU and address.
   size_t count_contradictions() const {
     size_t odd = 0;
     for (size_t i = 0; i < snapshot_.segments.size(); ++i) {
@@ -299,10 +299,10 @@ class Converter {
   Trace trace_;
   int64_t start_us_ = INT64_MAX;
   uint32_t older_ = 0;  ///< the context of blocks that are older than the history, where nothing else is known
-  std::deque<CardStory> stories_;  ///< their iterators point into them
-  std::deque<CardState> states_;   ///< by card
-  bool any_history_ = false;       ///< on the cards so far
-  uint64_t end_ = 0;               ///< … of the newest of them
+  std::deque<GpuStory> stories_;  ///< their iterators point into them
+  std::deque<GpuState> states_;   ///< by GPU
+  bool any_history_ = false;      ///< on the GPUs so far
+  uint64_t end_ = 0;              ///< … of the newest of them
 };
 
 }  // namespace

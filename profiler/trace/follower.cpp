@@ -12,7 +12,7 @@
 namespace oomdiag {
 namespace {
 
-bool is_of_first_card(const Event& event) { return event.device == 0; }
+bool is_of_first_gpu(const Event& event) { return event.device == 0; }
 
 }  // namespace
 
@@ -70,7 +70,7 @@ void TraceFollower::read_chunk(uint64_t chunk, std::vector<Event>& events) {
 
 void TraceFollower::take(const Event& event) {
   if (event.kind == EventKind::scope_end && is_optimizer_step(event.detail)) end_step();
-  if (!is_of_first_card(event)) return;
+  if (!is_of_first_gpu(event)) return;
   const bool is_beginning = (event.flags & kBeforeRecording) != 0;
   switch (event.kind) {
     case EventKind::alloc:

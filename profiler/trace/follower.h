@@ -10,7 +10,7 @@
 
 namespace oomdiag {
 
-/// The newest figures of a program that runs; of its first card.
+/// The newest figures of a program that runs; of its first GPU.
 struct LiveFigures {
   uint32_t step = 0;            ///< the optimizer step that runs, from 1; 0 before anything was allocated
   int64_t allocated_bytes = 0;  ///< requested, not rounded

@@ -32,13 +32,13 @@ inline constexpr char kTraceMagic[8] = {'O', 'O', 'M', 'D', 'I', 'A', 'G', '1'};
 inline constexpr uint32_t kTraceVersion = 3;
 inline constexpr uint32_t kMaxDevices = 16;
 
-/// A card as the diagnosed process saw it.
+/// A GPU as the diagnosed process saw it.
 struct DeviceInfo {
   char name[64] = {};
   int64_t total_bytes = 0;
   int32_t compute_major = 0;
   int32_t compute_minor = 0;
-  int64_t context_bytes = 0;  ///< what the card's data file says a context takes; 0 on a real card
+  int64_t context_bytes = 0;  ///< what the GPU's data file says a context takes; 0 on a real GPU
   int64_t cublas_workspace_bytes = 0;
 };
 

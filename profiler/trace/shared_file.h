@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-// A file that processes share: the trace, the table of the virtual cards, what ranks send each other.
+// A file that processes share: the trace, the table of the virtual GPUs, what ranks send each other.
 //
 // One policy for all of them. The file is created with O_EXCL, O_NOFOLLOW and mode 0600; who joins one that exists checks
 // that it is a regular file of the same user. It is mapped, and its descriptor is closed: programs close descriptors that

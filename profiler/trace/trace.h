@@ -32,13 +32,13 @@ struct ProcessInfo {
   uint64_t start_time_ns = 0;    ///< CLOCK_MONOTONIC when recording began
 };
 
-/// A card as the diagnosed process saw it.
+/// A GPU as the diagnosed process saw it.
 struct Device {
   std::string name;
   int64_t total_bytes = 0;
   int compute_major = 0;
   int compute_minor = 0;
-  int64_t context_bytes = 0;           ///< modelled; 0 on a real card
+  int64_t context_bytes = 0;           ///< modelled; 0 on a real GPU
   int64_t cublas_workspace_bytes = 0;  ///< per (handle, stream), as PyTorch chooses it; 0 = not known
 };
 

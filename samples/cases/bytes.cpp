@@ -12,18 +12,18 @@ const CaseRun* find_run(std::span<const CaseRun> runs, std::string_view variant)
   return found == runs.end() ? nullptr : &*found;
 }
 
-const ReportOfDevice& card_of(const CaseRun& run) {
+const ReportOfDevice& gpu_of(const CaseRun& run) {
   static const ReportOfDevice none;
   return run.report.main_device < run.report.devices.size() ? run.report.devices[run.report.main_device] : none;
 }
 
-int64_t peak_of(const CaseRun& run) { return card_of(run).peak.allocated_bytes; }
+int64_t peak_of(const CaseRun& run) { return gpu_of(run).peak.allocated_bytes; }
 
-int64_t category_of(const CaseRun& run, Category category) { return bytes_of(card_of(run), category); }
+int64_t category_of(const CaseRun& run, Category category) { return bytes_of(gpu_of(run), category); }
 
 int64_t phase_peak_of(const CaseRun& run, Phase phase) {
   int64_t peak = 0;
-  for (const PhasePeak& one : card_of(run).phases) {
+  for (const PhasePeak& one : gpu_of(run).phases) {
     if (one.phase == phase) peak = std::max(peak, one.allocated_bytes);
   }
   return peak;

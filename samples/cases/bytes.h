@@ -12,8 +12,8 @@ namespace oomdiag {
 /// The run of this variant; nullptr if it is not among them.
 const CaseRun* find_run(std::span<const CaseRun> runs, std::string_view variant);
 
-/// The card that the report describes; one without anything where there is none.
-const ReportOfDevice& card_of(const CaseRun& run);
+/// The GPU that the report describes; one without anything where there is none.
+const ReportOfDevice& gpu_of(const CaseRun& run);
 
 int64_t peak_of(const CaseRun& run);
 /// Bytes of a category at the peak, or at the failure.

@@ -41,7 +41,7 @@ bool may_be_kept(Category category) {
 /// Those with about one block for each step, largest first.
 std::vector<Crowd> find_crowds(const CaseRun& run) {
   std::map<std::pair<std::string, std::string>, Crowd> crowds;
-  for (const ReportOwner& owner : card_of(run).allocations) {
+  for (const ReportOwner& owner : gpu_of(run).allocations) {
     if (!may_be_kept(owner.category)) continue;
     Crowd& crowd = crowds[{owner.name, owner.shape}];
     crowd = {owner.name, owner.category, crowd.count + 1, crowd.bytes + owner.bytes};

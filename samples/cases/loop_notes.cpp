@@ -16,7 +16,7 @@ int64_t activations_of(const CaseRun& run) { return category_of(run, Category::a
 
 /// The largest tensor of this module that autograd keeps; nullptr if there is none.
 const ReportSavedTensor* saved_of(const CaseRun& run, std::string_view module) {
-  for (const ReportSavedTensor& saved : card_of(run).saved_tensors) {
+  for (const ReportSavedTensor& saved : gpu_of(run).saved_tensors) {
     if (saved.module == module) return &saved;
   }
   return nullptr;
@@ -61,7 +61,7 @@ void note_kept_outputs(Note& note, Runs runs) {
     note.say(
         fmt::format("At the peak, in {}, the name costs {}: autograd lets go of the outputs once it has used them, "
                     "the name holds them through the rest of the step.",
-                    name_of(card_of(*kept).peak.phase), with_unit(more)));
+                    name_of(gpu_of(*kept).peak.phase), with_unit(more)));
   }
   if (const CaseRun* without = find_run(runs, "no_grad"); without != nullptr && !raised_of(*without).empty()) {
     note.say(

@@ -1,4 +1,4 @@
-// Cases about the machine: the host beside the card, what no tensor holds, holes, data on its way.
+// Cases about the machine: the host beside the GPU, what no tensor holds, holes, data on its way.
 
 #include <fmt/format.h>
 
@@ -15,51 +15,51 @@ constexpr int64_t kWorthARow = 64 << 10;
 
 }  // namespace
 
-void note_host_and_card(Note& note, Runs runs) {
-  const CaseRun& card = runs.front();
+void note_host_and_gpu(Note& note, Runs runs) {
+  const CaseRun& gpu = runs.front();
   const CaseRun* host = find_run(runs, "host");
   const bool ran = host != nullptr && host->report.outcome == "ok";
   std::vector<std::pair<std::string, std::vector<int64_t>>> rows;
   for (const Phase of : {Phase::forward, Phase::backward, Phase::optimizer}) {
     const std::string phase(name_of(of));
-    const int64_t on_card = phase_peak_of(card, of);
+    const int64_t on_gpu = phase_peak_of(gpu, of);
     const int64_t on_host = ran ? fact_of(*host, "host_" + phase + "_bytes") : -1;
-    rows.emplace_back(phase, std::vector{on_card == 0 ? -1 : on_card, on_host});
-    note.figure("card." + phase + "_bytes", on_card);
+    rows.emplace_back(phase, std::vector{on_gpu == 0 ? -1 : on_gpu, on_host});
+    note.figure("gpu." + phase + "_bytes", on_gpu);
     if (ran) note.figure("host." + phase + "_bytes", on_host);
   }
-  note.table("peak of tensors by phase", {"card", "host"}, rows);
-  const ReportOfDevice& device = card_of(card);
+  note.table("peak of tensors by phase", {"gpu", "host"}, rows);
+  const ReportOfDevice& device = gpu_of(gpu);
   note.say(
-      fmt::format("The card has {}. Before the first tensor {} of it are gone to the CUDA context, which the host does "
+      fmt::format("The GPU has {}. Before the first tensor {} of it are gone to the CUDA context, which the host does "
                   "not have.",
-                  with_unit(device.device.total_bytes), with_unit(device.card.non_pytorch_bytes)));
+                  with_unit(device.device.total_bytes), with_unit(device.memory.non_pytorch_bytes)));
   if (!ran) return note.say("The loop did not run to its end on the host.");
   note.figure("host.resident_bytes", fact_of(*host, "host_resident_bytes"));
   note.figure("host.total_bytes", fact_of(*host, "host_total_bytes"));
   if (device.failure) {
     note.say(fmt::format(
-        "The card fails in {}: {} more are wanted on top of {} allocated and {} cached, and {} are free. The host runs "
+        "The GPU fails in {}: {} more are wanted on top of {} allocated and {} cached, and {} are free. The host runs "
         "the same "
         "loop: its tensors peak at {}, and it has {}, which it hands out page by page as they are touched "
         "and could swap.",
         name_of(device.failure->phase), with_unit(device.failure->requested_bytes),
-        with_unit(device.failure->allocated_bytes), with_unit(device.card.cached_bytes),
-        with_unit(device.card.free_bytes), with_unit(fact_of(*host, "host_peak_bytes")),
+        with_unit(device.failure->allocated_bytes), with_unit(device.memory.cached_bytes),
+        with_unit(device.memory.free_bytes), with_unit(fact_of(*host, "host_peak_bytes")),
         with_unit(fact_of(*host, "host_total_bytes"))));
   } else {
     const int64_t largest = device.batch ? device.batch->largest_batch : 0;
-    note.figure("card.largest_batch", largest);
-    note.say(fmt::format("Both run this batch. On the card up to {} should fit (predicted).", largest));
+    note.figure("gpu.largest_batch", largest);
+    note.say(fmt::format("Both run this batch. On the GPU up to {} should fit (predicted).", largest));
   }
 }
 
 void note_hidden_memory(Note& note, Runs runs) {
   const CaseRun& run = runs.front();
-  const ReportOfDevice& device = card_of(run);
-  note.say(fmt::format("{}: {}{}.", "CUDA context", with_unit(device.card.non_pytorch_bytes),
-                       device.device.virtual_device ? " (modelled for a virtual card)" : ""));
-  note.figure("context_bytes", device.card.non_pytorch_bytes);
+  const ReportOfDevice& device = gpu_of(run);
+  note.say(fmt::format("{}: {}{}.", "CUDA context", with_unit(device.memory.non_pytorch_bytes),
+                       device.device.virtual_device ? " (modelled for a virtual GPU)" : ""));
+  note.figure("context_bytes", device.memory.non_pytorch_bytes);
   std::vector<std::pair<std::string, std::vector<int64_t>>> rows;
   for (const Transient& one : run.scopes.transients) {
     if (one.most_bytes < kWorthARow) continue;
@@ -69,21 +69,21 @@ void note_hidden_memory(Note& note, Runs runs) {
   note.table("largest block that its op alone uses", {"bytes"}, rows);
   note.figure("workspace_bytes", category_of(run, Category::workspace));
   note.figure("temporary_bytes", category_of(run, Category::temporary));
-  note.figure("cached_bytes", device.card.cached_bytes);
+  note.figure("cached_bytes", device.memory.cached_bytes);
   note.say(
       fmt::format("Of these {} are workspaces alive at the peak, and {} temporaries: they come and go, but they set "
                   "it. Cached by the allocator then, which nvidia-smi counts as used: {}.",
                   with_unit(category_of(run, Category::workspace)), with_unit(category_of(run, Category::temporary)),
-                  with_unit(device.card.cached_bytes)));
+                  with_unit(device.memory.cached_bytes)));
 }
 
 void note_fragmentation(Note& note, Runs runs) {
-  const auto reserved = [](const CaseRun& run) { return card_of(run).peak.reserved_bytes; };
+  const auto reserved = [](const CaseRun& run) { return gpu_of(run).peak.reserved_bytes; };
   note.compare(runs, {{"peak", peak_of}, {"reserved", reserved}});
   for (const CaseRun& run : runs) {
-    const ReportOfDevice& device = card_of(run);
+    const ReportOfDevice& device = gpu_of(run);
     if (!device.failure) continue;
-    const int64_t idle = device.card.cached_bytes + device.card.free_bytes;
+    const int64_t idle = device.memory.cached_bytes + device.memory.free_bytes;
     note.figure(run.variant + ".wanted_bytes", device.failure->requested_bytes);
     note.figure(run.variant + ".idle_bytes", idle);
     note.say(fmt::format("{}: {} are wanted and {} lie idle, but no hole is large enough.", run.variant,
@@ -115,13 +115,13 @@ void note_data_loading(Note& note, Runs runs) {
     const int64_t one = last_call(run, "load").peak_bytes - last_call(run, "load").begin_bytes;
     if (one <= 0) continue;
     note.figure(run.variant + ".batches_in_flight", alive(run) / one);
-    note.say(fmt::format("{}: at most {} of {} on the card at once; {} of the host's memory pinned.", run.variant,
+    note.say(fmt::format("{}: at most {} of {} on the GPU at once; {} of the host's memory pinned.", run.variant,
                          alive(run) / one == 1 ? "1 batch" : fmt::format("{} batches", alive(run) / one),
                          with_unit(one), with_unit(pinned(run))));
   }
-  if (card_of(runs.front()).device.virtual_device) {
+  if (gpu_of(runs.front()).device.virtual_device) {
     note.say(
-        "On this virtual card a copy takes no time, so a pinned buffer is free again at once: a real card needs one "
+        "On this virtual GPU a copy takes no time, so a pinned buffer is free again at once: a real GPU needs one "
         "for each batch on its way.");
   }
 }

@@ -12,7 +12,7 @@ namespace {
 
 /// Inputs of the classifier: columns of the parameter [10, n].
 int64_t inputs_of_classifier(const CaseRun& run) {
-  for (const ReportOwner& owner : card_of(run).allocations) {
+  for (const ReportOwner& owner : gpu_of(run).allocations) {
     const auto shape = parse_shape(owner.shape);
     if (owner.category == Category::parameter && shape.size() == 2) return shape[1];
   }
@@ -23,21 +23,21 @@ int64_t inputs_of_classifier(const CaseRun& run) {
 
 void note_classifier(Note& note, Runs runs) {
   const CaseRun& run = runs.front();
-  const ReportOfDevice& device = card_of(run);
+  const ReportOfDevice& device = gpu_of(run);
   if (device.batch) {
     note.figure("largest_batch", device.batch->largest_batch);
     const int64_t batch = device.batch->batch, largest = device.batch->largest_batch;
-    const std::string card = with_unit(device.device.total_bytes);
+    const std::string gpu = with_unit(device.device.total_bytes);
     if (!device.failure && largest > 0) {
-      note.say(fmt::format("A batch of {} peaks at {}; on this card, {}, up to {} should fit (predicted).", batch,
-                           with_unit(peak_of(run)), card, largest));
+      note.say(fmt::format("A batch of {} peaks at {}; on this GPU, {}, up to {} should fit (predicted).", batch,
+                           with_unit(peak_of(run)), gpu, largest));
     } else if (largest > 0 && largest < batch - 1) {
-      note.say(fmt::format("A batch of {} does not fit on this card, {}; at most {} does (predicted).", batch, card,
-                           largest));
+      note.say(
+          fmt::format("A batch of {} does not fit on this GPU, {}; at most {} does (predicted).", batch, gpu, largest));
     } else if (device.failure) {  // fragmentation, or the rest of the step would have been more
       note.say(fmt::format(
-          "A batch of {} does not fit on this card, {}; the moment of the failure does not tell which one does.", batch,
-          card));
+          "A batch of {} does not fit on this GPU, {}; the moment of the failure does not tell which one does.", batch,
+          gpu));
     }
   }
   constexpr int64_t kPublished = 128 * 4 * 4;

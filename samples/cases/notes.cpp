@@ -13,7 +13,7 @@ struct Case {
 };
 
 constexpr std::array kCases = {
-    Case{"S1", note_host_and_card},   Case{"S2", note_kept_outputs},  Case{"S3", note_accumulation},
+    Case{"S1", note_host_and_gpu},    Case{"S2", note_kept_outputs},  Case{"S3", note_accumulation},
     Case{"S4", note_mixed_precision}, Case{"S5", note_checkpointing}, Case{"S6", note_classifier},
     Case{"S7", note_classifier},      Case{"S8", note_hidden_memory}, Case{"S9", note_copy},
     Case{"S10", note_zero_grad},      Case{"S11", note_growth},       Case{"S12", note_fragmentation},

@@ -19,7 +19,7 @@ ReportCase explain_host(std::string_view id, std::string_view about, const std::
 
 // One function per case. Those that compare take what they find among the runs: a variant may have failed.
 using Runs = std::span<const CaseRun>;
-void note_host_and_card(Note& note, Runs runs);       // S1
+void note_host_and_gpu(Note& note, Runs runs);        // S1
 void note_kept_outputs(Note& note, Runs runs);        // S2
 void note_accumulation(Note& note, Runs runs);        // S3
 void note_mixed_precision(Note& note, Runs runs);     // S4

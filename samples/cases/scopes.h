@@ -10,7 +10,7 @@
 namespace oomdiag {
 
 /// One call of a user scope: a layer, or a part of a sample's loop ("sample#forward" in the trace, "forward" here). Bytes
-/// are those of the first card.
+/// are those of the first GPU.
 struct ScopeCall {
   std::string name;
   int64_t begin_bytes = 0, peak_bytes = 0, end_bytes = 0;  ///< allocated
@@ -36,7 +36,7 @@ struct ScopeSheet {
   std::vector<Transient> transients;          ///< largest first
 };
 
-/// Replays the first card of `trace` and reads its scopes. Scopes of several threads are taken as one stack: in the samples
+/// Replays the first GPU of `trace` and reads its scopes. Scopes of several threads are taken as one stack: in the samples
 /// one thread waits while another works.
 ScopeSheet read_scopes(const Trace& trace);
 

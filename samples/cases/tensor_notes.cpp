@@ -23,11 +23,11 @@ std::vector<int64_t> sorted(std::vector<int64_t> shape) {
 /// Bytes of 16-bit tensors that backward keeps and that have the shape of a parameter: what autocast made of weights.
 int64_t weight_copies_of(const CaseRun& run) {
   std::set<std::vector<int64_t>> parameters;
-  for (const ReportOwner& owner : card_of(run).allocations) {
+  for (const ReportOwner& owner : gpu_of(run).allocations) {
     if (owner.category == Category::parameter) parameters.insert(sorted(parse_shape(owner.shape)));
   }
   int64_t bytes = 0;
-  for (const ReportSavedTensor& saved : card_of(run).saved_tensors) {
+  for (const ReportSavedTensor& saved : gpu_of(run).saved_tensors) {
     const bool half = saved.dtype == "float16" || saved.dtype == "bfloat16";
     if (half && parameters.contains(sorted(saved.shape))) bytes += saved.bytes;
   }
@@ -87,18 +87,18 @@ void note_small_model(Note& note, Runs runs) {
                                                    last_call(run, "labels").kept_bytes;
                                           }}});
   const CaseRun& first = runs.front();
-  const int64_t total = card_of(first).device.total_bytes;
+  const int64_t total = gpu_of(first).device.total_bytes;
   if (first.report.outcome == "ok") {
     note.say(
-        fmt::format("Folklore: a batch of {} is not too large for this layer. It needs {} of this card's {}, of which "
+        fmt::format("Folklore: a batch of {} is not too large for this layer. It needs {} of this GPU's {}, of which "
                     "{} are the workspace of cuBLAS.",
-                    card_of(first).batch ? card_of(first).batch->batch : 0, with_unit(peak_of(first)), with_unit(total),
+                    gpu_of(first).batch ? gpu_of(first).batch->batch : 0, with_unit(peak_of(first)), with_unit(total),
                     with_unit(category_of(first, Category::workspace))));
   }
   if (const CaseRun* all = find_run(runs, "whole_data_set")) {
     const int64_t data = last_call(*all, "data_set").kept_bytes + last_call(*all, "labels").kept_bytes;
     note.figure("data_set_bytes", data);
-    note.say(fmt::format("All of the data on the card takes {}.", with_unit(data)));
+    note.say(fmt::format("All of the data on the GPU takes {}.", with_unit(data)));
   }
 }
 
@@ -157,7 +157,7 @@ void note_needless_gradients(Note& note, Runs runs) {
 void note_duplicates(Note& note, Runs runs) {
   note.compare(runs, {{"peak", peak_of}});
   std::map<int64_t, std::vector<const ReportOwner*>> by_bytes;
-  for (const ReportOwner& owner : card_of(runs.front()).allocations) {
+  for (const ReportOwner& owner : gpu_of(runs.front()).allocations) {
     if (owner.bytes >= 1 << 20) by_bytes[owner.bytes].push_back(&owner);
   }
   for (const auto& [bytes, owners] : by_bytes) {

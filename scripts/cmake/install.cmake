@@ -28,8 +28,8 @@ else()  # there it is the package itself
   install(DIRECTORY extension/python/oomdiag DESTINATION ${libraries}/python FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
 endif()
 
-install(DIRECTORY extension/virtual_device/cards DESTINATION ${share} FILES_MATCHING PATTERN "*.json")
-install(FILES extension/virtual_device/cards_without_profile.json profiler/report/oomdiag-report-1.schema.json DESTINATION ${share})
+install(DIRECTORY extension/virtual_device/device_files DESTINATION ${share} FILES_MATCHING PATTERN "*.json")
+install(FILES extension/virtual_device/gpus_without_profile.json profiler/report/oomdiag-report-1.schema.json DESTINATION ${share})
 install(FILES "${CMAKE_BINARY_DIR}/share/recorder_units.txt" DESTINATION ${share})
 install(FILES profiler/error.h profiler/event.h DESTINATION ${share}/sources/profiler)
 install(DIRECTORY profiler/trace DESTINATION ${share}/sources/profiler FILES_MATCHING REGEX "\\.(h|cpp)$")

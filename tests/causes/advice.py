@@ -1,7 +1,7 @@
 """Holds what reports advise against programs that took the advice: python tests/causes/advice.py --build BUILD [--quick] [-v] [-k NAME]
 
-Each program runs on a large card, to know what it needs, and on cards that are a little too small, where it fails. Each fix of
-the report of the failure is applied and run: on the small card if it is said to fit, on the large one for its peak. Prints
+Each program runs on a large GPU, to know what it needs, and on GPUs that are a little too small, where it fails. Each fix of
+the report of the failure is applied and run: on the small GPU if it is said to fit, on the large one for its peak. Prints
 
     what is said to fit     and how much of it does
     whole steps             how far predicted peaks are from measured ones
@@ -29,40 +29,40 @@ class Program:
     model: str
     batch: int
     arguments: dict = dataclasses.field(default_factory=dict)
-    cards: tuple = (0.4, 0.9)  # parts of what it needs
+    gpus: tuple = (0.4, 0.9)  # parts of what it needs
     kept_back: bool = False
     quick: bool = False
     cpp: bool = False  # a reference model of oomdiag train
 
 
 PROGRAMS = [
-    Program("cnn", "cnn", 1024, quick=True, cards=(0.3, 0.6, 0.9)),
+    Program("cnn", "cnn", 1024, quick=True, gpus=(0.3, 0.6, 0.9)),
     Program("cnn, momentum", "cnn", 1024, {"optimizer": "momentum"}, kept_back=True),
-    Program("cnn, a larger batch later", "cnn", 1024, {"warm": 1, "steps": 1}, cards=(0.7,)),
+    Program("cnn, a larger batch later", "cnn", 1024, {"warm": 1, "steps": 1}, gpus=(0.7,)),
     Program("residual", "residual", 768),
     Program("residual, checkpointed", "residual", 1536, {"checkpointed": True}, kept_back=True),
-    Program("residual, autocast", "residual", 768, {"autocast": True}, cards=(0.8,)),
-    Program("mlp", "mlp", 131072, quick=True, cards=(0.5, 0.95)),
-    Program("mlp, outputs held", "mlp", 131072, {"arguments": {"held": True}}, cards=(0.7,)),
-    Program("mlp, zero_grad before backward", "mlp", 32768, {"zero_late": True}, cards=(0.95,), kept_back=True),
-    Program("wide", "wide", 64, cards=(0.55, 0.8, 0.95), quick=True),
-    Program("wide, gradients kept", "wide", 1024, {"keep_gradients": True}, cards=(0.9,)),
-    Program("wide, resumed", "wide", 256, {"resumed": True}, cards=(0.7, 0.95)),
-    Program("wide, bf16", "wide", 4096, {"bf16": True}, cards=(0.6, 0.95), kept_back=True),
-    Program("wide, frozen", "wide", 1024, {"frozen": 8}, cards=(0.9,)),
-    Program("gpt", "gpt", 128, cards=(0.3, 0.6, 0.97)),
-    Program("gpt, long", "gpt", 32, {"arguments": {"length": 1024}}, cards=(0.5, 0.9), kept_back=True),
-    Program("gpt, autocast", "gpt", 128, {"autocast": True}, cards=(0.8,)),
-    Program("gpt, checkpointed", "gpt", 128, {"checkpointed": True}, cards=(0.8,)),
-    Program("gpt, accumulated", "gpt", 128, {"parts": 2}, cards=(0.9,)),
-    Program("gpt, bf16, SGD", "gpt", 128, {"bf16": True, "optimizer": "sgd"}, cards=(0.7,), kept_back=True),
-    Program("encoder", "encoder", 256, cards=(0.4, 0.95)),
-    Program("encoder, resumed", "encoder", 256, {"resumed": True}, cards=(0.9,), kept_back=True),
-    Program("lstm", "lstm", 512, cards=(0.4, 0.9)),
-    Program("mlp in C++", "mlp", 8000000, cpp=True, cards=(0.6, 0.9)),
-    Program("deepcnn in C++", "deepcnn", 6400, cpp=True, cards=(0.5, 0.8)),
-    Program("simplecnn in C++", "simplecnn", 65536, cpp=True, cards=(0.7,), kept_back=True),
-    Program("lstm, momentum", "lstm", 512, {"optimizer": "momentum"}, cards=(0.7,), kept_back=True),
+    Program("residual, autocast", "residual", 768, {"autocast": True}, gpus=(0.8,)),
+    Program("mlp", "mlp", 131072, quick=True, gpus=(0.5, 0.95)),
+    Program("mlp, outputs held", "mlp", 131072, {"arguments": {"held": True}}, gpus=(0.7,)),
+    Program("mlp, zero_grad before backward", "mlp", 32768, {"zero_late": True}, gpus=(0.95,), kept_back=True),
+    Program("wide", "wide", 64, gpus=(0.55, 0.8, 0.95), quick=True),
+    Program("wide, gradients kept", "wide", 1024, {"keep_gradients": True}, gpus=(0.9,)),
+    Program("wide, resumed", "wide", 256, {"resumed": True}, gpus=(0.7, 0.95)),
+    Program("wide, bf16", "wide", 4096, {"bf16": True}, gpus=(0.6, 0.95), kept_back=True),
+    Program("wide, frozen", "wide", 1024, {"frozen": 8}, gpus=(0.9,)),
+    Program("gpt", "gpt", 128, gpus=(0.3, 0.6, 0.97)),
+    Program("gpt, long", "gpt", 32, {"arguments": {"length": 1024}}, gpus=(0.5, 0.9), kept_back=True),
+    Program("gpt, autocast", "gpt", 128, {"autocast": True}, gpus=(0.8,)),
+    Program("gpt, checkpointed", "gpt", 128, {"checkpointed": True}, gpus=(0.8,)),
+    Program("gpt, accumulated", "gpt", 128, {"parts": 2}, gpus=(0.9,)),
+    Program("gpt, bf16, SGD", "gpt", 128, {"bf16": True, "optimizer": "sgd"}, gpus=(0.7,), kept_back=True),
+    Program("encoder", "encoder", 256, gpus=(0.4, 0.95)),
+    Program("encoder, resumed", "encoder", 256, {"resumed": True}, gpus=(0.9,), kept_back=True),
+    Program("lstm", "lstm", 512, gpus=(0.4, 0.9)),
+    Program("mlp in C++", "mlp", 8000000, cpp=True, gpus=(0.6, 0.9)),
+    Program("deepcnn in C++", "deepcnn", 6400, cpp=True, gpus=(0.5, 0.8)),
+    Program("simplecnn in C++", "simplecnn", 65536, cpp=True, gpus=(0.7,), kept_back=True),
+    Program("lstm, momentum", "lstm", 512, {"optimizer": "momentum"}, gpus=(0.7,), kept_back=True),
 ]
 
 
@@ -84,11 +84,11 @@ def job_of(program, memory, fixes=(), modules=()):
 @dataclasses.dataclass
 class Claim:
     program: Program
-    card: int  # MiB
+    gpu: int  # MiB
     failed: str
     fix: dict
-    large: dict  # the job on the large card
-    small: dict  # on the card that it failed on, where it is said to fit
+    large: dict  # the job on the large GPU
+    small: dict  # on the GPU that it failed on, where it is said to fit
 
     @property
     def predicted(self):
@@ -116,19 +116,19 @@ def collect(build, programs, quick):
         if job["told"]["ended"] != "ok":
             sys.exit(f"{program.name}: {job['told']['ended']}")
         needs, outside = job["report"]["peak"]["allocated_bytes"], job["report"]["card"]["non_pytorch_bytes"]
-        failing += [(program, int((needs * part + outside) / (1 << 20))) for part in program.cards[-1 if quick else 0:]]
+        failing += [(program, int((needs * part + outside) / (1 << 20))) for part in program.gpus[-1 if quick else 0:]]
         first = max(p["peak_allocated_bytes"] for p in job["report"]["phases"] if p["step"] <= 1)
         if first < 0.97 * needs:  # between the two it fails in a later step
             failing.append((program, int(((first + needs) / 2 + outside) / (1 << 20))))
-    failed = run(build, [job_of(program, card) for program, card in failing])
+    failed = run(build, [job_of(program, gpu) for program, gpu in failing])
     claims, larges = [], {}
-    for (program, card), job in zip(failing, failed):
+    for (program, gpu), job in zip(failing, failed):
         if job["report"] is None:
-            print(f"{program.name} on {card} MiB: {job['told']['ended']}, {job['why_no_report']}")
+            print(f"{program.name} on {gpu} MiB: {job['told']['ended']}, {job['why_no_report']}")
             continue
         failure = job["report"]["failure"]
         if not failure:
-            print(f"{program.name} on {card} MiB: {job['told']['ended']}")
+            print(f"{program.name} on {gpu} MiB: {job['told']['ended']}")
             continue
         where = f"{failure['phase']} {failure['step']}, {job['report']['cause']['kind']}"
         for fix in job["report"]["fixes"]:
@@ -137,8 +137,8 @@ def collect(build, programs, quick):
                 continue
             key = (program.name, tuple(ids), tuple(fix["modules"]))
             large = larges.setdefault(key, job_of(program, LARGE, ids, fix["modules"]))
-            small = job_of(program, card, ids, fix["modules"]) if fix["predicted_fits"] else None
-            claims.append(Claim(program, card, where, fix, large, small))
+            small = job_of(program, gpu, ids, fix["modules"]) if fix["predicted_fits"] else None
+            claims.append(Claim(program, gpu, where, fix, large, small))
     run(build, list(larges.values()))
     run(build, [claim.small for claim in claims if claim.small])
     return claims
@@ -151,7 +151,7 @@ def judge(title, claims):
     whole = sorted(claim.error for claim in claims if not claim.fix["at_least"])
     least = [claim for claim in claims if claim.fix["at_least"]]
     above = [claim for claim in least if claim.predicted > claim.measured]
-    print(f"{title}: {len(claims)} claims about {len({(c.program.name, c.card) for c in claims})} failures")
+    print(f"{title}: {len(claims)} claims about {len({(c.program.name, c.gpu) for c in claims})} failures")
     if fits:
         print(f"  said to fit: {len(right)} of {len(fits)} do, {100 * len(right) / len(fits):.1f} %")
     if whole:
@@ -168,7 +168,7 @@ def describe(claim):
     verdict = {True: "fits", False: "too much", None: "unknown"}[claim.fix["predicted_fits"]]
     went = "" if not claim.small else " and does" if claim.small["told"]["ended"] == "ok" else " BUT FAILS"
     bad = claim.error > 0.1 if not claim.fix["at_least"] else claim.predicted > claim.measured
-    return (f"{claim.program.name[:28]:28} {claim.card:5} {claim.failed[:28]:28} {claim.fix['id'][:24]:24}"
+    return (f"{claim.program.name[:28]:28} {claim.gpu:5} {claim.failed[:28]:28} {claim.fix['id'][:24]:24}"
             f"{'>=' if claim.fix['at_least'] else '  '}{mib(claim.predicted)}{mib(claim.measured)} MiB  {verdict}{went}"
             + (f"   {100 * (claim.predicted / claim.measured - 1):+.1f} %" if bad else "")
             + ("" if claim.large["told"]["ended"] == "ok" else "  " + claim.large["told"]["ended"][-80:]))

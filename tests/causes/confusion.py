@@ -13,7 +13,7 @@ from harness import run_jobs, train_jobs
 
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 CLOCKED = ("--clocked",)  # work takes time, so that frees across streams wait
-TWO_CARDS = ("--count", "2")
+TWO_GPUS = ("--count", "2")
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ def cases():
         Case("twice the depth", "capacity", "one_step", {"mib": 40, "depth": 10}, cure=larger),
         Case("Adam's state does not fit", "capacity", "wide_linear", {"layers": 5}, cure=larger, quick=True),
         Case("Adam's state fits, step 2 does not", "capacity", "wide_linear", {"layers": 3, "steps": 3}, 768, cure=larger),
-        Case("the whole data set on the card", "capacity", "data_set", cure=larger),
+        Case("the whole data set on the GPU", "capacity", "data_set", cure=larger),
         Case("a data set just too large", "capacity", "data_set", {"mib": 32, "count": 24}, 800, cure=larger),
         Case("batches that rise until they do not fit", "capacity", "batches_of", {"sizes": rising}, cure=larger, quick=True),
         Case("batches of all sizes, one too large", "capacity", "batches_of", {"sizes": mixed}, cure=larger),
@@ -51,7 +51,7 @@ def cases():
         Case("a queue of three, then a large batch", "capacity", "queue_then_batch", cure=larger),
         Case("a long unrolled network", "capacity", "unrolled", cure=larger, quick=True),
         Case("a small request that needs a whole segment", "capacity", "nearly_full", quick=True),
-        Case("a request that nearly fills the card", "capacity", "large_but_possible", cure=larger, quick=True),
+        Case("a request that nearly fills the GPU", "capacity", "large_but_possible", cure=larger, quick=True),
 
         # Forward passes with room for the request in holes, and none for what comes after it.
         *[Case(f"{name}, in forward with holes, {memory} MiB", "capacity", "train", arguments, memory, cure=larger,
@@ -74,7 +74,7 @@ def cases():
         Case("a hook that keeps activations", "leak", "hooked", {"steps": 160}, 640, cure=stop),
         Case("outputs in a list, no optimizer", "leak", "without_optimizer", {"steps": 80}, 640, cure=stop),
         Case("outputs in a list under a limit", "leak", "capped_leak", {"steps": 80}, 640, cure=stop),
-        Case("a slow leak on a full card", "leak", "full_card_leak", {"base": 700}, cure=stop),
+        Case("a slow leak on a full GPU", "leak", "full_gpu_leak", {"base": 700}, cure=stop),
 
         Case("holes between pinned blocks", "fragmentation", "pinned_holes",
              cure={"environment": EXPANDABLE}, quick=True),
@@ -98,7 +98,7 @@ def cases():
              cure={"environment": {"PYTORCH_CUDA_ALLOC_CONF": ""}}),
         Case("a fraction that is not what stops it", "capacity", "capped", {"fraction": 0.99, "mib": 80}, cure=larger),
 
-        Case("another library holds much of the card", "non_pytorch", "with_others", {"outside": 2300, "mib": 60}, 3072,
+        Case("another library holds much of the GPU", "non_pytorch", "with_others", {"outside": 2300, "mib": 60}, 3072,
              cure={"arguments": {"outside": 0}}, quick=True),
         Case("another library holds a little, the batch is too large", "capacity", "with_others",
              {"outside": 20, "mib": 80}, cure=larger),
@@ -119,19 +119,19 @@ def cases():
         Case("a slow side stream, and too large a batch", "capacity", "side_stream", {"count": 4, "model": 400, "last": 600},
              options=CLOCKED, cure=larger),
 
-        Case("scores gathered on the first card", "imbalance", "data_parallel", memory=512, options=TWO_CARDS,
+        Case("scores gathered on the first GPU", "imbalance", "data_parallel", memory=512, options=TWO_GPUS,
              cure={"arguments": {"gathered": False}}, quick=True),
-        Case("each card its own loss, the batch too large", "capacity", "data_parallel", {"gathered": False, "batch": 256}, 512,
-             options=TWO_CARDS, cure=larger, quick=True),
-        Case("nine layers on one card, one on the other", "imbalance", "split_layers", {"batches": [10, 30]}, 640,
-             options=TWO_CARDS, cure={"arguments": {"first": 5, "second": 5}}),
-        # Not to be known: the second card has not been used yet when the first one is full.
-        Case("the same, in the first step", "imbalance", "split_layers", memory=640, options=TWO_CARDS,
+        Case("each GPU its own loss, the batch too large", "capacity", "data_parallel", {"gathered": False, "batch": 256}, 512,
+             options=TWO_GPUS, cure=larger, quick=True),
+        Case("nine layers on one GPU, one on the other", "imbalance", "split_layers", {"batches": [10, 30]}, 640,
+             options=TWO_GPUS, cure={"arguments": {"first": 5, "second": 5}}),
+        # Not to be known: the second GPU has not been used yet when the first one is full.
+        Case("the same, in the first step", "imbalance", "split_layers", memory=640, options=TWO_GPUS,
              cure={"arguments": {"first": 5, "second": 5}}),
-        Case("five layers on each card, a batch too large", "capacity", "split_layers",
-             {"batches": [10, 60], "first": 5, "second": 5}, 640, options=TWO_CARDS, cure=larger),
+        Case("five layers on each GPU, a batch too large", "capacity", "split_layers",
+             {"batches": [10, 60], "first": 5, "second": 5}, 640, options=TWO_GPUS, cure=larger),
         Case("the same, in the first step", "capacity", "split_layers", {"batches": [60], "first": 5, "second": 5}, 640,
-             options=TWO_CARDS, cure=larger),
+             options=TWO_GPUS, cure=larger),
 
         Case("deepcnn, twice the batch that fits", "capacity", train=("--model", "deepcnn", "--batch", "12000"), memory=0,
              cure={"memory": 40960}, quick=True),
@@ -139,7 +139,7 @@ def cases():
              cure={"environment": EXPANDABLE}),
         Case("resnet50, a batch too large", "capacity", train=("--model", "resnet50", "--batch", "256"), memory=0,
              cure={"memory": 40960}),
-        Case("gpt, a card too small", "capacity", train=("--model", "gpt"), memory=4096, cure={"memory": 24576}),
+        Case("gpt, a GPU too small", "capacity", train=("--model", "gpt"), memory=4096, cure={"memory": 24576}),
         Case("x + 1 beside x", "capacity", train=("--model", "copy"), memory=6144, 
              cure={"train": ("--model", "copy", "--variant", "in_place")}),
         Case("interleaved sizes", "fragmentation", train=("--model", "fragmented"), memory=4096,

@@ -1,4 +1,4 @@
-"""Training programs that run out of memory on a card that is a little too small, and every fix that is proposed for them, so
+"""Training programs that run out of memory on a GPU that is a little too small, and every fix that is proposed for them, so
 that what the report says of each can be held against the program with it. advice.py runs them in forked children.
 """
 import contextlib

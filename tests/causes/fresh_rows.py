@@ -21,7 +21,7 @@ def fresh(Pattern):
         row("bins_by_quantile", "sort_temporaries", r"\.cpu\(\)|on the host|split|chunk|sample|column",
             "yandex-research/rtdl-num-embeddings#18"),
         row("sum_of_wrong_shapes", "all_pairs", r"squeeze|view", "pytorch/pytorch#2225"),
-        row("windows_stay_on_card", kept, r"\.cpu\(\)", "Project-MONAI/MONAI#854"),
+        row("windows_stay_on_gpu", kept, r"\.cpu\(\)", "Project-MONAI/MONAI#854"),
         row("separation_of_long_recording", "batch_without_gradients", r"split|chunk|shorter|part",
             "speechbrain/speechbrain#1255"),
         row("memory_of_agent", kept, r"\.cpu\(\)", "pytorch/tutorials#1620", memory=600),

@@ -84,7 +84,7 @@ def predictions_of_all_sessions(fixed=False):
 
 
 # Overlapping windows of a volume; the predictor's outputs are kept until all can be stitched.
-def windows_stay_on_card(fixed=False, classes=24, size=48, step=24):
+def windows_stay_on_gpu(fixed=False, classes=24, size=48, step=24):
     network = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.InstanceNorm3d(16), nn.LeakyReLU(), nn.Conv3d(16, classes, 1))
     network.cuda().eval()
     scan = torch.randn(1, 1, 144, 144, 96)

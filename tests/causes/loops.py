@@ -1,7 +1,7 @@
 """Programs with a known reason to run out of memory, and their doubles that only look like it. Each is a function; nursery.py
 runs them in forked children, so that torch is imported once.
 
-Sizes are in MiB of one float32 tensor, so that a program and the card it runs on can be read off side by side.
+Sizes are in MiB of one float32 tensor, so that a program and the GPU it runs on can be read off side by side.
 """
 import collections
 import ctypes
@@ -98,7 +98,7 @@ def unrolled(mib=12, length=60):
 
 
 def nearly_full(room=6, request=2):
-    """A small request in a card without room for the segment of 20 MiB that PyTorch makes for it."""
+    """A small request in a GPU without room for the segment of 20 MiB that PyTorch makes for it."""
     keep = []
     try:
         while True:
@@ -195,7 +195,7 @@ def capped_leak(mib=8, steps=60, kept=True):
     keep_outputs(mib, steps, kept)
 
 
-def full_card_leak(base=700, mib=1, steps=200, kept=True):
+def full_gpu_leak(base=700, mib=1, steps=200, kept=True):
     keep, outputs = mib_tensor(base), []
     train([2] * steps, each_step=lambda _s, _x, _o, _l: outputs.append(mib_tensor(mib + 1)) if kept else None)
     return keep
@@ -227,7 +227,7 @@ def trained_holes(count=20, large=40, small=24, request=200):
     return pinned_holes(count, large, small, request)
 
 
-# Requests that no such card can grant.
+# Requests that no such GPU can grant.
 
 def oversized(gib=20):
     return torch.empty(int(gib * (1 << 30)), dtype=torch.uint8, device="cuda")
@@ -287,7 +287,7 @@ def linear_without_room(room=0):
 
 
 def fill(room):
-    """Takes the card but for `room` MiB, in blocks that leave no holes."""
+    """Takes the GPU but for `room` MiB, in blocks that leave no holes."""
     keep = []
     free, _ = torch.cuda.mem_get_info()
     keep.append(mib_tensor((free >> 20) // 2 * 2 - room - room % 2))
@@ -362,7 +362,7 @@ def captured_offloading(mib=64, depth=16, recorded=True):
     return graph
 
 
-# Several cards in one process.
+# Several GPUs in one process.
 
 class Words(nn.Module):
     """A language model without its middle: the scores of all words are its largest tensors."""
@@ -381,7 +381,7 @@ class Words(nn.Module):
 
 
 def data_parallel(batch=64, length=64, gathered=True, steps=2):
-    """With gathered scores the first card computes the loss of all."""
+    """With gathered scores the first GPU computes the loss of all."""
     model = nn.DataParallel(Words().cuda())
     stepper = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
@@ -396,7 +396,7 @@ def data_parallel(batch=64, length=64, gathered=True, steps=2):
 
 
 def split_layers(batches=(30, 30), first=9, second=1):
-    """The first layers on one card, the others on the next; batches of so many MiB."""
+    """The first layers on one GPU, the others on the next; batches of so many MiB."""
     front = nn.Sequential(*[Block() for _ in range(first)]).to("cuda:0")
     back = nn.Sequential(*[Block() for _ in range(second)]).to("cuda:1")
     stepper = torch.optim.SGD([*front.parameters(), *back.parameters()], lr=0.1)

@@ -257,7 +257,7 @@ def best_weights_beside_model(fixed=False):
     return sum(weight.numel() for weight in final.parameters())
 
 
-def average_on_the_card(fixed=False):
+def average_on_the_gpu(fixed=False):
     model = mlp(3072, 3072, 3072, 3072, 3072)
     average = copy.deepcopy(model).requires_grad_(False)
     average = average.cpu() if fixed else average
@@ -510,7 +510,7 @@ def dense_adjacency(fixed=False):
         optimizer.step()
 
 
-def batches_on_the_card(fixed=False):
+def batches_on_the_gpu(fixed=False):
     data = torch.utils.data.TensorDataset(torch.randn(4000, 3, 128, 128), torch.zeros(4000, dtype=torch.long))
     loader = torch.utils.data.DataLoader(data, batch_size=128)
     model = conv_net(16, 2)
@@ -523,7 +523,7 @@ def batches_on_the_card(fixed=False):
         optimizer.step()
 
 
-def share_of_the_card(fixed=False):
+def share_of_the_gpu(fixed=False):
     torch.cuda.set_per_process_memory_fraction(0.9 if fixed else 0.3)
     adapters = [mlp(2048, 2048, 2048) for _ in range(12)]
     with torch.no_grad():
@@ -580,7 +580,7 @@ def networks_of_earlier_tasks(fixed=False):
         earlier.append(old.cpu() if fixed else old)
 
 
-def video_on_the_card(fixed=False):
+def video_on_the_gpu(fixed=False):
     network = conv_net(32, 3).eval()
     video = torch.randn(700, 3, 288, 288)
     video = video if fixed else video.cuda()

@@ -11,7 +11,7 @@ def other(Pattern):
         row("adapters_of_folds", "several_models", r"lru_cache|cache_clear", "meta-pytorch/torchtune#904"),
         # Gradients of weights that no optimizer changes.
         row("base_model_not_frozen", "gradients_of_frozen", r"requires_grad", "TUDB-Labs/mLoRA#90"),
-        # One buffer is larger than the card.
+        # One buffer is larger than the GPU.
         row("covariance_of_each_class", "large_buffer", r"diagonal|fewer|smaller", "BIT-DA/MetaSAug#4"),
         row("kernel_of_both_domains", pairs, r"split|chunk|cdist", "jindongwang/transferlearning#83"),
         row("counterparts_of_entities", pairs, r"matmul|einsum|@|bmm", "rusty1s/deep-graph-matching-consensus#4"),

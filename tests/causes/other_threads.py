@@ -337,7 +337,7 @@ def render(camera, gaussians):
     return colours.T.reshape(3, 1, -1)[:, :, :width].expand(3, height, width)
 
 
-# Every camera takes its picture to the card when the scene is read; each step looks at one of them.
+# Every camera takes its picture to the GPU when the scene is read; each step looks at one of them.
 def cameras_hold_images(fixed=False, views=110):
     cameras = [Camera(number, torch.rand(3, 600, 800), "cpu" if fixed else "cuda") for number in range(views)]
     gaussians = {"colours": nn.Parameter(torch.rand(50_000, 3).cuda()), "positions": nn.Parameter(torch.rand(50_000, 3).cuda())}
@@ -696,7 +696,7 @@ def logits_to_labels(logits, by_argmax_only):
     return torch.softmax(logits, dim=1).argmax(1, keepdim=True).to(torch.uint8)
 
 
-# A body of 117 organs: the windows' logits are gathered on the card.
+# A body of 117 organs: the windows' logits are gathered on the GPU.
 def labels_of_whole_body(fixed=False, classes=117, size=(128, 128, 96), window=32):
     network = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.InstanceNorm3d(16), nn.ReLU(), nn.Conv3d(16, classes, 1))
     network.cuda().eval()

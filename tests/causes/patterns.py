@@ -245,7 +245,7 @@ def generate_with_transformers(fixed=False):
             past, ids = result.past_key_values, result.logits[:, -1:].argmax(-1)
 
 
-def predictions_on_the_card(fixed=False):
+def predictions_on_the_gpu(fixed=False):
     model = elementwise_net(2)
     predictions = None
     with torch.no_grad():
@@ -267,7 +267,7 @@ def history_list(fixed=False):
         history.append(out.detach().mean().item() if fixed else out.detach() * 2)
 
 
-def replay_buffer_on_the_card(fixed=False):
+def replay_buffer_on_the_gpu(fixed=False):
     replay, model = [], elementwise_net(1)
     for _ in range(80):
         state = batch(12)
@@ -276,7 +276,7 @@ def replay_buffer_on_the_card(fixed=False):
         replay.append((state.cpu(), action.cpu()) if fixed else (state, action))
 
 
-def data_set_on_the_card(fixed=False):
+def data_set_on_the_gpu(fixed=False):
     data = torch.randn(rows(900), 4096)
     data = data if fixed else data.cuda()
     train = elementwise_net(4)

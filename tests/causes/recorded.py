@@ -138,7 +138,7 @@ def auto_encoder():
 
 
 def accumulated():
-    """Gradients of four micro-batches, made on the card from the beginning."""
+    """Gradients of four micro-batches, made on the GPU from the beginning."""
     with torch.device("cuda"):
         model = Gpt(layers=3, width=192, heads=3)
     optimizer = torch.optim.NAdam(model.parameters())

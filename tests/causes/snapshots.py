@@ -55,8 +55,8 @@ def main():
     same = 0
     for job in jobs:
         own = named_cause(job["report"])
-        card = ["--device", DEVICE, "--memory", f"{job['memory_mib']}MiB"]
-        report = explain(options.build, pathlib.Path(job["folder"], "snapshot.pickle"), *card)
+        gpu = ["--device", DEVICE, "--memory", f"{job['memory_mib']}MiB"]
+        report = explain(options.build, pathlib.Path(job["folder"], "snapshot.pickle"), *gpu)
         told = named_cause(report)
         same += told == own
         if options.v or told != own:

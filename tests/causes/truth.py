@@ -1,5 +1,5 @@
 """What a program itself knows of the bytes that it holds, to compare reports with: each function trains for two steps and stops
-at a known moment of the second with a request that no card grants, so that the report describes that moment.
+at a known moment of the second with a request that no GPU grants, so that the report describes that moment.
 """
 import torch
 from torch import nn
@@ -109,7 +109,7 @@ def made(how, *shape):
 
 
 def forward_oom(model_name, batch, how="randn"):
-    """The first forward pass of a large model on a card that is too small for it."""
+    """The first forward pass of a large model on a GPU that is too small for it."""
     if model_name == "resnet50":
         import torchvision
         model, x = torchvision.models.resnet50().cuda(), made(how, batch, 3, 224, 224)

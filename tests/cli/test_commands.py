@@ -123,7 +123,7 @@ class Run(CommandLine):
         entries = self.oomdiag(*REAL, "printenv", "LD_PRELOAD", env=environment).stdout.strip().split(":")
         self.assertEqual((entries[0], entries[-1]), ("libdl.so.2", "libm.so.6"))
 
-    def test_what_triton_compiles_for_virtual_cards_lies_where_only_the_user_can_write(self):
+    def test_what_triton_compiles_for_virtual_gpus_lies_where_only_the_user_can_write(self):
         def folder_of(cache):
             shown = self.oomdiag("run", "--device", "rtx3060", "--", "printenv", "TRITON_CACHE_DIR",
                                  env=os.environ | {"XDG_CACHE_HOME": str(cache)})
@@ -209,7 +209,7 @@ class Usage(CommandLine):
         self.check_error(["run", "--device", "h20", "--", "true"], 2, "h20", "h200")
         self.check_error(["train", "--model", "depcnn"], 2, "depcnn", "deepcnn")
 
-    def test_fix_and_fit_want_a_program_and_a_card_that_can_be_tried(self):
+    def test_fix_and_fit_want_a_program_and_a_gpu_that_can_be_tried(self):
         self.check_error(["fix", "--model", "deepcnn", "--", "true"], 2, "fix needs a program")
         for command in ["fix"], ["fit", "--vary", "batch=1..4"]:  # no driver is found there, whatever the machine has
             self.check_error([*command, "--device", "real", "--", "true", "{batch}"], 1, "no NVIDIA GPU or no driver",
@@ -357,28 +357,28 @@ class Devices(CommandLine):
     def test_the_catalogue_in_a_table_and_in_json(self):
         table = self.oomdiag("devices")
         self.assertEqual(table.returncode, 0, table.stderr)
-        cards = json.loads(self.oomdiag("devices", "--json").stdout)
-        self.assertGreaterEqual({card["id"] for card in cards}, {"rtx3060", "rtx4090", "h200"})
-        for card in cards:
-            self.assertIn(card["id"], table.stdout)
-            self.assertGreater(card["total_bytes"], card["context_bytes"])
+        gpus = json.loads(self.oomdiag("devices", "--json").stdout)
+        self.assertGreaterEqual({gpu["id"] for gpu in gpus}, {"rtx3060", "rtx4090", "h200"})
+        for gpu in gpus:
+            self.assertIn(gpu["id"], table.stdout)
+            self.assertGreater(gpu["total_bytes"], gpu["context_bytes"])
 
-    def test_cards_that_this_torch_has_no_code_for_are_known_by_name(self):
+    def test_gpus_that_this_torch_has_no_code_for_are_known_by_name(self):
         table = self.oomdiag("devices", "--all").stdout
         self.assertIn(" gtx1080, ", table)
-        supported = {card["id"] for card in json.loads(self.oomdiag("devices", "--json").stdout)}
+        supported = {gpu["id"] for gpu in json.loads(self.oomdiag("devices", "--json").stdout)}
         for name in ("gtx1080", "GTX-1080", "orin-nx-16", *({"v100-32"} - supported)):  # torches for CUDA 12 have code for a V100
             self.check_error(["train", "--model", "deepcnn", "--device", name], 2, "no virtual ", "oomdiag devices")
 
-    def test_a_machine_without_a_gpu_has_no_card_to_measure(self):
-        self.check_error(["devices", "-o", "card.json"], 2, "--measure")
+    def test_a_machine_without_a_gpu_has_no_gpu_to_measure(self):
+        self.check_error(["devices", "-o", "device.json"], 2, "--measure")
         if not pathlib.Path("/dev/nvidiactl").exists():
-            self.check_error(["devices", "--measure"], 1, "no card to measure")
+            self.check_error(["devices", "--measure"], 1, "no GPU to measure")
 
-    def test_a_card_of_ones_own_is_a_copy_with_other_numbers(self):
-        card = json.loads(pathlib.Path(json.loads(self.oomdiag("devices", "--json").stdout)[0]["file"]).read_text())
-        card["total_bytes"]["value"] = "much"
-        (self.folder / "mine.json").write_text(json.dumps(card))
+    def test_a_gpu_of_ones_own_is_a_copy_with_other_numbers(self):
+        gpu = json.loads(pathlib.Path(json.loads(self.oomdiag("devices", "--json").stdout)[0]["file"]).read_text())
+        gpu["total_bytes"]["value"] = "much"
+        (self.folder / "mine.json").write_text(json.dumps(gpu))
         self.check_error(["train", "--model", "deepcnn", "--device", "./mine.json"], 1, "mine.json", '"total_bytes"')
 
     def test_it_starts_in_milliseconds(self):

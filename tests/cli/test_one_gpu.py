@@ -51,7 +51,7 @@ class OneGpu(unittest.TestCase):
         for device in [], ["--device", "real"], ["--device", "rtx4090"]:
             self.check(1, said, "fix", *device, "--", "true")
         self.check(1, said, "fix", "--model", "deepcnn")
-        self.check(1, "no virtual card is called NVIDIA Unheard 9000", "fix", "--", "true", FAKE_GPU_NAME="NVIDIA Unheard 9000")
+        self.check(1, "no virtual GPU is called NVIDIA Unheard 9000", "fix", "--", "true", FAKE_GPU_NAME="NVIDIA Unheard 9000")
 
     def test_fit_asks_of_the_gpu_only_what_it_can_be_asked(self):
         self.check(1, "not for want of memory", "fit", "--device", "real", "--vary", "batch=1..4", "--", "true", "{batch}")

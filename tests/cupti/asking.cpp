@@ -66,7 +66,7 @@ CALLED_BY_TESTS void* take_managed(size_t bytes) {
   return cudaMallocManaged(&block, bytes, cudaMemAttachGlobal) == cudaSuccess ? block : nullptr;
 }
 
-/// What the card says is used: the other side of the books.
+/// What the GPU says is used: the other side of the books.
 CALLED_BY_TESTS size_t used_bytes() {
   size_t free_bytes = 0;
   size_t total_bytes = 0;

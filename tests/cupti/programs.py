@@ -1,4 +1,4 @@
-"""Programs for test_outside.py: python programs.py NAME. Each takes memory of the card beside PyTorch, through the small libraries of
+"""Programs for test_outside.py: python programs.py NAME. Each takes memory of the GPU beside PyTorch, through the small libraries of
 tests/cupti/asking.cpp, and prints what it knows of it as a line of JSON.
 """
 import ctypes
@@ -46,7 +46,7 @@ def say(**what):
 
 
 def peak():
-    """The peak of the program; what the card says is used right then."""
+    """The peak of the program; what the GPU says is used right then."""
     block = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
     used = extension().used_bytes()
     del block
@@ -111,7 +111,7 @@ def library_in_the_way():
 
 
 def no_room_for_a_handle():
-    """PyTorch caches the whole card when the backward thread's cuBLAS asks for its own workspace."""
+    """PyTorch caches the whole GPU when the backward thread's cuBLAS asks for its own workspace."""
     x = torch.ones(64, 64, device="cuda", requires_grad=True)
     y = x @ x
     free, _ = torch.cuda.mem_get_info()

@@ -25,25 +25,25 @@ constexpr DriverCaller kCaller{.context = 0xc0, .owner = 3, .device = 1};
 
 }  // namespace
 
-TEST_CASE("a card charges whole pages, but what takes half a page at most shares one", "[cupti]") {
+TEST_CASE("a GPU charges whole pages, but what takes half a page at most shares one", "[cupti]") {
   DriverAllocations allocations(kPage);
   allocations.record(take(0x1000, 100), kCaller);
-  CHECK(allocations.card_bytes(1) == 100);
+  CHECK(allocations.gpu_bytes(1) == 100);
   allocations.record(take(0x200000, kPage / 2 + 1), kCaller);
-  CHECK(allocations.card_bytes(1) == kPage + 100);
+  CHECK(allocations.gpu_bytes(1) == kPage + 100);
 }
 
 TEST_CASE("what was allocated is freed with the bytes and the owner it was allocated with", "[cupti]") {
   DriverAllocations allocations(kPage);
   CHECK(allocations.record(take(0x1000, kPage + 100), kCaller).kind == Kind::allocated);
-  CHECK(allocations.card_bytes(1) == 2 * kPage);
+  CHECK(allocations.gpu_bytes(1) == 2 * kPage);
 
   const AllocationChange freed = allocations.record(give(0x1000), {});
   CHECK(freed.kind == Kind::freed);
   CHECK(freed.entry.bytes == kPage + 100);
   CHECK(freed.entry.owner == 3);
   CHECK(freed.entry.device == 1);
-  CHECK(allocations.card_bytes(1) == 0);
+  CHECK(allocations.gpu_bytes(1) == 0);
 }
 
 TEST_CASE("a free of what nobody allocated is no event", "[cupti]") {
@@ -59,9 +59,9 @@ TEST_CASE("pages live as long as their handle or a mapping does", "[cupti]") {
   allocations.record(take(7, 4 * kPage, DriverMemory::handle), kCaller);
   CHECK(allocations.record(map(7, 0x100000, 4 * kPage), {}).kind == Kind::mapped);
   CHECK(allocations.record(give(7, DriverMemory::handle), {}).kind == Kind::none);
-  CHECK(allocations.card_bytes(1) == 4 * kPage);
+  CHECK(allocations.gpu_bytes(1) == 4 * kPage);
   CHECK(allocations.record(unmap(0x100000, 4 * kPage), {}).kind == Kind::freed);
-  CHECK(allocations.card_bytes(1) == 0);
+  CHECK(allocations.gpu_bytes(1) == 0);
 }
 
 TEST_CASE("a handle that was retained once more wants one release more", "[cupti]") {
@@ -84,7 +84,7 @@ TEST_CASE("one unmapping may end several mappings", "[cupti]") {
   CHECK(first.kind == Kind::freed);
   CHECK(first.unmapped == kPage);
   CHECK(allocations.record(unmap(0x100000 + kPage, kPage), {}).kind == Kind::freed);
-  CHECK(allocations.card_bytes(1) == 0);
+  CHECK(allocations.gpu_bytes(1) == 0);
 }
 
 TEST_CASE("pages of another process that are mapped here are not ours", "[cupti]") {
@@ -106,14 +106,14 @@ TEST_CASE("a context that is destroyed takes its blocks with it, and no one else
     freed += one.entry.bytes;
   }
   CHECK(freed == 30);
-  CHECK(allocations.card_bytes(1) == 70);
+  CHECK(allocations.gpu_bytes(1) == 70);
 }
 
-TEST_CASE("host memory is recorded and not on the card; a failed allocation is neither", "[cupti]") {
+TEST_CASE("host memory is recorded and not on the GPU; a failed allocation is neither", "[cupti]") {
   DriverAllocations allocations(1);
   allocations.record(take(0x1000, 10, DriverMemory::pinned), kCaller);
   allocations.record(take(0x2000, 10, DriverMemory::managed), kCaller);
-  CHECK(allocations.card_bytes(1) == 0);
+  CHECK(allocations.gpu_bytes(1) == 0);
   CHECK(allocations.record(give(0x1000, DriverMemory::pinned), {}).kind == Kind::freed);
 
   DriverCall failed = take(0, 1 << 30);

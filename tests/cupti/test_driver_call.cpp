@@ -55,7 +55,7 @@ TEST_CASE("a pitched allocation takes what its rows take", "[cupti]") {
   CHECK(call.read(CUPTI_DRIVER_TRACE_CBID_cuMemAllocPitch_v2, CUPTI_API_EXIT).bytes == 5120);
 }
 
-TEST_CASE("pages say their device; those of the host are not the card's", "[cupti]") {
+TEST_CASE("pages say their device; those of the host are not the GPU's", "[cupti]") {
   CUmemGenericAllocationHandle handle = 5;
   CUmemAllocationProp wanted{};
   wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

@@ -1,4 +1,4 @@
-"""End to end: who holds the bytes of the card that PyTorch does not count, on the virtual device.
+"""End to end: who holds the bytes of the GPU that PyTorch does not count, on the virtual device.
 
     python tests/cupti/test_outside.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -39,9 +39,9 @@ class OutsideTest(unittest.TestCase):
     def run_program(self, name, memory=None, exit_code=0, **environment):
         """Runs one of programs.py under oomdiag: what it said, the report, and the process."""
         output = self.folder / "report.json"
-        card = ["--device", "rtx3060"] + (["--memory", memory] if memory else [])
+        gpu = ["--device", "rtx3060"] + (["--memory", memory] if memory else [])
         done = subprocess.run(
-            [build / "bin/oomdiag", "run", "--folder", self.folder, *card, "-o", output, "--", sys.executable, PROGRAMS, name],
+            [build / "bin/oomdiag", "run", "--folder", self.folder, *gpu, "-o", output, "--", sys.executable, PROGRAMS, name],
             capture_output=True, text=True, timeout=300,
             env=os.environ | {"OOMDIAG_TEST_LIBRARIES": str(build / "lib/test")} | environment)
         self.assertEqual(done.returncode, exit_code, done.stderr)
@@ -50,7 +50,7 @@ class OutsideTest(unittest.TestCase):
         return (json.loads(done.stdout) if done.stdout else {}), report, done
 
     def check_books(self, report):
-        """What holds for every report: the card adds up, and so does what lies outside of PyTorch."""
+        """What holds for every report: the GPU adds up, and so does what lies outside of PyTorch."""
         import jsonschema
         jsonschema.validate(report, SCHEMA)
         self.assertEqual(sum(report["card"].values()), report["device"]["total_bytes"])
@@ -58,7 +58,7 @@ class OutsideTest(unittest.TestCase):
         self.assertEqual(report["non_pytorch"][-1]["owner"], "unexplained")
 
     def check_all_explained(self, said, report):
-        """The books equal what the card itself said, and every byte has an owner."""
+        """The books equal what the GPU itself said, and every byte has an owner."""
         self.assertEqual(report["device"]["total_bytes"] - report["card"]["free_bytes"], said["used"])
         self.assertEqual(report["non_pytorch"][-1]["bytes"], 0, report["non_pytorch"])
 
@@ -66,11 +66,11 @@ class OutsideTest(unittest.TestCase):
     def held(report, field="non_pytorch"):
         return {(one["owner"], one["kind"]): one["bytes"] for one in report[field]}
 
-    def test_the_books_equal_the_card_to_the_byte_and_every_line_has_an_owner(self):
+    def test_the_books_equal_the_gpu_to_the_byte_and_every_line_has_an_owner(self):
         said, report, _ = self.run_program("everything", OOMDIAG_OTHER_PROCESSES="999999999:trainer:1073741824,999999998:xorg:7340033")
         self.check_all_explained(said, report)
         self.assertEqual(self.held(report), {
-            ("context", "device"): 88080384,  # as the card's data file has them
+            ("context", "device"): 88080384,  # as the GPU's data file has them
             ("modules", "device"): 69206016,
             (EXTENSION, "device"): 100 * MIB,
             (EXTENSION, "pool"): 32 * MIB,
@@ -107,7 +107,7 @@ class OutsideTest(unittest.TestCase):
         self.assertEqual(report["failed_driver_requests"], [{"owner": NCCL, "kind": "device", "bytes": 3000 * MIB}])
         self.assertIn(f"{EXTENSION} 1.00 GiB, {NCCL} 200.00 MiB", done.stderr)
 
-    def test_a_handle_that_the_card_has_no_room_for_is_an_oom_like_others(self):
+    def test_a_handle_that_the_gpu_has_no_room_for_is_an_oom_like_others(self):
         said, report, done = self.run_program("no_room_for_a_handle", memory="2GiB", exit_code=9)
         self.assertIn("CUBLAS_STATUS_ALLOC_FAILED", said["error"])
         self.assertEqual((report["outcome"], report["failure"]["node"], report["failure"]["requested_bytes"]), ("out_of_memory", "MmBackward0", 8519680))
@@ -149,7 +149,7 @@ class OutsideTest(unittest.TestCase):
         return subprocess.run(
             [sys.executable, PROGRAMS, name], capture_output=True, text=True, timeout=300, check=True,
             env=os.environ | {"LD_PRELOAD": ":".join(str(libraries / one) for one in LIBRARIES),
-                              "OOMDIAG_CARD": str(ROOT / "extension/virtual_device/cards/rtx3060.json"),
+                              "OOMDIAG_DEVICE_FILES": str(ROOT / "extension/virtual_device/device_files/rtx3060.json"),
                               "OOMDIAG_TEST_LIBRARIES": str(build / "lib/test")})
 
     def test_other_tools_share_the_slot_or_end_cupti_and_a_forked_child_leaves_the_books_alone(self):
@@ -168,7 +168,7 @@ class OutsideTest(unittest.TestCase):
         held = self.held(report)
         self.assertEqual((held[EXTENSION, "device"], held[WORKSPACE, "device"]), (8 * 2 * MIB, 200 * 2 * MIB))
 
-    def test_without_cupti_or_nvml_the_card_still_adds_up(self):
+    def test_without_cupti_or_nvml_the_gpu_still_adds_up(self):
         said, report, done = self.run_program("everything", OOMDIAG_CUPTI="0")
         self.assertNotIn("warning", done.stderr)
         self.assertEqual(self.held(report)["context", "device"], 88080384 + 69206016)  # modelled: nothing was measured
@@ -208,21 +208,21 @@ class Doctor(unittest.TestCase):
 class Calibrate(unittest.TestCase):
     """scripts/calibrate on the virtual device, where it measures the model. Slow: it starts python five times."""
 
-    def test_what_the_card_file_says_is_measured_again_and_makes_a_card_that_runs(self):
+    def test_what_the_gpu_file_says_is_measured_again_and_makes_a_gpu_that_runs(self):
         with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder) / "card.json"
+            file = pathlib.Path(folder) / "device.json"
             environment = os.environ | {"OOMDIAG_PROGRAM": str(build / "bin/oomdiag")}
             told = subprocess.run([sys.executable, ROOT / "scripts/calibrate", "--device", "rtx3060", "-o", file],
                                   capture_output=True, text=True, timeout=600, env=environment)
             self.assertEqual(told.returncode, 0, told.stderr)
             self.assertIn("numbers of the model", told.stdout)
-            card = json.loads(file.read_text())
-            model = json.loads((ROOT / "extension/virtual_device/cards/rtx3060.json").read_text())
-            measured = {name: card[name]["value"] for name, entry in model.items() if isinstance(entry, dict)}
+            gpu = json.loads(file.read_text())
+            model = json.loads((ROOT / "extension/virtual_device/device_files/rtx3060.json").read_text())
+            measured = {name: gpu[name]["value"] for name, entry in model.items() if isinstance(entry, dict)}
             self.assertEqual(measured, {name: entry["value"] for name, entry in model.items() if isinstance(entry, dict)})
-            self.assertEqual({card[name]["mark"] for name in measured}, {"U"})
-            self.assertEqual(len(card["measurements"]["cudnn"]["batch_norm"]), 20)
-            self.assertTrue(all("workspace" in one for one in card["measurements"]["cudnn"]["rnn"]))
+            self.assertEqual({gpu[name]["mark"] for name in measured}, {"U"})
+            self.assertEqual(len(gpu["measurements"]["cudnn"]["batch_norm"]), 20)
+            self.assertTrue(all("workspace" in one for one in gpu["measurements"]["cudnn"]["rnn"]))
             trained = subprocess.run([build / "bin/oomdiag", "train", "--model", "deepcnn", "--device", file, "--folder", folder],
                                      capture_output=True, text=True, timeout=120)
             self.assertEqual(trained.returncode, 0, trained.stderr)

@@ -56,8 +56,8 @@ class SanitizedTest(unittest.TestCase):
         script = f"{recorder} LD_PRELOAD={':'.join(runtimes)}:$LD_PRELOAD exec {program}"
         # torch keeps what it has until the process ends
         options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "exitcode=0"}
-        card = ["--memory", memory] if memory else []
-        done = subprocess.run([self.build / "bin/oomdiag", "run", "--device", "rtx3060", *card, "--folder", folder,
+        gpu = ["--memory", memory] if memory else []
+        done = subprocess.run([self.build / "bin/oomdiag", "run", "--device", "rtx3060", *gpu, "--folder", folder,
                                "-o", folder / "report.json", "--no-progress", "--", "sh", "-c", script],
                               capture_output=True, text=True, env=os.environ | options, timeout=600)
         report = folder / "report.json"
@@ -73,9 +73,9 @@ class SanitizedTest(unittest.TestCase):
         self.assertIsNotNone(report, done.stderr[-3000:])
         self.assertEqual(report["outcome"], wanted["outcome"])
         self.assertEqual(report["devices"][0]["replay_error_bytes"], 0)
-        card, same = report["devices"][0], wanted["devices"][0]
-        self.assertEqual(card["peak"]["allocated_bytes"], same["peak"]["allocated_bytes"])
-        self.assertEqual([saved["bytes"] for saved in card["saved_tensors"]], [saved["bytes"] for saved in same["saved_tensors"]])
+        gpu, same = report["devices"][0], wanted["devices"][0]
+        self.assertEqual(gpu["peak"]["allocated_bytes"], same["peak"]["allocated_bytes"])
+        self.assertEqual([saved["bytes"] for saved in gpu["saved_tensors"]], [saved["bytes"] for saved in same["saved_tensors"]])
 
 
 class Models(SanitizedTest):

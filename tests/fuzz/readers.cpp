@@ -1,4 +1,4 @@
-// Fuzzing of everything that reads what comes from elsewhere: traces, memory snapshots, timelines, reports, card files, gzip. A reader
+// Fuzzing of everything that reads what comes from elsewhere: traces, memory snapshots, timelines, reports, device files, gzip. A reader
 // may refuse by Error(input); whatever else it throws, and whatever a sanitizer says, is a fault. Which one is told by
 // OOMDIAG_FUZZ; scripts/fuzz builds and runs this.
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "extension/virtual_device/cards/card.h"
+#include "extension/virtual_device/device_files/gpu.h"
 #include "profiler/error.h"
 #include "profiler/report/json.h"
 #include "profiler/snapshot/snapshot.h"
@@ -53,9 +53,9 @@ void read_a_snapshot(std::string_view bytes) { walk(to_trace(read_snapshot(file_
 void make_and_read_a_snapshot(std::string_view bytes) { read_a_snapshot(make_snapshot(bytes)); }
 void read_a_timeline(std::string_view bytes) { read_timeline(file_of(bytes)); }
 void read_a_report(std::string_view bytes) { from_json(std::string(bytes)); }
-void read_a_card(std::string_view bytes) {
+void read_a_gpu(std::string_view bytes) {
   try {
-    read_card(file_of(bytes).string());
+    read_gpu(file_of(bytes).string());
   } catch (const std::runtime_error&) {  // how that reader refuses
   }
 }
@@ -70,7 +70,7 @@ constexpr std::array<Target, 7> kTargets = {{{"trace", read_a_trace},
                                              {"made_snapshot", make_and_read_a_snapshot},
                                              {"timeline", read_a_timeline},
                                              {"report", read_a_report},
-                                             {"card", read_a_card},
+                                             {"gpu", read_a_gpu},
                                              {"gzip", unpack}}};
 
 const Target& chosen() {

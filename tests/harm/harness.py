@@ -1,4 +1,4 @@
-"""Two servers of programs on the same virtual card, one with the recorder and one without, and what must be equal."""
+"""Two servers of programs on the same virtual GPU, one with the recorder and one without, and what must be equal."""
 import json
 import os
 import pathlib
@@ -73,7 +73,7 @@ def plain_environment(build, folder):
     link.symlink_to(build / "lib/virtual_device")
     libraries = [link / pathlib.Path(library).name for library in re.split("[: ]", found["LD_PRELOAD"])]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OOMDIAG_")}
-    for name in ("OOMDIAG_CARD", "TRITON_LIBCUDA_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+    for name in ("OOMDIAG_DEVICE_FILES", "TRITON_LIBCUDA_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         environment[name] = found[name]
     environment["LD_PRELOAD"] = ":".join(str(library) for library in libraries if library.exists())
     return environment, short

@@ -1,4 +1,4 @@
-"""The programs of the matrix of harm: each is run twice on the same virtual card, with and without the recorder, and must end,
+"""The programs of the matrix of harm: each is run twice on the same virtual GPU, with and without the recorder, and must end,
 print and remember the same. What a program cannot tell for sure (addresses, times) it does not print.
 
 A program is a function here. `@program` says how it differs from the ordinary: an ordinary one ends by itself and is followed

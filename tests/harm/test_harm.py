@@ -1,4 +1,4 @@
-"""The matrix of harm: dozens of programs with and without the recorder on the same virtual card. Exit code, output, exception
+"""The matrix of harm: dozens of programs with and without the recorder on the same virtual GPU. Exit code, output, exception
 text and peaks are equal, and a readable report follows, or one line that says why there is none.
 
     python tests/harm/test_harm.py --build BUILD_FOLDER [--under COMMAND] [unittest arguments, as in -k nested]

@@ -245,9 +245,9 @@ def tracked():
         tracker.track_inputs((batch(),))
         with tracker:
             steps(model, optimizer)
-    of_cards = [sizes["Total"] for device, sizes in tracker.get_tracker_snapshot("peak").items() if device.type == "cuda"]
+    of_gpus = [sizes["Total"] for device, sizes in tracker.get_tracker_snapshot("peak").items() if device.type == "cuda"]
     steps(*make())
-    print(json.dumps({"tracker": of_cards[0], "allocator": torch.cuda.max_memory_allocated()}), flush=True)
+    print(json.dumps({"tracker": of_gpus[0], "allocator": torch.cuda.max_memory_allocated()}), flush=True)
 
 
 def symmetric():

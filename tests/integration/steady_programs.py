@@ -53,7 +53,7 @@ class Loop:
             self.step(**more)
 
 
-def fill_the_card():
+def fill_the_gpu():
     return [torch.empty(1 << 28, device="cuda") for _ in range(40)]
 
 
@@ -81,7 +81,7 @@ def same_sizes_from_another_line():
             kept.append(z.detach())
         z.sum().backward()
         optimizer.step()
-    fill_the_card()
+    fill_the_gpu()
 
 
 @program
@@ -94,7 +94,7 @@ def an_input_from_another_line():
         loop.optimizer.zero_grad()
         loop.model(x).square().mean().backward()
         loop.optimizer.step()
-    fill_the_card()
+    fill_the_gpu()
 
 
 @program(quick=True)
@@ -117,7 +117,7 @@ def a_module_switched_for_another():
     loop.steps()
     loop.model.uses_second = True
     loop.steps()
-    fill_the_card()
+    fill_the_gpu()
 
 
 @program(quick=True)
@@ -144,7 +144,7 @@ def a_module_at_the_address_of_one_that_died():
         others.append(after)
     loop.model.after, loop.model.act = after, "after"
     loop.steps()
-    fill_the_card()
+    fill_the_gpu()
 
 
 @program
@@ -157,7 +157,7 @@ def an_activation_switched_in_the_same_line():
         kept.append(y)
         return y.square().mean()
     loop.steps(loss=loss)
-    fill_the_card()
+    fill_the_gpu()
 
 
 @program

@@ -18,7 +18,7 @@ BUILD = pathlib.Path(sys.argv.pop(sys.argv.index("--build") + 1)).absolute()
 sys.argv.remove("--build")
 OOMDIAG = BUILD / "bin" / "oomdiag"
 SECONDS = {"length": 64, "size": 32}  # of programs of two dimensions
-CARDS = (("rtx3060", "1GiB", 2), ("rtx4090", "2GiB", 8), ("a100-80", "3GiB", 24))  # with so much memory; the batch that is run
+GPUS = (("rtx3060", "1GiB", 2), ("rtx4090", "2GiB", 8), ("a100-80", "3GiB", 24))  # with so much memory; the batch that is run
 
 
 def command_of(name, batch):
@@ -28,11 +28,11 @@ def command_of(name, batch):
     return [fit_programs.__file__, name, str(batch)] + ([str(SECONDS[second.split("=")[0]])] if second else [])
 
 
-def run(name, card, memory, batch):
+def run(name, gpu, memory, batch):
     """The exit code, and the report."""
     with tempfile.TemporaryDirectory(prefix="oomdiag-batch-") as folder:
         report = pathlib.Path(folder) / "report.json"
-        done = subprocess.run([OOMDIAG, "run", "--device", card, "--memory", memory, "--no-progress", "-o", report, "--folder", folder,
+        done = subprocess.run([OOMDIAG, "run", "--device", gpu, "--memory", memory, "--no-progress", "-o", report, "--folder", folder,
                                "--", sys.executable, *command_of(name, batch)], capture_output=True, text=True, timeout=900)
         return done.returncode, json.loads(report.read_text()) if report.exists() else {}
 
@@ -46,20 +46,20 @@ def claim_of(report):
 
 
 class BatchLine(unittest.TestCase):
-    def check(self, names, cards):
+    def check(self, names, gpus):
         claims, false = 0, []
         for name in names:
-            for card, memory, batch in cards:
-                code, report = run(name, card, memory, batch)
+            for gpu, memory, batch in gpus:
+                code, report = run(name, gpu, memory, batch)
                 claim = claim_of(report) if code == 0 else None
                 if claim is None:
-                    print(f"  {name} on {card} with {memory}, batch {batch}: no claim, exit {code}", flush=True)
+                    print(f"  {name} on {gpu} with {memory}, batch {batch}: no claim, exit {code}", flush=True)
                     continue
                 claims += 1
                 largest = claim[1]
-                code, report = run(name, card, memory, largest)
-                above, _ = run(name, card, memory, largest + max(1, largest // 50))
-                print(f"{'ok ' if code == 0 else 'NO '} {name} on {card} with {memory}: {claim[0]} fits, up to {largest} should; exit {code};"
+                code, report = run(name, gpu, memory, largest)
+                above, _ = run(name, gpu, memory, largest + max(1, largest // 50))
+                print(f"{'ok ' if code == 0 else 'NO '} {name} on {gpu} with {memory}: {claim[0]} fits, up to {largest} should; exit {code};"
                       f" 2 % above: exit {above}", flush=True)
                 if code != 0:
                     false.append(name)
@@ -69,15 +69,15 @@ class BatchLine(unittest.TestCase):
 
 class Quick(BatchLine):
     def test_the_largest_batch_of_a_small_program_fits(self):
-        self.check(["lstm"], CARDS[:1])
+        self.check(["lstm"], GPUS[:1])
 
 
 class Slow(BatchLine):
     def test_the_largest_batch_that_a_report_names_fits(self):
-        self.check(fit_programs.PROGRAMS, CARDS)
+        self.check(fit_programs.PROGRAMS, GPUS)
 
     def test_the_largest_batch_of_an_architecture_that_the_rules_do_not_know_fits(self):
-        self.check(more_programs.PROGRAMS, CARDS[1:2])
+        self.check(more_programs.PROGRAMS, GPUS[1:2])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""oomdiag.budget in the tests of a project, on a virtual card: what pytest says.
+"""oomdiag.budget in the tests of a project, on a virtual GPU: what pytest says.
 
     python tests/integration/test_budget.py --build BUILD_FOLDER [unittest arguments]
 """
@@ -92,12 +92,12 @@ class Budget(unittest.TestCase):
             self.assertTrue(pathlib.Path(named[1], "trace").exists(), named[1])
             self.assertEqual((old.exists(), young.exists()), (False, True))
 
-    def test_the_card_may_stand_in_the_configuration(self):
+    def test_the_gpu_may_stand_in_the_configuration(self):
         done = self.pytest("-k", "sizes", pytest_ini="[pytest]\noomdiag_device = t4\n")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("on a virtual t4", done.stdout)
 
-    def test_without_a_card_the_way_to_one_is_said(self):
+    def test_without_a_gpu_the_way_to_one_is_said(self):
         done = self.pytest("-k", "small_step")
         self.assertEqual(done.returncode, 1)
         self.assertIn("--oomdiag-device", done.stdout)

@@ -1,4 +1,4 @@
-"""The reference cases, end to end: every sample, the real wheel, a virtual card.
+"""The reference cases, end to end: every sample, the real wheel, a virtual GPU.
 
     python tests/integration/test_cases.py --build BUILD_FOLDER [unittest arguments]
 
@@ -28,8 +28,8 @@ OUT_OF_MEMORY = 3
 build = ROOT / "build"
 
 # What is not simply `train --model NAME --device rtx3060`.
-ARGUMENTS = {"host_and_card": ["--memory", "512MiB", "--batch", "204", "--steps", "1"], "fragmented": ["--memory", "4GiB"]}
-FAILS = {"host_and_card", "fragmented"}  # and shall
+ARGUMENTS = {"host_and_gpu": ["--memory", "512MiB", "--batch", "204", "--steps", "1"], "fragmented": ["--memory", "4GiB"]}
+FAILS = {"host_and_gpu", "fragmented"}  # and shall
 WITHOUT_CASE = {"resnet50", "gpt"}
 
 
@@ -45,7 +45,7 @@ def list_models():
 def golden_text(model, case):
     """The note, its figures below; what the host's own memory and processor decide is masked."""
     notes, figures = list(case["notes"]), dict(case["figures"])
-    if model == "host_and_card":
+    if model == "host_and_gpu":
         notes = [re.sub(r"( {4}\w+ .*) [\d.]+$", r"\1 HOST", n) for n in notes]
         notes = [re.sub(r"(peak at|it has) [\d.]+ \w+", r"\1 HOST", n) for n in notes]
         figures = {k: "HOST" if k.startswith("host.") else v for k, v in figures.items()}
@@ -87,7 +87,7 @@ class Cases(CaseTest):
             with self.subTest(model=name):
                 code, report = self.train(name, *ARGUMENTS.get(name, []))
                 torch = ".".join(report["torch"].split(".")[:2])
-                if torch == GOLDEN_TORCH or name != "host_and_card":  # a narrow window
+                if torch == GOLDEN_TORCH or name != "host_and_gpu":  # a narrow window
                     self.assertEqual(code, OUT_OF_MEMORY if name in FAILS else 0)
                 self.assertEqual(report["case"]["id"], model["case"])
                 self.compare(name, golden_text(name, report["case"]), torch)

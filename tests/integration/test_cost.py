@@ -14,7 +14,7 @@ import tempfile
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
-DEVICES = HERE.parents[1] / "extension/virtual_device/cards"
+DEVICES = HERE.parents[1] / "extension/virtual_device/device_files"
 build = pathlib.Path("build").resolve()
 QUICK = ("mlp", "conv2d_groups", "conv2d_depthwise", "conv_transpose2d", "attention_flash", "attention_efficient", "resnet18", "gpt2")
 

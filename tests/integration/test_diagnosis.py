@@ -277,7 +277,7 @@ class Refusals(DiagnosisTest):
         self.assertEqual(report["cause"]["kind"], "leak")
         self.assertEqual(report["growth"][0]["module"], "2")
 
-    def test_a_request_larger_than_the_card_is_oversized(self):
+    def test_a_request_larger_than_the_gpu_is_oversized(self):
         _, report = self.run_code("import torch; torch.empty(20 << 30, dtype=torch.uint8, device='cuda')")
         self.assertEqual(report["cause"]["kind"], "oversized_request")
 
@@ -293,7 +293,7 @@ class Refusals(DiagnosisTest):
         """)
         self.assertEqual(report["cause"]["kind"], "fragmentation")
 
-    @unittest.skipUnless(torch_in_use.TELLS_WORKSPACES, "cuDNN before 9.8 asks for no workspace on a virtual card")
+    @unittest.skipUnless(torch_in_use.TELLS_WORKSPACES, "cuDNN before 9.8 asks for no workspace on a virtual GPU")
     def test_a_workspace_that_cudnn_did_not_get_is_absorbed(self):
         for memory in range(2048, 2400, 26):  # deepcnn of 1024 needs about 2.2 GiB
             done = oomdiag("train", "--model", "deepcnn", "--batch", 1024, "--device", "rtx3060", "--memory", f"{memory}MiB",
@@ -302,7 +302,7 @@ class Refusals(DiagnosisTest):
             if report["recovered_by_library"]:
                 break
         else:
-            self.fail("no card near the limit makes cuDNN take another plan")
+            self.fail("no GPU near the limit makes cuDNN take another plan")
         self.assertGreater(report["recovered_by_library"][0]["requested_bytes"], 1 << 20)
         self.assertTrue(all("conv" in a["op"] for a in report["recovered_by_library"]))
 
@@ -981,7 +981,7 @@ class Snapshots(DiagnosisTest):
         return snapshot, folder, report
 
     def check_packed(self, snapshot, told, run_folder):
-        """The same snapshot packed, its card told, and files that are none."""
+        """The same snapshot packed, its GPU told, and files that are none."""
         packed = self.folder / "snapshot.pickle.gz"
         packed.write_bytes(gzip.compress(snapshot.read_bytes()))
         self.assertEqual(json.loads(oomdiag("explain", packed, "--json").stdout), told)
@@ -1056,7 +1056,7 @@ class Devices(DiagnosisTest):
             done = oomdiag("run", "--device", "t4", "--", "env", folder=self.folder, env=environment)
             self.assertIn(f"VLLM_USE_V2_MODEL_RUNNER={users_own or 0}\n", done.stdout)
 
-    def test_the_card_that_failed_comes_first_of_several(self):
+    def test_the_gpu_that_failed_comes_first_of_several(self):
         done, report = self.run_code("""
             import torch
             kept = torch.ones(64 << 20, dtype=torch.uint8, device="cuda:0")
@@ -1072,7 +1072,7 @@ class Devices(DiagnosisTest):
         self.assertGreaterEqual(report["devices"][0]["peak"]["allocated_bytes"], 64 << 20)
         self.assertRegex(done.stderr, "Tesla T4 .virtual.")
 
-    def test_sizes_and_branches_that_came_from_the_card_are_named(self):
+    def test_sizes_and_branches_that_came_from_the_gpu_are_named(self):
         done, report = self.run_code("""
             import torch
             x = torch.randn(64, device="cuda")

@@ -38,7 +38,7 @@ const total = document.querySelector("#trail").textContent;
 for (const svg of document.querySelectorAll("svg")) for (const key of ["+", "ArrowRight", "ArrowLeft", "-", "0"]) send(svg, "keydown", {key});
 for (const node of [...document.querySelectorAll(".node")].slice(0, 20)) { send(node, "mousemove"); send(node, "click"); send(node, "keydown", {key: "Escape"}); }
 for (const piece of [...document.querySelectorAll(".piece")].slice(0, 5)) send(piece, "mousemove");
-for (const button of document.querySelectorAll("th button, #cards button")) { button.click(); button.click(); }
+for (const button of document.querySelectorAll("th button, #gpus button")) { button.click(); button.click(); }
 const rows = document.querySelectorAll("#saved tbody tr").length;
 document.querySelector("#search").value = "nothing that is there";
 document.querySelector("#search").dispatchEvent(new Event("input"));
@@ -88,20 +88,20 @@ class Exports(Runs):
         for folder, report in ((self.fails, self.failed), (self.fits, self.fitted)):
             data = self.page_data(self.export(folder, "html").read_text())
             self.assertEqual(with_main_device(data["report"]), report)
-            device, card = report["devices"][0], data["cards"][0]
+            device, gpu = report["devices"][0], data["gpus"][0]
             allocated = device["card"]["allocated_bytes"]
-            self.assertEqual(card["owners"]["bytes"], allocated)
-            held = {child["name"]: child["bytes"] for child in card["owners"]["children"] if child["name"] != "others"}
+            self.assertEqual(gpu["owners"]["bytes"], allocated)
+            held = {child["name"]: child["bytes"] for child in gpu["owners"]["children"] if child["name"] != "others"}
             for name, bytes_ in held.items():
                 self.assertEqual(bytes_, device["categories"][name], name)
-            highest = max(sum(point[1]) for point in card["step"]["points"])
+            highest = max(sum(point[1]) for point in gpu["step"]["points"])
             failure = device["failure"]
             self.assertEqual(highest, allocated + failure["requested_bytes"] if failure else device["peak"]["allocated_bytes"])
-            for segment in card["segments"]:
+            for segment in gpu["segments"]:
                 self.assertEqual(sum(piece[1] for piece in segment["blocks"]), segment["bytes"])
-            if len(card["segments"]) < 120:
+            if len(gpu["segments"]) < 120:
                 reserved = allocated + device["card"]["pending_free_bytes"] + device["card"]["cached_bytes"]
-                self.assertEqual(sum(segment["bytes"] for segment in card["segments"]), reserved)
+                self.assertEqual(sum(segment["bytes"] for segment in gpu["segments"]), reserved)
 
     def test_a_report_alone_and_a_name_that_looks_like_markup_make_a_page_too(self):
         report = json.loads(json.dumps(self.failed))
@@ -111,7 +111,7 @@ class Exports(Runs):
         page = self.export(file, "html").read_text()
         self.assertNotIn("alert(1)</script>", page)
         self.assertEqual(self.page_data(page)["report"]["command"], report["command"])
-        self.assertGreater(self.page_data(page)["cards"][0]["owners"]["bytes"], 0)
+        self.assertGreater(self.page_data(page)["gpus"][0]["owners"]["bytes"], 0)
 
     def test_the_page_asks_for_nothing(self):
         page = self.export(self.fails, "html").read_text()
@@ -161,10 +161,10 @@ class Exports(Runs):
     def test_a_timeline_for_perfetto_has_counters_and_slices_that_nest(self):
         trace = json.loads(self.export(self.fails, "perfetto").read_text())["traceEvents"]
         counters = [event for event in trace if event["ph"] == "C"]
-        self.assertEqual({event["name"] for event in counters}, {"card 0", "card 0 step 1"})
-        levels = [event["args"]["allocated"] for event in counters if event["name"] == "card 0"]
+        self.assertEqual({event["name"] for event in counters}, {"GPU 0", "GPU 0 step 1"})
+        levels = [event["args"]["allocated"] for event in counters if event["name"] == "GPU 0"]
         self.assertEqual(max(levels), self.failed["peak"]["allocated_bytes"])
-        held = [event for event in counters if event["name"] != "card 0"]
+        held = [event for event in counters if event["name"] != "GPU 0"]
         self.assertEqual([event["ts"] for event in held], sorted(event["ts"] for event in held))
         failure = self.failed["failure"]  # the step's end is the refused request, as if it had been granted
         self.assertEqual(sum(held[-1]["args"].values()), failure["allocated_bytes"] + failure["requested_bytes"])
@@ -278,7 +278,7 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         self.assertIn("needs the trace", oomdiag("export", file, "--to", "snapshot", folder=self.base, code=2).stderr)
         self.assertIn("one of: html, folded", oomdiag("export", file, "--to", "pdf", folder=self.base, code=2).stderr)
         self.assertEqual(oomdiag("export", file, "--to", "csv", "-o", "-", folder=self.base).stdout.splitlines()[0],
-                         "card,category,name,op,source,shape,used_by,bytes,blocks,copies")
+                         "GPU,category,name,op,source,shape,used_by,bytes,blocks,copies")
 
     def test_run_and_train_write_the_page_at_once_and_explain_opens_it(self):
         oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", "--batch", "6720", "--html", "page.html", folder=self.base, code=3)
@@ -313,19 +313,19 @@ sys.stdin.readline()"""
 PROFILED = """
 import json, sys, warnings, torch
 warnings.simplefilter("ignore")  # export_memory_timeline is deprecated
-folder, cards = sys.argv[1], range(2)
-models = [torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).to(card) for card in cards]
+folder, gpus = sys.argv[1], range(2)
+models = [torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).to(gpu) for gpu in gpus]
 optimizers = [torch.optim.Adam(model.parameters()) for model in models]
 with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as profile:
     for step in range(2):
-        for card in cards:
-            models[card](torch.randn(512 * (card + 1), 1024, device=card)).sum().backward()
-            optimizers[card].step()
-            optimizers[card].zero_grad()
+        for gpu in gpus:
+            models[gpu](torch.randn(512 * (gpu + 1), 1024, device=gpu)).sum().backward()
+            optimizers[gpu].step()
+            optimizers[gpu].zero_grad()
 profile.export_chrome_trace(f"{folder}/chrome.json")
 for name in ("sizes.json", "sizes.json.gz", "raw.json.gz"):
     profile.export_memory_timeline(f"{folder}/{name}", device="cuda:0")
-print(json.dumps([[f(card) / 2**20 for f in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)] for card in cards]))
+print(json.dumps([[f(gpu) / 2**20 for f in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)] for gpu in gpus]))
 """
 
 
@@ -416,9 +416,9 @@ class Timelines(unittest.TestCase):
                 pathlib.Path(folder, "chrome.json.gz").write_bytes(gzip.compress(plain.read()))
             for name in ("chrome.json", "chrome.json.gz"):
                 words = oomdiag("explain", name, folder=folder).stdout
-                self.assertIn(f"oomdiag: peak {peaks[1][0]:.2f} MiB on card 1, ", words)
-                for card, (allocated, reserved) in enumerate(peaks):
-                    self.assertRegex(words, rf"\n    {card} +{allocated:.2f} +{reserved:.2f} ")
+                self.assertIn(f"oomdiag: peak {peaks[1][0]:.2f} MiB on GPU 1, ", words)
+                for gpu, (allocated, reserved) in enumerate(peaks):
+                    self.assertRegex(words, rf"\n    {gpu} +{allocated:.2f} +{reserved:.2f} ")
             for name in ("sizes.json", "sizes.json.gz", "raw.json.gz"):
                 words = oomdiag("explain", name, folder=folder).stdout
                 self.assertIn(f"oomdiag: peak {peaks[0][0]:.2f} MiB, ", words)

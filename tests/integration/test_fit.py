@@ -13,7 +13,7 @@ import unittest
 
 BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]).absolute() if "--build" in sys.argv else pathlib.Path("build").absolute()
 OOMDIAG = BUILD / "bin" / "oomdiag"
-CARD = ["--device", "rtx3060", "--memory", "2GiB"]
+GPU = ["--device", "rtx3060", "--memory", "2GiB"]
 
 # WIDTH is an expression of batch and length.
 PROGRAM = """
@@ -88,11 +88,11 @@ class Fit(unittest.TestCase):
         return done.stdout
 
     def fit(self, *arguments):
-        return json.loads(self.oomdiag("fit", *CARD, "--json", *arguments))
+        return json.loads(self.oomdiag("fit", *GPU, "--json", *arguments))
 
     def peaks(self, *program):
         """Those that PyTorch itself counts in a run; None where it runs out of memory."""
-        for line in self.oomdiag("run", *CARD, "--no-progress", "--oom-exit-code", "3", "--", *program).splitlines():
+        for line in self.oomdiag("run", *GPU, "--no-progress", "--oom-exit-code", "3", "--", *program).splitlines():
             if line.startswith("PEAK"):
                 return tuple(map(int, line.split()[1:]))
         return None
@@ -157,15 +157,15 @@ class Slow(Fit):
         for one in found["of_each"]:
             self.assertIn(f"fits up to {one['batch']}", html)
 
-    def test_the_cards_that_it_fits_on_come_from_one_run_and_the_smallest_is_proved(self):
+    def test_the_gpus_that_it_fits_on_come_from_one_run_and_the_smallest_is_proved(self):
         found = json.loads(self.oomdiag("fit", "--smallest-card", "--devices", "all", "--json", "--", *self.write(), 2500))
-        cards = found["devices"]
-        first = next(i for i, card in enumerate(cards) if card["fits"])
-        self.assertEqual(cards[first]["device"], found["smallest_device"])
-        self.assertTrue(all(card["fits"] for card in cards[first:]))
-        self.assertTrue(cards[first]["measured"])
-        self.assertTrue(first == 0 or cards[first - 1]["measured"])
-        self.assertEqual(found["runs"], 1 + sum(card["measured"] for card in cards))
+        gpus = found["devices"]
+        first = next(i for i, gpu in enumerate(gpus) if gpu["fits"])
+        self.assertEqual(gpus[first]["device"], found["smallest_device"])
+        self.assertTrue(all(gpu["fits"] for gpu in gpus[first:]))
+        self.assertTrue(gpus[first]["measured"])
+        self.assertTrue(first == 0 or gpus[first - 1]["measured"])
+        self.assertEqual(found["runs"], 1 + sum(gpu["measured"] for gpu in gpus))
 
     def test_a_size_that_no_polynomial_gives_is_found_by_runs(self):
         program = self.write("2 ** (batch * length - 1).bit_length()")
@@ -202,20 +202,20 @@ class Slow(Fit):
                                       "pairs.py")
         without = [*self.write(), "{batch}"]
         for program, why in ([*of_one_size, "{batch}"], "are of one size"), ([*of_pairs, "{batch}"], "of one sample"), (without, "goes through no DataLoader"), ([*without, "{length}"], "without {length}"):
-            done = subprocess.run([OOMDIAG, "fit", *CARD, "--vary", "batch=2..64", "--lengths", "loader", "--", *map(str, program)],
+            done = subprocess.run([OOMDIAG, "fit", *GPU, "--vary", "batch=2..64", "--lengths", "loader", "--", *map(str, program)],
                                   capture_output=True, text=True, cwd=self.folder, timeout=800)
             error, hint = done.stderr.splitlines()[-2:]
             self.assertIn(why, error)
             self.assertIn("--lengths", hint)
 
-    def test_the_smallest_card_takes_three_runs_and_is_the_same_where_each_starts_anew(self):
+    def test_the_smallest_gpu_takes_three_runs_and_is_the_same_where_each_starts_anew(self):
         forked, anew = (json.loads(self.oomdiag("fit", *options, "--smallest-card", "--json", "--", *self.write(), 200))
                         for options in ([], ["--no-fork"]))
         for found in forked, anew:
             self.assertEqual(found["runs"], 3)
-            self.assertEqual([(one["memory_bytes"] - found["smallest_card_bytes"], one["fits"]) for one in found["tried"]],
+            self.assertEqual([(one["memory_bytes"] - found["smallest_gpu_bytes"], one["fits"]) for one in found["tried"]],
                              [(-(2 << 20), False), (0, True)])
-        self.assertEqual(forked["smallest_card_bytes"], anew["smallest_card_bytes"])
+        self.assertEqual(forked["smallest_gpu_bytes"], anew["smallest_gpu_bytes"])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from report_json import load_report  # noqa: E402
 OOMDIAG = BUILD / "bin" / "oomdiag"
-CARD = ["--device", "rtx3060"]
+GPU = ["--device", "rtx3060"]
 
 
 class Fix(unittest.TestCase):
@@ -42,7 +42,7 @@ class Fix(unittest.TestCase):
 
     def peaks(self, text, memory="16TiB", **environment):
         """Peaks of a run on its own, as PyTorch tells them; None where it runs out of memory."""
-        result = self.oomdiag("run", *CARD, "--memory", memory, "--no-progress", "--", "python", self.write(text), **environment)
+        result = self.oomdiag("run", *GPU, "--memory", memory, "--no-progress", "--", "python", self.write(text), **environment)
         for line in result.stdout.splitlines():
             if line.startswith("PEAK"):
                 return tuple(int(word) for word in line.split()[1:])
@@ -60,11 +60,11 @@ class Fix(unittest.TestCase):
                                    f"--user-data-dir={self.folder}/chromium", f"file://{page}"], capture_output=True, text=True, timeout=120)
             self.assertNotIn("CONSOLE", done.stderr)
             text = done.stdout
-        rows = [row for row in re.findall(r"<tr><td>([^<]*)", text) if "of card; batch" not in row]  # those fit learns from
+        rows = [row for row in re.findall(r"<tr><td>([^<]*)", text) if "of GPU; batch" not in row]  # those fit learns from
         self.assertEqual(rows, labels)
 
     def fix(self, text, memory, code=0):
-        result = self.oomdiag("fix", *CARD, "--memory", memory, "--json", "--", "python", self.write(text))
+        result = self.oomdiag("fix", *GPU, "--memory", memory, "--json", "--", "python", self.write(text))
         self.assertEqual(result.returncode, code, result.stderr + result.stdout)
         found = json.loads(result.stdout)
         self.assertEqual(found["schema"], "oomdiag-fix/1")
@@ -92,7 +92,7 @@ class Quick(Fix):
         found = self.check_pasted(fix_programs.ACTIVATIONS, 0.7)
         for id in "checkpoint", "autocast_bf16":
             self.assertTrue(found[id]["fits"], id)
-        self.assertNotIn("foreach_off", found)  # no step of the optimizer needs what the card lacks
+        self.assertNotIn("foreach_off", found)  # no step of the optimizer needs what the GPU lacks
         self.assertEqual(found["checkpoint"]["recomputed_ops"], 36)  # of 6 blocks: two linears with their transposes, ReLU, add
         self.assertEqual(found["autocast_bf16"]["recomputed_ops"], 0)
 
@@ -109,7 +109,7 @@ class Quick(Fix):
 
 
     def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
-        self.oomdiag("train", "--model", "deepcnn", *CARD, "--batch", 6720)
+        self.oomdiag("train", "--model", "deepcnn", *GPU, "--batch", 6720)
         folder, = self.folder.rglob("oomdiag-[0-9]*")
         result = self.oomdiag("fix", folder, "--json", "--html", "page.html")
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -121,30 +121,30 @@ class Quick(Fix):
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
             self.assertEqual(load_report(text)["required_bytes"], json.loads(result.stdout)["before"]["required_bytes"])
 
-        # A report that came alone tells the card; the program is named.
+        # A report that came alone tells the GPU; the program is named.
         program = [BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "6720"]
         alone = self.oomdiag("fix", folder / "report.json", "--json", "--", *program)
         self.assertEqual(alone.returncode, 0, alone.stderr)
         found = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(alone.stdout)["fixes"] if one["fits"]}
         self.assertEqual(found["expandable_segments"], measured["expandable_segments"])
         snapshot = ROOT / "tests" / "fuzz" / "corpus" / "snapshot" / "protocol4"
-        for arguments, said in (((snapshot, "--", "true"), "a snapshot does not tell its card"),
+        for arguments, said in (((snapshot, "--", "true"), "a snapshot does not tell its GPU"),
                                 ((snapshot,), "does not tell how its program was started")):
             refused = self.oomdiag("fix", *arguments)
             self.assertEqual(refused.returncode, 2)
             self.assertIn(said, refused.stderr)
 
-    def test_a_real_card_proves_what_fits_and_its_virtual_twin_shows_the_rest(self):
-        # A script that loads the virtual card into what it runs plays a machine that has one.
+    def test_a_real_gpu_proves_what_fits_and_its_virtual_twin_shows_the_rest(self):
+        # A script that loads the virtual GPU into what it runs plays a machine that has one.
         libraries = BUILD / "lib" / "virtual_device"
-        card = ROOT / "extension" / "virtual_device" / "cards" / "rtx3060.json"
+        gpu = ROOT / "extension" / "virtual_device" / "device_files" / "rtx3060.json"
         machine = self.folder / "machine"
-        machine.write_text('#!/bin/sh\nif [ -z "$OOMDIAG_CARD" ]; then\n'
-                           f'  export OOMDIAG_CARD={card} LD_PRELOAD="$LD_PRELOAD:{":".join(map(str, sorted(libraries.glob("*.so*"))))}"\n'
+        machine.write_text('#!/bin/sh\nif [ -z "$OOMDIAG_DEVICE_FILES" ]; then\n'
+                           f'  export OOMDIAG_DEVICE_FILES={gpu} LD_PRELOAD="$LD_PRELOAD:{":".join(map(str, sorted(libraries.glob("*.so*"))))}"\n'
                            'fi\nexec "$@"\n')
         machine.chmod(0o755)
         program = ["--", machine, BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "{batch}"]
-        driver = {"LD_LIBRARY_PATH": str(libraries), "OOMDIAG_CARD": str(card)}
+        driver = {"LD_LIBRARY_PATH": str(libraries), "OOMDIAG_DEVICE_FILES": str(gpu)}
         small = 6000 if torch_in_use.MINOR == torch_in_use.DEFAULT else 5500  # older ones leave larger holes
         found = self.oomdiag("fit", "--device", "real", "--vary", f"batch={small},7000", "--json", *program, **driver)
         self.assertEqual(found.returncode, 0, found.stderr)
@@ -172,20 +172,20 @@ class Quick(Fix):
         return output, error
 
     def test_what_was_measured_before_an_interruption_is_said(self):
-        output, error = self.interrupt_in_run(5, "fix", *CARD, "--batch", "6720")
+        output, error = self.interrupt_in_run(5, "fix", *GPU, "--batch", "6720")
         self.assertRegex(error, r"interrupted after \d+ runs; what was measured:")
         self.assertRegex(output, r"required GPU memory +\d+\.\d\d GiB")
         self.assertIn("it was not run", output)
 
         shutil.rmtree(self.folder)
         self.folder.mkdir()
-        output, error = self.interrupt_in_run(4, "fit", *CARD, "--vary", "batch=1..65536")
+        output, error = self.interrupt_in_run(4, "fit", *GPU, "--vary", "batch=1..65536")
         self.assertRegex(output, r"^oomdiag: interrupted after \d runs?, all measured\n")
         self.assertRegex(output, r"batch = \d+ +(fits|out of memory)")
 
         shutil.rmtree(self.folder)
         self.folder.mkdir()
-        output, error = self.interrupt_in_run(1, "fix", *CARD, "--batch", "6720")
+        output, error = self.interrupt_in_run(1, "fix", *GPU, "--batch", "6720")
         self.assertIn("interrupted before the program as it is was measured", error)
 
     def test_a_loss_in_chunks_is_the_loss_with_its_gradient(self):
@@ -216,7 +216,7 @@ class Quick(Fix):
         self.assertEqual((result.returncode, result.stdout), (0, ""), result.stderr)
 
     def test_fit_finds_the_border_in_few_runs(self):
-        result = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json", "--html", "page.html")
+        result = self.oomdiag("fit", "--model", "deepcnn", *GPU, "--json", "--html", "page.html")
         found = json.loads(result.stdout)
         self.check_page([f"batch = {batch}" for batch in sorted(one["batch"] for one in found["tried"])])
         border = found["largest"]["batch"]
@@ -229,18 +229,18 @@ class Quick(Fix):
 
 class Slow(Fix):
     def test_fit_agrees_with_brute_force_around_the_border(self):
-        border = json.loads(self.oomdiag("fit", "--model", "deepcnn", *CARD, "--json").stdout)["largest"]["batch"]
+        border = json.loads(self.oomdiag("fit", "--model", "deepcnn", *GPU, "--json").stdout)["largest"]["batch"]
         around = ",".join(map(str, range(border - 8, border + 9)))
         fits = []
         for batch in around.split(","):
-            one = self.oomdiag("fit", "--model", "deepcnn", *CARD, "--vary", f"batch={batch}", "--json")
+            one = self.oomdiag("fit", "--model", "deepcnn", *GPU, "--vary", f"batch={batch}", "--json")
             fits += [int(batch)] if one.returncode == 0 else []
         self.assertEqual(max(fits), border)
 
     def check_border_of(self, name):
         """What fit found, against every value within 8 of it."""
         program = [sys.executable, self.write(fix_programs.fitted(name)), "{batch}"]
-        fit = lambda values: json.loads(self.oomdiag("fit", *CARD, "--vary", f"batch={values}", "--json", "--", *program).stdout)
+        fit = lambda values: json.loads(self.oomdiag("fit", *GPU, "--vary", f"batch={values}", "--json", "--", *program).stdout)
         found = fit("1..65536")
         border, tried = found["largest"]["batch"], {one["batch"]: one["fits"] for one in found["tried"]}
         self.assertLessEqual(found["runs"], 12)
@@ -272,7 +272,7 @@ class Slow(Fix):
         found = self.check_pasted(fix_programs.IMAGES, 0.8)
         self.assertTrue(found["accumulate_2"]["fits"])
 
-    def test_resnet50_at_twice_the_card(self):
+    def test_resnet50_at_twice_the_gpu(self):
         found = self.check_pasted(fix_programs.RESNET50, 0.5)
         self.assertTrue(found["checkpoint"]["fits"])
 

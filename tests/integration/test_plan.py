@@ -14,7 +14,7 @@ import fix_programs
 
 BUILD = pathlib.Path(sys.argv[sys.argv.index("--build") + 1]).absolute() if "--build" in sys.argv else pathlib.Path("build").absolute()
 OOMDIAG = BUILD / "bin" / "oomdiag"
-CARD = ["--device", "rtx3060"]
+GPU = ["--device", "rtx3060"]
 MIB = 2**20
 
 # A language model of eight equal blocks.
@@ -73,7 +73,7 @@ class Plan(unittest.TestCase):
     def oomdiag(self, command, *options, program=GPT, code=0):
         file = self.folder / "program.py"
         file.write_text(program)
-        done = subprocess.run([OOMDIAG, command, *CARD, *map(str, options), "--", sys.executable, file], capture_output=True, text=True,
+        done = subprocess.run([OOMDIAG, command, *GPU, *map(str, options), "--", sys.executable, file], capture_output=True, text=True,
                               cwd=self.folder, timeout=1500)
         self.assertEqual(done.returncode, code, done.stderr + done.stdout)
         return done.stdout

@@ -25,7 +25,7 @@ POINTS = int(option("--points", "35"))
 ONLY = [name for name in option("--only", "").split(",") if name]
 OOMDIAG = BUILD / "bin" / "oomdiag"
 PROGRAMS_FILE = pathlib.Path(__file__).parent / "fit_programs.py"
-CARD = ["--device", "rtx3060", "--memory", "1TiB"]
+GPU = ["--device", "rtx3060", "--memory", "1TiB"]
 FORKS = """
 import inspect, os, sys
 import torch, torch.optim, torch._dynamo
@@ -54,7 +54,7 @@ def values_of(text):
 def run_points(name, points):
     """What PyTorch counts at each point: {point: (allocated, reserved)}."""
     words = [",".join(map(str, point)) for point in points]
-    done = subprocess.run([OOMDIAG, "run", *CARD, "--no-progress", "--", sys.executable, "-c", FORKS, PROGRAMS_FILE, name, *words],
+    done = subprocess.run([OOMDIAG, "run", *GPU, "--no-progress", "--", sys.executable, "-c", FORKS, PROGRAMS_FILE, name, *words],
                           capture_output=True, text=True, timeout=3000, cwd=os.environ.get("TMPDIR", "/tmp"))
     peaks = {}
     for line in done.stdout.splitlines():
@@ -71,7 +71,7 @@ def compute_points(name, points):
     arguments = ["--vary", f"batch={program.batch}"] + (["--vary", program.second] if program.second else [])
     for point in points:
         arguments += ["--at", ",".join(f"{n}={v}" for n, v in zip(names, point))]
-    done = subprocess.run([OOMDIAG, "fit", *CARD, "--only-at", "--json", *arguments, "--", sys.executable, PROGRAMS_FILE, name,
+    done = subprocess.run([OOMDIAG, "fit", *GPU, "--only-at", "--json", *arguments, "--", sys.executable, PROGRAMS_FILE, name,
                            *(f"{{{n}}}" for n in names)], capture_output=True, text=True, timeout=3000)
     if done.returncode not in (0, 3):
         raise AssertionError(done.stderr)

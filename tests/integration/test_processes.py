@@ -44,7 +44,7 @@ class ProcessTest(base.DiagnosisTest):
         """The same program on the same virtual device, with nothing else of ours in it."""
         environment = base.DoNoHarm.virtual_environment(self)
         environment["LD_PRELOAD"] = environment["LD_PRELOAD"].split(":", 1)[1]
-        for name in [name for name in environment if name.startswith("OOMDIAG_") and name not in ("OOMDIAG_CARD",)]:
+        for name in [name for name in environment if name.startswith("OOMDIAG_") and name not in ("OOMDIAG_DEVICE_FILES",)]:
             del environment[name]
         return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120, **more)
 
@@ -413,7 +413,7 @@ class PythonEndings(ProcessTest):
         self.assertIsNone(report["ranks"][0]["failure"])
         self.assertEqual((report["cause"]["kind"], report["ranks"][1]["cause"]), ("imbalance", "imbalance"), done.stderr)
         self.assertEqual(report["cause"]["evidence"]["imbalance"]["others_bytes"], report["ranks"][0]["peak"]["allocated_bytes"])
-        self.assertRegex(done.stderr, "cause +imbalance: this card holds .* evenly spread it would fit")
+        self.assertRegex(done.stderr, "cause +imbalance: this GPU holds .* evenly spread it would fit")
 
 
 if __name__ == "__main__":

@@ -6,4 +6,4 @@ DEFAULT = (2, 15)  # scripts/common.sh
 MINOR = tuple(int(part) for part in VERSION.split(".")[:2])
 CUDNN = next((tuple(int(part) for part in package.version.split(".")[:2]) for package in importlib.metadata.distributions()
               if (package.name or "").startswith("nvidia-cudnn-cu")), (0, 0))
-TELLS_WORKSPACES = CUDNN >= (9, 8)  # on a virtual card; one before takes none there, and the report says so
+TELLS_WORKSPACES = CUDNN >= (9, 8)  # on a virtual GPU; one before takes none there, and the report says so

@@ -20,7 +20,7 @@ import zipfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-CARDS = ROOT / "extension/virtual_device/cards"
+GPUS = ROOT / "extension/virtual_device/device_files"
 CASES = ROOT / "tests/virtual_device"
 SKIPPED = 77
 # Pages are 4 KiB under most kernels, 64 KiB under those of many servers. With the latter qemu 7.2 runs what loads few libraries
@@ -105,7 +105,7 @@ class CommandLine(Emulated):
         self.assertEqual(theirs.stdout, ours.stdout)
         return theirs.stdout
 
-    def test_version_help_and_cards(self):
+    def test_version_help_and_gpus(self):
         self.assertIn("oomdiag 0", self.both("--version"))
         self.assertIn("explain", self.both("--help"))
         listed = self.emulator.run(self.native / "bin/oomdiag", "devices")  # a build knows its torch, and lists fewer
@@ -214,15 +214,15 @@ class Libraries(Emulated):
     def test_the_virtual_device_keeps_what_cuda_promises(self):
         for major in 13, 12:
             (self.torch / "version.py").write_text(f"cuda = '{major}.0'\n")
-            for (module, card, extra), cases in self.batches(major).items():
-                outcomes = self.run_cases(module, card, dict(extra), cases, major)
+            for (module, gpu, extra), cases in self.batches(major).items():
+                outcomes = self.run_cases(module, gpu, dict(extra), cases, major)
                 for case in cases:
                     with self.subTest(case, cuda=major):
                         self.assertRegex(outcomes, rf"(?m)^(ok|skip) {case}\b|^FAIL {case}: {CANNOT_START}")
 
     @staticmethod
     def batches(major):
-        """Names of cases by their file, card and environment: one process for each."""
+        """Names of cases by their file, GPU and environment: one process for each."""
         batches = {}
         sys.path.insert(0, str(CASES))
         try:
@@ -231,14 +231,14 @@ class Libraries(Emulated):
             sys.path.pop(0)
         for case in sys.modules["device_cases"].CASES:
             if sys.modules[case.__module__] in modules and case.group == "quick" and fits(case, major):
-                key = case.__module__, case.card, tuple(sorted(case.environment.items()))
+                key = case.__module__, case.gpu, tuple(sorted(case.environment.items()))
                 batches.setdefault(key, []).append(case.__name__)
         return batches
 
-    def run_cases(self, module, card, environment, cases, major):
-        environment |= {"OOMDIAG_CARDS": CARDS, "LD_PRELOAD": self.stand_ins(major)}
-        if card:
-            environment["OOMDIAG_CARD"] = "\n".join(str(CARDS / f"{name}.json") for name in card.split(","))
+    def run_cases(self, module, gpu, environment, cases, major):
+        environment |= {"OOMDIAG_DEVICE_FOLDER": GPUS, "LD_PRELOAD": self.stand_ins(major)}
+        if gpu:
+            environment["OOMDIAG_DEVICE_FILES"] = "\n".join(str(GPUS / f"{name}.json") for name in gpu.split(","))
         done = self.python(CASES / f"{module}.py", *cases, **environment)
         return done.stdout + done.stderr[-2000:]
 

@@ -35,13 +35,13 @@ def write_pages(oomdiag, python, folder):
     """Path by name."""
     (folder / "train.py").write_text(PROGRAM)
     program = ["--", python, str(folder / "train.py")]
-    card = ["--device", "rtx3060", "--memory", "1GiB"]
+    gpu = ["--device", "rtx3060", "--memory", "1GiB"]
     pages = {name: folder / f"{name}.html" for name in ("failure", "fits", "fit", "fix", "plans")}
     for name, batch in ("failure", "40000"), ("fits", "64"):
-        subprocess.run([oomdiag, "run", *card, "--no-progress", "--folder", folder / name, *program, batch], capture_output=True)
+        subprocess.run([oomdiag, "run", *gpu, "--no-progress", "--folder", folder / name, *program, batch], capture_output=True)
         run = next((folder / name).iterdir())
         subprocess.run([oomdiag, "export", run, "--to", "html", "-o", pages[name]], check=True, capture_output=True)
-    for name, options in ("fit", ["fit", *card, "--vary", "batch=1..65536"]), ("fix", ["fix", *card]), ("plans", ["fix", "--budget", "700MiB", *card]):
+    for name, options in ("fit", ["fit", *gpu, "--vary", "batch=1..65536"]), ("fix", ["fix", *gpu]), ("plans", ["fix", "--budget", "700MiB", *gpu]):
         words = [*program, "{batch}" if name == "fit" else "40000"]
         done = subprocess.run([oomdiag, *options, "--html", pages[name], *words], capture_output=True, text=True)
         assert pages[name].exists(), done.stderr

@@ -1,4 +1,4 @@
-// Asks for the number of cards as a torch of some CUDA major does: before its libraries are loaded, and after. Usage:
+// Asks for the number of GPUs as a torch of some CUDA major does: before its libraries are loaded, and after. Usage:
 //   oomdiag_test_asks VERSION_NODE LIBTORCH RUNTIME
 
 #include <dlfcn.h>
@@ -9,10 +9,10 @@
 namespace {
 
 void ask(const char* node) {
-  const auto count_cards = reinterpret_cast<int (*)(int*)>(dlvsym(RTLD_DEFAULT, "cudaGetDeviceCount", node));
+  const auto count_gpus = reinterpret_cast<int (*)(int*)>(dlvsym(RTLD_DEFAULT, "cudaGetDeviceCount", node));
   int count = 0;
-  const int error = count_cards == nullptr ? -1 : count_cards(&count);
-  std::printf("error %d, %d cards\n", error, count);
+  const int error = count_gpus == nullptr ? -1 : count_gpus(&count);
+  std::printf("error %d, %d GPUs\n", error, count);
 }
 
 }  // namespace

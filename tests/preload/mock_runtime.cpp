@@ -1,4 +1,4 @@
-// Stands for the CUDA runtime, and for a libtorch: three cards.
+// Stands for the CUDA runtime, and for a libtorch: three GPUs.
 
 extern "C" __attribute__((visibility("default"))) int cudaGetDeviceCount(int* count);
 int cudaGetDeviceCount(int* count) {

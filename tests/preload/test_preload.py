@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 build = pathlib.Path("build")
-BEFORE, AFTER = "error 35, 0 cards", "error 0, 3 cards"  # as without a runtime, and the runtime's own answer
+BEFORE, AFTER = "error 35, 0 GPUs", "error 0, 3 GPUs"  # as without a runtime, and the runtime's own answer
 
 
 class PreloadTest(unittest.TestCase):
@@ -116,7 +116,7 @@ class SanitizerTest(unittest.TestCase):
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
     def compare(self, *command, **more):
-        """The outcome under `oomdiag run` on a virtual card, which is that of the command alone."""
+        """The outcome under `oomdiag run` on a virtual GPU, which is that of the command alone."""
         def run(*before):
             return subprocess.run([*before, *command], capture_output=True, text=True, env=os.environ | more)
         recorded = run(build / "bin/oomdiag", "run", "--device", "rtx3060", "--folder", self.folder, "--")

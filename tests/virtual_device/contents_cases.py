@@ -183,7 +183,7 @@ def a_detection_loss_finds_its_objects():
     expect_equal(out.flatten().tolist(), [1, 2, 0, 0, 3, 0, 0, 0], "the table")
 
 
-@case(card="h100-sxm", group="slow")
+@case(gpu="h100-sxm", group="slow")
 def triton_kernels_write_what_is_not_known():
     import torch
 

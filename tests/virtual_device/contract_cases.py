@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 
-from device_cases import MIB, Skip, case, expect, expect_equal, load_optional, main, read_card
+from device_cases import MIB, Skip, case, expect, expect_equal, load_optional, main, read_gpu
 from entry_point_cases import DRIVER, allocate, free_bytes, read, start
 
 INVALID_VALUE = 1
@@ -61,8 +61,8 @@ def a_copy_may_cross_the_mappings_of_one_segment():
 
 
 def context_bytes(*, kernels=False):
-    card = read_card()
-    return card["context_bytes"] + (card["first_kernel_bytes"] if kernels else 0)
+    gpu = read_gpu()
+    return gpu["context_bytes"] + (gpu["first_kernel_bytes"] if kernels else 0)
 
 
 @case(ALONE="reset")
@@ -81,14 +81,14 @@ def a_reset_gives_all_back_and_the_next_call_begins_anew():
     driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
     expect_equal(active.value or 0, 0, "whether there is a context")
     expect_equal(driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(64)), 709, "the driver's call without one")
-    total = read_card()["total_bytes"]
-    expect_equal(total - free_bytes(runtime), context_bytes(), "what the card has lost after a call of the runtime")
+    total = read_gpu()["total_bytes"]
+    expect_equal(total - free_bytes(runtime), context_bytes(), "what the GPU has lost after a call of the runtime")
     expect_equal([runtime.cudaFree(block), runtime.cudaStreamSynchronize(stream), runtime.cudaEventRecord(event, None)], [1, 400, 400], "what is gone")
     allocate(runtime, 1024 * MIB)
     runtime.cudaGetLastError()
 
 
-@case(card="t4,rtx3090", ALONE="reset")
+@case(gpu="t4,rtx3090", ALONE="reset")
 def a_reset_is_of_the_current_device():
     runtime, _ = start()
     runtime.cudaSetDevice(1)
@@ -98,8 +98,8 @@ def a_reset_is_of_the_current_device():
     runtime.cudaGetDevice(ctypes.byref(ordinal))
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
-    expect_equal((ordinal.value, total.value), (1, read_card("rtx3090")["total_bytes"]), "the device afterwards")
-    expect_equal(total.value - free.value, read_card("rtx3090")["context_bytes"], "what it has lost")
+    expect_equal((ordinal.value, total.value), (1, read_gpu("rtx3090")["total_bytes"]), "the device afterwards")
+    expect_equal(total.value - free.value, read_gpu("rtx3090")["context_bytes"], "what it has lost")
 
 
 @case()
@@ -404,26 +404,26 @@ def expect_multiplied(*pairs):
     expect_equal({pair: heuristic(*pair) for pair in every}, wanted, "what is multiplied")
 
 
-@case(card="rtx3090")
-def a_card_of_8_6_multiplies_no_8_bit_floats():
+@case(gpu="rtx3090")
+def a_gpu_of_8_6_multiplies_no_8_bit_floats():
     expect_multiplied()
 
 
-@case(card="rtx4090")
-def a_card_of_8_9_multiplies_8_bit_floats():
+@case(gpu="rtx4090")
+def a_gpu_of_8_9_multiplies_8_bit_floats():
     expect_multiplied((E4M3, E4M3), (E4M3, E5M2))
 
 
-@case(card="b200")
-def a_card_of_10_0_multiplies_4_bit_floats():
+@case(gpu="b200")
+def a_gpu_of_10_0_multiplies_4_bit_floats():
     expect_multiplied((E4M3, E4M3), (E4M3, E5M2), (E2M1, E2M1))
 
 
 # Managed memory.
 
 
-@case(card="rtx3060")
-def managed_tensors_may_be_larger_than_the_card():
+@case(gpu="rtx3060")
+def managed_tensors_may_be_larger_than_the_gpu():
     """PyTorch's own way there calls cuda-python's runtime."""
     import torch
 
@@ -434,7 +434,7 @@ def managed_tensors_may_be_larger_than_the_card():
     with torch.cuda.memory._use_uvm():
         tensors = [torch.zeros(total // 2, dtype=torch.uint8, device="cuda") for _ in range(3)]
         known = torch.tensor([3, 1, 2], device="cuda")
-    expect_equal(torch.cuda.mem_get_info()[0], free, "what is free of the card")
+    expect_equal(torch.cuda.mem_get_info()[0], free, "what is free of the GPU")
     expect_equal((len(tensors), known.tolist()), (3, [3, 1, 2]), "what the host wrote")
 
 
@@ -464,7 +464,7 @@ def the_runtime_of_cuda_python_is_the_virtual_one():
     error, block = cuda.cudaMalloc(64 * MIB)
     properties = cuda.cudaGetDeviceProperties(0)[1]
     expect_equal((int(error), properties.totalGlobalMem, int(cuda.cudaFree(block)[0]), int(cuda.cudaFree(block)[0])),
-                 (0, read_card()["total_bytes"], 0, INVALID_VALUE), "a block, and the card")
+                 (0, read_gpu()["total_bytes"], 0, INVALID_VALUE), "a block, and the GPU")
 
 
 if __name__ == "__main__":

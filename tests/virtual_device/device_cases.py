@@ -22,9 +22,9 @@ class Skip(Exception):
     """A case that cannot run here, with the reason."""
 
 
-def case(card="rtx3090", group="quick", **environment):
+def case(gpu="rtx3090", group="quick", **environment):
     def register(function):
-        function.card, function.group, function.environment = card, group, environment
+        function.gpu, function.group, function.environment = gpu, group, environment
         CASES.append(function)
         return function
 
@@ -40,9 +40,9 @@ def expect_equal(found, wanted, what="value"):
     expect(found == wanted, f"{what} is {found}, not {wanted}")
 
 
-def read_card(card=None):
-    """The numbers of a card file: of the one that this process has, or of another."""
-    path = pathlib.Path(os.environ["OOMDIAG_CARDS"]) / f"{card}.json" if card else pathlib.Path(os.environ["OOMDIAG_CARD"])
+def read_gpu(gpu=None):
+    """The numbers of a device file: of the one that this process has, or of another."""
+    path = pathlib.Path(os.environ["OOMDIAG_DEVICE_FOLDER"]) / f"{gpu}.json" if gpu else pathlib.Path(os.environ["OOMDIAG_DEVICE_FILES"])
     return {key: value["value"] if isinstance(value, dict) else value for key, value in json.loads(path.read_text()).items()}
 
 
@@ -94,7 +94,7 @@ def resnet50_trains():
     torchvision = load_optional("torchvision")
     model = torchvision.models.resnet50().cuda()
     peak = train(model, lambda: torch.randn(32, 3, 224, 224, device="cuda"))
-    expect(2700 * MIB < peak < 3000 * MIB, f"peak is {peak / MIB:.1f} MiB")  # 2888 with torch 2.11, as on real cards
+    expect(2700 * MIB < peak < 3000 * MIB, f"peak is {peak / MIB:.1f} MiB")  # 2888 with torch 2.11, as on real GPUs
 
 
 def train_gpt2(batch, layers):
@@ -172,7 +172,7 @@ def meets_foreign_nvrtc():
     return major.value != CUDA_MAJOR
 
 
-@case(card="h100-sxm")
+@case(gpu="h100-sxm")
 def attention_runs_on_every_backend():
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -257,8 +257,8 @@ def with_out_of_memory(run):
     raise AssertionError("nothing was raised")
 
 
-def expect_card_in(text):
-    total = read_card()["total_bytes"] / (1 << 30)
+def expect_gpu_in(text):
+    total = read_gpu()["total_bytes"] / (1 << 30)
     expect(f"total capacity of {total:.2f} GiB" in text, f"no total of {total:.2f} GiB in: {text}")
     expect("this process has" in text, f"no use of this process in: {text}")
 
@@ -268,7 +268,7 @@ def out_of_memory_in_forward():
     import torch
 
     model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192) for _ in range(4)]).cuda()
-    expect_card_in(with_out_of_memory(lambda: model(torch.randn(1 << 18, 8192, device="cuda"))))
+    expect_gpu_in(with_out_of_memory(lambda: model(torch.randn(1 << 18, 8192, device="cuda"))))
 
 
 @case()
@@ -278,17 +278,17 @@ def out_of_memory_in_backward():
     # Input and three outputs of 5.4 GiB each leave 2 GiB: too little for the first gradient.
     x = torch.randn(1_450_000_000, device="cuda", requires_grad=True)
     loss = (x.exp().exp().exp()).sum()
-    expect_card_in(with_out_of_memory(loss.backward))
+    expect_gpu_in(with_out_of_memory(loss.backward))
 
 
-@case(card="rtx3060")
-def what_fits_is_what_the_card_has():
+@case(gpu="rtx3060")
+def what_fits_is_what_the_gpu_has():
     import torch
 
-    card = read_card()
+    gpu = read_gpu()
     torch.ones(1, device="cuda")
     free, _ = torch.cuda.mem_get_info()
-    expect_equal(free, card["total_bytes"] - card["context_bytes"] - card["first_kernel_bytes"] - 2 * MIB, "free memory")
+    expect_equal(free, gpu["total_bytes"] - gpu["context_bytes"] - gpu["first_kernel_bytes"] - 2 * MIB, "free memory")
     exact = free // (2 * MIB) * (2 * MIB)
     block = torch.empty(exact, dtype=torch.uint8, device="cuda")
     with_out_of_memory(lambda: torch.empty(2 * MIB, dtype=torch.uint8, device="cuda"))
@@ -311,7 +311,7 @@ before = processes(); free, total = torch.cuda.mem_get_info(); after = processes
 print(before, after, total - free)
 """
     child = run_python(code)
-    expect_equal(child.stdout.split(), ["0", "1", str(read_card()["context_bytes"])], "contexts before and after, bytes taken")
+    expect_equal(child.stdout.split(), ["0", "1", str(read_gpu()["context_bytes"])], "contexts before and after, bytes taken")
 
 
 @case()
@@ -383,7 +383,7 @@ def with_clocks_blocks_wait_for_the_streams_that_use_them():
 
 
 @case(OOMDIAG_CLOCKED="1")
-def clocks_run_as_on_a_card():
+def clocks_run_as_on_a_gpu():
     import torch
 
     x = torch.empty(8192, 8192, device="cuda")
@@ -527,9 +527,9 @@ def a_sleeping_kernel_takes_the_cycles_that_it_is_told():
     before.record()
     torch.cuda._sleep(50_000_000)
     after.record()
-    expect(not after.query(), "the card should be busy")
+    expect(not after.query(), "the GPU should be busy")
     after.synchronize()
-    wanted = 50_000_000 / read_card()["clock_khz"]
+    wanted = 50_000_000 / read_gpu()["clock_khz"]
     took = before.elapsed_time(after)
     expect(wanted <= took < wanted + 2, f"it took {took} ms, not {wanted}")
 
@@ -558,7 +558,7 @@ def a_convolution_on_a_side_stream_defers_a_free():
     expect_equal(late.data_ptr(), address, "the block once the convolution was done")
 
 
-@case(card="h100-sxm", OOMDIAG_CLOCKED="1")
+@case(gpu="h100-sxm", OOMDIAG_CLOCKED="1")
 def attention_of_cudnn_takes_time():
     if meets_foreign_nvrtc():
         raise Skip("the toolkit of this machine is of another CUDA than torch, and cuDNN takes its libnvrtc")
@@ -592,17 +592,17 @@ def workspace_of_a_product():
     return torch.cuda.max_memory_allocated() - before - 16384
 
 
-@case(card="h100-sxm")
+@case(gpu="h100-sxm")
 def cublas_workspace_on_hopper():
     expect_equal(workspace_of_a_product(), 32 * MIB, "the workspace")  # kept by torch 2.11, given back after each product by 2.15
 
 
-@case(card="rtx3060")
+@case(gpu="rtx3060")
 def cublas_workspace_elsewhere():
     expect_equal(workspace_of_a_product(), 8519680, "the workspace")
 
 
-@case(card="h100-sxm", TORCH_CUBLAS_WORKSPACE_CACHE="1")
+@case(gpu="h100-sxm", TORCH_CUBLAS_WORKSPACE_CACHE="1")
 def the_backward_thread_has_a_workspace_of_its_own():
     import torch
 
@@ -639,7 +639,7 @@ def a_cuda_graph_is_captured_and_replayed():
         graph.replay()
 
 
-@case(card="h100-sxm", group="slow")
+@case(gpu="h100-sxm", group="slow")
 def compiled_models_run_as_cuda_graphs():
     import torch
 
@@ -751,7 +751,7 @@ def managed_memory_is_the_hosts_too():
 
 
 @case(ALONE="1")  # torch 2.8's generators stay in a capture that failed
-def a_capture_refuses_what_a_card_refuses():
+def a_capture_refuses_what_a_gpu_refuses():
     import torch
 
     for forbidden in (lambda: torch.cuda.synchronize(), lambda: torch.ones(4).cuda(), lambda: torch.ones(4, device="cuda").cpu()):
@@ -793,7 +793,7 @@ def a_forked_child_cannot_use_the_device():
     expect_equal(os.waitpid(child, 0)[1], 0, "the child's status")
 
 
-# Cards and settings.
+# GPUs and settings.
 
 COUNT_DEVICES = f"import ctypes; n = ctypes.c_int(7); print(ctypes.CDLL('{RUNTIME}').cudaGetDeviceCount(ctypes.byref(n)), n.value)"
 
@@ -807,7 +807,7 @@ def memory_can_be_overridden():
     expect("total capacity of 8.00 GiB" in text, text)
 
 
-@case(card="rtx3090", OOMDIAG_DRIVER="550")
+@case(gpu="rtx3090", OOMDIAG_DRIVER="550")
 def an_older_driver_leaves_more_memory():
     import torch
 
@@ -831,17 +831,17 @@ def visible_devices_are_obeyed():
     expect_equal(child.stdout.strip(), "False 0", "PyTorch's answer to none")
 
 
-# Several cards.
+# Several GPUs.
 
 
-@case(card="a100-80,t4,t4")
-def several_cards_are_told_apart():
+@case(gpu="a100-80,t4,t4")
+def several_gpus_are_told_apart():
     import torch
 
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    cards = [read_card(name) for name in ("a100-80", "t4", "t4")]
-    expect_equal([p.total_memory for p in properties], [card["total_bytes"] for card in cards], "total memory")
-    expect_equal([p.name for p in properties], [card["name"] for card in cards], "names")
+    gpus = [read_gpu(name) for name in ("a100-80", "t4", "t4")]
+    expect_equal([p.total_memory for p in properties], [gpu["total_bytes"] for gpu in gpus], "total memory")
+    expect_equal([p.name for p in properties], [gpu["name"] for gpu in gpus], "names")
     expect_equal(len({str(p.uuid) for p in properties}), 3, "the number of uuids")
     bus = [ctypes.create_string_buffer(16) for _ in properties]
     for i, text in enumerate(bus):
@@ -850,8 +850,8 @@ def several_cards_are_told_apart():
     expect(torch.cuda.can_device_access_peer(1, 2) and not torch.cuda.can_device_access_peer(0, 1), "who reaches whom")
 
 
-@case(card="a100-80,t4,t4")
-def each_card_has_its_own_account():
+@case(gpu="a100-80,t4,t4")
+def each_gpu_has_its_own_account():
     import torch
 
     x = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda:2")
@@ -859,14 +859,14 @@ def each_card_has_its_own_account():
     expect(free[2][1] - free[2][0] > 256 * MIB > free[1][1] - free[1][0], f"free and total are {free}")
     y = x.to("cuda:1")
     expect_equal((y.device.index, torch.cuda.memory_allocated(1), torch.cuda.memory_allocated(2)), (1, 256 * MIB, 256 * MIB))
-    expect_equal(torch.arange(5, device="cpu").to("cuda:0").to("cuda:1").cpu().tolist(), [0, 1, 2, 3, 4], "what went over two cards")
+    expect_equal(torch.arange(5, device="cpu").to("cuda:0").to("cuda:1").cpu().tolist(), [0, 1, 2, 3, 4], "what went over two GPUs")
     text = with_out_of_memory(lambda: torch.empty(16 << 30, dtype=torch.uint8, device="cuda:1"))
     expect("GPU 1 has a total capacity of 14.56 GiB" in text, text)
     torch.empty(16 << 30, dtype=torch.uint8, device="cuda:0")
 
 
-@case(card="rtx3090,rtx3090")
-def a_model_is_split_over_two_cards():
+@case(gpu="rtx3090,rtx3090")
+def a_model_is_split_over_two_gpus():
     import torch
     from torch import nn
 
@@ -875,24 +875,24 @@ def a_model_is_split_over_two_cards():
     for _ in range(2):
         second(first(torch.randn(64, 512, device="cuda:0")).relu().to("cuda:1")).sum().backward()
         optimizer.step()
-    expect(first.weight.grad.device.index == 0 and second.weight.grad.device.index == 1, "gradients are on the wrong card")
+    expect(first.weight.grad.device.index == 0 and second.weight.grad.device.index == 1, "gradients are on the wrong GPU")
     replicas = nn.DataParallel(nn.Linear(32, 8).cuda(), device_ids=[0, 1])
     replicas(torch.randn(16, 32, device="cuda")).sum().backward()
 
 
-@case(card="a100-80,t4")
+@case(gpu="a100-80,t4")
 def visible_devices_pick_and_order():
-    names = [read_card(card)["name"] for card in ("a100-80", "t4")]
+    names = [read_gpu(gpu)["name"] for gpu in ("a100-80", "t4")]
     uuids = "GPU-11111111-1111-1111-1111-111111111101,GPU-11111111-1111-1111-1111-111111111100"
     wanted = {"1,0": names[::-1], "1": names[1:], uuids: names[::-1], "0,5,1": names[:1]}
     code = "import torch; print('|'.join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))"
     for text, answer in wanted.items():
         child = run_python(code, CUDA_VISIBLE_DEVICES=text)
-        expect_equal(child.stdout.strip(), "|".join(answer), f"the cards for {text!r} ({child.stderr[-300:]})")
+        expect_equal(child.stdout.strip(), "|".join(answer), f"the GPUs for {text!r} ({child.stderr[-300:]})")
 
 
-@case(card="t4")
-def a_card_is_shared_with_other_processes():
+@case(gpu="t4")
+def a_gpu_is_shared_with_other_processes():
     code = """
 import sys, torch
 x = torch.empty(int(sys.argv[1]) << 30, dtype=torch.uint8, device="cuda")
@@ -932,18 +932,18 @@ def expect_all_ranks(programs):
     expect_equal(set(child.stdout.splitlines()), wanted, f"what the ranks said ({child.stderr[-1500:]})")
 
 
-@case(card="rtx3090,rtx3090")
+@case(gpu="rtx3090,rtx3090")
 def ddp_trains_in_two_processes():
     expect_all_ranks(["ddp", "collectives", "objects"])
 
 
-@case(card="a100-80,a100-80", group="slow")
+@case(gpu="a100-80,a100-80", group="slow")
 def every_kind_of_parallel_training_runs_in_two_processes():
     expect_all_ranks(["split", "fsdp1", "fsdp2", "tensor_parallel", "sync_batch_norm", "zero_redundancy"])
 
 
-@case(card="a100-80,a100-80")
-def communicators_take_memory_of_their_cards():
+@case(gpu="a100-80,a100-80")
+def communicators_take_memory_of_their_gpus():
     nccl = ctypes.CDLL("libnccl.so.2")
     driver = ctypes.CDLL("libcuda.so.1")
 
@@ -982,10 +982,10 @@ def communicators_take_memory_of_their_cards():
     runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
     rest = ctypes.c_void_p()
     expect_equal(runtime.cudaMalloc(ctypes.byref(rest), ctypes.c_size_t(free.value - 100 * MIB)), 0)
-    expect_equal(nccl.ncclAllReduce(buffer, buffer, 0, 7, 0, ctypes.c_void_p(communicators[0]), stream), 1, "a full card")
+    expect_equal(nccl.ncclAllReduce(buffer, buffer, 0, 7, 0, ctypes.c_void_p(communicators[0]), stream), 1, "a full GPU")
 
 
-@case(card="t4,rtx3060")
+@case(gpu="t4,rtx3060")
 def a_tensor_is_shared_with_another_process():
     code = """
 import torch, torch.multiprocessing as mp
@@ -1035,7 +1035,7 @@ def what_the_host_wrote_reads_back():
     sent = torch.arange(1 << 16)
     there = sent.cuda()
     expect(torch.equal(there.cpu(), sent), "what the host wrote did not come back")
-    expect(torch.equal(torch.empty_like(there).copy_(there).cpu(), sent), "a copy on the card lost it")
+    expect(torch.equal(torch.empty_like(there).copy_(there).cpu(), sent), "a copy on the GPU lost it")
     there[10:20] = torch.ones(10, dtype=torch.long)
     expect_equal(there[8:22].cpu().tolist(), [8, 9] + [1] * 10 + [20, 21], "a part written later")
     expect_equal(torch.zeros(4, device="cuda").cpu().tolist(), [0] * 4)
@@ -1068,7 +1068,7 @@ def small_things_that_the_host_knows_are_computed():
     table[:, 1] = 5
     table[1] = torch.tensor([1.0, 2, 3])
     expect_equal(table.tolist(), [[0, 5, 0], [1, 2, 3], [0, 5, 0]], "a table that was filled in parts")
-    expect_equal((torch.arange(4, device="cuda").tolist(), torch.full((2,), 7, device="cuda").tolist()), ([0, 1, 2, 3], [7, 7]), "what was made on the card")
+    expect_equal((torch.arange(4, device="cuda").tolist(), torch.full((2,), 7, device="cuda").tolist()), ([0, 1, 2, 3], [7, 7]), "what was made on the GPU")
 
 
 @case()
@@ -1099,7 +1099,7 @@ def truth_of_what_is_not_known_is_that_of_zeros():
 
 
 @case()
-def operators_that_ask_the_card_are_told():
+def operators_that_ask_the_gpu_are_told():
     import torch
 
     known = lambda *numbers: torch.tensor(numbers).cuda()
@@ -1133,7 +1133,7 @@ def large_copies_are_not_kept():
     expect_equal(int(blocks[0][:8].cpu().sum()), 0, "what comes back of bulk data")
 
 
-@case(card="b200", group="slow")
+@case(gpu="b200", group="slow")
 def thirty_billion_parameters_train_in_little_host_memory():
     code = """
 import resource, torch
@@ -1207,7 +1207,7 @@ for _ in range(2):
     optimizer.step()
 """
     import torch
-    old = "oomdiag: virtual device: estimate: workspaces of cuDNN, which before 9.8 tells them on a card only (taken as 0)\n"
+    old = "oomdiag: virtual device: estimate: workspaces of cuDNN, which before 9.8 tells them on a GPU only (taken as 0)\n"
     expect_equal(run_python(code).stderr, old if torch.backends.cudnn.version() < 90800 else "", "what was said")
 
 

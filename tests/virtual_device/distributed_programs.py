@@ -1,4 +1,4 @@
-"""What device_cases.py runs under torchrun, one process for each virtual card: `distributed_programs.py <program>…`. Each rank prints
+"""What device_cases.py runs under torchrun, one process for each virtual GPU: `distributed_programs.py <program>…`. Each rank prints
 "<program> <rank> ok" for each program that it trained."""
 
 import os

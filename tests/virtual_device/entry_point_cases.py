@@ -106,7 +106,7 @@ def a_managed_variable_is_the_hosts_before_cuda_is_used():
     expect_equal(ctypes.c_int64.from_address(host.value).value, 0, "what it has at first")
     ctypes.c_int64.from_address(host.value).value = 7
     expect_equal(runtime.cudaGetSymbolAddress(ctypes.byref(address), ctypes.byref(host)), 0)
-    expect_equal(address.value, host.value, "the card's address of it")
+    expect_equal(address.value, host.value, "the GPU's address of it")
 
 
 @case()
@@ -145,7 +145,7 @@ def an_array_takes_its_bytes_and_textures_look_at_it():
     expect_equal(free_bytes(runtime), before, "what is free afterwards")
 
 
-@case(card="h100-sxm")
+@case(gpu="h100-sxm")
 def a_green_context_has_some_of_the_multiprocessors():
     load_optional("cuda.bindings")
     import torch

@@ -1,8 +1,8 @@
-"""What a card gives, to whom, and what it says when it has no more: cases of test_device.py that ask the mocked libraries themselves."""
+"""What a GPU gives, to whom, and what it says when it has no more: cases of test_device.py that ask the mocked libraries themselves."""
 
 import ctypes
 
-from device_cases import MIB, Skip, case, expect, expect_equal, main, read_card, run_python, with_out_of_memory
+from device_cases import MIB, Skip, case, expect, expect_equal, main, read_gpu, run_python, with_out_of_memory
 from stand_ins import CUBLAS, CUBLASLT, CUFFT, CUSOLVER, RUNTIME
 
 DRIVER = "libcuda.so.1"
@@ -24,8 +24,8 @@ def allocate(bytes, expected=0):
     return block
 
 
-def fill_card(left=0):
-    """Takes all of the card but `left` bytes and a remainder of a page; the block."""
+def fill_gpu(left=0):
+    """Takes all of the GPU but `left` bytes and a remainder of a page; the block."""
     runtime().cudaFree(None)
     return allocate((free_bytes() - left) // (2 * MIB) * (2 * MIB))
 
@@ -79,9 +79,9 @@ def pools_suballocate_too():
 
 
 @case()
-def a_pool_on_a_nearly_full_card_takes_what_there_is():
+def a_pool_on_a_nearly_full_gpu_takes_what_there_is():
     cuda = runtime()
-    block = fill_card(left=6 * MIB)
+    block = fill_gpu(left=6 * MIB)
     small = ctypes.c_void_p()
     expect_equal(cuda.cudaMallocAsync(ctypes.byref(small), ctypes.c_size_t(3 * MIB), None), 0, "3 MiB of the last 6")
     expect_equal(cuda.cudaMallocAsync(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(3 * MIB), None), 2, "3 MiB of the last 2")
@@ -94,16 +94,16 @@ def a_pool_on_a_nearly_full_card_takes_what_there_is():
 def limits_of_kernels_take_memory():
     cuda = runtime()
     cuda.cudaFree(None)
-    card, value, before = read_card(), ctypes.c_size_t(), free_bytes()
+    gpu, value, before = read_gpu(), ctypes.c_size_t(), free_bytes()
     stack, heap = 0, 2
     expect_equal(cuda.cudaDeviceSetLimit(heap, ctypes.c_size_t(1 << 30)), 0)
     cuda.cudaDeviceGetLimit(ctypes.byref(value), heap)
     expect_equal((value.value, before - free_bytes()), (1 << 30, (1 << 30) - 8 * MIB), "a heap of 1 GiB")
-    expect_equal(cuda.cudaDeviceSetLimit(heap, ctypes.c_size_t(1 << 36)), 2, "a heap larger than the card")
+    expect_equal(cuda.cudaDeviceSetLimit(heap, ctypes.c_size_t(1 << 36)), 2, "a heap larger than the GPU")
     cuda.cudaGetLastError()
     cuda.cudaDeviceSetLimit(heap, ctypes.c_size_t(8 << 20))
     cuda.cudaDeviceSetLimit(stack, ctypes.c_size_t(3 << 10))
-    expect_equal(before - free_bytes(), card["multiprocessors"] * 1536 * (2 << 10), "stacks of 3 KiB for all resident threads")
+    expect_equal(before - free_bytes(), gpu["multiprocessors"] * 1536 * (2 << 10), "stacks of 3 KiB for all resident threads")
     cuda.cudaDeviceSetLimit(stack, ctypes.c_size_t(1 << 10))
     expect_equal(before - free_bytes(), 0, "what is taken when the defaults are back")
 
@@ -133,7 +133,7 @@ def executables_of_graphs_take_memory():
     expect_equal(before - free_bytes(), 0, "what is left of them")
 
 
-@case(card="rtx3060")
+@case(gpu="rtx3060")
 def each_further_handle_of_cublas_has_a_workspace():
     blas, cuda = ctypes.CDLL(CUBLAS), runtime()
     first, second = ctypes.c_void_p(), ctypes.c_void_p()
@@ -144,13 +144,13 @@ def each_further_handle_of_cublas_has_a_workspace():
     expect_equal(before - free_bytes(), 10 * MIB, "8.1 MiB in pages")
     blas.cublasDestroy_v2(second)
     expect_equal(before - free_bytes(), 0, "what stays of it")
-    block = fill_card()
+    block = fill_gpu()
     expect_equal(blas.cublasCreate_v2(ctypes.byref(second)), 3, "CUBLAS_STATUS_ALLOC_FAILED")
     cuda.cudaFree(block)
     cuda.cudaGetLastError()
 
 
-# A full card. Whoever comes too late hears it in his own words.
+# A full GPU. Whoever comes too late hears it in his own words.
 
 FULL = f"""
 import ctypes
@@ -164,7 +164,7 @@ def create(library, name): return getattr(ctypes.CDLL(library), name)(ctypes.byr
 
 
 @case()
-def a_full_card_makes_no_handles():
+def a_full_gpu_makes_no_handles():
     wanted = {
         f'create("{CUBLAS}", "cublasCreate_v2")': 1,  # CUBLAS_STATUS_NOT_INITIALIZED
         f'create("{CUBLASLT}", "cublasLtCreate")': 1,
@@ -179,7 +179,7 @@ def a_full_card_makes_no_handles():
 
 
 @case()
-def a_full_card_runs_no_kernel():
+def a_full_gpu_runs_no_kernel():
     code = """
 import torch
 free, _ = torch.cuda.mem_get_info()
@@ -199,7 +199,7 @@ print(torch.ones(4, device="cuda").add_(1).sum().item())
 
 
 @case(OOMDIAG_OTHER_PROCESSES="77:other:25300000000")
-def a_full_card_makes_no_context():
+def a_full_gpu_makes_no_context():
     cuda = runtime()
     expect_equal([cuda.cudaSetDevice(0), cuda.cudaMalloc(ctypes.byref(ctypes.c_void_p()), 4), cuda.cudaGetLastError()], [2, 2, 2], "the answers")
     active, flags = ctypes.c_int(), ctypes.c_uint()
@@ -240,7 +240,7 @@ print(cuda.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(4 << 30)), cuda.cudaM
     expect("ulimit -v" in child.stderr, child.stderr)
 
 
-@case(card="a100-80")
+@case(gpu="a100-80")
 def blocks_need_no_mapping_each():
     allocate(4)
     count = lambda: sum(1 for _ in open("/proc/self/maps"))

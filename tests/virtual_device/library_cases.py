@@ -134,7 +134,7 @@ def eigenvalues_of_any_matrix_are_found():
 # Products: cuBLAS and cuBLASLt.
 
 
-@case(card="h100-sxm")
+@case(gpu="h100-sxm")
 def products_of_every_kind_run():
     import torch
 
@@ -238,7 +238,7 @@ def a_sparse_product_has_the_entries_that_random_operands_would_give():
     expect(left._nnz() < total <= 2 * entries, f"{total} entries of a sum of two with {left._nnz()}")
 
 
-@case(card="a100-80")
+@case(gpu="a100-80")
 def two_of_four_weights_are_kept():
     import torch
 
@@ -290,7 +290,7 @@ def a_transform_of_prime_length_takes_a_work_area():
 
 
 @case()
-def a_plan_that_allocates_itself_takes_from_the_card():
+def a_plan_that_allocates_itself_takes_from_the_gpu():
     runtime, fft = ctypes.CDLL(RUNTIME), ctypes.CDLL(CUFFT)
 
     def free_bytes():
@@ -368,7 +368,7 @@ def who_opens_cudnn_by_its_name_reaches_the_device():
 
 @case()
 def none_of_these_operations_met_what_is_not_supported():
-    """The cases of this card and environment run before it in the same process, in the order of this file."""
+    """The cases of this GPU and environment run before it in the same process, in the order of this file."""
     expect_equal([name for kind, name in noted() if kind == "unsupported"], [], "what was not supported")
 
 
@@ -396,7 +396,7 @@ def what_a_library_does_not_have_is_refused_and_noted_by_name():
         expect_equal(notes, [("unsupported", name)], f"what was noted of {name}")
 
 
-@case(card=None)
+@case(gpu=None)
 def preloaded_libraries_bring_their_own_runtime():
     folder = pathlib.Path(os.environ["LD_PRELOAD"].split(":")[0]).resolve().parent
     libraries = [*folder.glob("*.so*"), folder.parent / "liboomdiag_preload.so"]
@@ -408,7 +408,7 @@ def preloaded_libraries_bring_their_own_runtime():
             expect(runtime not in needed, f"{library.name} needs {runtime}")
 
 
-@case(card=None)
+@case(gpu=None)
 def a_checkout_in_a_folder_with_spaces_and_colons_works():
     """The loader splits LD_PRELOAD at both: the build is copied to such a folder and run from there. Its reports say what was estimated."""
     build = pathlib.Path(os.environ["LD_PRELOAD"].split(":")[0]).resolve().parents[2]

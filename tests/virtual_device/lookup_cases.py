@@ -120,7 +120,7 @@ if child == 0:
 print(*answers, os.waitpid(child, 0)[1] >> 8)
 """
     child = run_python(code)
-    expect_equal(child.stdout.split(), ["1", "0", "0", "3"], f"cards, a child after NVML, the parent, a child after CUDA ({child.stderr[-300:]})")
+    expect_equal(child.stdout.split(), ["1", "0", "0", "3"], f"GPUs, a child after NVML, the parent, a child after CUDA ({child.stderr[-300:]})")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What kind of machine the cards are in, and what bounds a card sets to launches: cases of test_device.py."""
+"""What kind of machine the GPUs are in, and what bounds a GPU sets to launches: cases of test_device.py."""
 
 import ctypes
 
@@ -10,15 +10,15 @@ NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 
 
 def reach():
-    """Whether the first card reaches the second: by CUDA, by NVML, by NVLink."""
+    """Whether the first GPU reaches the second: by CUDA, by NVML, by NVLink."""
     nvml, runtime = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.CDLL(RUNTIME)
-    can, status, cards = ctypes.c_int(), ctypes.c_int(), [ctypes.c_void_p(), ctypes.c_void_p()]
+    can, status, gpus = ctypes.c_int(), ctypes.c_int(), [ctypes.c_void_p(), ctypes.c_void_p()]
     runtime.cudaDeviceCanAccessPeer(ctypes.byref(can), 0, 1)
-    for index, card in enumerate(cards):
-        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(card))
+    for index, gpu in enumerate(gpus):
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu))
     answers = [bool(can.value)]
     for what in (0, NVLINK):
-        nvml.nvmlDeviceGetP2PStatus(*cards, what, ctypes.byref(status))
+        nvml.nvmlDeviceGetP2PStatus(*gpus, what, ctypes.byref(status))
         answers.append(status.value == 0)
     return answers
 
@@ -37,8 +37,8 @@ def communicator_bytes():
     return before - free.value
 
 
-@case(card="rtx4090,rtx4090")
-def geforce_cards_do_not_reach_each_other():
+@case(gpu="rtx4090,rtx4090")
+def geforce_gpus_do_not_reach_each_other():
     expect_equal(reach(), [False, False, False])
     import torch
 
@@ -46,50 +46,50 @@ def geforce_cards_do_not_reach_each_other():
     expect_equal((moved.device.index, moved.sum().item()), (1, 66), "what went over the bus")
 
 
-@case(card="rtx6000-ada,rtx6000-ada")
-def cards_of_workstations_reach_each_other_without_nvlink():
+@case(gpu="rtx6000-ada,rtx6000-ada")
+def gpus_of_workstations_reach_each_other_without_nvlink():
     expect_equal(reach(), [True, True, False])
 
 
-@case(card="h100-sxm,h100-sxm")
-def cards_of_data_centres_are_linked():
+@case(gpu="h100-sxm,h100-sxm")
+def gpus_of_data_centres_are_linked():
     expect_equal(reach(), [True, True, True])
     expect_equal(communicator_bytes(), 336 * MIB, "a communicator")
 
 
-@case(card="h100-sxm")
-def a_card_is_in_no_fabric_of_hosts_and_the_question_succeeds():
-    nvml, card, info = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (ctypes.c_ubyte * 48)(*[255] * 48)
-    nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(card))
+@case(gpu="h100-sxm")
+def a_gpu_is_in_no_fabric_of_hosts_and_the_question_succeeds():
+    nvml, gpu, info = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p(), (ctypes.c_ubyte * 48)(*[255] * 48)
+    nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(gpu))
     for version, size in ((2, 36), (3, 40)):
         ctypes.cast(info, ctypes.POINTER(ctypes.c_uint))[0] = size | version << 24
-        expect_equal(nvml.nvmlDeviceGetGpuFabricInfoV(card, info), 0)
+        expect_equal(nvml.nvmlDeviceGetGpuFabricInfoV(gpu, info), 0)
         expect_equal((bytes(info[4:size]), info[size]), (bytes(size - 4), 255), "the answer and the byte behind it")
     ctypes.cast(info, ctypes.POINTER(ctypes.c_uint))[0] = 400
-    expect_equal(nvml.nvmlDeviceGetGpuFabricInfoV(card, info), 25, "NVML_ERROR_ARGUMENT_VERSION_MISMATCH")
+    expect_equal(nvml.nvmlDeviceGetGpuFabricInfoV(gpu, info), 25, "NVML_ERROR_ARGUMENT_VERSION_MISMATCH")
 
 
-@case(card="b300,b300")
+@case(gpu="b300,b300")
 def so_is_a_b300():
     expect_equal((reach(), communicator_bytes()), ([True, True, True], 336 * MIB))
 
 
-@case(card="rtx6000-ada,rtx6000-ada")
-def a_communicator_between_cards_without_nvlink_is_small():
+@case(gpu="rtx6000-ada,rtx6000-ada")
+def a_communicator_between_gpus_without_nvlink_is_small():
     expect_equal(communicator_bytes(), 28 * MIB, "two channels")
 
 
-@case(card="rtx5090,rtx5090")
-def and_through_the_hosts_memory_where_cards_do_not_reach_each_other():
+@case(gpu="rtx5090,rtx5090")
+def and_through_the_hosts_memory_where_gpus_do_not_reach_each_other():
     expect_equal(communicator_bytes(), 0)
 
 
-@case(card="t4,rtx4090")
-def unlike_cards_do_not_reach_each_other():
+@case(gpu="t4,rtx4090")
+def unlike_gpus_do_not_reach_each_other():
     expect_equal(reach(), [False, False, False])
 
 
-@case(card="gb10", OOMDIAG_DEVICE_LOG="1")
+@case(gpu="gb10", OOMDIAG_DEVICE_LOG="1")
 def memory_of_a_gb10_is_the_hosts_too():
     value = ctypes.c_int()
     ctypes.CDLL(RUNTIME).cudaDeviceGetAttribute(ctypes.byref(value), 18, 0)
@@ -108,8 +108,8 @@ def a_callback_is_taken_on_a_busy_stream():
     expect_equal((runtime.cudaStreamAddCallback(None, callback, None, 0), called), (0, [0]), "the answer, and what was called")
 
 
-@case(card="rtx3060")
-def launches_keep_to_the_cards_bounds():
+@case(gpu="rtx3060")
+def launches_keep_to_the_gpus_bounds():
     runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
 
     class Dim3(ctypes.Structure):
@@ -136,8 +136,8 @@ def launches(launch):
     return {name: launch(grid, block, shared << 10) for name, (grid, block, shared) in shapes.items()}
 
 
-@case(card="rtx3060")
-def the_driver_refuses_what_a_card_would():
+@case(gpu="rtx3060")
+def the_driver_refuses_what_a_gpu_would():
     runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
     runtime.cudaFree(None)
     for function, kernel in ((runtime.cudaFuncSetAttribute, 1), (driver.cuFuncSetAttribute, None)):
@@ -160,7 +160,7 @@ def the_driver_refuses_what_a_card_would():
     runtime.cudaGetLastError()
 
 
-@case(card="rtx3060")
+@case(gpu="rtx3060")
 def occupancy_follows_threads_and_shared_memory_and_says_what_it_leaves_out():
     runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
     runtime.cudaFree(None)
@@ -173,7 +173,7 @@ def occupancy_follows_threads_and_shared_memory_and_says_what_it_leaves_out():
         driver.cuOccupancyMaxPotentialBlockSize(ctypes.byref(grid), ctypes.byref(block), None, None, ctypes.c_size_t(shared), most)
         return grid.value, block.value
 
-    # 28 multiprocessors take 1536 threads and 100 KiB each: two blocks of 768, six of 256, or one whose block has 60 KiB (and 1 of the card's).
+    # 28 multiprocessors take 1536 threads and 100 KiB each: two blocks of 768, six of 256, or one whose block has 60 KiB (and 1 of the GPU's).
     expect_equal((find_block(0, 0), find_block(0, 256), find_block(60 << 10, 0)), ((56, 768), (168, 256), (28, 1024)), "grids and blocks")
     of_thread = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(lambda threads: threads * 80)
     driver.cuOccupancyMaxPotentialBlockSize(ctypes.byref(grid), ctypes.byref(block), None, of_thread, ctypes.c_size_t(0), 0)

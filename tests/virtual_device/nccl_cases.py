@@ -9,12 +9,12 @@ import tempfile
 from device_cases import Skip, case, expect, expect_equal, main
 from stand_ins import RUNTIME
 
-CARDS = "a100-80,a100-80,a100-80,a100-80"
+GPUS = "a100-80,a100-80,a100-80,a100-80"
 NO_COLOR = -1
 
 
 def communicators():
-    """One for each of the machine's four cards."""
+    """One for each of the machine's four GPUs."""
     nccl, handles = ctypes.CDLL("libnccl.so.2"), (ctypes.c_void_p * 4)()
     expect_equal(nccl.ncclCommInitAll(handles, 4, None), 0, "ncclCommInitAll")
     return nccl, [ctypes.c_void_p(handle) for handle in handles]
@@ -57,7 +57,7 @@ def gather_into_four(nccl, part):
     return list(back)
 
 
-@case(card=CARDS)
+@case(gpu=GPUS)
 def a_split_in_a_group_has_the_size_of_its_part():
     nccl, whole = communicators()
     parts = split(nccl, whole, [5, 6, 5, NO_COLOR])
@@ -69,7 +69,7 @@ def a_split_in_a_group_has_the_size_of_its_part():
     expect_equal(gather_into_four(nccl, parts[1]), [7.0, 2.0, 3.0, 4.0], "what a gathering of one wrote")
 
 
-@case(card=CARDS)
+@case(gpu=GPUS)
 def parts_never_share_a_mailbox():
     nccl, whole = communicators()
     if not hasattr(nccl, "ncclCommGetUniqueId"):
@@ -97,7 +97,7 @@ def communicators_and_mailbox():
     return nccl, whole, mailbox
 
 
-@case(card=CARDS)
+@case(gpu=GPUS)
 def ranks_share_files_in_a_folder_of_their_own_and_leave_none():
     nccl, whole, mailbox = communicators_and_mailbox()
     folder = mailbox.parent.stat()
@@ -110,7 +110,7 @@ def ranks_share_files_in_a_folder_of_their_own_and_leave_none():
     expect(not mailbox.exists(), "the mailbox is left")
 
 
-@case(card=CARDS)
+@case(gpu=GPUS)
 def a_link_in_the_place_of_a_file_of_ranks_is_not_followed():
     nccl, whole, mailbox = communicators_and_mailbox()
     with tempfile.NamedTemporaryFile() as victim:
@@ -123,7 +123,7 @@ def a_link_in_the_place_of_a_file_of_ranks_is_not_followed():
         planted.unlink()
 
 
-@case(card=CARDS)
+@case(gpu=GPUS)
 def ranks_share_nothing_in_a_folder_that_others_may_write_into():
     nccl, comm = ctypes.CDLL("libnccl.so.2"), ctypes.c_void_p()
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def ranks_share_nothing_in_a_folder_that_others_may_write_into():
         expect_equal(nccl.ncclCommDestroy(comm), 0, "ncclCommDestroy")
 
 
-@case(card=CARDS, group="slow")
+@case(gpu=GPUS, group="slow")
 def who_is_not_answered_does_not_know_what_others_gather():
     nccl, whole = communicators()
     part = ctypes.c_void_p()

@@ -27,7 +27,7 @@ TEST_CASE("a communicator of one takes nothing", "[virtual_device]") {
   CHECK(estimate_buffers({}, kNvlink, {}) == BufferSizes{});
 }
 
-TEST_CASE("cards that do not reach each other exchange through the host's memory", "[virtual_device]") {
+TEST_CASE("GPUs that do not reach each other exchange through the host's memory", "[virtual_device]") {
   const Topology games{.host = Topology::Host::shared_memory, .network = Topology::Network::tcp};
   CHECK(estimate_buffers({.ranks = 16, .ranks_here = 2, .architecture = 89}, games, {}) == BufferSizes{});
   const Topology linked_by_pcie{.host = Topology::Host::pcie, .network = Topology::Network::rdma};
@@ -51,7 +51,7 @@ TEST_CASE("the user's settings of NCCL count", "[virtual_device]") {
   CHECK(estimate_buffers({.ranks = 8, .ranks_here = 8, .architecture = 90}, kNvlink, {.nvls = false}).multicast == 0);
 }
 
-TEST_CASE("what the user says of the links changes what cards tell", "[virtual_device]") {
+TEST_CASE("what the user says of the links changes what GPUs tell", "[virtual_device]") {
   Topology topology = kNvlink;
   CHECK(read_topology("pcie", topology));
   CHECK((topology.host == Topology::Host::pcie && topology.network == Topology::Network::rdma));

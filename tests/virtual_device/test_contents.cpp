@@ -69,7 +69,7 @@ TEST_CASE("a forgotten range is a kernel's again", "[virtual_device]") {
   CHECK(read(contents, 100, 2, Origin::kernel) == "..");
 }
 
-TEST_CASE("a copy on the card takes along what is known and forgets what it covers", "[virtual_device]") {
+TEST_CASE("a copy on the GPU takes along what is known and forgets what it covers", "[virtual_device]") {
   Contents contents;
   write(contents, 100, "abcd");
   write(contents, 200, "xxxxxxxx");

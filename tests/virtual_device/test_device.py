@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Tests of the virtual device, under the unmodified torch wheel of the Python that runs this.
 
-    python test_device.py --libraries build/lib/virtual_device --cards extension/virtual_device/cards [--group slow] [case …]
+    python test_device.py --libraries build/lib/virtual_device --GPUs extension/virtual_device/device_files [--group slow] [case …]
 
-Cases that want the same card and environment share one child process, in which the libraries are preloaded; it is forked from one that has
+Cases that want the same GPU and environment share one child process, in which the libraries are preloaded; it is forked from one that has
 imported torch (prepared.py), except where torch reads the environment as it is imported. One line per case, then "N passed, N failed,
 N skipped"; exit 1 if any failed. The cases are in the *_cases.py beside this file; device_cases.py has what they share.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-import card_cases  # noqa: F401, the import registers its cases
+import gpu_cases  # noqa: F401, the import registers its cases
 import contents_cases  # noqa: F401
 import contract_cases  # noqa: F401
 import device_cases
@@ -36,13 +36,13 @@ READ_AT_IMPORT = ("PYTORCH_", "TORCH_")
 FOREIGN = ("OOMDIAG_", "CUDA_VISIBLE_DEVICES", "PYTORCH_", "CUBLAS", "TORCH_CUBLAS")
 
 
-def child_environment(args, card, extra):
+def child_environment(args, gpu, extra):
     environment = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
     environment["LD_PRELOAD"] = ":".join(str(args.libraries / name) for name in LIBRARIES)
     environment["TRITON_LIBCUDA_PATH"] = str(args.libraries)
-    environment["OOMDIAG_CARDS"] = str(args.cards)  # for the cases, not for the device
-    if card:
-        environment["OOMDIAG_CARD"] = "\n".join(str(args.cards / f"{name}.json") for name in card.split(","))
+    environment["OOMDIAG_DEVICE_FOLDER"] = str(args.gpus)  # for the cases, not for the device
+    if gpu:
+        environment["OOMDIAG_DEVICE_FILES"] = "\n".join(str(args.gpus / f"{name}.json") for name in gpu.split(","))
     return environment | extra
 
 
@@ -67,16 +67,16 @@ class Prepared:
         self.process.wait()
 
 
-def run_child(args, prepared, card, extra, program, arguments):
-    environment = child_environment(args, card, extra)
+def run_child(args, prepared, gpu, extra, program, arguments):
+    environment = child_environment(args, gpu, extra)
     if not any(name.startswith(READ_AT_IMPORT) for name in extra):
         return prepared.run(program, arguments, environment)
     return subprocess.run([sys.executable, program, *arguments], env=environment, capture_output=True, text=True)
 
 
-def run_cases(args, prepared, card, extra, cases):
+def run_cases(args, prepared, gpu, extra, cases):
     """Runs `cases` in one child; returns {name: outcome}, a case without an outcome having died."""
-    child = run_child(args, prepared, card, dict(extra), cases[0].__code__.co_filename, [case.__name__ for case in cases])
+    child = run_child(args, prepared, gpu, dict(extra), cases[0].__code__.co_filename, [case.__name__ for case in cases])
     outcomes = {}
     for line in child.stdout.splitlines():
         verdict, _, rest = line.partition(" ")
@@ -92,7 +92,7 @@ def run_cases(args, prepared, card, extra, cases):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--libraries", type=lambda text: pathlib.Path(text).resolve(), required=True)
-    parser.add_argument("--cards", type=lambda text: pathlib.Path(text).resolve(), required=True)
+    parser.add_argument("--gpus", type=lambda text: pathlib.Path(text).resolve(), required=True)
     parser.add_argument("--group", choices=["quick", "slow"], default="quick")
     parser.add_argument("cases", nargs="*", help="only these")
     args = parser.parse_args()
@@ -100,7 +100,7 @@ def main():
     chosen = [case for case in device_cases.CASES if (case.__name__ in args.cases if args.cases else case.group == args.group)]
     batches = {}
     for case in chosen:
-        key = (case.card, tuple(sorted(case.environment.items())), case.__code__.co_filename)
+        key = (case.gpu, tuple(sorted(case.environment.items())), case.__code__.co_filename)
         batches.setdefault(key, []).append(case)
 
     # LD_PRELOAD splits at spaces and colons, which the path of a checkout may have.
@@ -111,8 +111,8 @@ def main():
 
     prepared = Prepared(args, pathlib.Path(folder.name))
     counts = {"ok": 0, "FAIL": 0, "skip": 0}
-    for (card, extra, _), cases in batches.items():
-        outcomes = run_cases(args, prepared, card, extra, cases)
+    for (gpu, extra, _), cases in batches.items():
+        outcomes = run_cases(args, prepared, gpu, extra, cases)
         for case in cases:
             line = outcomes[case.__name__]
             counts[line.split(" ")[0]] += 1

@@ -1,4 +1,4 @@
-"""Programs of packages that nobody here wrote, with the packages' own trainers, on virtual cards.
+"""Programs of packages that nobody here wrote, with the packages' own trainers, on virtual GPUs.
 
     python tests/wild/test_wild.py --build BUILD_FOLDER [unittest arguments, as in -k yolo]
 
@@ -31,7 +31,7 @@ class Wild:
     `line`: of the program, or of the package, where the report says that it happened; `least`: GiB of the peak."""
 
     arguments: str
-    card: str = "rtx3060"
+    gpu: str = "rtx3060"
     fails: str = ""
     place: tuple = ("forward", "backward")
     module: str = ""
@@ -42,24 +42,24 @@ class Wild:
 
 
 PROGRAMS = {
-    "trainer_llama_fits": Wild("trainer_llama.py 2", card="rtx4090"),
-    "trainer_llama_fails": Wild("trainer_llama.py 14", card="rtx4090", fails="capacity", module=r"^model|lm_head|^Llama",
+    "trainer_llama_fits": Wild("trainer_llama.py 2", gpu="rtx4090"),
+    "trainer_llama_fails": Wild("trainer_llama.py 14", gpu="rtx4090", fails="capacity", module=r"^model|lm_head|^Llama",
                                 line=r"\w+\.py:\d+"),
-    "trainer_llama_checkpoint": Wild("trainer_llama.py 4 checkpoint", card="rtx4090"),
+    "trainer_llama_checkpoint": Wild("trainer_llama.py 4 checkpoint", gpu="rtx4090"),
     "generate_fits": Wild("generate.py 8 100"),
     "generate_fails": Wild("generate.py 256 1500", fails="capacity|growth|leak", place=("forward", "inference", "other")),
     "t5_fits": Wild("t5.py 4"),
-    "t5_fails": Wild("t5.py 40", card="rtx4090", fails="capacity", module=r"encoder|decoder|T5", line=r"t5\.py:"),
-    "vit_fits": Wild("vit.py 16", card="t4"),
-    "vit_fails": Wild("vit.py 256", card="t4", fails="capacity", module=r"layer", line=r"vit\.py:"),
+    "t5_fails": Wild("t5.py 40", gpu="rtx4090", fails="capacity", module=r"encoder|decoder|T5", line=r"t5\.py:"),
+    "vit_fits": Wild("vit.py 16", gpu="t4"),
+    "vit_fails": Wild("vit.py 256", gpu="t4", fails="capacity", module=r"layer", line=r"vit\.py:"),
     "whisper_fits": Wild("whisper.py 2"),
-    "whisper_fails": Wild("whisper.py 32", card="rtx3090", fails="capacity", module=r"encoder|decoder"),
-    "peft_fits": Wild("peft_lora.py 2", card="rtx3090"),
-    "peft_fails": Wild("peft_lora.py 16", card="rtx3090", fails="capacity", module=r"layers", line=r"peft_lora\.py:"),
+    "whisper_fails": Wild("whisper.py 32", gpu="rtx3090", fails="capacity", module=r"encoder|decoder"),
+    "peft_fits": Wild("peft_lora.py 2", gpu="rtx3090"),
+    "peft_fails": Wild("peft_lora.py 16", gpu="rtx3090", fails="capacity", module=r"layers", line=r"peft_lora\.py:"),
     "accelerate_fits": Wild("accelerate_bert.py 2"),
     "accelerate_fails": Wild("accelerate_bert.py 24", fails="capacity", line=r"accelerate_bert\.py:"),
-    "diffusers_fits": Wild("diffusers_unet.py 1", card="rtx3090"),
-    "diffusers_fails": Wild("diffusers_unet.py 24", card="rtx3090", fails="capacity", module=r"block|conv"),
+    "diffusers_fits": Wild("diffusers_unet.py 1", gpu="rtx3090"),
+    "diffusers_fails": Wild("diffusers_unet.py 24", gpu="rtx3090", fails="capacity", module=r"block|conv"),
     "timm_fits": Wild("timm_convnext.py 8"),
     "timm_fails": Wild("timm_convnext.py 128", fails="capacity", module=r"stages|stem"),
     "detection_fits": Wild("detection.py 1"),
@@ -70,7 +70,7 @@ PROGRAMS = {
     "gcn_fits": Wild("geometric_gcn.py gcn 2000000", least=1.4),
     # It asks the indices for their bounds before it raises again.
     "gcn_fails": Wild("geometric_gcn.py gcn 40000000", module=r"convs", line=r"message_passing\.py|geometric_gcn", fails="capacity|oversized"),
-    "gat_fails": Wild("geometric_gcn.py gat 20000000", card="rtx3060", fails="capacity|oversized"),
+    "gat_fails": Wild("geometric_gcn.py gat 20000000", gpu="rtx3060", fails="capacity|oversized"),
     "yolo_fits": Wild("yolo.py 4 320"),
     "monai_fits": Wild("monai_unet.py 2"),
     # 11.10 GiB allocated, 15.12 reserved where there is room; with expandable_segments it fits
@@ -120,7 +120,7 @@ class WildTest(unittest.TestCase):
         count = ["--count", str(wild.ranks)] if wild.ranks else []
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "1", "PYTHONSAFEPATH": "1",
                                     "PATH": f"{VENV}/bin:{os.environ['PATH']}"}
-        command = [self.build / "bin/oomdiag", "run", "--device", wild.card, *count, "--folder", folder / "runs",
+        command = [self.build / "bin/oomdiag", "run", "--device", wild.gpu, *count, "--folder", folder / "runs",
                    "-o", folder / "report.json", "--no-progress", "--", VENV / "bin/python", *program]
         run = subprocess.Popen(command, cwd=folder, env=environment, text=True, start_new_session=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -138,7 +138,7 @@ class WildTest(unittest.TestCase):
             command = [self.build / "bin/oomdiag", "run", "--device", "rtx3060", "--folder", folder, "--", VENV / "bin/python", HERE / "programs" / name]
             return subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
 
-    def test_numba_alone_runs_out_of_memory_as_on_a_card(self):
+    def test_numba_alone_runs_out_of_memory_as_on_a_gpu(self):
         run = self.run_alone("numba_alone.py")
         self.assertEqual((run.returncode, run.stdout), (0, "full after 11 GiB\n"), run.stderr[-3000:])
 
@@ -149,7 +149,7 @@ class WildTest(unittest.TestCase):
 
     def check(self, wild):
         code, said, report = self.run_program(wild)
-        card = report["devices"][report["main_device"]]
+        gpu = report["devices"][report["main_device"]]
         wrong = []
 
         def expect(right, what):
@@ -158,23 +158,23 @@ class WildTest(unittest.TestCase):
 
         if wild.fails:
             expect(report["outcome"] == "out_of_memory", f"outcome {report['outcome']}")
-            if card["failure"]:
-                check_failure(wild, card, expect)
+            if gpu["failure"]:
+                check_failure(wild, gpu, expect)
         else:
             last = "\n".join(said.split("\noomdiag: ")[0].splitlines()[-12:])
             expect((code, report["outcome"]) == (0, "ok"), f"{code}, {report['outcome']}: {last}")
-        expect(card["replay_error_bytes"] == 0, f"the replay errs by {card['replay_error_bytes']}")
-        allocated = sum(card["categories"].values())
-        expect(card["categories"]["unknown"] <= wild.unknown * allocated + (1 << 20),
-               f"unknown: {card['categories']['unknown'] / allocated:.1%} of {allocated / GIB:.2f} GiB")
-        peak = card["peak"]["allocated_bytes"] / GIB
+        expect(gpu["replay_error_bytes"] == 0, f"the replay errs by {gpu['replay_error_bytes']}")
+        allocated = sum(gpu["categories"].values())
+        expect(gpu["categories"]["unknown"] <= wild.unknown * allocated + (1 << 20),
+               f"unknown: {gpu['categories']['unknown'] / allocated:.1%} of {allocated / GIB:.2f} GiB")
+        peak = gpu["peak"]["allocated_bytes"] / GIB
         expect(wild.least <= peak, f"a peak of {peak:.2f} GiB")
         self.assertFalse(wrong, "; ".join(wrong))
 
 
-def check_failure(wild, card, expect):
-    failure = card["failure"]
-    expect(re.fullmatch(wild.fails, card["cause"]["kind"]), f"cause {card['cause']['kind']}")
+def check_failure(wild, gpu, expect):
+    failure = gpu["failure"]
+    expect(re.fullmatch(wild.fails, gpu["cause"]["kind"]), f"cause {gpu['cause']['kind']}")
     expect(failure["phase"] in wild.place, f"phase {failure['phase']}")
     expect(re.search(wild.module, failure["module"] or ""), f"module {failure['module']}")
     lines = [failure["source"] or "", failure["inner_source"] or ""]

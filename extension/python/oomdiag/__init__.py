@@ -1,4 +1,4 @@
-"""oomdiag in a notebook or a script: why the card is full, from inside of the program.
+"""oomdiag in a notebook or a script: why the GPU is full, from inside of the program.
 
     with oomdiag.watch():         records; on a CUDA OutOfMemoryError the explanation goes to stderr
         train()
@@ -10,7 +10,7 @@
 
     with oomdiag.budget("2GiB"):  fails a test that adds more, and says who holds it; for pytest see _pytest_plugin.py
 
-    oomdiag.estimate(train, {"batch": 32}, device="rtx4090")    what a function would take on a card that is not here
+    oomdiag.estimate(train, {"batch": 32}, device="rtx4090")    what a function would take on a GPU that is not here
 
 Else: oomdiag.start(), stop(), mark(name), report() (a dict), explain() (text, as in an except block), peak(), saved_tensors(loss).
 What depends on the torch of this Python is built when it is first needed, once: about a minute.

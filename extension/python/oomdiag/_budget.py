@@ -1,4 +1,4 @@
-"""oomdiag.budget: what a piece of a program may allocate on the card, for tests."""
+"""oomdiag.budget: what a piece of a program may allocate on the GPU, for tests."""
 from __future__ import annotations
 
 import contextlib
@@ -59,27 +59,27 @@ def _describe(report: Dict[str, Any], peak: int) -> List[str]:
 
 @dataclasses.dataclass
 class _Measured:
-    """Of one card: bytes that lived when the block began, and the most while it ran."""
+    """Of one GPU: bytes that lived when the block began, and the most while it ran."""
     before: int
     peak: int
 
 
 def _excess(measured: List[_Measured], added: Optional[int], total: Optional[int]) -> Optional[Tuple[str, int]]:
-    """What is above its budget, in words, and that card's peak; None where all is kept."""
-    for card in measured:
-        own = card.peak - card.before
+    """What is above its budget, in words, and that GPU's peak; None where all is kept."""
+    for gpu in measured:
+        own = gpu.peak - gpu.before
         if added is not None and own > added:
             return (f"this block adds {_with_unit(own)}, above its budget of {_with_unit(added)} by {_with_unit(own - added)} "
-                    f"({_with_unit(card.before)} lived before it)"), card.peak
-        if total is not None and card.peak > total:
-            return (f"peak of {_with_unit(card.peak)} is above the budget of {_with_unit(total)} in total by {_with_unit(card.peak - total)} "
-                    f"({_with_unit(card.before)} lived before this block)"), card.peak
+                    f"({_with_unit(gpu.before)} lived before it)"), gpu.peak
+        if total is not None and gpu.peak > total:
+            return (f"peak of {_with_unit(gpu.peak)} is above the budget of {_with_unit(total)} in total by {_with_unit(gpu.peak - total)} "
+                    f"({_with_unit(gpu.before)} lived before this block)"), gpu.peak
     return None
 
 
 @contextlib.contextmanager
 def budget(added: Union[int, str, None] = None, *, total: Union[int, str, None] = None) -> Iterator[None]:
-    """What runs inside may add so many bytes at once on each card; else BudgetExceeded.
+    """What runs inside may add so many bytes at once on each GPU; else BudgetExceeded.
 
         def test_a_step_fits():
             with oomdiag.budget("2GiB"):                 # beyond what lived before, as in a fixture
@@ -102,13 +102,13 @@ def budget(added: Union[int, str, None] = None, *, total: Union[int, str, None] 
     torch.cuda.init()  # the allocator keeps no peaks before
     started = "OOMDIAG_OUTPUT" not in os.environ  # else `oomdiag run` records already, and goes on
     start()
-    cards = range(torch.cuda.device_count())
-    for card in cards:
-        torch.cuda.reset_peak_memory_stats(card)
-    before = [torch.cuda.memory_allocated(card) for card in cards]
+    gpus = range(torch.cuda.device_count())
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
+    before = [torch.cuda.memory_allocated(gpu) for gpu in gpus]
     try:
         yield
-        excess = _excess([_Measured(before[card], torch.cuda.max_memory_allocated(card)) for card in cards], *bounds)
+        excess = _excess([_Measured(before[gpu], torch.cuda.max_memory_allocated(gpu)) for gpu in gpus], *bounds)
         if excess:
             raise BudgetExceeded("\n".join([excess[0], *_describe(report(), excess[1])]))
     finally:

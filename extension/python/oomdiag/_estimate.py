@@ -1,4 +1,4 @@
-"""oomdiag.estimate: what a function would allocate on a card that need not be there, in a process of its own."""
+"""oomdiag.estimate: what a function would allocate on a GPU that need not be there, in a process of its own."""
 from __future__ import annotations
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 @dataclasses.dataclass
 class Estimate:
-    """Bytes are those of a run on a virtual card. What fits is judged by the allocator's own algorithm."""
+    """Bytes are those of a run on a virtual GPU. What fits is judged by the allocator's own algorithm."""
     fits: bool
     peak_allocated_bytes: int
     peak_reserved_bytes: int

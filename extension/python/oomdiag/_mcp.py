@@ -65,7 +65,7 @@ def run(program: List[str], device: Optional[str] = None, cwd: Optional[str] = N
 def explain(path: str = "", device: Optional[str] = None, cwd: Optional[str] = None) -> Dict[str, Any]:
     """The report on a run folder, a trace, a report.json, a bundle, or a memory snapshot of PyTorch; default: the newest run in cwd.
 
-    device: of a snapshot, the card that it was taken on, which it does not tell.
+    device: of a snapshot, the GPU that it was taken on, which it does not tell.
     """
     done = _oomdiag("explain", *([path] if path else []), *_device(device), "--json", cwd=cwd)
     if done.returncode != 0:

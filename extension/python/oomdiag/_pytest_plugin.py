@@ -1,4 +1,4 @@
-"""Pytest on a virtual card: `pytest --oomdiag-device rtx4090`, or `oomdiag_device = rtx4090` in pytest's configuration.
+"""Pytest on a virtual GPU: `pytest --oomdiag-device rtx4090`, or `oomdiag_device = rtx4090` in pytest's configuration.
 
 The session is run once more under `oomdiag run`, so that a test finds a CUDA device where there is none; its report follows the
 session's. Tests say what they may allocate by `with oomdiag.budget("2GiB"):`.
@@ -22,8 +22,8 @@ _FOLDER = "oomdiag-pytest-"
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("oomdiag")
     group.addoption("--oomdiag-device", metavar="NAME", default=None,
-                    help="run the tests on this virtual card (`oomdiag devices` lists them)")
-    parser.addini("oomdiag_device", "the virtual card to run the tests on", default="")
+                    help="run the tests on this virtual GPU (`oomdiag devices` lists them)")
+    parser.addini("oomdiag_device", "the virtual GPU to run the tests on", default="")
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # before pytest takes the output streams

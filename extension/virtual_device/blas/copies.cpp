@@ -1,4 +1,4 @@
-// Copies of vectors and matrices between the host and the card (MAGMA, inside torch_cuda_linalg, makes them). Both ways are
+// Copies of vectors and matrices between the host and the GPU (MAGMA, inside torch_cuda_linalg, makes them). Both ways are
 // one copy: the driver knows which side an address is of.
 
 #include <cublas_v2.h>

@@ -1,5 +1,5 @@
 // cuBLASLt. PyTorch takes the largest workspace that it allows itself, whatever the heuristic says,
-// so that any successful answer will do, where the card multiplies such types. Descriptors are opaque; of matrices the types and
+// so that any successful answer will do, where the GPU multiplies such types. Descriptors are opaque; of matrices the types and
 // sizes are kept.
 
 #include <cublasLt.h>
@@ -59,7 +59,7 @@ bool is_multiplied(cudaDataType type, int capability) {
                              [&](const FactorType& one) { return one.type == type && one.capability <= capability; });
 }
 
-/// Success where the card multiplies such factors. Two of E5M2 are multiplied by none.
+/// Success where the GPU multiplies such factors. Two of E5M2 are multiplied by none.
 cublasStatus_t check_factors(cublasLtMatrixLayout_t first, cublasLtMatrixLayout_t second) {
   const cudaDataType types[] = {find_layout(first).type, find_layout(second).type};
   const int capability = compute_capability();

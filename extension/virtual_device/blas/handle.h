@@ -23,7 +23,7 @@ cublasStatus_t give_zeros(cublasHandle_t handle, void* result, size_t bytes);
 
 inline BlasHandle* find_handle(cublasHandle_t handle) { return reinterpret_cast<BlasHandle*>(handle); }
 
-/// The workspace that cuBLAS gives each handle. What a card's data file says of the first kernels includes that of the first
+/// The workspace that cuBLAS gives each handle. What a GPU's data file says of the first kernels includes that of the first
 /// handle. Made on the current device.
 CUresult allocate_workspace(BlasHandle& handle);
 

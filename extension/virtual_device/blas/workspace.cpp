@@ -1,4 +1,4 @@
-// What a handle of cuBLAS takes of its card. "cuBLAS library uses an internal workspace pool that is allocated when the context
+// What a handle of cuBLAS takes of its GPU. "cuBLAS library uses an internal workspace pool that is allocated when the context
 // is created" (cuBLAS documentation, cublasSetWorkspace); its size is that which CUBLAS_WORKSPACE_CONFIG names, by default
 // :4096:2:16:8, and 32 MiB on Hopper.
 

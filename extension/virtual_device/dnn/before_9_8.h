@@ -4,8 +4,8 @@
 
 namespace oomdiag {
 
-/// Whether the loaded cuDNN is older than 9.8 and chooses plans on a real card only: that of torch 2.6 and 2.7.
-bool chooses_on_cards_only();
+/// Whether the loaded cuDNN is older than 9.8 and chooses plans on a real GPU only: that of torch 2.6 and 2.7.
+bool chooses_on_gpus_only();
 
 /// Whether descriptors of this type are steps of that choice: from the graph, which wants a handle, to the plan.
 bool is_step_of_choice(cudnnBackendDescriptorType_t type);

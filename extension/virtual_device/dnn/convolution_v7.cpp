@@ -1,6 +1,6 @@
 // Convolutions by the old API (TORCH_CUDNN_V8_API_DISABLED=1): algorithms have numbers, and a handle is asked for the
 // workspace of each. The real library answers only for a graph, without a device; so the same convolution is written
-// down as a graph, and the workspace is that of the first plan of cuDNN's heuristics for the card. That plan and the
+// down as a graph, and the workspace is that of the first plan of cuDNN's heuristics for the GPU. That plan and the
 // algorithm that the old API would choose need not be the same: the answer is noted as an estimate.
 
 #include <cudnn.h>

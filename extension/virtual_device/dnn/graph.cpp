@@ -83,7 +83,7 @@ int64_t find_workspace(const Descriptor& graph) {
     return 0;
   }
   Descriptor plan(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-  cudnnHandle_t none = nullptr;  // its place is taken by the description of the card
+  cudnnHandle_t none = nullptr;  // its place is taken by the description of the GPU
   int64_t bytes = 0;
   if (count > 0 && plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration)
                        .set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, none)

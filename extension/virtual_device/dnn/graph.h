@@ -9,7 +9,7 @@ namespace oomdiag {
 Tensor read_tensor(cudnnTensorDescriptor_t descriptor);
 Tensor read_filter(cudnnFilterDescriptor_t descriptor);
 
-/// Owns a descriptor of the graph API, for the card of the thread (route.cpp).
+/// Owns a descriptor of the graph API, for the GPU of the thread (route.cpp).
 class Descriptor {
  public:
   explicit Descriptor(cudnnBackendDescriptorType_t type) {

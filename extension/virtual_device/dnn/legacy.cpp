@@ -8,7 +8,7 @@
 
 using oomdiag::give_estimate;
 
-// Batch normalisation: 0 agreed with a recording from a real card (fp32, NCHW); other modes are
+// Batch normalisation: 0 agreed with a recording from a real GPU (fp32, NCHW); other modes are
 // not known.
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
@@ -31,7 +31,7 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetBatchNormalizationTrainingExReserveSpa
   return give_estimate("cudnnGetBatchNormalizationTrainingExReserveSpaceSize", bytes, 0);
 }
 
-/// A generator's state, 16 bytes, for each thread that the card holds at once.
+/// A generator's state, 16 bytes, for each thread that the GPU holds at once.
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t, size_t* bytes) {
   constexpr size_t kStateBytes = 16;
   int ordinal = 0;

@@ -2,11 +2,11 @@
 //
 // Since 9.8 cuDNN chooses algorithms, and sizes their workspaces, for a device that is only described ("Deviceless
 // ahead-of-time compilation", cuDNN Frontend documentation): a DEVICEPROP descriptor, made from JSON, takes the place
-// of the handle. So the answers that decide the memory of a convolution or an attention are cuDNN's own, for the card
+// of the handle. So the answers that decide the memory of a convolution or an attention are cuDNN's own, for the GPU
 // that the program sees.
 //
 //   PyTorch, cudnn_frontend                 this library                           the real libcudnn.so.9
-//   cudnnCreate                     ──►     a handle of ours; describes the card ──► DEVICEPROP descriptor, once
+//   cudnnCreate                     ──►     a handle of ours; describes the GPU ──► DEVICEPROP descriptor, once
 //   OPERATIONGRAPH_HANDLE           ──►     swallowed
 //   EXECUTION_PLAN_HANDLE           ──►     EXECUTION_PLAN_DEVICEPROP            ──► plan, workspace bytes
 //   finalize ENGINE, ENGINEHEUR     ──►     sets their DEVICEPROP first          ──► list of engines
@@ -54,7 +54,7 @@ cudnnStatus_t describe(const char* json, cudnnBackendDescriptor_t* description) 
   return OOMDIAG_REAL(cudnnBackendFinalize)(*description);
 }
 
-/// The description of the card of `ordinal`; one descriptor for each, for the life of the process.
+/// The description of the GPU of `ordinal`; one descriptor for each, for the life of the process.
 cudnnStatus_t find_description(int ordinal, cudnnBackendDescriptor_t* description) {
   static auto& lock = *new oomdiag::LibraryLock;
   static auto& made = *new std::unordered_map<int, cudnnBackendDescriptor_t>;
@@ -79,9 +79,9 @@ cudnnStatus_t attach_description(cudnnBackendDescriptor_t descriptor, cudnnBacke
   return OOMDIAG_REAL(cudnnBackendSetAttribute)(descriptor, attribute, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &description);
 }
 
-/// Whether cuDNN cannot be asked about `descriptor` without a card.
+/// Whether cuDNN cannot be asked about `descriptor` without a GPU.
 bool is_answered_here(cudnnBackendDescriptor_t descriptor) {
-  return chooses_on_cards_only() && is_step_of_choice(descriptors.type(descriptor));
+  return chooses_on_gpus_only() && is_step_of_choice(descriptors.type(descriptor));
 }
 
 }  // namespace
@@ -122,7 +122,7 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   int ordinal = 0;
   cudaGetDevice(&ordinal);
   cudnnBackendDescriptor_t description = nullptr;
-  if (!oomdiag::chooses_on_cards_only()) {
+  if (!oomdiag::chooses_on_gpus_only()) {
     if (const auto error = oomdiag::find_description(ordinal, &description)) return error;
   }
   *handle = reinterpret_cast<cudnnHandle_t>(new oomdiag::DnnHandle);

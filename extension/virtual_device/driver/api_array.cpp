@@ -1,5 +1,5 @@
 // Arrays, and the objects through which kernels would read and write them: textures and surfaces. An array takes its bytes of
-// the card; an object keeps what it was made of.
+// the GPU; an object keeps what it was made of.
 
 #include <cuda.h>
 
@@ -20,7 +20,7 @@ CUresult create(CUarray* handle, const CUDA_ARRAY3D_DESCRIPTOR& shape) {
   if (const CUresult error = cuMemAlloc(&array->block, array->row_bytes() * array->rows() * array->planes())) {
     return error;
   }
-  oomdiag_device_note("estimate", "arrays for textures: a card may pad their rows and planes");
+  oomdiag_device_note("estimate", "arrays for textures: a GPU may pad their rows and planes");
   *handle = reinterpret_cast<CUarray>(array.release());
   return CUDA_SUCCESS;
 }

@@ -12,12 +12,12 @@ namespace {
 
 void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(address); }
 
-/// Within a card a copy reads and writes its memory; every other one goes over the bus.
+/// Within a GPU a copy reads and writes its memory; every other one goes over the bus.
 oomdiag::Work work_of_copy(const void* to, const void* from, size_t bytes) {
   const auto target = oomdiag::find_range(to);
   const auto source = oomdiag::find_range(from);
-  const auto is_on_card = [](const auto& range) { return range && range->kind == oomdiag::MemoryKind::device; };
-  const bool is_within = is_on_card(target) && is_on_card(source) && target->device == source->device;
+  const auto is_on_gpu = [](const auto& range) { return range && range->kind == oomdiag::MemoryKind::device; };
+  const bool is_within = is_on_gpu(target) && is_on_gpu(source) && target->device == source->device;
   const auto amount = static_cast<double>(bytes);
   return is_within ? oomdiag::Work{.memory_bytes = 2 * amount} : oomdiag::Work{.bus_bytes = amount};
 }

@@ -10,24 +10,24 @@
 #include "extension/virtual_device/driver/context.h"
 #include "extension/virtual_device/driver/device.h"
 #include "extension/virtual_device/driver/devices.h"
-#include "extension/virtual_device/driver/shared_cards.h"
+#include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/simulated_processes.h"
 #include "extension/virtual_device/driver/uuid.h"
 
-using oomdiag::Card;
 using oomdiag::Device;
 using oomdiag::find_device;
+using oomdiag::Gpu;
 
 namespace {
 
 /// CUDA programming guide, "Arithmetic instructions": 64-bit throughput against 32-bit.
-int double_ratio(const Card& card) {
-  const bool is_data_centre = card.compute_minor == 0 && card.compute_major < 12;
-  return is_data_centre ? 2 : card.compute_major == 7 ? 32 : 64;
+int double_ratio(const Gpu& gpu) {
+  const bool is_data_centre = gpu.compute_minor == 0 && gpu.compute_major < 12;
+  return is_data_centre ? 2 : gpu.compute_major == 7 ? 32 : 64;
 }
 
-/// What every card of compute capability 7.5 to 12.0 answers under Linux (CUDA programming guide, compute
-/// capabilities); 0 for what is not known, which is what cards answer for features that they lack.
+/// What every GPU of compute capability 7.5 to 12.0 answers under Linux (CUDA programming guide, compute
+/// capabilities); 0 for what is not known, which is what GPUs answer for features that they lack.
 int common_attribute(CUdevice_attribute attribute) {
   switch (static_cast<int>(attribute)) {
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
@@ -87,46 +87,46 @@ int common_attribute(CUdevice_attribute attribute) {
   }
 }
 
-int card_attribute(const Device& device, CUdevice_attribute attribute) {
-  const Card& card = device.card;
+int gpu_attribute(const Device& device, CUdevice_attribute attribute) {
+  const Gpu& gpu = device.gpu;
   switch (static_cast<int>(attribute)) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      return card.compute_major;
+      return gpu.compute_major;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-      return card.compute_minor;
+      return gpu.compute_minor;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      return card.multiprocessors;
+      return gpu.multiprocessors;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
-      return card.threads_per_multiprocessor;
+      return gpu.threads_per_multiprocessor;
     case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
-      return card.blocks_per_multiprocessor;
+      return gpu.blocks_per_multiprocessor;
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
-      return card.registers_per_multiprocessor;
+      return gpu.registers_per_multiprocessor;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
-      return card.shared_bytes_per_block;
+      return gpu.shared_bytes_per_block;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
-      return card.shared_bytes_per_block_optin;
+      return gpu.shared_bytes_per_block_optin;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
-      return card.shared_bytes_per_multiprocessor;
+      return gpu.shared_bytes_per_multiprocessor;
     case CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK:
-      return card.reserved_shared_bytes_per_block;
+      return gpu.reserved_shared_bytes_per_block;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
-      return card.l2_bytes;
+      return gpu.l2_bytes;
     case CU_DEVICE_ATTRIBUTE_CLOCK_RATE:
-      return card.clock_khz;
+      return gpu.clock_khz;
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
-      return card.memory_clock_khz;
+      return gpu.memory_clock_khz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
-      return card.memory_bus_bits;
+      return gpu.memory_bus_bits;
     case CU_DEVICE_ATTRIBUTE_INTEGRATED:
-      return is_integrated(card);
+      return is_integrated(gpu);
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
       return device.index + 1;
     case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO:
-      return double_ratio(card);
+      return double_ratio(gpu);
     case CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH:
     case CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED:
-      return card.compute_major >= 9;
+      return gpu.compute_major >= 9;
     default:
       return common_attribute(attribute);
   }
@@ -165,7 +165,7 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetName(char* name, int length, CUdevice ordinal) {
   const Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  std::snprintf(name, static_cast<size_t>(length), "%s", device->card.name.c_str());
+  std::snprintf(name, static_cast<size_t>(length), "%s", device->gpu.name.c_str());
   return CUDA_SUCCESS;
 }
 
@@ -190,24 +190,24 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char*
 OOMDIAG_ENTRY_POINT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice ordinal) {
   const Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  *value = card_attribute(*device, attribute);
+  *value = gpu_attribute(*device, attribute);
   return CUDA_SUCCESS;
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuDeviceTotalMem(size_t* bytes, CUdevice ordinal) {
   const Device* device = find_device(ordinal);
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
-  *bytes = static_cast<size_t>(device->card.total_bytes);
+  *bytes = static_cast<size_t>(device->gpu.total_bytes);
   return CUDA_SUCCESS;
 }
 
-/// Cards of one kind reach each other, others do not, and GeForce cards never: what a machine really allows depends on its
+/// GPUs of one kind reach each other, others do not, and GeForce GPUs never: what a machine really allows depends on its
 /// board and its links.
 OOMDIAG_ENTRY_POINT CUresult cuDeviceCanAccessPeer(int* can, CUdevice ordinal, CUdevice peer_ordinal) {
   const Device* device = find_device(ordinal);
   const Device* peer = find_device(peer_ordinal);
   if (!device || !peer) return CUDA_ERROR_INVALID_DEVICE;
-  *can = device != peer && device->card.name == peer->card.name && has_peers(device->card);
+  *can = device != peer && device->gpu.name == peer->gpu.name && has_peers(device->gpu);
   return CUDA_SUCCESS;
 }
 
@@ -221,12 +221,12 @@ OOMDIAG_ENTRY_POINT CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAtt
 
 bool oomdiag_device_is_linked(int ordinal) {
   const Device* device = find_device(ordinal);
-  return device && is_linked(device->card);
+  return device && is_linked(device->gpu);
 }
 
 bool oomdiag_device_has_peers(int ordinal) {
   const Device* device = find_device(ordinal);
-  return device && has_peers(device->card);
+  return device && has_peers(device->gpu);
 }
 
 int oomdiag_device_driver_branch() { return oomdiag::driver_branch(); }
@@ -241,18 +241,18 @@ const char* oomdiag_device_cudnn_description(int ordinal) {
   return device ? device->cudnn_description.c_str() : nullptr;
 }
 
-bool oomdiag_device_describe(int index, oomdiag_card* card) {
-  oomdiag::read_machine();  // that no card is visible to CUDA does not hide it here
+bool oomdiag_device_describe(int index, oomdiag_gpu* gpu) {
+  oomdiag::read_machine();  // that no GPU is visible to CUDA does not hide it here
   const Device* device = oomdiag::find_installed(index);
   if (!device) return false;
-  *card = {.name = device->card.name.c_str(),
-           .total_bytes = device->card.total_bytes,
-           .used_bytes = oomdiag::count_used_bytes(*device),
-           .compute_major = device->card.compute_major,
-           .compute_minor = device->card.compute_minor,
-           .clock_khz = device->card.clock_khz,
-           .is_linked = is_linked(device->card),
-           .has_peers = has_peers(device->card)};
+  *gpu = {.name = device->gpu.name.c_str(),
+          .total_bytes = device->gpu.total_bytes,
+          .used_bytes = oomdiag::count_used_bytes(*device),
+          .compute_major = device->gpu.compute_major,
+          .compute_minor = device->gpu.compute_minor,
+          .clock_khz = device->gpu.clock_khz,
+          .is_linked = is_linked(device->gpu),
+          .has_peers = has_peers(device->gpu)};
   return true;
 }
 
@@ -278,5 +278,5 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
 
 int64_t oomdiag_device_context_bytes(int ordinal) {
   const Device* device = find_device(ordinal);
-  return device ? device->card.context_bytes + device->card.first_kernel_bytes : 0;
+  return device ? device->gpu.context_bytes + device->gpu.first_kernel_bytes : 0;
 }

@@ -30,7 +30,7 @@ struct Executable {
   std::shared_ptr<GraphBody> body;
   Context* context = nullptr;
   uint64_t times_destroyed = 0;  ///< the context was, before this was made
-  int64_t bytes = 0;             ///< of the card
+  int64_t bytes = 0;             ///< of the GPU
 };
 
 GraphNode* find_node(CUgraphNode handle) { return reinterpret_cast<GraphNode*>(handle); }

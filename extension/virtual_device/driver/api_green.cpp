@@ -1,5 +1,5 @@
-// Green contexts: a part of a card's multiprocessors. Work takes no part of them here, so that only their numbers matter; as a
-// context, a green one is its device's primary one. What it takes of a card's memory is in no document.
+// Green contexts: a part of a GPU's multiprocessors. Work takes no part of them here, so that only their numbers matter; as a
+// context, a green one is its device's primary one. What it takes of a GPU's memory is in no document.
 
 #include <cuda.h>
 
@@ -22,10 +22,10 @@ Green* find_green(CUgreenCtx handle) { return reinterpret_cast<Green*>(handle); 
 /// The least multiprocessors of a part, whose multiple a part is (CUDA driver API, cuDevSmResourceSplitByCount, 12.4: 2 of
 /// 7.x, 4 in twos of 8.x, 8 of 9.0 and above).
 unsigned least_part(const Device& device) {
-  const int major = device.card.compute_major;
+  const int major = device.gpu.compute_major;
   return major >= 9 ? 8 : major == 8 ? 4 : 2;
 }
-unsigned alignment(const Device& device) { return device.card.compute_major >= 9 ? 8 : 2; }
+unsigned alignment(const Device& device) { return device.gpu.compute_major >= 9 ? 8 : 2; }
 
 CUdevResource part_of(const Device& device, unsigned count) {
   CUdevResource part{};
@@ -39,7 +39,7 @@ CUdevResource part_of(const Device& device, unsigned count) {
 CUresult give_whole(const Device* device, CUdevResource* resource, CUdevResourceType type) {
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   if (type == CU_DEV_RESOURCE_TYPE_SM) {
-    *resource = part_of(*device, static_cast<unsigned>(device->card.multiprocessors));
+    *resource = part_of(*device, static_cast<unsigned>(device->gpu.multiprocessors));
     return CUDA_SUCCESS;
   }
 #if CUDA_VERSION >= 13010
@@ -102,7 +102,7 @@ OOMDIAG_ENTRY_POINT CUresult cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDe
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   if (const CUresult error = oomdiag::make_context(oomdiag::primary_context(*device))) return error;
   oomdiag_device_note("estimate",
-                      "green contexts: what they take of a card's memory is not known and taken to be nothing");
+                      "green contexts: what they take of a GPU's memory is not known and taken to be nothing");
   *green = reinterpret_cast<CUgreenCtx>(new Green{device, *reinterpret_cast<const CUdevResource*>(descriptor)});
   return CUDA_SUCCESS;
 }

@@ -1,4 +1,4 @@
-// Sharing blocks and events between processes. The process that shares a block is charged for it (shared_cards.h), the
+// Sharing blocks and events between processes. The process that shares a block is charged for it (shared_gpus.h), the
 // others see address space of the same size. Contents do not go over: what is read there is a kernel's, as far as is known.
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ namespace {
 
 struct SharedBlock {
   pid_t owner;
-  int card;  ///< its place in the machine: each process may call it differently
+  int gpu;  ///< its place in the machine: each process may call it differently
   int64_t bytes;
 };
 
@@ -23,7 +23,7 @@ OOMDIAG_ENTRY_POINT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdevicep
   const auto range = oomdiag::find_range(reinterpret_cast<void*>(block));
   const oomdiag::Device* device = range ? oomdiag::find_device(range->device) : nullptr;
   if (!device) return CUDA_ERROR_INVALID_VALUE;
-  const SharedBlock shared{.owner = getpid(), .card = device->index, .bytes = range->bytes};
+  const SharedBlock shared{.owner = getpid(), .gpu = device->index, .bytes = range->bytes};
   *handle = {};
   std::memcpy(handle, &shared, sizeof shared);
   return CUDA_SUCCESS;
@@ -33,7 +33,7 @@ OOMDIAG_ENTRY_POINT CUresult cuIpcOpenMemHandle(CUdeviceptr* block, CUipcMemHand
   SharedBlock shared;
   std::memcpy(&shared, &handle, sizeof shared);
   if (shared.owner == getpid()) return CUDA_ERROR_INVALID_CONTEXT;
-  oomdiag::Device* device = oomdiag::find_installed(shared.card);
+  oomdiag::Device* device = oomdiag::find_installed(shared.gpu);
   if (!device || device->ordinal < 0 || shared.bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
   return oomdiag::import_block(*device, shared.bytes, reinterpret_cast<void**>(block));
 }

@@ -1,9 +1,9 @@
 // Launches of kernels, and how many blocks of one a multiprocessor takes.
 //
-// A launch is refused as a card does: for its shape, and for more dynamic shared memory than the kernel has opted in to. What
+// A launch is refused as a GPU does: for its shape, and for more dynamic shared memory than the kernel has opted in to. What
 // registers and a kernel's own shared memory allow is in its code, which is not
 // looked at: occupancy is by threads, blocks and the shared memory that is asked for. CUB's sizes, which follow from it, were
-// those of real cards in all recordings that were run again; who has a block size chosen by it is told so in the report.
+// those of real GPUs in all recordings that were run again; who has a block size chosen by it is told so in the report.
 
 #include <cuda.h>
 
@@ -26,23 +26,23 @@ constexpr int kWarp = 32;
 CUresult launch(CUfunction kernel, Shape grid, Shape block, unsigned shared_bytes, CUstream stream, void** arguments) {
   const Device* device = current_device();
   if (!device) return oomdiag::check_context();
-  const bool has_room = shared_bytes <= static_cast<unsigned>(device->card.shared_bytes_per_block) ||
-                        shared_bytes <= static_cast<unsigned>(oomdiag::dynamic_shared_bytes(device->card, kernel));
+  const bool has_room = shared_bytes <= static_cast<unsigned>(device->gpu.shared_bytes_per_block) ||
+                        shared_bytes <= static_cast<unsigned>(oomdiag::dynamic_shared_bytes(device->gpu, kernel));
   if (!has_room || !oomdiag::is_launchable(grid, block)) return CUDA_ERROR_INVALID_VALUE;
   oomdiag::forget_arguments(arguments);
   return oomdiag_device_launch(stream, grid.count() * block.count());
 }
 
 /// Blocks of so many threads, each with so much dynamic shared memory, that one multiprocessor takes at once.
-int count_blocks(const oomdiag::Card& card, int threads, size_t bytes) {
-  if (bytes > static_cast<size_t>(card.shared_bytes_per_block_optin)) return 0;
-  const auto shared = static_cast<int64_t>(bytes) + card.reserved_shared_bytes_per_block;
-  int64_t fitting = threads > 0 ? card.threads_per_multiprocessor / threads : 1;
-  if (bytes > 0) fitting = std::min(fitting, card.shared_bytes_per_multiprocessor / shared);
-  return static_cast<int>(std::clamp<int64_t>(fitting, bytes > 0 ? 0 : 1, card.blocks_per_multiprocessor));
+int count_blocks(const oomdiag::Gpu& gpu, int threads, size_t bytes) {
+  if (bytes > static_cast<size_t>(gpu.shared_bytes_per_block_optin)) return 0;
+  const auto shared = static_cast<int64_t>(bytes) + gpu.reserved_shared_bytes_per_block;
+  int64_t fitting = threads > 0 ? gpu.threads_per_multiprocessor / threads : 1;
+  if (bytes > 0) fitting = std::min(fitting, gpu.shared_bytes_per_multiprocessor / shared);
+  return static_cast<int>(std::clamp<int64_t>(fitting, bytes > 0 ? 0 : 1, gpu.blocks_per_multiprocessor));
 }
 
-/// The largest block of those with which the most threads are resident, and the grid that fills the card with it.
+/// The largest block of those with which the most threads are resident, and the grid that fills the GPU with it.
 CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t shared_bytes, int most_threads) {
   const Device* device = current_device();
   if (!device) return oomdiag::check_context();
@@ -50,11 +50,11 @@ CUresult find_block(int* grid, int* block, CUoccupancyB2DSize shared_of, size_t 
   int most_resident = 0;
   for (int threads = most_threads > 0 ? std::min(most_threads, 1024) : 1024; threads > 0;
        threads = (threads - 1) / kWarp * kWarp) {
-    const int blocks = count_blocks(device->card, threads, shared_of ? shared_of(threads) : shared_bytes);
+    const int blocks = count_blocks(device->gpu, threads, shared_of ? shared_of(threads) : shared_bytes);
     if (blocks * threads <= most_resident) continue;
     most_resident = blocks * threads;
     *block = threads;
-    *grid = blocks * device->card.multiprocessors;
+    *grid = blocks * device->gpu.multiprocessors;
   }
   return most_resident > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -83,7 +83,7 @@ OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* bl
                                                                          size_t bytes) {
   const Device* device = current_device();
   if (!device) return oomdiag::check_context();
-  *blocks = count_blocks(device->card, threads, bytes);
+  *blocks = count_blocks(device->gpu, threads, bytes);
   return CUDA_SUCCESS;
 }
 OOMDIAG_ENTRY_POINT CUresult cuOccupancyMaxPotentialBlockSize(int* grid, int* block, CUfunction,
@@ -111,8 +111,8 @@ OOMDIAG_ENTRY_POINT CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* byt
   const Device* device = current_device();
   if (!device) return oomdiag::check_context();
   if (blocks < 1) return CUDA_ERROR_INVALID_VALUE;
-  const oomdiag::Card& card = device->card;
-  const int each = card.shared_bytes_per_multiprocessor / blocks - card.reserved_shared_bytes_per_block;
-  *bytes = static_cast<size_t>(std::clamp(each, 0, card.shared_bytes_per_block));
+  const oomdiag::Gpu& gpu = device->gpu;
+  const int each = gpu.shared_bytes_per_multiprocessor / blocks - gpu.reserved_shared_bytes_per_block;
+  *bytes = static_cast<size_t>(std::clamp(each, 0, gpu.shared_bytes_per_block));
   return CUDA_SUCCESS;
 }

@@ -30,9 +30,9 @@ OOMDIAG_ENTRY_POINT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, s
                                          const CUmemAllocationProp* wanted, unsigned long long flags) {
   OOMDIAG_OBSERVED(cuMemCreate, handle, bytes, wanted, flags);
   if (const CUresult error = oomdiag::check_initialized()) return error;
-  const bool is_on_card = wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  Device* device = is_on_card ? oomdiag::find_device(wanted->location.id) : nullptr;
-  if (is_on_card && !device) return CUDA_ERROR_INVALID_DEVICE;
+  const bool is_on_gpu = wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  Device* device = is_on_gpu ? oomdiag::find_device(wanted->location.id) : nullptr;
+  if (is_on_gpu && !device) return CUDA_ERROR_INVALID_DEVICE;
   return oomdiag::create_pages(device, static_cast<int64_t>(bytes), handle);
 }
 
@@ -86,7 +86,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemExportToShareableHandle(void* shared, CUmemGen
   return CUDA_SUCCESS;
 }
 
-/// The exporter's card is charged, not ours a second time.
+/// The exporter's GPU is charged, not ours a second time.
 OOMDIAG_ENTRY_POINT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shared,
                                                             CUmemAllocationHandleType type) {
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;

@@ -35,7 +35,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemGetInfo(size_t* free_bytes, size_t* total_byte
   if (const CUresult error = oomdiag::check_initialized()) return error;
   Device* device = current_device();
   if (!device) return oomdiag::check_context();
-  const int64_t total = device->card.total_bytes;
+  const int64_t total = device->gpu.total_bytes;
   if (free_bytes) *free_bytes = static_cast<size_t>(oomdiag::count_free_bytes(*device));
   if (total_bytes) *total_bytes = static_cast<size_t>(total);
   return CUDA_SUCCESS;
@@ -61,7 +61,7 @@ OOMDIAG_ENTRY_POINT CUresult cuMemFree(CUdeviceptr block) {
   if (const CUresult error = oomdiag::check_unsafe_call()) return error;
   const auto range = oomdiag::find_range(host_pointer(block));
   if (range && range->context)
-    oomdiag::wait_until(range->context->end_ns);  // a card that is still at work is waited for
+    oomdiag::wait_until(range->context->end_ns);  // a GPU that is still at work is waited for
   const CUresult result = oomdiag::free_block(host_pointer(block));
   if (range && range->pool) oomdiag::trim_pools();  // that wait counts for a pool, too
   return result;

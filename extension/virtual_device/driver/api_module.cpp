@@ -81,7 +81,7 @@ int function_attribute(const Device* device, CUfunction_attribute attribute, con
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
       return device ? device->architecture : 0;
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-      return device ? oomdiag::dynamic_shared_bytes(device->card, kernel) : 0;
+      return device ? oomdiag::dynamic_shared_bytes(device->gpu, kernel) : 0;
     default:
       return 0;
   }
@@ -92,7 +92,7 @@ int function_attribute(const Device* device, CUfunction_attribute attribute, con
 CUresult set_attribute(const Device* device, CUfunction_attribute attribute, const void* kernel, int value) {
   if (attribute < 0 || attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_SUCCESS;
-  return oomdiag::set_dynamic_shared_bytes(device->card, kernel, value);
+  return oomdiag::set_dynamic_shared_bytes(device->gpu, kernel, value);
 }
 
 /// What is being linked: the names of all inputs, or that those of one are not known.

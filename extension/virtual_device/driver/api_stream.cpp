@@ -69,7 +69,7 @@ CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flo
 CUresult oomdiag_device_spin(CUstream handle, int64_t cycles) {
   if (const CUresult error = oomdiag_device_launch(handle, 1)) return error;
   Stream& stream = *find_stream(handle);
-  oomdiag::add_time(stream, oomdiag::time_of_cycles(stream.context->device->card, cycles));
+  oomdiag::add_time(stream, oomdiag::time_of_cycles(stream.context->device->gpu, cycles));
   return CUDA_SUCCESS;
 }
 

@@ -20,7 +20,7 @@ inline size_t element_bytes(const CUDA_ARRAY3D_DESCRIPTOR& shape) {
   }
 }
 
-/// What a CUarray points at: a block of the card, with rows and planes one after the other. How a card lays an array out is
+/// What a CUarray points at: a block of the GPU, with rows and planes one after the other. How a GPU lays an array out is
 /// in no document, so what it takes is an estimate.
 struct Array {
   CUDA_ARRAY3D_DESCRIPTOR shape{};  ///< Height and Depth are 0 where the array has no such dimension

@@ -40,20 +40,20 @@ int64_t real_time_ns() noexcept {
 }
 
 /// Both edges of the memory clock carry data.
-double memory_rate(const Card& card) { return 2.0 * card.memory_clock_khz * 1e3 * card.memory_bus_bits / 8; }
+double memory_rate(const Gpu& gpu) { return 2.0 * gpu.memory_clock_khz * 1e3 * gpu.memory_bus_bits / 8; }
 
 /// CUDA programming guide, "Arithmetic instructions": 64 or 128 multiply-adds a cycle on each multiprocessor.
-double flop_rate(const Card& card) {
-  const int lanes = card.compute_major == 7 || (card.compute_major == 8 && card.compute_minor == 0) ? 64 : 128;
-  return 2.0 * lanes * card.multiprocessors * card.clock_khz * 1e3;
+double flop_rate(const Gpu& gpu) {
+  const int lanes = gpu.compute_major == 7 || (gpu.compute_major == 8 && gpu.compute_minor == 0) ? 64 : 128;
+  return 2.0 * lanes * gpu.multiprocessors * gpu.clock_khz * 1e3;
 }
 
-/// Seconds for `amount` at `rate`; a card file may not know a rate.
+/// Seconds for `amount` at `rate`; a device file may not know a rate.
 double seconds(double amount, double rate) { return rate > 0 ? amount / rate : 0; }
 
-int64_t time_of(const Card& card, const Work& work) {
-  const double longest = std::max({seconds(work.memory_bytes, memory_rate(card)),
-                                   seconds(work.bus_bytes, kBusBytesPerSecond), seconds(work.flops, flop_rate(card))});
+int64_t time_of(const Gpu& gpu, const Work& work) {
+  const double longest = std::max({seconds(work.memory_bytes, memory_rate(gpu)),
+                                   seconds(work.bus_bytes, kBusBytesPerSecond), seconds(work.flops, flop_rate(gpu))});
   return std::max(kLeastNs, static_cast<int64_t>(longest * 1e9));
 }
 
@@ -89,14 +89,14 @@ bool is_pending(int64_t end_ns) noexcept {
   return true;
 }
 
-int64_t time_of_cycles(const Card& card, int64_t cycles) {
-  return static_cast<int64_t>(seconds(static_cast<double>(cycles), card.clock_khz * 1e3) * 1e9);
+int64_t time_of_cycles(const Gpu& gpu, int64_t cycles) {
+  return static_cast<int64_t>(seconds(static_cast<double>(cycles), gpu.clock_khz * 1e3) * 1e9);
 }
 
 void add_work(Stream& stream, const Work& work) {
   if (!is_clocked()) return;
   advance_host(host_time_ns() + kSubmitNs);
-  add_time(stream, time_of(stream.context->device->card, work));
+  add_time(stream, time_of(stream.context->device->gpu, work));
 }
 
 void add_time(Stream& stream, int64_t time_ns) {

@@ -12,8 +12,8 @@
 //   query            not ready while the stream or event is ahead of the host, which waits between two such answers
 //   synchronise      host = max(host, stream or event)
 //
-// So a block that another stream still uses stays pending, as on a card, and a program has the same times however slow the
-// machine is: real time counts for nothing. How long work takes is modelled at the card's peak rates from what a launch shows:
+// So a block that another stream still uses stays pending, as on a GPU, and a program has the same times however slow the
+// machine is: real time counts for nothing. How long work takes is modelled at the GPU's peak rates from what a launch shows:
 // its threads, the bytes of a copy, the sizes of a product or convolution. What a kernel really does is not known; the order of
 // magnitude is what matters.
 //
@@ -36,8 +36,8 @@ void wait_until(int64_t time_ns) noexcept;
 
 /// What a piece of work moves and computes.
 struct Work {
-  double memory_bytes = 0;  ///< of the card's own memory
-  double bus_bytes = 0;     ///< between host and card, or two cards
+  double memory_bytes = 0;  ///< of the GPU's own memory
+  double bus_bytes = 0;     ///< between host and GPU, or two GPUs
   double flops = 0;         ///< in 32 bits
 };
 
@@ -47,8 +47,8 @@ void add_work(Stream& stream, const Work& work);
 /// The same for work whose time is known.
 void add_time(Stream& stream, int64_t time_ns);
 
-/// What so many cycles of the card's clock take; nothing where the clock is not known.
-int64_t time_of_cycles(const Card& card, int64_t cycles);
+/// What so many cycles of the GPU's clock take; nothing where the clock is not known.
+int64_t time_of_cycles(const Gpu& gpu, int64_t cycles);
 
 /// When the stream will be done; the legacy stream waits for those that wait for it.
 int64_t end_of(const Stream& stream) noexcept;

@@ -11,14 +11,14 @@
 
 #include "extension/virtual_device/driver/locks.h"
 
-// What is known of the contents of the cards. Kernels do nothing, so all that can be known is what the host wrote: index
+// What is known of the contents of the GPUs. Kernels do nothing, so all that can be known is what the host wrote: index
 // tensors, constants, the counts that DDP compares. It must read back, or programs that look at their own numbers go
 // astray. Everything else reads as zeros, and who reads it is told that it came from a kernel (notes.cpp).
 //
 // Known ranges lie in a map by address: bytes, or one number that fills the range, however long it is. A copy above
 // kMaxPieceBytes is bulk data, a batch or a weight, which no program branches on: it is known to be the host's, and its bytes
 // are not kept. When all kept bytes together pass kMaxBytes, the largest are dropped, so that the host needs little memory
-// however large the card is.
+// however large the GPU is.
 //
 // What another process sends is promised: whoever looks at it waits, and nobody else does.
 //

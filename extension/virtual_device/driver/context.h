@@ -12,7 +12,7 @@ namespace oomdiag {
 
 struct Stream;
 
-/// The primary context of a device, or one of cuCtxCreate. Each takes of the card what a context takes and, with its first
+/// The primary context of a device, or one of cuCtxCreate. Each takes of the GPU what a context takes and, with its first
 /// kernel, what code takes. Its handle is its address. None is ever freed: a handle of one that is destroyed is told from others.
 struct Context {
   Device* device = nullptr;
@@ -50,17 +50,17 @@ Context& context_on(Device& device) noexcept;
 /// A context beside the primary one, not made yet.
 Context& add_context(Device& device);
 
-/// Makes the context: properties and device count must not on a real card. CUDA_ERROR_OUT_OF_MEMORY where the card has no room
+/// Makes the context: properties and device count must not on a real GPU. CUDA_ERROR_OUT_OF_MEMORY where the GPU has no room
 /// for it; the next call tries again.
 CUresult make_context(Context& context);
 
-/// The first kernel or library handle takes its share of the card; the same.
+/// The first kernel or library handle takes its share of the GPU; the same.
 CUresult load_kernels(Context& context);
 
 /// Whether this process has a context of the device, which is when NVML lists it.
 bool holds_context(const Device& device);
 
-/// Takes back all that cuda.h says goes with a context (cuCtxDestroy), and its share of the card; of a primary one also the
+/// Takes back all that cuda.h says goes with a context (cuCtxDestroy), and its share of the GPU; of a primary one also the
 /// memory that is of its device and of no context (cuDevicePrimaryCtxReset). A primary one may be made again.
 void destroy_context(Context& context);
 

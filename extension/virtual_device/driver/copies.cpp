@@ -27,7 +27,7 @@ bool asks_for_contents() {
 }
 std::atomic<bool> keeps_contents = asks_for_contents();
 
-constexpr const char* kBulk = "large copies to the card and back: their contents are not kept";
+constexpr const char* kBulk = "large copies to the GPU and back: their contents are not kept";
 
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
@@ -37,7 +37,7 @@ oomdiag::MemoryKind kind_of(const void* address) {
   return range ? range->kind : oomdiag::MemoryKind::host;
 }
 
-bool is_on_card(const void* address) { return kind_of(address) == oomdiag::MemoryKind::device; }
+bool is_on_gpu(const void* address) { return kind_of(address) == oomdiag::MemoryKind::device; }
 
 /// Page-locked or managed memory of ours, and enough of it that giving its pages back is worth a call.
 bool is_own_bulk(const void* to, size_t bytes) {
@@ -65,17 +65,17 @@ struct Expectation {
 };
 thread_local Expectation expected;
 
-/// An operator's own look at what it has the card work out (oomdiag_device_expect).
+/// An operator's own look at what it has the GPU work out (oomdiag_device_expect).
 bool answer_expected(void* to, size_t bytes) {
   const bool is_number = bytes == sizeof(bool) || bytes == sizeof(int32_t) || bytes == sizeof(int64_t);
   if (expected.number < 0 || !is_number) return false;
-  std::memcpy(to, &expected.number, bytes);  // the low bytes come first on every host of such a card
+  std::memcpy(to, &expected.number, bytes);  // the low bytes come first on every host of such a GPU
   expected.number = -1;
   if (!expected.is_known) oomdiag_device_note_read();
   return true;
 }
 
-/// The host looks at what a card holds.
+/// The host looks at what a GPU holds.
 void read(void* to, const void* from, size_t bytes) {
   const auto clear = is_own_bulk(to, bytes) ? clear_by_giving_back : oomdiag::Contents::clear_by_writing;
   switch (contents.read(address_of(from), to, bytes, clear)) {
@@ -88,7 +88,7 @@ void read(void* to, const void* from, size_t bytes) {
   }
 }
 
-/// Whether so much goes to managed memory that it is not kept, as of a card: the host may have less than that memory is large.
+/// Whether so much goes to managed memory that it is not kept, as of a GPU: the host may have less than that memory is large.
 bool is_managed_bulk(oomdiag::MemoryKind target, size_t bytes) {
   if (target != oomdiag::MemoryKind::managed || bytes <= oomdiag::kMaxBytes) return false;
   oomdiag_device_note("estimate", kBulk);
@@ -139,7 +139,7 @@ void oomdiag_device_copy(void* to, const void* from, size_t bytes) {
 }
 
 void oomdiag_device_fill_numbers(void* to, size_t bytes, const void* number, size_t number_bytes, bool is_guess) {
-  if (!bytes || !keeps_contents || !is_on_card(to)) return;
+  if (!bytes || !keeps_contents || !is_on_gpu(to)) return;
   const auto origin = is_guess ? oomdiag::Origin::kernel : oomdiag::Origin::host;
   contents.fill(address_of(to), oomdiag::Pattern(number, number_bytes), bytes, origin);
 }
@@ -157,19 +157,19 @@ bool oomdiag_device_knows(const void* from, size_t bytes) {
 }
 
 bool oomdiag_device_peek(void* to, const void* from, size_t bytes) {
-  if (is_on_card(from)) return contents.read(address_of(from), to, bytes) == oomdiag::Origin::host;
+  if (is_on_gpu(from)) return contents.read(address_of(from), to, bytes) == oomdiag::Origin::host;
   std::memcpy(to, from, bytes);
   return true;
 }
 
 void oomdiag_device_guess(void* to, const void* from, size_t bytes) {
-  if (keeps_contents && is_on_card(to)) contents.write(address_of(to), from, bytes, oomdiag::Origin::kernel);
+  if (keeps_contents && is_on_gpu(to)) contents.write(address_of(to), from, bytes, oomdiag::Origin::kernel);
 }
 
 void oomdiag_device_promise(void* to, size_t bytes, bool (*fetch)(void* context, void* into),
                             void (*release)(void* context), void* context) {
   auto promise = std::make_shared<oomdiag::Promise>(bytes, fetch, std::shared_ptr<void>(context, release));
-  if (bytes && keeps_contents && is_on_card(to)) contents.promise(address_of(to), std::move(promise));
+  if (bytes && keeps_contents && is_on_gpu(to)) contents.promise(address_of(to), std::move(promise));
 }
 
 void oomdiag_device_forget(void* block, size_t bytes) { contents.forget(address_of(block), bytes); }

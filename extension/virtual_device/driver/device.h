@@ -16,7 +16,7 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_set_observer(void (*on_note)(const char*
 /// Notes a fact once per process. Both strings must live as long as the process.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name);
 
-/// Calls `on_refusal` whenever a card has no room for what a library or the driver itself needs: a context, code, a handle's
+/// Calls `on_refusal` whenever a GPU has no room for what a library or the driver itself needs: a context, code, a handle's
 /// workspace, a communicator's buffers, a graph. Called on the thread that asked, under no lock of ours; null stops it.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_refusal_observer(void (*on_refusal)(int device, int64_t bytes));
 
@@ -26,15 +26,15 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_note_refusal(int64_t bytes);
 /// Notes that the host reads what a kernel should have written.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note_read();
 
-/// Work submitted to `stream`: the first charges the card with its kernels; a capturing stream gets a node of `type`.
+/// Work submitted to `stream`: the first charges the GPU with its kernels; a capturing stream gets a node of `type`.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_submit(CUstream stream, CUgraphNodeType type);
 
-/// The same for a kernel of so many threads, or one that moves so many bytes of the card's memory and does so many
+/// The same for a kernel of so many threads, or one that moves so many bytes of the GPU's memory and does so many
 /// operations in 32 bits: what takes how long, where work takes time (clock.h).
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_launch(CUstream stream, double threads);
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_compute(CUstream stream, double memory_bytes, double flops);
 
-/// The same for a kernel that takes `cycles` of the card's clock, whatever it does.
+/// The same for a kernel that takes `cycles` of the GPU's clock, whatever it does.
 OOMDIAG_ENTRY_POINT CUresult oomdiag_device_spin(CUstream stream, int64_t cycles);
 
 /// A library handle (cuBLAS, cuDNN) is made on the current device: it takes what a first kernel takes.
@@ -55,7 +55,7 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_fill_numbers(void* to, size_t bytes, con
 OOMDIAG_ENTRY_POINT int oomdiag_device_look(const void* from, size_t bytes, void* number, size_t number_bytes);
 
 /// The next number of 1, 4 or 8 bytes that this thread reads from what no host wrote is `number`: a size or a truth that an
-/// operator works out on the card and asks for. `is_known`: nobody is told. Negative: no more.
+/// operator works out on the GPU and asks for. `is_known`: nobody is told. Negative: no more.
 OOMDIAG_ENTRY_POINT void oomdiag_device_expect(int64_t number, bool is_known);
 
 /// Above 0, what the kernels that this thread launches write is known by the operator that launches them; at 0 they may write
@@ -94,8 +94,8 @@ OOMDIAG_ENTRY_POINT bool oomdiag_device_keeps_contents();
 /// From now on nothing that the host writes is kept: nobody can say when blocks change owners.
 OOMDIAG_ENTRY_POINT void oomdiag_device_keep_no_contents();
 
-/// A card of the machine as NVML sees it: by its place, whatever CUDA_VISIBLE_DEVICES shows.
-struct oomdiag_card {
+/// A GPU of the machine as NVML sees it: by its place, whatever CUDA_VISIBLE_DEVICES shows.
+struct oomdiag_gpu {
   const char* name;
   int64_t total_bytes;
   int64_t used_bytes;  ///< by all processes, contexts included
@@ -106,19 +106,19 @@ struct oomdiag_card {
   bool has_peers;  ///< others like it reach its memory
 };
 
-/// Fills `card`; false when there is none at that place. Makes no context.
-OOMDIAG_ENTRY_POINT bool oomdiag_device_describe(int index, struct oomdiag_card* card);
+/// Fills `gpu`; false when there is none at that place. Makes no context.
+OOMDIAG_ENTRY_POINT bool oomdiag_device_describe(int index, struct oomdiag_gpu* gpu);
 
 /// The branch of the driver, as in 550; 0 = the newest.
 OOMDIAG_ENTRY_POINT int oomdiag_device_driver_branch();
 
-/// The processes that have a part of the card, this one first: fills at most `room` entries, returns how many there are.
+/// The processes that have a part of the GPU, this one first: fills at most `room` entries, returns how many there are.
 OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room);
 
-/// Whether machines with cards like `device` link them by NVLink.
+/// Whether machines with GPUs like `device` link them by NVLink.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_is_linked(int device);
 
-/// Whether cards like `device` reach each other's memory.
+/// Whether GPUs like `device` reach each other's memory.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_has_peers(int device);
 
 /// The newest architecture built into the wheel that `device` runs, such as 86.
@@ -127,7 +127,7 @@ OOMDIAG_ENTRY_POINT int oomdiag_device_architecture(int device);
 /// `device` as cuDNN wants it described (JSON); lives as long as the process. Null for no such device.
 OOMDIAG_ENTRY_POINT const char* oomdiag_device_cudnn_description(int device);
 
-/// What the card's data file says that `device` takes before PyTorch does: its context and the first kernel.
+/// What the GPU's data file says that `device` takes before PyTorch does: its context and the first kernel.
 OOMDIAG_ENTRY_POINT int64_t oomdiag_device_context_bytes(int device);
 
 /// Whether that process runs. One that has ended and was not waited for yet has no memory any more, and sends nothing.

@@ -13,7 +13,7 @@
 #include "extension/environment.h"
 #include "extension/virtual_device/driver/clock.h"
 #include "extension/virtual_device/driver/device.h"
-#include "extension/virtual_device/driver/shared_cards.h"
+#include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/uuid.h"
 
 namespace oomdiag {
@@ -27,14 +27,14 @@ std::atomic<size_t> visible_count = 0;
 std::atomic<CUresult> initialized = CUDA_ERROR_NOT_INITIALIZED;
 std::atomic<bool> forked = false;
 
-/// A card file's number may be overridden by a size in bytes: OOMDIAG_MEMORY.
-void override_memory(Card& card) {
+/// A device file's number may be overridden by a size in bytes: OOMDIAG_MEMORY.
+void override_memory(Gpu& gpu) {
   const char* text = std::getenv(variables::kMemory);
   if (!text || !*text) return;
   char* end = nullptr;
   const long long bytes = std::strtoll(text, &end, 10);
   if (*end || bytes <= 0) throw std::runtime_error("OOMDIAG_MEMORY is not a number of bytes");
-  card.total_bytes = bytes;
+  gpu.total_bytes = bytes;
 }
 
 int read_driver() {
@@ -44,26 +44,26 @@ int read_driver() {
 
 void read_device(Device& device, int index, const std::string& path) {
   device.index = index;
-  device.card = with_driver(read_card(path), driver_branch());
-  override_memory(device.card);
-  device.cudnn_description = describe_for_cudnn(device.card);
+  device.gpu = with_driver(read_gpu(path), driver_branch());
+  override_memory(device.gpu);
+  device.cudnn_description = describe_for_cudnn(device.gpu);
   const char* architectures = std::getenv(variables::kArchitectures);
-  device.architecture = pick_architecture(device.card, architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
+  device.architecture = pick_architecture(device.gpu, architectures ? architectures : OOMDIAG_BUILT_ARCHITECTURES);
 }
 
-/// The cards that `list` names, one file per line.
+/// The GPUs that `list` names, one file per line.
 void read_devices(const char* list, std::string& reading) {
   std::istringstream lines(list);
   while (std::getline(lines, reading)) {
     if (reading.empty()) continue;
-    if (installed_count == kMaxVirtualDevices) throw std::runtime_error("there is no room for more than 16 cards");
+    if (installed_count == kMaxVirtualDevices) throw std::runtime_error("there is no room for more than 16 GPUs");
     read_device(installed[installed_count], static_cast<int>(installed_count.load()), reading);
     ++installed_count;
   }
-  if (installed_count == 0) throw std::runtime_error("OOMDIAG_CARD names no card file");
+  if (installed_count == 0) throw std::runtime_error("OOMDIAG_DEVICE_FILES names no device file");
 }
 
-/// The card that an entry of CUDA_VISIBLE_DEVICES names: by its place, or by the beginning of its uuid.
+/// The GPU that an entry of CUDA_VISIBLE_DEVICES names: by its place, or by the beginning of its uuid.
 Device* find_named(const std::string& entry) {
   char* end = nullptr;
   const long place = std::strtol(entry.c_str(), &end, 10);
@@ -76,8 +76,8 @@ void show(Device* device) {
   visible[visible_count++] = device;
 }
 
-/// CUDA_VISIBLE_DEVICES picks and orders the cards, up to the first entry that names none (CUDA programming guide,
-/// environment variables); we end at a card that is named a second time too.
+/// CUDA_VISIBLE_DEVICES picks and orders the GPUs, up to the first entry that names none (CUDA programming guide,
+/// environment variables); we end at a GPU that is named a second time too.
 void pick_visible() {
   const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!text) {
@@ -92,8 +92,8 @@ void pick_visible() {
   }
 }
 
-void read_cards() {
-  const char* list = std::getenv(variables::kCard);
+void read_gpus() {
+  const char* list = std::getenv(variables::kGpu);
   std::string path;
   try {
     read_devices(list ? list : "", path);
@@ -101,7 +101,7 @@ void read_cards() {
     std::fprintf(stderr, "oomdiag: no virtual device: %s%s%s\n", path.c_str(), path.empty() ? "" : ": ", reason.what());
     installed_count = 0;
   }
-  open_shared_cards();
+  open_shared_gpus();
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ int driver_version() {
 
 void read_machine() {
   static std::once_flag once;
-  std::call_once(once, read_cards);
+  std::call_once(once, read_gpus);
 }
 
 CUresult initialize_devices() {
@@ -127,10 +127,10 @@ CUresult initialize_devices() {
   std::call_once(once, [] {
     read_machine();
     pick_visible();
-    join_shared_cards();
+    join_shared_gpus();
     initialized = visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
     if (is_clocked()) oomdiag_device_note("mode", "clocked");
-    if (visible_count && is_integrated(visible[0]->card)) {
+    if (visible_count && is_integrated(visible[0]->gpu)) {
       oomdiag_device_note("estimate", "memory that is shared with the host: what its programs take is not counted");
     }
     pthread_atfork(nullptr, nullptr, [] { forked = initialized == CUDA_SUCCESS; });

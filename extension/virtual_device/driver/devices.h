@@ -6,19 +6,19 @@
 #include <cstdint>
 #include <string>
 
-#include "extension/virtual_device/driver/card.h"
+#include "extension/virtual_device/driver/gpu.h"
 #include "extension/virtual_device/driver/ledger.h"
 
 namespace oomdiag {
 
-/// The most cards that a machine may have.
+/// The most GPUs that a machine may have.
 inline constexpr size_t kMaxVirtualDevices = 16;
 
-/// One card of the machine.
+/// One GPU of the machine.
 struct Device {
   int index = 0;     ///< its place in the machine, which NVML counts by: what its bus id and uuid are made of
   int ordinal = -1;  ///< what this process calls it; -1 where CUDA_VISIBLE_DEVICES hides it
-  Card card;
+  Gpu gpu;
   std::string cudnn_description;
   int architecture = 0;
   std::atomic<uint32_t> peers = 0;  ///< a bit for each ordinal whose memory it may reach
@@ -28,15 +28,15 @@ struct Device {
 /// The branch of the machine's driver: OOMDIAG_DRIVER, or 0 for the newest.
 int driver_branch();
 
-/// Reads OOMDIAG_CARD (card files, one per line) and OOMDIAG_MEMORY, once: the machine as NVML sees it. A failure is one line
-/// on stderr, and a machine without cards.
+/// Reads OOMDIAG_DEVICE_FILES (device files, one per line) and OOMDIAG_MEMORY, once: the machine as NVML sees it. A failure is one line
+/// on stderr, and a machine without GPUs.
 void read_machine();
 
 /// The version of CUDA that the driver has, as in 13020.
 int driver_version();
 
-/// cuInit: picks the cards that CUDA_VISIBLE_DEVICES shows, once. Success, or no device, or not initialised in a child forked
-/// from a process that used CUDA, as on a real card; who only asked NVML may fork.
+/// cuInit: picks the GPUs that CUDA_VISIBLE_DEVICES shows, once. Success, or no device, or not initialised in a child forked
+/// from a process that used CUDA, as on a real GPU; who only asked NVML may fork.
 CUresult initialize_devices();
 
 /// The answer that cuInit gave; CUDA_ERROR_NOT_INITIALIZED before it.
@@ -51,7 +51,7 @@ int count_devices() noexcept;
 /// The visible device of that ordinal, null when there is none.
 Device* find_device(int ordinal) noexcept;
 
-/// The card at that place in the machine, visible or not; null when there is none.
+/// The GPU at that place in the machine, visible or not; null when there is none.
 Device* find_installed(int index) noexcept;
 
 /// The device of the thread's current context, null when it has none (context.h).

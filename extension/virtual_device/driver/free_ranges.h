@@ -7,7 +7,7 @@
 namespace oomdiag {
 
 /// Free pieces of address space, side by side pieces joined. Which piece serves a request is the caller's choice: memory of
-/// a card is handed out from high addresses down, as Linux drivers do, and PyTorch's best fit breaks ties by address.
+/// a GPU is handed out from high addresses down, as Linux drivers do, and PyTorch's best fit breaks ties by address.
 class FreeRanges {
  public:
   /// Pieces are not joined across multiples of `border`; 0: wherever they meet.

@@ -23,7 +23,7 @@ GraphNode* GraphBody::add_node(CUgraphNodeType type, std::vector<GraphNode*> dep
   return nodes.back().get();
 }
 
-// 16 KiB for each kernel is what the graphs of large language models take on cards: 24 MiB for a decoding step of a
+// 16 KiB for each kernel is what the graphs of large language models take on GPUs: 24 MiB for a decoding step of a
 // thousand kernels (vllm-project/vllm issue 50780), 18 MiB (pull request 5515).
 int64_t GraphBody::executable_bytes() const {
   constexpr int64_t kKernelBytes = 16 << 10;

@@ -35,7 +35,7 @@ struct GraphBody {
 
   GraphNode* add_node(CUgraphNodeType type, std::vector<GraphNode*> dependencies);
 
-  /// What an executable takes of its card.
+  /// What an executable takes of its GPU.
   int64_t executable_bytes() const;
 };
 

@@ -6,7 +6,7 @@
 
 namespace oomdiag {
 
-/// Where a heap's pages are taken: of a card, or of a pool.
+/// Where a heap's pages are taken: of a GPU, or of a pool.
 class Pages {
  public:
   virtual bool charge_pages(int64_t bytes) = 0;
@@ -18,7 +18,7 @@ class Pages {
 
 enum class Oom { none, of_gpu, of_host };
 
-/// Blocks of a card: small ones share pages, a larger one has its own. Under memory_lock().
+/// Blocks of a GPU: small ones share pages, a larger one has its own. Under memory_lock().
 class Heap {
  public:
   explicit Heap(Pages& pages) : pages_(pages) {}

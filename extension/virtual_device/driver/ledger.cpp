@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "extension/virtual_device/driver/devices.h"
-#include "extension/virtual_device/driver/shared_cards.h"
+#include "extension/virtual_device/driver/shared_gpus.h"
 #include "extension/virtual_device/driver/simulated_processes.h"
 
 namespace oomdiag {
@@ -25,9 +25,9 @@ MemoryLock& memory_lock() noexcept {
 }
 
 bool charge(Device& device, Holder holder, int64_t bytes) noexcept {
-  const SharedCardsLock guard;
+  const SharedGpusLock guard;
   Ledger& ledger = device.ledger;
-  if (bytes > device.card.total_bytes - held_by_others(device.index) - ledger.held()) return false;
+  if (bytes > device.gpu.total_bytes - held_by_others(device.index) - ledger.held()) return false;
   ledger.held_[static_cast<size_t>(holder)] += bytes;
   publish_own_bytes(device.index, ledger.held());
   return true;
@@ -39,9 +39,9 @@ void refund(Device& device, Holder holder, int64_t bytes) noexcept {
 }
 
 int64_t count_used_bytes(const Device& device) noexcept {
-  return std::min(device.ledger.held() + held_by_others(device.index), device.card.total_bytes);
+  return std::min(device.ledger.held() + held_by_others(device.index), device.gpu.total_bytes);
 }
 
-int64_t count_free_bytes(const Device& device) noexcept { return device.card.total_bytes - count_used_bytes(device); }
+int64_t count_free_bytes(const Device& device) noexcept { return device.gpu.total_bytes - count_used_bytes(device); }
 
 }  // namespace oomdiag

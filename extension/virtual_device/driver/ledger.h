@@ -7,11 +7,11 @@
 
 #include "extension/virtual_device/driver/locks.h"
 
-// The ledger: who holds what of a card. Everything that a card gives is taken here, in its holder's name, and every taking
-// can fail; nothing else keeps a count of the card. What is free (cudaMemGetInfo, NVML), what a process has and what is not
-// PyTorch's are sums of this table and of the other processes' (shared_cards.h).
+// The ledger: who holds what of a GPU. Everything that a GPU gives is taken here, in its holder's name, and every taking
+// can fail; nothing else keeps a count of the GPU. What is free (cudaMemGetInfo, NVML), what a process has and what is not
+// PyTorch's are sums of this table and of the other processes' (shared_gpus.h).
 //
-//   context    the primary context: cuDevicePrimaryCtxRetain         the card's data file; an estimate, but for measured cards
+//   context    the primary context: cuDevicePrimaryCtxRetain         the GPU's data file; an estimate, but for measured GPUs
 //   modules    code of the first kernel or library handle            the same
 //   heaps      cudaDeviceSetLimit: malloc() and printf() of kernels, what is above the defaults, which the context includes
 //              and their stacks
@@ -27,7 +27,7 @@ struct Device;
 enum class Holder : uint8_t { context, modules, heaps, graphs, blocks, pools, mappings };
 inline constexpr size_t kHolders = 7;
 
-/// What this process holds of one card. Read from any thread; changed by charge() and refund().
+/// What this process holds of one GPU. Read from any thread; changed by charge() and refund().
 class Ledger {
  public:
   int64_t held() const noexcept;
@@ -42,11 +42,11 @@ class Ledger {
 /// Guards the ledgers and the tables of memory.
 MemoryLock& memory_lock() noexcept;
 
-/// Takes `bytes` of the card; false when it has not so many left, by this process and the others. Under memory_lock().
+/// Takes `bytes` of the GPU; false when it has not so many left, by this process and the others. Under memory_lock().
 bool charge(Device& device, Holder holder, int64_t bytes) noexcept;
 void refund(Device& device, Holder holder, int64_t bytes) noexcept;
 
-/// What all processes hold of the card.
+/// What all processes hold of the GPU.
 int64_t count_used_bytes(const Device& device) noexcept;
 int64_t count_free_bytes(const Device& device) noexcept;
 

@@ -12,7 +12,7 @@ namespace {
 /// What so many bytes beyond the default take.
 int64_t extra_bytes(const Device& device, const Limits& limits, CUlimit limit) {
   static const Limits usual;
-  const int64_t threads = int64_t{device.card.multiprocessors} * device.card.threads_per_multiprocessor;
+  const int64_t threads = int64_t{device.gpu.multiprocessors} * device.gpu.threads_per_multiprocessor;
   const auto extra = static_cast<int64_t>(limits.values[limit]) - static_cast<int64_t>(usual.values[limit]);
   return std::max<int64_t>(extra, 0) * (limit == CU_LIMIT_STACK_SIZE ? threads : 1);
 }

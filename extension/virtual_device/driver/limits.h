@@ -20,11 +20,11 @@ struct Limits {
   }();
 };
 
-/// Sets a limit. What it takes of the card above the default, which every context includes, is taken at once: the heaps, and
-/// a stack for each thread that may be resident. CUDA_ERROR_OUT_OF_MEMORY where the card has not so much.
+/// Sets a limit. What it takes of the GPU above the default, which every context includes, is taken at once: the heaps, and
+/// a stack for each thread that may be resident. CUDA_ERROR_OUT_OF_MEMORY where the GPU has not so much.
 CUresult set_limit(Context& context, CUlimit limit, size_t value);
 
-/// All limits are the defaults again, and the card has back what they took.
+/// All limits are the defaults again, and the GPU has back what they took.
 void refund_limits(Context& context);
 
 }  // namespace oomdiag

@@ -15,7 +15,7 @@
 //                 that may be noted in turn
 //   streams       streams, events, captures and graphs; recursive, as what a graph destroys may call back
 //   memory        the ledger, ranges, heaps, pools, mappings, limits
-//   shared cards  the file of the processes that share the cards
+//   shared GPUs  the file of the processes that share the GPUs
 //   contents      what the host wrote. It is not held while a promise is waited for: who keeps it may be a thread of ours
 //
 // A build with OOMDIAG_CHECK_LOCKS, as all for a sanitizer are, aborts where a thread takes one out of order and says which
@@ -23,8 +23,8 @@
 
 namespace oomdiag {
 
-enum class LockRank { library, notes, streams, memory, shared_cards, contents };
-inline constexpr std::string_view kLockNames[] = {"library", "notes", "streams", "memory", "shared cards", "contents"};
+enum class LockRank { library, notes, streams, memory, shared_gpus, contents };
+inline constexpr std::string_view kLockNames[] = {"library", "notes", "streams", "memory", "shared GPUs", "contents"};
 
 #ifdef OOMDIAG_CHECK_LOCKS
 inline constexpr bool kChecksLocks = true;

@@ -16,7 +16,7 @@ namespace oomdiag {
 
 using PhysicalHandle = CUmemGenericAllocationHandle;
 
-/// What a handle stands for; `device` is -1 for pages that no card of ours is charged for (host, imported).
+/// What a handle stands for; `device` is -1 for pages that no GPU of ours is charged for (host, imported).
 struct PhysicalPages {
   int64_t bytes = 0;
   int device = -1;
@@ -26,7 +26,7 @@ struct PhysicalPages {
 CUresult reserve_addresses(int64_t bytes, CUdeviceptr* begin);
 CUresult free_addresses(CUdeviceptr begin, int64_t bytes);
 
-/// Pages of `device`, or of no card for a null one.
+/// Pages of `device`, or of no GPU for a null one.
 CUresult create_pages(Device* device, int64_t bytes, PhysicalHandle* handle);
 CUresult release_pages(PhysicalHandle handle);
 

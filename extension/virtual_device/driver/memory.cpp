@@ -17,10 +17,10 @@ namespace {
 /// Every live range but mappings, by its first address. Never destroyed, under memory_lock().
 auto& ranges = *new std::map<uintptr_t, MemoryRange>;
 
-/// The pages of a card's own heap.
-class CardPages final : public Pages {
+/// The pages of a GPU's own heap.
+class GpuPages final : public Pages {
  public:
-  explicit CardPages(Device& device) : device_(device) {}
+  explicit GpuPages(Device& device) : device_(device) {}
   bool charge_pages(int64_t bytes) override { return charge(device_, Holder::blocks, bytes); }
   void refund_pages(int64_t bytes) override { refund(device_, Holder::blocks, bytes); }
 
@@ -28,14 +28,14 @@ class CardPages final : public Pages {
   Device& device_;
 };
 
-struct CardHeap {
-  explicit CardHeap(Device& device) : pages(device) {}
-  CardPages pages;
+struct GpuHeap {
+  explicit GpuHeap(Device& device) : pages(device) {}
+  GpuPages pages;
   Heap heap{pages};
 };
 
 Heap& heap_of(Device& device) {
-  static auto& heaps = *new std::map<int, CardHeap>;
+  static auto& heaps = *new std::map<int, GpuHeap>;
   return heaps.try_emplace(device.index, device).first->second.heap;
 }
 
@@ -57,13 +57,13 @@ CUresult result_of(Oom oom) {
   return oom == Oom::none ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/// A block of the card's own heap, or of a pool's.
+/// A block of the GPU's own heap, or of a pool's.
 CUresult allocate(Device& device, Pool* pool, int64_t bytes, void** block) {
   *block = nullptr;
   Context& context = context_on(device);
   if (const CUresult error = make_context(context)) return error;
   if (bytes == 0) return CUDA_SUCCESS;
-  if (bytes < 0 || bytes > device.card.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (bytes < 0 || bytes > device.gpu.total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   uintptr_t begin = 0;
   Oom oom = Oom::of_gpu;
   const auto try_once = [&] {
@@ -91,7 +91,7 @@ bool charge_host(int64_t bytes) {
   return false;
 }
 
-/// An accessible range that no card is charged for.
+/// An accessible range that no GPU is charged for.
 CUresult allocate_uncharged(int device, int64_t bytes, MemoryKind kind, void** block) {
   *block = nullptr;
   if (bytes <= 0) return CUDA_ERROR_INVALID_VALUE;

@@ -8,11 +8,11 @@
 #include "extension/virtual_device/driver/devices.h"
 #include "extension/virtual_device/driver/heap.h"
 
-// Memory of the virtual cards.
+// Memory of the virtual GPUs.
 //
-// A card has no bytes, only an account of them (ledger.h). What a program gets for cudaMalloc is a range of address space
+// A GPU has no bytes, only an account of them (ledger.h). What a program gets for cudaMalloc is a range of address space
 // without access (address_space.h): it costs the host nothing, 140 GiB of it as little as 2 MiB, and a host that touches it
-// dies of SIGSEGV as on a real card. A request that the account cannot bear is refused with CUDA_ERROR_OUT_OF_MEMORY: that
+// dies of SIGSEGV as on a real GPU. A request that the account cannot bear is refused with CUDA_ERROR_OUT_OF_MEMORY: that
 // refusal is the reason for this folder.
 //
 //   blocks         cuMemAlloc: pages, or a part of one that small blocks share     charged to the device (heap.h)
@@ -39,7 +39,7 @@ struct MemoryRange {
   int device = 0;
   MemoryKind kind = MemoryKind::device;
   bool is_registered = false;  ///< host memory of the program, which must not be unmapped
-  bool is_imported = false;    ///< of a card, and charged to the process that shares it
+  bool is_imported = false;    ///< of a GPU, and charged to the process that shares it
   bool is_mapping = false;     ///< of mapping.h: others may follow it without a gap
   Pool* pool = nullptr;        ///< whose block it is
   Context* context = nullptr;  ///< with which it goes; null for what is of a device and of no context

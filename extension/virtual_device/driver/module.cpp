@@ -109,14 +109,14 @@ const Kernel* known_kernel(const void* handle) {
   return entry == kernels_by_handle.end() ? nullptr : entry->second;
 }
 
-int dynamic_shared_bytes(const Card& card, const void* kernel) {
+int dynamic_shared_bytes(const Gpu& gpu, const void* kernel) {
   std::lock_guard guard(module_lock);
   const auto entry = opted_in.find(kernel);
-  return entry == opted_in.end() ? card.shared_bytes_per_block : entry->second;
+  return entry == opted_in.end() ? gpu.shared_bytes_per_block : entry->second;
 }
 
-CUresult set_dynamic_shared_bytes(const Card& card, const void* kernel, int bytes) {
-  if (bytes < 0 || bytes > card.shared_bytes_per_block_optin) return CUDA_ERROR_INVALID_VALUE;
+CUresult set_dynamic_shared_bytes(const Gpu& gpu, const void* kernel, int bytes) {
+  if (bytes < 0 || bytes > gpu.shared_bytes_per_block_optin) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard guard(module_lock);
   opted_in[kernel] = bytes;
   return CUDA_SUCCESS;

@@ -47,8 +47,8 @@ CUresult find_global(const void* module, const char* name, Global* global);
 /// What a handle stands for: its name and module; null for one from elsewhere.
 const Kernel* known_kernel(const void* handle);
 
-/// Dynamic shared memory that a block of the kernel may have: what was set (cuFuncSetAttribute), else the card's usual bound.
-int dynamic_shared_bytes(const Card& card, const void* kernel);
-CUresult set_dynamic_shared_bytes(const Card& card, const void* kernel, int bytes);
+/// Dynamic shared memory that a block of the kernel may have: what was set (cuFuncSetAttribute), else the GPU's usual bound.
+int dynamic_shared_bytes(const Gpu& gpu, const void* kernel);
+CUresult set_dynamic_shared_bytes(const Gpu& gpu, const void* kernel, int bytes);
 
 }  // namespace oomdiag

@@ -1,5 +1,5 @@
 // cuFFT. Nothing is transformed; what counts is the work area, which PyTorch allocates itself, and which other programs
-// leave to the library (cufftSetAutoAllocation): then it is taken from the card here.
+// leave to the library (cufftSetAutoAllocation): then it is taken from the GPU here.
 
 #include <mutex>
 #include <span>

@@ -19,7 +19,7 @@ Sizes sizes_of(const Integer* sizes, int rank) {
 /// A kernel on the stream of a plan.
 cufftResult execute(cufftHandle plan);
 
-/// The work area of a plan, in bytes; noted as an estimate. Taken from the card where the plan allocates it itself.
+/// The work area of a plan, in bytes; noted as an estimate. Taken from the GPU where the plan allocates it itself.
 cufftResult make(cufftHandle plan, const Sizes& sizes, long long batch, cufftType type, size_t* bytes);
 cufftResult make(cufftHandle plan, const Sizes& sizes, long long batch, cudaDataType type, size_t* bytes);
 cufftResult make_new(cufftHandle* plan, const Sizes& sizes, long long batch, cufftType type);

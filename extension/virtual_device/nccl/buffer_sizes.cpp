@@ -20,7 +20,7 @@ uint64_t count_channels(const Group& group, const Topology& topology, const Nccl
   uint64_t channels = 2;
   if (topology.host == Topology::Host::nvlink) {
     channels = group.architecture >= kFirstWithManyLinks ? 24 : 12;
-    if (has_others_elsewhere(group)) channels = 16;  // two for each of eight network cards
+    if (has_others_elsewhere(group)) channels = 16;  // two for each of eight network GPUs
   }
   return std::clamp(channels, settings.least_channels, std::max(settings.least_channels, settings.most_channels));
 }
@@ -29,7 +29,7 @@ uint64_t count_peer_channels(const Topology& topology, const NcclSettings& setti
   return std::min<uint64_t>(topology.host == Topology::Host::nvlink ? 32 : 2, settings.most_peer_channels);
 }
 
-/// Both directions of one channel between two cards of a host: buffers of all protocols where it arrives, a page where it
+/// Both directions of one channel between two GPUs of a host: buffers of all protocols where it arrives, a page where it
 /// begins, and one of the mapping.
 uint64_t pair_in_host(const Topology& topology, const NcclSettings& settings) {
   if (topology.host == Topology::Host::shared_memory) return 0;
@@ -37,7 +37,7 @@ uint64_t pair_in_host(const Topology& topology, const NcclSettings& settings) {
   return arriving + kPage + (settings.maps_memory ? kPage : 0);
 }
 
-/// The same between hosts: what leaves waits on the card, too, but for the shortest messages.
+/// The same between hosts: what leaves waits on the GPU, too, but for the shortest messages.
 uint64_t pair_between_hosts(const Topology& topology, const NcclSettings& settings) {
   if (topology.network == Topology::Network::tcp) return 0;
   return whole_pages(settings.simple_bytes + settings.ll_bytes + settings.ll128_bytes) +
@@ -53,7 +53,7 @@ BufferSizes estimate_buffers(const Group& group, const Topology& topology, const
   const auto here = static_cast<uint64_t>(std::max(1, group.ranks_here));
   const uint64_t in_host = pair_in_host(topology, settings), between = pair_between_hosts(topology, settings);
 
-  // Each channel's ring comes into a host and leaves it once, at another card each.
+  // Each channel's ring comes into a host and leaves it once, at another GPU each.
   uint64_t pair = in_host;
   if (has_others_elsewhere(group)) pair = ((here - 1) * in_host + between) / here;
   BufferSizes sizes{.ring = channels * pair, .tree = group.ranks > 2 ? channels * pair / 2 : 0};

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-// What NCCL's connections take of a card, as an estimate: the virtual card measures no links. The sizes are those of NCCL's
+// What NCCL's connections take of a GPU, as an estimate: the virtual GPU measures no links. The sizes are those of NCCL's
 // own settings (user guide, "Environment variables") and of its open source (src/transport/p2p.cc, net.cc, nvls.cc), and were
 // held against what people measured: 14 MiB for each peer and channel is to the byte what an all-to-all of 8 H100 takes
 // (32 channels, NVIDIA/nccl issue 1685: 3.28 GB), 12 and 6 MiB for ring and tree of 24 channels what groups of 2 and of more
@@ -14,11 +14,11 @@ namespace oomdiag {
 struct Topology {
   enum class Host : uint8_t {
     nvlink,
-    pcie,          ///< the cards reach each other's memory
-    shared_memory  ///< they do not, as cards for games: all goes through the host's
+    pcie,          ///< the GPUs reach each other's memory
+    shared_memory  ///< they do not, as GPUs for games: all goes through the host's
   };
   enum class Network : uint8_t {
-    rdma,  ///< that reaches the card's memory
+    rdma,  ///< that reaches the GPU's memory
     tcp    ///< or whatever else goes through the host's
   };
   Host host = Host::nvlink;
@@ -29,7 +29,7 @@ struct Topology {
 struct Group {
   int ranks = 1;
   int ranks_here = 1;    ///< on the same host, this one among them
-  int architecture = 0;  ///< of its card, such as 90
+  int architecture = 0;  ///< of its GPU, such as 90
 };
 
 /// NCCL's settings, by default as it has them.

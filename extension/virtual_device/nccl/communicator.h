@@ -12,7 +12,7 @@
 // NCCL whose collectives return at once. What the host wrote (driver/contents.h) really goes from rank to rank, as far as
 // the ranks run on one machine: the receiver gets a promise, and waits for the sender when its host looks (mailbox.h).
 // Where a kernel should have written, and of reductions, this rank's own values are taken for all: ranks are alike. A
-// communicator takes buffers of its card, outside of PyTorch's count, by an estimate (connections.h).
+// communicator takes buffers of its GPU, outside of PyTorch's count, by an estimate (connections.h).
 
 /// What the handle points at.
 struct ncclComm {

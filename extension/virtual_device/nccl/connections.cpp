@@ -32,7 +32,7 @@ NcclSettings read_settings(const ncclConfig_t* config) {
   return now;
 }
 
-/// As machines with such cards are built, unless the user says otherwise (oomdiag run --topology).
+/// As machines with such GPUs are built, unless the user says otherwise (oomdiag run --topology).
 Topology read_machine(int device) {
   Topology topology;
   const bool reaches = oomdiag_device_has_peers(device);

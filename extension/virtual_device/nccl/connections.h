@@ -13,7 +13,7 @@ namespace oomdiag {
 
 enum class Collective : uint8_t { all_reduce, reduction_or_gathering, other };
 
-/// The connections of a communicator: buffers on its card, taken when they are first used, as NCCL does (NCCL_RUNTIME_CONNECT;
+/// The connections of a communicator: buffers on its GPU, taken when they are first used, as NCCL does (NCCL_RUNTIME_CONNECT;
 /// with 0 there, all at once), and given back with it.
 class Connections {
  public:
@@ -23,7 +23,7 @@ class Connections {
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  /// Before a collective; ncclUnhandledCudaError where the card has no room.
+  /// Before a collective; ncclUnhandledCudaError where the GPU has no room.
   ncclResult_t join(Collective collective);
   /// Before a message to or from that rank of the communicator.
   ncclResult_t reach(int rank);

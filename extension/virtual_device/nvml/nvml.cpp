@@ -18,14 +18,14 @@ namespace {
 // A device's handle is its place in the machine plus one: a null handle is none. CUDA_VISIBLE_DEVICES hides nothing here.
 int index_of(nvmlDevice_t device) { return static_cast<int>(reinterpret_cast<intptr_t>(device)) - 1; }
 
-oomdiag_card describe(int index) {
-  oomdiag_card card{};
-  oomdiag_device_describe(index, &card);
-  return card;
+oomdiag_gpu describe(int index) {
+  oomdiag_gpu gpu{};
+  oomdiag_device_describe(index, &gpu);
+  return gpu;
 }
-oomdiag_card describe(nvmlDevice_t device) { return describe(index_of(device)); }
+oomdiag_gpu describe(nvmlDevice_t device) { return describe(index_of(device)); }
 
-int count_cards() {
+int count_gpus() {
   int count = 0;
   while (describe(count).name) ++count;
   return count;
@@ -102,7 +102,7 @@ OOMDIAG_ENTRY_POINT const char* nvmlErrorString(nvmlReturn_t code) {
 }
 
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned* count) {
-  return give(count, static_cast<unsigned>(count_cards()));
+  return give(count, static_cast<unsigned>(count_gpus()));
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t* device) {
   return give_device(static_cast<int>(index), device);
@@ -117,7 +117,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char* te
   return give_device(static_cast<int>(bus) - 1, device);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetHandleByUUID(const char* uuid, nvmlDevice_t* device) {
-  return give_device(oomdiag::find_uuid(uuid, static_cast<size_t>(count_cards())), device);
+  return give_device(oomdiag::find_uuid(uuid, static_cast<size_t>(count_gpus())), device);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned* index) {
   return give(index, static_cast<unsigned>(index_of(device)));
@@ -142,18 +142,18 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t
 }
 
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
-  const oomdiag_card card = describe(device);
-  return give(memory, {.total = bytes(card.total_bytes),
-                       .free = bytes(card.total_bytes - card.used_bytes),
-                       .used = bytes(card.used_bytes)});
+  const oomdiag_gpu gpu = describe(device);
+  return give(memory, {.total = bytes(gpu.total_bytes),
+                       .free = bytes(gpu.total_bytes - gpu.used_bytes),
+                       .used = bytes(gpu.used_bytes)});
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t* memory) {
-  const oomdiag_card card = describe(device);
+  const oomdiag_gpu gpu = describe(device);
   return give(memory, {.version = memory->version,
-                       .total = bytes(card.total_bytes),
+                       .total = bytes(gpu.total_bytes),
                        .reserved = 0,
-                       .free = bytes(card.total_bytes - card.used_bytes),
-                       .used = bytes(card.used_bytes)});
+                       .free = bytes(gpu.total_bytes - gpu.used_bytes),
+                       .used = bytes(gpu.used_bytes)});
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned* count,
                                                                       nvmlProcessInfo_v1_t* processes) {
@@ -181,7 +181,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDe
   return give(count, 0u);
 }
 
-// A card that is idle: nothing heats it.
+// A GPU that is idle: nothing heats it.
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t, unsigned, unsigned* degrees) {
   return give(degrees, 35u);
 }
@@ -216,7 +216,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version)
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) { return give(version, cuda_version()); }
 
-// Cards that are not partitioned. Which links they have is not told, and whom they reach is what CUDA says, too.
+// GPUs that are not partitioned. Which links they have is not told, and whom they reach is what CUDA says, too.
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned, int*) {
   return NVML_ERROR_NOT_SUPPORTED;
 }
@@ -229,7 +229,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t, unsigned, int, unsigned*) {
   return NVML_ERROR_NOT_SUPPORTED;
 }
-// The cards of one host: in no fabric. PyTorch 2.13 asserts that the question itself succeeds.
+// The GPUs of one host: in no fabric. PyTorch 2.13 asserts that the question itself succeeds.
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t, nvmlGpuFabricInfo_t* info) {
   return give(info, {});
 }
@@ -245,11 +245,11 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, nvmlG
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other, int what,
                                                         int* status) {
   constexpr int kOk = 0, kNotSupported = 5, kNvLink = 2;  // nvmlGpuP2PStatus_t, nvmlGpuP2PCapsIndex_t
-  const oomdiag_card card = describe(device);
-  const oomdiag_card peer = describe(other);
-  if (!card.name || !peer.name) return NVML_ERROR_INVALID_ARGUMENT;
-  const bool are_alike = device != other && !std::strcmp(card.name, peer.name);
-  return give(status, are_alike && (what == kNvLink ? card.is_linked : card.has_peers) ? kOk : kNotSupported);
+  const oomdiag_gpu gpu = describe(device);
+  const oomdiag_gpu peer = describe(other);
+  if (!gpu.name || !peer.name) return NVML_ERROR_INVALID_ARGUMENT;
+  const bool are_alike = device != other && !std::strcmp(gpu.name, peer.name);
+  return give(status, are_alike && (what == kNvLink ? gpu.is_linked : gpu.has_peers) ? kOk : kNotSupported);
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t, unsigned* current, unsigned* pending) {
   return give(current, *pending = 0);

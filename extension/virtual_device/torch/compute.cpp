@@ -1,7 +1,7 @@
 // Small things are computed, and large ones that are all one number. Kernels do nothing; but programs decide by small tensors
 // what to do next: whether all sequences have ended, how long the longest object is, whether a number is finite. Where the host
 // wrote what an elementwise operator, a reduction or a concatenation reads, the same operator runs on the CPU too, and its
-// result becomes the contents of the result on the card. What kernels are seen to write otherwise is forgotten.
+// result becomes the contents of the result on the GPU. What kernels are seen to write otherwise is forgotten.
 //
 //   x = torch.tensor([3, 1]).cuda()     contents from the host
 //   x.max()                             the kernel does nothing; the CPU's 3 is put in its place
@@ -10,12 +10,12 @@
 //   y = model(x)                        not known
 //   (y == 2).any()                      a guess
 //
-// A guess: truth values and whole numbers are computed from zeros where contents are not known, which is as what the card
+// A guess: truth values and whole numbers are computed from zeros where contents are not known, which is as what the GPU
 // holds reads; from ones inside of operators that fail by zeros. Who reads a guess is told that it came from a kernel.
 //
 // Work that is captured into a graph does nothing now: what it will write is forgotten whenever the graph runs.
 //
-// It is done by an observer of operators (ATen/record_function.h), as profilers are, and changes nothing on the card: the
+// It is done by an observer of operators (ATen/record_function.h), as profilers are, and changes nothing on the GPU: the
 // operator's own work and allocations are as before.
 
 #include "extension/virtual_device/torch/compute.h"
@@ -59,7 +59,7 @@ void for_written(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> in
   }
 }
 
-/// Tells what the operator will ask the card for; true if the shadow has run for it.
+/// Tells what the operator will ask the GPU for; true if the shadow has run for it.
 bool expect_answer(CpuShadowCall& shadow) {
   using Asks = OperatorRules::Asks;
   const Asks asks = shadow.rules->asks;
@@ -115,9 +115,9 @@ std::unique_ptr<at::ObserverContext> at_start(const at::RecordFunction& call) {
   }
 }
 
-/// Gives `there`, on the card, the contents of `here`.
+/// Gives `there`, on the GPU, the contents of `here`.
 void put(const at::Tensor& there, const at::Tensor& here, const CpuShadowCall& shadow) {
-  if (!is_on_card(there) || there.sizes() != here.sizes() || there.scalar_type() != here.scalar_type()) return;
+  if (!is_on_gpu(there) || there.sizes() != here.sizes() || there.scalar_type() != here.scalar_type()) return;
   const bool is_guess = !shadow.is_known;
   if (is_guess && !is_whole_number(here)) return forget(there);
   const Span span = span_of(there);
@@ -134,7 +134,7 @@ void put(const at::Tensor& there, const at::Tensor& here, const CpuShadowCall& s
 
 /// Fills `there` with the one number of `here`.
 void put_uniform(const at::Tensor& there, const at::Tensor& here, const CpuShadowCall& shadow) {
-  if (!is_on_card(there) || there.numel() == 0) return;
+  if (!is_on_gpu(there) || there.numel() == 0) return;
   const bool fits = here.numel() == 1 && there.scalar_type() == here.scalar_type() && here.element_size() <= 16;
   const bool may_say = shadow.is_known || is_whole_number(here);
   if (!fits || !may_say || !there.is_non_overlapping_and_dense()) return forget(there);

@@ -108,7 +108,7 @@ constexpr std::array<std::string_view, 20> kOnUniformValues = {
 constexpr std::array<std::string_view, 2> kSumming = {"aten::sum", "aten::count_nonzero"};
 constexpr std::array<std::string_view, 3> kComparing = {"aten::eq", "aten::equal", "aten::ne"};
 
-/// Like aten::nonzero they ask the card for one number, how long their first result is. Of what is not known it is 1: where
+/// Like aten::nonzero they ask the GPU for one number, how long their first result is. Of what is not known it is 1: where
 /// there are numbers, some are distinct.
 constexpr std::array<std::string_view, 2> kDistinct = {"aten::unique_consecutive", "aten::unique_dim"};
 constexpr std::array<std::string_view, 2> kDistinctOrTrues = {"aten::_unique", "aten::_unique2"};

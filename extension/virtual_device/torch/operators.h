@@ -25,7 +25,7 @@ struct OperatorRules {
   bool sums = false;                  ///< … multiplied by how many numbers went into each
   bool compares = false;              ///< for (in)equality
   bool validates = false;             ///< fails by contents of its arguments: sums of weights or windows that are zero
-  /// What it works out on the card and then asks for: how many there are (of truth values how many are true, where it sorts
+  /// What it works out on the GPU and then asks for: how many there are (of truth values how many are true, where it sorts
   /// none: Unique.cu), or whether it is so.
   enum class Asks : uint8_t { nothing, nonzero, distinct, distinct_or_trues, truth };
   Asks asks = Asks::nothing;

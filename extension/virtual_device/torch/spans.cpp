@@ -15,7 +15,7 @@ Span span_of(const at::Tensor& tensor) {
   return {const_cast<void*>(tensor.const_data_ptr()), static_cast<size_t>(last + 1) * tensor.element_size()};
 }
 
-bool is_on_card(const at::Tensor& tensor) {
+bool is_on_gpu(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cuda() && !at::isTensorSubclassLike(tensor) && tensor.has_storage() &&
          !tensor.is_conj() && !tensor.is_neg() && (tensor.numel() == 0 || tensor.const_data_ptr());
 }
@@ -43,7 +43,7 @@ at::Tensor one_number(const at::Tensor& like) {
 
 std::optional<UniformValue> find_uniform_value(const at::Tensor& tensor) {
   enum { mixed, known, guess, dropped, unknown };  // oomdiag_device_look
-  if (!is_on_card(tensor) || tensor.numel() == 0) return std::nullopt;
+  if (!is_on_gpu(tensor) || tensor.numel() == 0) return std::nullopt;
   const Span span = span_of(tensor);
   UniformValue result{.number = one_number(tensor)};
   alignas(16) char number[16] = {};
@@ -57,13 +57,13 @@ std::optional<UniformValue> find_uniform_value(const at::Tensor& tensor) {
 }
 
 void forget(const at::Tensor& tensor) {
-  if (!is_on_card(tensor)) return;
+  if (!is_on_gpu(tensor)) return;
   const Span span = span_of(tensor);
   if (span.bytes) oomdiag_device_forget(span.begin, span.bytes);
 }
 
 void forget_at_replay(const at::Tensor& tensor) {
-  if (!is_on_card(tensor)) return;
+  if (!is_on_gpu(tensor)) return;
   const Span span = span_of(tensor);
   if (span.bytes) oomdiag_device_overwritten_at_replay(span.begin, span.bytes);
 }

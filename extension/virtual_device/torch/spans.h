@@ -14,8 +14,8 @@ struct Span {
 
 Span span_of(const at::Tensor& tensor);
 
-/// Whether it lies on a card, with nothing between it and its numbers.
-bool is_on_card(const at::Tensor& tensor);
+/// Whether it lies on a GPU, with nothing between it and its numbers.
+bool is_on_gpu(const at::Tensor& tensor);
 bool is_known(const at::Tensor& tensor);
 
 /// Integers and truth values, which may be guessed at.

@@ -56,10 +56,10 @@ const hideTip = () => { tip.hidden = true; };
 // The verdict: the first paragraph of the report as text.
 function showVerdict() {
   const [head, facts] = data.text.split("\n\n");
-  const [headline, card] = head.replace(/^oomdiag: /, "").split(/ {2,}/);
+  const [headline, gpu] = head.replace(/^oomdiag: /, "").split(/ {2,}/);
   document.title = `oomdiag: ${headline}`;
   one("#headline").textContent = headline[0].toUpperCase() + headline.slice(1);
-  one("#card").textContent = [card, report.command].filter(Boolean).join("  ·  ");
+  one("#gpu").textContent = [gpu, report.command].filter(Boolean).join("  ·  ");
   if (report.outcome !== "ok") one("header").classList.add("failed");
   for (const line of (facts || "").split("\n")) {
     const found = /^ {2}(\S+)( by)? +(.*)$/.exec(line);
@@ -117,12 +117,12 @@ function chart(holder, { height, domain, first = domain, top, label, under: unit
   return { svg, x, y, margin, zoomed: () => d3.zoomTransform(svg.node()).rescaleX(x) };
 }
 
-// Of a snapshot nobody may have told the card.
+// Of a snapshot nobody may have told the GPU.
 const isSizeKnown = device => Boolean(device.device.name);
 
 function limitLine(all, y, inner, bytes, text) {
-  const line = all.selectAll("g.card-size").data([bytes]).join(enter => {
-    const made = enter.append("g").attr("class", "card-size");
+  const line = all.selectAll("g.gpu-size").data([bytes]).join(enter => {
+    const made = enter.append("g").attr("class", "gpu-size");
     made.append("line").attr("class", "limit");
     made.append("text").attr("class", "limit-text").attr("x", 6).attr("y", -5).text(text);
     return made;
@@ -413,11 +413,11 @@ function showFixes(device) {
 // The whole GPU at that moment: what PyTorch allocated by category, what it caches, what others hold, what is free.
 function showMemory(device) {
   const rows = Object.entries(device.categories).map(([name, bytes]) => ({ name: word(name), bytes, fill: color(name) }));
-  const card = device.card;
-  rows.push({ name: "pending frees (in use on another stream)", bytes: card.pending_free_bytes, fill: "var(--pending_free)" },
-            { name: "cached (reserved, not allocated)", bytes: card.cached_bytes, fill: "var(--soft)" },
-            { name: "non-PyTorch memory", bytes: card.non_pytorch_bytes, fill: "var(--others)" },
-            { name: "free", bytes: card.free_bytes, fill: "var(--hole)" });
+  const gpu = device.card;
+  rows.push({ name: "pending frees (in use on another stream)", bytes: gpu.pending_free_bytes, fill: "var(--pending_free)" },
+            { name: "cached (reserved, not allocated)", bytes: gpu.cached_bytes, fill: "var(--soft)" },
+            { name: "non-PyTorch memory", bytes: gpu.non_pytorch_bytes, fill: "var(--others)" },
+            { name: "free", bytes: gpu.free_bytes, fill: "var(--hole)" });
   const shown = rows.filter(row => row.bytes !== 0), most = d3.max(shown, row => row.bytes);
   one("#memory-title").textContent = device.failure ? "GPU memory at the failure" : "GPU memory at the peak";
   fill(one("#memory"), [
@@ -491,10 +491,10 @@ function showLimits() {
 }
 
 let current = report.main_device;
-function showCard(index) {
+function showGpu(index) {
   current = index;
-  const device = report.devices[index], picture = data.cards[index];
-  document.querySelectorAll("#cards button").forEach((button, i) => button.setAttribute("aria-pressed", String(i === index)));
+  const device = report.devices[index], picture = data.gpus[index];
+  document.querySelectorAll("#gpus button").forEach((button, i) => button.setAttribute("aria-pressed", String(i === index)));
   showRun(device);
   showStep(device, picture);
   showOwners(device, picture);
@@ -517,15 +517,15 @@ function start() {
     for (const id of ["run", "step", "owners", "segments", "saved", "fixes", "memory", "growth"]) one(`#${id}`).hidden = true;
     return;
   }
-  one("#cards").hidden = report.devices.length < 2;
+  one("#gpus").hidden = report.devices.length < 2;
   report.devices.forEach((device, i) => {
     const button = element("button", `cuda:${device.device.index}${device.failure ? ": out of memory" : ""}`);
-    button.onclick = () => showCard(i);
-    one("#cards").append(button);
+    button.onclick = () => showGpu(i);
+    one("#gpus").append(button);
   });
-  showCard(current);
+  showGpu(current);
   let waiting = 0;
-  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => showCard(current), 150); });
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => showGpu(current), 150); });
 }
 
 // On paper nothing can be opened.

@@ -137,8 +137,8 @@ class AllocationPass {
       case EventKind::driver_alloc:
       case EventKind::driver_map:
       case EventKind::driver_free:
-      case EventKind::card_step:
-      case EventKind::card_process:
+      case EventKind::gpu_step:
+      case EventKind::gpu_process:
         device.stats().note_outside(index);
         break;
       case EventKind::note:

@@ -25,7 +25,7 @@ struct ReferrerEvents {
   int64_t bytes = 0;  ///< of the tensor
 };
 
-/// How much of a card others than PyTorch's allocator used, whenever the trace tells.
+/// How much of a GPU others than PyTorch's allocator used, whenever the trace tells.
 struct NonPytorchReading {
   uint64_t event = 0;
   int64_t outside_bytes = 0;

@@ -24,7 +24,7 @@ std::optional<NonPytorchReading> find_reading(const Trace& trace, const Followed
   return reading;
 }
 
-// Who holds what others have of the card. Between the reading and the moment only what is known may have changed, so what
+// Who holds what others have of the GPU. Between the reading and the moment only what is known may have changed, so what
 // is unexplained at the one is unexplained at the other.
 void describe_non_pytorch(const Trace& trace, const FollowedDevice& measured, int64_t total_bytes, const Device& device,
                           MemoryState& state) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-// Why replay split and merge? Events carry the bytes that were *requested*. What the card loses is the block, and a block
+// Why replay split and merge? Events carry the bytes that were *requested*. What the GPU loses is the block, and a block
 // can be up to 1 MiB larger than its request, depending on what was free at that address just then. Rounding alone is off
 // by up to 25 MB in a real run; doing what the allocator did is exact to the byte.
 //

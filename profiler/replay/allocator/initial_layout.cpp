@@ -12,7 +12,7 @@ bool is_part(const Event& event) {
 
 }  // namespace
 
-// Written under the card's lock: no other event of this card lies between, but events of other cards may.
+// Written under the GPU's lock: no other event of this GPU lies between, but events of other GPUs may.
 std::vector<Event> find_initial_layout(const EventLog& events, uint64_t index) {
   const Event first = events[index];
   if (first.kind != EventKind::segment_state || !is_part(first)) return {};

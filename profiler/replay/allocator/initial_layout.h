@@ -7,7 +7,7 @@
 
 namespace oomdiag {
 
-/// The layout of one card at the beginning of a recording that began in the middle of a program, or went on after a stop:
+/// The layout of one GPU at the beginning of a recording that began in the middle of a program, or went on after a stop:
 /// the run of events that begins at `index`, cut off after kMaxLayoutEvents; empty if none does.
 std::vector<Event> find_initial_layout(const EventLog& events, uint64_t index);
 

@@ -13,7 +13,7 @@ inline constexpr int64_t kSmallBytes = kMiB;  ///< rounded sizes up to this come
 inline constexpr int64_t kSmallSegmentBytes = 2 * kMiB;
 inline constexpr int64_t kMinLargeBytes = 10 * kMiB;  ///< requests from here on get a segment of their own size
 inline constexpr int64_t kRoundLargeBytes = 2 * kMiB;
-/// No card has as much: larger figures come from a damaged file.
+/// No GPU has as much: larger figures come from a damaged file.
 inline constexpr int64_t kMaxSaneBytes = int64_t{1} << 50;
 constexpr int64_t sane_bytes(int64_t bytes) { return std::clamp<int64_t>(bytes, 0, kMaxSaneBytes); }
 constexpr int64_t sane_bytes(uint64_t bytes) { return static_cast<int64_t>(std::min<uint64_t>(bytes, kMaxSaneBytes)); }

@@ -17,7 +17,7 @@ struct AllocatorSettings {
   bool expandable_segments = false;
   int64_t large_segment_bytes = 20 * kMiB;
   int64_t max_split_bytes = std::numeric_limits<int64_t>::max();
-  double memory_fraction = 1;  ///< of the card that the process may reserve
+  double memory_fraction = 1;  ///< of the GPU that the process may reserve
   /// Divisions between powers of two, for sizes from 1 MiB, 2 MiB, … 32 GiB on; 0 = round to 512 bytes.
   std::array<int64_t, 16> roundup_power2_divisions{};
 

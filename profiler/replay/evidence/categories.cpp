@@ -23,7 +23,7 @@
 //   7 forward      made by a forward op and alive, but saved by nobody: an output that somebody holds. Fresh tensors made
 //                  outside of modules by ops that copy or create (the batch of this step) are inputs.
 //   8 the rest     unknown, and never spread over the others. Only where the modules named all that is theirs does what ops
-//                  outside of them made in setup count as inputs: the data set on the card, the first batch, however it
+//                  outside of them made in setup count as inputs: the data set on the GPU, the first batch, however it
 //                  was normalised and put together. Of what is made between the steps copied or created tensors do (a batch
 //                  that autograd keeps a cast copy of), and what other ops made is an output that somebody holds.
 //                  Before a module was called, and where none ever is (kernels of Triton on tensors of one's own), any

@@ -40,7 +40,7 @@ bool brings_data(std::string_view op);
 bool makes_state(std::string_view op);
 /// Whether this operator multiplies matrices through cuBLAS, which has a workspace.
 bool is_gemm(std::string_view op);
-/// Whether cuBLAS or cublasLt is given a workspace of this size. `known_bytes`: that of the card, 0 = not known.
+/// Whether cuBLAS or cublasLt is given a workspace of this size. `known_bytes`: that of the GPU, 0 = not known.
 bool is_cublas_workspace(int64_t requested_bytes, int64_t known_bytes);
 /// Whether this operator may take a workspace for itself: convolutions, attention, recurrent layers, and gemm.
 bool takes_workspace(std::string_view op);

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "profiler/replay/allocator/rounding.h"
-#include "profiler/trace/card_pages.h"
+#include "profiler/trace/gpu_pages.h"
 
 // The ledger of what PyTorch does not count. PyTorch's own segments come by here too, because its allocator asks the same
 // driver: they are told by the library that asks, libc10_cuda, and where a program gave a memory pool an allocator of its own
@@ -17,9 +17,9 @@ namespace oomdiag {
 namespace {
 
 constexpr std::string_view kPyTorchAllocator = "libc10_cuda.so";
-constexpr int64_t kPageBytes = int64_t{2} << 20;  // of a virtual card
+constexpr int64_t kPageBytes = int64_t{2} << 20;  // of a virtual GPU
 
-bool is_on_card(DriverMemory memory) {
+bool is_on_gpu(DriverMemory memory) {
   switch (memory) {
     case DriverMemory::device:
     case DriverMemory::handle:
@@ -46,7 +46,7 @@ DriverAllocation read_allocation(const Trace& trace, const Event& event) {
                               .owner = trace.name(event.detail),
                               .context = event.context,
                               .announced = (event.flags & kDriverAnnounced) != 0};
-  if (trace.process.virtual_device && is_on_card(allocation.memory)) {
+  if (trace.process.virtual_device && is_on_gpu(allocation.memory)) {
     allocation.bytes = charged_bytes(allocation.bytes, kPageBytes);
   }
   return allocation;
@@ -115,9 +115,9 @@ void apply(const Trace& trace, const Event& event, NonPytorchState& state) {
   if (event.kind == EventKind::driver_map) note_mapping(event, state);
   if (event.kind == EventKind::driver_free) forget(event, state);
   if (event.kind == EventKind::segment_alloc || event.kind == EventKind::segment_map) note_segment(event, state);
-  if (event.kind == EventKind::card_step)
+  if (event.kind == EventKind::gpu_step)
     state.steps.push_back({std::string(trace.name(event.detail)), sane_bytes(event.bytes)});
-  if (event.kind == EventKind::card_process) note_process(trace, event, state);
+  if (event.kind == EventKind::gpu_process) note_process(trace, event, state);
 }
 
 // Allocations that are older than the trace. Those whose own event is in it begin there.
@@ -184,12 +184,12 @@ std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span
   }
   std::vector<NonPytorchOwner> libraries;
   for (const auto& [address, allocation] : state.live) {
-    if (!is_on_card(allocation.memory) || is_pytorchs(address, allocation, segments)) continue;
+    if (!is_on_gpu(allocation.memory) || is_pytorchs(address, allocation, segments)) continue;
     add_owner(libraries, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
   }
   sort_by_size(libraries);
   owners.insert(owners.end(), libraries.begin(), libraries.end());
-  for (const CardProcess& process : state.processes) {
+  for (const GpuProcess& process : state.processes) {
     std::string owner = "process " + std::to_string(process.pid);
     if (!process.name.empty()) owner += " " + std::string(process.name);
     owners.push_back({std::move(owner), "process", process.bytes});
@@ -201,7 +201,7 @@ std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span
 std::vector<NonPytorchOwner> list_host_owners(const NonPytorchState& state) {
   std::vector<NonPytorchOwner> owners;
   for (const auto& [address, allocation] : state.live) {
-    if (is_on_card(allocation.memory)) continue;
+    if (is_on_gpu(allocation.memory)) continue;
     add_owner(owners, or_unknown(allocation.owner), name_of(allocation.memory), allocation.bytes);
   }
   sort_by_size(owners);

@@ -14,7 +14,7 @@ namespace oomdiag {
 
 /// What the driver gave somebody and has not got back.
 struct DriverAllocation {
-  int64_t bytes = 0;  ///< of the card: on a virtual one charged_bytes(), on a real one what was asked for
+  int64_t bytes = 0;  ///< of the GPU: on a virtual one charged_bytes(), on a real one what was asked for
   DriverMemory memory = DriverMemory::device;
   std::string_view owner{};
   uint32_t context = 0;    ///< what the thread that asked was doing
@@ -25,21 +25,21 @@ struct DriverAllocation {
   bool operator==(const DriverAllocation&) const = default;
 };
 
-/// Another process on the card.
-struct CardProcess {
+/// Another process on the GPU.
+struct GpuProcess {
   uint64_t pid = 0;
   int64_t bytes = 0;
   std::string_view name{};
 
-  bool operator==(const CardProcess&) const = default;
+  bool operator==(const GpuProcess&) const = default;
 };
 
-/// What the driver and NVML told about one card up to a moment.
+/// What the driver and NVML told about one GPU up to a moment.
 struct NonPytorchState {
   std::map<uint64_t, DriverAllocation> live{};  ///< by address or handle
   std::map<uint64_t, uint64_t> handle_at{};     ///< by address: the handle that was mapped there first
   std::vector<InitializationStep> steps{};
-  std::vector<CardProcess> processes{};
+  std::vector<GpuProcess> processes{};
   std::vector<NonPytorchOwner> refusals{};  ///< the most that each library asked for in vain
 
   bool operator==(const NonPytorchState&) const = default;
@@ -49,7 +49,7 @@ struct NonPytorchState {
 /// overwritten, what is announced later as still alive counts from the start.
 NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> events, uint64_t end);
 
-/// Who holds bytes of the card outside of PyTorch's allocator, as far as `state` knows: context, modules, libraries by name
+/// Who holds bytes of the GPU outside of PyTorch's allocator, as far as `state` knows: context, modules, libraries by name
 /// (largest first), other processes. PyTorch's own is left out; of what is older than the trace, that in which one of
 /// `segments` lies.
 std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments);

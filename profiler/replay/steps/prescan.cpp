@@ -10,7 +10,7 @@
 namespace oomdiag {
 namespace {
 
-// Making and moving tensors also makes autograd nodes where parameters are moved to the card, and so do views (LibTorch
+// Making and moving tensors also makes autograd nodes where parameters are moved to the GPU, and so do views (LibTorch
 // initialises a convolution by weight[0][0].numel()); that is not training yet.
 bool moves_tensors(std::string_view op) {
   constexpr std::array kMovers = {

@@ -10,7 +10,7 @@
 
 namespace oomdiag {
 
-/// Collects what the recorder and the virtual device noted. A trace holds one event for every read from a virtual card,
+/// Collects what the recorder and the virtual device noted. A trace holds one event for every read from a virtual GPU,
 /// but only as many different ones as it has contexts.
 class NoteReader {
  public:

@@ -12,7 +12,7 @@ bool describes_refusal(EventKind kind) {
       EventKind::device_memory, EventKind::memory_stats, EventKind::segment_state, EventKind::block_state,
       EventKind::wanted,        EventKind::op_failed,    EventKind::graph_begin,   EventKind::saved_tensor,
       EventKind::packed_tensor, EventKind::parameter,    EventKind::buffer,        EventKind::gradient,
-      EventKind::stack,         EventKind::card_step,    EventKind::card_process,  EventKind::grouped};
+      EventKind::stack,         EventKind::gpu_step,     EventKind::gpu_process,   EventKind::grouped};
   return std::find(kDescriptions.begin(), kDescriptions.end(), kind) != kDescriptions.end();
 }
 

@@ -7,17 +7,17 @@ using namespace oomdiag;
 
 namespace {
 
-/// A catalogue of two cards.
+/// A catalogue of two GPUs.
 struct Catalogue {
   Catalogue() {
     for (const char* id : {"t4", "h200"}) {
       const std::string name = std::string("NVIDIA ") + id;
-      folder.write(std::string("cards/") + id + ".json",
+      folder.write(std::string("gpus/") + id + ".json",
                    R"({"id": ")" + std::string(id) + R"(", "name": ")" + name + R"(",
                        "total_bytes": {"value": 16000000000}, "compute_capability": {"value": "9.0"},
                        "multiprocessors": {"value": 40}, "context_bytes": {"value": 0}})");
     }
-    install.cards = folder.path() / "cards";
+    install.gpus = folder.path() / "gpus";
   }
   DeviceChoice choose(const DeviceOptions& options) const { return choose_device(options, install); }
   VirtualHost host(const DeviceOptions& options) const { return std::get<VirtualHost>(choose(options).device); }
@@ -30,7 +30,7 @@ struct Catalogue {
 
 TEST_CASE("several devices are a list, or a number of one", "[cli]") {
   const Catalogue catalogue;
-  CHECK(catalogue.host({.device = "h200,t4,t4"}).cards.size() == 3);
+  CHECK(catalogue.host({.device = "h200,t4,t4"}).gpus.size() == 3);
   CHECK(describe(catalogue.choose({.device = "h200,t4"})) == "NVIDIA h200, NVIDIA t4 (virtual)");
   CHECK(describe(catalogue.choose({.device = "t4", .count = 4})) == "4 x NVIDIA t4 (virtual)");
   CHECK(describe(catalogue.choose({.count = 2})) == "2 x NVIDIA h200 (virtual)");
@@ -44,9 +44,9 @@ TEST_CASE("several devices are a list, or a number of one", "[cli]") {
 TEST_CASE("a machine has one driver, which runs the CUDA that torch is for", "[cli]") {
   Catalogue catalogue;
   CHECK_THROWS_AS(catalogue.choose({.device = "h200@580,t4"}), Error);
-  CHECK(catalogue.host({.device = "h200@580,t4@580"}).cards.size() == 2);
+  CHECK(catalogue.host({.device = "h200@580,t4@580"}).gpus.size() == 2);
   const DeviceChoice older = catalogue.choose({.device = "t4@550", .count = 2});
-  CHECK(older.virtual_host()->cards[1].driver == 550);
+  CHECK(older.virtual_host()->gpus[1].driver == 550);
   CHECK_NOTHROW(check_driver(older, "2.8.0+cu128"));
   CHECK_THROWS_AS(check_driver(older, "2.15.0+cu132"), Error);
   CHECK_NOTHROW(check_driver(catalogue.choose({.device = "t4@580"}), "2.15.0+cu132"));

@@ -8,7 +8,7 @@
 namespace oomdiag {
 namespace {
 
-/// Runs a search over 1..count on a card with `room`; what a value takes and whether it passes is told by the functions.
+/// Runs a search over 1..count on a GPU with `room`; what a value takes and whether it passes is told by the functions.
 struct Tried {
   std::optional<int64_t> found{};
   std::vector<int64_t> values{};
@@ -146,7 +146,7 @@ TEST_CASE("at the ends of a range the search ends", "[cli]") {
   CHECK(search(20, 1000, affine, [](int64_t v) { return v == 1; }).found == 1);
 }
 
-TEST_CASE("what another card has shown saves runs", "[cli]") {
+TEST_CASE("what another GPU has shown saves runs", "[cli]") {
   const int64_t room = 11'000'000, border = (room - 300'000) / 1'777;
   const Line line{.fixed_bytes = 300'000, .slope = 1'777};
   const auto passes = [&](int64_t v) { return affine(v) <= room; };

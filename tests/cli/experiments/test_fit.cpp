@@ -34,7 +34,7 @@ TEST_CASE("what is no range and no list is refused", "[cli]") {
 
 TEST_CASE("what fails below the border and what fails above it is said", "[cli]") {
   const Variable variable{.name = "batch", .least = 1, .most = 99};
-  FitOfCard found{.card = "t4", .largest = {{.others = {}, .value = 22, .failed_above = {23}}}, .runs = {}};
+  FitOfGpu found{.gpu = "t4", .largest = {{.others = {}, .value = 22, .failed_above = {23}}}, .runs = {}};
   for (const auto& [batch, outcome] : {std::pair(22, "ok"), {21, "out_of_memory"}, {23, "out_of_memory"}}) {
     found.runs.push_back(
         {.values = {{"batch", batch}}, .experiment = {.outcome = outcome, .place = "backward, step 1"}});

@@ -158,7 +158,7 @@ TEST_CASE("autocast is not tried where weights and what belongs to them are the 
   const ProgramProfile profile{.bytes_of_float32 = 100, .has_root = true};
   const auto tries_autocast = [&](int64_t activation_bytes) {
     Target target{};
-    target.device.cards.emplace_back().capability.major = 8;
+    target.device.gpus.emplace_back().capability.major = 8;
     const Report whole{.devices = {{.categories = {{"parameter", 400}, {"activation", activation_bytes}}}}};
     const auto ids = ids_of(list_changes(target, profile, whole, {.allocated_bytes = 2, .room_bytes = 1}));
     return std::ranges::find(ids, "autocast_bf16") != ids.end();

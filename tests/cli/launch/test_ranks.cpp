@@ -16,7 +16,7 @@ std::vector<int> ranks_of(const std::vector<RankKind>& kinds) {
 
 }  // namespace
 
-TEST_CASE("a host has eight cards unless somebody says otherwise", "[ranks]") {
+TEST_CASE("a host has eight GPUs unless somebody says otherwise", "[ranks]") {
   CHECK(choose_job({.world_size = 64, .rank = 5}, 0) ==
         Job{.world_size = 64, .local_world_size = 8, .ranks = {5}, .is_distinct = false});
   CHECK(choose_job({.world_size = 64, .ranks = "63,0,7,7"}, 4) ==
@@ -96,14 +96,14 @@ TEST_CASE("jobs are commands that a shell takes", "[ranks]") {
         "mkdir -p plans && oomdiag run --device h200 --world-size 16 --ranks distinct --meter --no-progress --folder "
         "plans "
         "-o plans/tp=2,world=16.json -- python 'my train.py' --tp=2\n");
-  const std::string quoted = print_jobs({{{"world", 16}}}, request, {"--device", "my cards/$c.json"}, "a plan");
-  CHECK(quoted.starts_with("mkdir -p 'a plan' && oomdiag run --device 'my cards/$c.json' --world-size 16 "));
+  const std::string quoted = print_jobs({{{"world", 16}}}, request, {"--device", "my gpus/$c.json"}, "a plan");
+  CHECK(quoted.starts_with("mkdir -p 'a plan' && oomdiag run --device 'my gpus/$c.json' --world-size 16 "));
 }
 
-TEST_CASE("a topology names cards, links between them and between hosts", "[ranks]") {
-  CHECK(read_topology("8xh100-nvlink,ib") == TopologyChoice{.cards = 8, .card = "h100", .links = "nvlink,rdma"});
-  CHECK(read_topology("4x-pcie,tcp") == TopologyChoice{.cards = 4, .links = "pcie,tcp"});
-  CHECK(read_topology("rtx6000-ada-pcie") == TopologyChoice{.card = "rtx6000-ada", .links = "pcie"});
+TEST_CASE("a topology names GPUs, links between them and between hosts", "[ranks]") {
+  CHECK(read_topology("8xh100-nvlink,ib") == TopologyChoice{.gpus = 8, .gpu = "h100", .links = "nvlink,rdma"});
+  CHECK(read_topology("4x-pcie,tcp") == TopologyChoice{.gpus = 4, .links = "pcie,tcp"});
+  CHECK(read_topology("rtx6000-ada-pcie") == TopologyChoice{.gpu = "rtx6000-ada", .links = "pcie"});
   CHECK(read_topology(",efa") == TopologyChoice{.links = ",rdma"});
   for (const char* text : {"", "8x", "h100", "nvlink,pigeon", "8xh100-nvlink,ib,ib"})
     CHECK_THROWS_AS(read_topology(text), Error);

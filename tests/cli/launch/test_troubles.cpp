@@ -39,7 +39,7 @@ TEST_CASE("another allocator, none, and two minds about it are troubles", "[doct
                "different things"));
 }
 
-TEST_CASE("other processes on the card are added up", "[doctor]") {
+TEST_CASE("other processes on the GPU are added up", "[doctor]") {
   CHECK(mentions({.has_gpu = true, .processes = {{1, "a", int64_t{1} << 30}, {2, "b", int64_t{1} << 29}}}, "1.50 GiB"));
 }
 

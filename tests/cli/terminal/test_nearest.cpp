@@ -15,14 +15,14 @@ TEST_CASE("an edit is an insertion, a deletion, a replacement or a swap", "[cli]
 }
 
 TEST_CASE("the nearest names come first, and at most three", "[cli]") {
-  const Names cards{"t4", "a10g", "a100-40", "a100-80", "rtx3060", "rtx3090", "rtx4090", "h100-sxm"};
+  const Names gpus{"t4", "a10g", "a100-40", "a100-80", "rtx3060", "rtx3090", "rtx4090", "h100-sxm"};
 
-  CHECK(nearest("rtx3061", cards) == Names{"rtx3060", "rtx3090"});
-  CHECK(nearest("RTX 3060", cards).front() == "rtx3060");
-  CHECK(nearest("3060ti", cards) == Names{"rtx3060"});
-  CHECK(nearest("a10", cards) == Names{"a10g", "a100-40", "a100-80"});
-  CHECK(nearest("h100", cards) == Names{"h100-sxm"});
-  CHECK(nearest("banana", cards).empty());
+  CHECK(nearest("rtx3061", gpus) == Names{"rtx3060", "rtx3090"});
+  CHECK(nearest("RTX 3060", gpus).front() == "rtx3060");
+  CHECK(nearest("3060ti", gpus) == Names{"rtx3060"});
+  CHECK(nearest("a10", gpus) == Names{"a10g", "a100-40", "a100-80"});
+  CHECK(nearest("h100", gpus) == Names{"h100-sxm"});
+  CHECK(nearest("banana", gpus).empty());
 }
 
 TEST_CASE("a hint names the nearest, and always the way to all", "[cli]") {

@@ -29,7 +29,7 @@ constexpr TraceBudget kTight{.event_bytes = 32 << 12,
                              .kept_events = 64,
                              .slots_per_device = 256};
 
-/// The caching allocator, as far as the recorder sees it: events are written under one lock a card.
+/// The caching allocator, as far as the recorder sees it: events are written under one lock a GPU.
 struct Allocator {
   TraceWriter& writer;
   std::mutex mutex{};

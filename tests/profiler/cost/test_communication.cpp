@@ -65,7 +65,7 @@ TEST_CASE("a collective is read from its line: tensors, ranks, distance, whether
   CHECK(!communication_of(parse_metered_operator("1\tforward\t2\taten::relu\t1\tFloat:4:10 > Float:4:10")));
 }
 
-TEST_CASE("a group is as fast as its slowest link, and hosts use the network cards of all its ranks", "[cost]") {
+TEST_CASE("a group is as fast as its slowest link, and hosts use the network GPUs of all its ranks", "[cost]") {
   constexpr int64_t kGigabyte = 1'000'000'000;
   const double on_host = milliseconds(call_of("_allgather_base", 8 * kGigabyte, 8));
   CHECK_THAT(on_host, Catch::Matchers::WithinRel(7.0 / 360 * 1000, 0.01));

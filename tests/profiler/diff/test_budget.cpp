@@ -8,10 +8,10 @@ namespace {
 
 Report run_of(int64_t allocated, int64_t growth = 0) {
   Report report;
-  ReportOfDevice& card = report.devices.emplace_back();
-  card.peak.allocated_bytes = allocated;
-  card.peak.reserved_bytes = allocated;
-  if (growth > 0) card.growth.push_back({.kind = GrowthKind::kept_tensors, .bytes_per_step = growth});
+  ReportOfDevice& gpu = report.devices.emplace_back();
+  gpu.peak.allocated_bytes = allocated;
+  gpu.peak.reserved_bytes = allocated;
+  if (growth > 0) gpu.growth.push_back({.kind = GrowthKind::kept_tensors, .bytes_per_step = growth});
   return report;
 }
 
@@ -32,7 +32,7 @@ TEST_CASE("each budget has its verdict, and what is exactly allowed is kept", "[
   CHECK(verdicts[3].words == "2.00 MiB of 1.00 MiB per step, 1.00 MiB above");
 }
 
-TEST_CASE("of several cards and ranks the highest counts", "[budget]") {
+TEST_CASE("of several GPUs and ranks the highest counts", "[budget]") {
   Report report = run_of(1_GiB);
   report.devices.push_back(run_of(3_GiB).devices[0]);
   CHECK(kept(check(report, {.max_allocated_bytes = 2_GiB})) == std::vector<bool>{true, false});

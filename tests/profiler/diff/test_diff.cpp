@@ -11,11 +11,11 @@ namespace {
 
 Report report_with(std::vector<OwnedBytes> lines, int64_t allocated = 8_GiB) {
   Report report;
-  ReportOfDevice& card = report.devices.emplace_back();
-  card.peak.allocated_bytes = allocated;
-  card.peak.reserved_bytes = allocated;
-  card.card.allocated_bytes = allocated;
-  card.allocated_by.line = std::move(lines);
+  ReportOfDevice& gpu = report.devices.emplace_back();
+  gpu.peak.allocated_bytes = allocated;
+  gpu.peak.reserved_bytes = allocated;
+  gpu.gpu.allocated_bytes = allocated;
+  gpu.allocated_by.line = std::move(lines);
   return report;
 }
 

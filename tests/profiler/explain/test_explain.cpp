@@ -7,7 +7,7 @@
 namespace oomdiag {
 namespace {
 
-/// A card with this much of everything and a request that it refused.
+/// A GPU with this much of everything and a request that it refused.
 struct Refused {
   int64_t requested = 0, free = 0, cached = 0, allocated = 0, pending = 0, outside = 0;
 
@@ -26,7 +26,7 @@ struct Refused {
 Cause cause_of(const Refused& situation, const AllocatorSettings& settings = {}, int64_t context_bytes = 0,
                OutOfMemory failure = {}) {
   failure.requested_bytes = situation.requested;
-  return find_cause(failure, situation.state(), settings, card_of(situation.total(), context_bytes));
+  return find_cause(failure, situation.state(), settings, gpu_of(situation.total(), context_bytes));
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ TEST_CASE("it is capacity where forward saves, and what else it will ask for is 
     MemoryState state = refused.state();
     state.blocks = {{.bytes = 8_GiB, .category = Category::activation}};
     const OutOfMemory failure{.step = 1, .phase = phase, .requested_bytes = 1_GiB};
-    return find_cause(failure, state, {}, card_of(refused.total()), {}, need).kind;
+    return find_cause(failure, state, {}, gpu_of(refused.total()), {}, need).kind;
   };
   CHECK(kind(600_MiB, Phase::forward, {}) == CauseKind::capacity);  // ends one op later
   CHECK(kind(600_MiB, Phase::backward, {}) == CauseKind::fragmentation);
@@ -67,7 +67,7 @@ TEST_CASE("it is capacity where forward saves, and what else it will ask for is 
 
 TEST_CASE("what the rest of the step lacks is what a request that would fit is short by", "[explain]") {
   const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
-  const Cause cause = find_cause({.requested_bytes = 1_GiB}, refused.state(), {}, card_of(refused.total()), {},
+  const Cause cause = find_cause({.requested_bytes = 1_GiB}, refused.state(), {}, gpu_of(refused.total()), {},
                                  {.bytes = refused.total() + 2_GiB});
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
@@ -79,9 +79,9 @@ TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "
       .requested = 64_MiB, .free = 40_MiB, .cached = 66_MiB, .allocated = 200_MiB, .pending = 640_MiB};
   MemoryState state = refused.state();
   const OutOfMemory failure{.requested_bytes = 64_MiB};
-  CHECK(find_cause(failure, state, {}, card_of(refused.total())).kind == CauseKind::fragmentation);
+  CHECK(find_cause(failure, state, {}, gpu_of(refused.total())).kind == CauseKind::fragmentation);
   state.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_free_block_bytes = 64_MiB}};
-  CHECK(find_cause(failure, state, {}, card_of(refused.total())).kind == CauseKind::pending_frees);
+  CHECK(find_cause(failure, state, {}, gpu_of(refused.total())).kind == CauseKind::pending_frees);
 }
 
 TEST_CASE("what private pools keep in their caches serves nobody else", "[explain]") {
@@ -89,14 +89,14 @@ TEST_CASE("what private pools keep in their caches serves nobody else", "[explai
   MemoryState state = refused.state();
   state.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   OutOfMemory failure{.requested_bytes = 5_GiB};
-  const Cause cause = find_cause(failure, state, {}, card_of(refused.total()));
+  const Cause cause = find_cause(failure, state, {}, gpu_of(refused.total()));
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
   CHECK(cause.facts.other_pools_cached_bytes == 8_GiB);
   CHECK(cause.facts.largest_free_block_bytes == 0);
 
   failure.pool = 1;  // the pool itself asks: it may use all of that
-  const Cause own = find_cause(failure, state, {}, card_of(refused.total()));
+  const Cause own = find_cause(failure, state, {}, gpu_of(refused.total()));
   CHECK(own.kind == CauseKind::fragmentation);
   CHECK(own.facts.other_pools_cached_bytes == 0);
 }
@@ -107,15 +107,15 @@ TEST_CASE("what private pools keep is needed besides, and no fix is said to fit 
   MemoryState& state = device.state;
   state = {.allocated_bytes = 1_GiB, .reserved_bytes = 9_GiB, .outside_bytes = 1_GiB, .free_bytes = 2_GiB};
   state.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
-  CHECK(explain(device, {.device = card_of(12_GiB)}).required_bytes == 15_GiB);
-  CHECK(explain(device, {.device = card_of(12_GiB), .batch = 64}).batch->largest_batch ==
+  CHECK(explain(device, {.device = gpu_of(12_GiB)}).required_bytes == 15_GiB);
+  CHECK(explain(device, {.device = gpu_of(12_GiB), .batch = 64}).batch->largest_batch ==
         25);  // of 5 GiB, 3 - 1 are left
 
   device.failure->pool = 1;  // the pool itself asks: it may use all of that
-  CHECK(explain(device, {.device = card_of(12_GiB)}).required_bytes == 7_GiB);
+  CHECK(explain(device, {.device = gpu_of(12_GiB)}).required_bytes == 7_GiB);
 
   device.failure.reset();
-  CHECK(explain(device, {.device = card_of(12_GiB)}).headroom_bytes == 2_GiB);
+  CHECK(explain(device, {.device = gpu_of(12_GiB)}).headroom_bytes == 2_GiB);
 }
 
 TEST_CASE("what private pools keep is no headroom for an inferred batch either", "[explain]") {
@@ -124,7 +124,7 @@ TEST_CASE("what private pools keep is no headroom for an inferred batch either",
   state = {.allocated_bytes = 2_GiB, .reserved_bytes = 10_GiB, .outside_bytes = 1_GiB, .free_bytes = 1_GiB};
   state.blocks = {{.bytes = 2_GiB, .category = Category::activation, .shape = "[64, 1024] float32"}};
   state.segments = {{.bytes = 8_GiB, .used_bytes = 0, .largest_free_block_bytes = 8_GiB, .pool = 1}};
-  const Findings findings = explain(device, {.device = card_of(12_GiB)});
+  const Findings findings = explain(device, {.device = gpu_of(12_GiB)});
   REQUIRE(findings.batch);
   CHECK(findings.batch->inferred);
   CHECK(findings.batch->largest_batch == 96);  // 12 - 1 - 8 GiB are 3, and 64 examples take 2
@@ -176,18 +176,18 @@ TEST_CASE("a small request that needs a whole segment looks like fragmentation, 
   CHECK(cause.facts.segment_bytes == 20_MiB);
 }
 
-TEST_CASE("an oversized request fits no card of this size", "[explain]") {
+TEST_CASE("an oversized request fits no GPU of this size", "[explain]") {
   CHECK(cause_of({.requested = 9_GiB, .free = 7_GiB, .allocated = 1_GiB}).kind == CauseKind::oversized_request);
   CHECK(cause_of({.requested = 7_GiB, .free = 6_GiB, .allocated = 2_GiB}).kind == CauseKind::capacity);
 }
 
-TEST_CASE("others on the card are the cause if it would fit without them", "[explain]") {
+TEST_CASE("others on the GPU are the cause if it would fit without them", "[explain]") {
   const Refused shared{.requested = 1_GiB, .free = 500_MiB, .allocated = 1_GiB, .outside = 6_GiB};
   CHECK(cause_of(shared).kind == CauseKind::non_pytorch);
   CHECK(cause_of(shared, {}, 6_GiB).kind == CauseKind::capacity);  // all of it is the context itself
 }
 
-TEST_CASE("a limit that the program set is the cause if the card had room", "[explain]") {
+TEST_CASE("a limit that the program set is the cause if the GPU had room", "[explain]") {
   const Cause cause = cause_of({.requested = 1_GiB, .free = 5_GiB, .allocated = 4_GiB}, {.memory_fraction = 0.5});
 
   CHECK(cause.kind == CauseKind::fraction_cap);
@@ -195,7 +195,7 @@ TEST_CASE("a limit that the program set is the cause if the card had room", "[ex
   CHECK(cause.facts.allowed_bytes == 4_GiB + 512_MiB);
 }
 
-TEST_CASE("a refusal though the card had room is the work of a limit, which is not known but bounded", "[explain]") {
+TEST_CASE("a refusal though the GPU had room is the work of a limit, which is not known but bounded", "[explain]") {
   const Refused refused{.requested = 1_GiB, .free = 5_GiB, .cached = 3_GiB, .allocated = 4_GiB};
   const Cause cause = cause_of(refused);
 
@@ -206,11 +206,11 @@ TEST_CASE("a refusal though the card had room is the work of a limit, which is n
 
   MemoryState state = refused.state();
   state.outside = {{.owner = "process 4711 python", .kind = "process"}};  // it may have freed that a moment before
-  const Cause shared = find_cause({.requested_bytes = 1_GiB}, state, {}, card_of(refused.total()));
+  const Cause shared = find_cause({.requested_bytes = 1_GiB}, state, {}, gpu_of(refused.total()));
   CHECK(shared.kind != CauseKind::fraction_cap);
 }
 
-TEST_CASE("an expandable segment grows by 20 MiB: with less free the card had no room", "[explain]") {
+TEST_CASE("an expandable segment grows by 20 MiB: with less free the GPU had no room", "[explain]") {
   const Refused refused{.requested = 448_MiB, .free = 456_MiB, .allocated = 8_GiB};
   CHECK(cause_of(refused, {.expandable_segments = true}).kind == CauseKind::capacity);
   CHECK(cause_of(refused).kind == CauseKind::fraction_cap);
@@ -238,7 +238,7 @@ TEST_CASE("a library's scratch space is told from a tensor", "[explain]") {
 }
 
 TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]") {
-  EventBuilder trace({.card_bytes = 100_MiB});
+  EventBuilder trace({.gpu_bytes = 100_MiB});
   trace.op({.op = "aten::relu"}).alloc("x", 4).nodes(0);
   for (const char* name : {"a", "b", "c", "d"}) {
     trace.op({.op = "aten::empty", .module = name});
@@ -249,7 +249,7 @@ TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]"
 
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
-  const Findings findings = explain(device, {.device = card_of(100_MiB)});
+  const Findings findings = explain(device, {.device = gpu_of(100_MiB)});
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::fragmentation);
   REQUIRE(findings.cause->pinned.size() == 5);

@@ -400,7 +400,7 @@ TEST_CASE("the largest batch is one with which the step gets through the allocat
   CHECK(find_largest_batch(model, 64, 64) == 64);
 }
 
-TEST_CASE("sharding over cards is for those who do not shard yet", "[explain][fixes]") {
+TEST_CASE("sharding over GPUs is for those who do not shard yet", "[explain][fixes]") {
   StepAllocations step_allocations = small_step();
   step_allocations.blocks.push_back(
       {.bytes = 128_MiB, .category = Category::optimizer_state, .phase = Phase::optimizer});
@@ -438,7 +438,7 @@ TEST_CASE("of a step that was cut short only too much is known", "[explain][fixe
   CHECK(find(fixes, "half_batch")->predicted_fits == false);
 }
 
-TEST_CASE("autocast is for float32 models that are not under it, bf16 for cards that have it", "[explain][fixes]") {
+TEST_CASE("autocast is for float32 models that are not under it, bf16 for GPUs that have it", "[explain][fixes]") {
   const auto offered = [](const char* dtype, std::string_view autocast, int compute_major) {
     StepAllocation weight = parameter(64_MiB);
     const std::string shape = std::string("[64] ") + dtype;

@@ -140,14 +140,14 @@ TEST_CASE("the ops of one graph that stays alive are one reason", "[explain][gro
 }
 
 TEST_CASE("steady training does not grow, though its optimizer state came with step 1", "[explain][growth]") {
-  EventBuilder trace({.card_bytes = 1_GiB});
+  EventBuilder trace({.gpu_bytes = 1_GiB});
   const Trace& built = train(trace, 12, [](uint64_t) {});
 
   CHECK(find_growth(replay(built).devices.at(0).curves).empty());
 }
 
 TEST_CASE("a list of outputs is found in a trace, with op, module and line", "[explain][growth]") {
-  EventBuilder trace({.card_bytes = 2_GiB});
+  EventBuilder trace({.gpu_bytes = 2_GiB});
   const Trace& built = train(trace, 8, [&](uint64_t step) {
     trace.op({.op = "aten::softmax", .module = "head", .source = "train.py:20"});
     trace.alloc("kept " + std::to_string(step), 6_MiB).no_op();
@@ -162,7 +162,7 @@ TEST_CASE("a list of outputs is found in a trace, with op, module and line", "[e
 }
 
 TEST_CASE("an OOM that would not have come without the growth is a leak", "[explain][growth]") {
-  EventBuilder trace({.card_bytes = 512_MiB});
+  EventBuilder trace({.gpu_bytes = 512_MiB});
   train(trace, 7, [&](uint64_t step) {
     trace.op({.op = "aten::clone", .source = "train.py:20"});
     trace.alloc("kept " + std::to_string(step), 16_MiB).no_op();
@@ -171,7 +171,7 @@ TEST_CASE("an OOM that would not have come without the growth is a leak", "[expl
   trace.op({.op = "aten::relu"}).nodes(21).alloc("x", 64_MiB).alloc("y", 64_MiB).refuse(320_MiB).op_failed();
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
-  const Findings findings = explain(device, {.device = card_of(512_MiB)});
+  const Findings findings = explain(device, {.device = gpu_of(512_MiB)});
 
   REQUIRE(findings.cause);
   CHECK(findings.cause->kind == CauseKind::leak);

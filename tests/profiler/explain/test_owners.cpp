@@ -78,20 +78,20 @@ TEST_CASE("the largest block lives until the last node of backward that keeps it
   CHECK_FALSE(follow_largest({}));
 }
 
-TEST_CASE("a card that is far fuller than the others is unbalanced, if an even share fits", "[explain][imbalance]") {
+TEST_CASE("a GPU that is far fuller than the others is unbalanced, if an even share fits", "[explain][imbalance]") {
   const std::array<int64_t, 4> peaks = {10_GiB, 3_GiB, 3_GiB, 3_GiB};
   CHECK(find_imbalance(peaks, 0, 1_GiB, 11_GiB) == Imbalance{10_GiB, 3_GiB, 5_GiB});
   CHECK_FALSE(find_imbalance(peaks, 0, 1_GiB, 4_GiB));
   CHECK_FALSE(find_imbalance(peaks, 1, 1_GiB, 11_GiB));
 }
 
-TEST_CASE("cards that are as full as each other, or do other work, are not unbalanced", "[explain][imbalance]") {
+TEST_CASE("GPUs that are as full as each other, or do other work, are not unbalanced", "[explain][imbalance]") {
   CHECK_FALSE(find_imbalance(std::array<int64_t, 3>{10_GiB, 9_GiB, 9_GiB}, 0, 1_GiB, 11_GiB));
   CHECK_FALSE(find_imbalance(std::array<int64_t, 2>{10_GiB, 2_MiB}, 0, 1_GiB, 11_GiB));
   CHECK_FALSE(find_imbalance(std::array<int64_t, 1>{10_GiB}, 0, 1_GiB, 11_GiB));
 }
 
-TEST_CASE("a card that came further in the failing step than the others is compared with their steps before",
+TEST_CASE("a GPU that came further in the failing step than the others is compared with their steps before",
           "[explain][imbalance]") {
   const auto is_uneven = [](int64_t other_before) {
     std::vector<DeviceHistory> devices(2);

@@ -242,7 +242,7 @@ TEST_CASE("a step whose bytes fit may fail at the allocator's holes", "[explain]
 }
 
 TEST_CASE("after an OOM the step before is followed to its end", "[replay][lives]") {
-  EventBuilder trace({.card_bytes = 320_MiB});
+  EventBuilder trace({.gpu_bytes = 320_MiB});
   const SmallTraining training;
   training.setup(trace);
   training.forward(trace, 0);

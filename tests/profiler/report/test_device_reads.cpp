@@ -15,10 +15,10 @@ std::vector<std::string> reads_of(const Trace& trace) {
 
 }  // namespace
 
-TEST_CASE("an op that wants a size from the card makes peaks a lower bound, and is named with its line", "[report]") {
+TEST_CASE("an op that wants a size from the GPU makes peaks a lower bound, and is named with its line", "[report]") {
   EventBuilder trace;
-  for (int i = 0; i < 3; ++i) trace.op({.op = "aten::nonzero", .source = "/home/me/train.py:88"}).read_from_card();
-  trace.op({.op = "aten::index", .source = "train.py:90"}).read_from_card();
+  for (int i = 0; i < 3; ++i) trace.op({.op = "aten::nonzero", .source = "/home/me/train.py:88"}).read_from_gpu();
+  trace.op({.op = "aten::index", .source = "train.py:90"}).read_from_gpu();
 
   CHECK(reads_of(trace) ==
         std::vector<std::string>{"data-dependent sizes, so that peaks after them are a lower bound: nonzero at "
@@ -29,9 +29,9 @@ TEST_CASE("an op that wants a size from the card makes peaks a lower bound, and 
 TEST_CASE("values that the program asked for, and branches on them, are one quiet line", "[report]") {
   EventBuilder trace;
   for (int line = 1; line <= 4; ++line) {
-    trace.op({.op = "aten::item", .source = "train.py:" + std::to_string(line)}).read_from_card();
+    trace.op({.op = "aten::item", .source = "train.py:" + std::to_string(line)}).read_from_gpu();
   }
-  trace.op({.op = "aten::is_nonzero", .inner = "aten::_local_scalar_dense", .source = "train.py:9"}).read_from_card();
+  trace.op({.op = "aten::is_nonzero", .inner = "aten::_local_scalar_dense", .source = "train.py:9"}).read_from_gpu();
 
   CHECK(reads_of(trace) ==
         std::vector<std::string>{
@@ -43,7 +43,7 @@ TEST_CASE("of many places the most frequent are named and the others counted", "
   EventBuilder trace;
   for (int line = 1; line <= 9; ++line) {
     const std::string source = "train.py:" + std::to_string(line);
-    for (int i = 0; i < line; ++i) trace.op({.op = "aten::unique_dim", .source = source}).read_from_card();
+    for (int i = 0; i < line; ++i) trace.op({.op = "aten::unique_dim", .source = source}).read_from_gpu();
   }
 
   const auto limits = reads_of(trace);

@@ -131,7 +131,7 @@ TEST_CASE("equal allocations of one line are counted", "[report]") {
   REQUIRE(rows.size() == 1);
   CHECK(rows[0].block_bytes == 384_MiB);
   ReportOfDevice device{.categories = {{"output", 28 * 384_MiB}}, .top_allocations = rows};
-  device.card.allocated_bytes = 28 * 384_MiB;
+  device.memory.allocated_bytes = 28 * 384_MiB;
   CHECK(holders_table(device, {}).find("aten::cdist  train.py:39  28 × 384.00 MiB") != std::string::npos);
 }
 

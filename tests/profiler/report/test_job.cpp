@@ -13,7 +13,7 @@ JobMember member(int rank, int64_t peak_bytes, uint64_t start_time_ns = 0) {
   one.report.rank = rank;
   one.report.world_size = 3;
   ReportOfDevice device;
-  device.device = {0, "Test Card", true, 16_GiB, "9.0"};
+  device.device = {0, "Test GPU", true, 16_GiB, "9.0"};
   device.peak.allocated_bytes = device.peak.reserved_bytes = peak_bytes;
   one.report.devices.push_back(device);
   return one;
@@ -82,7 +82,7 @@ TEST_CASE("a rank that ran out where an even share would have fitted is blamed o
     device.cause = ReportCause{.kind = CauseKind::capacity, .short_by_bytes = 1_GiB};
     device.cause->evidence = {
         .requested_bytes = 1_GiB, .segment_bytes = 1_GiB, .total_bytes = 16_GiB, .allowed_bytes = 16_GiB};
-    device.card = {.allocated_bytes = 15_GiB, .free_bytes = 1_GiB};
+    device.memory = {.allocated_bytes = 15_GiB, .free_bytes = 1_GiB};
     JobMember other = member(0, other_bytes);
     other.report.devices[0].phases = {reached};
     return merge_job({other, full}, 1);

@@ -19,16 +19,15 @@ bool mentions(const std::vector<std::string>& lines, std::string_view what) {
 
 }  // namespace
 
-TEST_CASE("a report adds up: categories to the allocated bytes, the card to its total", "[report]") {
+TEST_CASE("a report adds up: categories to the allocated bytes, the GPU to its total", "[report]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
     const ReportOfDevice device = make_report(trace, {}).devices.at(0);
-    const ReportCard& card = device.card;
+    const ReportMemory& gpu = device.gpu;
     int64_t sum = 0;
     for (const auto& [name, bytes] : device.categories) sum += bytes;
 
-    CHECK(sum == card.allocated_bytes);
-    CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.non_pytorch_bytes +
-              card.free_bytes ==
+    CHECK(sum == gpu.allocated_bytes);
+    CHECK(gpu.allocated_bytes + gpu.pending_free_bytes + gpu.cached_bytes + gpu.non_pytorch_bytes + gpu.free_bytes ==
           device.device.total_bytes);
     CHECK(std::accumulate(device.saved_tensors.begin(), device.saved_tensors.end(), int64_t{0},
                           [](int64_t so_far, const ReportSavedTensor& saved) { return so_far + saved.bytes; }) ==
@@ -87,7 +86,7 @@ TEST_CASE("the outcome follows from the exit status, and from the trace where th
 }
 
 TEST_CASE("OOMs that did not end the program are listed", "[report]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.op({.op = "aten::conv2d", .module = "conv"}).alloc("y", 4_MiB).nodes(0);
   trace.refuse(100_MiB, false).refuse(100_MiB, false).alloc("w", 1_MiB).free("w");
   trace.op({.op = "aten::empty"}).refuse(200_MiB).op_failed().op({.op = "aten::relu"}).nodes(1);
@@ -112,8 +111,8 @@ TEST_CASE("a program that still runs has not ended without a word", "[report]") 
   CHECK(to_text(make_report(trace, {})).starts_with("oomdiag: ended without a message, step 3"));
 }
 
-TEST_CASE("the card that failed comes first, else the fullest", "[report]") {
-  EventBuilder trace({.card_bytes = 64_MiB});
+TEST_CASE("the GPU that failed comes first, else the fullest", "[report]") {
+  EventBuilder trace({.gpu_bytes = 64_MiB});
   trace.op({.op = "aten::relu"}).alloc("a", 30_MiB).nodes(0).device(1).alloc("b", 4_MiB);
   CHECK(make_report(trace, {}).main_device == 0);
 
@@ -154,7 +153,7 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(limitations, "bytes outside PyTorch are not known"));
   CHECK(mentions(limitations, "from the caller"));
   CHECK(mentions(limitations, "not in the virtual device, so that what it takes is missing: 1 function of cuBLAS"));
-  CHECK(mentions(make_report(trace, {}).limitations, "the card is virtual"));
+  CHECK(mentions(make_report(trace, {}).limitations, "the GPU is virtual"));
 }
 
 TEST_CASE("an abort while Python ends is PyTorch's own, and the program had done its work", "[report]") {
@@ -168,22 +167,22 @@ TEST_CASE("an abort while Python ends is PyTorch's own, and the program had done
   CHECK_FALSE(mentions(make_report(trace, {.exit_code = 134, .signal = 6}).limitations, told));
 }
 
-TEST_CASE("bytes of others on the card are what is neither free nor reserved", "[report]") {
-  EventBuilder trace({.card_bytes = 100_MiB});
+TEST_CASE("bytes of others on the GPU are what is neither free nor reserved", "[report]") {
+  EventBuilder trace({.gpu_bytes = 100_MiB});
   trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0).stats();
   trace.trace().events.in_memory().back().address -= 7_MiB;
 
-  const ReportCard card = make_report(trace, {}).devices.at(0).card;
-  CHECK(card.non_pytorch_bytes == 7_MiB);
-  CHECK(card.free_bytes == 63_MiB);
+  const ReportMemory memory = make_report(trace, {}).devices.at(0).gpu;
+  CHECK(gpu.non_pytorch_bytes == 7_MiB);
+  CHECK(gpu.free_bytes == 63_MiB);
 }
 
-TEST_CASE("a modelled context counts where nobody asked the card", "[report]") {
-  EventBuilder trace({.card_bytes = 100_MiB});
+TEST_CASE("a modelled context counts where nobody asked the GPU", "[report]") {
+  EventBuilder trace({.gpu_bytes = 100_MiB});
   trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0);
   trace.trace().devices[0].context_bytes = 11_MiB;
 
-  CHECK(make_report(trace, {}).devices.at(0).card.non_pytorch_bytes == 11_MiB);
+  CHECK(make_report(trace, {}).devices.at(0).gpu.non_pytorch_bytes == 11_MiB);
 }
 
 TEST_CASE("shapes are read as far as they can be", "[report]") {
@@ -253,10 +252,9 @@ TEST_CASE("a damaged trace makes a report that adds up, not a crash", "[report][
     for (const ReportOfDevice& device : report.devices) {
       int64_t sum = 0;
       for (const auto& [name, bytes] : device.categories) sum += bytes;
-      CHECK(sum == device.card.allocated_bytes);
-      const ReportCard& card = device.card;
-      CHECK(card.allocated_bytes + card.pending_free_bytes + card.cached_bytes + card.non_pytorch_bytes +
-                card.free_bytes ==
+      CHECK(sum == device.memory.allocated_bytes);
+      const ReportMemory& gpu = device.gpu;
+      CHECK(gpu.allocated_bytes + gpu.pending_free_bytes + gpu.cached_bytes + gpu.non_pytorch_bytes + gpu.free_bytes ==
             device.device.total_bytes);
     }
   }

@@ -37,7 +37,7 @@ std::string first_screen_of(const Trace& trace, const ReportInputs& inputs) {
 
 /// 8 steps, each of which keeps 16 MiB more; 1 GiB in all.
 Trace growing_training() {
-  EventBuilder trace({.card_bytes = 1_GiB});
+  EventBuilder trace({.gpu_bytes = 1_GiB});
   const SmallTraining training;
   training.setup(trace);
   for (uint64_t step = 0; step < 8; ++step) {
@@ -70,7 +70,7 @@ TEST_CASE("a run that fits reads well", "[report][golden]") {
 }
 
 TEST_CASE("a leak reads well", "[report][golden]") {
-  EventBuilder trace({.card_bytes = 1_GiB});
+  EventBuilder trace({.gpu_bytes = 1_GiB});
   const SmallTraining training;
   training.setup(trace);
   for (uint64_t step = 0; step < 8; ++step) {

@@ -5,9 +5,9 @@
 namespace oomdiag {
 namespace {
 
-/// Ran out on a card of 12 GiB, one of them taken by others.
+/// Ran out on a GPU of 12 GiB, one of them taken by others.
 Report failed_by(CauseKind cause) {
-  ReportOfDevice device{.device = {.name = "card", .total_bytes = 12 * kGiB, .compute_capability = "8.6"},
+  ReportOfDevice device{.device = {.name = "gpu", .total_bytes = 12 * kGiB, .compute_capability = "8.6"},
                         .failure = ReportFailure{},
                         .cause = ReportCause{.kind = cause}};
   device.cause->evidence = {.requested_bytes = kGiB,
@@ -17,13 +17,13 @@ Report failed_by(CauseKind cause) {
                             .non_pytorch_bytes = kGiB,
                             .usual_non_pytorch_bytes = kGiB,
                             .allowed_bytes = 12 * kGiB};
-  device.card.non_pytorch_bytes = kGiB;
+  device.memory.non_pytorch_bytes = kGiB;
   device.fixes = {{.id = "expandable_segments", .label = "expandable_segments:True", .predicted_peak_bytes = 9 * kGiB}};
   return {.outcome = "out_of_memory", .devices = {device}, .limitations = {std::string(kNoWholeStep), "another"}};
 }
 
 Report whole_run(int64_t peak_bytes) {
-  ReportOfDevice device{.device = {.name = "card", .total_bytes = 16384 * kGiB, .compute_capability = "8.6"},
+  ReportOfDevice device{.device = {.name = "gpu", .total_bytes = 16384 * kGiB, .compute_capability = "8.6"},
                         .peak = {.allocated_bytes = peak_bytes}};
   device.fixes = {
       {.id = "checkpoint", .label = "checkpoint h.*", .predicted_peak_bytes = 5 * kGiB, .predicted_fits = true}};
@@ -58,7 +58,7 @@ TEST_CASE("where the whole run would fit, holes stay the cause and their fix sta
   CHECK(report.devices[0].fixes[0].predicted_peak_bytes == 10 * kGiB);
 }
 
-TEST_CASE("a program that takes a share of its card shows nothing on a larger one", "[report]") {
+TEST_CASE("a program that takes a share of its GPU shows nothing on a larger one", "[report]") {
   Report report = failed_by(CauseKind::fragmentation);
   const Report before = report;
   take_whole_run(report, whole_run(14000 * kGiB));

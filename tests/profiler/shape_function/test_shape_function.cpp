@@ -116,7 +116,7 @@ TEST_CASE("a run that was stopped counts up to the last step that all have", "[s
 }
 
 TEST_CASE("a run that ran out of memory teaches nothing", "[shape_function]") {
-  EventBuilder builder({.card_bytes = 100_MiB});
+  EventBuilder builder({.gpu_bytes = 100_MiB});
   builder.op({.op = "aten::empty"}).alloc("weights", 30_MiB).refuse(200_MiB);
   CHECK(read_allocation_sequence(builder.trace()).unusable == "it ran out of memory");
 }

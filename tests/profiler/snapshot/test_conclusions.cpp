@@ -68,9 +68,9 @@ std::string leaking(int steps, const std::string& of_refusal, bool annotated) {
   return snapshot({segment(kAddress, large, blocks)}, entries, annotations);
 }
 
-Report report_on(const std::string& bytes, int64_t card_bytes = 0) {
+Report report_on(const std::string& bytes, int64_t gpu_bytes = 0) {
   Trace trace = to_trace(read(bytes));
-  if (card_bytes > 0) trace.devices.at(0) = {.name = "a card", .total_bytes = card_bytes};
+  if (gpu_bytes > 0) trace.devices.at(0) = {.name = "a GPU", .total_bytes = gpu_bytes};
   Report report = make_report(trace, {});
   REQUIRE(report.devices.size() == 1);
   return report;
@@ -81,14 +81,14 @@ Report report_on(const std::string& bytes, int64_t card_bytes = 0) {
 TEST_CASE("steps are read from annotations, and from what follows a backward pass where there are none", "[snapshot]") {
   for (const bool annotated : {true, false}) {
     const Report report = report_on(leaking(20, kNoFrames, annotated));
-    const ReportOfDevice& card = report.devices[0];
-    REQUIRE(card.failure.has_value());
-    CHECK(card.failure->step == 21);
-    REQUIRE(card.cause.has_value());
-    CHECK(card.cause->kind == CauseKind::leak);
-    REQUIRE(card.growth.size() == 1);
-    CHECK(card.growth[0].bytes_per_step == 1_MiB);
-    CHECK(card.growth[0].source == "/home/me/train.py:12");
+    const ReportOfDevice& gpu = report.devices[0];
+    REQUIRE(gpu.failure.has_value());
+    CHECK(gpu.failure->step == 21);
+    REQUIRE(gpu.cause.has_value());
+    CHECK(gpu.cause->kind == CauseKind::leak);
+    REQUIRE(gpu.growth.size() == 1);
+    CHECK(gpu.growth[0].bytes_per_step == 1_MiB);
+    CHECK(gpu.growth[0].source == "/home/me/train.py:12");
     CHECK(to_text(report, {}).find("expandable_segments") == std::string::npos);
   }
 }
@@ -136,7 +136,7 @@ TEST_CASE("where no stack has a Python frame, none says backward", "[snapshot]")
   CHECK(to_text(report, {}).find("where      not known") != std::string::npos);
 }
 
-TEST_CASE("nothing is concluded about a card whose size nobody told; told, it is", "[snapshot]") {
+TEST_CASE("nothing is concluded about a GPU whose size nobody told; told, it is", "[snapshot]") {
   const std::string refused =
       snapshot({segment(kAddress, 20_MiB, {block(20_MiB, 20_MiB, "active_allocated", in_forward(3))})},
                {entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB, in_forward(3)),
@@ -148,11 +148,11 @@ TEST_CASE("nothing is concluded about a card whose size nobody told; told, it is
   const Report small = report_on(refused, 2_GiB), shared = report_on(refused, 8_GiB);
   CHECK(small.devices[0].cause->kind == CauseKind::oversized_request);
   CHECK(shared.devices[0].cause->kind == CauseKind::non_pytorch);
-  CHECK(shared.devices[0].card.non_pytorch_bytes == 8_GiB - 25_MiB);
+  CHECK(shared.devices[0].gpu.non_pytorch_bytes == 8_GiB - 25_MiB);
   CHECK(to_text(shared, {}).find("GPU?") == std::string::npos);
 }
 
-TEST_CASE("the card is never told smaller than what was reserved", "[snapshot]") {
+TEST_CASE("the GPU is never told smaller than what was reserved", "[snapshot]") {
   const Report report = report_on(snapshot(
       {}, {entry("segment_alloc", kAddress, 40_MiB), entry("segment_free", kAddress, 40_MiB),
            entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB), entry("oom", 1_MiB, 9_MiB)}));
@@ -174,7 +174,7 @@ TEST_CASE("lines stand there beside optimizer state, and what they do not name i
   CHECK(owners.back().name == "others");
   int64_t sum = 0;
   for (const ReportOwner& owner : owners) sum += owner.bytes;
-  CHECK(sum == report.devices[0].card.allocated_bytes);
+  CHECK(sum == report.devices[0].gpu.allocated_bytes);
   const std::string words = to_text(report, {.all = true});
   const size_t unknown = words.find("    unknown");
   REQUIRE(unknown != words.npos);

@@ -67,18 +67,18 @@ TEST_CASE("a snapshot becomes a report: the OOM, the peak and who holds what", "
   const Report report = make_report(trace, {});
   CHECK(report.outcome == "out_of_memory");
   REQUIRE(report.devices.size() == 1);
-  const ReportOfDevice& card = report.devices[0];
-  REQUIRE(card.failure.has_value());
-  CHECK(card.failure->requested_bytes == 1_GiB);
-  CHECK(card.failure->source == "/home/me/train.py:31");
-  CHECK(card.failure->allocated_bytes == 8_MiB);
-  CHECK(card.failure->reserved_bytes == 20_MiB);
-  CHECK(card.peak.allocated_bytes == 10_MiB);
-  CHECK(card.replay_error_bytes == 0);
-  CHECK(card.device.total_bytes == 25_MiB);
-  REQUIRE(card.allocations.size() == 1);
-  CHECK(card.allocations[0].name == "/home/me/train.py:31");
-  CHECK(card.allocations[0].category == Category::unknown);
+  const ReportOfDevice& gpu = report.devices[0];
+  REQUIRE(gpu.failure.has_value());
+  CHECK(gpu.failure->requested_bytes == 1_GiB);
+  CHECK(gpu.failure->source == "/home/me/train.py:31");
+  CHECK(gpu.failure->allocated_bytes == 8_MiB);
+  CHECK(gpu.failure->reserved_bytes == 20_MiB);
+  CHECK(gpu.peak.allocated_bytes == 10_MiB);
+  CHECK(gpu.replay_error_bytes == 0);
+  CHECK(gpu.device.total_bytes == 25_MiB);
+  REQUIRE(gpu.allocations.size() == 1);
+  CHECK(gpu.allocations[0].name == "/home/me/train.py:31");
+  CHECK(gpu.allocations[0].category == Category::unknown);
   const std::string words = to_text(report, {});
   CHECK(words.find("out of memory, by a memory snapshot") != words.npos);
   CHECK(words.find("train.py:31") != words.npos);
@@ -107,9 +107,9 @@ TEST_CASE("a snapshot without a history tells its segments and blocks as they ar
       {});
   REQUIRE(report.devices.size() == 1);
   CHECK(report.outcome == "ok");
-  CHECK(report.devices[0].card.allocated_bytes == 8_MiB);
-  CHECK(report.devices[0].card.pending_free_bytes == 2_MiB);
-  CHECK(report.devices[0].card.cached_bytes == 10_MiB);
+  CHECK(report.devices[0].gpu.allocated_bytes == 8_MiB);
+  CHECK(report.devices[0].gpu.pending_free_bytes == 2_MiB);
+  CHECK(report.devices[0].gpu.cached_bytes == 10_MiB);
 }
 
 TEST_CASE("snapshots of every vintage are read alike", "[snapshot]") {

@@ -35,10 +35,10 @@ std::string refusal(const std::string& text) {
 }
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
-std::string memory_event(double time_us, int type, int card, int allocated, int reserved) {
+std::string memory_event(double time_us, int type, int gpu, int allocated, int reserved) {
   return R"({"ph": "i", "name": "[memory]", "ts": )" + std::to_string(time_us) + R"(, "args": {"Total Reserved": )" +
          std::to_string(reserved) + R"(, "Total Allocated": )" + std::to_string(allocated) + R"(, "Device Id": )" +
-         std::to_string(card) + R"(, "Device Type": )" + std::to_string(type) + "}}";
+         std::to_string(gpu) + R"(, "Device Type": )" + std::to_string(type) + "}}";
 }
 std::string chrome_trace(const std::string& events) {
   return R"({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "[memory]"}], "traceEvents": [)" + events +
@@ -51,33 +51,33 @@ const std::string kRaw =
 
 }  // namespace
 
-TEST_CASE("a Chrome trace: peaks, reserved and times of each card; the host's memory is none", "[timeline]") {
+TEST_CASE("a Chrome trace: peaks, reserved and times of each GPU; the host's memory is none", "[timeline]") {
   const MemoryTimeline timeline = read(chrome_trace(
       memory_event(10.5, 1, 0, 512, 2048) + "," + memory_event(11, 0, -1, 9999, 9999) + "," +
       R"({"name": "aten::add", "ts": 1, "args": {"Total Allocated": 77777, "Device Type": 1, "Device Id": 0}},)" +
       memory_event(20, 1, 3, 4096, 4096) + "," + memory_event(30, 1, 0, 1536, 2048) + "," +
       memory_event(40, 1, 0, 1024, 1024)));
   CHECK(timeline.kind == MemoryTimeline::Kind::chrome);
-  REQUIRE(timeline.cards.size() == 2);
-  const TimelineOfCard first{.changes = 3,
-                             .begin_us = 10.5,
-                             .end_us = 40,
-                             .peak_us = 30,
-                             .peak_bytes = 1536,
-                             .end_bytes = 1024,
-                             .peak_reserved_bytes = 2048};
-  CHECK(timeline.cards.at(0) == first);
-  CHECK(timeline.cards.at(3).peak_bytes == 4096);
+  REQUIRE(timeline.gpus.size() == 2);
+  const TimelineOfGpu first{.changes = 3,
+                            .begin_us = 10.5,
+                            .end_us = 40,
+                            .peak_us = 30,
+                            .peak_bytes = 1536,
+                            .end_bytes = 1024,
+                            .peak_reserved_bytes = 2048};
+  CHECK(timeline.gpus.at(0) == first);
+  CHECK(timeline.gpus.at(3).peak_bytes == 4096);
   const std::string words = to_text(timeline, false);
-  CHECK(contains(words, "peak 4.00 KiB on card 3, 0.00 ms into the profile"));
+  CHECK(contains(words, "peak 4.00 KiB on GPU 3, 0.00 ms into the profile"));
   CHECK(contains(words, "_dump_snapshot"));
 }
 
 TEST_CASE("events that are not in order: the end is what is told last", "[timeline]") {
   const MemoryTimeline timeline =
       read(chrome_trace(memory_event(30, 1, 0, 300, 0) + "," + memory_event(10, 1, 0, 100, 0)));
-  CHECK(timeline.cards.at(0).begin_us == 10);
-  CHECK(timeline.cards.at(0).end_bytes == 300);
+  CHECK(timeline.gpus.at(0).begin_us == 10);
+  CHECK(timeline.gpus.at(0).end_bytes == 300);
 }
 
 TEST_CASE("a timeline of sizes: the peak is the largest sum, by category", "[timeline]") {
@@ -86,29 +86,29 @@ TEST_CASE("a timeline of sizes: the peak is the largest sum, by category", "[tim
       "[[10, 10, 12, 15], [[0, 64, 0, 0, 0, 0, 0, 0, 0], [0, 64, 32, 0, 0, 8, 0, 0, 1], [0, 64, 0, 0, 0, 0, 40, 0, 0], "
       "[0, 64, 0, 0, 0, 0, 0, 0, 2]]]");
   CHECK(timeline.kind == MemoryTimeline::Kind::sizes);
-  const TimelineOfCard card{.changes = 4,
-                            .begin_us = 10,
-                            .end_us = 15,
-                            .peak_us = 10,
-                            .peak_bytes = 105,
-                            .end_bytes = 66,
-                            .peak = {64, 32, 0, 0, 8, 0, 0, 1}};
-  CHECK(timeline.cards.at(0) == card);
+  const TimelineOfGpu gpu{.changes = 4,
+                          .begin_us = 10,
+                          .end_us = 15,
+                          .peak_us = 10,
+                          .peak_bytes = 105,
+                          .end_bytes = 66,
+                          .peak = {64, 32, 0, 0, 8, 0, 0, 1}};
+  CHECK(timeline.gpus.at(0) == gpu);
   CHECK(contains(to_text(timeline, false), "parameters                     64  ############"));
 }
 
 TEST_CASE("a raw timeline: what was there before counts from the first time on", "[timeline]") {
   const MemoryTimeline timeline = read(kRaw);
   CHECK(timeline.kind == MemoryTimeline::Kind::raw);
-  const TimelineOfCard& card = timeline.cards.at(0);
-  CHECK(card.begin_us == 5);
-  CHECK(card.peak_us == 7.5);
-  CHECK(card.peak_bytes == 164);
-  CHECK(card.peak == std::array<int64_t, 8>{100, 0, 0, 0, 64, 0, 0, 0});
-  CHECK(card.end_us == 9.5);
-  CHECK(card.end_bytes == 64);
-  CHECK(read("[[-1, 1, 100, 0]]").cards.at(0).peak_bytes == 100);
-  CHECK(read("[[5000, 4, -20, 1]]").cards.at(0).peak_bytes == 0);
+  const TimelineOfGpu& gpu = timeline.gpus.at(0);
+  CHECK(gpu.begin_us == 5);
+  CHECK(gpu.peak_us == 7.5);
+  CHECK(gpu.peak_bytes == 164);
+  CHECK(gpu.peak == std::array<int64_t, 8>{100, 0, 0, 0, 64, 0, 0, 0});
+  CHECK(gpu.end_us == 9.5);
+  CHECK(gpu.end_bytes == 64);
+  CHECK(read("[[-1, 1, 100, 0]]").gpus.at(0).peak_bytes == 100);
+  CHECK(read("[[5000, 4, -20, 1]]").gpus.at(0).peak_bytes == 0);
 }
 
 TEST_CASE("a packed timeline is read like any", "[timeline]") {
@@ -118,7 +118,7 @@ TEST_CASE("a packed timeline is read like any", "[timeline]") {
   gzwrite(packed, kRaw.data(), static_cast<unsigned>(kRaw.size()));
   gzclose(packed);
   CHECK(is_timeline(file));
-  CHECK(read_timeline(file).cards == read(kRaw).cards);
+  CHECK(read_timeline(file).gpus == read(kRaw).gpus);
 
   std::filesystem::resize_file(file, std::filesystem::file_size(file) - 12);
   CHECK(contains(refusal_of(file), "is a JSON list that is damaged or cut off"));
@@ -127,8 +127,8 @@ TEST_CASE("a packed timeline is read like any", "[timeline]") {
 TEST_CASE("what is no timeline is refused with the format that it has", "[timeline]") {
   const std::string chrome = chrome_trace(memory_event(1, 1, 0, 1, 1));
   CHECK(contains(refusal(chrome.substr(0, chrome.size() - 3)), "is a Chrome trace that is damaged or cut off"));
-  CHECK(contains(refusal(chrome_trace("")), R"(is a Chrome trace without "[memory]" events of a card)"));
-  CHECK(contains(refusal(chrome_trace(memory_event(1, 0, -1, 1, 1))), "without \"[memory]\" events of a card"));
+  CHECK(contains(refusal(chrome_trace("")), R"(is a Chrome trace without "[memory]" events of a GPU)"));
+  CHECK(contains(refusal(chrome_trace(memory_event(1, 0, -1, 1, 1))), "without \"[memory]\" events of a GPU"));
   CHECK(contains(refusal(kRaw.substr(0, 40)), "is a JSON list that is damaged or cut off"));
   CHECK(contains(refusal("[[], []]"), "a memory timeline without an allocation"));
   CHECK(contains(refusal("[[1, 2], [[0, 5]]]"), "times and sizes differ in number"));

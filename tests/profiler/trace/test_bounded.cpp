@@ -112,13 +112,13 @@ TEST_CASE("after 100 000 steps in a small trace an OOM still has its step, and e
   REQUIRE(trace.step_stride == 1);
   const History history = replay(trace);
   REQUIRE(history.devices.size() == 1);
-  const DeviceHistory& card = history.devices[0];
+  const DeviceHistory& gpu = history.devices[0];
 
   CHECK(history.steps == 100'000);
-  REQUIRE(card.failure.has_value());
-  CHECK(card.failure->step == 100'000);
-  REQUIRE(card.state.blocks.size() == 101);
-  for (const LiveBlock& block : card.state.blocks) {
+  REQUIRE(gpu.failure.has_value());
+  CHECK(gpu.failure->step == 100'000);
+  REQUIRE(gpu.state.blocks.size() == 101);
+  for (const LiveBlock& block : gpu.state.blocks) {
     if (block.address == kWeight) {
       CHECK(block.category == Category::parameter);
       CHECK(block.name == "fc.weight");
@@ -127,13 +127,13 @@ TEST_CASE("after 100 000 steps in a small trace an OOM still has its step, and e
       CHECK(block.made.op == "aten::linear");
     }
   }
-  REQUIRE(card.step_ends.size() > 100);
-  for (size_t i = 0; i < card.step_ends.size(); ++i) {
-    const StepEnd& end = card.step_ends[i];
-    if (i > 0) CHECK(end.step == card.step_ends[i - 1].step + 1);
+  REQUIRE(gpu.step_ends.size() > 100);
+  for (size_t i = 0; i < gpu.step_ends.size(); ++i) {
+    const StepEnd& end = gpu.step_ends[i];
+    if (i > 0) CHECK(end.step == gpu.step_ends[i - 1].step + 1);
     CHECK(end.allocated_bytes == 4 * kBytes + end.step / 1000 * 512);
   }
-  CHECK(card.step_ends.back().step == 99'999);
+  CHECK(gpu.step_ends.back().step == 99'999);
 }
 
 TEST_CASE("a list of steps that is full keeps every second one, and the steps stay right to within two",

@@ -14,7 +14,7 @@ CaseRun run_of(const std::string& variant, int64_t peak_bytes) {
   return run;
 }
 
-ReportOfDevice& card(CaseRun& run) { return run.report.devices.front(); }
+ReportOfDevice& gpu(CaseRun& run) { return run.report.devices.front(); }
 
 int64_t figure_of(const ReportCase& told, const std::string& name) {
   for (const auto& [key, value] : told.figures) {
@@ -86,9 +86,9 @@ TEST_CASE("S11: growth is that of the later steps, and its owner has a block for
   auto run = run_of("losses", 30_MiB);
   for (const int64_t end : {10_MiB, 18_MiB, 20_MiB, 22_MiB, 24_MiB}) {
     run.scopes.calls.push_back({.name = "step", .end_bytes = end});
-    card(run).allocations.push_back({.category = Category::activation, .bytes = 2_MiB, .name = "relu"});
+    gpu(run).allocations.push_back({.category = Category::activation, .bytes = 2_MiB, .name = "relu"});
   }
-  card(run).allocations.push_back({.category = Category::activation, .bytes = 20_MiB, .name = "once"});
+  gpu(run).allocations.push_back({.category = Category::activation, .bytes = 20_MiB, .name = "once"});
 
   const ReportCase told = explain("S11", {run});
 
@@ -99,11 +99,11 @@ TEST_CASE("S11: growth is that of the later steps, and its owner has a block for
 
 TEST_CASE("S4: copies of weights are 16-bit saved tensors with a parameter's shape, also transposed", "[cases]") {
   auto autocast = run_of("autocast", 1_GiB), full = run_of("float32", 2_GiB);
-  card(autocast).allocations = {
+  gpu(autocast).allocations = {
       {.category = Category::parameter, .bytes = 4000, .name = "fc", .shape = "[10, 100] float32"}};
-  card(autocast).saved_tensors = {{.bytes = 2048, .shape = {100, 10}, .dtype = "float16"},
-                                  {.bytes = 4096, .shape = {100, 10}, .dtype = "float32"},
-                                  {.bytes = 8192, .shape = {64, 100}, .dtype = "float16"}};
+  gpu(autocast).saved_tensors = {{.bytes = 2048, .shape = {100, 10}, .dtype = "float16"},
+                                 {.bytes = 4096, .shape = {100, 10}, .dtype = "float32"},
+                                 {.bytes = 8192, .shape = {64, 100}, .dtype = "float16"}};
 
   CHECK(figure_of(explain("S4", {autocast, full}), "autocast.weight_copies_bytes") == 2048);
 }
@@ -118,10 +118,10 @@ TEST_CASE("S5: the segments with the lowest peak that ran are picked", "[cases]"
 
 TEST_CASE("S16: equal blocks are duplicates only if there are two", "[cases]") {
   auto twice = run_of("twice", 64_MiB), once = run_of("once", 32_MiB);
-  card(twice).allocations = {{.category = Category::input, .bytes = 32_MiB, .name = "b"},
-                             {.category = Category::input, .bytes = 32_MiB, .name = "a"}};
+  gpu(twice).allocations = {{.category = Category::input, .bytes = 32_MiB, .name = "b"},
+                            {.category = Category::input, .bytes = 32_MiB, .name = "a"}};
   CHECK(says(explain("S16", {twice, once}), "2 blocks of 32.00 MiB each, made by a and b"));
-  card(twice).allocations.pop_back();
+  gpu(twice).allocations.pop_back();
   CHECK_FALSE(says(explain("S16", {twice, once}), "blocks of"));
 }
 

@@ -1,4 +1,4 @@
-"""wav2vec2 with labels: its CTC loss asks for lengths that the card computed."""
+"""wav2vec2 with labels: its CTC loss asks for lengths that the GPU computed."""
 import sys
 
 import torch

@@ -1,4 +1,4 @@
-"""numba without PyTorch: an array that a kernel fills, then arrays until the card is full, which numba reports as it does."""
+"""numba without PyTorch: an array that a kernel fills, then arrays until the GPU is full, which numba reports as it does."""
 import numpy
 from numba import cuda
 

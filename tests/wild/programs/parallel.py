@@ -1,4 +1,4 @@
-"""A transformer of two cards: DDP, FSDP2 or tensor parallel."""
+"""A transformer of two GPUs: DDP, FSDP2 or tensor parallel."""
 import sys
 
 import torch

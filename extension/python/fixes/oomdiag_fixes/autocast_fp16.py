@@ -1,4 +1,4 @@
-"""Mixed precision with the loss scaled, for cards that have no bfloat16."""
+"""Mixed precision with the loss scaled, for GPUs that have no bfloat16."""
 import types
 
 import torch

@@ -1,4 +1,4 @@
-"""The outermost modules that a program calls on the card, met when they are first called."""
+"""The outermost modules that a program calls on the GPU, met when they are first called."""
 import re
 import weakref
 
@@ -25,13 +25,13 @@ def _shapes(value):
     return None
 
 
-def _is_on_card(module):
+def _is_on_gpu(module):
     return any(parameter.is_cuda for parameter in module.parameters())
 
 
 def _call(self, *arguments, **keywords):
     if self not in _members:
-        if not _is_on_card(self):
+        if not _is_on_gpu(self):
             return _plain_call(self, *arguments, **keywords)
         for function in _prepare:
             function(self)
@@ -50,7 +50,7 @@ def watch():
 
 
 def on_root(function):
-    """Calls function(module) with each outermost module, before its first call on the card."""
+    """Calls function(module) with each outermost module, before its first call on the GPU."""
     _prepare.append(function)
     watch()
 

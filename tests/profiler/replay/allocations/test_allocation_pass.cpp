@@ -8,7 +8,7 @@
 
 namespace oomdiag {
 
-TEST_CASE("the lives of a step reach the peak of its card, in every scenario", "[replay]") {
+TEST_CASE("the lives of a step reach the peak of its GPU, in every scenario", "[replay]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
     const DeviceHistory device = replay(trace).devices.at(0);
     const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
@@ -30,7 +30,7 @@ TEST_CASE("a block is the same in the moment and in the step: the rules exist on
 }
 
 TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
-  EventBuilder trace({.card_bytes = 700_MiB});
+  EventBuilder trace({.gpu_bytes = 700_MiB});
   const SmallTraining training;
   training.setup(trace);
   for (const uint64_t node : {0u, 3u}) {

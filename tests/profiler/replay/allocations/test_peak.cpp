@@ -87,7 +87,7 @@ TEST_CASE("a trace that begins in the middle starts from its live blocks, and sa
 }
 
 TEST_CASE("an OOM at the end of a trace that begins in the middle is exact by the allocator's layout", "[replay]") {
-  EventBuilder trace({.card_bytes = 64_MiB});
+  EventBuilder trace({.gpu_bytes = 64_MiB});
   trace.segment(20_MiB).alloc("a", 3_MiB).alloc("b", 16_MiB + 512_KiB).op({.op = "aten::relu"}).alloc("y", 4_MiB);
   trace.op({.op = "aten::relu", .module = "big"}).refuse(60_MiB).op_failed();
   Trace cut = trace;
@@ -113,7 +113,7 @@ TEST_CASE("PyTorch's own count agrees with the replay, and a difference is kept"
   CHECK(replay(trace).devices.at(0).replay_error_bytes == 1_MiB);
 }
 
-TEST_CASE("each card has its own history", "[replay]") {
+TEST_CASE("each GPU has its own history", "[replay]") {
   EventBuilder trace;
   trace.alloc("a", 4_MiB).device(1).alloc("b", 12_MiB).device(0).alloc("c", 4_MiB);
 

@@ -197,12 +197,12 @@ int compare_with_simulation(const Variant& variant, uint32_t seed) {
 
 TEST_CASE("the replay equals a simulated allocator after every one of many random events", "[replay][property]") {
   const Variant variants[] = {
-      {"default", {.card_bytes = 2_GiB}, {}},
-      {"nearly full card", {.card_bytes = 300_MiB}, {}},
-      {"expandable", {.card_bytes = 2_GiB, .expandable = true}, {.expandable_segments = true}},
-      {"expandable, nearly full", {.card_bytes = 300_MiB, .expandable = true}, {.expandable_segments = true}},
-      {"divisions", {.card_bytes = 2_GiB, .divisions = 4}, with_divisions(4)},
-      {"max_split_size", {.card_bytes = 2_GiB, .max_split_bytes = 24_MiB}, {.max_split_bytes = 24_MiB}},
+      {"default", {.gpu_bytes = 2_GiB}, {}},
+      {"nearly full GPU", {.gpu_bytes = 300_MiB}, {}},
+      {"expandable", {.gpu_bytes = 2_GiB, .expandable = true}, {.expandable_segments = true}},
+      {"expandable, nearly full", {.gpu_bytes = 300_MiB, .expandable = true}, {.expandable_segments = true}},
+      {"divisions", {.gpu_bytes = 2_GiB, .divisions = 4}, with_divisions(4)},
+      {"max_split_size", {.gpu_bytes = 2_GiB, .max_split_bytes = 24_MiB}, {.max_split_bytes = 24_MiB}},
   };
   for (const Variant& variant : variants) {
     for (uint32_t seed = 1; seed <= 6; ++seed) {

@@ -6,7 +6,7 @@
 namespace oomdiag {
 namespace {
 
-/// A card with a segment of 20 MiB of which 4 MiB are taken, as the recorder tells it when it begins in the middle.
+/// A GPU with a segment of 20 MiB of which 4 MiB are taken, as the recorder tells it when it begins in the middle.
 void begin_in_the_middle(Trace& trace) {
   constexpr uint64_t kSegment = 0x7000'0000'0000;
   const uint16_t flags = kBeforeRecording | kSegmentLarge;
@@ -31,7 +31,7 @@ void begin_in_the_middle(Trace& trace) {
 
 TEST_CASE("a recording that begins in the middle knows what was there, and fits what follows", "[replay]") {
   Trace trace;
-  trace.devices = {{.name = "Test Card", .total_bytes = 1_GiB}};
+  trace.devices = {{.name = "Test GPU", .total_bytes = 1_GiB}};
   begin_in_the_middle(trace);
   const History history = replay(trace);
   REQUIRE(history.devices.size() == 1);
@@ -56,7 +56,7 @@ TEST_CASE("a beginning is found at its first event only", "[replay]") {
 
 TEST_CASE("steps are counted on from where recording began", "[replay]") {
   Trace trace;
-  trace.devices = {{.name = "Test Card", .total_bytes = 1_GiB}};
+  trace.devices = {{.name = "Test GPU", .total_bytes = 1_GiB}};
   trace.process.steps_before = 41;
   begin_in_the_middle(trace);
   CHECK(replay(trace).steps == 42);

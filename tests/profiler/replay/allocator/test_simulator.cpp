@@ -19,7 +19,7 @@ struct Live {
 void compare(const AllocatorSettings& settings, SimulatedAllocator::Settings model_settings, uint32_t seed) {
   std::mt19937 random(seed);
   SimulatedAllocator model(model_settings, [](const Event&) {});
-  AllocatorSimulator simulator(model_settings.card_bytes, settings);
+  AllocatorSimulator simulator(model_settings.gpu_bytes, settings);
   std::vector<Live> live;
   const auto below = [&](size_t most) { return std::uniform_int_distribution<size_t>(0, most - 1)(random); };
   for (int i = 0; i < 3000; ++i) {
@@ -61,7 +61,7 @@ TEST_CASE("the simulator reserves what PyTorch's algorithm reserves", "[simulato
 
 TEST_CASE("the simulator gives cached segments back on a full device, and refuses what then has no room",
           "[simulator]") {
-  for (const uint32_t seed : {1u, 2u, 3u, 4u, 5u}) compare({}, {.card_bytes = 400_MiB}, seed);
+  for (const uint32_t seed : {1u, 2u, 3u, 4u, 5u}) compare({}, {.gpu_bytes = 400_MiB}, seed);
 }
 
 TEST_CASE("the simulator grows expandable segments", "[simulator]") {

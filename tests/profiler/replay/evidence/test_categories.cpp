@@ -195,7 +195,7 @@ TEST_CASE("what dies inside its op is a temporary, in a convolution its workspac
 }
 
 TEST_CASE("in an op that failed the first block is its result, others are workspace or temporaries", "[replay]") {
-  EventBuilder trace({.card_bytes = 200_MiB});
+  EventBuilder trace({.gpu_bytes = 200_MiB});
   trace.op({.op = "aten::relu"}).alloc("x", 1_MiB).nodes(0);
   trace.op({.op = "aten::conv2d", .inner = "aten::cudnn_convolution", .module = "conv"}).nodes(1);
   trace.alloc("y", 12_MiB).alloc("workspace", 12_MiB).refuse(400_MiB).op_failed();

@@ -8,7 +8,7 @@ using namespace oomdiag;
 
 namespace {
 
-/// A trace of what the driver and NVML tell, on a real card unless said otherwise.
+/// A trace of what the driver and NVML tell, on a real GPU unless said otherwise.
 struct Told {
   Trace trace;
   std::vector<uint64_t> events;
@@ -33,9 +33,9 @@ struct Told {
                owner);
   }
   Told& give(uint64_t address) { return add({.address = address, .kind = EventKind::driver_free}, ""); }
-  Told& step(std::string_view name, int64_t bytes) { return add({.bytes = bytes, .kind = EventKind::card_step}, name); }
+  Told& step(std::string_view name, int64_t bytes) { return add({.bytes = bytes, .kind = EventKind::gpu_step}, name); }
   Told& process(uint64_t pid, int64_t bytes, std::string_view name, unsigned flags = 0) {
-    return add({.address = pid, .bytes = bytes, .kind = EventKind::card_process, .flags = static_cast<uint16_t>(flags)},
+    return add({.address = pid, .bytes = bytes, .kind = EventKind::gpu_process, .flags = static_cast<uint16_t>(flags)},
                name);
   }
   Told& segment(uint64_t address, int64_t bytes) {
@@ -101,7 +101,7 @@ TEST_CASE("pages that lie under a segment are PyTorch's, whoever made them", "[o
   CHECK(told.segment(0x9000 + 10, 20).owners().empty());
 }
 
-TEST_CASE("a virtual card charges whole pages above half a page, a real one what was asked for", "[outside]") {
+TEST_CASE("a virtual GPU charges whole pages above half a page, a real one what was asked for", "[outside]") {
   Told told;
   told.take(0x1000, 1, "libcublas.so.13").take(0x2000, 3_MiB, "libcublas.so.13");
   CHECK(sum_of(told.owners()) == 3_MiB + 1);
@@ -175,7 +175,7 @@ TEST_CASE("the cause outside of PyTorch names who holds what is missing", "[outs
                    {"libnccl.so.2", "device", 600_MiB},
                    {"process 41 python", "process", 5_GiB},
                    {"unexplained", "", 6_GiB - 5_GiB - 1000_MiB}};
-  const Cause cause = find_cause(failure, state, {}, card_of(7_GiB + 500_MiB));
+  const Cause cause = find_cause(failure, state, {}, gpu_of(7_GiB + 500_MiB));
   CHECK(cause.kind == CauseKind::non_pytorch);
   REQUIRE(cause.holders.size() == 3);
   CHECK(cause.holders[0].owner == "process 41 python");
@@ -186,5 +186,5 @@ TEST_CASE("some unexplained bytes beside a measured context accuse nobody", "[ou
   const OutOfMemory failure{.requested_bytes = 1_GiB};
   MemoryState state{.allocated_bytes = 6_GiB, .reserved_bytes = 6_GiB, .outside_bytes = 900_MiB, .free_bytes = 500_MiB};
   state.outside = {{"context", "device", 300_MiB}, {"unexplained", "", 600_MiB}};
-  CHECK(find_cause(failure, state, {}, card_of(6_GiB + 1400_MiB)).kind == CauseKind::capacity);
+  CHECK(find_cause(failure, state, {}, gpu_of(6_GiB + 1400_MiB)).kind == CauseKind::capacity);
 }

@@ -23,14 +23,14 @@ void convolution_that_copes(EventBuilder& trace, bool needs_workspace) {
 }  // namespace
 
 TEST_CASE("an OOM after which its op goes on was absorbed by a library", "[replay]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   convolution_that_copes(trace, true);
 
   CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::absorbed});
 }
 
 TEST_CASE("an OOM after which another op begins, with no failure in between, was absorbed too", "[replay]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   convolution_that_copes(trace, false);
   trace.op({.op = "aten::relu"}).alloc("z", 4_MiB);
 
@@ -44,11 +44,11 @@ TEST_CASE("the workspace that an op went on with is told from the blocks that st
     for (const OutOfMemory& refusal : devices.at(0).refusals) result.push_back(refusal.granted_bytes);
     return result;
   };
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   convolution_that_copes(trace, true);
   CHECK(granted(trace) == std::vector<int64_t>{2_MiB, 2_MiB});
 
-  EventBuilder without({.card_bytes = 40_MiB});
+  EventBuilder without({.gpu_bytes = 40_MiB});
   convolution_that_copes(without, false);
   without.alloc("dw", 2_MiB).refuse(100_MiB, false).alloc("workspace", 1_MiB).free("workspace").free("dw");
   CHECK(granted(without) == std::vector<int64_t>{0, 0, 1_MiB});
@@ -61,7 +61,7 @@ TEST_CASE("an OOM that leaves its op is fatal if training never goes on", "[repl
 }
 
 TEST_CASE("an OOM that leaves its op was caught if training goes on", "[replay]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
   trace.op({.op = "aten::conv2d"}).nodes(1).refuse(100_MiB).nodes(2).op_failed();  // its own nodes are no progress
   CHECK(outcomes(trace) == std::vector{Outcome::fatal});
@@ -74,21 +74,21 @@ TEST_CASE("an OOM that leaves its op was caught if training goes on", "[replay]"
 }
 
 TEST_CASE("without gradients an OOM was caught if modules run again, or many other allocations follow", "[replay]") {
-  EventBuilder trace({.card_bytes = 400_MiB});
+  EventBuilder trace({.gpu_bytes = 400_MiB});
   trace.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 4_MiB).refuse(500_MiB).op_failed();
   CHECK(outcomes(trace) == std::vector{Outcome::fatal});
 
-  EventBuilder modules({.card_bytes = 400_MiB});
+  EventBuilder modules({.gpu_bytes = 400_MiB});
   modules.op({.op = "aten::linear", .module = "fc", .grad = false}).refuse(500_MiB).op_failed();
   modules.op({.op = "aten::linear", .module = "fc", .grad = false}).alloc("y", 4_MiB);
   CHECK(outcomes(modules, false) == std::vector{Outcome::caught});
 
-  EventBuilder handler({.card_bytes = 400_MiB});  // except RuntimeError: if index.min() < 0: …; raise
+  EventBuilder handler({.gpu_bytes = 400_MiB});  // except RuntimeError: if index.min() < 0: …; raise
   handler.op({.op = "aten::index_select", .module = "conv", .grad = false}).refuse(500_MiB).op_failed();
   handler.op({.op = "aten::min", .module = "conv", .grad = false}).alloc("least", 512).free("least");
   CHECK(outcomes(handler, false) == std::vector{Outcome::fatal});
 
-  EventBuilder plain({.card_bytes = 400_MiB});
+  EventBuilder plain({.gpu_bytes = 400_MiB});
   plain.no_op().refuse(500_MiB);
   for (int i = 0; i < 60; ++i) plain.no_op().alloc("x", 1_MiB).free("x");
   CHECK(outcomes(plain, false) == std::vector{Outcome::fatal});
@@ -102,7 +102,7 @@ TEST_CASE("the exit status overrules the guess", "[replay]") {
 }
 
 TEST_CASE("of several OOMs without progress only the last ended the program", "[replay]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
   trace.op({.op = "aten::empty"}).refuse(100_MiB).op_failed().op({.op = "aten::empty"}).refuse(50_MiB).op_failed();
 
@@ -110,14 +110,14 @@ TEST_CASE("of several OOMs without progress only the last ended the program", "[
 }
 
 TEST_CASE("outside of any op nothing can absorb an OOM", "[replay]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.no_op().alloc("a", 4_MiB).refuse(100_MiB).alloc("b", 1_MiB);
   CHECK(outcomes(trace) == std::vector{Outcome::fatal});
   CHECK(outcomes(trace, true) == std::vector{Outcome::caught});
 }
 
 TEST_CASE("an OOM that is the last thing in the trace is told by the exit status", "[replay]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   convolution_that_copes(trace, false);
   CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::fatal});
   CHECK(outcomes(trace, true) == std::vector{Outcome::absorbed, Outcome::absorbed});
@@ -126,7 +126,7 @@ TEST_CASE("an OOM that is the last thing in the trace is told by the exit status
 TEST_CASE(
     "only convolutions and libraries absorb an OOM: an op of which no failure was seen was left by it all the same",
     "[replay]") {
-  EventBuilder trace({.card_bytes = 40_MiB});
+  EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.op({.op = "aten::scaled_dot_product_attention", .inner = "aten::bmm", .module = "attention"}).refuse(100_MiB);
   CHECK(outcomes(trace, true) == std::vector{Outcome::caught});
   CHECK(outcomes(trace, false) == std::vector{Outcome::fatal});

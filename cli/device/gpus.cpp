@@ -1,0 +1,184 @@
+#include "cli/device/gpus.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+
+#include "cli/terminal/nearest.h"
+#include "extension/environment.h"
+#include "profiler/error.h"
+
+namespace oomdiag {
+namespace {
+
+// OOMDIAG_ARCHITECTURES comes from cli/CMakeLists.txt: "75,80,86,…".
+std::string architectures() {
+  const char* const own = std::getenv(variables::kArchitectures);
+  return own == nullptr || *own == '\0' ? OOMDIAG_ARCHITECTURES : own;
+}
+
+/// "7.5, 8.0 and 12.0" of "75,80,120".
+std::string list_capabilities() {
+  std::vector<std::string> capabilities;
+  std::istringstream list(architectures());
+  for (std::string entry; std::getline(list, entry, ',');) {
+    if (entry.size() > 1) capabilities.push_back(entry.insert(entry.size() - 1, "."));
+  }
+  if (capabilities.size() < 2) return fmt::format("{}", fmt::join(capabilities, ""));
+  const std::string last = capabilities.back();
+  capabilities.pop_back();
+  return fmt::format("{} and {}", fmt::join(capabilities, ", "), last);
+}
+
+std::string explain_no_code(ComputeCapability capability) {
+  return fmt::format("its compute capability is {}, and this torch has code for {}", capability.text(),
+                     list_capabilities());
+}
+
+/// Of "8.6"; 0.0 if it is none.
+ComputeCapability read_capability(const std::string& text) {
+  ComputeCapability capability;
+  const char* const end = text.data() + text.size();
+  const auto major = std::from_chars(text.data(), end, capability.major);
+  if (major.ptr != end) std::from_chars(major.ptr + 1, end, capability.minor);
+  return capability;
+}
+
+GpuEntry describe(const Gpu& gpu, const std::filesystem::path& file) {
+  const ComputeCapability capability{gpu.compute_major, gpu.compute_minor};
+  return {.id = gpu.id,
+          .name = gpu.name,
+          .aliases = gpu.aliases,
+          .total_bytes = gpu.total_bytes,
+          .mark = gpu.total_mark,
+          .capability = capability,
+          .context_bytes = gpu.context_bytes + gpu.first_kernel_bytes,
+          .why_not = runs_code_for(gpu, architectures()) ? "" : explain_no_code(capability),
+          .file = file,
+          .gpu = gpu};
+}
+
+std::vector<GpuEntry> read_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::vector<GpuEntry> gpus;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".json") gpus.push_back(read_gpu_entry(entry.path()));
+  }
+  if (error) {
+    throw Error(ErrorKind::environment,
+                fmt::format("cannot read the GPUs in '{}': {}", folder.string(), error.message()),
+                "was the checkout moved? build it again: scripts/build");
+  }
+  std::sort(gpus.begin(), gpus.end(), [](const GpuEntry& left, const GpuEntry& right) {
+    return std::pair(left.total_bytes, left.id) < std::pair(right.total_bytes, right.id);
+  });
+  return gpus;
+}
+
+bool goes_by(const GpuEntry& gpu, const std::string& typed) {
+  const auto is_typed = [&](const std::string& name) { return plain_name(name) == typed; };
+  return is_typed(gpu.id) || is_typed(gpu.name) || std::any_of(gpu.aliases.begin(), gpu.aliases.end(), is_typed);
+}
+
+Error refuse(const GpuEntry& gpu) {
+  const std::string called = gpu.file.empty() ? gpu.name : fmt::format("{}, {}", gpu.id, gpu.name);
+  return {ErrorKind::usage, fmt::format("no virtual {}: {}", called, gpu.why_not),
+          "oomdiag devices lists the GPUs that it runs on"};
+}
+
+}  // namespace
+
+std::string ComputeCapability::text() const { return fmt::format("{}.{}", major, minor); }
+
+GpuEntry read_gpu_entry(const std::filesystem::path& file) {
+  try {
+    return describe(read_gpu(file.string()), std::filesystem::absolute(file));
+  } catch (const std::runtime_error& error) {
+    throw Error(ErrorKind::input, fmt::format("'{}' is not a GPU: {}", file.string(), error.what()),
+                "copy one of extension/virtual_device/device_files and change its numbers");
+  }
+}
+
+std::vector<GpuEntry> read_catalogue(const std::filesystem::path& folder) {
+  std::vector<GpuEntry> gpus = read_folder(folder);
+  std::erase_if(gpus, [](const GpuEntry& gpu) { return !gpu.why_not.empty(); });
+  return gpus;
+}
+
+std::vector<GpuEntry> read_unsupported(const std::filesystem::path& folder) {
+  std::vector<GpuEntry> gpus = read_folder(folder);
+  std::erase_if(gpus, [](const GpuEntry& gpu) { return gpu.why_not.empty(); });
+  std::ifstream stream(folder.parent_path() / "gpus_without_profile.json");
+  const nlohmann::json others = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!others.is_array()) return gpus;  // a folder of somebody's own, which has none
+  for (const nlohmann::json& json : others) {
+    const ComputeCapability capability = read_capability(json.at("compute_capability"));
+    GpuEntry gpu;
+    gpu.id = json.at("id");
+    gpu.name = json.at("name");
+    gpu.capability = capability;
+    gpu.why_not = json.value("why", explain_no_code(capability));
+    gpus.push_back(std::move(gpu));
+  }
+  return gpus;
+}
+
+const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_view wanted) {
+  const std::string typed = plain_name(wanted);
+  std::vector<std::string> ids;
+  for (const GpuEntry& gpu : catalogue) {
+    if (goes_by(gpu, typed)) return gpu;
+    ids.push_back(gpu.id);
+  }
+  throw Error(ErrorKind::usage, fmt::format("unknown device '{}'", wanted),
+              did_you_mean(wanted, ids, "oomdiag devices lists them all; ./device.json takes one of your own"));
+}
+
+int take_driver(std::string& device) {
+  const std::size_t at = device.rfind('@');
+  if (at == std::string::npos || device.find('/', at) != std::string::npos) return 0;
+  const std::string text = device.substr(at + 1);
+  const bool is_number =
+      text.size() == 3 && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
+  if (!is_number || std::stoi(text) < kLeastDriver) {
+    throw Error(ErrorKind::usage,
+                fmt::format("--device {}: '{}' is no branch of a driver for CUDA 12 or newer", device, text),
+                fmt::format("valid: {} to {}, as nvidia-smi has it before the first point", kLeastDriver, kMaxDriver));
+  }
+  device.resize(at);
+  return std::stoi(text);
+}
+
+GpuEntry with_driver(GpuEntry gpu, int driver) {
+  if (driver == 0) return gpu;
+  gpu.driver = driver;
+  gpu.gpu = with_driver(std::move(gpu.gpu), driver);
+  gpu.total_bytes = gpu.gpu.total_bytes;
+  gpu.mark = gpu.gpu.total_mark;
+  gpu.id += fmt::format("@{}", driver);
+  return gpu;
+}
+
+GpuEntry choose_gpu(const std::filesystem::path& folder, const std::string& wanted) {
+  std::string device = wanted;
+  const int driver = take_driver(device);
+  if (device.find('/') != std::string::npos || device.ends_with(".json")) {
+    const GpuEntry own = read_gpu_entry(device);
+    if (!own.why_not.empty()) throw refuse(own);
+    return with_driver(own, driver);
+  }
+  for (const GpuEntry& gpu : read_unsupported(folder)) {
+    if (goes_by(gpu, plain_name(device))) throw refuse(gpu);
+  }
+  return with_driver(find_gpu(read_catalogue(folder), device), driver);
+}
+
+}  // namespace oomdiag

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "extension/virtual_device/device_files/gpu.h"
+
+namespace oomdiag {
+
+/// "8.6".
+struct ComputeCapability {
+  int major = 0, minor = 0;  ///< 0.0 = not known
+
+  std::string text() const;
+  auto operator<=>(const ComputeCapability&) const = default;
+};
+
+/// A GPU of the catalogue, or of a user's own file.
+struct GpuEntry {
+  std::string id;    ///< as after --device
+  std::string name;  ///< as CUDA gives it
+  std::vector<std::string> aliases;
+  int64_t total_bytes = 0;  ///< as the CUDA runtime reports it
+  std::string mark;         ///< how total_bytes is known: the mark of its source
+  ComputeCapability capability;
+  int64_t context_bytes = 0;   ///< estimate of what a process takes before PyTorch does, first kernel included
+  int driver = 0;              ///< the branch of the driver that was asked for, as in 550; 0 = the newest
+  std::string why_not;         ///< why this wheel cannot run on it; empty if it can
+  std::filesystem::path file;  ///< empty for a GPU of which too little is known
+  Gpu gpu;                     ///< all of the file; empty with it
+
+  bool operator==(const GpuEntry& other) const { return id == other.id && file == other.file; }
+  /// Whether it is told what an older driver leaves of its memory, if it is such that was asked for.
+  bool knows_driver() const { return driver == 0 || driver > kOlderDrivers || gpu.older_total_bytes != 0; }
+};
+
+/// Reads one GPU. Throws Error(input) that names the field if it is no device file.
+GpuEntry read_gpu_entry(const std::filesystem::path& file);
+
+/// The GPUs of `folder` that this torch wheel runs on, by ascending memory. Throws Error(environment) if `folder`
+/// cannot be read.
+std::vector<GpuEntry> read_catalogue(const std::filesystem::path& folder);
+
+/// The others that are known by name: those of `folder` without code in the wheel, and those that have no profile.
+std::vector<GpuEntry> read_unsupported(const std::filesystem::path& folder);
+
+/// The GPU that goes by `wanted`: id or alias, in any case. Throws Error(usage) that names the nearest.
+const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_view wanted);
+
+/// "rtx3090@550" is the GPU with a driver of branch 550: takes that from the end of `device`, 0 if it names none. Throws
+/// Error(usage) if it is no branch that runs CUDA 12.
+int take_driver(std::string& device);
+
+/// The GPU with a driver of this branch, by which it goes then: "rtx3090@550".
+GpuEntry with_driver(GpuEntry gpu, int driver);
+
+/// What --device names: a GPU of the catalogue in `folder`, or a file, and a driver. Throws Error(usage or input) if there is
+/// none, or none that this wheel runs on.
+GpuEntry choose_gpu(const std::filesystem::path& folder, const std::string& device);
+
+}  // namespace oomdiag

@@ -1,0 +1,254 @@
+#include "extension/virtual_device/device_files/gpu.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+
+namespace oomdiag {
+namespace {
+
+using nlohmann::json;
+
+/// Limits by compute capability: CUDA programming guide, technical specifications.
+struct Architecture {
+  int major, minor;
+  int threads, blocks;                                ///< resident on one multiprocessor
+  int shared_bytes, shared_bytes_of_block, reserved;  ///< a block's at most (opt-in); the system's of each block
+};
+constexpr std::array<Architecture, 11> kArchitectures{{
+    {7, 0, 2048, 32, 98304, 98304, 0},
+    {7, 5, 1024, 16, 65536, 65536, 0},
+    {8, 0, 2048, 32, 167936, 166912, 1024},
+    {8, 6, 1536, 16, 102400, 101376, 1024},
+    {8, 7, 1536, 16, 167936, 166912, 1024},
+    {8, 9, 1536, 24, 102400, 101376, 1024},
+    {9, 0, 2048, 32, 233472, 232448, 1024},
+    {10, 0, 2048, 32, 233472, 232448, 1024},
+    {10, 3, 2048, 32, 233472, 232448, 1024},
+    {12, 0, 1536, 24, 102400, 101376, 1024},
+    {12, 1, 1536, 24, 102400, 101376, 1024},
+}};
+
+[[noreturn]] void complain(const std::string& key, const std::string& complaint) {
+  throw std::runtime_error("\"" + key + "\" " + complaint);
+}
+
+/// `file[key]["value"]`, within bounds; `absent` when the file has no such key and that is allowed (not negative).
+int64_t read_number(const json& file, const std::string& key, int64_t least, int64_t most, int64_t absent = -1) {
+  if (!file.contains(key)) {
+    if (absent < 0) complain(key, "is missing");
+    return absent;
+  }
+  const json& field = file[key];
+  const json value = field.is_object() ? field.value("value", json()) : json();
+  if (!value.is_number_integer()) complain(key, R"(must be of the form {"value": 123, "mark": "S", "source": "…"})");
+  const int64_t number =
+      value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX ? INT64_MAX : value.get<int64_t>();
+  if (number < least) complain(key, "is too small: " + value.dump() + ", at least " + std::to_string(least));
+  if (number > most) complain(key, "is too large: " + value.dump() + ", at most " + std::to_string(most));
+  return number;
+}
+
+int read_int(const json& file, const char* key, int least, int absent = -1) {
+  return static_cast<int>(read_number(file, key, least, INT32_MAX, absent));
+}
+
+std::string read_text(const json& file, const std::string& key, const std::string& absent) {
+  const json value = file.value(key, json(absent));
+  if (!value.is_string()) complain(key, "must be a text");
+  return value.get<std::string>();
+}
+
+const Architecture& read_capability(const json& file, Gpu& gpu) {
+  const std::string key = "compute_capability";
+  if (!file.contains(key)) complain(key, "is missing");
+  const json value = file[key].is_object() ? file[key].value("value", json()) : json();
+  char after = 0;
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  if (std::sscanf(text.c_str(), "%d.%d%c", &gpu.compute_major, &gpu.compute_minor, &after) != 2) {
+    complain(key, R"(must be of the form {"value": "8.6", "mark": "P", "source": "…"})");
+  }
+  for (const Architecture& architecture : kArchitectures) {
+    if (architecture.major == gpu.compute_major && architecture.minor == gpu.compute_minor) return architecture;
+  }
+  complain(key, "is none that is known: \"" + text + "\"");
+}
+
+void read_limits(const json& file, const Architecture& usual, Gpu& gpu) {
+  constexpr int kRegisters = 65536;
+  constexpr int kSharedBytes = 49152;
+  gpu.threads_per_multiprocessor = read_int(file, "threads_per_multiprocessor", 32, usual.threads);
+  gpu.blocks_per_multiprocessor = read_int(file, "blocks_per_multiprocessor", 1, usual.blocks);
+  gpu.registers_per_multiprocessor = read_int(file, "registers_per_multiprocessor", 1, kRegisters);
+  gpu.shared_bytes_per_multiprocessor = read_int(file, "shared_bytes_per_multiprocessor", 1, usual.shared_bytes);
+  gpu.shared_bytes_per_block = read_int(file, "shared_bytes_per_block", 1, kSharedBytes);
+  gpu.shared_bytes_per_block_optin = read_int(file, "shared_bytes_per_block_optin", 1, usual.shared_bytes_of_block);
+  gpu.reserved_shared_bytes_per_block = read_int(file, "reserved_shared_bytes_per_block", 0, usual.reserved);
+}
+
+void read_names(const json& file, const std::string& path, Gpu& gpu) {
+  gpu.id = read_text(file, "id", std::filesystem::path(path).stem().string());
+  if (!file.contains("name")) complain("name", "is missing");
+  gpu.name = read_text(file, "name", "");
+  const json aliases = file.value("aliases", json::array());
+  if (!aliases.is_array()) complain("aliases", "must be a list of texts");
+  for (const json& alias : aliases) {
+    if (!alias.is_string()) complain("aliases", "must be a list of texts");
+    gpu.aliases.push_back(alias.get<std::string>());
+  }
+}
+
+/// The rates, by the names of their fields: each may be missing, or null.
+struct NamedRate {
+  const char* key;
+  int64_t GpuRates::*rate;
+};
+constexpr NamedRate kRates[] = {
+    {"fp32_flops_per_second", &GpuRates::fp32_flops},     {"tf32_flops_per_second", &GpuRates::tf32_flops},
+    {"fp16_flops_per_second", &GpuRates::fp16_flops},     {"bf16_flops_per_second", &GpuRates::bf16_flops},
+    {"fp8_flops_per_second", &GpuRates::fp8_flops},       {"int8_flops_per_second", &GpuRates::int8_flops},
+    {"memory_bytes_per_second", &GpuRates::memory_bytes}, {"bus_bytes_per_second", &GpuRates::bus_bytes},
+    {"nvlink_bytes_per_second", &GpuRates::nvlink_bytes}};
+
+GpuRates read_rates(const json& file) {
+  GpuRates rates;
+  for (const NamedRate& named : kRates) {
+    if (!file.contains(named.key)) continue;
+    const json& field = file[named.key];
+    if (field.is_object() && field.contains("value") && field["value"].is_null()) continue;
+    rates.*named.rate = read_number(file, named.key, 1, INT64_MAX);
+  }
+  return rates;
+}
+
+/// A name that nobody reads is a mistake, of which its author should hear.
+void check_keys(const json& file) {
+  static const std::set<std::string> known{"schema",
+                                           "id",
+                                           "aliases",
+                                           "name",
+                                           "note",
+                                           "measurements",  // what else scripts/calibrate saw, for people
+                                           "compute_capability",
+                                           "total_bytes",
+                                           "older_total_bytes",
+                                           "multiprocessors",
+                                           "l2_bytes",
+                                           "clock_khz",
+                                           "memory_clock_khz",
+                                           "memory_bus_bits",
+                                           "context_bytes",
+                                           "first_kernel_bytes",
+                                           "threads_per_multiprocessor",
+                                           "blocks_per_multiprocessor",
+                                           "registers_per_multiprocessor",
+                                           "shared_bytes_per_multiprocessor",
+                                           "shared_bytes_per_block",
+                                           "shared_bytes_per_block_optin",
+                                           "reserved_shared_bytes_per_block"};
+  for (const auto& [key, value] : file.items()) {
+    const auto is_key = [&name = key](const NamedRate& named) { return name == named.key; };
+    if (known.contains(key) || std::any_of(std::begin(kRates), std::end(kRates), is_key)) continue;
+    complain(key, "is no field of a GPU");
+  }
+  if (read_text(file, "schema", "oomdiag-device/1") != "oomdiag-device/1")
+    complain("schema", "is not \"oomdiag-device/1\"");
+}
+
+Gpu parse_gpu(const json& file, const std::string& path) {
+  constexpr int64_t kLeastBytes = int64_t{256} << 20;
+  constexpr int64_t kMaxBytes = int64_t{16} << 40;
+  check_keys(file);
+  Gpu gpu;
+  read_names(file, path, gpu);
+  const Architecture& architecture = read_capability(file, gpu);
+  gpu.total_bytes = read_number(file, "total_bytes", kLeastBytes, kMaxBytes);
+  gpu.total_mark = file["total_bytes"].value("mark", "");
+  if (file.contains("older_total_bytes")) {
+    gpu.older_total_bytes = read_number(file, "older_total_bytes", kLeastBytes, kMaxBytes);
+    gpu.older_total_mark = file["older_total_bytes"].value("mark", "");
+  }
+  gpu.multiprocessors = read_int(file, "multiprocessors", 1);
+  gpu.l2_bytes = read_int(file, "l2_bytes", 0, 0);
+  gpu.clock_khz = read_int(file, "clock_khz", 0, 0);
+  gpu.memory_clock_khz = read_int(file, "memory_clock_khz", 0, 0);
+  gpu.memory_bus_bits = read_int(file, "memory_bus_bits", 0, 0);
+  gpu.rates = read_rates(file);
+  read_limits(file, architecture, gpu);
+  gpu.context_bytes = read_number(file, "context_bytes", 0, gpu.total_bytes);
+  gpu.first_kernel_bytes = read_number(file, "first_kernel_bytes", 0, gpu.total_bytes, 0);
+  return gpu;
+}
+
+/// 0 when there is none.
+int find_newest(const Gpu& gpu, const std::string& architectures) {
+  const int own = gpu.compute_major * 10 + gpu.compute_minor;
+  int newest = 0;
+  std::istringstream list(architectures);
+  for (std::string entry; std::getline(list, entry, ',');) {
+    const int architecture = std::atoi(entry.c_str());
+    const bool runs = architecture / 10 == gpu.compute_major && architecture <= own;
+    if (runs && architecture > newest) newest = architecture;
+  }
+  return newest;
+}
+
+}  // namespace
+
+Gpu read_gpu(const std::string& path) {
+  std::ifstream stream(path);
+  if (!stream) throw std::runtime_error("it cannot be read");
+  const json file = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object()) throw std::runtime_error("it is not a JSON object");
+  try {
+    return parse_gpu(file, path);
+  } catch (const json::exception&) {
+    throw std::runtime_error("a field has the wrong type");
+  }
+}
+
+int cuda_version_of(int driver) {
+  struct Branch {
+    int driver, cuda;
+  };
+  constexpr Branch kBranches[] = {{590, 13010}, {580, 13000}, {575, 12090}, {570, 12080}, {565, 12070}, {560, 12060},
+                                  {555, 12050}, {550, 12040}, {545, 12030}, {535, 12020}, {530, 12010}, {525, 12000}};
+  if (driver > kBranches[0].driver) return 0;
+  for (const Branch& branch : kBranches) {
+    if (driver >= branch.driver) return branch.cuda;
+  }
+  return 0;
+}
+
+Gpu with_driver(Gpu gpu, int driver) {
+  if (driver == 0 || driver > kOlderDrivers || gpu.older_total_bytes == 0) return gpu;
+  gpu.total_bytes = gpu.older_total_bytes;
+  gpu.total_mark = gpu.older_total_mark;
+  return gpu;
+}
+
+bool is_linked(const Gpu& gpu) {
+  const bool is_data_centre = (gpu.compute_minor == 0 || gpu.compute_major == 10) && gpu.compute_major < 11;
+  const bool is_board = gpu.name.find("PCI") != gpu.name.npos || gpu.name.ends_with("A30");
+  return is_data_centre && !is_board;
+}
+
+bool has_peers(const Gpu& gpu) { return gpu.name.find("GeForce") == gpu.name.npos; }
+
+bool is_integrated(const Gpu& gpu) { return gpu.name == "NVIDIA GB10"; }
+
+bool runs_code_for(const Gpu& gpu, const std::string& architectures) { return find_newest(gpu, architectures) != 0; }
+
+int pick_architecture(const Gpu& gpu, const std::string& architectures) {
+  const int newest = find_newest(gpu, architectures);
+  return newest != 0 ? newest : gpu.compute_major * 10 + gpu.compute_minor;
+}
+
+}  // namespace oomdiag
