@@ -175,7 +175,7 @@ int main(int argc, char** argv) try {
   return error.exit_code();
 } catch (const oomdiag::Error& error) {
   return oomdiag::print_and_end(error);
-} catch (const std::system_error& error) {  // a full disk, as fmt::print and std::filesystem tell it
+} catch (const std::system_error& error) {  // a full disk, as fmt::print and std::filesystem report it
   return oomdiag::print_and_end({oomdiag::ErrorKind::environment, error.what()});
 } catch (const std::exception& error) {
   return oomdiag::print_and_end(

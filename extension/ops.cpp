@@ -48,7 +48,7 @@ Dictionary op_peak() {
   return translated([] { return to_dictionary(peak()); });
 }
 
-/// Of the graph behind `root`, or without it as the report tells them.
+/// Of the graph behind `root`, or without it as the report has them.
 Dictionary op_saved_tensors(const std::optional<at::Tensor>& root) {
   return translated([&] {
     if (!root) return to_dictionary(saved_tensors());

@@ -104,7 +104,7 @@ enum EventFlag : uint16_t {
   kAskedByLibrary = 256,   ///< out_of_memory: a library asked the driver, not PyTorch's allocator
 };
 
-/// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits tell the pool. 0 is the one that
+/// Flags of alloc, out_of_memory, segment_… and segment_state: the highest seven bits give the pool. 0 is the one that
 /// everything shares; private ones (MemPool, CUDA graphs) are numbered as they appear, and those from the 127th on share it.
 inline constexpr int kPoolShift = 9;
 inline constexpr uint16_t kMaxPools = 127;
@@ -129,7 +129,7 @@ enum DriverFlag : uint16_t {
   kDriverAnnounced = 0x200,  ///< driver_alloc: still alive, and perhaps older than the oldest event kept
   kFirstProcess = 0x400,     ///< gpu_process: the processes listed before are out of date; pid 0 stands for none
 };
-/// The kind of note that the program itself sets, to tell its parts from each other.
+/// The kind of note that the program itself sets, to distinguish its parts.
 inline constexpr std::string_view kMark = "mark";
 
 /// node_sequence of AccumulateGrad nodes: PyTorch gives them the largest number, so that they run first.

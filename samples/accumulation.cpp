@@ -14,7 +14,7 @@ void run_pass(DeepCnn& model, const Options& options, int64_t batch, double scal
   const auto labels = torch::randint(10, {batch}, options.longs());
   const auto loss = forward_pass(options, [&] { return classify(model.forward(images), labels) * scale; });
   backward(loss);
-  tell_loss(options, loss);
+  print_loss(options, loss);
 }
 
 /// Wrong: the gradients of all other parameters stay kPasses times too large.
@@ -33,7 +33,7 @@ void train_accumulation(const Options& options) {
   const bool whole = options.variant == "whole";
   const bool by_hand = options.variant == "one_gradient_scaled";
   const int64_t passes = whole ? 1 : kPasses;
-  tell("gradients", model.parameters().size());
+  print_fact("gradients", model.parameters().size());
 
   for (int64_t i = 0; i < options.steps; ++i) {
     const Mark mark("step");

@@ -40,7 +40,7 @@ void train_scaled(DeepCnn& model, const Options& options, std::string_view autoc
     scaler.unscale(model.parameters());
     if (scaler.is_finite()) step(*optimizer, options);
     scaler.update();
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 
@@ -63,7 +63,7 @@ void train_half(const Options& options) try {
 } catch (const c10::OutOfMemoryError&) {
   throw;
 } catch (const c10::Error& error) {
-  tell("raised", error.what_without_backtrace());
+  print_fact("raised", error.what_without_backtrace());
 }
 
 }  // namespace samples

@@ -80,7 +80,7 @@ void train_checkpoint(const Options& options) {
   const auto layers = make_layers(options);
   const auto segments = cut(layers, segments_of(options.variant));
   const auto optimizer = make_optimizer(options, parameters_of(layers));
-  tell("layers", layers.size());
+  print_fact("layers", layers.size());
   // A checkpoint whose input needs no gradient would make no node, and its parameters would get none.
   const auto inputs = torch::randn({options.batch, kWidth}, options.floats()).requires_grad_(!segments.empty());
 
@@ -93,7 +93,7 @@ void train_checkpoint(const Options& options) {
     });
     backward(loss);
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -9,7 +9,7 @@ void run_copy(const Options& options) {
   const auto x = scoped("x", [&] { return torch::zeros({1000, 1000, 1000}, options.floats()); });
   const Mark mark("add");
   const auto y = scoped("y", [&] { return options.variant == "in_place" ? x.add_(1) : x + 1; });
-  tell("same_storage", x.data_ptr() == y.data_ptr());
+  print_fact("same_storage", x.data_ptr() == y.data_ptr());
 }
 
 }  // namespace samples

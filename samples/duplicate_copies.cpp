@@ -23,7 +23,7 @@ void run_duplicate_copies(const Options& options) {
   const auto training = move_for_training(features, options);
   const auto validation = options.variant == "once" ? training : move_for_validation(features, options);
   const auto means = scoped("mean", [&] { return torch::stack({training.mean(), validation.mean()}); });
-  tell_loss(options, means.sum());
+  print_loss(options, means.sum());
 }
 
 }  // namespace samples

@@ -39,7 +39,7 @@ void run_generator(const Options& options) {
     const auto loss = scoped("loss", [&] { return images.square().mean(); });
     mark.end();
     step(optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -96,7 +96,7 @@ void train_gpt(const Options& options) {
       return classify(scores.view({-1, kWords}), wanted.reshape(-1));
     });
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -59,7 +59,7 @@ void train_growing(const Options& options) {
     } else {
       losses.push_back(loss);
     }
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -27,17 +27,17 @@ void HostMemory::note() {
   peak = std::max(peak, allocated_);
 }
 
-void HostMemory::tell_all() const {
+void HostMemory::print_facts() const {
   int64_t most = 0;
   for (const auto& [phase, peak] : peaks_) {
-    tell("host_" + phase + "_bytes", peak);
+    print_fact("host_" + phase + "_bytes", peak);
     most = std::max(most, peak);
   }
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  tell("host_peak_bytes", most);
-  tell("host_resident_bytes", int64_t{usage.ru_maxrss} << 10);
-  tell("host_total_bytes", int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
+  print_fact("host_peak_bytes", most);
+  print_fact("host_resident_bytes", int64_t{usage.ru_maxrss} << 10);
+  print_fact("host_total_bytes", int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
 }
 
 // Alive to the end: tensors are freed late, and the allocator reports that too.

@@ -20,8 +20,8 @@ class HostMemory : public c10::MemoryReportingInfoBase {
   void reportMemoryUsage(void* address, int64_t bytes, size_t allocated, size_t reserved, c10::Device device) override;
   bool memoryProfilingEnabled() const override { return true; }
 
-  /// Tells what it has seen, in facts: "host_backward_bytes 1048576", and the host's own memory.
-  void tell_all() const;
+  /// Prints what it has seen, as facts: "host_backward_bytes 1048576", and the host's own memory.
+  void print_facts() const;
 
  private:
   void note();

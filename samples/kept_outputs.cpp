@@ -32,7 +32,7 @@ void delete_outputs(torch::Tensor& outputs, const Options& options) {
 }
 
 void try_backward(const torch::Tensor& loss) try { backward(loss); } catch (const c10::Error& error) {
-  tell("raised", error.what_without_backtrace());
+  print_fact("raised", error.what_without_backtrace());
 }
 
 }  // namespace
@@ -56,7 +56,7 @@ void train_kept_outputs(const Options& options) {
     if (options.variant == "no_grad") return try_backward(loss);
     backward(loss);
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -23,7 +23,7 @@ void train_linear(const Options& options) {
         forward_pass(options, [&] { return classify(scoped("linear", [&] { return model(inputs); }), wanted); });
     backward(loss);
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -34,7 +34,7 @@ int run_on_host(const Options& options) {
   const std::shared_ptr<c10::DebugInfoBase> reporter(&host_memory(), [](c10::DebugInfoBase*) {});
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, reporter);
   find_model(options.model)->run(options);
-  host_memory().tell_all();
+  host_memory().print_facts();
   return 0;
 }
 

@@ -54,7 +54,7 @@ void train_mlp(const Options& options) {
         options, [&] { return classify(named ? model.forward_named(inputs) : model.forward_rebound(inputs), labels); });
     backward(loss);
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

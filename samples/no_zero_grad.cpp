@@ -20,7 +20,7 @@ void train_no_zero_grad(const Options& options) {
     });
     backward(loss);
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -70,11 +70,11 @@ void train_pinned(const Options& options) {
     const auto loss = forward_pass(options, [&] { return classify(model.forward(images), labels); });
     backward(loss);
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7  // 2.6 counts no pinned memory
   if (options.device.is_cuda()) {
-    tell("pinned_host_bytes", at::getHostAllocator(torch::kCUDA)->get_stats().allocated_bytes.peak);
+    print_fact("pinned_host_bytes", at::getHostAllocator(torch::kCUDA)->get_stats().allocated_bytes.peak);
   }
 #endif
 }

@@ -75,7 +75,7 @@ void train_pruned(const Options& options) {
     });
     backward(loss);
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

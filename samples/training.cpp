@@ -15,8 +15,8 @@ void Mark::end() {
   host_memory().leave();
 }
 
-void tell_loss(const Options& options, const torch::Tensor& loss) {
-  if (options.device.is_cpu()) tell("loss", loss.item<float>());
+void print_loss(const Options& options, const torch::Tensor& loss) {
+  if (options.device.is_cpu()) print_fact("loss", loss.item<float>());
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options, std::vector<torch::Tensor> parameters) {

@@ -51,14 +51,14 @@ class Mark {
   std::unique_ptr<at::RecordFunction> scope_;
 };
 
-/// Tells something about this run on stdout, for whoever compares runs: "fact pinned_host_bytes 1048576".
+/// Prints a fact about this run on stdout, for whoever compares runs: "fact pinned_host_bytes 1048576".
 template <class Value>
-void tell(std::string_view name, const Value& value) {
+void print_fact(std::string_view name, const Value& value) {
   std::cout << "fact " << name << ' ' << value << '\n';
 }
 
-/// Tells the loss, on the host only: on a GPU that would wait for it.
-void tell_loss(const Options& options, const torch::Tensor& loss);
+/// Prints the loss, on the host only: on a GPU that would wait for it.
+void print_loss(const Options& options, const torch::Tensor& loss);
 
 /// Moves `module` without making autograd nodes of the move.
 template <class Module>
@@ -133,7 +133,7 @@ void train_classifier(const Options& options, int64_t size, int64_t classes = 10
       return classify(model.forward(some), wanted);
     });
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

@@ -59,7 +59,7 @@ void train_two_headed(const Options& options) {
       backward(loss + second_loss);
     }
     step(*optimizer, options);
-    tell_loss(options, loss);
+    print_loss(options, loss);
   }
 }
 

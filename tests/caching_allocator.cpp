@@ -50,19 +50,19 @@ std::optional<uint64_t> SimulatedAllocator::allocate(int64_t bytes, uint64_t str
   }
   piece.state = State::live;
   piece.requested = bytes;
-  tell(EventKind::alloc, found->first, bytes, stream);
+  emit(EventKind::alloc, found->first, bytes, stream);
   return found->first;
 }
 
 void SimulatedAllocator::request_free(uint64_t address) {
   Piece& piece = pieces_.at(address);
   piece.state = State::pending;
-  tell(EventKind::free_requested, address, piece.requested, piece.stream);
+  emit(EventKind::free_requested, address, piece.requested, piece.stream);
 }
 
 void SimulatedAllocator::complete_free(uint64_t address) {
   const Piece piece = pieces_.at(address);
-  tell(EventKind::free_completed, address, piece.requested, piece.stream);
+  emit(EventKind::free_completed, address, piece.requested, piece.stream);
   insert_free(address, piece);
 }
 
@@ -87,7 +87,7 @@ uint64_t SimulatedAllocator::add_segment(int64_t bytes, uint64_t stream) {
   reserved_ += bytes;
   segments_[address] = bytes;
   pieces_[address] = {.bytes = bytes, .segment = address, .stream = stream, .small = bytes == 2 * kMebi};
-  tell(EventKind::segment_alloc, address, bytes, stream);
+  emit(EventKind::segment_alloc, address, bytes, stream);
   return address;
 }
 
@@ -105,7 +105,7 @@ void SimulatedAllocator::describe() const {
         .address = piece->first, .bytes = bytes, .detail = piece->second.stream, .kind = EventKind::segment_state};
     event.flags = static_cast<uint16_t>((piece->second.small ? 0 : kSegmentLarge) |
                                         (settings_.expandable ? kSegmentExpandable : 0));
-    tell_(event);
+    emit_(event);
     for (; piece != end; ++piece) {
       Event block = event;
       block.kind = EventKind::block_state;
@@ -114,7 +114,7 @@ void SimulatedAllocator::describe() const {
       block.detail = static_cast<uint64_t>(piece->second.requested);
       const State state = piece->second.state;
       block.flags = state == State::live ? kBlockAllocated : state == State::pending ? kBlockPendingFree : 0;
-      tell_(block);
+      emit_(block);
     }
   }
 }
@@ -198,7 +198,7 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::map_more(int64_t bytes,
     if (static_cast<int64_t>(gap_end - at) >= pages) {
       if (reserved_ + pages > settings_.gpu_bytes) return pieces_.end();
       reserved_ += pages;
-      tell(EventKind::segment_map, at, pages, stream);
+      emit(EventKind::segment_map, at, pages, stream);
       return insert_free(at, {.bytes = pages, .segment = range->second, .stream = stream, .small = small});
     }
     at = gap_end;
@@ -229,12 +229,12 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::insert_free(uint64_t ad
   return current;
 }
 
-void SimulatedAllocator::tell(EventKind kind, uint64_t address, int64_t bytes, uint64_t stream) const {
-  tell_({.address = address, .bytes = bytes, .detail = stream, .kind = kind});
+void SimulatedAllocator::emit(EventKind kind, uint64_t address, int64_t bytes, uint64_t stream) const {
+  emit_({.address = address, .bytes = bytes, .detail = stream, .kind = kind});
 }
 
 void SimulatedAllocator::give_back(Pieces::iterator piece) {
-  tell(EventKind::segment_free, piece->first, piece->second.bytes, piece->second.stream);
+  emit(EventKind::segment_free, piece->first, piece->second.bytes, piece->second.stream);
   reserved_ -= piece->second.bytes;
   segments_.erase(piece->first);
   pieces_.erase(piece);
@@ -256,7 +256,7 @@ void SimulatedAllocator::unmap_pages(Pieces::iterator found) {
   keep(address, first);
   keep(last, end);
   reserved_ -= static_cast<int64_t>(last - first);
-  tell(EventKind::segment_unmap, first, static_cast<int64_t>(last - first), piece.stream);
+  emit(EventKind::segment_unmap, first, static_cast<int64_t>(last - first), piece.stream);
 }
 
 }  // namespace oomdiag

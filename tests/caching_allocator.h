@@ -10,7 +10,7 @@
 namespace oomdiag {
 
 /// A small model of PyTorch's caching allocator for tests, written from its description (pytorch-hooks.md §2.2) and not
-/// from the replay: plain ordered maps and linear searches. It tells what it does as events.
+/// from the replay: plain ordered maps and linear searches. It emits what it does as events.
 class SimulatedAllocator {
  public:
   struct Settings {
@@ -20,8 +20,8 @@ class SimulatedAllocator {
     int64_t max_split_bytes = int64_t{1} << 60;
   };
 
-  SimulatedAllocator(Settings settings, std::function<void(Event)> tell)
-      : settings_(settings), tell_(std::move(tell)) {}
+  SimulatedAllocator(Settings settings, std::function<void(Event)> emit)
+      : settings_(settings), emit_(std::move(emit)) {}
 
   /// The address of a new block, or nothing when the GPU is full even after giving back the cache.
   std::optional<uint64_t> allocate(int64_t bytes, uint64_t stream = 0);
@@ -35,7 +35,7 @@ class SimulatedAllocator {
   void empty_cache();
   /// Adds a wholly free segment of this size.
   uint64_t add_segment(int64_t bytes, uint64_t stream = 0);
-  /// Tells its layout as segment_state and block_state events.
+  /// Emits its layout as segment_state and block_state events.
   void describe() const;
 
   int64_t round(int64_t bytes) const;
@@ -61,12 +61,12 @@ class SimulatedAllocator {
   Pieces::iterator grow(int64_t bytes, uint64_t stream, bool small);
   Pieces::iterator map_more(int64_t bytes, uint64_t stream, bool small);
   Pieces::iterator insert_free(uint64_t address, Piece piece);
-  void tell(EventKind kind, uint64_t address, int64_t bytes, uint64_t stream) const;
+  void emit(EventKind kind, uint64_t address, int64_t bytes, uint64_t stream) const;
   void give_back(Pieces::iterator piece);
   void unmap_pages(Pieces::iterator piece);
 
   Settings settings_;
-  std::function<void(Event)> tell_;
+  std::function<void(Event)> emit_;
   Pieces pieces_;
   std::map<uint64_t, int64_t> segments_;                  ///< of those that are not expandable
   std::map<std::pair<uint64_t, bool>, uint64_t> ranges_;  ///< expandable: reserved range by stream and pool

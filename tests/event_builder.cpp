@@ -90,11 +90,11 @@ EventBuilder& EventBuilder::thread(uint16_t thread) {
 EventBuilder& EventBuilder::device(uint8_t device) {
   now_.device = device;
   if (allocators_.contains(device)) return *this;
-  const auto tell = [this, device](Event event) {
+  const auto emit = [this, device](Event event) {
     event.device = device;
     add(event);
   };
-  allocators_[device] = std::make_unique<SimulatedAllocator>(gpu_, tell);
+  allocators_[device] = std::make_unique<SimulatedAllocator>(gpu_, emit);
   trace_.devices.resize(std::max<size_t>(trace_.devices.size(), device + size_t{1}));
   trace_.devices[device] = {.name = "Test GPU", .total_bytes = gpu_.gpu_bytes, .compute_major = 9};
   return *this;

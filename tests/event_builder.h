@@ -51,7 +51,7 @@ class EventBuilder {
   EventBuilder& refuse(int64_t bytes, bool with_layout = true);  ///< out_of_memory and its description
   EventBuilder& op_failed();
 
-  // What the graph walk and the modules tell.
+  // What the graph walk and the modules write.
   EventBuilder& walk();
   EventBuilder& saved(const std::string& block, std::string_view node, uint64_t sequence, std::string_view shape = "");
   EventBuilder& names(EventKind kind, const std::string& block, std::string_view name, std::string_view shape = "");

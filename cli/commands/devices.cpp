@@ -38,14 +38,14 @@ std::string_view explain_mark(std::string_view mark) {
 }
 
 nlohmann::json to_json(const GpuEntry& entry) {
-  nlohmann::json told = {{"id", entry.id},
+  nlohmann::json object = {{"id", entry.id},
                          {"name", entry.name},
                          {"compute_capability", entry.capability.text()},
                          {"supported", entry.why_not.empty()}};
-  if (!entry.why_not.empty()) told["why_not"] = entry.why_not;
-  if (entry.file.empty()) return told;
+  if (!entry.why_not.empty()) object["why_not"] = entry.why_not;
+  if (entry.file.empty()) return object;
   const Gpu& gpu = entry.gpu;
-  told.update(
+  object.update(
       {{"aliases", entry.aliases},
        {"total_bytes", entry.total_bytes},
        {"mark", entry.mark},
@@ -60,7 +60,7 @@ nlohmann::json to_json(const GpuEntry& entry) {
        {"shared_bytes_per_block_optin", gpu.shared_bytes_per_block_optin},
        {"l2_bytes", gpu.l2_bytes},
        {"file", entry.file.string()}});
-  return told;
+  return object;
 }
 
 int print_json(const std::vector<GpuEntry>& catalogue, const std::vector<GpuEntry>& others) {

@@ -46,7 +46,7 @@ int show_page(const Explained& from, const std::filesystem::path& path) {
 int explain_timeline(const ExplainOptions& options) {
   if (options.json || options.redact || options.opens || !options.output.empty() || options.gpu.is_given()) {
     throw Error(ErrorKind::usage, fmt::format("'{}' is a memory timeline: it takes no options", options.path),
-                "what it tells makes no report; oomdiag explain FILE prints it");
+                "it is not enough for a report; oomdiag explain FILE prints it");
   }
   write_out(to_text(read_timeline(options.path), output_capabilities(STDOUT_FILENO).unicode));
   return 0;

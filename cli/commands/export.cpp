@@ -56,7 +56,7 @@ struct Format {
   const char* name;
   const char* ending;
   std::string (*make)(const Explained& from);
-  bool tells_trace = false;  ///< its names, too: it cannot be redacted
+  bool shows_trace = false;  ///< its names, too: it cannot be redacted
   bool is_private = false;   ///< only its owner may read the file, as a trace
 };
 
@@ -107,10 +107,10 @@ constexpr std::array kFormats = {
     Format{"folded", ".folded", make_folded},
     Format{"markdown", ".md", [](const Explained& from) { return to_markdown(from.report); }},
     Format{"csv", ".csv", [](const Explained& from) { return to_csv(from.report); }},
-    Format{"bundle", kBundleEnding, pack_run, /*tells_trace=*/false, /*is_private=*/true},
-    Format{"perfetto", ".perfetto.json", make_perfetto, /*tells_trace=*/true},
-    Format{"work", ".work.csv", make_work, /*tells_trace=*/true},
-    Format{"snapshot", ".exported.pickle", make_snapshot, /*tells_trace=*/true},
+    Format{"bundle", kBundleEnding, pack_run, /*shows_trace=*/false, /*is_private=*/true},
+    Format{"perfetto", ".perfetto.json", make_perfetto, /*shows_trace=*/true},
+    Format{"work", ".work.csv", make_work, /*shows_trace=*/true},
+    Format{"snapshot", ".exported.pickle", make_snapshot, /*shows_trace=*/true},
 };
 
 std::string names_of_formats() {
@@ -139,8 +139,8 @@ std::filesystem::path default_output(const std::string& path, const Format& form
 }
 
 void redact_for(const Format& format, Explained& from) {
-  if (format.tells_trace) {
-    throw Error(ErrorKind::usage, fmt::format("--redact does not go with --to {}, which tells all names", format.name),
+  if (format.shows_trace) {
+    throw Error(ErrorKind::usage, fmt::format("--redact does not go with --to {}, which contains all names", format.name),
                 "html, folded, markdown, csv and bundle can be redacted");
   }
   redact(from);

@@ -78,7 +78,7 @@ Target read_target_of_file(const FixOptions& options, const Install& install) {
   DeviceOptions device = options.device;
   if (device.device.empty()) {
     if (report.snapshot) {
-      throw Error(ErrorKind::usage, "a snapshot does not tell its GPU", "name it: --device rtx4090");
+      throw Error(ErrorKind::usage, "a snapshot does not name its GPU", "name it: --device rtx4090");
     }
     device.device = virtual_name(report, options.folder, install);
     if (device.memory.empty()) device.memory = std::to_string(report.devices[report.main_device].device.total_bytes);
@@ -178,7 +178,7 @@ void check(const FixOptions& options) {
   std::error_code ignored;
   const bool is_file = std::filesystem::is_regular_file(options.folder, ignored);
   if (is_file && options.program.empty()) {
-    throw Error(ErrorKind::usage, fmt::format("'{}' does not tell how its program was started", options.folder),
+    throw Error(ErrorKind::usage, fmt::format("'{}' does not say how its program was started", options.folder),
                 fmt::format("name the program: oomdiag fix {} -- python train.py", options.folder));
   }
   if (is_file ? sources == 2 && options.model.model.empty() : sources == 1) return;
@@ -234,14 +234,14 @@ int fix(FixOptions options) {
   Experiments experiments(install);
   if (options.never_forks) experiments.never_fork();
   Steps steps("fix");
-  const auto tell = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
+  const auto on_done = [&](std::size_t over, std::size_t all) { steps.show(over, all); };
   const std::string command = fmt::format("{}", fmt::join(target.program, " "));
   FixAnswer found;
   try {
     if (options.fastest) {
-      found = answer(search_plans(target, experiments, tell), target, command);
+      found = answer(search_plans(target, experiments, on_done), target, command);
     } else {
-      const Fixed fixed = search_fix(target, experiments, tell);
+      const Fixed fixed = search_fix(target, experiments, on_done);
       found = answer(fixed, target, command);
       if (options.program.empty() && !folder.empty()) remember(fixed, found.json, folder);
     }

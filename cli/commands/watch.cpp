@@ -39,7 +39,7 @@ bool is_number(const std::string& text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-/// The trace that a process writes, as its mappings tell.
+/// The trace that a process writes, as its mappings show.
 fs::path find_trace_of(const std::string& pid) {
   std::ifstream maps("/proc/" + pid + "/maps");
   if (!maps) throw Error(ErrorKind::input, fmt::format("no process {} is to be seen", pid), "give its run folder");

@@ -34,7 +34,7 @@ struct GpuEntry {
   Gpu gpu;                     ///< all of the file; empty with it
 
   bool operator==(const GpuEntry& other) const { return id == other.id && file == other.file; }
-  /// Whether it is told what an older driver leaves of its memory, if it is such that was asked for.
+  /// Whether the memory that an older driver leaves is known, if one was asked for.
   bool knows_driver() const { return driver == 0 || driver > kOlderDrivers || gpu.older_total_bytes != 0; }
 };
 

@@ -26,29 +26,29 @@ GpuEntry find_named(std::string device) {
 
 }  // namespace
 
-void add_snapshot_device_options(CLI::App& command, SnapshotDevice& told) {
+void add_snapshot_device_options(CLI::App& command, SnapshotDevice& options) {
   command
-      .add_option("--device", told.device,
-                  "of a snapshot: the GPU that it was taken on, a name of oomdiag devices; no snapshot tells it")
+      .add_option("--device", options.device,
+                  "of a snapshot: the GPU that it was taken on, a name of oomdiag devices; no snapshot names it")
       ->type_name("NAME");
-  command.add_option("--memory", told.memory, "of a snapshot: the memory of its GPU, as in 24GiB")->type_name("SIZE");
+  command.add_option("--memory", options.memory, "of a snapshot: the memory of its GPU, as in 24GiB")->type_name("SIZE");
 }
 
-void set_device_of_snapshot(const SnapshotDevice& told, Trace& trace) {
-  if (!told.is_given()) return;
+void set_device_of_snapshot(const SnapshotDevice& options, Trace& trace) {
+  if (!options.is_given()) return;
   Device gpu{.name = "unknown model"};
-  if (!told.device.empty()) {
-    const GpuEntry entry = find_named(told.device);
+  if (!options.device.empty()) {
+    const GpuEntry entry = find_named(options.device);
     gpu.name = entry.name;
     gpu.total_bytes = entry.total_bytes;
     gpu.compute_major = entry.capability.major;
     gpu.compute_minor = entry.capability.minor;
   }
-  if (!told.memory.empty()) gpu.total_bytes = parse_bytes(told.memory);
+  if (!options.memory.empty()) gpu.total_bytes = parse_bytes(options.memory);
   for (Device& device : trace.devices) {
     if (device.total_bytes > gpu.total_bytes) {
       throw Error(ErrorKind::usage,
-                  fmt::format("the GPU of this snapshot has at least {} GiB, and the one that was told {} GiB",
+                  fmt::format("the GPU of this snapshot has at least {} GiB, and the one that was given {} GiB",
                               to_gib(device.total_bytes), to_gib(gpu.total_bytes)),
                   "that much was reserved and free at once; give the GPU that it was taken on");
     }

@@ -12,7 +12,7 @@ class App;
 
 namespace oomdiag {
 
-/// The GPU that a snapshot was taken on, which does not say so itself. Empty: nobody told.
+/// The GPU that a snapshot was taken on, which the snapshot does not name. Empty: not given.
 struct SnapshotDevice {
   std::string device;  ///< as after --device
   std::string memory;  ///< as after --memory
@@ -21,10 +21,10 @@ struct SnapshotDevice {
 };
 
 /// Adds --device and --memory for commands that read snapshots.
-void add_snapshot_device_options(CLI::App& command, SnapshotDevice& told);
+void add_snapshot_device_options(CLI::App& command, SnapshotDevice& options);
 
 /// Gives the GPUs of a snapshot their name and size. Throws Error(usage) where the GPU is not known, or smaller than what
 /// the snapshot shows.
-void set_device_of_snapshot(const SnapshotDevice& told, Trace& trace);
+void set_device_of_snapshot(const SnapshotDevice& options, Trace& trace);
 
 }  // namespace oomdiag

@@ -25,7 +25,7 @@ std::optional<int64_t> BorderSearch::found() const {
   return std::nullopt;
 }
 
-// From the first on, not between the largest two: these tell a choice of other workspaces rather than a slope.
+// From the first on, not between the largest two: these show a choice of other workspaces rather than a slope.
 std::optional<Line> BorderSearch::line() const {
   const std::optional<int64_t> largest = found();
   return largest && *largest > points_.begin()->first ? line_to(*largest) : prior_;

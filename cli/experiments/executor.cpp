@@ -70,7 +70,7 @@ int runs_at_once(const std::vector<DiagnosisRequest>& requests) {
 }  // namespace
 
 void Executor::run_once(const std::vector<DiagnosisRequest>& requests, const std::vector<std::size_t>& which,
-                        const std::function<void(std::size_t)>& tell) {
+                        const std::function<void(std::size_t)>& on_done) {
   std::vector<std::function<std::string()>> works;
   for (const std::size_t i : which) {
     works.emplace_back([&, i] { return diagnose_for_another(with_fork(requests[i]), install_); });
@@ -82,7 +82,7 @@ void Executor::run_once(const std::vector<DiagnosisRequest>& requests, const std
     } catch (const Error& error) {
       failure = error;
     }
-    tell(++count_);
+    on_done(++count_);
   });
   if (failure) throw Error(*failure);
 }
@@ -104,19 +104,19 @@ void Executor::start_forking(const std::vector<DiagnosisRequest>& requests) {
 }
 
 std::vector<Executed> Executor::run(const std::vector<DiagnosisRequest>& requests,
-                                    const std::function<void(std::size_t)>& tell) {
+                                    const std::function<void(std::size_t)>& on_done) {
   finished_.assign(requests.size(), std::nullopt);
   start_forking(requests);
   std::vector<std::size_t> which(requests.size());
   std::iota(which.begin(), which.end(), std::size_t{0});
-  run_once(requests, which, tell);
+  run_once(requests, which, on_done);
   std::erase_if(which, [&](std::size_t i) { return finished_[i]->exit_code != kAborted; });
   for (const std::size_t i : which) {
     std::error_code ignored;
     std::filesystem::remove_all(finished_[i]->folder, ignored);
     finished_[i].reset();
   }
-  run_once(requests, which, tell);
+  run_once(requests, which, on_done);
   std::vector<Executed> results;
   for (std::optional<Executed>& one : finished_) results.push_back(std::move(*one));
   finished_.clear();

@@ -33,10 +33,10 @@ class Executor {
  public:
   explicit Executor(const Install& install) : install_(install) {}
 
-  /// Their results, in their order. `tell` is called with the number of all runs that are over, whenever one ends. Throws
+  /// Their results, in their order. `on_done` is called with the number of all runs that are over, whenever one ends. Throws
   /// Error if one cannot be started; Interrupted, and then finished() has what was over.
   std::vector<Executed> run(const std::vector<DiagnosisRequest>& requests,
-                            const std::function<void(std::size_t)>& tell);
+                            const std::function<void(std::size_t)>& on_done);
 
   /// From now on each program is started anew.
   void never_fork() { forks_ = false; }
@@ -48,7 +48,7 @@ class Executor {
 
  private:
   void run_once(const std::vector<DiagnosisRequest>& requests, const std::vector<std::size_t>& which,
-                const std::function<void(std::size_t)>& tell);
+                const std::function<void(std::size_t)>& on_done);
   /// The request, to be forked where that can be.
   DiagnosisRequest with_fork(DiagnosisRequest request) const;
   /// One process for many runs, where they are many.

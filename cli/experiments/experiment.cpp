@@ -87,7 +87,7 @@ Experiment read_experiment(const Executed& executed, const ExperimentRequest* ke
                         .why = executed.why_no_report,
                         .stopped_at_step = executed.stopped_at_step,
                         .seconds = executed.seconds};
-  if (!folder.empty()) experiment.told = read_lines(folder / "fixes");
+  if (!folder.empty()) experiment.reported = read_lines(folder / "fixes");
   if (executed.has_report()) {
     experiment.report = load_report(folder / "report.json");
     take_figures(experiment);
@@ -120,13 +120,13 @@ std::string place_of_failure(const ReportOfDevice& device) {
 }
 
 std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& requests,
-                                         const std::function<void(std::size_t)>& tell) {
+                                         const std::function<void(std::size_t)>& on_done) {
   std::vector<DiagnosisRequest> runs;
   for (const ExperimentRequest& request : requests) runs.push_back(to_diagnosis(request, install_, folder_.path()));
   finished_.assign(requests.size(), std::nullopt);
   std::vector<Experiment> experiments;
   try {
-    for (const Executed& executed : executor_.run(runs, tell)) {
+    for (const Executed& executed : executor_.run(runs, on_done)) {
       experiments.push_back(read_experiment(executed, &requests[experiments.size()]));
     }
   } catch (const Interrupted&) {
@@ -138,8 +138,8 @@ std::vector<Experiment> Experiments::run(const std::vector<ExperimentRequest>& r
   return experiments;
 }
 
-Experiment Experiments::run(const ExperimentRequest& request, const std::function<void(std::size_t)>& tell) {
-  return std::move(run(std::vector<ExperimentRequest>{request}, tell).front());
+Experiment Experiments::run(const ExperimentRequest& request, const std::function<void(std::size_t)>& on_done) {
+  return std::move(run(std::vector<ExperimentRequest>{request}, on_done).front());
 }
 
 }  // namespace oomdiag

@@ -49,7 +49,7 @@ struct Experiment {
   int64_t needed_bytes = 0;            ///< as the function of that name says
   uint32_t stopped_at_step = 0;        ///< 0 = it ended by itself
   double seconds = 0;                  ///< of wall time, that of reading its trace included
-  std::vector<nlohmann::json> told{};  ///< what the fixes said, see extension/python/fixes
+  std::vector<nlohmann::json> reported{};  ///< what the fixes said, see extension/python/fixes
   std::optional<Report> report{};
   std::optional<AllocationSequence> allocations{};  ///< where it was asked for and the run passed
   std::shared_ptr<const RecordedStep> step{};       ///< likewise; null where it had several processes
@@ -68,11 +68,11 @@ class Experiments {
  public:
   explicit Experiments(const Install& install) : install_(install), executor_(install) {}
 
-  /// Their results, in their order. `tell` is called with the number of all experiments that are over, whenever one ends.
+  /// Their results, in their order. `on_done` is called with the number of all experiments that are over, whenever one ends.
   /// Throws Error if one cannot be started; Interrupted, and then finished() has what was over.
   std::vector<Experiment> run(const std::vector<ExperimentRequest>& requests,
-                              const std::function<void(std::size_t)>& tell);
-  Experiment run(const ExperimentRequest& request, const std::function<void(std::size_t)>& tell);
+                              const std::function<void(std::size_t)>& on_done);
+  Experiment run(const ExperimentRequest& request, const std::function<void(std::size_t)>& on_done);
 
   /// What came of each request of the call that was interrupted; nullopt where it did not end.
   const std::vector<std::optional<Experiment>>& finished() const { return finished_; }

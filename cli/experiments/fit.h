@@ -71,8 +71,8 @@ inline constexpr int64_t kLargestGpu = int64_t{16} << 40;
 /// Runs and remembers.
 class Fitter {
  public:
-  Fitter(const FitRequest& request, Experiments& experiments, std::function<void(std::size_t)> tell)
-      : request_(request), experiments_(experiments), tell_(std::move(tell)) {}
+  Fitter(const FitRequest& request, Experiments& experiments, std::function<void(std::size_t)> on_done)
+      : request_(request), experiments_(experiments), on_done_(std::move(on_done)) {}
 
   /// Runs with these, beside each other. Throws Error(environment) if the program fails for another reason than memory;
   /// Interrupted, and then runs() has what was over.
@@ -104,7 +104,7 @@ class Fitter {
 
   const FitRequest& request_;
   Experiments& experiments_;
-  std::function<void(std::size_t)> tell_;
+  std::function<void(std::size_t)> on_done_;
   std::vector<FitRun> runs_;
   std::map<std::string, MadeAlone> made_alone_;
 };

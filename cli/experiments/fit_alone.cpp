@@ -41,7 +41,7 @@ std::vector<MadeAlone> Fitter::make_alone(const std::vector<std::string>& calls)
         .program = {python->front(), experiments_.install().injected() / "oomdiag_calls.py", list, sizes},
         .device = request_.device};
     if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->memory_bytes = kLargestGpu;
-    experiments_.run(request, tell_);
+    experiments_.run(request, on_done_);
     std::ifstream in(sizes);
     auto call = wanted.begin();
     for (std::string line; call != wanted.end() && std::getline(in, line); ++call)

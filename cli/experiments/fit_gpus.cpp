@@ -34,10 +34,10 @@ void compute(GpuTable& table, const FitRequest& request, const Experiment& large
 }
 
 void measure(GpuFit& one, const FitRequest& request, Experiments& experiments,
-             const std::function<void(std::size_t)>& tell, std::vector<FitRun>& runs) {
+             const std::function<void(std::size_t)>& on_done, std::vector<FitRun>& runs) {
   FitRequest on_gpu = request;
   on_gpu.device.device = VirtualHost{.gpus = {one.gpu}};
-  Fitter fitter(on_gpu, experiments, tell);
+  Fitter fitter(on_gpu, experiments, on_done);
   const Experiment run = fitter.run({{{}, one.gpu.total_bytes}}).front().experiment;
   runs.insert(runs.end(), fitter.runs().begin(), fitter.runs().end());
   one.fits = run.passed();
@@ -69,11 +69,11 @@ const GpuFit* GpuTable::smallest() const {
 }
 
 GpuTable find_gpus(const FitRequest& request, std::span<const GpuEntry> gpus, Experiments& experiments,
-                   const std::function<void(std::size_t)>& tell, std::vector<FitRun>& runs) {
+                   const std::function<void(std::size_t)>& on_done, std::vector<FitRun>& runs) {
   GpuTable table{.learned_on = request.device.virtual_host()->gpus.front().id};
   for (const GpuEntry& gpu : gpus) table.gpus.push_back({.gpu = gpu});
   std::ranges::stable_sort(table.gpus, {}, [](const GpuFit& one) { return one.gpu.total_bytes; });
-  Fitter fitter(request, experiments, tell);
+  Fitter fitter(request, experiments, on_done);
   const Experiment large = fitter.learn({{}}).front().experiment;
   runs = fitter.runs();
   if (!large.passed()) {
@@ -84,7 +84,7 @@ GpuTable find_gpus(const FitRequest& request, std::span<const GpuEntry> gpus, Ex
     compute(table, request, large);
   }
   if (!table.unknown.empty()) return table;
-  while (GpuFit* const next = find_unproved(table)) measure(*next, request, experiments, tell, runs);
+  while (GpuFit* const next = find_unproved(table)) measure(*next, request, experiments, on_done, runs);
   return table;
 }
 

@@ -33,7 +33,7 @@ struct GpuTable {
 /// Runs the program once with more memory than it needs, runs the allocator's algorithm for each of `gpus`, by ascending memory,
 /// and proves the smallest that fits, and the one before it, by runs. `runs` takes all that were made.
 GpuTable find_gpus(const FitRequest& request, std::span<const GpuEntry> gpus, Experiments& experiments,
-                   const std::function<void(std::size_t)>& tell, std::vector<FitRun>& runs);
+                   const std::function<void(std::size_t)>& on_done, std::vector<FitRun>& runs);
 
 std::string gpus_text(const GpuTable& table, const std::vector<FitRun>& runs);
 std::string gpus_json(const GpuTable& table, const std::vector<FitRun>& runs);

@@ -58,8 +58,8 @@ Lengths look_at_loaders(FitRequest request, Experiments& experiments, const Valu
   Lengths lengths;
   const std::vector<FitRun> runs = fitter.learn({values});
   std::string why_not;
-  for (const nlohmann::json& line : runs.front().experiment.told) {
-    why_not = line.value("refused", why_not);
+  for (const nlohmann::json& line : runs.front().experiment.reported) {
+    why_not = line.value("not_applied", why_not);
     if (!line.contains("loader_lengths")) continue;
     const nlohmann::json& loader = line.at("loader_lengths");
     lengths.loaders.emplace_back();

@@ -71,7 +71,7 @@ std::vector<FitRun> Fitter::run_for(Purpose purpose, const std::vector<std::pair
   }
   std::vector<Experiment> experiments;
   try {
-    experiments = experiments_.run(requests, tell_);
+    experiments = experiments_.run(requests, on_done_);
   } catch (const Interrupted&) {
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const std::optional<Experiment>& experiment = experiments_.finished()[i];
@@ -175,7 +175,7 @@ SmallestGpu with_place(SmallestGpu gpu, const Fitter& fitter, const Values& valu
 // Where the run passes with room to spare, it mostly needs at least what it allocated and at most what it reserved, beside
 // what others hold. In between the allocator gives cached segments back and tries again; its
 // algorithm is run on what the program asked for (fit_function.h), and the border proved by two runs. Where little is free,
-// libraries choose other algorithms, which may take more or less than that: then only runs can tell.
+// libraries choose other algorithms, which may take more or less than that: then only runs can show it.
 SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
   const Experiment large = fitter.learn({values}).front().experiment;

@@ -51,7 +51,7 @@ struct ProgramProfile {
 
   bool operator==(const ProgramProfile&) const = default;
 };
-ProgramProfile read_profile(const std::vector<nlohmann::json>& told);
+ProgramProfile read_profile(const std::vector<nlohmann::json>& reported);
 
 /// Whether the outputs of a call have the shapes of another's. What only one of them has (a cache of keys and values that
 /// a checkpoint must do without) does not count.
@@ -74,7 +74,7 @@ struct Change {
   Environment environment{};                ///< that the program is run with
   std::vector<std::string> added{};         ///< arguments behind the program's own
   std::optional<int64_t> batch{};           ///< for {batch}
-  std::vector<std::string> lines{};         ///< that a user writes; those of injected ones tell theirs
+  std::vector<std::string> lines{};         ///< that a user writes; those of injected ones on_done theirs
   std::optional<int64_t> predicted_peak_bytes{};
   std::string missing{};  ///< what it needs and is not there: it is not run
   bool cures = false;     ///< what is behind the failure: it is run on the GPU first
@@ -179,7 +179,7 @@ std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measure
 /// Runs all that is needed, or what was run when somebody interrupted. Throws Interrupted where not even the program as it is
 /// was run.
 Fixed search_fix(const Target& target, Experiments& experiments,
-                 const std::function<void(std::size_t, std::size_t)>& tell);
+                 const std::function<void(std::size_t, std::size_t)>& on_done);
 
 /// Writes what was found into a run folder: fix.json, and into report.json what the complete run needs and the measured figures
 /// of the fixes.

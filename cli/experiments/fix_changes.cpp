@@ -166,9 +166,9 @@ Change expandable_segments() {
   return change;
 }
 
-ProgramProfile read_profile(const std::vector<nlohmann::json>& told) try {
+ProgramProfile read_profile(const std::vector<nlohmann::json>& reported) try {
   ProgramProfile profile;
-  for (const nlohmann::json& line : told) {
+  for (const nlohmann::json& line : reported) {
     if (line.contains("keeps_gradients")) profile.keeps_gradients = true;
     if (line.contains("output")) profile.outputs.push_back(line["output"]);
     if (line.contains("loader") && line["loader"]["batch_size"].is_number_integer()) {

@@ -121,7 +121,7 @@ void add_blocks(ProgramVariant& variant, const ProgramProfile& profile) {
       made.block_ns = std::max(made.block_ns, forward_ns(variant, profile.blocks[i].path));
       made.freed.push_back(freed_by(step, in_use, profile.blocks[i].path));
     }
-    if (made.block_ns == 0) continue;  // nothing tells what it costs
+    if (made.block_ns == 0) continue;  // its cost is not known
     variant.classes.push_back(one);
     variant.problem.classes.push_back(std::move(made));
   }
@@ -133,8 +133,8 @@ void add_blocks(ProgramVariant& variant, const ProgramProfile& profile) {
 
 class PlanSearch {
  public:
-  PlanSearch(const Target& target, Experiments& experiments, const FixRuns::Tell& tell)
-      : runs_(target, experiments, tell) {}
+  PlanSearch(const Target& target, Experiments& experiments, const FixRuns::OnDone& on_done)
+      : runs_(target, experiments, on_done) {}
 
   FoundPlans run();
 
@@ -479,8 +479,8 @@ std::optional<int64_t> time_of(const FixPlan& plan, const Before& before, std::o
 }
 
 FoundPlans search_plans(const Target& target, Experiments& experiments,
-                        const std::function<void(std::size_t, std::size_t)>& tell) {
-  return PlanSearch(target, experiments, tell).run();
+                        const std::function<void(std::size_t, std::size_t)>& on_done) {
+  return PlanSearch(target, experiments, on_done).run();
 }
 
 }  // namespace oomdiag

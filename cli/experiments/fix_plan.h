@@ -47,7 +47,7 @@ struct FoundPlans {
 /// Runs the program as it is, with each change that is for the whole program, and the plans that are computed from these to fit.
 /// Throws Interrupted where not even the program as it is was run.
 FoundPlans search_plans(const Target& target, Experiments& experiments,
-                        const std::function<void(std::size_t, std::size_t)>& tell);
+                        const std::function<void(std::size_t, std::size_t)>& on_done);
 
 std::string to_text(const FoundPlans& found, const Target& target, const std::string& command);
 std::string to_json(const FoundPlans& found, const Target& target, const std::string& command);

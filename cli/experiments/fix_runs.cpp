@@ -76,7 +76,7 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
 }
 
 std::vector<Experiment> FixRuns::make(const std::vector<ExperimentRequest>& requests) {
-  return experiments_.run(requests, [&](std::size_t over) { tell_(over, experiments_.count() + requests.size()); });
+  return experiments_.run(requests, [&](std::size_t over) { on_done_(over, experiments_.count() + requests.size()); });
 }
 
 // A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
@@ -99,7 +99,7 @@ void FixRuns::profile_the_complete_run(bool keeps_step) {
   before_.room_bytes = first.total_bytes - first.outside_bytes;
   before_.step = cost_of_step(*seen.report);
   before_.required_bytes = seen.allocated_bytes + first.outside_bytes;
-  profile_ = read_profile(whole.told);
+  profile_ = read_profile(whole.reported);
   whole_ = seen;
   weigh_blocks(profile_, *whole_.report);
   if (!first.ran_out()) return;
@@ -119,9 +119,9 @@ std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& expe
     const std::string module = change.module();
     if (change.settings.is_null()) continue;
     bool applied = false;
-    for (const nlohmann::json& line : experiment.told) {
+    for (const nlohmann::json& line : experiment.reported) {
       if (!line.contains("id") || line["id"] != module) continue;
-      if (line.contains("refused")) return line["refused"].get<std::string>();
+      if (line.contains("not_applied")) return line["not_applied"].get<std::string>();
       applied = true;
     }
     if (!applied) return fmt::format("{} found nothing to change", change.label);
@@ -129,7 +129,7 @@ std::string FixRuns::why_unproved(const MeasuredFix& fix, const Experiment& expe
   if (!experiment.passed() && !experiment.ran_out()) return experiment.why;
   const bool same_batch =
       std::none_of(fix.changes.begin(), fix.changes.end(), [](const Change& change) { return change.changes_batch; });
-  const std::vector<nlohmann::json> outputs = read_profile(experiment.told).outputs;
+  const std::vector<nlohmann::json> outputs = read_profile(experiment.reported).outputs;
   const std::size_t both = std::min(outputs.size(), profile_.outputs.size());
   if (same_batch && !std::equal(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(both),
                                 profile_.outputs.begin(), same_shapes)) {
@@ -162,7 +162,7 @@ void FixRuns::take(MeasuredFix& fix, const Experiment& experiment, bool on_gpu) 
     fix.lines = *lines;
     return;
   }
-  for (const nlohmann::json& line : experiment.told) {
+  for (const nlohmann::json& line : experiment.reported) {
     if (!line.contains("lines")) continue;
     const auto lines = line["lines"].get<std::vector<std::string>>();
     const bool known = std::search(fix.lines.begin(), fix.lines.end(), lines.begin(), lines.end()) != fix.lines.end();

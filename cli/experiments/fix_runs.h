@@ -12,11 +12,11 @@ namespace oomdiag {
 /// Runs a program with changes, and takes what each run shows. What `fix` searches by.
 class FixRuns {
  public:
-  using Tell = std::function<void(std::size_t over, std::size_t all)>;
+  using OnDone = std::function<void(std::size_t over, std::size_t all)>;
   enum class Place { gpu, with_room };
 
-  FixRuns(const Target& target, Experiments& experiments, const Tell& tell)
-      : target_(target), experiments_(experiments), tell_(tell) {}
+  FixRuns(const Target& target, Experiments& experiments, const OnDone& on_done)
+      : target_(target), experiments_(experiments), on_done_(on_done) {}
 
   /// Runs the program as it is, on the GPU and with room: before(), profile() and whole(). `keeps_step`: of the complete run
   /// the allocations of its step, too. Throws Error(environment) if it fails for another reason than memory.
@@ -46,7 +46,7 @@ class FixRuns {
 
   const Target& target_;
   Experiments& experiments_;
-  const Tell& tell_;
+  const OnDone& on_done_;
   Before before_;
   ProgramProfile profile_;
   Experiment whole_;

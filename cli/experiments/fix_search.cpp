@@ -19,8 +19,8 @@ constexpr std::size_t kMaxTogether = 8;
 
 class Search {
  public:
-  Search(const Target& target, Experiments& experiments, const std::function<void(std::size_t, std::size_t)>& tell)
-      : runs_(target, experiments, tell) {}
+  Search(const Target& target, Experiments& experiments, const std::function<void(std::size_t, std::size_t)>& on_done)
+      : runs_(target, experiments, on_done) {}
 
   Fixed run();
 
@@ -179,8 +179,8 @@ Fixed Search::run() {
 }  // namespace
 
 Fixed search_fix(const Target& target, Experiments& experiments,
-                 const std::function<void(std::size_t, std::size_t)>& tell) {
-  return Search(target, experiments, tell).run();
+                 const std::function<void(std::size_t, std::size_t)>& on_done) {
+  return Search(target, experiments, on_done).run();
 }
 
 }  // namespace oomdiag

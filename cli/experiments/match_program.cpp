@@ -70,7 +70,7 @@ DiagnosisRequest request_run(const Trace& snapshot, const SnapshotDevice& gpu, s
 Explained match_program(const std::filesystem::path& snapshot, const SnapshotDevice& gpu,
                         std::vector<std::string> program) {
   if (gpu.device.empty()) {
-    throw Error(ErrorKind::usage, "a snapshot does not tell its GPU", "name it: --device rtx4090");
+    throw Error(ErrorKind::usage, "a snapshot does not name its GPU", "name it: --device rtx4090");
   }
   const Trace shown = load_trace(snapshot);
   Install install = find_install();

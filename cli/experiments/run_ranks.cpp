@@ -38,8 +38,8 @@ std::string take_over(const Executed& executed, const fs::path& folder, int rank
 class RankRuns {
  public:
   RankRuns(const Job& job, const DiagnosisRequest& request, const Install& install,
-           const std::function<void(std::size_t)>& tell)
-      : job_(job), request_(request), executor_(install), tell_(tell) {
+           const std::function<void(std::size_t)>& on_done)
+      : job_(job), request_(request), executor_(install), on_done_(on_done) {
     result_.folder = make_run_folder(request.base, getpid());
     request_.base = result_.folder;
     request_.keeps_output = true;
@@ -49,7 +49,7 @@ class RankRuns {
   void run(const std::vector<RankKind>& kinds) {
     std::vector<DiagnosisRequest> requests(kinds.size(), request_);
     for (std::size_t i = 0; i < kinds.size(); ++i) requests[i].rank = SingleRank{.job = job_, .number = kinds[i].rank};
-    const std::vector<Executed> executed = executor_.run(requests, tell_);
+    const std::vector<Executed> executed = executor_.run(requests, on_done_);
     for (std::size_t i = 0; i < kinds.size(); ++i) keep(kinds[i], executed[i]);
   }
 
@@ -67,7 +67,7 @@ class RankRuns {
   const Job& job_;
   DiagnosisRequest request_;
   Executor executor_;
-  const std::function<void(std::size_t)>& tell_;
+  const std::function<void(std::size_t)>& on_done_;
   std::vector<int> stages_{};
   RanksDiagnosis result_{};
 };
@@ -80,15 +80,15 @@ int RanksDiagnosis::exit_code() const {
 }
 
 RanksDiagnosis run_ranks(const Job& job, const DiagnosisRequest& request, const Install& install,
-                         const std::function<void(std::size_t)>& tell) {
-  RankRuns runs(job, request, install, tell);
+                         const std::function<void(std::size_t)>& on_done) {
+  RankRuns runs(job, request, install, on_done);
   if (!job.is_distinct) {
     std::vector<RankKind> kinds;
     for (const int rank : job.ranks) kinds.push_back({.rank = rank});
     runs.run(kinds);
     return runs.take_result();
   }
-  runs.run({{.rank = 0}});  // tells by what it sends to whom which kinds there are
+  runs.run({{.rank = 0}});  // shows by what it sends to whom which kinds there are
   const std::vector<RankKind> kinds = find_kinds(job.world_size, runs.stages());
   runs.run({kinds.begin() + 1, kinds.end()});
   RanksDiagnosis result = runs.take_result();

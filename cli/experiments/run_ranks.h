@@ -37,7 +37,7 @@ struct RanksDiagnosis {
 /// Runs ranks of the job, each alone, with an Executor; without a report yet. Throws Error if one cannot be started,
 /// Interrupted.
 RanksDiagnosis run_ranks(const Job& job, const DiagnosisRequest& request, const Install& install,
-                         const std::function<void(std::size_t)>& tell);
+                         const std::function<void(std::size_t)>& on_done);
 
 /// Makes the report on all of them. Throws Error where it cannot.
 void explain_ranks(RanksDiagnosis& ranks);

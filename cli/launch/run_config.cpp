@@ -113,7 +113,7 @@ RunConfig read_run_config(const std::filesystem::path& folder) {
     }
   } catch (const nlohmann::json::exception&) {  // said below
   }
-  throw Error(ErrorKind::input, fmt::format("'{}' does not tell how its program was started", folder.string()),
+  throw Error(ErrorKind::input, fmt::format("'{}' does not say how its program was started", folder.string()),
               "name the program: oomdiag fix --device NAME -- PROGRAM");
 }
 

@@ -36,14 +36,14 @@ void add_hooks(const Checkup& checkup, std::vector<Trouble>& troubles) {
   for (const HookCheck& hook : checkup.hooks) {
     if (hook.works) continue;
     if (hook.name == "driver (CUPTI)") {
-      troubles.push_back({fmt::format("libraries that hold memory cannot be told apart: {}",
-                                      checkup.cupti_holder.empty() ? "CUPTI tells nothing" : checkup.cupti_holder),
+      troubles.push_back({fmt::format("libraries that hold memory cannot be distinguished: {}",
+                                      checkup.cupti_holder.empty() ? "CUPTI reports nothing" : checkup.cupti_holder),
                           "run without that tool (nsys, ncu, compute-sanitizer, cuda-gdb, a profiling daemon)"});
     } else if (hook.name == "GPU (NVML)") {
-      troubles.push_back({"other processes on the GPU cannot be told: NVML does not answer",
+      troubles.push_back({"other processes on the GPU cannot be listed: NVML does not answer",
                           "in a container, start it with the capability 'utility' (NVIDIA_DRIVER_CAPABILITIES)"});
     } else {
-      troubles.push_back({fmt::format("'{}' tells nothing: {} will be missing", hook.name, hook.detail),
+      troubles.push_back({fmt::format("'{}' reports nothing: {} will be missing", hook.name, hook.detail),
                           "please report it, with the output of oomdiag doctor --json"});
     }
   }

@@ -6,17 +6,17 @@
 
 namespace oomdiag {
 
-/// What this process may use of its host. A cgroup bounds it, version 1 or 2, and so do those above that one: /proc tells
+/// What this process may use of its host. A cgroup bounds it, version 1 or 2, and so do those above that one: /proc lists
 /// of the whole machine. `root` is the root of the file system, another one in tests.
 ///
 /// Bytes that a new process may take: what the kernel calls available, and what each cgroup leaves of its limit, where the
-/// cache of files counts as free. nullopt where nothing tells.
+/// cache of files counts as free. nullopt where that is not known.
 std::optional<int64_t> available_memory(const std::filesystem::path& root = "/");
 
 /// Cores that may be used at once: those of the affinity mask, and the cgroup's quota of time, rounded down; at least 1.
 int available_cores(const std::filesystem::path& root = "/");
 
-/// How many processes of this cgroup the kernel's OOM killer has ended so far; nullopt where it does not tell.
+/// How many processes of this cgroup the kernel's OOM killer has ended so far; nullopt where it does not say.
 std::optional<int64_t> count_oom_kills(const std::filesystem::path& root = "/");
 
 }  // namespace oomdiag

@@ -146,12 +146,12 @@ void run_each_in_a_process(const std::vector<std::function<std::string()>>& work
 }
 
 std::vector<std::optional<std::string>> run_in_processes(const std::vector<std::function<std::string()>>& works,
-                                                         int at_once, const std::function<void(std::size_t)>& tell) {
+                                                         int at_once, const std::function<void(std::size_t)>& on_done) {
   std::vector<std::optional<std::string>> answers(works.size());
   std::size_t over = 0;
   run_each_in_a_process(works, at_once, [&](std::size_t work, std::optional<std::string> answer) {
     answers[work] = std::move(answer);
-    tell(++over);
+    on_done(++over);
   });
   return answers;
 }

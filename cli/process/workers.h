@@ -22,9 +22,9 @@ using TakeAnswer = std::function<void(std::size_t, std::optional<std::string>)>;
 /// Not for programs that have threads.
 void run_each_in_a_process(const std::vector<std::function<std::string()>>& works, int at_once, const TakeAnswer& take);
 
-/// The same; gives all answers, in the order of the works. `tell` is called with the number that are over.
+/// The same; gives all answers, in the order of the works. `on_done` is called with the number that are over.
 std::vector<std::optional<std::string>> run_in_processes(const std::vector<std::function<std::string()>>& works,
-                                                         int at_once, const std::function<void(std::size_t)>& tell);
+                                                         int at_once, const std::function<void(std::size_t)>& on_done);
 
 /// How many programs may run beside each other here: one per core, as far as memory goes, where the largest takes
 /// `bytes_of_one`; 0 = nobody knows.

@@ -222,8 +222,8 @@ Explained explain_snapshot(const fs::path& path, const fs::path& as, const Snaps
 }
 
 [[noreturn]] void refuse_gpu(const fs::path& path) {
-  throw Error(ErrorKind::usage, "--device and --memory are for snapshots of PyTorch, which do not tell their GPU",
-              fmt::format("'{}' tells it: leave them out", path.string()));
+  throw Error(ErrorKind::usage, "--device and --memory are for snapshots of PyTorch, which do not name their GPU",
+              fmt::format("'{}' names it: leave them out", path.string()));
 }
 
 Explained only(Report report) {

@@ -33,7 +33,7 @@ void check_exists(const std::filesystem::path& path, const char* hint = kTakes);
 /// Adds the argument that names what load_report() and load_explained() read.
 void add_source(CLI::App& command, std::string& path, const char* name = "FILE");
 
-/// The same where it may be left out; source_or_newest_run() tells then what is read.
+/// The same where it may be left out; source_or_newest_run() then gives what is read.
 void add_optional_source(CLI::App& command, std::string& path);
 
 /// `path`, or where it is empty the newest run here, which is said on stderr. Throws Error(usage) if there is none.
@@ -43,7 +43,7 @@ std::string source_or_newest_run(const std::string& path);
 struct RunFacts {
   std::optional<Ending> ending{};
   std::optional<int64_t> batch{};              ///< batch size
-  std::optional<ReportCase> reference_case{};  ///< told by runs that are gone
+  std::optional<ReportCase> reference_case{};  ///< explained by runs that are gone
   int64_t judged_bytes = 0;  ///< fixes are judged as on a GPU of this size; 0 = the one that it ran on
 };
 
@@ -59,8 +59,8 @@ Trace load_trace(const std::filesystem::path& path);
 Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
 
 /// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
-/// exit code and the batch size that its report remembers. `gpu`: of a snapshot, told by hand. Throws Error(input) for
-/// anything else, Error(usage) if a GPU is told of what knows its own.
+/// exit code and the batch size that its report remembers. `gpu`: of a snapshot, given by the user. Throws Error(input) for
+/// anything else, Error(usage) if a GPU is given for what names its own.
 Report load_report(const std::filesystem::path& path, const SnapshotDevice& gpu = {});
 
 /// A report and, where it was made here, what it was made from.

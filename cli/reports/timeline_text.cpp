@@ -25,20 +25,20 @@ const char* describe(MemoryTimeline::Kind kind) {
   return "";
 }
 
-/// "12.35": since the first that the file tells.
+/// "12.35": since the first in the file.
 std::string milliseconds(const TimelineOfGpu& gpu, double time_us) {
   return fmt::format("{:.2f}", (time_us - gpu.begin_us) / 1000);
 }
 
 std::string gpus_table(const MemoryTimeline& timeline, const Unit& unit) {
-  const bool tells_more = is_chrome(timeline);  // which GPU it is, and what was reserved
+  const bool has_details = is_chrome(timeline);  // which GPU it is, and what was reserved
   std::string text = "  " + padded(fmt::format("GPU, {}", unit.name), 24) +
-                     fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", "peak", tells_more ? "   reserved" : "", "at the end",
+                     fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", "peak", has_details ? "   reserved" : "", "at the end",
                                  "peak at, ms", "of, ms");
   for (const auto& [index, gpu] : timeline.gpus) {
-    text += "    " + padded(tells_more ? fmt::format("{}", index) : "not told", 22) +
+    text += "    " + padded(has_details ? fmt::format("{}", index) : "not given", 22) +
             fmt::format("{:>11}{}{:>13}{:>14}{:>10}\n", in_unit(gpu.peak_bytes, unit),
-                        tells_more ? fmt::format("{:>11}", in_unit(gpu.peak_reserved_bytes, unit)) : "",
+                        has_details ? fmt::format("{:>11}", in_unit(gpu.peak_reserved_bytes, unit)) : "",
                         in_unit(gpu.end_bytes, unit), milliseconds(gpu, gpu.peak_us), milliseconds(gpu, gpu.end_us));
   }
   return text;
@@ -74,7 +74,7 @@ std::string to_text(const MemoryTimeline& timeline, bool unicode) {
   }
   text += gpus_table(timeline, unit_for(largest));
   if (!is_chrome(timeline)) text += "\n" + categories_table(fullest, unicode);
-  text += "\n  what this file does not tell\n";
+  text += "\n  what this file does not contain\n";
   constexpr size_t kColumns = 100;
   text += wrapped(
       "blocks, segments, lines and the size of the GPU: so neither who holds the bytes nor why a request is refused",
@@ -87,7 +87,7 @@ std::string to_text(const MemoryTimeline& timeline, bool unicode) {
                 kColumns);
   }
   if (timeline.kind == MemoryTimeline::Kind::sizes) {
-    text += wrapped("a peak between two changes of the same microsecond, which are told as one", kColumns);
+    text += wrapped("a peak between two changes of the same microsecond, which are shown as one", kColumns);
   }
   return text +
          "\n  next: oomdiag run -- python train.py\n"

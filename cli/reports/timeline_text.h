@@ -6,7 +6,7 @@
 
 namespace oomdiag {
 
-/// What a timeline tells, what it does not, and what to record instead.
+/// What a timeline shows, what it does not, and what to record instead.
 std::string to_text(const MemoryTimeline& timeline, bool unicode);
 
 }  // namespace oomdiag

@@ -220,7 +220,7 @@ void start_collecting(const CollectorOptions& options) noexcept try {
   collector->find_driver();
   collecting.store(why_not.empty(), std::memory_order_release);
   if (why_not.empty()) return;
-  std::fprintf(stderr, "oomdiag: warning: %s: the report cannot tell which library holds memory outside of PyTorch\n",
+  std::fprintf(stderr, "oomdiag: warning: %s: the report cannot say which library holds non-PyTorch memory\n",
                why_not.c_str());
 } catch (...) {
 }

@@ -159,7 +159,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
 
 }  // namespace
 
-// Steps that make a new peak are few: the first ones, and those of a leak, of which not all need be told.
+// Steps that make a new peak are few: the first ones, and those of a leak, of which not all need be recorded.
 bool note_peak() noexcept try {
   int64_t peak = 0;
   for (uint32_t d = 0; d < session().device_count; ++d) {

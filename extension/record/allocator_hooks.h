@@ -7,7 +7,7 @@ namespace oomdiag {
 /// True if PyTorch's peak is clearly higher than when this was last true.
 bool note_peak() noexcept;
 
-/// Makes the caching allocator tell us of every allocation, free and segment, and of every OOM. It must be initialised,
+/// Makes the caching allocator call us for every allocation, free and segment, and of every OOM. It must be initialised,
 /// and this can not be undone. Throws what PyTorch throws where a backend has no such hooks.
 void attach_allocator_hooks();
 

@@ -91,7 +91,7 @@ class Walk {
     if (packed != 0 || !known) write_packed(*node, packed);
   }
 
-  /// False if it cannot be told what the node saved.
+  /// False if what the node saved cannot be determined.
   bool collect_from_python(const NodePtr& node, compiled::CompiledNodeArgs& arguments) {
     if (!gil_.held()) return false;
     const SavedByPythonNode saved(*python_api(), node);

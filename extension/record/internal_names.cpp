@@ -128,7 +128,7 @@ void check_internal_names() noexcept try {
   if (python_api() == nullptr) return;
   const GilScope gil;
   if (!gil.held() || python_api()->error() != nullptr) return;
-  check(python_calls_are_told_apart(), InternalName::python_frames);
+  check(python_calls_are_distinguished(), InternalName::python_frames);
   PythonCheck(*python_api()).run();
 } catch (...) {
 }

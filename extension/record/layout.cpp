@@ -8,7 +8,7 @@
 #include "extension/record/thread_state.h"
 
 // The beginning of a recording that begins in the middle must fit the events that follow it to the byte, while other threads
-// allocate. The allocator's snapshot takes a GPU's lock only for itself; but at its end, still under the lock, it tells its
+// allocate. The allocator's snapshot takes a GPU's lock only for itself; but at its end, still under the lock, it notifies its
 // trackers that it was taken. So we ask for a snapshot, and when our own tracker hears of it, we ask once more inside of it:
 // the lock is recursive, nothing can move on this GPU, and what is written now stands in the trace exactly where it belongs.
 
@@ -79,7 +79,7 @@ void write_segment(const ThreadState& state, const allocator::SegmentInfo& segme
 void write_beginning() {
   const at::DisableRecordFunctionGuard no_ops;
   const uint32_t devices = session().device_count;
-  // PyTorch's own history tells of each snapshot. Of GPUs that hold nothing there is nothing to tell.
+  // PyTorch's own history has an entry for each snapshot. Of GPUs that hold nothing there is nothing to write.
   bool any = false;
   for (uint32_t d = 0; d < devices; ++d) {
     const auto reserved = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(d)).reserved_bytes[0].current;

@@ -9,7 +9,7 @@
 #include "profiler/event.h"
 
 // Steady training. Steps repeat: once a step's allocations are those of the steps before, in the same order and at the same
-// places, the op callbacks tell nothing new. They are switched off then, and an allocation gets its place in the program
+// places, the op callbacks add nothing new. They are switched off then, and an allocation gets its place in the program
 // from its place in the learned step. The first allocation that is not the expected one switches them on again.
 //
 //   learning ── two steps alike ──► recording ── once more ──► steady ── every 64th step ──► recording …
@@ -37,7 +37,7 @@ enum class TrainingMode : uint8_t { learning, recording, steady };
 struct ThreadMark {
   uint64_t mark = 0;  ///< a hash of where the thread is: its Python frames, the type of the autograd node that runs
   uint64_t next_node = 0;  ///< the number that the thread's next autograd node will have
-  uint64_t claimed = 0;    ///< nodes of the thread below this number have been told of
+  uint64_t claimed = 0;    ///< nodes of the thread below this number have been written
 };
 
 /// What is expected at a place of the learned step, and what it is given then. Two of them are a cache line: a step of the

@@ -75,8 +75,8 @@ void ModuleNames::name_below(PythonObject module, const std::string& path) {
   const uint32_t id = session().writer().intern(std::string_view(name));
   const bool is_new = names_.add(module, {std::move(name), id});
   if (is_new || root_is_new_) {
-    tell_tensors(dict.get(), "_parameters", EventKind::parameter, path);
-    tell_tensors(dict.get(), "_buffers", EventKind::buffer, path);
+    write_tensors(dict.get(), "_parameters", EventKind::parameter, path);
+    write_tensors(dict.get(), "_buffers", EventKind::buffer, path);
   }
   for (const auto& [child, object] : registered(dict.get(), "_modules")) {
     if (object.get() != api_.none) name_below(object.get(), join(path, child));
@@ -104,7 +104,7 @@ std::vector<std::pair<std::string, PythonRef>> ModuleNames::registered(PythonObj
   return result;
 }
 
-void ModuleNames::tell_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path) {
+void ModuleNames::write_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path) {
   for (const auto& [name, object] : registered(dict, which)) {
     if (const c10::TensorImpl* tensor = tensors_.find(object.get())) write_name(kind, *tensor, join(path, name));
   }

@@ -18,7 +18,7 @@ struct ObjectName {
 };
 
 /// The paths of the program's modules ("layer3.5.conv2"), by their places below the module that was called first, and the
-/// names of their parameters and buffers, which are told to the trace. All of it with the GIL.
+/// names of their parameters and buffers, which are written to the trace. All of it with the GIL.
 class ModuleNames {
  public:
   explicit ModuleNames(const PythonApi& api) : api_(api), reader_(api), tensors_(api), names_(api) {}
@@ -39,7 +39,7 @@ class ModuleNames {
   void name_below(PythonObject module, const std::string& path);
   bool has_tables(PythonObject dict) const;
   std::vector<std::pair<std::string, PythonRef>> registered(PythonObject dict, const char* which) const;
-  void tell_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path);
+  void write_tensors(PythonObject dict, const char* which, EventKind kind, const std::string& path);
   bool is_worth_a_search(PythonObject caller, PythonObject module);
 
   const PythonApi& api_;

@@ -53,7 +53,7 @@ void count_unentered_node(uint64_t sequence) {
   if (count.fetch_add(1) + 1 == kEnough) note_missing(InternalName::node_event);
 }
 
-// The first word of a node is the address of its table of virtual functions, before which the type lies: steady.cpp tells kinds
+// The first word of a node is the address of its table of virtual functions, before which the type lies: steady.cpp distinguishes kinds
 // of nodes by it.
 void check_node_type(const torch::autograd::Node& node) {
   const void* const* table = nullptr;
@@ -159,10 +159,10 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   enter_graph_task(state, level, torch::autograd::get_current_graph_task_id(), node.get());
 }
 
-std::string_view tell_path(std::string_view path) {
-  const std::string_view told = session().scope_names().canonical_name(path);
-  if (told != path) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
-  return told;
+std::string_view canonical_path(std::string_view path) {
+  const std::string_view canonical = session().scope_names().canonical_name(path);
+  if (canonical != path) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
+  return canonical;
 }
 
 void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
@@ -183,8 +183,8 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
     if (now.context.scope == 0 && expected == nullptr) locate_in_python(now.context, state.known_places);
     now.context.scope = frame.scope_name;
   } else {
-    state.scope_path.append(scope.told, now.context.module == 0);
-    now.context.module = state.names.name(tell_path(state.scope_path.text()));
+    state.scope_path.append(scope.canonical, now.context.module == 0);
+    now.context.module = state.names.name(canonical_path(state.scope_path.text()));
   }
   const bool is_known = expected != nullptr && expected->context == now.context;
   now.context_id = is_known ? expected->context_id : state.names.context(now.context);
@@ -249,9 +249,9 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   resume_collecting();
 }
 
-// True if it is to be told now which tensors are of which parameter group, which is noted: where it may be the peak's, and again
+// True if it is to be written now which tensors are of which parameter group, which is noted: where it may be the peak's, and again
 // before that is overwritten.
-bool claim_telling_of_groups() {
+bool claim_writing_of_groups() {
   if (!python_attached()) return false;
   Session& recording = session();
   if (!recording.fades(recording.grouped_at) && (steady() || !note_peak())) return false;
@@ -274,7 +274,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   if (!state.place.leave(&call, state.names, frame)) return;
   if (frame.is_accumulate && !state.oom.is_open()) note_accumulated_gradient(state, inside);
   if (state.oom.is_open() && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) settle_refusal(state);
-  if (frame.is_optimizer_step && claim_telling_of_groups()) write_parameter_groups(false);
+  if (frame.is_optimizer_step && claim_writing_of_groups()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, inside_id);
 }
@@ -317,7 +317,7 @@ void set_calls(Installed& now, bool on, bool with_ops) {
   } else {
     callback.scopes({at::RecordScope::USER_SCOPE});
   }
-  // First the new one: a scope that begins in between is told twice, and is not lost.
+// Add before removing: a scope that starts in between is reported twice (on_start ignores the second), never missed.
   set(now.calls, on, callback);
   if (before != 0) at::removeCallback(before);
 }

@@ -8,7 +8,7 @@
 
 namespace oomdiag {
 
-/// The program's optimizers, and which tensors belong to which of their parameter groups, which is told to the trace. All of
+/// The program's optimizers, and which tensors belong to which of their parameter groups, which is written to the trace. All of
 /// it with the GIL.
 class OptimizerNames {
  public:

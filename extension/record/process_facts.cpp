@@ -73,16 +73,16 @@ void describe_process(TraceHeader& header) {
 // called.
 const char* find_allocator_obstacle() {
   if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
-    return "PYTORCH_NO_CUDA_MEMORY_CACHING is set, and PyTorch tells nothing of allocations that it does not cache: "
+    return "PYTORCH_NO_CUDA_MEMORY_CACHING is set, and PyTorch reports nothing of allocations that it does not cache: "
            "how the program ended is all that is known; unset it for a diagnosis";
   }
   const std::string name = c10::cuda::CUDACachingAllocator::get()->name();
   if (name == "native") return nullptr;
   if (name == "cudaMallocAsync") {
-    return "backend:cudaMallocAsync tells nothing of single allocations: its totals are known, who holds them is not; "
+    return "backend:cudaMallocAsync reports nothing of single allocations: its totals are known, who holds them is not; "
            "take backend:native for a diagnosis";
   }
-  return "a pluggable allocator tells nothing of its allocations: how the program ended is all that is known; take "
+  return "a pluggable allocator reports nothing of its allocations: how the program ended is all that is known; take "
          "PyTorch's own for a diagnosis";
 }
 

@@ -267,7 +267,7 @@ void locate_in_python(Context& context, KnownPlaces& known) noexcept try {
 } catch (...) {
 }
 
-bool python_calls_are_told_apart() noexcept {
+bool python_calls_are_distinguished() noexcept {
   if (python == nullptr || python->frames.known()) return true;
   const GilScope gil;
   if (gil.held()) python->frames.measure(python->api);

@@ -33,8 +33,8 @@ struct KnownPlaces {
 /// thread knows costs tens of nanoseconds, and no GIL.
 void locate_in_python(Context& context, KnownPlaces& known) noexcept;
 
-/// Whether one place of the program can be told from another without the GIL, or Python has no part in it.
-bool python_calls_are_told_apart() noexcept;
+/// Whether one place of the program can be distinguished from another without the GIL, or Python has no part in it.
+bool python_calls_are_distinguished() noexcept;
 /// A hash of what `locate_in_python` would look at: the calls from the innermost one to that of the user's line, and the module
 /// whose forward runs. Where a module or code has died another one may lie, so the hashes of all places are others from then on. 0
 /// where no Python runs on this thread. Tens of nanoseconds, also inside the allocator.

@@ -84,7 +84,7 @@ struct PythonApi {
   }
   /// A text attribute of code, empty if there is none.
   std::string text(PythonObject object, const char* name) const;
-  /// What tells two places of a function from each other: the instruction that runs, before Python 3.11 its line.
+  /// What distinguishes two places of a function: the instruction that runs, before Python 3.11 its line.
   int place_in(PythonObject in_frame) const {
     return frame_instruction != nullptr ? frame_instruction(in_frame) : frame_line(in_frame);
   }

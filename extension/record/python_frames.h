@@ -14,14 +14,14 @@ struct PythonCall {
   const void* first_local = nullptr;  ///< `self` of a method
 };
 
-/// The Python calls that run on the thread that asks, without the GIL and in nanoseconds, to tell one place of the program
+/// The Python calls that run on the thread that asks, without the GIL and in nanoseconds, to distinguish one place of the program
 /// from another where the GIL must not be taken. A thread that is in C++ changes none of its frames, and nobody else does.
 ///
 /// The interpreter's frames are no part of the C API. How they lie in memory is known of 3.11 to 3.14, and it is believed
 /// only where what `measure` reads there is what the C API says.
 class PythonFrames {
  public:
-  /// A deeper stack is a framework's: its outer calls tell nothing about an op.
+  /// A deeper stack is a framework's: its outer calls say nothing about an op.
   static constexpr int kMax = 96;
 
   /// Compares the frames that run with what the C API says of them. With the GIL. From then on they can be read.

@@ -22,7 +22,7 @@ class NoTorchFunction {
 
 }  // namespace
 
-// A tensor tells the address of its TensorImpl, as a number, in a slot of torch._C.TensorBase.
+// A tensor gives the address of its TensorImpl, as a number, in a slot of torch._C.TensorBase.
 const c10::TensorImpl* TensorReader::find(PythonObject object) {
   if (!tensor_type_) tensor_type_ = reader_.find("torch._C", "TensorBase");
   if (!reader_.is_a(object, tensor_type_.get())) return nullptr;

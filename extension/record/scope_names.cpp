@@ -23,14 +23,14 @@ size_t place_of(std::string_view name) {
 const ScopeName& ScopeNames::find(std::string_view given, NumberedNames& numbered, InternCache& names) {
   ScopeName& recent = recent_[place_of(given) % recent_.size()];
   if (recent.given == given) return recent;
-  const std::string_view told = numbered.canonical_name(given);
+  const std::string_view canonical = numbered.canonical_name(given);
   recent = {.given = std::string(given),
-            .told = std::string(told),
-            .id = names.name(told),
-            .of_pytorch = is_of_pytorch(told),
+            .canonical = std::string(canonical),
+            .id = names.name(canonical),
+            .of_pytorch = is_of_pytorch(canonical),
             .of_profiler = given.starts_with("ProfilerStep#"),
-            .of_optimizer = told.starts_with("Optimizer."),
-            .is_optimizer_step = told.starts_with("Optimizer.step")};
+            .of_optimizer = canonical.starts_with("Optimizer."),
+            .is_optimizer_step = canonical.starts_with("Optimizer.step")};
   return recent;
 }
 

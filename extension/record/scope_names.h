@@ -13,14 +13,14 @@ namespace oomdiag {
 /// What the name of a user scope says.
 struct ScopeName {
   std::string given{};        ///< by the program
-  std::string told{};         ///< as NumberedNames has it
-  uint32_t id = 0;            ///< of `told`, in the trace
+  std::string canonical{};         ///< as NumberedNames has it
+  uint32_t id = 0;            ///< of `canonical`, in the trace
   bool of_pytorch = false;    ///< "Optimizer.step#Adam.step": no part of the user's paths
   bool of_profiler = false;   ///< what torch.profiler keeps open for a whole step: no place in the program
   bool of_optimizer = false;  ///< "Optimizer.…"
   bool is_optimizer_step = false;
 
-  bool is_folded() const { return told != given; }
+  bool is_folded() const { return canonical != given; }
 };
 
 /// The scopes that a thread met last: in a training they are the same few in each step. One thread.

@@ -68,7 +68,7 @@ bool allocator_is_ready() noexcept {
   return allocator != nullptr && allocator->initialized();
 }
 
-// The host looked at what a kernel should have written: which op, and where, tells whether a size or a branch hangs on it.
+// The host looked at what a kernel should have written: which op, and where, decides whether a size or a branch hangs on it.
 void write_read() {
   if (!recording()) return;
   ThreadState& state = thread_state();
@@ -204,7 +204,7 @@ void begin(uint32_t steps_before) {
   listen_to_virtual_device();
   attach_collector(the_session->writer(), event_of_driver);
   if (const std::string why = why_not_collecting(); !why.empty()) {
-    write_note("libraries that hold memory outside of PyTorch are not told apart", why.c_str());
+    write_note("libraries that hold memory outside of PyTorch are not distinguished", why.c_str());
   }
 }
 

@@ -45,9 +45,9 @@ class Session {
   uint32_t device_count = 1;
   /// Whether the GPU is filling up, so that an OOM in forward may come and the newest outputs are worth their price.
   bool near_the_limit() const noexcept { return live_bytes() > watch_outputs_above; }
-  /// Whether half of the trace was overwritten since `told_at`: what was told then may be gone soon.
-  bool fades(const std::atomic<double>& told_at) const noexcept {
-    return writer_->times_overwritten() > told_at.load(std::memory_order_relaxed) + 0.5;
+  /// Whether half of the trace was overwritten since `written_at`: what was written then may be gone soon.
+  bool fades(const std::atomic<double>& written_at) const noexcept {
+    return writer_->times_overwritten() > written_at.load(std::memory_order_relaxed) + 0.5;
   }
   std::atomic<int64_t> highest_walked = 0;       ///< live_bytes at the largest graph walked so far
   std::atomic<int64_t> highest_when_judged = 0;  ///< highest_walked at the end of the step before

@@ -35,7 +35,7 @@ ThreadMark count(const ThreadState& state) noexcept {
   return {.mark = 0, .next_node = at::sequence_number::peek(), .claimed = state.nodes.next()};
 }
 
-/// Which autograd node an event belongs to, if the op callbacks have not told.
+/// Which autograd node an event belongs to, if the op callbacks have not set it.
 void place_in_backward(Event& event, const torch::autograd::Node* node) noexcept {
   if (node == nullptr) return;
   event.node_sequence = node->sequence_nr();
@@ -107,7 +107,7 @@ ThreadState* state_of_newcomer() noexcept try { return &thread_state(); } catch 
 bool steady() noexcept { return session().learner().steady(); }
 
 void restart_learning(bool wanted) noexcept {
-  if (the_session != nullptr) the_session->learner().restart(wanted && python_calls_are_told_apart());
+  if (the_session != nullptr) the_session->learner().restart(wanted && python_calls_are_distinguished());
 }
 
 void prepare_recording(ThreadState& state) {

@@ -7,7 +7,7 @@
 
 namespace oomdiag {
 
-/// Counts the steps of the training loop as they pass and lists them in the trace: the events that tell of them may be
+/// Counts the steps of the training loop as they pass and lists them in the trace: the events that record them may be
 /// overwritten one day. A step ends with an optimizer's step; in a loop without PyTorch's optimizers it ends where the next
 /// forward pass begins after a backward pass. Any thread; not for the allocator.
 class StepCounter {

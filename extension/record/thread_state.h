@@ -17,11 +17,11 @@
 
 namespace oomdiag {
 
-/// Which of the autograd nodes that a thread makes have been told with the op that made them: those below a number. One thread.
+/// Which of the autograd nodes that a thread makes have been written with the op that made them: those below a number. One thread.
 class NodeClaims {
  public:
   uint64_t next() const noexcept { return next_; }
-  /// Those from `next()` up to `end` are told now, or by nobody.
+  /// Those from `next()` up to `end` are written now, or not at all.
   void claim_up_to(uint64_t end) noexcept { next_ = end; }
 
  private:

@@ -20,7 +20,7 @@ struct PlacedTrace {
 /// Throws Error(environment).
 PlacedTrace place_trace(const std::filesystem::path& run, uint32_t device_count, const TraceBudget& budget);
 
-/// Makes a folder, and those that it lies in, unless it is there. A trace tells command lines and paths: only its owner may
+/// Makes a folder, and those that it lies in, unless it is there. A trace contains command lines and paths: only its owner may
 /// look inside. False if it is no folder, or somebody else's, or others may write into it.
 bool make_trace_folder(const std::filesystem::path& folder);
 

@@ -26,7 +26,7 @@ struct Verdict {
 };
 
 /// One verdict for each budget, after one on whether the run came to its end: of one that ran out of memory no figure
-/// tells what it needs. Of several GPUs and ranks the highest figure counts.
+/// says what it needs. Of several GPUs and ranks the highest figure counts.
 std::vector<Verdict> check(const Report& report, const Budgets& budgets);
 
 /// JUnit's XML, a test case for each verdict.

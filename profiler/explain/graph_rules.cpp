@@ -39,7 +39,7 @@ class TrainedModules {
 
   /// A trained parameter that no called module has may be an image that is optimized, which any op may lead to; several that
   /// nothing has used are those of a model that is yet to be called.
-  bool can_tell() const {
+  bool is_conclusive() const {
     if (trained_elsewhere_ == 0) return trained_in_modules_ > 0;
     return trained_elsewhere_ > 1 && !uses_elsewhere_;
   }
@@ -122,7 +122,7 @@ const Growth* retained_graph(const ReasonFacts& facts) {
 
 Found find_graph_without_use(const ReasonFacts& facts) {
   const TrainedModules modules(facts.device.state);
-  if (!modules.can_tell() || facts.device.sharded) return {};
+  if (!modules.is_conclusive() || facts.device.sharded) return {};
   const UnusedGraph graph = find_unused_graph(facts, modules);
   if (!is_large(facts, graph.bytes, 0.2)) return {};
   const std::string_view name = outermost(graph.module);

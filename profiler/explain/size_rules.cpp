@@ -38,9 +38,9 @@ std::optional<bool> builds_graph(const ReasonFacts& facts) {
   if (std::ranges::any_of(step, [](const StepAllocation& block) { return block.is_of_step() && block.in_graph; })) {
     return true;
   }
-  const bool tells = std::ranges::any_of(
+  const bool is_shown = std::ranges::any_of(
       step, [](const StepAllocation& block) { return block.is_of_step() && !block.made.module.empty(); });
-  return tells ? std::optional(false) : std::nullopt;
+  return is_shown ? std::optional(false) : std::nullopt;
 }
 
 /// Many copies of one size that one line made, and of no other size worth mentioning: weights of a model that goes to the GPU by one

@@ -11,7 +11,7 @@
 
 namespace oomdiag {
 
-/// Grows a tree from leaves that are told one by one.
+/// Grows a tree from leaves that are added one by one.
 class OwnerTree {
  public:
   /// `path` from the outside in; empty names are left out.

@@ -74,13 +74,13 @@ struct GpuPicture {
   bool operator==(const GpuPicture&) const = default;
 };
 
-/// Draws a GPU from all that its trace tells.
+/// Draws a GPU from all that its trace has.
 GpuPicture draw_gpu(const DeviceHistory& device);
 
 /// Draws a step; of a step that is not there, nothing.
 StepBands draw_step(const StepAllocations& step_allocations);
 
-/// Draws what a report alone tells: owners.
+/// Draws what a report alone has: owners.
 GpuPicture draw_gpu(const ReportOfDevice& device);
 
 }  // namespace oomdiag

@@ -11,7 +11,7 @@
 #include "profiler/replay/allocator/settings.h"
 #include "profiler/replay/shared_list.h"
 
-// What a trace tells once it is replayed. Plain values; names are views into the trace they were made from, which must
+// What a trace shows once it is replayed. Plain values; names are views into the trace they were made from, which must
 // outlive them.
 namespace oomdiag {
 
@@ -195,7 +195,7 @@ struct PlaceCurve {
   uint64_t newest = 0;            ///< sequence of its newest allocation: orders places as the program runs them
   std::vector<int64_t> bytes{};   ///< requested, by StepCurves::steps
   std::vector<int64_t> blocks{};  ///< how many
-  /// The same by StepCurves::run_steps. Before the oldest event kept they are told by what still lives; where anything
+  /// The same by StepCurves::run_steps. Before the oldest event kept they are known by what still lives; where anything
   /// else may have lived, by the first of `bytes`.
   std::vector<int64_t> run_bytes{}, run_blocks{};
 
@@ -300,7 +300,7 @@ struct DeviceHistory {
   MemoryState state;
   std::vector<PhasePeak> phases{};  ///< by step; of long runs the first and the last steps, and the peak's
   std::array<int64_t, kPhaseCount> phase_peaks{};  ///< of all steps, by Phase
-  std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still tells of, or every 2nd, 4th, …
+  std::vector<StepEnd> step_ends{};  ///< at most 2000: all steps that the trace still has, or every 2nd, 4th, …
   StepCurves curves{};
   std::vector<Referrer> referrers{};
   bool looked_for_referrers = false;  ///< as memory ran out or grew; without any, no variable leads to a tensor

@@ -56,29 +56,29 @@ History replay(const Trace& trace, std::optional<bool> survived) {
                   .reads = std::move(prescan.reads)};
   const bool sharded = shards_parameters(trace);
   for (FollowedDevice& device : followed.devices) {
-    DeviceHistory& told = device.history;
-    for (OutOfMemory& refusal : told.refusals) {
+    DeviceHistory& replayed = device.history;
+    for (OutOfMemory& refusal : replayed.refusals) {
       find_requested_tensor(trace, followed.nodes, history.settings, refusal);
       find_surroundings(trace, prescan.stacks, refusal);
-      if (refusal.outcome == Outcome::fatal) told.failure = refusal;
+      if (refusal.outcome == Outcome::fatal) replayed.failure = refusal;
     }
     for (const auto& [maker, variable, count, bytes] : device.referrers) {
-      told.referrers.push_back(
+      replayed.referrers.push_back(
           {trace.name(variable), locate(trace, followed.nodes, maker), count, bytes, std::max(bytes, maker.bytes)});
     }
-    const OutOfMemory* failure = told.failure ? &*told.failure : nullptr;
-    told.looked_for_referrers = !told.referrers.empty() || (failure != nullptr && trace.process.python_ended);
-    told.step_allocations = read_step(trace, followed, device, device.step, failure);
+    const OutOfMemory* failure = replayed.failure ? &*replayed.failure : nullptr;
+    replayed.looked_for_referrers = !replayed.referrers.empty() || (failure != nullptr && trace.process.python_ended);
+    replayed.step_allocations = read_step(trace, followed, device, device.step, failure);
     if (has_complete_step(trace, prescan, device)) {
-      told.complete = read_step(trace, followed, device, device.complete, nullptr);
+      replayed.complete = read_step(trace, followed, device, device.complete, nullptr);
     }
-    told.state = read_moment(trace, followed, device);
+    replayed.state = read_moment(trace, followed, device);
     NonPytorchState outside = read_non_pytorch(trace, device.outside_events, trace.events.size());
-    told.initialization_steps = std::move(outside.steps);
-    told.failed_driver_requests = std::move(outside.refusals);
-    told.outside_measured = !device.outside.empty() || told.failure.has_value();
-    told.sharded = sharded;
-    history.devices.push_back(std::move(told));
+    replayed.initialization_steps = std::move(outside.steps);
+    replayed.failed_driver_requests = std::move(outside.refusals);
+    replayed.outside_measured = !device.outside.empty() || replayed.failure.has_value();
+    replayed.sharded = sharded;
+    history.devices.push_back(std::move(replayed));
   }
   return history;
 }

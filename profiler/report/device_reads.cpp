@@ -63,10 +63,10 @@ std::vector<std::string> describe_all(std::vector<DeviceRead> reads, std::string
 void add_sizes(std::vector<DeviceRead> reads, std::string_view at_least, std::vector<std::string>& limitations) {
   const auto texts = describe_all(std::move(reads), at_least);
   if (texts.empty()) return;
-  const size_t told = std::min(texts.size(), kMaxPlaces);
-  const std::string more = texts.size() == told ? "" : fmt::format("; {} more places", texts.size() - told);
+  const size_t shown = std::min(texts.size(), kMaxPlaces);
+  const std::string more = texts.size() == shown ? "" : fmt::format("; {} more places", texts.size() - shown);
   limitations.push_back(fmt::format("data-dependent sizes, so that peaks after them are a lower bound: {}{}",
-                                    fmt::join(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(told), "; "),
+                                    fmt::join(texts.begin(), texts.begin() + static_cast<std::ptrdiff_t>(shown), "; "),
                                     more));
 }
 

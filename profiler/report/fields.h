@@ -26,7 +26,7 @@ struct Field {
 
 inline constexpr bool kMayBeNegative = true;
 
-/// How many names an enum has: its values are 0, 1, 2, …, and name_of tells each.
+/// How many names an enum has: its values are 0, 1, 2, …, and name_of gives each.
 template <class Enum>
 inline constexpr size_t kCountOf = 0;
 template <>
@@ -463,7 +463,7 @@ void visit_fields(Visitor& visit, Value& value) {
                  {"activation_gradient", "made and used up in backward"},
                  {"temporary", "freed by the op that made it"},
                  {"workspace", "of cuBLAS and cuDNN"},
-                 {"unknown", "nothing tells; never spread over the others"}});
+                 {"unknown", "not known; never spread over the others"}});
   visit({"from_stacks", "of a memory snapshot: so many bytes of a category with this confidence; empty of a recording"},
         value.from_stacks);
   visit({"card", "how the bytes of the device were spent at that moment"}, value.memory);
@@ -606,7 +606,7 @@ void visit_fields(Visitor& visit, Value& value) {
   visit({"steps", "steps that were begun"}, value.steps);
   visit({"steady_steps", "of those: repeated an earlier step to the last allocation, so that its ops were not watched"},
         value.steady_steps);
-  visit({"still_runs", "the program ran on when it was looked at: the report tells what happened so far"},
+  visit({"still_runs", "the program ran on when it was looked at: the report says what happened so far"},
         value.still_runs);
   visit({"lower_bound", "sizes depended on values that a virtual device does not compute: peaks are at least these"},
         value.lower_bound);

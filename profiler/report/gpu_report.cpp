@@ -230,7 +230,7 @@ std::vector<ReportParameterGroup> report_groups(const MemoryState& state) {
   return report;
 }
 
-// What the others would save hangs on what blocks hold, which no snapshot tells.
+// What the others would save hangs on what blocks hold, which no snapshot shows.
 bool needs_no_categories(const Fix& fix) { return fix.id == "expandable_segments" || fix.id == "stop_growth"; }
 
 ReportGrowth report_growth(const Growth& growth) {

@@ -57,7 +57,7 @@ bool is_loss_op(std::string_view op) {
          op.find("_loss") != op.npos;
 }
 
-/// What tells logits: their last size is the number of words (the first size of a large matrix, which more than one tensor
+/// What identifies logits: their last size is the number of words (the first size of a large matrix, which more than one tensor
 /// of the loss has, too).
 int64_t last_size(std::string_view shape) {
   const size_t end = shape.find(']'), begin = shape.rfind(' ', end);

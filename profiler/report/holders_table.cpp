@@ -99,7 +99,7 @@ std::string count_of(const ReportHolder& holder, const TextOptions& options) {
   return fmt::format("{} {} {}", holder.blocks, options.unicode ? "×" : "x", with_unit(holder.block_bytes));
 }
 
-// What no module names is told by its line; count and shape stand there where there is room.
+// What no module names is named by its line; count and shape follow where they fit.
 std::string label_of(const ReportHolder& holder, const TextOptions& options) {
   std::string label = name_of(holder, options);
   const bool wants_line = holder.name.empty() && !holder.source.empty() && !holder.op.empty();
@@ -128,11 +128,11 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
   bool any = false;
   for (const ReportHolder& holder : device.top_allocations) {
     if (holder.category != category || !table.shows(holder.bytes) || named >= all / 5 * 4) continue;
-    const bool tells_nothing =
+    const bool is_unnamed =
         holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
-    if (!tells_nothing) table.detail(label_of(holder, table.options()), holder.bytes);
-    if (!tells_nothing) any = true;
-    named += tells_nothing ? 0 : holder.bytes;
+    if (!is_unnamed) table.detail(label_of(holder, table.options()), holder.bytes);
+    if (!is_unnamed) any = true;
+    named += is_unnamed ? 0 : holder.bytes;
   }
   if (any && table.shows(all - named)) table.detail("others", all - named);
 }

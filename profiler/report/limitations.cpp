@@ -22,7 +22,7 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   if (trace.overwritten_events > 0) {
     const bool counted = !trace.step_ends.empty();
     const uint32_t step = counted ? trace.step_of(trace.overwritten_events + 1) : 0;
-    const std::string what = counted ? fmt::format("peaks and phases are told from step {} on", step)
+    const std::string what = counted ? fmt::format("peaks and phases are known from step {} on", step)
                                      : "steps are counted from where the trace begins";
     limitations.push_back(fmt::format("the oldest {} events were overwritten: {}", trace.overwritten_events, what));
     if (counted && trace.step_stride > 1) {
@@ -36,12 +36,12 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   add(trace.events.lost(),
       "events were overwritten or cut off while they were read: peaks and categories may be wrong");
   add(trace.dropped_blocks, "live blocks found no room in the table of live blocks");
-  add(trace.dropped_names, "names or places found no room in the trace: what was to be told by them is not named");
+  add(trace.dropped_names, "names or places found no room in the trace: what they would name is not named");
   add(trace.dropped_driver, "allocations by libraries outside of PyTorch found no room in the books");
-  add(trace.deep_calls, "ops ran too deep inside of others: what they allocated is told as that of an op around them");
+  add(trace.deep_calls, "ops ran too deep inside of others: what they allocated is counted for an op around them");
   add(trace.unnumbered_threads,
       "threads began after 65,534 others: which forward op made their autograd nodes is not known");
-  add(trace.folded_names, "scopes that differ by numbers only are told together, with # for the number");
+  add(trace.folded_names, "scopes that differ by numbers only are listed together, with # for the number");
   if (!trace.process.recorder_failure.empty()) {
     limitations.emplace_back("recording stopped before the end: " + trace.process.recorder_failure);
   } else if (still_runs) {
@@ -57,7 +57,7 @@ void add_gaps_of_snapshot(const Trace& trace, std::vector<std::string>& limitati
       "annotations");
   const auto is_unnamed = [](const Device& device) { return device.name.empty(); };
   if (std::ranges::any_of(trace.devices, is_unnamed)) {
-    limitations.emplace_back("a memory snapshot tells no size of the GPU: it is what was reserved and free, at least");
+    limitations.emplace_back("a memory snapshot has no size of the GPU: it is what was reserved and free, at least");
   }
   const auto is_alloc = [](const Event& event) { return event.kind == EventKind::alloc; };
   if (std::none_of(trace.events.begin(), trace.events.end(), is_alloc)) {
@@ -113,13 +113,13 @@ void add_notes(const History& history, std::vector<std::string>& limitations) {
   constexpr size_t kMaxNotes = 20;
   add_notes_of(history, "estimate", "estimates of the virtual device: {}", limitations);
   add_notes_of(history, "unsupported", "not in the virtual device, so that what it takes is missing: {}", limitations);
-  size_t told = 0;
+  size_t count = 0;
   for (const RecorderNote& note : history.notes) {
-    const bool is_told = note.kind == kMode || note.kind == "estimate" || note.kind == "unsupported";
-    if (is_told || told++ >= kMaxNotes) continue;
+    const bool is_reported = note.kind == kMode || note.kind == "estimate" || note.kind == "unsupported";
+    if (is_reported || count++ >= kMaxNotes) continue;
     limitations.push_back(fmt::format("{}: {}", note.kind, note.text));
   }
-  if (told > kMaxNotes) limitations.push_back(fmt::format("{} more of these", told - kMaxNotes));
+  if (count > kMaxNotes) limitations.push_back(fmt::format("{} more of these", count - kMaxNotes));
 }
 
 // What was there before: how much of it nothing names since.
@@ -182,7 +182,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
   }
   if (device.state.saved_by_likeness) {
     limitations.push_back(
-        fmt::format("{}the graph of step {} was not walked: what it saved is told by an earlier step like it", gpu,
+        fmt::format("{}the graph of step {} was not walked: what it saved is known from an earlier step like it", gpu,
                     device.state.step));
   }
   if (!trace.process.snapshot && device.step_allocations.step > 0 &&

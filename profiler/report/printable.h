@@ -12,7 +12,7 @@ size_t count_columns(std::string_view text);
 
 /// On one line: control characters and line ends replaced, at most `columns` wide (cut in the middle).
 std::string printable(std::string_view text, size_t columns);
-/// The same, but keeps the end, which tells most of a module's path: "...3.5.conv2".
+/// The same, but keeps the end, which says most of a module's path: "...3.5.conv2".
 std::string printable_end(std::string_view text, size_t columns);
 /// A text of several lines, as it is to be printed: line ends stay. Without `unicode` nothing but ASCII is left.
 std::string printable_lines(std::string_view text, bool unicode = true);

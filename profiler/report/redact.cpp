@@ -55,7 +55,7 @@ void redact(Json& json, const std::vector<std::string>& secrets) {
   json = text;
 }
 
-/// Lines of programs are often told relative to where they were started.
+/// Lines of programs are often given relative to where they were started.
 std::string last_part(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 }  // namespace

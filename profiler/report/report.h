@@ -301,9 +301,9 @@ struct Report {
   uint32_t steps = 0;
   uint32_t steady_steps =
       0;  ///< of those: ops were not watched, as each repeated the steps before to the last allocation
-  bool still_runs = false;                ///< what is told is what happened so far
+  bool still_runs = false;                ///< the report is of what happened so far
   bool lower_bound = false;               ///< sizes hung on values that a virtual GPU does not compute
-  bool unwatched = false;                 ///< the allocator told nothing: at best its totals are known
+  bool unwatched = false;                 ///< the allocator reported nothing: at best its totals are known
   std::vector<ReportOfDevice> devices{};  ///< those that were used, by index
   size_t main_device = 0;                 ///< of `devices`: the one that failed, else the fullest
   std::vector<ReportRank> ranks{};        ///< the processes of a job of several, else empty

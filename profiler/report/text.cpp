@@ -105,11 +105,11 @@ std::string earlier_of(const ReportOfDevice& device) {
                      name_of(failure.phase), with_unit(needed), with_unit(std::abs(more)), more < 0 ? "less" : "more");
 }
 
-// A snapshot may tell the phase only: threads of autograd have no Python frames.
+// A snapshot may have the phase only: threads of autograd have no Python frames.
 std::string where_text(const ReportFailure& failure, const TextOptions& options) {
   const std::string place = place_text(failure, options);
   if (place.empty()) return "not known: no calls were recorded with the request";
-  return place == "backward" ? "a node of backward; which one, stacks=\"all\" would tell" : place;
+  return place == "backward" ? "a node of backward; which one, stacks=\"all\" would show" : place;
 }
 
 std::string requested_text(const ReportFailure& failure) {
@@ -208,7 +208,7 @@ std::string next_command(const Report& report, const TextOptions& options) {
   return fmt::format("\n  next: oomdiag explain {} {}\n", folder, options.all ? "--open" : "--all");
 }
 
-// Of an allocator that tells nothing only the totals are known.
+// Of an allocator that reports nothing only the totals are known.
 std::string totals_of(const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   std::string text;
   add(text, "peak",

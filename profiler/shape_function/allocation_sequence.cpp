@@ -73,7 +73,7 @@ class SequenceReader {
   std::string why_unusable() const {
     if (trace_.overwritten_events > 0 || trace_.dropped_events > 0 || !trace_.process.recorder_failure.empty())
       return "its recording has gaps";
-    if (trace_.process.snapshot || trace_.process.unwatched) return "its allocator tells nothing of single requests";
+    if (trace_.process.snapshot || trace_.process.unwatched) return "its allocator reports nothing of single requests";
     if (!trace_.initial.empty() || !trace_.initial_layout.empty()) return "memory was allocated before recording began";
     if (trace_.step_stride > 1) return "it ran too many steps";
     return {};
@@ -119,7 +119,7 @@ class SequenceReader {
     if (found == live_.end()) return;
     const auto [allocation, op] = found->second;
     add(kind, allocation);
-    // A temporary of an op, as a workspace is: told apart from what the op returns.
+    // A temporary of an op, as a workspace is: distinguished from what the op returns.
     if (kind != ItemKind::free_completed && op != 0 && op == event.call_id) {
       sequence_.allocations[allocation].place ^= kFreedByItsOp;
       sequence_.allocations[allocation].is_temporary = true;

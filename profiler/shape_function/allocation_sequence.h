@@ -40,7 +40,7 @@ struct AllocationSequence {
   int64_t total_bytes = 0;    ///< of the device
   bool ended = false;         ///< the program came to its end by itself; else it was stopped in the middle
   OpCalls calls{};            ///< where the run was made to record them
-  std::string unusable{};     ///< why it tells nothing of other sizes, or empty
+  std::string unusable{};     ///< why it says nothing of other sizes, or empty
 
   /// Keeps the first `steps` steps only.
   void cut(size_t steps);

@@ -31,7 +31,7 @@ struct Polynomial {
 
 /// The polynomial of fewest terms, and of these of lowest degree, that gives every one of `sizes` at its point exactly. At most
 /// degree 2 in each dimension and three terms, and always one term fewer than there are points, so that at least one run confirms
-/// what the others tell. nullopt where there is none.
+/// what the others say. nullopt where there is none.
 std::optional<Polynomial> fit_polynomial(std::span<const ShapePoint> points, std::span<const int64_t> sizes);
 
 /// "0.97 GiB + 1.64 GiB·batch + 0.43 MiB·batch·length", largest degree last.

@@ -253,7 +253,7 @@ void ShapeFunction::take_at_point(SingleCall& call, const ShapePoint& point, con
   for (size_t a = 0; a < sizes->size(); ++a) {
     const SizeRule& rule = rules_[call.rules[a]];
     const bool is_other = rule.exact && (*sizes)[a] >= 0 && rule.polynomial.at(point) != (*sizes)[a];
-    if (is_other) return;  // what the runs tell of its other allocations does not hold here
+    if (is_other) return;  // what the runs say of its other allocations does not hold here
   }
   for (size_t a = 0; a < sizes->size(); ++a) {
     SizeRule& rule = rules_[call.rules[a]];

@@ -68,18 +68,18 @@ class ShapeFunction {
   const std::vector<Structure>& structures() const { return structures_; }
   /// That of the run whose point is nearest, by the ratios of the dimensions.
   const Structure& nearest(const ShapePoint& point) const;
-  /// Whether `point` and the run nearest to it have no breakpoint between them, as far as the other runs tell.
+  /// Whether `point` and the run nearest to it have no breakpoint between them, as far as the other runs show.
   bool is_within_structure(const ShapePoint& point) const;
   /// A dimension is 1 that was 1 in no run: then other tensors are contiguous, so that other copies are made.
   bool has_new_one(const ShapePoint& point) const;
 
-  /// The operator calls that, made alone, tell the sizes at `points` that no polynomial gives; and, first, those at the points of
-  /// the runs, which tell whether such a call alone allocates what it did in the program. Without those that were taken. Some can
+  /// The operator calls that, made alone, show the sizes at `points` that no polynomial gives; and, first, those at the points of
+  /// the runs, which show whether such a call alone allocates what it did in the program. Without those that were taken. Some can
   /// be made only when others are known, so list again after take().
   std::vector<CallAtPoint> list_unknown_calls(std::span<const ShapePoint> points) const;
   /// What a call of a structure does at a point where it makes other allocations than in any run; null elsewhere.
   const std::vector<int64_t>* script_of(const CallInSequence& call, const ShapePoint& point) const;
-  /// What these calls allocated when they were made alone. From then on sizes that they tell are known, as those of a run are.
+  /// What these calls allocated when they were made alone. From then on sizes that they show are known, as those of a run are.
   void take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made);
 
  private:

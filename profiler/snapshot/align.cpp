@@ -149,7 +149,7 @@ class Aligner {
 }  // namespace
 
 // Where nearly all elements differ, the fewest differences may be to leave out one side: then the nearest places where the
-// sequences agree tell more.
+// sequences agree say more.
 Alignment align(std::span<const uint64_t> left, std::span<const uint64_t> right, size_t most_gaps) {
   Alignment nearest = Aligner(left, right, most_gaps).align();
   if (nearest.equal == std::min(left.size(), right.size())) return nearest;

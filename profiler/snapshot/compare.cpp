@@ -61,7 +61,7 @@ std::string describe(const Where& where) {
   return text;
 }
 
-/// Tells where events of one trace happened. They must be asked for in order.
+/// Finds where events of one trace happened. They must be asked for in order.
 class Locator {
  public:
   explicit Locator(const Trace& trace) : trace_(trace), at_(trace.events.begin()) {}
@@ -175,7 +175,7 @@ void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t&
   }
 }
 
-// The allocator makes or frees a segment before it tells of the block: what `part` tells of segments before its first block
+// The allocator makes or frees a segment before it reports the block: what `part` has of segments before its first block
 // stands before the window, too.
 uint64_t with_segments_before(const Trace& part, const Trace& whole, uint64_t first_event, uint8_t device) {
   uint64_t wanted_segments = 0;

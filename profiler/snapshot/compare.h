@@ -66,7 +66,7 @@ struct Comparison {
   bool operator==(const Comparison&) const = default;
 };
 
-/// Compares what two traces tell about one GPU each. A snapshot that begins in the middle is laid beside the part of the
+/// Compares what two traces say about one GPU each. A snapshot that begins in the middle is laid beside the part of the
 /// other that it shows.
 Comparison compare(const Trace& left, const Trace& right, uint8_t device);
 

@@ -13,7 +13,7 @@
 namespace oomdiag {
 
 /// A GPU's segments and blocks in use at the end of its history, and once that was seen, at its beginning. What a block was
-/// then the first event tells that names it.
+/// then the first event that names it shows it.
 class EarlierState {
  public:
   EarlierState(const AllocatorSettings& settings, std::span<const SnapshotSegment> segments, int device);

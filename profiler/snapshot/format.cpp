@@ -97,12 +97,12 @@ std::string describe_format(const std::filesystem::path& file) {
     if (head.starts_with(magic.begin) || text.starts_with(magic.begin)) return magic.what;
   }
   if (text.starts_with('{') && format_of(head) == FileFormat::timeline)
-    return "a Chrome trace, as torch.profiler writes; all it tells is printed by oomdiag explain";
+    return "a Chrome trace, as torch.profiler writes; all it contains is printed by oomdiag explain";
   if (text.starts_with('{')) {
     return text.find("\"oomdiag-report/") != text.npos ? "a report of oomdiag" : "JSON of another program";
   }
   if (text.starts_with('[')) {
-    return "a JSON list, as torch.profiler's export_memory_timeline writes; all it tells is printed by oomdiag explain";
+    return "a JSON list, as torch.profiler's export_memory_timeline writes; all it contains is printed by oomdiag explain";
   }
   return is_text(head) ? "a text file" : "nothing that is known here";
 }

@@ -139,7 +139,7 @@ uint32_t PlaceFinder::finish() {
   now_.frameless = bare;
   if (!bare) now_.marks |= kFramesKnown;
   const uint32_t place = add(now_);
-  if (places_[place].stack == 0 && places_[place].native_stack == 0) tell_stacks(places_[place]);
+  if (places_[place].stack == 0 && places_[place].native_stack == 0) set_stacks(places_[place]);
   now_ = {};
   calls_.clear();
   outermost_.clear();
@@ -147,7 +147,7 @@ uint32_t PlaceFinder::finish() {
   return place;
 }
 
-void PlaceFinder::tell_stacks(SnapshotPlace& place) {
+void PlaceFinder::set_stacks(SnapshotPlace& place) {
   std::string python, native;
   for (const SnapshotFrame& call : calls_) {
     const std::string file = with_slashes(call.filename);

@@ -42,7 +42,7 @@ class PlaceFinder {
  private:
   uint32_t add(const SnapshotPlace& place);
   void see_exported(const SnapshotFrame& frame);
-  void tell_stacks(SnapshotPlace& place);
+  void set_stacks(SnapshotPlace& place);
 
   SnapshotPlace now_;
   std::vector<SnapshotFrame> calls_;  ///< of the stack that is being seen

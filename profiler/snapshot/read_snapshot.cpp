@@ -233,7 +233,7 @@ class SnapshotReader {
     const PickleValue stack = pickle.resolve(frames);
     if (is_record(stack, Record::stack)) return static_cast<uint32_t>(index_of(stack));
     if (!stack.is(Kind::list)) return 0;
-    uint64_t low = 0, high = 0;  // two, as a stack that is taken for another one tells a wrong line
+    uint64_t low = 0, high = 0;  // two, as a stack that is taken for another one gives a wrong line
     for (const PickleValue element : pickle.elements(stack)) {
       low = spread(low ^ element.bits());
       high = (std::rotl(high, 23) + element.bits()) * 0xc2b2ae3d27d4eb4f;

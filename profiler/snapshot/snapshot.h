@@ -20,7 +20,7 @@ struct SnapshotPlace {
   uint32_t stack = 0;         ///< Python calls of the first such stack, one per line of text, innermost first
   uint32_t native_stack = 0;  ///< likewise of C++, those that have a name
   uint32_t marks = 0;         ///< what its frames say, as StackMark
-  uint64_t calls = 0;         ///< tells stacks of Python calls apart
+  uint64_t calls = 0;         ///< distinguishes stacks of Python calls
   bool in_module = false;     ///< inside of a call of an nn.Module
   bool frameless =
       false;  ///< of a stack without a frame: an allocation of backward, or one that is older than the history

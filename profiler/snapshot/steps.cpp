@@ -125,7 +125,7 @@ std::vector<size_t> StepFinder::after(Work work, bool in_module) const {
 }
 
 // Where the first place in a module comes again after something was made outside of modules: the next batch, a token. That
-// alone tells calls of the model from its layers, and those from a loop that fills a list.
+// alone distinguishes calls of the model from its layers, and those from a loop that fills a list.
 std::vector<size_t> StepFinder::by_repetition() const {
   std::vector<size_t> ends;
   const Run* first = nullptr;

@@ -13,7 +13,7 @@ inline constexpr std::array<const char*, 8> kTimelineCategories = {"parameters",
                                                                    "temporaries",      "activations",     "gradients",
                                                                    "autograd details", "unknown"};
 
-/// What a timeline tells of one GPU.
+/// What a timeline shows of one GPU.
 struct TimelineOfGpu {
   uint64_t changes = 0;
   double begin_us = 0, end_us = 0, peak_us = 0;
@@ -32,11 +32,11 @@ struct MemoryTimeline {
     raw,     ///< [[time, action, bytes, category], …] (… to .raw.json.gz)
   };
   Kind kind = Kind::chrome;
-  std::map<int, TimelineOfGpu> gpus{};  ///< by index; 0 where the file does not tell it
+  std::map<int, TimelineOfGpu> gpus{};  ///< by index; 0 where the file does not name it
 };
 
 /// Reads such a file, packed by gzip or not, in one pass; keeps nothing of it but the answer, and of `sizes` the times. Throws
-/// Error(input), with the format that it saw, for anything else and where it tells nothing of a GPU.
+/// Error(input), with the format that it saw, for anything else and where it has nothing of a GPU.
 MemoryTimeline read_timeline(const std::filesystem::path& file);
 
 }  // namespace oomdiag

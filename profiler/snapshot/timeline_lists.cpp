@@ -18,7 +18,7 @@ namespace {
 class ListReader : public TimelineReader {
  public:
   const char* format() const override { return "a JSON list"; }
-  const char* hint() const override { return "give a snapshot.pickle of PyTorch, which also tells blocks and lines"; }
+  const char* hint() const override { return "give a snapshot.pickle of PyTorch, which also has blocks and lines"; }
   MemoryTimeline finish() override {
     if (timeline_.kind == Kind::sizes && rows_ != times_.size())
       refuse(", a memory timeline whose times and sizes differ in number");
@@ -87,8 +87,8 @@ class ListReader : public TimelineReader {
     for (const double bytes : by_category) sum += bytes;
     if (!note(gpu_, time_us, whole(sum))) return;
     gpu_.peak = {};
-    const size_t told = std::min(by_category.size(), gpu_.peak.size());
-    std::ranges::transform(by_category.first(told), gpu_.peak.begin(), whole);
+    const size_t common = std::min(by_category.size(), gpu_.peak.size());
+    std::ranges::transform(by_category.first(common), gpu_.peak.begin(), whole);
   }
 
   MemoryTimeline timeline_{.kind = Kind::raw};

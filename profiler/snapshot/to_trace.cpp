@@ -15,7 +15,7 @@
 namespace oomdiag {
 namespace {
 
-/// What a snapshot tells of one GPU, in the order in which it happened: its history, after each OOM the calls that led to
+/// What a snapshot shows of one GPU, in the order in which it happened: its history, after each OOM the calls that led to
 /// it, and at last the layout that the snapshot found.
 class GpuStory {
  public:
@@ -195,7 +195,7 @@ class Converter {
 
   // All GPUs' events by time, and those of the same time by GPU.
   template <class Take>
-  void tell(const Take& take) {
+  void visit_events(const Take& take) {
     for (GpuStory& story : stories_) story.restart();
     while (true) {
       GpuStory* next = nullptr;
@@ -211,7 +211,7 @@ class Converter {
   // The first of two passes: what lay there before, how large the GPUs are at least, where the steps are.
   SnapshotSteps look_through() {
     StepFinder finder(snapshot_);
-    tell([&](const Event& event) {
+    visit_events([&](const Event& event) {
       finder.take(event, start_us_);
       states_[event.device].see(event);
     });
@@ -219,7 +219,7 @@ class Converter {
     return finder.find();
   }
 
-  // With the steps as the recorder would have told them.
+  // With the steps as the recorder would have written them.
   void pack(const SnapshotSteps& steps) {
     if (!steps.begins.empty() || !steps.ends.empty()) trace_.names.emplace_back("Optimizer.step");
     const uint64_t scope = trace_.names.size() - 1;
@@ -237,7 +237,7 @@ class Converter {
         packer.add({.time = time, .kind = EventKind::nodes_created});
       }
     };
-    tell([&](const Event& event) {
+    visit_events([&](const Event& event) {
       add_steps();
       packer.add(event);
       time = event.time;
@@ -250,7 +250,7 @@ class Converter {
     trace_.events = log_of(packer.finish());
   }
 
-  // What is page-locked does not say when it came to be: it is told before all else.
+  // What is page-locked does not say when it came to be: it is written before all else.
   void add_host_blocks(EventPacker& packer) {
     if (snapshot_.host_blocks.empty()) return;
     trace_.names.emplace_back("libc10_cuda.so");

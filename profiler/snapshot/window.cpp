@@ -8,14 +8,14 @@
 
 #include "profiler/snapshot/prefix_matches.h"
 
-// Steps repeat, so a place is told by what is in use there, then by how far the events agree. The state is compared by its
+// Steps repeat, so a place is found by what is in use there, then by how far the events agree. The state is compared by its
 // sum first, which is kept while walking over the whole; the sizes themselves only at the place that was chosen.
 
 namespace oomdiag {
 namespace {
 
 constexpr uint64_t kFewest = 64;    ///< events in a row that agree, below which a place is chance
-constexpr uint64_t kMax = 1 << 14;  ///< of a place, to choose by: more tell no more
+constexpr uint64_t kMax = 1 << 14;  ///< of a place, to choose by: more do not help
 
 struct Element {
   int64_t bytes = 0;

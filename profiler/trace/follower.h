@@ -29,7 +29,7 @@ struct LiveFigures {
 };
 
 /// Follows a trace while it is written, from another process. Reads only what is new, and asks nothing of the writer. A file
-/// that is cut off meanwhile tells nothing more, and does no harm.
+/// that is cut off meanwhile shows nothing more, and does no harm.
 class TraceFollower {
  public:
   /// Null if `file` is no trace (yet).

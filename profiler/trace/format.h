@@ -17,8 +17,8 @@
 // A chunk is written by one thread at a time; what a thread leaves of it goes to another. When the budget is used up, the
 // chunk whose newest event is the oldest is taken again, of those that no thread holds.
 // So the newest events are always there, and what was alive before them is in the tables of live blocks. Steps are listed
-// apart, so that they are counted rightly, and the age of a live block is known, when the events that tell of them are gone;
-// and so are the events that name parameters and buffers, or tell the stack of a line, which are written only once.
+// apart, so that they are counted rightly, and the age of a live block is known, when the events that record them are gone;
+// and so are the events that name parameters and buffers, or give the stack of a line, which are written only once.
 
 #include <atomic>
 #include <cstdint>
@@ -86,8 +86,8 @@ struct TraceHeader {
   std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that found no room
   std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
   std::atomic<uint64_t> dropped_driver = 0;  ///< allocations of the driver's that found no room in the books
-  std::atomic<uint64_t> deep_calls = 0;    ///< ops and scopes nested too deeply to be told apart from those around them
-  std::atomic<uint64_t> folded_names = 0;  ///< scopes told under a common name, their numbers replaced by '#'
+  std::atomic<uint64_t> deep_calls = 0;    ///< ops and scopes nested too deeply to be distinguished from those around them
+  std::atomic<uint64_t> folded_names = 0;  ///< scopes recorded under a common name, their numbers replaced by '#'
   std::atomic<uint32_t> step_count = 0;    ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
   std::atomic<uint32_t> step_stride = 1;   ///< doubled, and every other entry dropped, when the list is full
   std::atomic<uint32_t> steps_by_optimizer = 0;  ///< a step ends with an optimizer's step, else with its backward pass
@@ -98,7 +98,7 @@ struct TraceHeader {
   std::atomic<uint32_t> python_ended = 0;  ///< Python had begun to end: the program's own work was done
   char failure[128] = {};
   uint32_t steps_before = 0;  ///< optimizer steps that were over when recording began
-  uint32_t unwatched = 0;     ///< the allocator tells nothing: only its totals are known, from memory_stats
+  uint32_t unwatched = 0;     ///< the allocator reports nothing: only its totals are known, from memory_stats
   std::atomic<uint64_t> unnumbered_threads = 0;  ///< threads whose autograd nodes are joined with no forward op
 };
 inline constexpr uint64_t kHeaderBytes = 4096;

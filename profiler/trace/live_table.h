@@ -35,7 +35,7 @@ class alignas(64) LiveTable {
   /// Adds the block of an alloc event. False if there is no free slot: the block is then unknown to the table.
   bool insert(const Event& alloc) noexcept;
   /// Takes the block at this address out and gives the context of its alloc event, 0 if it is not known. Its slot still
-  /// tells of it, with kSlotFreed, until another block needs it: after an OOM everything is unwound, and what was alive
+  /// has it, with kSlotFreed, until another block needs it: after an OOM everything is unwound, and what was alive
   /// then must not be forgotten. `free_sequence` 0: nobody saw the free.
   uint32_t erase(uint64_t address, uint64_t free_sequence) noexcept;
   /// Asks for the memory that `insert` (of a new block) or `erase` will need. Between two calls the program has the processor's

@@ -44,10 +44,10 @@ int least_number() noexcept {
 }
 
 // On btrfs every store into a page that was written out takes new room, and on a full disk is a SIGBUS, whatever was reserved.
-// A new file can be told to overwrite its pages in place: then it stores into what was reserved (tried with Linux 6.18), also
-// through the overlay of a container, which does not tell what lies under it. But what btrfs notes about such a store takes
+// A new file can be set to overwrite its pages in place: then it stores into what was reserved (tried with Linux 6.18), also
+// through the overlay of a container, which does not show what lies under it. But what btrfs notes about such a store takes
 // room as well, so that one has to look whether there is any. Other file systems keep what they reserved, or like ZFS fail
-// later and without a signal. Only an empty file can be told so: everybody does it before giving the file its size. True if
+// later and without a signal. Only an empty file can be set so: everybody does it before giving the file its size. True if
 // it is btrfs.
 bool overwrite_in_place(int file) noexcept {
   struct statfs system {};

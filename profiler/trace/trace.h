@@ -19,7 +19,7 @@ struct ProcessInfo {
   int world_size = 1;
   bool virtual_device = false;
   bool python = false;
-  bool snapshot = false;  ///< made of a PyTorch memory snapshot: nothing tells phases, steps and tensors
+  bool snapshot = false;  ///< made of a PyTorch memory snapshot: it names no phases, steps and tensors
   std::string torch_version;
   std::string allocator_settings;
   std::string command;
@@ -28,7 +28,7 @@ struct ProcessInfo {
   bool python_ended = false;     ///< Python had begun to end: the program's own work was done
   std::string recorder_failure;  ///< why the recorder switched itself off, or empty
   uint32_t steps_before = 0;     ///< optimizer steps that were over when recording began
-  bool unwatched = false;        ///< the allocator told nothing: only its own totals are known
+  bool unwatched = false;        ///< the allocator reported nothing: only its own totals are known
   uint64_t start_time_ns = 0;    ///< CLOCK_MONOTONIC when recording began
 };
 
@@ -59,8 +59,8 @@ struct Trace {
   uint64_t dropped_blocks = 0;          ///< live blocks that found no slot in the table
   uint64_t dropped_names = 0;           ///< names and contexts that found no room
   uint64_t dropped_driver = 0;          ///< allocations of the driver's that found no room in the books
-  uint64_t deep_calls = 0;              ///< ops nested too deeply to be told apart from those around them
-  uint64_t folded_names = 0;            ///< scopes told under a common name, their numbers replaced by '#'
+  uint64_t deep_calls = 0;              ///< ops nested too deeply to be distinguished from those around them
+  uint64_t folded_names = 0;            ///< scopes recorded under a common name, their numbers replaced by '#'
   uint64_t unnumbered_threads =
       0;  ///< threads that began when 65 534 others had: their nodes are joined with no forward op
   std::vector<uint64_t> step_ends{};  ///< entry i: sequence of the last event of step 1 + i ∙ step_stride; whole run

@@ -206,7 +206,7 @@ void TraceWriter::place(Event* written, uint64_t sequence, uint32_t context) noe
   if (written->kind == EventKind::alloc) post_late_place(*written, context);
 }
 
-// Should another thread's place still wait, this one is only told by the event itself.
+// Should another thread's place still wait, this one is recorded by the event itself only.
 void TraceWriter::post_late_place(const Event& written, uint32_t context) noexcept {
   if (written.device >= device_count_) return;
   LatePlace& late = late_places_[written.device];

@@ -24,7 +24,7 @@ int64_t phase_peak_of(const CaseRun& run, Phase phase);
 const ScopeCall& last_call(const CaseRun& run, std::string_view scope);
 /// How many calls of scopes there were whose names begin so.
 int64_t count_calls(const CaseRun& run, std::string_view prefix);
-/// A number that the program told.
+/// A number that the program printed.
 int64_t fact_of(const CaseRun& run, const std::string& name);
 /// What the program said of the exception that it caught, or empty.
 std::string_view raised_of(const CaseRun& run);

@@ -13,7 +13,7 @@ struct CaseRun {
   std::string variant;  ///< of the loop; "host" for a run on the host
   Report report;        ///< without devices for a run on the host
   ScopeSheet scopes;
-  std::map<std::string, std::string> facts;  ///< what the program told of itself: "pinned_host_bytes" → "1048576"
+  std::map<std::string, std::string> facts;  ///< what the program printed of itself: "pinned_host_bytes" → "1048576"
 };
 
 }  // namespace oomdiag

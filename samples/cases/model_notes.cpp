@@ -36,7 +36,7 @@ void note_classifier(Note& note, Runs runs) {
           fmt::format("A batch of {} does not fit on this GPU, {}; at most {} does (predicted).", batch, gpu, largest));
     } else if (device.failure) {  // fragmentation, or the rest of the step would have been more
       note.say(fmt::format(
-          "A batch of {} does not fit on this GPU, {}; the moment of the failure does not tell which one does.", batch,
+          "A batch of {} does not fit on this GPU, {}; the moment of the failure does not show which one does.", batch,
           gpu));
     }
   }

@@ -14,7 +14,7 @@ namespace oomdiag {
 /// peaks, and a run alone of such a case says nothing.
 std::optional<ReportCase> explain_case(std::string_view id, std::string_view about, std::span<const CaseRun> runs);
 
-/// The same for a run on the host: its bytes by phase, as the program told them ("host_forward_bytes").
+/// The same for a run on the host: its bytes by phase, as the program printed them ("host_forward_bytes").
 ReportCase explain_host(std::string_view id, std::string_view about, const std::map<std::string, std::string>& facts);
 
 // One function per case. Those that compare take what they find among the runs: a variant may have failed.

@@ -113,8 +113,8 @@ def collect(build, programs, quick):
     whole = run(build, [job_of(p, LARGE) for p in programs])
     failing = []
     for program, job in zip(programs, whole):
-        if job["told"]["ended"] != "ok":
-            sys.exit(f"{program.name}: {job['told']['ended']}")
+        if job["answer"]["ended"] != "ok":
+            sys.exit(f"{program.name}: {job['answer']['ended']}")
         needs, outside = job["report"]["peak"]["allocated_bytes"], job["report"]["card"]["non_pytorch_bytes"]
         failing += [(program, int((needs * part + outside) / (1 << 20))) for part in program.gpus[-1 if quick else 0:]]
         first = max(p["peak_allocated_bytes"] for p in job["report"]["phases"] if p["step"] <= 1)
@@ -124,11 +124,11 @@ def collect(build, programs, quick):
     claims, larges = [], {}
     for (program, gpu), job in zip(failing, failed):
         if job["report"] is None:
-            print(f"{program.name} on {gpu} MiB: {job['told']['ended']}, {job['why_no_report']}")
+            print(f"{program.name} on {gpu} MiB: {job['answer']['ended']}, {job['why_no_report']}")
             continue
         failure = job["report"]["failure"]
         if not failure:
-            print(f"{program.name} on {gpu} MiB: {job['told']['ended']}")
+            print(f"{program.name} on {gpu} MiB: {job['answer']['ended']}")
             continue
         where = f"{failure['phase']} {failure['step']}, {job['report']['cause']['kind']}"
         for fix in job["report"]["fixes"]:
@@ -147,7 +147,7 @@ def collect(build, programs, quick):
 def judge(title, claims):
     """Prints the three figures; whether they are good enough."""
     fits = [claim for claim in claims if claim.small]
-    right = [claim for claim in fits if claim.small["told"]["ended"] == "ok"]
+    right = [claim for claim in fits if claim.small["answer"]["ended"] == "ok"]
     whole = sorted(claim.error for claim in claims if not claim.fix["at_least"])
     least = [claim for claim in claims if claim.fix["at_least"]]
     above = [claim for claim in least if claim.predicted > claim.measured]
@@ -166,12 +166,12 @@ def judge(title, claims):
 def describe(claim):
     mib = lambda size: f"{size / (1 << 20):9.1f}"
     verdict = {True: "fits", False: "too much", None: "unknown"}[claim.fix["predicted_fits"]]
-    went = "" if not claim.small else " and does" if claim.small["told"]["ended"] == "ok" else " BUT FAILS"
+    went = "" if not claim.small else " and does" if claim.small["answer"]["ended"] == "ok" else " BUT FAILS"
     bad = claim.error > 0.1 if not claim.fix["at_least"] else claim.predicted > claim.measured
     return (f"{claim.program.name[:28]:28} {claim.gpu:5} {claim.failed[:28]:28} {claim.fix['id'][:24]:24}"
             f"{'>=' if claim.fix['at_least'] else '  '}{mib(claim.predicted)}{mib(claim.measured)} MiB  {verdict}{went}"
             + (f"   {100 * (claim.predicted / claim.measured - 1):+.1f} %" if bad else "")
-            + ("" if claim.large["told"]["ended"] == "ok" else "  " + claim.large["told"]["ended"][-80:]))
+            + ("" if claim.large["answer"]["ended"] == "ok" else "  " + claim.large["answer"]["ended"][-80:]))
 
 
 def main():
@@ -185,7 +185,7 @@ def main():
     programs = [p for p in PROGRAMS if (p.quick or not options.quick) and options.k in p.name
                 and not (options.seen and p.kept_back)]
     claims = collect(options.build, programs, options.quick)
-    wrong = [c for c in claims if (c.small and c.small["told"]["ended"] != "ok") or c.large["told"]["ended"] != "ok"
+    wrong = [c for c in claims if (c.small and c.small["answer"]["ended"] != "ok") or c.large["answer"]["ended"] != "ok"
              or (c.predicted > c.measured if c.fix["at_least"] else c.error > 0.1)]
     for claim in claims if options.v else wrong:
         print(describe(claim))

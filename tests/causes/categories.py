@@ -16,9 +16,9 @@ KEPT_BACK = ["auto_encoder", "accumulated", "patches_bf16"]  # until the rules w
 BAR = 0.95
 
 
-def share_right(own, told):
+def share_right(own, other):
     """Of all bytes; what is unknown to either is wrong."""
-    return sum(min(own[name], told[name]) for name in own if name != "unknown") / sum(own.values())
+    return sum(min(own[name], other[name]) for name in own if name != "unknown") / sum(own.values())
 
 
 def main():
@@ -34,15 +34,15 @@ def main():
     wrong = 0
     for job in run_jobs(options.build, jobs):
         report = explain(options.build, pathlib.Path(job["folder"], "snapshot.pickle"), "--device", DEVICE)
-        own, told = job["report"]["categories"], report["categories"]
-        right = share_right(own, told)
+        own, from_snapshot = job["report"]["categories"], report["categories"]
+        right = share_right(own, from_snapshot)
         wrong += right < BAR or report["peak"]["allocated_bytes"] != job["report"]["peak"]["allocated_bytes"]
         sure = {one: sum(part["bytes"] for part in report["from_stacks"] if part["confidence"] == one) / sum(own.values())
                 for one in ("high", "medium", "low")}
         print(f"{right:6.1%}  {job['name']:32}" + "".join(f" {share:6.1%} {one}" for one, share in sure.items()))
         for name in own if options.v or right < BAR else ():
-            if own[name] or told[name]:
-                print(f"        {name:22}{own[name] / 2**20:10.2f} MiB by our recording, {told[name] / 2**20:10.2f} by the snapshot")
+            if own[name] or from_snapshot[name]:
+                print(f"        {name:22}{own[name] / 2**20:10.2f} MiB by our recording, {from_snapshot[name] / 2**20:10.2f} by the snapshot")
     print(f"{len(jobs) - wrong} of {len(jobs)} snapshots have at least {BAR:.0%} of their bytes in the right category")
     sys.exit(1 if wrong else 0)
 

@@ -198,12 +198,12 @@ def main():
         if named != case.cause or options.v:
             failure = (job["report"] or {}).get("failure") or {}
             print(f"{'ok ' if named == case.cause else 'NO '} {case.name}: is {case.cause}, named {named}; "
-                  f"{job['told']['ended']} in {failure.get('phase')}, step {failure.get('step')}")
+                  f"{job['answer']['ended']} in {failure.get('phase')}, step {failure.get('step')}")
             if named != case.cause and job["report"] and job["report"]["cause"]:
                 print("      ", job["report"]["cause"]["evidence"], job["report"]["growth"][:1])
-    not_cured = [job for job in cured if job["told"]["ended"] != "ok"]
+    not_cured = [job for job in cured if job["answer"]["ended"] != "ok"]
     for job in not_cured:
-        print(f"NO  {job['name']}: the cure does not cure: {job['told']['ended']}")
+        print(f"NO  {job['name']}: the cure does not cure: {job['answer']['ended']}")
 
     kinds = sorted({k for pair in matrix for k in pair})
     print(f"{'is / named':20}" + "".join(f"{k[:13]:>15}" for k in kinds))

@@ -15,7 +15,7 @@ DEVICE = "rtx3060"
 
 
 def run_jobs(build, jobs, device=DEVICE):
-    """The jobs (see nursery.py; "options" are further ones of oomdiag run), each with "told", what its process printed, and
+    """The jobs (see nursery.py; "options" are further ones of oomdiag run), each with "answer", what its process printed, and
     "report", or None where there is none; with "screen" also "screen_text", the first screen."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="oomdiag-causes-"))
     oomdiag = str(pathlib.Path(build) / "bin/oomdiag")
@@ -39,15 +39,15 @@ def nurse(command, base, jobs):
     (base / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run([*command, "--", sys.executable, str(ROOT / "tests/causes/nursery.py"), str(base / "jobs.json")],
                           capture_output=True, text=True)
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if len(told) != len(jobs):
-        raise RuntimeError(f"{len(told)} of {len(jobs)} programs ran\n{done.stderr[-2000:]}")
-    for job, words in zip(jobs, told):
-        job["told"] = words
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(answers) != len(jobs):
+        raise RuntimeError(f"{len(answers)} of {len(jobs)} programs ran\n{done.stderr[-2000:]}")
+    for job, words in zip(jobs, answers):
+        job["answer"] = words
 
 
 def train_jobs(build, jobs, device=DEVICE):
-    """The jobs are reference models in C++, "train" the arguments of oomdiag train; each with "told" and "report" as above."""
+    """The jobs are reference models in C++, "train" the arguments of oomdiag train; each with "answer" and "report" as above."""
     ends = {0: "ok", 3: "out_of_memory"}
     for job in jobs:
         with tempfile.TemporaryDirectory(prefix="oomdiag-causes-") as folder:
@@ -55,7 +55,7 @@ def train_jobs(build, jobs, device=DEVICE):
             done = subprocess.run([str(pathlib.Path(build) / "bin/oomdiag"), "train", "--device", device, *memory, "--json",
                                    "--folder", folder, *job["train"]], capture_output=True, text=True,
                                   env={**os.environ, **job["environment"]})
-        job["told"] = {"name": job["name"], "ended": ends.get(done.returncode, "failed: " + done.stderr[-500:]), "result": None}
+        job["answer"] = {"name": job["name"], "ended": ends.get(done.returncode, "failed: " + done.stderr[-500:]), "result": None}
         job["report"] = load_report(done.stdout) if done.stdout else None
         job["why_no_report"] = done.stderr
     return jobs

@@ -66,10 +66,10 @@ def main():
             os._exit(0)
         os.close(writer)
         with os.fdopen(reader) as pipe:
-            told = pipe.read()
+            answer = pipe.read()
         _, status = os.waitpid(child, 0)
         died = {"name": job["name"], "ended": f"died: {os.waitstatus_to_exitcode(status)}", "result": None}
-        print(told or json.dumps(died), flush=True)
+        print(answer or json.dumps(died), flush=True)
 
 
 if __name__ == "__main__":

@@ -273,13 +273,13 @@ def main():
         if options.v or not (verdict["root"] and verdict["fix"]) or verdict["lines"] > MOST_LINES:
             print(f"{'ok ' if verdict['root'] else 'NO '}{'ok ' if verdict['fix'] else 'NO '} {pattern.function}"
                   f"{' (held back)' if pattern.held_back else ''}: is {pattern.root}, named {verdict['named']}; "
-                  f"{job['told']['ended'][:200]}; {verdict['lines']} lines")
+                  f"{job['answer']['ended'][:200]}; {verdict['lines']} lines")
         if options.v:
             print(job["screen_text"])
     for job in jobs[len(chosen):]:
-        if job["told"]["ended"] != "ok":
+        if job["answer"]["ended"] != "ok":
             failures += 1
-            print(f"NO  {job['name']}: does not fit: {job['told']['ended'][:300]}")
+            print(f"NO  {job['name']}: does not fit: {job['answer']['ended'][:300]}")
     total = [sum(group[i] for group in sums.values()) for i in range(3)]
     for name, (count, root, fix) in [*sums.items(), ("all", total)]:
         print(f"{name:10} {count:3} patterns, root cause named {root}, needed fix among the first three {fix}")

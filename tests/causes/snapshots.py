@@ -57,10 +57,10 @@ def main():
         own = named_cause(job["report"])
         gpu = ["--device", DEVICE, "--memory", f"{job['memory_mib']}MiB"]
         report = explain(options.build, pathlib.Path(job["folder"], "snapshot.pickle"), *gpu)
-        told = named_cause(report)
-        same += told == own
-        if options.v or told != own:
-            print(f"{'ok ' if told == own else 'NO '} {job['name']}: {own} by our trace, {told} by the snapshot"
+        by_snapshot = named_cause(report)
+        same += by_snapshot == own
+        if options.v or by_snapshot != own:
+            print(f"{'ok ' if by_snapshot == own else 'NO '} {job['name']}: {own} by our trace, {by_snapshot} by the snapshot"
                   f"   {job['folder']}")
     print(f"{same} of {len(jobs)} causes are the same")
     sys.exit(0 if same == len(jobs) else 1)

@@ -56,23 +56,23 @@ OPTIMIZERS = {
 
 def held(model, optimizer, moment, witness=False):
     """Bytes by category at `moment`: "backward", as its first node begins, or "optimizer", as its step begins. Only a witness
-    tells what autograd saved: its hooks see each tensor, and change when it is freed.
+knows what autograd saved: its hooks see each tensor, and change when it is freed.
     """
     network, x = globals()[model]()
     stepper = OPTIMIZERS[optimizer](network.parameters())
-    saved, told = [], {}
+    saved, found = [], {}
 
-    def tell(*_):
+    def measure(*_):
         sizes = block_sizes()
         parameters = list(network.parameters())
-        told.update(parameter=blocks_of(parameters, sizes), buffer=blocks_of(network.buffers(), sizes),
+        found.update(parameter=blocks_of(parameters, sizes), buffer=blocks_of(network.buffers(), sizes),
                     gradient=blocks_of([p.grad for p in parameters], sizes),
                     optimizer_state=blocks_of([v for s in stepper.state.values() for v in s.values()
                                                if isinstance(v, torch.Tensor)], sizes))
         if witness:
             known = {t.untyped_storage().data_ptr() for t in [*parameters, *network.buffers(), x]}
-            told["activation"] = blocks_of([t for t in saved if t.untyped_storage().data_ptr() not in known], sizes)
-            told["input"] = blocks_of([x], sizes)
+            found["activation"] = blocks_of([t for t in saved if t.untyped_storage().data_ptr() not in known], sizes)
+            found["input"] = blocks_of([x], sizes)
 
     def pack(tensor):
         saved.append(tensor.detach())
@@ -86,17 +86,17 @@ def held(model, optimizer, moment, witness=False):
         else:
             loss = network(x).square().mean()
         if last and moment == "backward":
-            loss.register_hook(lambda _: (tell(), stop()))
+            loss.register_hook(lambda _: (measure(), stop()))
         loss.backward()
         if last:
-            stepper.register_step_pre_hook(lambda *_: (tell(), stop()))
+            stepper.register_step_pre_hook(lambda *_: (measure(), stop()))
         stepper.step()
 
     step(False)
     try:
         step(True)
     except torch.OutOfMemoryError:
-        return told
+        return found
 
 
 def made(how, *shape):

@@ -219,7 +219,7 @@ class Usage(CommandLine):
                              env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})
         self.check_error(["fix", "no-such-folder"], 1, "no such file or directory: 'no-such-folder'")
         (self.folder / "empty").mkdir()
-        self.check_error(["fix", "empty"], 1, "does not tell how its program was started")
+        self.check_error(["fix", "empty"], 1, "does not say how its program was started")
         self.check_error(["fit", "--device", "real", "--smallest-card", "--", "true"], 2, "virtual device")
         self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=3..1", "--", "true", "{batch}"], 2, "3 is above 1", "batch=1..3")
         self.check_error(["fit", "--device", "rtx3060", "--vary", "batch=1..4", "--", "true"], 2, "no {batch} to vary")

@@ -1,5 +1,5 @@
 // A library that asks the driver for memory itself, as NCCL, cuBLAS or somebody's extension does. Built under several names:
-// the report must tell them apart.
+// the report must distinguish them.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>

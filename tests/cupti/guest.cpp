@@ -57,7 +57,7 @@ CALLED_BY_TESTS int enable_driver(unsigned enable) {
 }
 CALLED_BY_TESTS int heard_allocations() { return allocations; }
 // Whether CUPTI says that the beginnings and ends of cuMemAlloc come to us.
-CALLED_BY_TESTS int is_told_of_allocations() {
+CALLED_BY_TESTS int receives_allocations() {
   uint32_t enabled = 0;
   cuptiGetCallbackState(&enabled, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2);
   return enabled != 0 ? 1 : 0;

@@ -180,13 +180,13 @@ def tool_of_all():
     tool = ctypes.CDLL(f"{LIBRARIES}/liboomdiag_test_guest.so")
     own, other = extension(), workspace()
     torch.zeros(1, device="cuda")
-    heard, told, results = [], [], [tool.subscribe_to_all()]
+    heard, enabled, results = [], [], [tool.subscribe_to_all()]
 
     def take():
         before = tool.heard_allocations()
         own.take_device(2 * MIB)
         heard.append(tool.heard_allocations() - before)
-        told.append(tool.is_told_of_allocations())
+        enabled.append(tool.receives_allocations())
 
     take()
     for enable in (tool.enable_all, tool.enable_driver):
@@ -203,7 +203,7 @@ def tool_of_all():
     results.append(tool.enable_all(1))
     results.append(tool.unsubscribe())
     take()
-    say(results=results, heard=heard, told=told[:-1], used=peak())
+    say(results=results, heard=heard, enabled=enabled[:-1], used=peak())
 
 
 def long():

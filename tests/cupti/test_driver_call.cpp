@@ -32,7 +32,7 @@ TEST_CASE("an allocation is read after the call, with the address that the drive
         DriverCall{.action = DriverAction::allocate, .address = 0x7f0000000000, .bytes = 4096});
 }
 
-TEST_CASE("an allocation that failed for lack of memory is told apart from one that failed otherwise", "[cupti]") {
+TEST_CASE("an allocation that failed for lack of memory is distinguished from one that failed otherwise", "[cupti]") {
   CUdeviceptr address = 0;
   Call<cuMemAlloc_v2_params> call{{&address, 4096}, CUDA_ERROR_OUT_OF_MEMORY};
   CHECK(call.read(CUPTI_DRIVER_TRACE_CBID_cuMemAlloc_v2, CUPTI_API_EXIT).out_of_memory);

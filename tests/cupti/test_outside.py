@@ -163,7 +163,7 @@ class OutsideTest(unittest.TestCase):
         said, report, _ = self.run_program("tool_of_all")
         self.assertEqual(said["results"], [0] * 9)
         self.assertEqual(said["heard"], [2, 0, 2, 0, 0, 2, 0, 0])  # a call: its beginning and its end
-        self.assertEqual(said["told"], [1, 0, 1, 0, 0, 1, 0])
+        self.assertEqual(said["enabled"], [1, 0, 1, 0, 0, 1, 0])
         self.check_all_explained(said, report)
         held = self.held(report)
         self.assertEqual((held[EXTENSION, "device"], held[WORKSPACE, "device"]), (8 * 2 * MIB, 200 * 2 * MIB))
@@ -189,16 +189,16 @@ class Doctor(unittest.TestCase):
         return done.stdout
 
     def test_every_hook_is_tried_and_the_slot_and_the_neighbours_are_named(self):
-        told = json.loads(self.doctor("--json", "--device", "rtx3060"))
-        self.assertEqual([hook["name"] for hook in told["hooks"] if not hook["works"]], [])
-        self.assertEqual(told["device"]["name"], "NVIDIA GeForce RTX 3060")
-        self.assertEqual((told["processes"], told["cupti_holder"]), ([], None))
-        told = json.loads(self.doctor("--json", "--device", "rtx3060", OOMDIAG_CUPTI_HOLDER="CUPTI for Nsight Systems",
+        checkup = json.loads(self.doctor("--json", "--device", "rtx3060"))
+        self.assertEqual([hook["name"] for hook in checkup["hooks"] if not hook["works"]], [])
+        self.assertEqual(checkup["device"]["name"], "NVIDIA GeForce RTX 3060")
+        self.assertEqual((checkup["processes"], checkup["cupti_holder"]), ([], None))
+        checkup = json.loads(self.doctor("--json", "--device", "rtx3060", OOMDIAG_CUPTI_HOLDER="CUPTI for Nsight Systems",
                                       OOMDIAG_OTHER_PROCESSES="999999999:trainer:1073741824"))
-        self.assertIn("Nsight Systems", told["cupti_holder"])
-        self.assertEqual([hook["name"] for hook in told["hooks"] if not hook["works"]], ["driver (CUPTI)"])
-        self.assertEqual(told["processes"], [{"pid": 999999999, "name": "trainer", "bytes": 1 << 30}])
-        self.assertTrue(all(trouble["fix"] for trouble in told["troubles"]))
+        self.assertIn("Nsight Systems", checkup["cupti_holder"])
+        self.assertEqual([hook["name"] for hook in checkup["hooks"] if not hook["works"]], ["driver (CUPTI)"])
+        self.assertEqual(checkup["processes"], [{"pid": 999999999, "name": "trainer", "bytes": 1 << 30}])
+        self.assertTrue(all(trouble["fix"] for trouble in checkup["troubles"]))
 
     def test_another_allocator_is_named_with_its_fix(self):
         text = self.doctor("--device", "rtx3060", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
@@ -212,10 +212,10 @@ class Calibrate(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "device.json"
             environment = os.environ | {"OOMDIAG_PROGRAM": str(build / "bin/oomdiag")}
-            told = subprocess.run([sys.executable, ROOT / "scripts/calibrate", "--device", "rtx3060", "-o", file],
+done = subprocess.run([sys.executable, ROOT / "scripts/calibrate", "--device", "rtx3060", "-o", file],
                                   capture_output=True, text=True, timeout=600, env=environment)
-            self.assertEqual(told.returncode, 0, told.stderr)
-            self.assertIn("numbers of the model", told.stdout)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("numbers of the model", done.stdout)
             gpu = json.loads(file.read_text())
             model = json.loads((ROOT / "extension/virtual_device/device_files/rtx3060.json").read_text())
             measured = {name: gpu[name]["value"] for name, entry in model.items() if isinstance(entry, dict)}

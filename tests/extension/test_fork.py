@@ -60,7 +60,7 @@ class ForkTest(unittest.TestCase):
         ops = "t = threading.Thread(target=lambda: torch.ones(3) + 1); t.start(); t.join(); torch.ones(3) + 1; sys.exit(3)"
         self.assertEqual(self.child_that(ops), "ended 3\n")
 
-    def test_a_child_is_told_that_it_is_not_recorded(self):
+    def test_a_child_gets_a_message_that_it_is_not_recorded(self):
         asks = ("torch.ops.oomdiag.stop()\n"
                 "    for ask in torch.ops.oomdiag.start, torch.ops.oomdiag.report, torch.ops.oomdiag.peak:\n"
                 "        try: ask()\n"

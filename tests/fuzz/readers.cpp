@@ -1,5 +1,5 @@
 // Fuzzing of everything that reads what comes from elsewhere: traces, memory snapshots, timelines, reports, device files, gzip. A reader
-// may refuse by Error(input); whatever else it throws, and whatever a sanitizer says, is a fault. Which one is told by
+// may reject by Error(input); whatever else it throws, and whatever a sanitizer says, is a fault. Which one is chosen by
 // OOMDIAG_FUZZ; scripts/fuzz builds and runs this.
 
 #include <sys/mman.h>
@@ -56,7 +56,7 @@ void read_a_report(std::string_view bytes) { from_json(std::string(bytes)); }
 void read_a_gpu(std::string_view bytes) {
   try {
     read_gpu(file_of(bytes).string());
-  } catch (const std::runtime_error&) {  // how that reader refuses
+  } catch (const std::runtime_error&) {  // how that reader rejects
   }
 }
 void unpack(std::string_view bytes) { UnpackedFile{file_of(bytes)}; }

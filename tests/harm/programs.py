@@ -1,5 +1,5 @@
 """The programs of the matrix of harm: each is run twice on the same virtual GPU, with and without the recorder, and must end,
-print and remember the same. What a program cannot tell for sure (addresses, times) it does not print.
+print and remember the same. What a program does not know for sure (addresses, times) it does not print.
 
 A program is a function here. `@program` says how it differs from the ordinary: an ordinary one ends by itself and is followed
 by its peaks, which the report must have as well.
@@ -589,7 +589,7 @@ def autocast_and_scaler():
 
 
 class Curious(nn.Module):
-    """Tells when somebody looks at it."""
+    """Prints when somebody looks at it."""
 
     def __init__(self):
         super().__init__()
@@ -640,7 +640,7 @@ def modules_are_made_in_forward():
 
 
 class Noticed(type):
-    """Tells which of its attributes somebody asks for."""
+    """Prints which of its attributes somebody asks for."""
     asked = []
 
     def __getattribute__(cls, name):

@@ -154,13 +154,13 @@ def experts():
 
 
 def objects():
-    """What a rank can be told of others that are like it, and what only rank 0 knows."""
+    """What a rank can know of others that are like it, and what only rank 0 knows."""
     gathered = [None] * WORLD
     dist.all_gather_object(gathered, {"width": WIDTH})
     assert gathered == [{"width": WIDTH}] * WORLD, gathered
-    told = [{"seed": 7}, "x" * 3000] if RANK == 0 else [None, None]
-    dist.broadcast_object_list(told, src=0)
-    assert told == [{"seed": 7}, "x" * 3000], told
+    objects_sent = [{"seed": 7}, "x" * 3000] if RANK == 0 else [None, None]
+    dist.broadcast_object_list(objects_sent, src=0)
+    assert objects_sent == [{"seed": 7}, "x" * 3000], objects_sent
     share = [None]
     dist.scatter_object_list(share, [f"part {rank}" for rank in range(WORLD)] if RANK == 0 else None, src=0)
     assert share == [f"part {RANK}"], share
@@ -196,8 +196,8 @@ def stores():
     store.add("arrived", 1)
     assert store.add("arrived", 0) == WORLD
     if RANK == 0:
-        store.set("told", "by rank 0")
-    assert store.get("told") == b"by rank 0"
+        store.set("word", "by rank 0")
+    assert store.get("word") == b"by rank 0"
 
 
 def plan():
@@ -218,7 +218,7 @@ def plan():
 
 
 def tracked():
-    """Tells, too, what PyTorch's own FSDP2 tracker makes of the same training of tensors that are not there."""
+    """Prints, too, what PyTorch's own FSDP2 tracker makes of the same training of tensors that are not there."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed.fsdp import fully_shard

@@ -75,7 +75,7 @@ class Budget(unittest.TestCase):
         self.assertRegex(done.stdout, r"at the peak: in backward, step \d, .*Backward0")
         self.assertRegex(done.stdout, r"who holds it: .*activations \(saved for backward\) \d+\.\d\d MiB")
         self.assertRegex(done.stdout, r"256\.00 MiB .* test_memory\.py:\d+ +\[16384, 4096\] float32")
-        self.assertRegex(done.stdout, r"this block adds 4\.00 MiB, above its budget of 1\.00 MiB by 3\.00 MiB \(.* lived before it\)\nwho held it is not told")
+        self.assertRegex(done.stdout, r"this block adds 4\.00 MiB, above its budget of 1\.00 MiB by 3\.00 MiB \(.* lived before it\)\nwho held it is not known")
         self.assertRegex(done.stdout, r"counts_in_total_only: peak of \d+\.\d\d MiB is above the budget of 200\.00 MiB in total by .* \(2\d\d\.\d\d MiB lived before this block")
         self.assertIn("assert 1 == 2", done.stdout)
         self.assertEqual(self.left, ["test_memory.py"])

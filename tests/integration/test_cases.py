@@ -2,7 +2,7 @@
 
     python tests/integration/test_cases.py --build BUILD_FOLDER [unittest arguments]
 
-The goldens in tests/golden/cases are those of torch 2.15; what another torch tells otherwise lies in a folder of its own
+The goldens in tests/golden/cases are those of torch 2.15; what another torch shows otherwise lies in a folder of its own
 there. OOMDIAG_UPDATE_GOLDENS=1 writes them instead of comparing.
 """
 import argparse
@@ -79,7 +79,7 @@ class Cases(CaseTest):
         cases = {model["case"] for model in list_models()} - {""}
         self.assertEqual(cases, {f"S{n}" for n in range(1, 20)})
 
-    def test_every_case_is_told_as_in_its_golden(self):
+    def test_every_case_is_explained_as_in_its_golden(self):
         for model in list_models():
             name = model["name"]
             if name in WITHOUT_CASE:
@@ -158,7 +158,7 @@ class Options(CaseTest):
             peaks.append(load_report(done.stdout)["peak"]["allocated_bytes"])
         self.assertLess(peaks[1], 0.6 * peaks[0])
 
-    def test_on_the_host_the_cpu_allocator_tells_the_bytes(self):
+    def test_on_the_host_the_cpu_allocator_counts_the_bytes(self):
         code, report = self.train("mlp", device="cpu")
         self.assertEqual((code, report["outcome"], report["devices"]), (0, "ok", []))
         figures = report["case"]["figures"]

@@ -1,4 +1,4 @@
-"""What a metered run tells: FLOPs as torch.utils.flop_counter counts them, and the work of a step in the report.
+"""What a metered run shows: FLOPs as torch.utils.flop_counter counts them, and the work of a step in the report.
 
     python tests/integration/test_cost.py --build BUILD_FOLDER [Quick | Slow] [unittest arguments]
 """
@@ -106,7 +106,7 @@ class Quick(Base):
         second = 2 * 4 * 32 * (64 + 32)
         self.assertEqual(self.flops_by_step()[1], 3 * 2 * 10 * 4 * (first + second))
 
-    def test_a_report_tells_the_work_of_the_last_step_and_how_long_it_takes(self):
+    def test_a_report_has_the_work_of_the_last_step_and_how_long_it_takes(self):
         done = self.run_program("-c", TRAIN)
         work = self.report()["work"]
         self.assertEqual(work["step"], 3)
@@ -150,7 +150,7 @@ class Quick(Base):
         self.assertIsNone(self.report()["work"])
         self.assertEqual(list(self.folder.glob("*/work")), [])
 
-    def test_fixes_tell_their_time_and_flops_and_the_fastest_that_fits_is_first(self):
+    def test_fixes_have_their_time_and_flops_and_the_fastest_that_fits_is_first(self):
         program = self.folder / "train.py"
         program.write_text(CHECKPOINTS)
         done = self.oomdiag("fix", "--device", "a100-80", "--memory", "2560MiB", "--json", "--", sys.executable, program)

@@ -541,7 +541,7 @@ class Places(DiagnosisTest):
         self.assertEqual([(row["name"], row["parameter_bytes"]) for row in report["parameter_groups"]],
                          [("AdamW, group 1", 64 << 20), ("AdamW, group 0 (decay)", 1 << 20)])
 
-    def test_parameter_groups_are_told_where_the_first_steps_were_overwritten(self):
+    def test_parameter_groups_are_known_where_the_first_steps_were_overwritten(self):
         done, report = self.run_code(self.GROUPS.replace("range(3)", "range(4000)"),
                                      env=dict(os.environ, OOMDIAG_TRACE_MIB="4"))
         self.assertTrue(any("were overwritten" in limit for limit in report["limitations"]), report["limitations"])
@@ -568,7 +568,7 @@ class Places(DiagnosisTest):
             """
     CASTS = 2 * (1024 * 2048 + 2048 + 2048 * 512 + 512)  # bytes of the weights and biases in bfloat16
 
-    def test_an_autocast_region_is_part_of_the_place_and_its_cached_casts_are_told(self):
+    def test_an_autocast_region_is_part_of_the_place_and_its_cached_casts_are_named(self):
         done, report = self.run_program("-c", textwrap.dedent(self.AUTOCAST), "64", "20000")
         self.assertEqual((report["failure"]["op"], report["failure"]["autocast"]), ("aten::zeros", "bfloat16"), done.stderr)
         autocast = report["autocast"]
@@ -599,7 +599,7 @@ class DoNoHarm(DiagnosisTest):
                 done, _ = self.run_code("import torch; x = torch.ones(1, device='cuda')\n" + code)
                 self.assertEqual((done.returncode, done.stdout), (expected, "a\n"))
 
-    def test_after_sigkill_explain_still_tells_the_last_state(self):
+    def test_after_sigkill_explain_still_shows_the_last_state(self):
         done, report = self.run_code("""
             import torch, os, signal
             keep = [torch.empty(1 << 20, device='cuda') for _ in range(10)]
@@ -822,7 +822,7 @@ class Explain(DiagnosisTest):
 class LongRuns(DiagnosisTest):
     """Thousands of steps in a trace that holds a few hundred."""
 
-    def test_a_report_on_a_program_that_trains_tells_its_true_peak(self):
+    def test_a_report_on_a_program_that_trains_has_its_true_peak(self):
         code = textwrap.dedent("""
             import os, torch
             from torch import nn
@@ -980,11 +980,11 @@ class Snapshots(DiagnosisTest):
         (folder,) = set(self.folder.rglob("oomdiag-[0-9]*")) - before
         return snapshot, folder, report
 
-    def check_packed(self, snapshot, told, run_folder):
-        """The same snapshot packed, its GPU told, and files that are none."""
+    def check_packed(self, snapshot, expected, run_folder):
+        """The same snapshot packed, its GPU given, and files that are none."""
         packed = self.folder / "snapshot.pickle.gz"
         packed.write_bytes(gzip.compress(snapshot.read_bytes()))
-        self.assertEqual(json.loads(oomdiag("explain", packed, "--json").stdout), told)
+        self.assertEqual(json.loads(oomdiag("explain", packed, "--json").stdout), expected)
         named = load_report(oomdiag("explain", snapshot, "--json", "--device", "rtx4090", "--memory", "20GiB").stdout)
         self.assertEqual((named["device"]["name"], named["device"]["total_bytes"]), ("NVIDIA GeForce RTX 4090", 20 << 30))
         for arguments, said in (((snapshot, "--memory", "1MiB"), "at least"), ((run_folder, "--device", "t4"), "for snapshots")):
@@ -1015,10 +1015,10 @@ class Snapshots(DiagnosisTest):
                 self.assertEqual(found["left"], found["right"])
 
         explained = oomdiag("explain", snapshot, "--json")
-        told = self.check_report(json.loads(explained.stdout))
-        self.assertEqual(told["peak"]["allocated_bytes"], report["peak"]["allocated_bytes"])
-        self.assertEqual(told["peak"]["reserved_bytes"], report["peak"]["reserved_bytes"])
-        self.assertTrue(any("<string>:" in (owner["name"] or "") for owner in told["allocations"]), told["allocations"])
+        of_snapshot = self.check_report(json.loads(explained.stdout))
+        self.assertEqual(of_snapshot["peak"]["allocated_bytes"], report["peak"]["allocated_bytes"])
+        self.assertEqual(of_snapshot["peak"]["reserved_bytes"], report["peak"]["reserved_bytes"])
+        self.assertTrue(any("<string>:" in (owner["name"] or "") for owner in of_snapshot["allocations"]), of_snapshot["allocations"])
         self.assertIn("memory snapshot", oomdiag("explain", snapshot).stdout.splitlines()[0])
 
         self.check_packed(snapshot, json.loads(explained.stdout), folder)
@@ -1047,9 +1047,9 @@ class Snapshots(DiagnosisTest):
 
 
 class Devices(DiagnosisTest):
-    """What a virtual device is told to be."""
+    """What a virtual device is set to be."""
 
-    def test_a_package_is_told_to_decide_on_the_host_unless_its_user_says_otherwise(self):
+    def test_a_package_is_set_to_decide_on_the_host_unless_its_user_says_otherwise(self):
         for users_own in None, "1":
             environment = {name: value for name, value in os.environ.items() if name != "VLLM_USE_V2_MODEL_RUNNER"}
             environment |= {"VLLM_USE_V2_MODEL_RUNNER": users_own} if users_own else {}

@@ -46,12 +46,12 @@ class Categories(unittest.TestCase):
     def test_parameters_buffers_gradients_and_optimizer_state(self):
         for name, one in self.jobs.items():
             if not name.startswith("witness"):
-                self.assertIsNotNone(one["told"]["result"], one["told"]["ended"])
-                self.check(name, ("parameter", "buffer", "gradient", "optimizer_state"), one["told"]["result"])
+                self.assertIsNotNone(one["answer"]["result"], one["answer"]["ended"])
+                self.check(name, ("parameter", "buffer", "gradient", "optimizer_state"), one["answer"]["result"])
 
     def test_what_autograd_saved_is_what_a_witness_saw(self):
         for model in ("mlp", "convolutions", "transformer"):
-            witness = self.jobs["witness " + model]["told"]["result"]
+            witness = self.jobs["witness " + model]["answer"]["result"]
             self.check(f"{model} adam backward", ("activation", "input"), witness)
 
     def test_nothing_is_unknown(self):
@@ -80,9 +80,9 @@ class Unknown(unittest.TestCase):
                                 job("fails", "forward_oom", 4096, model_name=model, batch=batches[1]),
                                 *(job(how, "forward_oom", 4096, model_name=model, batch=batches[2], how=how)
                                   for how in ("empty", "normalised"))])
-        self.assertEqual(jobs[0]["told"]["ended"], "ok")
+        self.assertEqual(jobs[0]["answer"]["ended"], "ok")
         for one in jobs[1:]:
-            self.assertEqual(one["told"]["ended"], "out_of_memory")
+            self.assertEqual(one["answer"]["ended"], "out_of_memory")
             self.assertEqual(one["report"]["failure"]["phase"], "forward")
         for one in jobs:
             with self.subTest(run=one["name"]):

@@ -233,7 +233,7 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         self.assertIn("MemoryViz", page.read_text())
         oomdiag("export", self.fits, "--to", "snapshot", "--at", "failure", folder=self.base, code=2)
 
-    def test_a_bundle_is_small_and_tells_what_its_run_tells(self):
+    def test_a_bundle_is_small_and_gives_the_report_of_its_run(self):
         bundle = self.export(self.fails, "bundle")
         self.assertLess(bundle.stat().st_size, 4 << 20)
         self.assertEqual(bundle.stat().st_mode & 0o077, 0)  # command lines and paths
@@ -252,8 +252,8 @@ print([line for line in viz.segsum(data).splitlines() if line.startswith("segmen
         oomdiag("export", self.fails, "--to", "bundle", "--redact", "-o", bundle, folder=self.base)
         names = subprocess.run(["tar", "tzf", bundle], capture_output=True, text=True, check=True).stdout.split()
         self.assertEqual(names, ["report.json"])
-        told = gzip.decompress(bundle.read_bytes())
-        self.assertNotIn(str(self.base).encode(), told)
+        content = gzip.decompress(bundle.read_bytes())
+        self.assertNotIn(str(self.base).encode(), content)
         again = load_report(oomdiag("explain", bundle, "--json", folder=self.base).stdout)
         self.assertEqual(again["failure"]["allocated_bytes"], self.failed["failure"]["allocated_bytes"])
 

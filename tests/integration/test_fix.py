@@ -41,7 +41,7 @@ class Fix(unittest.TestCase):
         return file
 
     def peaks(self, text, memory="16TiB", **environment):
-        """Peaks of a run on its own, as PyTorch tells them; None where it runs out of memory."""
+        """Peaks of a run on its own, as PyTorch counts them; None where it runs out of memory."""
         result = self.oomdiag("run", *GPU, "--memory", memory, "--no-progress", "--", "python", self.write(text), **environment)
         for line in result.stdout.splitlines():
             if line.startswith("PEAK"):
@@ -108,7 +108,7 @@ class Quick(Fix):
         self.assertLess(with_it[0], 0.8 * plain[0])
 
 
-    def test_a_folder_tells_what_was_run_and_keeps_what_was_measured(self):
+    def test_a_folder_says_what_was_run_and_keeps_what_was_measured(self):
         self.oomdiag("train", "--model", "deepcnn", *GPU, "--batch", 6720)
         folder, = self.folder.rglob("oomdiag-[0-9]*")
         result = self.oomdiag("fix", folder, "--json", "--html", "page.html")
@@ -121,15 +121,15 @@ class Quick(Fix):
             self.assertEqual(kept["expandable_segments"], measured["expandable_segments"])
             self.assertEqual(load_report(text)["required_bytes"], json.loads(result.stdout)["before"]["required_bytes"])
 
-        # A report that came alone tells the GPU; the program is named.
+        # A report that came alone names the GPU; the program is named.
         program = [BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "6720"]
         alone = self.oomdiag("fix", folder / "report.json", "--json", "--", *program)
         self.assertEqual(alone.returncode, 0, alone.stderr)
         found = {one["ids"][0]: one["measured_peak_bytes"] for one in json.loads(alone.stdout)["fixes"] if one["fits"]}
         self.assertEqual(found["expandable_segments"], measured["expandable_segments"])
         snapshot = ROOT / "tests" / "fuzz" / "corpus" / "snapshot" / "protocol4"
-        for arguments, said in (((snapshot, "--", "true"), "a snapshot does not tell its GPU"),
-                                ((snapshot,), "does not tell how its program was started")):
+        for arguments, said in (((snapshot, "--", "true"), "a snapshot does not name its GPU"),
+                                ((snapshot,), "does not say how its program was started")):
             refused = self.oomdiag("fix", *arguments)
             self.assertEqual(refused.returncode, 2)
             self.assertIn(said, refused.stderr)

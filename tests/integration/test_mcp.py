@@ -69,14 +69,14 @@ class Mcp(unittest.TestCase):
 
     def test_a_program_is_run_and_explained(self):
         answer = self.agent.call("run", program=[sys.executable, "train.py"], device="t4", cwd=str(self.folder))
-        told = json.loads(answer["content"][0]["text"])
-        self.assertEqual((told["exit_code"], told["report"]["outcome"]), (1, "out_of_memory"))
-        self.assertIn("train.py:2", told["report"]["devices"][0]["failure"]["source"])
+        failed = json.loads(answer["content"][0]["text"])
+        self.assertEqual((failed["exit_code"], failed["report"]["outcome"]), (1, "out_of_memory"))
+        self.assertIn("train.py:2", failed["report"]["devices"][0]["failure"]["source"])
         again = json.loads(self.agent.call("explain", cwd=str(self.folder))["content"][0]["text"])
-        self.assertEqual(again["devices"][0]["failure"]["source"], told["report"]["devices"][0]["failure"]["source"])
+        self.assertEqual(again["devices"][0]["failure"]["source"], failed["report"]["devices"][0]["failure"]["source"])
         self.assertLess(len(answer["content"][0]["text"]), 40000)
 
-    def test_what_fails_is_told_with_its_reason(self):
+    def test_what_fails_is_reported_with_its_reason(self):
         answer = self.agent.call("explain", path="nothing.pickle", cwd=str(self.folder))
         self.assertTrue(answer["isError"])
         self.assertIn("no such file", answer["content"][0]["text"])

@@ -35,9 +35,9 @@ class Pasted(unittest.TestCase):
 
     def peak(self, text, **environment):
         result = self.run_program(text, "16TiB", **environment)
-        told = [line for line in result.stdout.splitlines() if line.startswith("PEAK")]
-        self.assertTrue(told, text + result.stderr[-2000:])
-        return int(told[0].split()[1])
+        peaks = [line for line in result.stdout.splitlines() if line.startswith("PEAK")]
+        self.assertTrue(peaks, text + result.stderr[-2000:])
+        return int(peaks[0].split()[1])
 
     def fixes_of(self, name, program):
         memory = int(self.peak(fix_programs.as_it_is(program)) * SHARES.get(name, 0.7)) + 200 * 2**20  # and the context

@@ -84,8 +84,8 @@ class Plan(unittest.TestCase):
         return found
 
     def peaks(self, program, memory):
-        told = self.oomdiag("run", "--memory", memory, "--no-progress", program=program)
-        return [int(word) for word in re.search("PEAK (.*)", told).group(1).split()]
+        output = self.oomdiag("run", "--memory", memory, "--no-progress", program=program)
+        return [int(word) for word in re.search("PEAK (.*)", output).group(1).split()]
 
     def check_plan(self, plan, room):
         self.assertTrue(plan["fits"])

@@ -391,7 +391,7 @@ class PythonEndings(ProcessTest):
                     optimizer.zero_grad()
                 came_through.set()
                 if rank == 0 and sys.argv[2] == 'wait':
-                    time.sleep(60)  # until it is told to end
+                    time.sleep(60)  # until it is ended
                 dist.destroy_process_group()
                 print(torch.cuda.max_memory_allocated(), flush=True)
             if __name__ == '__main__':

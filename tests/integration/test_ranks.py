@@ -78,7 +78,7 @@ class RankTest(base.DiagnosisTest):
                 self.assert_same(together, alone, program)
 
     def assert_same(self, together, alone, program):
-        # Stages tell each other shapes first. When what they sent is freed depends on when the other has it: now before, now
+        # Stages send each other shapes first. When what they sent is freed depends on when the other has it: now before, now
         # after the next allocation. The sizes are the same, the order is not always.
         if program in PIPELINES:
             together, alone = sorted(together), sorted(alone)
@@ -107,8 +107,8 @@ class Quick(RankTest):
             dist.init_process_group("gloo")
             if dist.get_rank() == 0:
                 raise SystemExit("no luck")
-            told = [None]
-            dist.broadcast_object_list(told, src=0)"""))
+            objects = [None]
+            dist.broadcast_object_list(objects, src=0)"""))
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "SingleRankError: oomdiag: rank 2 runs alone and cannot know what rank 0 sends.*no luck")
 
@@ -209,9 +209,9 @@ class Slow(RankTest):
         code = textwrap.dedent("""
             import time, torch.distributed as dist
             dist.init_process_group("gloo")
-            told = ["x" if dist.get_rank() == 0 else None]
-            dist.broadcast_object_list(told, src=0)
-            print("told", flush=True)
+            objects = ["x" if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(objects, src=0)
+            print("received", flush=True)
             time.sleep(600)""")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             with self.subTest(signal=number):
@@ -220,22 +220,22 @@ class Slow(RankTest):
                      "--rank", "3", "--", sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                     text=True, env=self.environment(), start_new_session=True,
                     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # which shells ignore for who runs behind
-                self.assertEqual(child.stdout.readline(), "told\n")
+                self.assertEqual(child.stdout.readline(), "received\n")
                 self.assertEqual(len([one for one in processes_of(self.folder / "tmp") if b"time.sleep" in one[1]]), 3)
                 os.killpg(child.pid, number)
                 child.wait(timeout=10)
                 child.stdout.close()
                 self.check_nobody_is_left()
 
-    def test_pytorchs_tracker_of_fsdp_tells_a_little_less_than_the_allocator(self):
+    def test_pytorchs_tracker_of_fsdp_counts_a_little_less_than_the_allocator(self):
         done = self.run_alone(4, 1, PROGRAMS, "tracked")
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
-        told = next(json.loads(line) for line in done.stdout.splitlines() if "tracker" in line)
-        print(told, end=" ")
-        self.assertGreaterEqual(told["allocator"], told["tracker"])  # it knows neither rounding nor workspaces
-        self.assertLess(told["allocator"], 1.1 * told["tracker"])
+        measured = next(json.loads(line) for line in done.stdout.splitlines() if "tracker" in line)
+        print(measured, end=" ")
+        self.assertGreaterEqual(measured["allocator"], measured["tracker"])  # it knows neither rounding nor workspaces
+        self.assertLess(measured["allocator"], 1.1 * measured["tracker"])
         report = base.load_report((self.folder / "report.json").read_text())
-        self.assertEqual(report["peak"]["allocated_bytes"], told["allocator"])
+        self.assertEqual(report["peak"]["allocated_bytes"], measured["allocator"])
         self.assertNotIn("fsdp", " ".join(fix["id"] for fix in report["fixes"]))
 
     def test_ranks_beside_each_other(self):

@@ -1,4 +1,4 @@
-"""What README.md and the pages of docs/ tell people to type, typed; and what they say it prints.
+"""What README.md and the pages of docs/ have people type, typed; and what they say it prints.
 
     python tests/integration/test_readme.py --build BUILD_FOLDER [Readme|Docs|Tutorial|Ranks]
 """

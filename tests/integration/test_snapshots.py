@@ -48,11 +48,11 @@ class Snapshots(unittest.TestCase):
 
     def test_categories_are_marked_as_read_from_stacks(self):
         report = self.explain()
-        told = {}
+        by_category = {}
         for part in report["from_stacks"]:
             self.assertIn(part["confidence"], ("high", "medium", "low"))
-            told[part["category"]] = told.get(part["category"], 0) + part["bytes"]
-        self.assertEqual(told, {name: size for name, size in report["categories"].items() if size and name != "unknown"})
+            by_category[part["category"]] = by_category.get(part["category"], 0) + part["bytes"]
+        self.assertEqual(by_category, {name: size for name, size in report["categories"].items() if size and name != "unknown"})
         self.assertEqual(report["categories"]["unknown"], 0)
         self.assertIn("(from stacks: ", oomdiag("explain", self.snapshot, "--device", "rtx3060").stdout)
 

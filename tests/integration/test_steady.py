@@ -69,7 +69,7 @@ class All(Base, unittest.TestCase):
 
 
 class Quick(Base, unittest.TestCase):
-    """Those that tell most in half a minute."""
+    """Those that show most in half a minute."""
 
 
 for name, program in harness.find_programs(HERE / "steady_programs.py", steady=True, quick=False).items():

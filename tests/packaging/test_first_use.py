@@ -119,7 +119,7 @@ class WithACompilerThatPretends(FirstUse):
         self.assertIn(why, done.stderr)
         self.assertIn("hint: oomdiag loads code from there", done.stderr)
 
-    def test_a_compiler_that_fails_is_told_with_its_line_and_what_still_works(self):
+    def test_a_compiler_that_fails_is_reported_with_its_line_and_what_still_works(self):
         self.environment["COMPILER"] = "broken"
         done = self.recorder()
         self.assertEqual(done.returncode, 1, done.stderr)

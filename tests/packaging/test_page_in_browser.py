@@ -87,9 +87,9 @@ def main():
         pages = write_pages(options.build / "bin/oomdiag", options.python, folder)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, file in pages.items():
-            told = list(complaints(browser, file, pictures))
-            found += len(told)
-            print(f"{name}: {'; '.join(told) or 'nothing to complain of'}", flush=True)
+            problems = list(complaints(browser, file, pictures))
+            found += len(problems)
+            print(f"{name}: {'; '.join(problems) or 'nothing to complain of'}", flush=True)
         browser.close()
     sys.exit(1 if found else 0)
 

@@ -23,7 +23,7 @@ class PreloadTest(unittest.TestCase):
         shutil.copy(build / "tests/preload/lib/libtorch_cpu.so", self.torch / "lib")
 
     def ask(self, major="13", program="oomdiag_test_asks", **more):
-        """What the program prints, and what the shim tells the launcher."""
+        """What the program prints, and what the shim reports to the launcher."""
         node = f"libcudart.so.{major}"
         run = self.folder / "run"
         run.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ DRIVER = "libcuda.so.1"
 
 
 def reads_of(look):
-    """What `look` gives, and whether it was told that it read what no host had written."""
+    """What `look` gives, and whether the read was noted as one of what no host had written."""
     driver, heard = ctypes.CDLL(DRIVER), []
     observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: heard.append(kind))
     driver.oomdiag_device_set_observer(observer)
@@ -41,8 +41,8 @@ def sizes_follow_from_what_the_host_wrote():
         "topk": (lambda: there[0].topk(2).values.tolist(), [4, 3]),
     }
     for name, (look, answer) in wanted.items():
-        found, is_told = reads_of(look)
-        expect_equal((found, is_told), (type(found)(answer), False), name)
+        found, is_noted = reads_of(look)
+        expect_equal((found, is_noted), (type(found)(answer), False), name)
 
 
 @case()
@@ -56,7 +56,7 @@ def what_is_one_number_is_known_whatever_its_size():
         expect_equal(torch.full((count,), 3, device="cuda").max().item(), 3, "a fill")
     large = torch.ones(1 << 22, device="cuda")
     large[:100] = 5
-    expect_equal(reads_of(lambda: large.sum().item())[1], True, "whether a sum over two numbers is told")
+    expect_equal(reads_of(lambda: large.sum().item())[1], True, "whether a sum over two numbers is noted")
     expect_equal((large[:100].sum().item(), large[100:].sum().item()), (500, (1 << 22) - 100), "its parts")
     large.mul_(torch.randn(1 << 22, device="cuda"))
     expect_equal(reads_of(lambda: large[100:].max().item()), (0.0, True), "what a kernel wrote over")
@@ -78,8 +78,8 @@ def bulk_data_of_the_host_is_not_all_alike():
     import torch
 
     edges = torch.randint(0, 1 << 20, (2, 1 << 20)).cuda()
-    kept, is_told = reads_of(lambda: edges[:, edges[0] != edges[1]].shape)
-    expect_equal((kept, is_told), ((2, 1 << 20), True), "edges that join two nodes")
+    kept, is_noted = reads_of(lambda: edges[:, edges[0] != edges[1]].shape)
+    expect_equal((kept, is_noted), ((2, 1 << 20), True), "edges that join two nodes")
 
 
 @case()
@@ -139,7 +139,7 @@ def a_graph_does_its_work_when_it_runs():
         host.copy_(x, non_blocking=True)
     expect_equal((host.tolist(), reads_of(lambda: x.tolist())), ([7.0] * 4, ([1.0] * 4, False)), "after the capture")
     graph.replay()
-    expect_equal((reads_of(lambda: y.tolist())[1], reads_of(lambda: x.tolist())[1]), (True, True), "whether results of the replay are told")
+    expect_equal((reads_of(lambda: y.tolist())[1], reads_of(lambda: x.tolist())[1]), (True, True), "whether results of the replay are noted")
     expect_equal(host.tolist(), [0.0] * 4, "what came back at the replay")
     x.copy_(torch.full((4,), 3.0))
     expect_equal(reads_of(lambda: x.tolist()), ([3.0] * 4, False), "what the host wrote then")
@@ -190,7 +190,7 @@ def triton_kernels_write_what_is_not_known():
     load_optional("triton")
     x = torch.ones(1 << 10, device="cuda")
     result = torch.compile(lambda value: (value * 2).sin())(x)
-    expect_equal(reads_of(lambda: result.sum().item())[1], True, "whether it is told")
+    expect_equal(reads_of(lambda: result.sum().item())[1], True, "whether it is noted")
 
 
 if __name__ == "__main__":

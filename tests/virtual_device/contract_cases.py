@@ -439,7 +439,7 @@ def managed_tensors_may_be_larger_than_the_gpu():
 
 
 @case()
-def a_look_at_managed_memory_that_no_host_wrote_is_told():
+def a_read_of_managed_memory_that_no_host_wrote_is_noted():
     runtime, driver = start()
     heard, block = [], ctypes.c_void_p()
     observer = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(lambda kind, name: heard.append(kind))
@@ -451,7 +451,7 @@ def a_look_at_managed_memory_that_no_host_wrote_is_told():
     expect_equal((read(runtime, block, 65), heard.count(b"read")), (b"\7" * 64 + b"x", 0), "what was set and copied there")
     read(runtime, block, 129)
     driver.oomdiag_device_set_observer(None)
-    expect_equal(heard.count(b"read"), 1, "how many looks at the rest were told")
+    expect_equal(heard.count(b"read"), 1, "how many reads of the rest were noted")
 
 
 @case()

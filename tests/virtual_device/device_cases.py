@@ -319,7 +319,7 @@ def pinned_memory():
     import torch
 
     host = torch.ones(1 << 20).pin_memory()
-    expect(host.is_pinned() and not torch.ones(4).is_pinned(), "pinned memory is not told from other")
+    expect(host.is_pinned() and not torch.ones(4).is_pinned(), "pinned memory is not distinguished from other")
     before = torch.cuda.memory_allocated()
     host.cuda(non_blocking=True).cpu()
     expect_equal(torch.cuda.memory_allocated(), before, "what stays allocated")
@@ -520,7 +520,7 @@ def convolutions_take_time_as_their_batch_does():
 
 
 @case(OOMDIAG_CLOCKED="1")
-def a_sleeping_kernel_takes_the_cycles_that_it_is_told():
+def a_sleeping_kernel_takes_the_cycles_that_it_is_given():
     import torch
 
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -835,7 +835,7 @@ def visible_devices_are_obeyed():
 
 
 @case(gpu="a100-80,t4,t4")
-def several_gpus_are_told_apart():
+def several_gpus_are_distinguished():
     import torch
 
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -1095,11 +1095,11 @@ def truth_of_what_is_not_known_is_that_of_zeros():
     del notes[:]
     expect_equal([answer.item() for answer in answers], [True, True, False], "the answers")
     ctypes.CDLL("libcuda.so.1").oomdiag_device_set_observer(None)
-    expect_equal(notes.count(b"read"), 3, "how many reads were told")
+    expect_equal(notes.count(b"read"), 3, "how many reads were noted")
 
 
 @case()
-def operators_that_ask_the_gpu_are_told():
+def operators_that_ask_the_gpu_are_noted():
     import torch
 
     known = lambda *numbers: torch.tensor(numbers).cuda()
@@ -1154,7 +1154,7 @@ print(sum(p.numel() for p in model.parameters()), torch.cuda.max_memory_allocate
 
 
 @case()
-def reads_of_what_kernels_wrote_are_told():
+def reads_of_what_kernels_wrote_are_noted():
     import torch
 
     driver = ctypes.CDLL("libcuda.so.1")
@@ -1170,13 +1170,13 @@ def reads_of_what_kernels_wrote_are_told():
         "of how many are not zero": lambda: torch.randn(9, device="cuda").nonzero(),
         "of what a kernel wrote into zeros": lambda: into_zeros().tolist(),
     }
-    told = []
+    noted = []
     for name, read in reads.items():
         del heard[:]
         read()
-        told += [name] if b"read" in heard else []
+        noted += [name] if b"read" in heard else []
     driver.oomdiag_device_set_observer(None)
-    expect_equal(told, list(reads)[2:], "which reads were told")
+    expect_equal(noted, list(reads)[2:], "which reads were noted")
 
 
 @case(OOMDIAG_DEVICE_LOG="1")
@@ -1207,7 +1207,7 @@ for _ in range(2):
     optimizer.step()
 """
     import torch
-    old = "oomdiag: virtual device: estimate: workspaces of cuDNN, which before 9.8 tells them on a GPU only (taken as 0)\n"
+    old = "oomdiag: virtual device: estimate: workspaces of cuDNN, which before 9.8 gives them on a GPU only (taken as 0)\n"
     expect_equal(run_python(code).stderr, old if torch.backends.cudnn.version() < 90800 else "", "what was said")
 
 

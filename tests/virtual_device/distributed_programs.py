@@ -54,9 +54,9 @@ def collectives():
     assert torch.equal(received.cpu(), everybodys[before]), received
     alone = dist.new_group([RANK], use_local_synchronization=True)
     dist.all_reduce(torch.ones(1, device="cuda"), group=alone)
-    told = sent.cuda()
-    dist.broadcast(told, 1)
-    assert torch.equal(told.cpu(), everybodys[1]), told
+    received = sent.cuda()
+    dist.broadcast(received, 1)
+    assert torch.equal(received.cpu(), everybodys[1]), received
     scattered = torch.empty(4, device="cuda")
     dist.scatter(scattered, list(everybodys.cuda().unbind()) if RANK == 0 else None, src=0)
     assert torch.equal(scattered.cpu(), everybodys[RANK]), scattered
@@ -72,18 +72,18 @@ def objects():
     gathered = [None] * WORLD if RANK == 1 else None
     dist.gather_object(mine, gathered, dst=1)
     assert RANK != 1 or gathered == everybodys, gathered
-    told = [mine, "x" * 10000] if RANK == 1 else [None, None]
-    dist.broadcast_object_list(told, src=1)
-    assert told == [everybodys[1], "x" * 10000], told
+    received = [mine, "x" * 10000] if RANK == 1 else [None, None]
+    dist.broadcast_object_list(received, src=1)
+    assert received == [everybodys[1], "x" * 10000], received
     share = [None]
     dist.scatter_object_list(share, everybodys if RANK == 0 else None, src=0)
     assert share == [mine], share
     if RANK == 0:
         dist.send_object_list([mine, 7], dst=1)
     else:
-        told = [None, None]
-        dist.recv_object_list(told, src=0)
-        assert told == [everybodys[0], 7], told
+        received = [None, None]
+        dist.recv_object_list(received, src=0)
+        assert received == [everybodys[0], 7], received
 
 
 def split():

@@ -250,7 +250,7 @@ def measuring_a_virtual_gpu_gives_its_file():
         measured = json.loads(path.read_text())
         own = read_gpu()
         for key, field in own.items():
-            # A machine has one driver, and nothing tells its rates.
+            # A machine has one driver, and its rates are not known.
             if key not in ("schema", "id", "aliases", "older_total_bytes") and not key.endswith("_per_second"):
                 expect_equal(measured[key]["value"] if key != "name" else measured[key], field, key)
         expect_equal(measured["total_bytes"]["mark"], "M", "the mark")

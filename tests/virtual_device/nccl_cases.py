@@ -73,7 +73,7 @@ def a_split_in_a_group_has_the_size_of_its_part():
 def parts_never_share_a_mailbox():
     nccl, whole = communicators()
     if not hasattr(nccl, "ncclCommGetUniqueId"):
-        raise Skip("an NCCL before 2.30 does not tell a communicator's id")
+        raise Skip("an NCCL before 2.30 does not give a communicator's id")
     all_in_one = split(nccl, whole, [0] * 4)
     grandchildren = split(nccl, all_in_one, [0] * 4)
     again = split(nccl, whole, [1] * 4)

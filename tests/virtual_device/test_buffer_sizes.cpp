@@ -51,7 +51,7 @@ TEST_CASE("the user's settings of NCCL count", "[virtual_device]") {
   CHECK(estimate_buffers({.ranks = 8, .ranks_here = 8, .architecture = 90}, kNvlink, {.nvls = false}).multicast == 0);
 }
 
-TEST_CASE("what the user says of the links changes what GPUs tell", "[virtual_device]") {
+TEST_CASE("what the user says of the links changes what GPUs report", "[virtual_device]") {
   Topology topology = kNvlink;
   CHECK(read_topology("pcie", topology));
   CHECK((topology.host == Topology::Host::pcie && topology.network == Topology::Network::rdma));

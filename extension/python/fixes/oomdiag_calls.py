@@ -63,7 +63,7 @@ def set_mode(mode):
 
 
 def requests_of(operator, arguments):
-    """What one call asks of the allocator, as main() writes it. The allocator's own history tells: it is begun anew for each."""
+    """What one call asks of the allocator, as main() writes it. Read from the allocator's own history, which is begun anew for each."""
     places = operator._schema.arguments
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_HISTORY)
     try:

@@ -158,7 +158,7 @@ def _become(arguments, environment, streams, script):
 
 
 def _keep(connection, child):
-    """Passes signals on to the child and tells how it ended."""
+    """Passes signals on to the child and returns how it ended."""
     pidfd = os.pidfd_open(child)
     connection.send(b"b")
     while True:

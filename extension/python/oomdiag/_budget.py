@@ -46,7 +46,7 @@ def _describe(report: Dict[str, Any], peak: int) -> List[str]:
     device = report["devices"][report["main_device"]]
     at = device["peak"]
     if at["allocated_bytes"] != peak:
-        return ["who held it is not told: another part of this process held more; run this test alone"]
+        return ["who held it is not known: another part of this process held more; run this test alone"]
     phase = "" if at["phase"] == "other" else f"in {at['phase']}, step {at['step']}, "
     largest = sorted(device["categories"].items(), key=lambda item: -item[1])
     lines = [f"at the peak: {phase}{_place(at)}",

@@ -65,7 +65,7 @@ def run(program: List[str], device: Optional[str] = None, cwd: Optional[str] = N
 def explain(path: str = "", device: Optional[str] = None, cwd: Optional[str] = None) -> Dict[str, Any]:
     """The report on a run folder, a trace, a report.json, a bundle, or a memory snapshot of PyTorch; default: the newest run in cwd.
 
-    device: of a snapshot, the GPU that it was taken on, which it does not tell.
+    device: of a snapshot, the GPU that it was taken on, which it does not name.
     """
     done = _oomdiag("explain", *([path] if path else []), *_device(device), "--json", cwd=cwd)
     if done.returncode != 0:
@@ -103,7 +103,7 @@ def diff(before: str, after: str, cwd: Optional[str] = None) -> str:
 TOOLS = (run, explain, fix, fit, diff)
 
 
-def _told(tool: Any, error: Any) -> Any:
+def _with_errors(tool: Any, error: Any) -> Any:
     """The same tool, whose failures reach the agent with their words."""
     @functools.wraps(tool)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -127,5 +127,5 @@ def serve() -> None:
             sys.exit("oomdiag: error: the MCP SDK is missing\nhint: pip install 'oomdiag[mcp]', or pip install mcp")
     server = Server("oomdiag", instructions="Explains the GPU memory of PyTorch programs, on GPUs that need not be there.")
     for tool in TOOLS:
-        server.tool()(_told(tool, ToolError))
+        server.tool()(_with_errors(tool, ToolError))
     server.run("stdio")

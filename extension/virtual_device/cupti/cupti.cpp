@@ -1,6 +1,6 @@
 // CUPTI over the virtual driver: one subscriber, whose callbacks in the driver's domain fire around the entry points that
 // take or give memory, and when code is loaded (driver/callbacks.h). The Activity API accepts everything and has nothing to
-// tell, because no kernel runs: torch.profiler works, and shows no kernels.
+// report, because no kernel runs: torch.profiler works, and shows no kernels.
 //
 // Names, structures and answers are those of cupti_callbacks.h and cupti_activity.h.
 

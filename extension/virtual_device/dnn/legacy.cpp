@@ -1,4 +1,4 @@
-// Sizes that the old, handle-taking API of cuDNN gives out, and that the real library does not tell without a device.
+// Sizes that the old, handle-taking API of cuDNN gives out, and that the real library does not give without a device.
 // Each is an estimate and noted as one, except where it follows from a definition.
 
 #include <cudnn.h>

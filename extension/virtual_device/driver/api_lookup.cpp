@@ -79,13 +79,13 @@ OOMDIAG_ENTRY_POINT CUresult cuGetProcAddress(const char* name, void** function,
 
 /// Undocumented tables are never served: libraries that bring a CUDA runtime of their own fail cleanly, and are named.
 OOMDIAG_ENTRY_POINT CUresult cuGetExportTable(const void** table, const CUuuid*) {
-  static std::atomic<bool> is_told = false;
+  static std::atomic<bool> is_noted = false;
   *table = nullptr;
   const std::string_view caller = name_caller(__builtin_return_address(0));
   // What cuDNN's plans take is counted in dnn/; NVRTC and nvJitLink compile as well without.
   const bool is_served =
       caller.starts_with("libcudnn") || caller.starts_with("libnvrtc") || caller.starts_with("libnvJitLink");
-  if (is_served || is_told.exchange(true)) return CUDA_ERROR_NOT_FOUND;
+  if (is_served || is_noted.exchange(true)) return CUDA_ERROR_NOT_FOUND;
   const std::string text = std::string(caller) + ", which brings a CUDA runtime of its own";
   oomdiag_device_note("unsupported", strdup(text.c_str()));
   return CUDA_ERROR_NOT_FOUND;

@@ -7,11 +7,11 @@
 
 namespace {
 
-std::atomic<OomdiagCallback> told = nullptr;
+std::atomic<OomdiagCallback> observer = nullptr;
 thread_local bool inside = false;
 
 void notify_failed_allocation(int64_t bytes) {
-  const OomdiagCallback callback = told.load(std::memory_order_acquire);
+  const OomdiagCallback callback = observer.load(std::memory_order_acquire);
   if (!callback) return;
   CUdeviceptr none = 0;
   const cuMemAlloc_v2_params params{.dptr = &none, .bytesize = static_cast<size_t>(bytes)};
@@ -23,14 +23,14 @@ void notify_failed_allocation(int64_t bytes) {
 
 }  // namespace
 
-void oomdiag_device_set_callback(OomdiagCallback callback) { told.store(callback, std::memory_order_release); }
+void oomdiag_device_set_callback(OomdiagCallback callback) { observer.store(callback, std::memory_order_release); }
 
 namespace oomdiag {
 
-bool is_observed() noexcept { return !inside && told.load(std::memory_order_acquire) != nullptr; }
+bool is_observed() noexcept { return !inside && observer.load(std::memory_order_acquire) != nullptr; }
 
 void notify_resource(CUpti_CallbackIdResource what, const void* context) {
-  const OomdiagCallback callback = told.load(std::memory_order_acquire);
+  const OomdiagCallback callback = observer.load(std::memory_order_acquire);
   if (callback) callback(CUPTI_CB_DOMAIN_RESOURCE, static_cast<CUpti_CallbackId>(what), "", context, nullptr);
 }
 
@@ -44,13 +44,13 @@ void notify_oom(int64_t bytes) {
 ObservedCall::ObservedCall(CUpti_CallbackId id, const char* name, const void* params)
     : id_(id), name_(name), params_(params) {
   inside = true;
-  if (const OomdiagCallback callback = told) callback(CUPTI_CB_DOMAIN_DRIVER_API, id_, name_, params_, nullptr);
+  if (const OomdiagCallback callback = observer) callback(CUPTI_CB_DOMAIN_DRIVER_API, id_, name_, params_, nullptr);
 }
 
 ObservedCall::~ObservedCall() { inside = false; }
 
 CUresult ObservedCall::end(CUresult result) {
-  if (const OomdiagCallback callback = told) callback(CUPTI_CB_DOMAIN_DRIVER_API, id_, name_, params_, &result);
+  if (const OomdiagCallback callback = observer) callback(CUPTI_CB_DOMAIN_DRIVER_API, id_, name_, params_, &result);
   return result;
 }
 

@@ -9,26 +9,26 @@
 //
 //   OOMDIAG_OBSERVED(cuMemAlloc_v2, block, bytes);
 //
-// While somebody listens it tells of the call's beginning and end, with the parameters in the structure that
+// While somebody listens it reports the call's beginning and end, with the parameters in the structure that
 // generated_cuda_meta.h documents, and runs the entry point in between. As with the real driver only the outermost call of
-// a thread is told of, so what a callback itself calls is not.
+// a thread is reported, so what a callback itself calls is not.
 
-/// How the virtual CUPTI is told. `result` is null at the beginning of a call; `params` of a resource is its CUcontext.
+/// How the virtual CUPTI is notified. `result` is null at the beginning of a call; `params` of a resource is its CUcontext.
 using OomdiagCallback = void (*)(CUpti_CallbackDomain domain, CUpti_CallbackId id, const char* name, const void* params,
                                  const CUresult* result);
 
-/// From now on `callback` is told; null: nobody.
+/// From now on `callback` is called; null: none.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_callback(OomdiagCallback callback);
 
 namespace oomdiag {
 
-/// Whether somebody wants to be told, and this is not a call inside of a call.
+/// Whether a callback is set, and this is not a call inside of a call.
 bool is_observed() noexcept;
 
 /// Something of the resource domain has happened: a context was created, or its first kernel or library has loaded its code.
 void notify_resource(CUpti_CallbackIdResource what, const void* context);
 
-/// The GPU has no room for what the driver itself wanted on somebody's behalf, a context or its code: told as a cuMemAlloc of
+/// The GPU has no room for what the driver itself wanted on somebody's behalf, a context or its code: reported as a cuMemAlloc of
 /// so many bytes that failed, for CUPTI has no other word for it, and to who observes refusals (device.h).
 void notify_oom(int64_t bytes);
 

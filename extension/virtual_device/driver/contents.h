@@ -13,7 +13,7 @@
 
 // What is known of the contents of the GPUs. Kernels do nothing, so all that can be known is what the host wrote: index
 // tensors, constants, the counts that DDP compares. It must read back, or programs that look at their own numbers go
-// astray. Everything else reads as zeros, and who reads it is told that it came from a kernel (notes.cpp).
+// astray. Everything else reads as zeros, and a read of it is noted as one of what a kernel wrote (notes.cpp).
 //
 // Known ranges lie in a map by address: bytes, or one number that fills the range, however long it is. A copy above
 // kMaxPieceBytes is bulk data, a batch or a weight, which no program branches on: it is known to be the host's, and its bytes
@@ -54,7 +54,7 @@ enum class Uniformity {
   unknown,  ///< of some nothing is known
 };
 
-/// How the bytes of a range came about. Of several, the last named in this order is told.
+/// How the bytes of a range came about. Of several, the last named in this order is reported.
 enum class Origin { host, dropped, kernel };
 
 /// Bytes that are on their way from another process. From any thread.

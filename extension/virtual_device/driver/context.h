@@ -13,7 +13,7 @@ namespace oomdiag {
 struct Stream;
 
 /// The primary context of a device, or one of cuCtxCreate. Each takes of the GPU what a context takes and, with its first
-/// kernel, what code takes. Its handle is its address. None is ever freed: a handle of one that is destroyed is told from others.
+/// kernel, what code takes. Its handle is its address. None is ever freed: a handle of one that is destroyed is distinguished from others.
 struct Context {
   Device* device = nullptr;
   uint64_t id = 0;

@@ -46,7 +46,7 @@ OOMDIAG_ENTRY_POINT CUresult oomdiag_device_check_capture();
 /// Copies between any two places, as far as contents are kept. No stream order: work is done at once. Neither place is checked.
 OOMDIAG_ENTRY_POINT void oomdiag_device_copy(void* to, const void* from, size_t bytes);
 
-/// Fills with a number of 1, 2, 4, 8 or 16 bytes; `is_guess`: who looks is told that a kernel wrote it.
+/// Fills with a number of 1, 2, 4, 8 or 16 bytes; `is_guess`: a read is noted as one of what a kernel wrote.
 OOMDIAG_ENTRY_POINT void oomdiag_device_fill_numbers(void* to, size_t bytes, const void* number, size_t number_bytes,
                                                      bool is_guess);
 
@@ -55,7 +55,7 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_fill_numbers(void* to, size_t bytes, con
 OOMDIAG_ENTRY_POINT int oomdiag_device_look(const void* from, size_t bytes, void* number, size_t number_bytes);
 
 /// The next number of 1, 4 or 8 bytes that this thread reads from what no host wrote is `number`: a size or a truth that an
-/// operator works out on the GPU and asks for. `is_known`: nobody is told. Negative: no more.
+/// operator works out on the GPU and asks for. `is_known`: no read is noted. Negative: no more.
 OOMDIAG_ENTRY_POINT void oomdiag_device_expect(int64_t number, bool is_known);
 
 /// Above 0, what the kernels that this thread launches write is known by the operator that launches them; at 0 they may write
@@ -74,7 +74,7 @@ OOMDIAG_ENTRY_POINT bool oomdiag_device_knows(const void* from, size_t bytes);
 /// The same, and copies to the host what a look would show. The look is not noted.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_peek(void* to, const void* from, size_t bytes);
 
-/// What the host would read there, had a kernel written it: who looks is told so.
+/// What the host would read there, had a kernel written it: a read is noted.
 OOMDIAG_ENTRY_POINT void oomdiag_device_guess(void* to, const void* from, size_t bytes);
 
 /// What is there will be known when somebody looks: `fetch` then fills in all bytes and is true, or false where a kernel

@@ -27,7 +27,7 @@ class FreeRanges {
   };
   Range give(uintptr_t begin, uintptr_t bytes);
 
-  /// Takes out a piece that `give` told.
+  /// Takes out a piece that `give` returned.
   void remove(const Range& range) { free_.erase(range.begin); }
 
  private:

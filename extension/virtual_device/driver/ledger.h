@@ -17,7 +17,7 @@
 //              and their stacks
 //   graphs     executables of captured graphs                        an estimate by the number of their kernels
 //   blocks     cudaMalloc: whole pages, or small blocks that share   libraries' workspaces and communicators' buffers are such
-//   pools      stream-ordered pools, what they keep included         blocks, and told from others by the library that asks
+//   pools      stream-ordered pools, what they keep included         blocks, and distinguished by the library that asks
 //   mappings   cuMemCreate, while anybody holds the pages
 
 namespace oomdiag {

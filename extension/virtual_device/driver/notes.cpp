@@ -36,9 +36,9 @@ bool wants_log() {
 }
 
 /// A program without a recorder, as one that uses no torch is, hears here what was not served.
-__attribute__((destructor)) void tell_unserved() {
+__attribute__((destructor)) void note_unserved() {
   if (oomdiag::is_forked_child())
-    return;  // its parent tells; and the lock may be held for ever, by a thread that is not here
+    return;  // its parent writes it; and the lock may be held for ever, by a thread that is not here
   std::lock_guard guard(lock);
   if (is_recorded || wants_log()) return;
   for (const Note& note : notes) {

@@ -30,7 +30,7 @@ class SmallHeap {
   /// What a block takes of its page; 0 for no block of this heap.
   int64_t bytes_of(uintptr_t block) const;
 
-  /// Frees a block. The page that has no other any more is the heap's no longer, and is told.
+  /// Frees a block. A page that has no other block is no longer the heap's, and is returned.
   std::optional<uintptr_t> give(uintptr_t block);
 
  private:

@@ -38,7 +38,7 @@ struct Event {
 StreamsLock& stream_lock() noexcept;
 
 /// The stream behind a handle; 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are the current context's default stream. Null where
-/// there is no current context or the stream is destroyed; why is told by stream_error.
+/// there is no current context or the stream is destroyed; stream_error gives the reason.
 Stream* find_stream(CUstream handle) noexcept;
 CUresult stream_error(CUstream handle) noexcept;
 

@@ -37,7 +37,7 @@ class Connections {
   std::vector<bool> here_;   ///< by rank: on this host
   std::vector<bool> known_;  ///< by rank: reached before
   int device_;
-  std::string rule_;  ///< empty once it was told
+  std::string rule_;  ///< empty once it was noted
   std::vector<CUdeviceptr> blocks_;
   uint64_t bytes_ = 0;
 };

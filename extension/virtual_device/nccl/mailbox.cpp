@@ -52,7 +52,7 @@ size_t place_of_channel(const MessageId& id, int count) {
 size_t place_of_ring(int rank, int count) { return place_of(rank, count) + part_bytes(count) - kRingBytes; }
 
 /// The two parts of a range of the ring, of which the second may be empty: calls use(place in the file, offset, bytes), which
-/// tells whether it could.
+/// returns whether it could.
 template <typename Use>
 bool for_ring(int rank, int count, uint64_t begin, size_t bytes, Use use) {
   const size_t at = begin % kRingBytes;
@@ -155,7 +155,7 @@ void Mailbox::send(int channel, const std::vector<char>& bytes) {
   if (!bytes.empty()) {
     const Slot slot{.channel = channel, .number = id.number, .begin = ring_bytes_, .bytes = bytes.size()};
     ring_bytes_ += bytes.size();
-    // Told before it is overwritten: a reader looks at it last.
+    // Announced before it is overwritten: a reader looks at it last.
     const bool is_stored =
         file.store(place_of(rank_, count) + offsetof(Head, ring_bytes), &ring_bytes_, sizeof ring_bytes_) &&
         for_ring(rank_, count, slot.begin, bytes.size(), [&](size_t place, size_t offset, size_t part) {

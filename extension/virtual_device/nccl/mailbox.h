@@ -38,7 +38,7 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  /// Tells the others that nothing more comes; the last to leave takes the file away.
+  /// Announces to the others that nothing more comes; the last to leave takes the file away.
   void leave();
 
   /// Sends the next message of a channel. No bytes: its contents are not known.

@@ -96,7 +96,7 @@ bool write_row(const Split& split, bool has_read) {
   return split.file->store(place_of_row(split.parent->rank), &own, sizeof own);
 }
 
-/// Tells the other ranks of the parent what this one chose.
+/// Announces to the other ranks of the parent what this one chose.
 void write_choice(Split& split) {
   const std::string name = shared_file(split.parent->id, std::to_string(split.number));
   split.file =
@@ -116,7 +116,7 @@ std::optional<SplitAnswer> read_choices(const Split& split) {
   return find_place(rows, split.parent->rank);
 }
 
-/// Makes the part that a single rank was told it belongs to (members.h). The others are not there to be asked.
+/// Makes the part that a single rank was registered for (members.h). The others are not there to be asked.
 ncclResult_t split_single_rank(const Split& split) {
   const ncclComm& parent = *split.parent;
   std::vector<int> part = take_expected_part();

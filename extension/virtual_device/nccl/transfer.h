@@ -22,7 +22,7 @@ struct Incoming {
   bool is_asked_for = true;   ///< of a single rank: worth spawning its sender, should the host look at it
 };
 
-/// It comes to `to`: at once where it can be told, else as a promise.
+/// It comes to `to`: at once where it is known, else as a promise.
 void receive(const ncclComm& comm, void* to, const Incoming& incoming);
 
 /// What is no number of a model: objects are bytes, sizes and shapes are whole numbers.

@@ -216,7 +216,7 @@ OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int* version)
 }
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int* version) { return give(version, cuda_version()); }
 
-// GPUs that are not partitioned. Which links they have is not told, and whom they reach is what CUDA says, too.
+// GPUs that are not partitioned. Which links they have is not reported, and whom they reach is what CUDA says, too.
 OOMDIAG_ENTRY_POINT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t, unsigned, int*) {
   return NVML_ERROR_NOT_SUPPORTED;
 }

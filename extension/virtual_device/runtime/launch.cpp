@@ -25,7 +25,7 @@ struct Kernel {
 // A wheel registers some 20 000 kernels while it loads, so that this only appends. Never destroyed.
 auto& lock = *new oomdiag::LibraryLock;
 auto& kernels = *new std::vector<Kernel>;
-const void* spin = nullptr;  // PyTorch's kernel behind torch.cuda._sleep, which takes the cycles that it is told
+const void* spin = nullptr;  // PyTorch's kernel behind torch.cuda._sleep, which takes the cycles that it is given
 
 struct CallConfiguration {
   dim3 grid;

@@ -5,13 +5,13 @@
 //
 //   x = torch.tensor([3, 1]).cuda()     contents from the host
 //   x.max()                             the kernel does nothing; the CPU's 3 is put in its place
-//   x[x > 1]                            two kernels count and collect: the size that they ask for is told to them
+//   x[x > 1]                            two kernels count and collect: the size that they ask for is given to them
 //   torch.ones(1 << 30).sum()           one number stands for all, and is multiplied
 //   y = model(x)                        not known
 //   (y == 2).any()                      a guess
 //
 // A guess: truth values and whole numbers are computed from zeros where contents are not known, which is as what the GPU
-// holds reads; from ones inside of operators that fail by zeros. Who reads a guess is told that it came from a kernel.
+// holds reads; from ones inside of operators that fail by zeros. A read of a guess is noted as one of what a kernel wrote.
 //
 // Work that is captured into a graph does nothing now: what it will write is forgotten whenever the graph runs.
 //
@@ -59,7 +59,7 @@ void for_written(const OperatorRules& rules, c10::ArrayRef<const c10::IValue> in
   }
 }
 
-/// Tells what the operator will ask the GPU for; true if the shadow has run for it.
+/// Supplies what the operator will ask the GPU for; true if the shadow has run for it.
 bool expect_answer(CpuShadowCall& shadow) {
   using Asks = OperatorRules::Asks;
   const Asks asks = shadow.rules->asks;

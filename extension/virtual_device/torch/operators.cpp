@@ -115,7 +115,7 @@ constexpr std::array<std::string_view, 2> kDistinctOrTrues = {"aten::_unique", "
 
 constexpr std::array<std::string_view, 2> kValidating = {"aten::cov", "aten::istft"};
 
-/// They write sizes, names or streams, which the schema does not tell from contents.
+/// They write sizes, names or streams, which the schema does not distinguish from contents.
 constexpr std::array<std::string_view, 19> kMetadata = {
     "aten::resize_",     "aten::resize_as_",    "aten::_resize_output_", "aten::set_",
     "aten::set_data",    "aten::detach_",       "aten::rename_",         "aten::requires_grad_",

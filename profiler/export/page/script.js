@@ -117,7 +117,7 @@ function chart(holder, { height, domain, first = domain, top, label, under: unit
   return { svg, x, y, margin, zoomed: () => d3.zoomTransform(svg.node()).rescaleX(x) };
 }
 
-// Of a snapshot nobody may have told the GPU.
+// The GPU of a snapshot may not be known.
 const isSizeKnown = device => Boolean(device.device.name);
 
 function limitLine(all, y, inner, bytes, text) {

@@ -40,12 +40,12 @@ StackVerdict AllocationReader::judge_by_stacks(const Allocation& allocation) con
 uint32_t AllocationReader::marks_of(const Allocation& allocation) const {
   const Context& context = trace_.context(allocation.maker.context);
   const std::string_view op = trace_.name(context.op);
-  const uint32_t told = trace_.marks_of(allocation.maker.context);
-  uint32_t marks = told;
+  const uint32_t recorded = trace_.marks_of(allocation.maker.context);
+  uint32_t marks = recorded;
   const auto mark = [&](uint32_t one, bool holds) { marks |= holds ? one : 0; };
   mark(kInBackward | kFramesKnown, context.node != 0);
   mark(kModulesKnown, stacks_call_modules_);
-  mark(kFrameless, context.node != 0 && told == 0);
+  mark(kFrameless, context.node != 0 && recorded == 0);
   mark(kBeforeForward, allocation.phase == Phase::setup || allocation.phase == Phase::other);
   mark(kBringsData, op.empty() || brings_data(op));
   mark(kMayBeWorkspace, !allocation.first_in_op() && (takes_workspace(op) || (marks & kConvolves) != 0));

@@ -30,7 +30,7 @@ class AllocationReader {
 
   /// `saved`: a node of the living graph keeps it.
   Category category_of(const Allocation& allocation, bool saved) const;
-  /// The category that the stacks of a snapshot tell, and how far that can be trusted.
+  /// The category that the stacks of a snapshot show, and how far that can be trusted.
   StackVerdict judge_by_stacks(const Allocation& allocation) const;
   Where made_of(const Allocation& allocation) const { return locate(trace_, nodes_, allocation.maker); }
   /// Made by a forward op that recorded itself for backward.

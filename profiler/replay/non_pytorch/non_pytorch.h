@@ -34,7 +34,7 @@ struct GpuProcess {
   bool operator==(const GpuProcess&) const = default;
 };
 
-/// What the driver and NVML told about one GPU up to a moment.
+/// What the driver and NVML reported about one GPU up to a moment.
 struct NonPytorchState {
   std::map<uint64_t, DriverAllocation> live{};  ///< by address or handle
   std::map<uint64_t, uint64_t> handle_at{};     ///< by address: the handle that was mapped there first

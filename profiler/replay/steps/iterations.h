@@ -7,13 +7,13 @@
 
 // Steps of a program that does not train: inference, generate(), a server. One iteration is one of
 //   a scope      that the program opens again and again at the outermost level, if nearly all of its work lies in it
-//   a call       of its outermost module, in Python. Nothing tells of it but the ops inside: it begins with the op that was
+//   a call       of its outermost module, in Python. Nothing shows it but the ops inside: it begins with the op that was
 //                the first in a module, when that runs again. In most programs something is made outside of modules
 //                between two calls (the next batch, the token that was chosen); then only such a return counts, and not
 //                that a layer is called several times inside of one call.
 namespace oomdiag {
 
-/// How the iterations of a program can be told; of one that trains none are.
+/// How the iterations of a program are recognised; one that trains has none.
 struct IterationRule {
   static constexpr uint64_t kNever = ~uint64_t{0};
 
@@ -22,7 +22,7 @@ struct IterationRule {
   uint32_t context = 0;        ///< without one: of the op that begins a call; 0: there are no iterations
   bool after_outside = false;  ///< … if something was made outside of modules before
 
-  bool is_told() const { return scope != 0 || context != 0; }
+  bool is_known() const { return scope != 0 || context != 0; }
 };
 
 /// Finds the rule in one pass over a trace.
@@ -59,7 +59,7 @@ class IterationFollower {
 
   /// Takes the next event. True: it begins an iteration.
   bool begins(const Event& event, bool in_module) {
-    if (!rule_.is_told()) return false;
+    if (!rule_.is_known()) return false;
     if (rule_.scope != 0) return event.kind == EventKind::scope_begin && event.detail == rule_.scope;
     if (event.kind != EventKind::alloc || event.call_id == 0) return false;
     const bool returned = event.context == rule_.context && event.call_id != serial_;

@@ -52,7 +52,7 @@ class Phases {
   std::vector<Flags> flags_;           ///< by context
   std::vector<bool> optimizer_names_;  ///< by name
   size_t next_step_ = 0;
-  bool known_ = true;  ///< something tells steps and forward ops
+  bool known_ = true;  ///< something marks steps and forward ops
   uint32_t step_ = 0;
   bool forward_open_ = false;  ///< the step's forward pass has begun and no backward yet
 };

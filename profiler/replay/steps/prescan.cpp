@@ -34,7 +34,7 @@ uint64_t first_event_of_op(const EventLog& events, uint64_t index) {
   return event.call_id == 0 ? index : first;
 }
 
-// Where the oldest events are gone, the recorder's own list of steps tells what they would have told.
+// Where the oldest events are gone, the recorder's own list of steps takes their place.
 void begin_in_the_middle(const Trace& trace, TracePrescan& prescan) {
   if (trace.events.empty() || trace.step_ends.empty()) return;
   const uint64_t first = trace.events.front().sequence;
@@ -115,7 +115,7 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   if (trace.overwritten_events > 0) begin_in_the_middle(trace, prescan);
   if (prescan.has_optimizer_scopes) prescan.step_begins.clear();
   prescan.iterations = iterations.finish(trains || prescan.has_optimizer_scopes);
-  if (prescan.iterations.is_told() || prescan.first_forward == TracePrescan::kNever) {
+  if (prescan.iterations.is_known() || prescan.first_forward == TracePrescan::kNever) {
     prescan.first_forward = prescan.iterations.first;
   }
   if (trace.process.steps_before > 0 || trace.overwritten_events > 0) prescan.first_forward = 0;

@@ -8,7 +8,7 @@
 namespace oomdiag {
 namespace {
 
-/// Runs a search over 1..count on a GPU with `room`; what a value takes and whether it passes is told by the functions.
+/// Runs a search over 1..count on a GPU with `room`; what a value takes and whether it passes the functions say.
 struct Tried {
   std::optional<int64_t> found{};
   std::vector<int64_t> values{};
@@ -73,7 +73,7 @@ TEST_CASE("a border below where the bytes say, as holes take room, is found too"
 }
 
 TEST_CASE("where libraries choose other workspaces for larger values, twelve runs find a border", "[cli]") {
-  // Bytes per value of deepcnn on a T4, where cuDNN's choice changes at some batches. One that fails tells a part of what
+  // Bytes per value of deepcnn on a T4, where cuDNN's choice changes at some batches. One that fails shows a part of what
   // it misses, as it fails early.
   const auto bytes = [](int64_t value) {
     const double each = value < 1000 ? 5.96 : value < 4000 ? 3.43 : value < 7000 ? 2.25 : 1.82;

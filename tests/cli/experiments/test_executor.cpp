@@ -27,15 +27,15 @@ TEST_CASE("programs end as they do alone, in the order in which they were asked 
   const TestFolder folder;
   const Install install;
   Executor executor(install);
-  std::size_t told = 0;
+  std::size_t reported = 0;
   const auto results = executor.run({shell(folder, "sleep 0.1; exit 3"), shell(folder, "exit 0")},
-                                    [&](std::size_t over) { told = over; });
+                                    [&](std::size_t over) { reported = over; });
   REQUIRE(results.size() == 2);
   CHECK(results[0].exit_code == 3);
   CHECK(results[1].exit_code == 0);
   CHECK_FALSE(results[1].has_report());
   CHECK(std::filesystem::exists(results[0].folder / "output.txt"));
-  CHECK(told == 2);
+  CHECK(reported == 2);
   CHECK(executor.count() == 2);
 }
 

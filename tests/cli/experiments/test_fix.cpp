@@ -75,7 +75,7 @@ TEST_CASE("shapes are the same where both have them", "[cli]") {
   CHECK_FALSE(same_shapes(json("[8, 2]"), json("[4, 2]")));
 }
 
-TEST_CASE("a profile tells of the largest network, and nothing where it cannot be read", "[cli]") {
+TEST_CASE("a profile is of the largest network, and nothing where it cannot be read", "[cli]") {
   const auto line = nlohmann::json::parse(
       R"({"root": {"kind": "Net", "trained": true, "leaves": 4, "blocks": [{"container": "h", "path": "h.0", "leaves": 4}],
           "relus": 1, "convolutions": 0, "bytes_of_float32": 8, "autocast": false}})");

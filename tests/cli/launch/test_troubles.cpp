@@ -19,7 +19,7 @@ TEST_CASE("where all is well nothing limits a diagnosis", "[doctor]") {
   CHECK(find_troubles({.has_gpu = true, .hooks = {{"allocator", true, ""}}, .asked_nvml = true}).empty());
 }
 
-TEST_CASE("a machine without a GPU is told what runs instead", "[doctor]") {
+TEST_CASE("without a GPU the message says what runs instead", "[doctor]") {
   CHECK(mentions({.has_gpu = false}, "no GPU here"));
 }
 

@@ -70,7 +70,7 @@ TEST_CASE("cores are bounded by the cgroup's quota of time", "[cli]") {
   CHECK(available_cores(root.path()) == 1);
 }
 
-TEST_CASE("the kernel's OOM kills are counted where it tells", "[cli]") {
+TEST_CASE("the kernel's OOM kills are counted where it reports them", "[cli]") {
   const TestFolder root;
   write_version_2(root, "max\n", "1\n");
   CHECK_FALSE(count_oom_kills(root.path()));

@@ -78,7 +78,7 @@ TEST_CASE("the output of a program is its owner's, and never goes where a link l
   CHECK(text == "keep");
 }
 
-TEST_CASE("a process that has a file mapped is told from one that has not", "[cli]") {
+TEST_CASE("a process that has a file mapped is distinguished from one that has not", "[cli]") {
   const TestFolder folder;
   const auto file = folder.write("trace", "some bytes");
   CHECK_FALSE(has_mapped(getpid(), file));

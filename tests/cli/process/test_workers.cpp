@@ -9,16 +9,16 @@
 using namespace oomdiag;
 
 TEST_CASE("answers come in the order of the works, and of one that died none", "[cli]") {
-  std::size_t told = 0;
+  std::size_t reported = 0;
   const auto answers = run_in_processes({[] { return std::string("a"); },
                                          []() -> std::string {
                                            raise(SIGKILL);
                                            return "b";
                                          },
                                          [] { return std::string("c"); }},
-                                        2, [&](std::size_t over) { told = over; });
+                                        2, [&](std::size_t over) { reported = over; });
   CHECK(answers == std::vector<std::optional<std::string>>{"a", std::nullopt, "c"});
-  CHECK(told == 3);
+  CHECK(reported == 3);
 }
 
 TEST_CASE("a work that is run apart comes to no harm but its own", "[cli]") {

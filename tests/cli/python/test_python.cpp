@@ -20,7 +20,7 @@ TorchOfPython torch_of(const std::string& version, const std::string& cuda) {
 
 }  // namespace
 
-TEST_CASE("an interpreter is told from other programs by its name", "[cli]") {
+TEST_CASE("an interpreter is distinguished from other programs by its name", "[cli]") {
   CHECK(is_python("python"));
   CHECK(is_python("/usr/bin/python3.12"));
   CHECK_FALSE(is_python("python-config"));

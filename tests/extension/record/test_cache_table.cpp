@@ -17,7 +17,7 @@ const Entry* find(CacheTable<Entry>& table, uint64_t hash, uint64_t key) {
 
 }  // namespace
 
-TEST_CASE("entries of one hash are told apart", "[record]") {
+TEST_CASE("entries of one hash are distinguished", "[record]") {
   CacheTable<Entry> table;
   for (uint64_t key : {1, 2, 3}) table.add(7, {key, key * 10});
   for (uint64_t key : {1, 2, 3}) {

@@ -10,7 +10,7 @@ using namespace oomdiag;
 
 namespace {
 
-/// What a thread of a training program does, told as the recorder tells it.
+/// What a thread of a training program does, written as the recorder writes it.
 class Worker {
  public:
   Worker(StepLearner& learner, std::atomic<uint32_t>& serials, uint16_t thread, uint64_t first_node = 0)
@@ -131,7 +131,7 @@ struct Program {
 
 }  // namespace
 
-TEST_CASE("steps that repeat are learned, and then told without being watched", "[record][steady]") {
+TEST_CASE("steps that repeat are learned, and then recorded without being watched", "[record][steady]") {
   Program program;
   std::vector<TrainingMode> modes;
   for (int i = 0; i < 6; ++i) program.step(), modes.push_back(program.learner.mode());
@@ -143,24 +143,24 @@ TEST_CASE("steps that repeat are learned, and then told without being watched", 
   const uint32_t first_serial = program.serials.load() - 3;  // those of the step are taken ahead
   program.step();
   program.main.run_op(10, 4096);  // of the next step: with it comes what followed the last allocation
-  const std::vector<Event> told(program.main.written().begin() + static_cast<long>(before),
+  const std::vector<Event> recorded(program.main.written().begin() + static_cast<long>(before),
                                 program.main.written().end());
-  REQUIRE(told.size() == 9);
+  REQUIRE(recorded.size() == 9);
   for (uint32_t op = 0; op < 3; ++op) {
-    const Event& alloc = told[op * 2];
+    const Event& alloc = recorded[op * 2];
     CHECK(alloc.kind == EventKind::alloc);
     CHECK(alloc.context == 10 + op);
     CHECK(alloc.call_id == first_serial + 1 + op);
-    const Event& nodes = told[op * 2 + 1];
+    const Event& nodes = recorded[op * 2 + 1];
     CHECK(nodes.kind == EventKind::nodes_created);
     CHECK(nodes.node_sequence == first_node + op);
     CHECK(nodes.context == 10 + op);
   }
-  CHECK(told[6].kind == EventKind::gradient);
-  CHECK(told[6].address == told[4].address);
+  CHECK(recorded[6].kind == EventKind::gradient);
+  CHECK(recorded[6].address == recorded[4].address);
 }
 
-TEST_CASE("which node ran an op again is told in steady training too, by this step's numbers", "[record][steady]") {
+TEST_CASE("which node ran an op again is recorded in steady training too, by this step's numbers", "[record][steady]") {
   Program program;
   const auto step = [&] {
     for (uint64_t place = 10; place < 13; ++place) program.main.run_op(place, 4096);
@@ -171,13 +171,13 @@ TEST_CASE("which node ran an op again is told in steady training too, by this st
   REQUIRE(program.learner.steady());
   step();
   program.main.run_op(10, 4096);
-  uint64_t told = 0;
+  uint64_t recorded = 0;
   for (const Event& event : program.main.written()) {
     if (event.kind != EventKind::nodes_created || event.context != 13) continue;
     CHECK(event.address == event.node_sequence - 2 + 1);
-    ++told;
+    ++recorded;
   }
-  CHECK(told == 5);
+  CHECK(recorded == 5);
 }
 
 TEST_CASE("the same sizes at another place, with other nodes or in another order end steady training",
@@ -187,25 +187,25 @@ TEST_CASE("the same sizes at another place, with other nodes or in another order
   program.main.run_op(10, 4096);
   CHECK(program.learner.steady());
   const auto surprise = GENERATE(0, 1, 2, 3, 4);
-  Event told;
+  Event recorded;
   switch (surprise) {
     case 0:
-      told = program.main.run_op(20, 4096);
+      recorded = program.main.run_op(20, 4096);
       break;
     case 1:
-      told = program.main.run_op(11, 4096, false);
+      recorded = program.main.run_op(11, 4096, false);
       break;
     case 2:
-      told = program.main.run_op(11, 8192);
+      recorded = program.main.run_op(11, 8192);
       break;
     case 3:
-      told = program.main.run_op(12, 4096);
+      recorded = program.main.run_op(12, 4096);
       break;
     default:
       program.main.end_step();
   }
   CHECK_FALSE(program.learner.steady());
-  CHECK(told.context == 0);  // it was made while nobody watched
+  CHECK(recorded.context == 0);  // it was made while nobody watched
 }
 
 TEST_CASE("which op made the nodes since the last allocation is not known after a surprise", "[record][steady]") {

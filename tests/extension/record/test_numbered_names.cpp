@@ -17,12 +17,12 @@ TEST_CASE("the layers of a model keep their numbers", "[record]") {
   CHECK(names.canonical_name("loss") == "loss");
 }
 
-TEST_CASE("numbered steps are told as one once there are too many of them, the first ones still by themselves",
+TEST_CASE("numbered steps are recorded as one once there are too many of them, the first ones still by themselves",
           "[record]") {
   NumberedNames names;
-  std::set<std::string> told;
-  for (int step = 0; step < 10'000; ++step) told.emplace(names.canonical_name("iteration " + std::to_string(step)));
-  CHECK(told.size() == NumberedNames::kMaxOfOneForm + 1);
+  std::set<std::string> names_used;
+  for (int step = 0; step < 10'000; ++step) names_used.emplace(names.canonical_name("iteration " + std::to_string(step)));
+  CHECK(names_used.size() == NumberedNames::kMaxOfOneForm + 1);
   CHECK(names.canonical_name("iteration 9999") == "iteration #");
   CHECK(names.canonical_name("iteration 7") == "iteration 7");
   CHECK(names.canonical_name("epoch 3, batch 17 of 500") == "epoch 3, batch 17 of 500");
@@ -30,13 +30,13 @@ TEST_CASE("numbered steps are told as one once there are too many of them, the f
 
 TEST_CASE("names that differ by more than numbers have a bound of their own", "[record]") {
   NumberedNames names;
-  std::set<std::string> told;
+  std::set<std::string> names_used;
   std::string letters;
   for (size_t i = 0; i < 2 * NumberedNames::kMaxForms; ++i) {
     letters = std::string(1 + i % 90, static_cast<char>('a' + i / 90 % 26)) + std::string(1 + i / 2340, 'z') + "1";
-    told.emplace(names.canonical_name(letters));
+    names_used.emplace(names.canonical_name(letters));
   }
-  CHECK(told.size() <= NumberedNames::kMaxForms + 1);
+  CHECK(names_used.size() <= NumberedNames::kMaxForms + 1);
 }
 
 TEST_CASE("threads may ask at the same time", "[record]") {

@@ -16,7 +16,7 @@ struct PlaceRecording {
   InternCache names{writer};
   Place place;
 
-  /// An op, as the callback of its start tells of it.
+  /// An op, as the callback of its start reports it.
   void enter_op(const void* call, uint32_t op) {
     Frame& frame = place.enter(call);
     WorkPlace& now = place.change();

@@ -24,8 +24,8 @@ TEST_CASE("what a scope's name says is the same however many others are met in b
       const std::string given = "iteration " + std::to_string(i);
       const ScopeName scope = scopes.find(given, numbered, names);
       REQUIRE(scope.given == given);
-      REQUIRE(scope.told == numbered.canonical_name(given));
-      REQUIRE(scope.id == writer.intern(std::string_view(scope.told)));
+      REQUIRE(scope.canonical == numbered.canonical_name(given));
+      REQUIRE(scope.id == writer.intern(std::string_view(scope.canonical)));
     }
     CHECK(scopes.find("iteration 999", numbered, names).is_folded());
   }

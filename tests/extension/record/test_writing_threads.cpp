@@ -48,7 +48,7 @@ struct Allocator {
   }
 };
 
-/// Ops, scopes, names and late places, as the callbacks write them; its blocks are told apart by `thread`.
+/// Ops, scopes, names and late places, as the callbacks write them; its blocks are distinguished by `thread`.
 void work(Allocator& allocator, uint64_t thread, int rounds) {
   TraceWriter& writer = allocator.writer;
   InternCache names(writer);

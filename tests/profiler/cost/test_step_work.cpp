@@ -79,7 +79,7 @@ TEST_CASE("a batch norm of few channels takes as long as one that gives each mul
   CHECK(channel_ns("native_layer_norm", "8x64x100x10", "1") == 0);
 }
 
-TEST_CASE("kernels of batch norms, of float32 attention and of Hopper are told apart", "[cost]") {
+TEST_CASE("kernels of batch norms, of float32 attention and of Hopper are distinguished", "[cost]") {
   DeviceRates device = fast_device();
   const auto family = [&](const std::string& name, const std::string& values) {
     return family_of(work(name, values), device);
@@ -131,7 +131,7 @@ TEST_CASE("the work of a run is that of its last complete step, without what was
   CHECK(step->has_time);
 }
 
-TEST_CASE("a program without steps is told as a whole, unless it broke off", "[cost]") {
+TEST_CASE("a program without steps is reported as a whole, unless it broke off", "[cost]") {
   MeteredRun run = parse_metered_run(kRun);
   run.steps = 0;
   for (MeteredOperator& metered : run.operators) metered.step = 1;

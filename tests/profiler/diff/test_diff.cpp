@@ -35,7 +35,7 @@ TEST_CASE("what runs of one program differ by does not count", "[diff]") {
   CHECK_FALSE(diff(report_with({{"a.py:1", 1_MiB, 1}}, 9_MiB), report_with({{"a.py:1", 5_MiB, 1}}, 13_MiB)).is_empty());
 }
 
-TEST_CASE("what grew is told by its line, wherever the project lies and however its lines moved", "[diff]") {
+TEST_CASE("what grew is named by its line, wherever the project lies and however its lines moved", "[diff]") {
   const Report before = report_with({{"/a/net/train.py:31", 4_GiB, 3}, {"/a/net/train.py:50", 2_GiB, 1}});
   const Report after = report_with(
       {{"/b/net/train.py:31", 5_GiB, 3}, {"/b/net/train.py:54", 2_GiB, 1}, {"/b/net/x.py:1", 1_GiB, 1}}, 10_GiB);
@@ -47,7 +47,7 @@ TEST_CASE("what grew is told by its line, wherever the project lies and however 
   CHECK(words.find("net/x.py:1") != words.npos);
 }
 
-TEST_CASE("of modules inside of each other the innermost that tells all is named, layers as one", "[diff]") {
+TEST_CASE("of modules inside of each other the innermost that covers all is named, layers as one", "[diff]") {
   Report before = report_with({}), after = report_with({});
   before.devices[0].allocated_by.module = {{"model", 2_GiB, 9}, {"model.h.0", 1_GiB, 3}, {"model.h.1", 1_GiB, 3}};
   after.devices[0].allocated_by.module = {{"model", 4_GiB, 9}, {"model.h.0", 2_GiB, 3}, {"model.h.1", 2_GiB, 3}};
@@ -70,7 +70,7 @@ std::vector<OwnedBytes> cut_off(int grown, int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("a name that one report lists and the other cuts off is told with the least that it changed", "[diff]") {
+TEST_CASE("a name that one report lists and the other cuts off is listed with the least that it changed", "[diff]") {
   Report before = report_with({}, 100_MiB), after = report_with({}, 100_MiB);
   before.devices[0].allocated_by.module = cut_off(-1, 0);
   after.devices[0].allocated_by.module = cut_off(140, 1_MiB + 128_KiB);  // comes into the list, another one leaves it
@@ -83,7 +83,7 @@ TEST_CASE("a name that one report lists and the other cuts off is told with the 
   CHECK(to_text(found).find("≥ +63.00") != std::string::npos);
 }
 
-TEST_CASE("of layers that are told as one, those that are listed on one side only are taken as cut off", "[diff]") {
+TEST_CASE("of layers that are listed as one, those that are listed on one side only are taken as cut off", "[diff]") {
   Report before = report_with({}, 100_MiB), after = report_with({}, 100_MiB);
   const auto layers = [](int first) {
     std::vector<OwnedBytes> list;

@@ -58,7 +58,7 @@ TEST_CASE("it is capacity where forward saves, and what else it will ask for is 
   CHECK(kind(1_GiB + 600_MiB, Phase::forward, {}) == CauseKind::fragmentation);
   CHECK(kind(1_GiB + 600_MiB, Phase::forward, {.more_comes = true}) == CauseKind::capacity);  // modules to come
   const StepNeed too_much{.bytes = 12_GiB, .whole = true}, enough{.bytes = 9_GiB, .whole = true};
-  CHECK(kind(600_MiB, Phase::forward, enough) == CauseKind::fragmentation);  // a whole step of this size tells
+  CHECK(kind(600_MiB, Phase::forward, enough) == CauseKind::fragmentation);  // a whole step of this size decides
   CHECK(kind(600_MiB, Phase::forward, too_much) == CauseKind::capacity);
   CHECK(kind(600_MiB, Phase::backward, {.bytes = 12_GiB}) == CauseKind::capacity);  // the optimizer's state is to come
   CHECK(kind(600_MiB, Phase::backward, {.bytes = 9_GiB, .next_bytes = 12_GiB}) == CauseKind::capacity);  // … and stays
@@ -221,7 +221,7 @@ TEST_CASE("frees that wait for another stream are the cause if they would be eno
         CauseKind::pending_frees);
 }
 
-TEST_CASE("a library's scratch space is told from a tensor", "[explain]") {
+TEST_CASE("a library's scratch space is distinguished from a tensor", "[explain]") {
   const Refused full{.requested = 1_GiB, .free = 500_MiB, .allocated = 8_GiB};
   const OutOfMemory scratch{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = false};
   const OutOfMemory result{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = true};

@@ -292,7 +292,7 @@ TEST_CASE("without backward no_grad keeps what the next module takes, and nothin
   CHECK_FALSE(find(predict_fixes(model), "no_grad"));
 }
 
-TEST_CASE("an OOM in forward does not tell that no backward follows", "[explain][fixes]") {
+TEST_CASE("an OOM in forward does not show that no backward follows", "[explain][fixes]") {
   StepAllocation output{.bytes = 64_MiB, .born = 1, .category = Category::output, .phase = Phase::forward};
   output.in_graph = true;
   const StepAllocations step_allocations = step_of({output, output});

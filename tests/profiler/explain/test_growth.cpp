@@ -56,7 +56,7 @@ TEST_CASE("a tensor that each step leaves behind grows", "[explain][growth]") {
   CHECK(growths[0].last_step == 4);
 }
 
-TEST_CASE("three steps are too few to tell growth", "[explain][growth]") {
+TEST_CASE("three steps are too few to show growth", "[explain][growth]") {
   CHECK(find_growth(one_place({4_MiB, 8_MiB, 12_MiB}, {1, 2, 3})).empty());
 }
 

@@ -170,7 +170,7 @@ TEST_CASE("layers that were not called yet keep what the last one like them keep
                     [](const StepAllocation& life) { return life.made.module == "h.3"; }));
 }
 
-TEST_CASE("layers with other parameters tell nothing", "[explain][steps]") {
+TEST_CASE("layers with other parameters show nothing", "[explain][steps]") {
   MemoryState state{.phase = Phase::forward};
   state.blocks = {parameter("h.0.w", 4_MiB), parameter("h.1.w", 4_MiB), parameter("h.2.w", 8_MiB)};
   const StepAllocations cut{.step = 1,
@@ -218,7 +218,7 @@ TEST_CASE("a model that took no part in forward gets no gradient", "[explain][st
   CHECK(add_known_rest(cut, state).gradient_bytes == 40_MiB);
 }
 
-TEST_CASE("the state of an optimizer is told by its class", "[explain][steps]") {
+TEST_CASE("the state of an optimizer is recognised by its class", "[explain][steps]") {
   CHECK(least_state("AdamW, group 1") == 2);
   CHECK(least_state("AdamW 2, group 0 (head)") == 2);
   CHECK(least_state("RMSprop, group 0") == 1);

@@ -29,7 +29,7 @@ TEST_CASE("the page of a search: bars against the room, figures, and nothing tha
   CHECK(!has("<!--"));
 }
 
-TEST_CASE("plans are drawn by peak and time, and what fits is told apart", "[export]") {
+TEST_CASE("plans are drawn by peak and time, and what fits is marked", "[export]") {
   using enum PlanPoint::State;
   const std::string svg =
       draw_plans({{"a < b", 2 << 20, 3'000'000, fits}, {"c", 1 << 20, 4'000'000, does_not_fit}}, 3 << 20);

@@ -53,7 +53,7 @@ TEST_CASE("of many places the most frequent are named and the others counted", "
   CHECK(limits[0].ends_with("; 4 more places"));
 }
 
-TEST_CASE("a program that reads nothing has nothing to be told", "[report]") {
+TEST_CASE("a program that reads nothing has nothing to report", "[report]") {
   EventBuilder trace;
   trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).note("unsupported", "cublasFoo");
   CHECK(reads_of(trace).empty());

@@ -89,7 +89,7 @@ TEST_CASE("where a layer has many parts they are folded until eight rows name fo
   CHECK(rows[0].name == "layer*.*.bn*");
 }
 
-TEST_CASE("many small tensors are told by their op and layer", "[report]") {
+TEST_CASE("many small tensors are named by their op and layer", "[report]") {
   Blocks blocks;
   for (int i = 0; i < 22; ++i) {
     for (char head = 'a'; head < 'r'; ++head) {
@@ -116,7 +116,7 @@ TEST_CASE("logits and losses are named as such", "[report]") {
   CHECK((rows[2].kind == "logits" && rows[2].name == "lm_head"));
 }
 
-TEST_CASE("what no module made is told by its op and line, also inside of a package", "[report]") {
+TEST_CASE("what no module made is named by its op and line, also inside of a package", "[report]") {
   Blocks blocks;
   blocks.add(Category::unknown, "", 4_MiB, "", "aten::cat", "transformers/cache_utils.py:120");
   const auto rows = fold_holders(blocks.state());
@@ -146,7 +146,7 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
                        .add(Category::activation, "b", 6_MiB, "[5, 3] float32")
                        .state()) == std::nullopt);
   CHECK(find_batch(MemoryState{}) == std::nullopt);
-  CHECK(find_batch(Blocks()  // of tokens most is saved for all at once, and the inputs tell the sequences
+  CHECK(find_batch(Blocks()  // of tokens most is saved for all at once, and the inputs show the sequences
                        .add(Category::input, "tokens", 4_KiB, "[8, 64] int64")
                        .add(Category::activation, "block", 64_KiB, "[8, 64, 32] float32")
                        .add(Category::activation, "logits", 6_MiB, "[512, 3000] float32")
@@ -165,7 +165,7 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
   CHECK(find_batch(many) == std::nullopt);
 }
 
-TEST_CASE("a foreign program that fits is told its largest batch, and that the batch was inferred", "[report]") {
+TEST_CASE("the report on a foreign program that fits has its largest batch, and that the batch was inferred", "[report]") {
   const Report report = make_report(training_that_fits(), {.exit_code = 0});
   REQUIRE(report.devices.front().batch);
   CHECK(report.devices.front().batch->batch == 64);

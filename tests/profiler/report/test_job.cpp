@@ -27,7 +27,7 @@ JobMember failed(JobMember one, int64_t time_ns) {
 
 }  // namespace
 
-TEST_CASE("a job is told by the rank that failed first, whenever its recording began", "[report]") {
+TEST_CASE("a job is reported by the rank that failed first, whenever its recording began", "[report]") {
   const Report job =
       merge_job({member(0, 1_GiB), failed(member(1, 2_GiB, 5'000), 1'000), failed(member(2, 3_GiB, 1'000), 2'000)}, 1);
   CHECK(job.rank == 2);
@@ -35,7 +35,7 @@ TEST_CASE("a job is told by the rank that failed first, whenever its recording b
   CHECK(job.exit_code == 1);
 }
 
-TEST_CASE("without a failure it is told by the fullest, and ends as the job ended", "[report]") {
+TEST_CASE("without a failure it is reported by the fullest, and ends as the job ended", "[report]") {
   CHECK(merge_job({member(0, 1_GiB), member(1, 2_GiB)}, 0).rank == 1);
   CHECK(merge_job({member(0, 1_GiB), member(1, 2_GiB)}, 7).outcome == "failed");
   CHECK(merge_job({member(0, 1_GiB), member(1, 2_GiB)}, 143).outcome == "killed");

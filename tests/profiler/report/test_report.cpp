@@ -161,10 +161,10 @@ TEST_CASE("an abort while Python ends is PyTorch's own, and the program had done
   trace.op({.op = "aten::relu"}).alloc("y", 4_MiB).nodes(0);
   Trace ended = trace;
   ended.process.python_ended = true;
-  const std::string_view told = "the program had done its work";
-  CHECK(mentions(make_report(ended, {.exit_code = 134, .signal = 6}).limitations, told));
-  CHECK_FALSE(mentions(make_report(ended, {.exit_code = 139, .signal = 11}).limitations, told));
-  CHECK_FALSE(mentions(make_report(trace, {.exit_code = 134, .signal = 6}).limitations, told));
+  const std::string_view sentence = "the program had done its work";
+  CHECK(mentions(make_report(ended, {.exit_code = 134, .signal = 6}).limitations, sentence));
+  CHECK_FALSE(mentions(make_report(ended, {.exit_code = 139, .signal = 11}).limitations, sentence));
+  CHECK_FALSE(mentions(make_report(trace, {.exit_code = 134, .signal = 6}).limitations, sentence));
 }
 
 TEST_CASE("bytes of others on the GPU are what is neither free nor reserved", "[report]") {
@@ -260,7 +260,7 @@ TEST_CASE("a damaged trace makes a report that adds up, not a crash", "[report][
   }
 }
 
-TEST_CASE("parameter groups are told where there are several, and add up to their categories", "[report]") {
+TEST_CASE("parameter groups are listed where there are several, and add up to their categories", "[report]") {
   EventBuilder trace;
   trace.op({.op = "aten::to"}).alloc("w0", 4_MiB).alloc("w1", 8_MiB).alloc("frozen", 2_MiB);
   for (const char* name : {"w0", "w1", "frozen"}) trace.names(EventKind::parameter, name, name);

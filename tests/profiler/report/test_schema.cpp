@@ -49,7 +49,7 @@ TEST_CASE("reports have the fields of the schema and no others", "[report]") {
   }
 }
 
-TEST_CASE("the schema tells unit, nullability and all words of a field", "[report]") {
+TEST_CASE("the schema gives unit, nullability and all words of a field", "[report]") {
   const Json schema = Json::parse(report_schema());
   const Json& failure = schema["$defs"]["failure"]["properties"];
   CHECK(failure["requested_bytes"]["type"] == "integer");

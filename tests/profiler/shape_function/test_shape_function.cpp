@@ -29,7 +29,7 @@ ShapeFunction learn(const std::vector<int64_t>& batches) {
 
 }  // namespace
 
-TEST_CASE("three runs tell the peak of every batch", "[shape_function]") {
+TEST_CASE("three runs give the peak of every batch", "[shape_function]") {
   const ShapeFunction function = learn({4, 16, 40});
   REQUIRE(function.unknown().empty());
   for (const int64_t batch : {2, 8, 100}) {
@@ -83,7 +83,7 @@ TEST_CASE("runs that differ in more than temporaries are structures of their own
   CHECK_FALSE(evaluate(function, {30}, 100_GiB).is_exact());
 }
 
-TEST_CASE("where it fails is told with the step and the place", "[shape_function]") {
+TEST_CASE("where it fails is reported with the step and the place", "[shape_function]") {
   const ShapeEstimate estimate = evaluate(learn({4, 16, 40}), {100}, 500_MiB);
   CHECK_FALSE(estimate.fits);
   CHECK(estimate.step == 1);

@@ -11,7 +11,7 @@ namespace {
 constexpr char kForm[] =
     R"({"op":["aten::sum","dim_IntList"],"mode":"----fm-","in":[{"t":["Float",[#,#],[#,#],false,true]}]})";
 
-/// The bytes of a workspace of which no polynomial tells: three rounds of pages, then one for each batch.
+/// The bytes of a workspace that no polynomial gives: three rounds of pages, then one for each batch.
 int64_t workspace_of(int64_t batch) { return batch < 10 ? 0 : (batch / 7) * 4_MiB; }
 
 OpCalls call_with(uint32_t id, int64_t batch) {
@@ -66,7 +66,7 @@ TEST_CASE("arguments are read as a form and its numbers, and written back", "[sh
   CHECK(write_op_call(calls.forms[0], {128, -1}) == R"({"op":["aten::mm",""],"in":[[128,-1],{"f":"0x1.8p+1"},null]})");
 }
 
-TEST_CASE("an operator that is made alone tells the workspace that no polynomial gives", "[shape_function]") {
+TEST_CASE("an operator that is made alone shows the workspace that no polynomial gives", "[shape_function]") {
   ShapeFunction function = learn();
   const std::vector<ShapePoint> points{{50}};
   CHECK_FALSE(evaluate(function, points.front(), 100_GiB).allocated_is_exact);
@@ -79,7 +79,7 @@ TEST_CASE("an operator that is made alone tells the workspace that no polynomial
   CHECK(estimate.peak_allocated_bytes == 80_MiB + workspace_of(50));
 }
 
-TEST_CASE("an operator that alone does not do what it did in the program tells nothing", "[shape_function]") {
+TEST_CASE("an operator that alone does not do what it did in the program shows nothing", "[shape_function]") {
   ShapeFunction function = learn();
   const std::vector<ShapePoint> points{{50}};
   const std::vector<CallAtPoint> calls = function.list_unknown_calls(points);
@@ -132,7 +132,7 @@ TEST_CASE("a call that takes another way at a point is played there as it was ma
   CHECK(estimate.peak_allocated_bytes == 230_MiB);
 }
 
-TEST_CASE("a call that leaves another number of results tells nothing", "[shape_function]") {
+TEST_CASE("a call that leaves another number of results shows nothing", "[shape_function]") {
   ShapeFunction function = learn();
   const std::vector<ShapePoint> points{{50}};
   const std::vector<CallAtPoint> calls = function.list_unknown_calls(points);

@@ -102,7 +102,7 @@ TEST_CASE("a program that allocates once more differs by that", "[compare]") {
   CHECK(found.blocks.first[0].right.where == "aten::clone, train.py:34");
 }
 
-TEST_CASE("what a trace tells after the snapshot was taken is not compared", "[compare]") {
+TEST_CASE("what a trace shows after the snapshot was taken is not compared", "[compare]") {
   Trace snapshot = run(10, 3_MiB);
   snapshot.process.snapshot = true;
   const Comparison found = compare(snapshot, run(20, 3_MiB), 0);
@@ -203,7 +203,7 @@ TEST_CASE("where all events are equal the peak may differ by what is guessed of 
   CHECK_FALSE(found.is_equal());
 }
 
-TEST_CASE("what another version of PyTorch does differently is told in one line", "[compare]") {
+TEST_CASE("what another version of PyTorch does differently is reported in one line", "[compare]") {
   const auto train = [](bool per_product, int64_t extra) -> Trace {
     EventBuilder trace;
     trace.segment(20_MiB).segment(20_MiB);
@@ -213,8 +213,8 @@ TEST_CASE("what another version of PyTorch does differently is told in one line"
       if (extra > 0 && step == 30) trace.alloc("extra", extra).free("extra");
       trace.free("out");
     }
-    const Trace& told = trace;
-    return told;
+    const Trace& result = trace;
+    return result;
   };
   CHECK(compare(train(false, 0), train(true, 0), 0).blocks.version_difference.starts_with("cuBLAS workspaces"));
   CHECK(compare(train(false, 0), train(true, 1536), 0).blocks.version_difference.empty());

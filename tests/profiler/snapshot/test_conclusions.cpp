@@ -136,7 +136,7 @@ TEST_CASE("where no stack has a Python frame, none says backward", "[snapshot]")
   CHECK(to_text(report, {}).find("where      not known") != std::string::npos);
 }
 
-TEST_CASE("nothing is concluded about a GPU whose size nobody told; told, it is", "[snapshot]") {
+TEST_CASE("nothing is concluded about a GPU whose size is not given; if it is given, it is", "[snapshot]") {
   const std::string refused =
       snapshot({segment(kAddress, 20_MiB, {block(20_MiB, 20_MiB, "active_allocated", in_forward(3))})},
                {entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB, in_forward(3)),
@@ -152,7 +152,7 @@ TEST_CASE("nothing is concluded about a GPU whose size nobody told; told, it is"
   CHECK(to_text(shared, {}).find("GPU?") == std::string::npos);
 }
 
-TEST_CASE("the GPU is never told smaller than what was reserved", "[snapshot]") {
+TEST_CASE("the GPU is never taken as smaller than what was reserved", "[snapshot]") {
   const Report report = report_on(snapshot(
       {}, {entry("segment_alloc", kAddress, 40_MiB), entry("segment_free", kAddress, 40_MiB),
            entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB), entry("oom", 1_MiB, 9_MiB)}));
@@ -181,7 +181,7 @@ TEST_CASE("lines stand there beside optimizer state, and what they do not name i
   CHECK(words.find("      train.py:", unknown) < words.find("      others", unknown));
 }
 
-TEST_CASE("paths of Windows are told apart like others", "[snapshot]") {
+TEST_CASE("paths of Windows are distinguished like others", "[snapshot]") {
   const std::string packages = "C:\\Users\\me\\AppData\\Python\\Python311\\Lib\\site-packages\\";
   const Snapshot found = read(snapshot(
       {},

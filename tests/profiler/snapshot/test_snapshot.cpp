@@ -98,7 +98,7 @@ TEST_CASE("where the history begins in the middle, the state before it is worked
   CHECK(report.devices[0].replay_error_bytes == 0);
 }
 
-TEST_CASE("a snapshot without a history tells its segments and blocks as they are", "[snapshot]") {
+TEST_CASE("a snapshot without a history shows its segments and blocks as they are", "[snapshot]") {
   const Report report = make_report(
       to_trace(read(snapshot({segment(kAddress, 20_MiB,
                                       {block(8_MiB, 8_MiB, "active_allocated", stack()),

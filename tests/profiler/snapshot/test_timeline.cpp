@@ -73,7 +73,7 @@ TEST_CASE("a Chrome trace: peaks, reserved and times of each GPU; the host's mem
   CHECK(contains(words, "_dump_snapshot"));
 }
 
-TEST_CASE("events that are not in order: the end is what is told last", "[timeline]") {
+TEST_CASE("events that are not in order: the end is what comes last", "[timeline]") {
   const MemoryTimeline timeline =
       read(chrome_trace(memory_event(30, 1, 0, 300, 0) + "," + memory_event(10, 1, 0, 100, 0)));
   CHECK(timeline.gpus.at(0).begin_us == 10);

@@ -161,7 +161,7 @@ TEST_CASE("a list of steps that is full keeps every second one, and the steps st
   }
 }
 
-TEST_CASE("a whole trace and its overwritten twin tell the same steps", "[trace][bounded]") {
+TEST_CASE("a whole trace and the same trace overwritten show the same steps", "[trace][bounded]") {
   const bool optimizer = GENERATE(true, false);
   const TestFolder folder;
   for (const bool small : {true, false}) {
@@ -177,10 +177,10 @@ TEST_CASE("a whole trace and its overwritten twin tell the same steps", "[trace]
   const History cut = replay(small), full = replay(whole);
   CHECK(cut.steps == full.steps);
   CHECK(cut.devices.at(0).failure->step == full.devices.at(0).failure->step);
-  const auto& told = cut.devices[0].state.blocks;
+  const auto& actual = cut.devices[0].state.blocks;
   const auto& expected = full.devices[0].state.blocks;
-  REQUIRE(told.size() == expected.size());
-  for (size_t b = 0; b < told.size(); ++b) CHECK(told[b].step == expected[b].step);
+  REQUIRE(actual.size() == expected.size());
+  for (size_t b = 0; b < actual.size(); ++b) CHECK(actual[b].step == expected[b].step);
 }
 
 TEST_CASE("a damaged trace of a long run is explained as far as it makes sense, or refused; never worse",

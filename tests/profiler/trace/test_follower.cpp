@@ -56,7 +56,7 @@ TEST_CASE("the figures of a trace are followed while it is written", "[trace]") 
   CHECK(figures.free_bytes() == 1_GiB - 20_MiB);
 }
 
-TEST_CASE("a follower tells the peaks of the last steps", "[trace]") {
+TEST_CASE("a follower gives the peaks of the last steps", "[trace]") {
   Recording recording;
   recording.publish();
   const auto follower = TraceFollower::open(recording.file());

@@ -16,23 +16,23 @@ CaseRun run_of(const std::string& variant, int64_t peak_bytes) {
 
 ReportOfDevice& gpu(CaseRun& run) { return run.report.devices.front(); }
 
-int64_t figure_of(const ReportCase& told, const std::string& name) {
-  for (const auto& [key, value] : told.figures) {
+int64_t figure_of(const ReportCase& report_case, const std::string& name) {
+  for (const auto& [key, value] : report_case.figures) {
     if (key == name) return value;
   }
   FAIL("no figure " << name);
   return 0;
 }
 
-bool says(const ReportCase& told, const std::string& words) {
+bool says(const ReportCase& report_case, const std::string& words) {
   const auto has = [&](const std::string& note) { return note.find(words) != note.npos; };
-  return std::any_of(told.notes.begin(), told.notes.end(), has);
+  return std::any_of(report_case.notes.begin(), report_case.notes.end(), has);
 }
 
 ReportCase explain(const char* id, const std::vector<CaseRun>& runs) {
-  const auto told = explain_case(id, "about it", runs);
-  REQUIRE(told.has_value());
-  return *told;
+  const auto report_case = explain_case(id, "about it", runs);
+  REQUIRE(report_case.has_value());
+  return *report_case;
 }
 
 }  // namespace
@@ -57,10 +57,10 @@ TEST_CASE("S9: the doubling is named and in place is proved", "[cases]") {
                            {.name = "y", .begin_bytes = 4_GiB, .peak_bytes = 4_GiB}};
   in_place.facts["same_storage"] = "1";
 
-  const ReportCase told = explain("S9", {copy, in_place});
+  const ReportCase report_case = explain("S9", {copy, in_place});
 
-  CHECK(says(told, "2.00 times"));
-  CHECK(says(told, "x.add_(1) takes 0 B more, and its result lies where x lies"));
+  CHECK(says(report_case, "2.00 times"));
+  CHECK(says(report_case, "x.add_(1) takes 0 B more, and its result lies where x lies"));
 }
 
 TEST_CASE("S3: a loop that clears gradients between its passes is a defect", "[cases]") {
@@ -90,11 +90,11 @@ TEST_CASE("S11: growth is that of the later steps, and its owner has a block for
   }
   gpu(run).allocations.push_back({.category = Category::activation, .bytes = 20_MiB, .name = "once"});
 
-  const ReportCase told = explain("S11", {run});
+  const ReportCase report_case = explain("S11", {run});
 
-  CHECK(figure_of(told, "losses.growth_per_step_bytes") == 2_MiB);
-  CHECK(says(told, "relu (5 blocks, 10.00 MiB)"));
-  CHECK_FALSE(says(told, "once"));
+  CHECK(figure_of(report_case, "losses.growth_per_step_bytes") == 2_MiB);
+  CHECK(says(report_case, "relu (5 blocks, 10.00 MiB)"));
+  CHECK_FALSE(says(report_case, "once"));
 }
 
 TEST_CASE("S4: copies of weights are 16-bit saved tensors with a parameter's shape, also transposed", "[cases]") {
@@ -111,9 +111,9 @@ TEST_CASE("S4: copies of weights are 16-bit saved tensors with a parameter's sha
 TEST_CASE("S5: the segments with the lowest peak that ran are picked", "[cases]") {
   auto failed = run_of("segments_8", 1_MiB);
   failed.report.outcome = "out_of_memory";
-  const ReportCase told = explain("S5", {run_of("segments_4", 3_MiB), run_of("whole", 9_MiB), failed});
-  CHECK(says(told, "Pick segments_4: 6.00 MiB less"));
-  CHECK(says(told, "segments_8, out of memory"));
+  const ReportCase report_case = explain("S5", {run_of("segments_4", 3_MiB), run_of("whole", 9_MiB), failed});
+  CHECK(says(report_case, "Pick segments_4: 6.00 MiB less"));
+  CHECK(says(report_case, "segments_8, out of memory"));
 }
 
 TEST_CASE("S16: equal blocks are duplicates only if there are two", "[cases]") {
@@ -126,9 +126,9 @@ TEST_CASE("S16: equal blocks are duplicates only if there are two", "[cases]") {
 }
 
 TEST_CASE("a figure that would read nothing makes the table finer", "[cases]") {
-  const ReportCase told = explain("", {run_of("a", 3_MiB), run_of("b", 512)});
-  CHECK(says(told, "variant, KiB"));
-  CHECK(says(told, "0.50"));
+  const ReportCase report_case = explain("", {run_of("a", 3_MiB), run_of("b", 512)});
+  CHECK(says(report_case, "variant, KiB"));
+  CHECK(says(report_case, "0.50"));
 }
 
 TEST_CASE("the paragraph of a case wraps sentences and leaves tables", "[cases]") {

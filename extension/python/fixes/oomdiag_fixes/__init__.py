@@ -1,27 +1,27 @@
 """Fixes against running out of memory, applied to a program that knows nothing of them: one module per fix.
 
 OOMDIAG_FIXES is a JSON list of [id, settings]; the module of that name has apply(settings). Each patches torch as the
-lines would that a user types, and tells, in the file `fixes` of the run folder, those lines and how often it found
-something to change. What it tells nothing of was not applied.
+lines would that a user types, and writes, in the file `fixes` of the run folder, those lines and how often it found
+something to change. What it writes nothing of was not applied.
 """
 import importlib
 import json
 import os
 
 
-def tell(**what):
+def report(**what):
     folder = os.environ.get("OOMDIAG_OUTPUT")
     if folder:
         with open(os.path.join(folder, "fixes"), "a", encoding="utf-8") as file:
             file.write(json.dumps(what) + "\n")
 
 
-def tell_applied(id, lines):
-    tell(id=id, applied=True, lines=lines)
+def report_applied(id, lines):
+    report(id=id, applied=True, lines=lines)
 
 
-def tell_refused(id, error):
-    tell(id=id, refused=f"{type(error).__name__}: {error}".splitlines()[0])
+def report_not_applied(id, error):
+    report(id=id, not_applied=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def apply_all():
@@ -29,4 +29,4 @@ def apply_all():
         try:
             importlib.import_module(f"{__name__}.{id}").apply(settings)
         except Exception as error:  # the program runs on without it, and that is said
-            tell_refused(id, error)
+            report_not_applied(id, error)

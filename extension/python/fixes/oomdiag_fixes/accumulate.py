@@ -6,7 +6,7 @@ import types
 import torch
 from torch.utils.data import DataLoader
 
-from . import tell
+from . import report
 
 
 def _lines(size, parts):
@@ -28,7 +28,7 @@ def apply(settings):
             batch_size //= parts
             if batch_size not in sizes:
                 sizes.add(batch_size)
-                tell(id="accumulate", applied=True, lines=_lines(batch_size, parts))
+                report(id="accumulate", applied=True, lines=_lines(batch_size, parts))
         plain_loader(self, dataset, batch_size, *arguments, **keywords)
 
     def backward(self, *arguments, **keywords):

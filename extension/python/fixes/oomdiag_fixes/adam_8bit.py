@@ -4,7 +4,7 @@ import inspect
 
 import torch
 
-from . import tell, tell_applied
+from . import report, report_applied
 
 _HOMES = ("bitsandbytes.optim", "torchao.optim")
 _TAKEN = ("params", "lr", "betas", "eps", "weight_decay")
@@ -30,10 +30,10 @@ def _replace(kind):
         try:
             home, path = _find_home()
         except ImportError as error:
-            tell(id="adam_8bit", refused=str(error))
+            report(id="adam_8bit", not_applied=str(error))
             return object.__new__(cls)
         optimizer = getattr(home, name)(**{key: given[key] for key in _TAKEN if key in given})
-        tell_applied("adam_8bit", [f"import {path}", f"optimizer = {path}.{name}(...)"])
+        report_applied("adam_8bit", [f"import {path}", f"optimizer = {path}.{name}(...)"])
         return optimizer
 
     kind.__new__ = new

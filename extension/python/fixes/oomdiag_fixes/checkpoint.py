@@ -7,7 +7,7 @@ import functools
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from .roots import on_root, tell_for
+from .roots import on_root, report_for
 
 
 _FUNCTION = ["import functools, torch.utils.checkpoint",
@@ -47,7 +47,7 @@ def _apply_to_sequential(path, segments):
             return
         layers.forward = functools.partial(checkpoint_sequential, list(layers), segments, use_reentrant=False)
         name = _name(path)
-        tell_for(root, "checkpoint", [
+        report_for(root, "checkpoint", [
             "import functools, torch.utils.checkpoint",
             f"{name}.forward = functools.partial(torch.utils.checkpoint.checkpoint_sequential,",
             f"    list({name}), {segments}, use_reentrant=False)"])
@@ -72,6 +72,6 @@ def apply(settings):
             lines.append("model.config.use_cache = False")
         for block in blocks:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        tell_for(root, "checkpoint", [*lines, *_FUNCTION, _write(root, settings["blocks"])])
+        report_for(root, "checkpoint", [*lines, *_FUNCTION, _write(root, settings["blocks"])])
 
     on_root(prepare)

@@ -6,7 +6,7 @@ import inspect
 import torch
 import torch.nn.functional as F
 
-from . import tell_applied
+from . import report_applied
 
 _plain = F.cross_entropy
 
@@ -50,15 +50,15 @@ _LINES = ["import functools", "", *inspect.getsource(CrossEntropyInChunks).split
 
 
 def apply(_settings):
-    told = False
+    reported = False
 
     @functools.wraps(_plain)
     def in_chunks(*arguments, **keywords):
-        nonlocal told
+        nonlocal reported
         loss = cross_entropy(_plain, *arguments, **keywords)
-        if not told and loss.grad_fn is not None and "CrossEntropyInChunks" in type(loss.grad_fn).__name__:
-            told = True
-            tell_applied("chunked_cross_entropy", _LINES)
+        if not reported and loss.grad_fn is not None and "CrossEntropyInChunks" in type(loss.grad_fn).__name__:
+            reported = True
+            report_applied("chunked_cross_entropy", _LINES)
         return loss
 
     F.cross_entropy = in_chunks

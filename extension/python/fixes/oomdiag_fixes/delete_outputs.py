@@ -7,7 +7,7 @@ import functools
 
 import torch
 
-from . import tell_applied
+from . import report_applied
 from .frames import forget, locals_of, own_frames, place_of
 from .roots import replace_forward
 
@@ -25,7 +25,7 @@ class _Steps:
     """The variables of the frame whose loop this is: `before` at the call of the model, `over` when its step had ended."""
 
     def __init__(self):
-        self.code, self.before, self.over, self.told = None, {}, {}, False
+        self.code, self.before, self.over, self.reported = None, {}, {}, False
 
     def begin(self, arguments):
         frame = next(own_frames(), None)
@@ -36,9 +36,9 @@ class _Steps:
         names = [name for name, value in self.over.items() if now.get(name) == value and value not in given]
         for name in names:
             forget(frame, name)
-        if names and not self.told:
-            self.told = True
-            tell_applied("delete_outputs",
+        if names and not self.reported:
+            self.reported = True
+            report_applied("delete_outputs",
                          [f"del {', '.join(names)}  # at the end of the loop's body of {place_of(frame)}"])
         self.code, self.before, self.over = frame.f_code, _tensors_of(frame), {}
 

@@ -5,7 +5,7 @@ import linecache
 
 import torch
 
-from . import tell_applied
+from . import report_applied
 from .frames import own_frames, place_of
 
 
@@ -28,16 +28,16 @@ def _line_of(frame):
 
 
 def apply(_settings):
-    plain, told = torch.load, set()
+    plain, reported = torch.load, set()
 
     @functools.wraps(plain)
     def load(f, map_location=None, *arguments, **keywords):
         frame = next(own_frames(), None)
         line = _line_of(frame) if frame is not None else None
-        if line not in told:
-            told.add(line)
+        if line not in reported:
+            reported.add(line)
             place = "" if frame is None else f"  # {place_of(frame)}"
-            tell_applied("load_to_host", [(line or 'torch.load(..., map_location="cpu")') + place])
+            report_applied("load_to_host", [(line or 'torch.load(..., map_location="cpu")') + place])
         return plain(f, "cpu", *arguments, **keywords)
 
     torch.load = load

@@ -12,7 +12,7 @@ import time
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from . import tell, tell_applied, tell_refused
+from . import report, report_applied, report_not_applied
 
 MAX_SECONDS = 60  # for one loader
 
@@ -62,7 +62,7 @@ def _batches(loader, place, plain):
         return
     batch_size = loader.batch_size or len(next(iter(loader.batch_sampler)))
     sample = next(itertools.islice(_samples_of(loader.dataset), place, None)) if isinstance(loader.dataset, IterableDataset) else loader.dataset[place]
-    tell_applied("loader_batches", [])
+    report_applied("loader_batches", [])
     for _ in range(_count_batches(loader, batch_size)):
         yield loader.collate_fn([sample] * batch_size)
 
@@ -88,9 +88,9 @@ def apply(settings):
     def look_and_go_through(self):
         if number_of(self.dataset)[1] and (self.batch_size is not None or self.batch_sampler is not None):
             try:
-                tell(loader_lengths=_look(self))
+                report(loader_lengths=_look(self))
             except Exception as error:  # a collate function that wants several samples: the program goes on without the look
-                tell_refused("loader_batches", error)
+                report_not_applied("loader_batches", error)
         return plain(self)
 
     def go_through_worst(self):

@@ -1,4 +1,4 @@
-"""No fix: tells what there is to be remedied, when it is first seen. Changes nothing."""
+"""No fix: reports what there is to fix, when it is first seen. Changes nothing."""
 import argparse
 import functools
 import importlib.util
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from . import tell
+from . import report
 from .roots import on_root
 
 
@@ -74,18 +74,18 @@ def _ops_between(inputs, outputs):
 
 
 def _count_ops(root, path):
-    """Tells it of the first call that is differentiated."""
+    """Reports it for the first call that is differentiated."""
 
     def count(module, arguments, keywords, output):
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         hook.remove()
-        tell(ops={"path": path, "count": _ops_between([arguments, keywords], output)})
+        report(ops={"path": path, "count": _ops_between([arguments, keywords], output)})
 
     hook = root.get_submodule(path).register_forward_hook(count, with_kwargs=True)
 
 
-def _tell_root(root):
+def _report_root(root):
     modules = list(root.modules())
     trained = any(parameter.requires_grad for parameter in root.parameters())
     if isinstance(root, torch.jit.ScriptModule):
@@ -94,7 +94,7 @@ def _tell_root(root):
     if trained and not hasattr(root, "_orig_mod"):  # what is compiled would have the hooks compiled in
         for block in blocks:
             _count_ops(root, block["path"])
-    tell(root={
+    report(root={
         "kind": type(root).__name__,
         "trained": trained and torch.is_grad_enabled(),
         "leaves": _leaves(root),
@@ -112,7 +112,7 @@ def _watch_loaders():
 
     def init(self, dataset, batch_size=1, *arguments, **keywords):
         plain(self, dataset, batch_size, *arguments, **keywords)
-        tell(loader={"batch_size": batch_size})
+        report(loader={"batch_size": batch_size})
 
     DataLoader.__init__ = init
 
@@ -125,7 +125,7 @@ def _watch_losses():
         nonlocal most
         if input.dim() == 2 and input.is_cuda and input.requires_grad and input.numel() > most:
             most = input.numel()
-            tell(logits={"elements": most})
+            report(logits={"elements": most})
         return plain(input, *arguments, **keywords)
 
     torch.nn.functional.cross_entropy = cross_entropy
@@ -137,13 +137,13 @@ def _watch_optimizers():
 
     def init(self, params, defaults):
         plain(self, params, defaults)
-        tell(optimizer={"kind": type(self).__name__, "of_torch": type(self).__module__.startswith("torch.optim"),
+        report(optimizer={"kind": type(self).__name__, "of_torch": type(self).__module__.startswith("torch.optim"),
                         "foreach": defaults.get("foreach"), "fused": defaults.get("fused")})
 
     def zero_grad(self, set_to_none=True):
         if not set_to_none and not seen:
             seen.add(self)
-            tell(keeps_gradients=True)
+            report(keeps_gradients=True)
         return plain_zero(self, set_to_none)
 
     torch.optim.Optimizer.__init__ = init
@@ -159,15 +159,15 @@ def _watch_arguments():
         for action in self._actions:
             value = getattr(values, action.dest, None)
             if action.option_strings and type(value) is int:
-                tell(argument={"option": max(action.option_strings, key=len), "value": value})
+                report(argument={"option": max(action.option_strings, key=len), "value": value})
         return values, rest
 
     argparse.ArgumentParser.parse_known_args = parse_known_args
 
 
 def apply(_settings):
-    tell(has_8bit=any(importlib.util.find_spec(name) for name in ("bitsandbytes", "torchao")))
-    on_root(_tell_root)
+    report(has_8bit=any(importlib.util.find_spec(name) for name in ("bitsandbytes", "torchao")))
+    on_root(_report_root)
     _watch_arguments()
     _watch_loaders()
     _watch_losses()

@@ -3,7 +3,7 @@
 """
 import torch
 
-from . import tell_applied
+from . import report_applied
 from .frames import own_frames, place_of
 from .roots import replace_forward
 
@@ -15,16 +15,16 @@ def _evaluates(settings):
 
 
 def apply(settings):
-    told = False
+    reported = False
 
     def without_graph(forward):
         def forward_without_graph(*arguments, **keywords):
-            nonlocal told
+            nonlocal reported
             if not torch.is_grad_enabled() or not _evaluates(settings):
                 return forward(*arguments, **keywords)
-            if not told:
-                told = True
-                tell_applied("no_grad_in_evaluation", settings["lines"])
+            if not reported:
+                reported = True
+                report_applied("no_grad_in_evaluation", settings["lines"])
             with torch.no_grad():
                 return forward(*arguments, **keywords)
 

@@ -1,7 +1,7 @@
 """ReLUs that write into their input."""
 from torch import nn
 
-from .roots import on_root, tell_for
+from .roots import on_root, report_for
 
 _LINES = ["model.apply(lambda module: isinstance(module, torch.nn.ReLU) and setattr(module, \"inplace\", True))"]
 
@@ -12,6 +12,6 @@ def apply(_settings):
         for module in found:
             module.inplace = True
         if found:
-            tell_for(root, "relu_in_place", _LINES)
+            report_for(root, "relu_in_place", _LINES)
 
     on_root(prepare)

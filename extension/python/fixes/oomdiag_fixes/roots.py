@@ -5,14 +5,14 @@ import weakref
 import torch
 from torch import nn
 
-from . import tell, tell_applied
+from . import report, report_applied
 from .frames import locals_of, own_frames
 
-_CALLS_TOLD = 3
+_MAX_CALLS_REPORTED = 3
 _prepare = []
 _plain_call = nn.Module.__call__
 _members = weakref.WeakSet()  # of roots that were met, with all modules inside
-_roots = weakref.WeakKeyDictionary()  # root -> calls whose outputs were told
+_roots = weakref.WeakKeyDictionary()  # root -> calls whose outputs were reported
 
 
 def _shapes(value):
@@ -38,10 +38,10 @@ def _call(self, *arguments, **keywords):
         _members.update(self.modules())
         _roots[self] = 0
     output = _plain_call(self, *arguments, **keywords)
-    told = _roots.get(self)
-    if told is not None and told < _CALLS_TOLD and not torch.compiler.is_compiling():
-        _roots[self] = told + 1
-        tell(output=_shapes(output))
+    reported = _roots.get(self)
+    if reported is not None and reported < _MAX_CALLS_REPORTED and not torch.compiler.is_compiling():
+        _roots[self] = reported + 1
+        report(output=_shapes(output))
     return output
 
 
@@ -56,7 +56,7 @@ def on_root(function):
 
 
 def _name_in_program(root):
-    """What the program calls it where it calls it: "net", "self.net"; "model" where nothing tells."""
+    """What the program calls it where it calls it: "net", "self.net"; "model" where that is not known."""
     for frame in own_frames():
         held = list(locals_of(frame).items())
         for name, value in held:
@@ -69,10 +69,10 @@ def _name_in_program(root):
     return "model"
 
 
-def tell_for(root, id, lines):
-    """Tells lines written for `model` with the program's own name of it. Only while the program calls `root`."""
+def report_for(root, id, lines):
+    """Reports lines written for `model` with the program's own name of it. Only while the program calls `root`."""
     name = _name_in_program(root)
-    tell_applied(id, [re.sub(r"\bmodel\b(?!_)", name, line) for line in lines])
+    report_applied(id, [re.sub(r"\bmodel\b(?!_)", name, line) for line in lines])
 
 
 def replace_forward(wrapper, then=lambda root: None):
@@ -86,5 +86,5 @@ def replace_forward(wrapper, then=lambda root: None):
 
 
 def wrap_forward(id, wrapper, lines):
-    """The same, and tells these lines."""
-    replace_forward(wrapper, lambda root: tell_for(root, id, lines))
+    """The same, and reports these lines."""
+    replace_forward(wrapper, lambda root: report_for(root, id, lines))

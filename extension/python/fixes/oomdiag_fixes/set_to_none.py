@@ -1,7 +1,7 @@
 """Gradients that are freed between steps in place of being filled with zeros."""
 import torch
 
-from . import tell_applied
+from . import report_applied
 
 
 def apply(_settings):
@@ -9,12 +9,12 @@ def apply(_settings):
 
     def zero_grad(self, set_to_none=True):
         if not set_to_none:
-            tell_applied("set_to_none", ["optimizer.zero_grad(set_to_none=True)"])
+            report_applied("set_to_none", ["optimizer.zero_grad(set_to_none=True)"])
         return plain(self, set_to_none=True)
 
     def module_zero_grad(self, set_to_none=True):
         if not set_to_none:
-            tell_applied("set_to_none", ["model.zero_grad(set_to_none=True)"])
+            report_applied("set_to_none", ["model.zero_grad(set_to_none=True)"])
         return plain_module(self, set_to_none=True)
 
     plain_module = torch.nn.Module.zero_grad

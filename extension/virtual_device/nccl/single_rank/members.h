@@ -4,7 +4,7 @@
 
 #include <vector>
 
-// Who the members of a single rank's communicators are: it is told, as there is no other rank to ask.
+// Who the members of a single rank's communicators are: registered from outside, as there is no other rank to ask.
 
 namespace oomdiag {
 
@@ -18,7 +18,7 @@ struct Members {
 Members find_members(const ncclUniqueId& id, int count);
 void register_members(const ncclUniqueId& id, Members members);
 
-/// The ranks of the part that the next split makes; empty if nobody told.
+/// The ranks of the part that the next split makes; empty if none was set.
 std::vector<int> take_expected_part();
 void expect_part(std::vector<int> ranks);
 

@@ -33,7 +33,7 @@ TEST_CASE("each weight has at most one cast, in its own module", "[replay]") {
   CHECK(find_autocast(moment_with({weight, cast("fc", "", 4_MiB)})).cache_bytes == 0);
 }
 
-TEST_CASE("a tied weight is told by its shape, also as it was transposed", "[replay]") {
+TEST_CASE("a tied weight is recognised by its shape, also as it was transposed", "[replay]") {
   const LiveBlock weight = parameter("wte.weight", "[1024, 512] float32", 2_MiB);
   CHECK(find_autocast(moment_with({weight, cast("lm_head", "[512, 1024] bfloat16", 1_MiB)})).cache_bytes == 1_MiB);
   CHECK(find_autocast(moment_with({weight, cast("lm_head", "[256, 2048] bfloat16", 1_MiB)})).cache_bytes == 0);

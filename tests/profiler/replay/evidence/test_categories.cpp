@@ -114,7 +114,7 @@ TEST_CASE("a walk of an earlier backward pass says nothing about a later one", "
   CHECK(category_of(trace, "kept") == Category::output);
 }
 
-TEST_CASE("a step that was not walked is told by an earlier one like it", "[replay]") {
+TEST_CASE("a step that was not walked is explained by an earlier one like it", "[replay]") {
   EventBuilder trace;
   const SmallTraining training;
   training.setup(trace);
@@ -216,7 +216,7 @@ TEST_CASE("the workspace that cuBLAS keeps is known by its size; a thread and st
   CHECK(category_of(trace, "b") == Category::output);
 }
 
-TEST_CASE("where torch does not tell the size of cuBLAS's workspace it is one of the defaults", "[replay]") {
+TEST_CASE("where torch does not give the size of cuBLAS's workspace it is one of the defaults", "[replay]") {
   EventBuilder trace;
   trace.op({.op = "aten::linear", .inner = "aten::addmm"})
       .alloc("y", 4_MiB)

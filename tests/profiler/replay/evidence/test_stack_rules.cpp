@@ -19,7 +19,7 @@ TEST_CASE("frames say what is done in them", "[stacks]") {
   CHECK(marks_of("torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)", "", false) == kAccumulates);
 }
 
-TEST_CASE("what becomes of a block tells what it held", "[stacks]") {
+TEST_CASE("what becomes of a block shows what it held", "[stacks]") {
   CHECK(category(kInPython | kCallsModule, kDiedInBackward) == Category::activation);
   CHECK(category(kInPython | kCallsModule, kDiedElsewhere) == Category::output);
   CHECK(category(kInPython | kCallsModule | kMayBeWorkspace, kDiedInCall) == Category::workspace);

@@ -8,14 +8,14 @@ using namespace oomdiag;
 
 namespace {
 
-/// A trace of what the driver and NVML tell, on a real GPU unless said otherwise.
-struct Told {
+/// A trace of what the driver and NVML report, on a real GPU unless said otherwise.
+struct RecordedDriver {
   Trace trace;
   std::vector<uint64_t> events;
 
-  Told() { trace.names = {""}; }
+  RecordedDriver() { trace.names = {""}; }
 
-  Told& add(Event event, std::string_view name) {
+  RecordedDriver& add(Event event, std::string_view name) {
     event.detail = trace.names.size();
     trace.names.emplace_back(name);
     event.sequence = trace.events.size() + 1;
@@ -23,7 +23,7 @@ struct Told {
     trace.events.push_back(event);
     return *this;
   }
-  Told& take(uint64_t address, int64_t bytes, std::string_view owner, DriverMemory memory = DriverMemory::device,
+  RecordedDriver& take(uint64_t address, int64_t bytes, std::string_view owner, DriverMemory memory = DriverMemory::device,
              unsigned flags = 0, uint32_t context = 0) {
     return add({.address = address,
                 .bytes = bytes,
@@ -32,13 +32,13 @@ struct Told {
                 .flags = static_cast<uint16_t>(static_cast<unsigned>(memory) | flags)},
                owner);
   }
-  Told& give(uint64_t address) { return add({.address = address, .kind = EventKind::driver_free}, ""); }
-  Told& step(std::string_view name, int64_t bytes) { return add({.bytes = bytes, .kind = EventKind::gpu_step}, name); }
-  Told& process(uint64_t pid, int64_t bytes, std::string_view name, unsigned flags = 0) {
+  RecordedDriver& give(uint64_t address) { return add({.address = address, .kind = EventKind::driver_free}, ""); }
+  RecordedDriver& step(std::string_view name, int64_t bytes) { return add({.bytes = bytes, .kind = EventKind::gpu_step}, name); }
+  RecordedDriver& process(uint64_t pid, int64_t bytes, std::string_view name, unsigned flags = 0) {
     return add({.address = pid, .bytes = bytes, .kind = EventKind::gpu_process, .flags = static_cast<uint16_t>(flags)},
                name);
   }
-  Told& segment(uint64_t address, int64_t bytes) {
+  RecordedDriver& segment(uint64_t address, int64_t bytes) {
     return add({.address = address, .bytes = bytes, .kind = EventKind::segment_alloc}, "");
   }
   NonPytorchState state() const { return read_non_pytorch(trace, events, trace.events.size()); }
@@ -49,21 +49,21 @@ struct Told {
 
 }  // namespace
 
-TEST_CASE("page-locked memory is told by the place that asked for it, largest first", "[outside]") {
-  Told told;
-  told.trace.names = {"", "aten::_pin_memory", "train.py:31", "loader.py:7"};
-  told.trace.contexts = {{}, {.op = 1, .source = 2}, {.op = 1, .source = 3}};
+TEST_CASE("pinned host memory is named by the place that requested it, largest first", "[outside]") {
+  RecordedDriver driver;
+  driver.trace.names = {"", "aten::_pin_memory", "train.py:31", "loader.py:7"};
+  driver.trace.contexts = {{}, {.op = 1, .source = 2}, {.op = 1, .source = 3}};
   const auto pin = [&](uint64_t address, int64_t bytes, uint32_t context) {
-    told.take(address, bytes, "libtorch_cuda.so", DriverMemory::pinned, 0, context);
+    driver.take(address, bytes, "libtorch_cuda.so", DriverMemory::pinned, 0, context);
   };
   pin(0x1000, 100, 1);
   pin(0x2000, 70, 2);
   pin(0x3000, 60, 2);
   pin(0x4000, 500, 1);
-  told.give(0x4000).take(0x5000, 5, "libnccl.so.2", DriverMemory::pinned).take(0x6000, 9, "libnccl.so.2");
+  driver.give(0x4000).take(0x5000, 5, "libnccl.so.2", DriverMemory::pinned).take(0x6000, 9, "libnccl.so.2");
 
   CHECK(
-      list_pinned_host_memory(told.trace, told.state()) ==
+      list_pinned_host_memory(driver.trace, driver.state()) ==
       std::vector<PinnedHostMemory>{
           {.owner = "libtorch_cuda.so", .op = "aten::_pin_memory", .source = "loader.py:7", .bytes = 130, .blocks = 2},
           {.owner = "libtorch_cuda.so", .op = "aten::_pin_memory", .source = "train.py:31", .bytes = 100, .blocks = 1},
@@ -71,101 +71,101 @@ TEST_CASE("page-locked memory is told by the place that asked for it, largest fi
 }
 
 TEST_CASE("libraries are added up by name and kind, largest first", "[outside]") {
-  Told told;
-  told.take(0x1000, 10, "libcublas.so.13").take(0x2000, 5, "libcublas.so.13").take(0x3000, 70, "libnccl.so.2");
-  told.take(0x4000, 9, "libnccl.so.2", DriverMemory::handle).take(0x5000, 99, "libnccl.so.2").give(0x5000);
+  RecordedDriver driver;
+  driver.take(0x1000, 10, "libcublas.so.13").take(0x2000, 5, "libcublas.so.13").take(0x3000, 70, "libnccl.so.2");
+  driver.take(0x4000, 9, "libnccl.so.2", DriverMemory::handle).take(0x5000, 99, "libnccl.so.2").give(0x5000);
 
-  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 70},
+  CHECK(driver.owners() == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 70},
                                                       {"libcublas.so.13", "device", 15},
                                                       {"libnccl.so.2", "handle", 9}});
 }
 
 TEST_CASE("PyTorch's own segments are not counted twice", "[outside]") {
-  Told told;
-  told.take(0x1000, 20, "libc10_cuda.so").take(0x9000, 30, "libmypool.so").segment(0x9000, 30);
-  told.take(0xa000, 40, "libmypool.so");
-  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"libmypool.so", "device", 40}});
+  RecordedDriver driver;
+  driver.take(0x1000, 20, "libc10_cuda.so").take(0x9000, 30, "libmypool.so").segment(0x9000, 30);
+  driver.take(0xa000, 40, "libmypool.so");
+  CHECK(driver.owners() == std::vector<NonPytorchOwner>{{"libmypool.so", "device", 40}});
 
   SECTION("and what comes to lie where a segment was is not PyTorch's") {
-    told.give(0x9000).take(0x9000, 5, "libother.so");
-    CHECK(sum_of(told.owners()) == 45);
+    driver.give(0x9000).take(0x9000, 5, "libother.so");
+    CHECK(sum_of(driver.owners()) == 45);
   }
 }
 
 TEST_CASE("pages that lie under a segment are PyTorch's, whoever made them", "[outside]") {
-  Told told;
-  told.take(uint64_t{1} << 63 | 7, 30, "libnccl.so.2", DriverMemory::handle);
-  told.add({.address = 0x9000, .bytes = 30, .kind = EventKind::driver_map}, "");
-  told.trace.events.in_memory().back().detail = uint64_t{1} << 63 | 7;
-  CHECK(told.owners().size() == 1);
-  CHECK(told.segment(0x9000 + 10, 20).owners().empty());
+  RecordedDriver driver;
+  driver.take(uint64_t{1} << 63 | 7, 30, "libnccl.so.2", DriverMemory::handle);
+  driver.add({.address = 0x9000, .bytes = 30, .kind = EventKind::driver_map}, "");
+  driver.trace.events.in_memory().back().detail = uint64_t{1} << 63 | 7;
+  CHECK(driver.owners().size() == 1);
+  CHECK(driver.segment(0x9000 + 10, 20).owners().empty());
 }
 
 TEST_CASE("a virtual GPU charges whole pages above half a page, a real one what was asked for", "[outside]") {
-  Told told;
-  told.take(0x1000, 1, "libcublas.so.13").take(0x2000, 3_MiB, "libcublas.so.13");
-  CHECK(sum_of(told.owners()) == 3_MiB + 1);
-  told.trace.process.virtual_device = true;
-  CHECK(sum_of(told.owners()) == 4_MiB + 1);
+  RecordedDriver driver;
+  driver.take(0x1000, 1, "libcublas.so.13").take(0x2000, 3_MiB, "libcublas.so.13");
+  CHECK(sum_of(driver.owners()) == 3_MiB + 1);
+  driver.trace.process.virtual_device = true;
+  CHECK(sum_of(driver.owners()) == 4_MiB + 1);
 }
 
 TEST_CASE("pinned and managed memory is the host's", "[outside]") {
-  Told told;
-  told.take(0x1000, 10, "libtorch_cuda.so", DriverMemory::pinned).take(0x2000, 5, "mine.so", DriverMemory::managed);
-  CHECK(told.owners().empty());
-  CHECK(list_host_owners(told.state()) ==
+  RecordedDriver driver;
+  driver.take(0x1000, 10, "libtorch_cuda.so", DriverMemory::pinned).take(0x2000, 5, "mine.so", DriverMemory::managed);
+  CHECK(driver.owners().empty());
+  CHECK(list_host_owners(driver.state()) ==
         std::vector<NonPytorchOwner>{{"libtorch_cuda.so", "pinned", 10}, {"mine.so", "managed", 5}});
 }
 
-TEST_CASE("what the driver refused is held by nobody", "[outside]") {
-  Told told;
-  told.take(0, 10_GiB, "libnccl.so.2", DriverMemory::device, kDriverRefused);
-  told.take(0, 4_GiB, "libnccl.so.2", DriverMemory::device, kDriverRefused);
-  told.take(0, 5_GiB, "libc10_cuda.so", DriverMemory::device, kDriverRefused);
-  CHECK(told.owners().empty());
-  CHECK(told.state().refusals == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 10_GiB}});
+TEST_CASE("a failed request to the driver holds nothing", "[outside]") {
+  RecordedDriver driver;
+  driver.take(0, 10_GiB, "libnccl.so.2", DriverMemory::device, kDriverRefused);
+  driver.take(0, 4_GiB, "libnccl.so.2", DriverMemory::device, kDriverRefused);
+  driver.take(0, 5_GiB, "libc10_cuda.so", DriverMemory::device, kDriverRefused);
+  CHECK(driver.owners().empty());
+  CHECK(driver.state().refusals == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 10_GiB}});
 }
 
 TEST_CASE("the context and all modules have a line each, cuInit has none", "[outside]") {
-  Told told;
-  told.step("cuInit", 3)
+  RecordedDriver driver;
+  driver.step("cuInit", 3)
       .step("context", 500)
       .step("modules of libtorch_cuda.so", 60)
       .step("modules of libcublas.so.13", 7);
-  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"context", "device", 500}, {"modules", "device", 67}});
-  CHECK(told.state().steps.size() == 4);
+  CHECK(driver.owners() == std::vector<NonPytorchOwner>{{"context", "device", 500}, {"modules", "device", 67}});
+  CHECK(driver.state().steps.size() == 4);
 }
 
 TEST_CASE("of other processes the newest list counts", "[outside]") {
-  Told told;
-  told.process(0, 0, "", kFirstProcess).process(41, 100, "python").process(42, 200, "Xorg");
-  told.process(0, 0, "", kFirstProcess).process(42, 250, "");
-  CHECK(told.owners() == std::vector<NonPytorchOwner>{{"process 42", "process", 250}});
+  RecordedDriver driver;
+  driver.process(0, 0, "", kFirstProcess).process(41, 100, "python").process(42, 200, "Xorg");
+  driver.process(0, 0, "", kFirstProcess).process(42, 250, "");
+  CHECK(driver.owners() == std::vector<NonPytorchOwner>{{"process 42", "process", 250}});
 }
 
 TEST_CASE("only what came before the moment counts", "[outside]") {
-  Told told;
-  told.take(0x1000, 10, "a.so").take(0x2000, 20, "b.so");
-  CHECK(sum_of(list_owners(read_non_pytorch(told.trace, told.events, 1), {})) == 10);
+  RecordedDriver driver;
+  driver.take(0x1000, 10, "a.so").take(0x2000, 20, "b.so");
+  CHECK(sum_of(list_owners(read_non_pytorch(driver.trace, driver.events, 1), {})) == 10);
 }
 
 TEST_CASE("what outlived the oldest event is announced, and counts from the start", "[outside]") {
-  Told told;
-  told.take(0x2000, 20, "b.so").give(0x2000);
-  told.take(0x1000, 10, "a.so", DriverMemory::device, kDriverAnnounced);
-  told.take(0x3000, 40, "c.so").take(0x3000, 40, "c.so", DriverMemory::device, kDriverAnnounced);
-  told.trace.overwritten_events = 100;
-  CHECK(list_owners(read_non_pytorch(told.trace, told.events, 1), {}) ==
+  RecordedDriver driver;
+  driver.take(0x2000, 20, "b.so").give(0x2000);
+  driver.take(0x1000, 10, "a.so", DriverMemory::device, kDriverAnnounced);
+  driver.take(0x3000, 40, "c.so").take(0x3000, 40, "c.so", DriverMemory::device, kDriverAnnounced);
+  driver.trace.overwritten_events = 100;
+  CHECK(list_owners(read_non_pytorch(driver.trace, driver.events, 1), {}) ==
         std::vector<NonPytorchOwner>{{"b.so", "device", 20}, {"a.so", "device", 10}});
   const std::vector<SegmentLayout> segments{{.address = 0x1000, .bytes = 10}};  // whose making was overwritten
-  CHECK(list_owners(read_non_pytorch(told.trace, told.events, 1), segments).size() == 1);
+  CHECK(list_owners(read_non_pytorch(driver.trace, driver.events, 1), segments).size() == 1);
 }
 
 TEST_CASE("absurd sizes do not overflow the books", "[outside]") {
-  Told told;
+  RecordedDriver driver;
   for (uint64_t i = 1; i < 10000; ++i)
-    told.take(i, INT64_MAX, "a.so").process(i, INT64_MIN, "p").step("context", INT64_MAX);
-  CHECK(sum_of(told.owners()) <= kMaxSaneBytes);
+    driver.take(i, INT64_MAX, "a.so").process(i, INT64_MIN, "p").step("context", INT64_MAX);
+  CHECK(sum_of(driver.owners()) <= kMaxSaneBytes);
 }
 
 TEST_CASE("the cause outside of PyTorch names who holds what is missing", "[outside]") {
