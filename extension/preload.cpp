@@ -54,12 +54,12 @@ bool fits_torch() {
   const std::string version = oomdiag::loaded_torch_version();
   const std::string recorders = variable(oomdiag::variables::kRecorderFor);
   if (version.empty()) {
-    oomdiag::refuse("no file in '" + oomdiag::loaded_torch_folder() +
+    oomdiag::report_not_recording("no file in '" + oomdiag::loaded_torch_folder() +
                     "' says which torch this is, and the recorder was built for torch " + recorders);
     return false;
   }
   if (!recorders.empty() && oomdiag::minor_version(version) == oomdiag::minor_version(recorders)) return true;
-  oomdiag::refuse("the program has torch " + version + ", and the recorder was built for torch " + recorders +
+  oomdiag::report_not_recording("the program has torch " + version + ", and the recorder was built for torch " + recorders +
                   "; name the program's own python: oomdiag run -- /path/to/bin/python train.py");
   return false;
 }
@@ -69,7 +69,7 @@ bool fits_torch() {
 const oomdiag::RecorderFunctions* find_recorder(const char* path) {
   void* library = dlopen(oomdiag::kRecorderLibrary, RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) oomdiag::refuse(dlerror());
+  if (library == nullptr) oomdiag::report_not_recording(dlerror());
   return library == nullptr
              ? nullptr
              : static_cast<const oomdiag::RecorderFunctions*>(dlsym(library, oomdiag::kRecorderFunctions));
@@ -81,10 +81,10 @@ void load_recorder() {
   if (torch == nullptr) return;  // not a torch program, or not yet
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
-  if (const std::string why = variable(oomdiag::variables::kNoRecorder); !why.empty()) return oomdiag::refuse(why);
+  if (const std::string why = variable(oomdiag::variables::kNoRecorder); !why.empty()) return oomdiag::report_not_recording(why);
   if (path == nullptr) return;
   if (!fits_torch()) return;
-  if (oomdiag::python_is_free_threaded()) return oomdiag::refuse(oomdiag::kFreeThreaded);
+  if (oomdiag::python_is_free_threaded()) return oomdiag::report_not_recording(oomdiag::kFreeThreaded);
   recorder = find_recorder(path);
   if (recorder == nullptr) return;
   oomdiag::route_cupti(recorder->cupti());

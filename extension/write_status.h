@@ -25,8 +25,8 @@ inline bool write_status(const std::string& text) {
   return written;
 }
 
-/// The same; where nobody would read it, the user does.
-inline void refuse(const std::string& reason) {
+/// Writes `reason` to the status file, or to stderr where there is no folder.
+inline void report_not_recording(const std::string& reason) {
   if (!write_status(reason)) std::fprintf(stderr, "oomdiag: warning: not recording: %s\n", reason.c_str());
 }
 

@@ -35,7 +35,7 @@ namespace oomdiag {
 /// buffer            storage            storage bytes      name: shape       context.module is its name
 /// gradient          storage            storage bytes      name: shape       seq = its AccumulateGrad node, where known
 /// grouped           storage            storage bytes      name: group       a parameter, its gradient or optimizer state: its parameter
-///                                                                           group; address 0: the group that the refusal before was for
+///                                                                           group; address 0: the group that the OOM before was for
 /// referrer          storage            of the tensor      name: variable    what refers to the tensor as the interpreter ends: "list
 ///                                                                           'history' in train.py"; call_id: how many autograd nodes
 ///                                                                           it keeps that none of the referrers before does;
@@ -44,7 +44,7 @@ namespace oomdiag {
 ///                                                                           "settings", "mark"; with kNoteRead, the op that looked at what no
 ///                                                                           host had written
 /// stack             name: source line  0                  name: its stack   the calls by which that line was first reached, one per
-///                                                                           line of text, innermost first; address 0: of the refusal;
+///                                                                           line of text, innermost first; address 0: of the OOM;
 ///                                                                           with kNativeStack its C++ calls
 /// driver_alloc      pointer or handle  asked of the       name: the shared  flags: DriverMemory, kDriver…; context, call_id as in alloc;
 ///                                      driver             object that asked  context.source is the stack where one was asked for
@@ -125,7 +125,7 @@ inline constexpr DriverMemory kLastDriverMemory = DriverMemory::pinned;
 /// Further flags of driver_alloc and gpu_process.
 enum DriverFlag : uint16_t {
   kDriverMemoryMask = 0xff,
-  kDriverRefused = 0x100,    ///< driver_alloc: the driver had not so much
+  kDriverOutOfMemory = 0x100,    ///< driver_alloc: the driver ran out of memory
   kDriverAnnounced = 0x200,  ///< driver_alloc: still alive, and perhaps older than the oldest event kept
   kFirstProcess = 0x400,     ///< gpu_process: the processes listed before are out of date; pid 0 stands for none
 };

@@ -38,7 +38,7 @@ std::span<const Model> all_models() {
       {"kept_outputs", "S2", {"kept", "deleted", "no_grad"}, 64, 3, "adam", true, "outputs that are still referenced when backward runs", train_kept_outputs},
       {"accumulation", "S3", {"accumulated", "whole", "zero_grad_inside", "one_gradient_scaled"}, 128, 2, "adam", true, "gradient accumulation over 4 passes, right and wrong", train_accumulation},
       {"amp", "S4", {"autocast", "float32"}, 64, 2, "adam", false, "fp16 autocast with a GradScaler, against float32", train_amp},
-      {"half", "S4", {"half", "float32"}, 64, 2, "adam", false, "a float16 model with a GradScaler, which refuses it", train_half},
+      {"half", "S4", {"half", "float32"}, 64, 2, "adam", false, "a float16 model with a GradScaler, which rejects it", train_half},
       {"checkpoint", "S5", {"segments_4", "whole", "segments_2", "segments_8", "segments_16"}, 2048, 2, "adam", true, "activation checkpointing of a 16-layer MLP", train_checkpoint},
       {"hidden_memory", "S8", {}, 64, 2, "adam", true, "deepcnn, for what no tensor of the program holds", train_hidden_memory},
       {"copy", "S9", {"copy", "in_place"}, 0, 0, "", false, "x + 1 against x.add_(1), a tensor of 1000x1000x1000", run_copy},

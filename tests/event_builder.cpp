@@ -140,7 +140,7 @@ EventBuilder& EventBuilder::stats() {
   return *this;
 }
 
-EventBuilder& EventBuilder::refuse(int64_t bytes, bool with_layout) {
+EventBuilder& EventBuilder::oom(int64_t bytes, bool with_layout) {
   allocator().empty_cache();
   Event& event = add({.kind = EventKind::out_of_memory});
   event.address = static_cast<uint64_t>(allocator().free_on_gpu());

@@ -48,7 +48,7 @@ class EventBuilder {
   EventBuilder& complete_free(const std::string& block);
   EventBuilder& empty_cache();
   EventBuilder& stats();                                         ///< memory_stats and device_memory
-  EventBuilder& refuse(int64_t bytes, bool with_layout = true);  ///< out_of_memory and its description
+  EventBuilder& oom(int64_t bytes, bool with_layout = true);  ///< out_of_memory and its description
   EventBuilder& op_failed();
 
   // What the graph walk and the modules write.
@@ -57,7 +57,7 @@ class EventBuilder {
   EventBuilder& names(EventKind kind, const std::string& block, std::string_view name, std::string_view shape = "");
   EventBuilder& wanted(int64_t bytes, std::string_view shape, uint64_t sequence);
   EventBuilder& note(std::string_view kind, std::string_view name);
-  /// The calls that led to `source`; without one, those of the refusal before.
+  /// The calls that led to `source`; without one, those of the OOM before.
   EventBuilder& stack(std::string_view calls, std::string_view source = {});
   EventBuilder& read_from_gpu();  ///< the op that runs looked at what no kernel computed
 

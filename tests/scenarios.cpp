@@ -86,7 +86,7 @@ Trace oom_in_backward() {
   describe_graph(trace, 0, training.shape);
   trace.op({.op = "aten::expand_div", .grad = false}).alloc("grad_relu1", training.activation_bytes).end_node();
   trace.node("ReluBackward0", 1).op({.op = "aten::threshold_backward", .grad = false});
-  trace.refuse(training.activation_bytes).wanted(training.activation_bytes, training.shape, 0).walk();
+  trace.oom(training.activation_bytes).wanted(training.activation_bytes, training.shape, 0).walk();
   describe_graph(trace, 0, training.shape);
   trace.op_failed().no_op().free("grad_relu1").end_node();
   trace.thread(1).no_op().free("relu1").free("input").free("loss").free("weight");
@@ -101,7 +101,7 @@ Trace oom_in_forward() {
   trace.op({.op = "aten::conv2d", .inner = "aten::cudnn_convolution", .module = "conv1", .source = "train.py:10"});
   trace.alloc("conv1", training.activation_bytes).nodes(0);
   trace.op({.op = "aten::relu", .module = "relu1", .source = "train.py:11"}).nodes(1);
-  trace.refuse(training.activation_bytes).walk();
+  trace.oom(training.activation_bytes).walk();
   trace.saved("input", "ConvolutionBackward0", 0, training.shape);
   trace.saved("weight", "ConvolutionBackward0", 0, kWeightShape);
   trace.names(EventKind::parameter, "weight", "conv1.weight", kWeightShape);
@@ -118,7 +118,7 @@ Trace oom_in_optimizer() {
   trace.op({.op = "aten::zeros", .grad = false}).alloc("kept", 190_MiB);
   trace.begin_scope("Optimizer.step#Adam.step");
   trace.op({.op = "aten::zeros_like", .grad = false}).alloc("exp_avg", 4_MiB);
-  trace.op({.op = "aten::zeros_like", .grad = false}).refuse(64_MiB).op_failed();
+  trace.op({.op = "aten::zeros_like", .grad = false}).oom(64_MiB).op_failed();
   trace.end_scope("Optimizer.step#Adam.step");
   return trace;
 }

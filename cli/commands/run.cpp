@@ -179,7 +179,7 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
       ->type_name("N")
       ->check(range(1, 1 << 30));
   command.add_flag("--native-stacks", options->native_stacks,
-                   "name the C++ calls that led to a refused request (costs milliseconds at an OOM, nothing else)");
+                   "name the C++ calls that led to a failed request (costs milliseconds at an OOM, nothing else)");
   command.add_flag(
       "--meter", options->is_metered,
       "record the shapes of all operators: FLOPs, memory traffic and the modelled time of a step (slows the run)");

@@ -58,15 +58,15 @@ std::vector<std::string> compose_program(const TrainOptions& options, const Inst
 /// Throws Error(usage) for what the model has no use for: to pass over it in silence would mislead.
 void check_options(const TrainOptions& options, const Model& model) {
   check_variant(model, options.variant);
-  const auto refuse = [&](const char* option, const char* why) {
+  const auto reject = [&](const char* option, const char* why) {
     throw Error(ErrorKind::usage, fmt::format("{} takes no {}: {}", model.name, option, why),
                 fmt::format("oomdiag train --model {}", model.name));
   };
-  if (options.batch != 0 && model.default_batch == 0) refuse("--batch", "it has no batches");
-  if (options.steps != 0 && model.default_steps == 0) refuse("--steps", "it does its thing once");
-  if (!options.optimizer.empty() && model.default_optimizer.empty()) refuse("--optimizer", "it has none to choose");
-  if (!options.amp.empty() && !model.takes_amp) refuse("--amp", "it has its own precision, or no layers");
-  if (options.accumulate != 1 && !model.accumulates) refuse("--accumulate", "its batch is not taken in parts");
+  if (options.batch != 0 && model.default_batch == 0) reject("--batch", "it has no batches");
+  if (options.steps != 0 && model.default_steps == 0) reject("--steps", "it does its thing once");
+  if (!options.optimizer.empty() && model.default_optimizer.empty()) reject("--optimizer", "it has none to choose");
+  if (!options.amp.empty() && !model.takes_amp) reject("--amp", "it has its own precision, or no layers");
+  if (options.accumulate != 1 && !model.accumulates) reject("--accumulate", "its batch is not taken in parts");
 }
 
 int give_up(const Diagnosis& diagnosis) {

@@ -88,7 +88,7 @@ bool goes_by(const GpuEntry& gpu, const std::string& typed) {
   return is_typed(gpu.id) || is_typed(gpu.name) || std::any_of(gpu.aliases.begin(), gpu.aliases.end(), is_typed);
 }
 
-Error refuse(const GpuEntry& gpu) {
+Error unsupported(const GpuEntry& gpu) {
   const std::string called = gpu.file.empty() ? gpu.name : fmt::format("{}, {}", gpu.id, gpu.name);
   return {ErrorKind::usage, fmt::format("no virtual {}: {}", called, gpu.why_not),
           "oomdiag devices lists the GPUs that it runs on"};
@@ -172,11 +172,11 @@ GpuEntry choose_gpu(const std::filesystem::path& folder, const std::string& want
   const int driver = take_driver(device);
   if (device.find('/') != std::string::npos || device.ends_with(".json")) {
     const GpuEntry own = read_gpu_entry(device);
-    if (!own.why_not.empty()) throw refuse(own);
+    if (!own.why_not.empty()) throw unsupported(own);
     return with_driver(own, driver);
   }
   for (const GpuEntry& gpu : read_unsupported(folder)) {
-    if (goes_by(gpu, plain_name(device))) throw refuse(gpu);
+    if (goes_by(gpu, plain_name(device))) throw unsupported(gpu);
   }
   return with_driver(find_gpu(read_catalogue(folder), device), driver);
 }

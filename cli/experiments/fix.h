@@ -74,7 +74,7 @@ struct Change {
   Environment environment{};                ///< that the program is run with
   std::vector<std::string> added{};         ///< arguments behind the program's own
   std::optional<int64_t> batch{};           ///< for {batch}
-  std::vector<std::string> lines{};         ///< that a user writes; those of injected ones on_done theirs
+  std::vector<std::string> lines{};         ///< that a user writes; those of injected ones report theirs
   std::optional<int64_t> predicted_peak_bytes{};
   std::string missing{};  ///< what it needs and is not there: it is not run
   bool cures = false;     ///< what is behind the failure: it is run on the GPU first

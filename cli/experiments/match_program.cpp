@@ -22,7 +22,7 @@ std::string describe_event(const ComparedEvent& event) {
   return fmt::format("{} of {} bytes{}", event.what, event.bytes, event.where.empty() ? "" : " at " + event.where);
 }
 
-void refuse_other_program(const Comparison& found) {
+void reject_other_program(const Comparison& found) {
   const ComparedSequence& blocks = found.blocks;
   if (blocks.equal > 0 && blocks.equal_percent() >= kLeastEqualPercent) return;
   std::string difference = "it allocated nothing";
@@ -82,7 +82,7 @@ Explained match_program(const std::filesystem::path& snapshot, const SnapshotDev
   if (!done.has_report()) throw Error(ErrorKind::environment, "the program left no recording: " + done.why_no_report);
 
   const Comparison found = compare(shown, load_trace(done.folder), 0);
-  refuse_other_program(found);
+  reject_other_program(found);
   const std::string summary = summarise(found);
   say(summary);
   Explained explained = load_explained(done.folder);

@@ -39,7 +39,7 @@ void check_virtual_device(const Install& install) {
 constexpr const char* kNoMemory = "no report: the host has not enough memory to read the trace";
 
 std::string explain_absence(const Leftovers& left, const DiagnosisRequest& request, const Install& install) {
-  if (!left.refusal.empty()) return fmt::format("no report: {}", left.refusal);
+  if (!left.why_not_recorded.empty()) return fmt::format("no report: {}", left.why_not_recorded);
   if (!left.is_writable) return "no report: the folder of the run was removed, or could no longer be written";
   if (left.was_loaded && request.attach_at_step > 1) {
     return fmt::format(

@@ -23,7 +23,7 @@ struct DiagnosisRequest {
   std::optional<int64_t> batch{};      ///< batch size, where it is known
   int attach_at_step = 1;              ///< optimizer step to begin with
   bool shows_progress = false;         ///< a live line on the terminal, where there is one
-  bool native_stacks = false;          ///< C++ calls of refused requests as well
+  bool native_stacks = false;          ///< C++ calls of failed requests as well
   bool is_metered = false;             ///< the shapes of its operators are recorded, too, which slows it
   bool keeps_arguments = false;        ///< the arguments of its operator calls are recorded, too
   bool keeps_output = false;           ///< the program's output goes to output.txt in the run folder

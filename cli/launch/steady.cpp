@@ -39,7 +39,7 @@ void SteadyWatch::look(const std::filesystem::path& run_folder) {
   }
   state_.since_start = now - start_;
   state_.since_peak = now - last_rise_;
-  is_over_ = figures.refusals == 0 && is_steady(state_, rule_);
+  is_over_ = figures.ooms == 0 && is_steady(state_, rule_);
 }
 
 }  // namespace oomdiag

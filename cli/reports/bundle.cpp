@@ -159,20 +159,20 @@ class BundleReader {
   }
 
  private:
-  [[noreturn]] void refuse(const char* why) const {
+  [[noreturn]] void reject(const char* why) const {
     throw Error(ErrorKind::input, fmt::format("'{}' cannot be unpacked: {}", packed_.string(), why));
   }
   void read(char* bytes, size_t count) {
-    if ((read_ += count) > most_) refuse("it unfolds to more than a thousand times its size");
+    if ((read_ += count) > most_) reject("it unfolds to more than a thousand times its size");
     if (stream_.sgetn(bytes, static_cast<std::streamsize>(count)) != static_cast<std::streamsize>(count)) {
-      refuse("it is damaged or cut off");
+      reject("it is damaged or cut off");
     }
   }
   /// False at the end of the archive.
   bool read_header(Header& header) {
     read(reinterpret_cast<char*>(&header), sizeof header);
     if (header.name[0] == '\0') return false;
-    if (std::strtoul(header.checksum, nullptr, 8) != checksum_of(header)) refuse("it is damaged or cut off");
+    if (std::strtoul(header.checksum, nullptr, 8) != checksum_of(header)) reject("it is damaged or cut off");
     return true;
   }
   template <class Take>

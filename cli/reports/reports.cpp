@@ -33,12 +33,12 @@ namespace {
 
 constexpr const char* kTraces = "give a run folder (oomdiag-<pid>), its trace, or a snapshot.pickle of PyTorch";
 
-[[noreturn]] void refuse_format(const fs::path& file, FileFormat format, const char* hint) {
+[[noreturn]] void reject_format(const fs::path& file, FileFormat format, const char* hint) {
   if (format == FileFormat::empty) throw Error(ErrorKind::input, fmt::format("'{}' is empty", file.string()), hint);
   throw Error(ErrorKind::input, fmt::format("'{}' is {}", file.string(), describe_format(file)), hint);
 }
 
-// Refusals shall name the file that was given.
+// Errors name the file that was given.
 template <class Read>
 auto named(const fs::path& file, const fs::path& as, const Read& read) {
   try {
@@ -207,7 +207,7 @@ Trace load_trace(const fs::path& path) {
   }
   if (format == FileFormat::gzip) return named(UnpackedFile(path).path(), path, load_trace);
   if (format == FileFormat::pickle) return to_trace(read_snapshot(path));
-  if (format != FileFormat::trace) refuse_format(path, format, kTraces);
+  if (format != FileFormat::trace) reject_format(path, format, kTraces);
   return read_trace(path);
 }
 
@@ -221,7 +221,7 @@ Explained explain_snapshot(const fs::path& path, const fs::path& as, const Snaps
   return kept;
 }
 
-[[noreturn]] void refuse_gpu(const fs::path& path) {
+[[noreturn]] void reject_gpu(const fs::path& path) {
   throw Error(ErrorKind::usage, "--device and --memory are for snapshots of PyTorch, which do not name their GPU",
               fmt::format("'{}' names it: leave them out", path.string()));
 }
@@ -269,7 +269,7 @@ Explained load_bundle(const fs::path& path) {
 Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevice& gpu) {
   const FileFormat format = find_format(path);
   if (format == FileFormat::gzip && is_bundle(path)) {
-    if (gpu.is_given()) refuse_gpu(as);
+    if (gpu.is_given()) reject_gpu(as);
     return load_bundle(path);
   }
   if (format == FileFormat::gzip && path == as) {
@@ -277,9 +277,9 @@ Explained load_file(const fs::path& path, const fs::path& as, const SnapshotDevi
     return named(unpacked.path(), path, [&](const fs::path& file) { return load_file(file, path, gpu); });
   }
   if (format == FileFormat::pickle) return explain_snapshot(path, as, gpu);
-  if (gpu.is_given()) refuse_gpu(as);
+  if (gpu.is_given()) reject_gpu(as);
   if (format == FileFormat::report) return only(read_report(path));
-  if (format != FileFormat::trace) refuse_format(path, format, kTakes);
+  if (format != FileFormat::trace) reject_format(path, format, kTakes);
   const bool is_of_a_run = path.filename() == "trace";
   return explain_kept(path, is_of_a_run ? remembered_facts(path.parent_path() / "report.json") : RunFacts{});
 }
@@ -290,7 +290,7 @@ Explained load_explained(const fs::path& path, const SnapshotDevice& gpu) {
   std::error_code ignored;
   check_exists(path);
   if (!fs::is_directory(path, ignored)) return load_file(path, path, gpu);
-  if (gpu.is_given()) refuse_gpu(path);
+  if (gpu.is_given()) reject_gpu(path);
   return load_folder(path);
 }
 

@@ -117,7 +117,7 @@ Leftovers look_into(const fs::path& folder) {
   Leftovers left{.was_loaded = has_trace || fs::exists(folder / "loaded", ignored), .has_trace = has_trace};
   left.is_writable = access(folder.c_str(), W_OK | X_OK) == 0;
   std::ifstream loaded(folder / "loaded");
-  std::getline(loaded, left.refusal);
+  std::getline(loaded, left.why_not_recorded);
   return left;
 }
 

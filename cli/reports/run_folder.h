@@ -54,7 +54,7 @@ struct Leftovers {
   bool was_loaded = false;  ///< the shim was loaded into a process
   bool has_trace = false;   ///< CUDA was used there, and the recorder wrote
   bool is_writable = true;  ///< the folder is still there, and whoever wanted to could write
-  std::string refusal{};    ///< why a process was not recorded, or empty
+std::string why_not_recorded{};  ///< why a process was not recorded, or empty
 };
 
 /// The traces of all processes of a run: the one in the folder itself first, then those of ranks in their order, then others.

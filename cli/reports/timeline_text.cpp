@@ -77,7 +77,7 @@ std::string to_text(const MemoryTimeline& timeline, bool unicode) {
   text += "\n  what this file does not contain\n";
   constexpr size_t kColumns = 100;
   text += wrapped(
-      "blocks, segments, lines and the size of the GPU: so neither who holds the bytes nor why a request is refused",
+      "blocks, segments, lines and the size of the GPU: so neither who holds the bytes nor why a request failed",
       kColumns);
   if (is_chrome(timeline)) {
     text += wrapped("what the bytes are: gradients, activations, optimizer state", kColumns);

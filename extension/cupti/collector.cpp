@@ -144,7 +144,7 @@ class Collector {
   void write_out_of_memory(const DriverCall& call, const DriverCaller& caller) {
     const DriverEntry wanted{
         .bytes = call.bytes, .owner = caller.owner, .device = caller.device, .memory = call.memory};
-    write(EventKind::driver_alloc, wanted, kDriverRefused, 0);
+    write(EventKind::driver_alloc, wanted, kDriverOutOfMemory, 0);
   }
 
   uint32_t intern_stack() {

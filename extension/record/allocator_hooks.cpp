@@ -20,7 +20,7 @@ namespace {
 
 using Action = allocator::TraceEntry::Action;
 
-constexpr int kMaxDescribedRefusals = 64;  // in full; a program that lives on OOMs would fill the trace with them
+constexpr int kMaxDescribedOoms = 64;  // in full; a program that lives on OOMs would fill the trace with them
 constexpr size_t kMaxDescribedBlocks = 1 << 16;
 
 EventKind kind_of(Action action) noexcept {
@@ -132,9 +132,9 @@ void write_native_stack(ThreadState& state) {
   session().writer().write(event);
 }
 
-// Runs when all retries failed, before the exception, on the thread that wanted memory, with the allocator unlocked. What
+// Runs when all retries failed, before the exception, on the requesting thread, with the allocator unlocked. What
 // it throws would replace the program's OutOfMemoryError.
-void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
+void on_oom(int64_t device, size_t, size_t, size_t) noexcept try {
   if (!recording()) return;
   ThreadState& state = thread_state();
   const auto index = static_cast<uint8_t>(device);
@@ -143,9 +143,9 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   const RunningNode node(state);
   write_stats(state, index);
   write_device_memory(state, index);
-  // A convolution may be refused dozens of workspaces: what it found at the first one still holds.
+  // A convolution may fail to get dozens of workspaces: what it found at the first one still holds.
   if (state.oom.is_described(state.place.now().call_id) ||
-      session().described_refusals.fetch_add(1) >= kMaxDescribedRefusals)
+      session().described_ooms.fetch_add(1) >= kMaxDescribedOoms)
     return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
@@ -153,7 +153,7 @@ void on_refusal(int64_t device, size_t, size_t, size_t) noexcept try {
   write_parameter_groups(true);
   describe_gpu(index);
   write_layout(state, index);
-  describe_graph_at_refusal(state);
+  describe_graph_at_oom(state);
 } catch (...) {
 }
 
@@ -175,11 +175,11 @@ bool note_peak() noexcept try {
 }
 
 void attach_allocator_hooks() {
-  allocator::attachOutOfMemoryObserver(on_refusal);  // does not lock: first, before other threads allocate
+  allocator::attachOutOfMemoryObserver(on_oom);  // does not lock: first, before other threads allocate
   allocator::attachAllocatorTraceTracker(on_trace);
 }
 
-void note_library_refusal(int device, int64_t bytes) noexcept try {
+void note_library_oom(int device, int64_t bytes) noexcept try {
   if (!recording()) return;
   ThreadState& state = thread_state();
   Event event = state.event(EventKind::out_of_memory);
@@ -189,7 +189,7 @@ void note_library_refusal(int device, int64_t bytes) noexcept try {
   event.flags = kAskedByLibrary;
   session().writer().write(event);
   state.oom.note_request(event);
-  on_refusal(device, 0, 0, 0);
+  on_oom(device, 0, 0, 0);
 } catch (...) {
 }
 

@@ -11,9 +11,9 @@ bool note_peak() noexcept;
 /// and this can not be undone. Throws what PyTorch throws where a backend has no such hooks.
 void attach_allocator_hooks();
 
-/// A library asked the virtual GPU itself for so many bytes, for a handle or its code, and was refused: written as an OOM of
+/// A library asked the virtual GPU itself for so many bytes, for a handle or its code, and did not get them: written as an OOM of
 /// the op that runs. On the thread that asked.
-void note_library_refusal(int device, int64_t bytes) noexcept;
+void note_library_oom(int device, int64_t bytes) noexcept;
 
 /// Writes the allocator's own figures of every device that was used. For the end of the process.
 void write_memory_stats() noexcept;

@@ -205,7 +205,7 @@ void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
   if (state.tasks.begin_node(level, task, node)) meet_task(task);
 }
 
-void describe_graph_at_refusal(ThreadState& state) {
+void describe_graph_at_oom(ThreadState& state) {
   if (state.place.in_node()) write_wanted(state);
   if (session().several_devices && state.place.in_node()) return;  // walked when the task began
   Walk walk(state);

@@ -47,7 +47,7 @@ void join_graph_task(ThreadState& state, size_t level, int task, void* node);
 
 /// Describes to the trace what autograd holds at an OOM on this thread: the graphs of the tasks that run on it, or in
 /// forward those of the newest outputs. Then, in backward, which gradient was being made.
-void describe_graph_at_refusal(ThreadState& state);
+void describe_graph_at_oom(ThreadState& state);
 
 /// Describes to the trace what the graph behind `output` holds now. No other thread may execute it.
 void walk_graph_of(ThreadState& state, const at::Tensor& output);

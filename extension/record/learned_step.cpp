@@ -122,7 +122,7 @@ void StepLearner::learn(StepOfThread& mine, const Event& event, const ThreadMark
   hash = mix(hash, node_from_begin(mine, event) ^ event.detail << 1);
   hash = mix(hash, mark ^ event.flags);
   // Nodes of third threads are numbered by counters of their own: such a step is never taken for a repetition. The same goes
-  // for a step in which the allocator refused something.
+  // for a step in which a request failed.
   const bool foreign = event.node_sequence < kNoNode && event.node_thread != mine.thread_ &&
                        event.node_thread != stepping_thread_.load(std::memory_order_relaxed);
   if (foreign || event.kind == EventKind::out_of_memory) hash = mix(hash, event.time);

@@ -121,7 +121,7 @@ std::string OptimizerNames::group_name(const std::string& optimizer, size_t inde
   return own.empty() ? name : name + " (" + own + ")";
 }
 
-void OptimizerNames::write_refused(PythonObject optimizer, PythonObject group) {
+void OptimizerNames::write_failed(PythonObject optimizer, PythonObject group) {
   const std::string* name = names_.find(optimizer);
   if (name == nullptr) return;
   const PythonRef list = reader_.entry(reader_.dict_of(optimizer).get(), "param_groups");

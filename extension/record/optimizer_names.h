@@ -33,8 +33,8 @@ class OptimizerNames {
   }
   /// Writes the parameters, gradients and states of all optimizers that were met.
   void write_groups();
-  /// If `optimizer` was met and has several groups, writes that the refusal on this thread was for this one of them.
-  void write_refused(PythonObject optimizer, PythonObject group);
+  /// If `optimizer` was met and has several groups, writes that the OOM on this thread was for this one of them.
+  void write_failed(PythonObject optimizer, PythonObject group);
 
  private:
   void write_groups_of(PythonObject optimizer, const std::string& name);

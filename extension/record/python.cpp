@@ -106,7 +106,7 @@ std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool wit
   return text;
 }
 
-// What a line's stack was when it was first reached, or with no line that of the refusal before.
+// What a line's stack was when it was first reached, or with no line that of the OOM before.
 void write_stack(const std::string& text, uint32_t source) {
   if (text.empty()) return;
   Event event = thread_state().event(EventKind::stack);
@@ -208,7 +208,7 @@ void meet_running_optimizer(Interpreter& known) {
 }
 
 // Every torch.optim optimizer goes through its groups by `for group in self.param_groups`.
-void write_refused_group(Interpreter& known) {
+void write_failed_group(Interpreter& known) {
   const PythonApi& api = known.api;
   const PythonReader reader(api);
   const PythonRef group_name(api, api.intern("group"));
@@ -219,7 +219,7 @@ void write_refused_group(Interpreter& known) {
     if (!has_group) return true;
     const PythonRef group(api, api.variable_of(frame, "group", group_name.get()));
     const PythonRef optimizer(api, api.self_of(frame));
-    if (group && optimizer) known.optimizers.write_refused(optimizer.get(), group.get());
+    if (group && optimizer) known.optimizers.write_failed(optimizer.get(), group.get());
     return true;
   });
 }
@@ -340,12 +340,12 @@ void meet_optimizer() noexcept try {
 } catch (...) {
 }
 
-void write_parameter_groups(bool refused) noexcept try {
+void write_parameter_groups(bool at_oom) noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
   if (!gil.held() || python->api.error() != nullptr) return;
-  if (refused) python->optimizers.search();
-  if (refused) write_refused_group(*python);
+  if (at_oom) python->optimizers.search();
+  if (at_oom) write_failed_group(*python);
   python->optimizers.write_groups();
 } catch (...) {
 }

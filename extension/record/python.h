@@ -53,7 +53,7 @@ struct PythonCalls {
 /// `locate_in_python` of such a moment. Says nothing of functions that were never looked at with the GIL.
 void locate_in_python(Context& context, const PythonCalls& then) noexcept;
 
-/// Writes the stack of this thread's Python calls to the trace, as that of the refusal before. Does nothing on threads that
+/// Writes the stack of this thread's Python calls to the trace, as that of the OOM before. Does nothing on threads that
 /// Python does not know.
 void write_python_stack() noexcept;
 
@@ -65,7 +65,7 @@ void write_tensor_referrers() noexcept;
 void meet_optimizer() noexcept;
 
 /// Writes which parameters, gradients and states belong to which parameter group, of all optimizers that were met; with
-/// `refused` also for which group a step that runs on this thread was refused something. Milliseconds.
-void write_parameter_groups(bool refused) noexcept;
+/// `at_oom`: also for which group a step that runs on this thread made the failed request. Milliseconds.
+void write_parameter_groups(bool at_oom) noexcept;
 
 }  // namespace oomdiag

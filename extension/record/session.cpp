@@ -91,10 +91,10 @@ void listen_to_virtual_device() {
   set([](const char* kind, const char* name) {
     std::string_view(kind) == "read" ? write_read() : write_note(kind, name);
   });
-  using RefusalObserver = void (*)(int, int64_t);
-  const auto set_for_refusals =
-      reinterpret_cast<void (*)(RefusalObserver)>(dlsym(RTLD_DEFAULT, "oomdiag_device_set_refusal_observer"));
-  if (set_for_refusals != nullptr) set_for_refusals(note_library_refusal);
+  using OomObserver = void (*)(int, int64_t);
+  const auto set_oom_observer =
+      reinterpret_cast<void (*)(OomObserver)>(dlsym(RTLD_DEFAULT, "oomdiag_device_set_oom_observer"));
+  if (set_oom_observer != nullptr) set_oom_observer(note_library_oom);
 }
 
 // A recording that another thread was about to begin is not finished by anybody: such a child does not record either.
@@ -165,7 +165,7 @@ Session& make_session(uint32_t steps_before) {
 
 void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
   if (in_forked_child()) return;
-  if (recording() && (the_session->described_refusals > 0 || the_session->steps().may_grow())) {
+  if (recording() && (the_session->described_ooms > 0 || the_session->steps().may_grow())) {
     write_tensor_referrers();
   }
   the_session->writer().header().python_ended.store(1);

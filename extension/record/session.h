@@ -58,7 +58,7 @@ class Session {
   std::atomic<double> grouped_at = 0;            ///< likewise, when parameter groups were last described
   std::atomic<int> last_task = -1;               ///< newest graph task seen
   std::atomic<int> walks = 0;                    ///< graphs walked
-  std::atomic<int> described_refusals = 0;       ///< OOMs described in full
+  std::atomic<int> described_ooms = 0;       ///< OOMs described in full
   int64_t watch_outputs_above = 0;               ///< keep the newest outputs when more is live than this
   bool several_devices = false;
 

@@ -146,7 +146,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
     return false;
   }
   event.thread = state->thread;
-  // A refused request has none: whether the op fails by it is not seen.
+  // A failed request has none: whether the op fails by it is not seen.
   if (event.call_id == 0 && event.kind == EventKind::alloc) event.call_id = now.next_serial();
   learn(*state, event);
   now.writer().write(event);

@@ -6,8 +6,8 @@
 
 namespace oomdiag {
 
-/// An OOM of a thread, of which it is not known yet whether the program gets to see it: an op that is being left by an exception
-/// tells. One thread.
+/// An OOM of a thread, of which it is not known yet whether the program gets to see it: known once an exception leaves
+/// an op. One thread.
 class UnsettledOom {
  public:
   /// The allocator wrote this out_of_memory event. Never locks nor allocates.

@@ -8,7 +8,7 @@
 namespace oomdiag {
 namespace {
 
-[[noreturn]] void refuse(std::string_view text) {
+[[noreturn]] void reject(std::string_view text) {
   throw Error(ErrorKind::input, fmt::format("'{}' is no part of a meter's file", text));
 }
 
@@ -25,7 +25,7 @@ std::vector<std::string_view> split(std::string_view text, char by) {
 
 int64_t parse_integer(std::string_view text) {
   const std::optional<int64_t> number = parse_whole_number(text);
-  if (!number) refuse(text);
+  if (!number) reject(text);
   return *number;
 }
 
@@ -64,7 +64,7 @@ WorkValue parse_value(std::string_view text) {
     for (const char flag : parts.size() > 1 ? parts[1] : "") value.values.push_back(flag == '1' ? 1 : 0);
     return value;
   }
-  if (parts.size() < 2) refuse(text);
+  if (parts.size() < 2) reject(text);
   return parse_tensor(parts);
 }
 
@@ -88,7 +88,7 @@ MeteredOperator parse_metered_operator(std::string_view line) {
   constexpr size_t kFields = 6;  // of which the last has inputs, '>' and outputs
   const auto fields = split(line, '\t');
   const size_t arrow = fields.size() == kFields ? fields[5].find('>') : std::string_view::npos;
-  if (arrow == std::string_view::npos) refuse(line);
+  if (arrow == std::string_view::npos) reject(line);
   return {.step = parse_integer(fields[0]),
           .phase = std::string(fields[1]),
           .module = static_cast<uint32_t>(parse_integer(fields[2])),
@@ -101,7 +101,7 @@ MeteredOperator parse_metered_operator(std::string_view line) {
 MeteredRun parse_metered_run(std::string_view text) {
   constexpr std::string_view kSteps = "steps\t", kJob = "job\t";
   const auto lines = split(text, '\n');
-  if (lines.empty() || !lines[0].starts_with(kSteps)) refuse(text.substr(0, 40));
+  if (lines.empty() || !lines[0].starts_with(kSteps)) reject(text.substr(0, 40));
   MeteredRun run{.steps = parse_integer(lines[0].substr(kSteps.size()))};
   for (size_t i = 1; i < lines.size(); ++i) {
     if (lines[i].starts_with(kJob)) {

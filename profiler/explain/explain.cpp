@@ -118,7 +118,7 @@ std::optional<uint32_t> find_step_of_failure(const DeviceHistory& device, const 
 }  // namespace
 
 bool has_caught(const DeviceHistory& device) {
-  return std::ranges::find(device.refusals, Outcome::caught, &OutOfMemory::outcome) != device.refusals.end();
+  return std::ranges::find(device.ooms, Outcome::caught, &OutOfMemory::outcome) != device.ooms.end();
 }
 
 int64_t private_pool_cached_bytes(const MemoryState& state, uint8_t asked) {
@@ -133,7 +133,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   const AllocatorSettings& settings = inputs.settings;
   const Device& gpu = inputs.device;
   const MemoryState& state = device.state;
-  const int64_t refused = device.failure ? device.failure->requested_bytes : 0;
+  const int64_t requested = device.failure ? device.failure->requested_bytes : 0;
   const int64_t room = gpu.total_bytes - state.outside_bytes;
   const int64_t private_pools = private_pool_cached_bytes(state, device.failure ? device.failure->pool : uint8_t{0});
   Described step = describe_step(device);
@@ -148,7 +148,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
   }
   findings.packing = measure_packing(state, gpu.total_bytes);
   findings.required_bytes = state.outside_bytes + findings.packing.pack_bytes;
-  if (device.failure) findings.required_bytes += segment_size(refused, settings) + private_pools;
+  if (device.failure) findings.required_bytes += segment_size(requested, settings) + private_pools;
   findings.required_bytes = std::max(findings.required_bytes, state.outside_bytes + step.need.most());
   findings.owners = list_owners(state);
   findings.largest = follow_largest(state);
@@ -162,7 +162,7 @@ Findings explain(const DeviceHistory& device, const ExplainInputs& inputs) {
       .forward_end = step.forward_end,
       .peak_bytes = !device.failure       ? device.peak.allocated_bytes
                     : step.need.bytes > 0 ? step.need.bytes
-                                          : state.allocated_bytes + refused,
+                                          : state.allocated_bytes + requested,
       .available_bytes = room,
       .private_pool_cached_bytes = private_pools,
       .is_fragmented = is_fragmented,

@@ -5,12 +5,12 @@
 
 namespace oomdiag {
 
-std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t refused_bytes,
+std::optional<Imbalance> find_imbalance(std::span<const int64_t> peak_bytes, size_t failed, int64_t requested_bytes,
                                         int64_t gpu_bytes) {
   if (failed >= peak_bytes.size()) return std::nullopt;
   const int64_t fullest = peak_bytes[failed];
   std::vector<int64_t> others;
-  int64_t sum = fullest + refused_bytes;
+  int64_t sum = fullest + requested_bytes;
   for (size_t i = 0; i < peak_bytes.size(); ++i) {
     if (i == failed || peak_bytes[i] < fullest / 20) continue;
     others.push_back(peak_bytes[i]);

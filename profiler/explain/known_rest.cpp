@@ -186,8 +186,8 @@ void add_state(const std::vector<const LiveBlock*>& trained, uint32_t& position,
 // one after the other, and which one failed need not be known.
 void add_temporaries(const MemoryState& state, uint32_t position, Allocations& blocks) {
   if (blocks.empty() || state.phase != Phase::optimizer) return;
-  const Where refused = blocks.back().made;
-  if (refused.op.find("_foreach_") == refused.op.npos || blocks.back().category != Category::temporary) return;
+  const Where failed = blocks.back().made;
+  if (failed.op.find("_foreach_") == failed.op.npos || blocks.back().category != Category::temporary) return;
   int64_t trained = 0, made = 0;
   std::string_view group;
   for (const LiveBlock& block : state.blocks) {
@@ -197,13 +197,13 @@ void add_temporaries(const MemoryState& state, uint32_t position, Allocations& b
     trained += block.bytes;
   }
   for (const StepAllocation& block : blocks) {
-    const bool alike = block.made.op == refused.op && block.category == Category::temporary;
+    const bool alike = block.made.op == failed.op && block.category == Category::temporary;
     made += alike && block.died == StepAllocation::kNever ? block.bytes : 0;
   }
   if (trained <= made) return;
   StepAllocation rest{
       .bytes = trained - made, .born = position, .category = Category::temporary, .phase = Phase::optimizer};
-  rest.made = refused;
+  rest.made = failed;
   blocks.push_back(rest);
 }
 

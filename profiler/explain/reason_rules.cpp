@@ -120,8 +120,8 @@ Found find_optimizer_temporaries(const ReasonFacts& facts) {
 Found find_caught(const ReasonFacts& facts) {
   const OutOfMemory* failed = failure(facts);
   if (failed == nullptr) return {};
-  const auto caught = std::ranges::find(facts.device.refusals, Outcome::caught, &OutOfMemory::outcome);
-  if (caught == facts.device.refusals.end() || caught->event >= failed->event) return {};
+  const auto caught = std::ranges::find(facts.device.ooms, Outcome::caught, &OutOfMemory::outcome);
+  if (caught == facts.device.ooms.end() || caught->event >= failed->event) return {};
   if (!is_large(facts, std::min(caught->allocated_bytes, failed->allocated_bytes))) return {};
   return Reason{.id = {},
                 .text = fmt::format(

@@ -154,14 +154,14 @@ bool is_like(const StepAllocations& cut, const StepAllocations& whole) {
   if (records_graph(cut) && !records_graph(whole)) return false;  // evaluation before training
   Sizes sizes(whole);
   int64_t all = 0, missing = 0;
-  bool refused_is_there = true;
+  bool request_is_there = true;
   for (const StepAllocation& block : cut.blocks) {
     const bool there = !is_compared(block) || sizes.take(block);
     all += block.bytes;
     missing += there ? 0 : block.bytes;
-    refused_is_there = there;  // the last one is what was refused
+    request_is_there = there;  // the last one is what was refused
   }
-  return refused_is_there && missing * 20 <= all;
+  return request_is_there && missing * 20 <= all;
 }
 
 StepAllocations run_on(const StepAllocations& cut, const StepAllocations& whole) {

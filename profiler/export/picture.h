@@ -36,7 +36,7 @@ struct PhaseSpan {
   bool operator==(const PhaseSpan&) const = default;
 };
 
-/// A step, allocation by allocation. After an OOM its end is the refused request, as if it had been granted.
+/// A step, allocation by allocation. After an OOM its end is the failed request, as if it had been granted.
 struct StepBands {
   uint32_t step = 0;                ///< 0: there is none
   std::vector<BandPoint> points{};  ///< at most kMaxBandPoints, the highest always among them

@@ -240,7 +240,7 @@ struct Attribution {
 /// How an OOM ended: a library took another way (cuDNN), the program caught it and went on, or it ended the program.
 enum class Outcome : uint8_t { absorbed, caught, fatal };
 
-/// One refusal of the allocator, and the state it happened in.
+/// An out-of-memory error of the allocator, and the state it happened in.
 struct OutOfMemory {
   uint64_t event = 0;  ///< its out_of_memory event
   uint64_t end = 0;    ///< the last event that describes it
@@ -257,7 +257,7 @@ struct OutOfMemory {
   std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
   Where wanted_by{};                ///< the forward op whose output's gradient it was
   std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
-  std::string_view native_stack{};  ///< C++ calls of the refusal, where they were asked for
+  std::string_view native_stack{};  ///< C++ calls of the OOM, where they were asked for
   std::string_view group{};         ///< the parameter group that an optimizer's step was at, or empty
 
   bool operator==(const OutOfMemory&) const = default;
@@ -284,7 +284,7 @@ struct StepAllocation {
   bool operator==(const StepAllocation&) const = default;
 };
 
-/// The step that holds the described moment, block by block; the refused request is the last of them.
+/// The step that holds the described moment, block by block; the failed request is the last of them.
 struct StepAllocations {
   uint32_t step = 0;                     ///< 0: there is no step, and nothing else is set
   std::vector<StepAllocation> blocks{};  ///< by ascending birth
@@ -309,7 +309,7 @@ struct DeviceHistory {
   /// blocks that never died are what the failing step began with.
   StepAllocations complete{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
-  std::vector<OutOfMemory> refusals{};    ///< in order
+  std::vector<OutOfMemory> ooms{};   ///< in order
   std::vector<Mark> marks{};              ///< the first 1000
   std::optional<OutOfMemory> failure{};   ///< the one that ended the program
   Attribution attribution;

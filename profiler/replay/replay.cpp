@@ -10,31 +10,31 @@
 namespace oomdiag {
 namespace {
 
-// What the failing node asked for: the gradient of one of its inputs, if one has just the size that was refused.
+// What the failing node asked for: the gradient of one of its inputs, if one has just the size of the failed request.
 void find_requested_tensor(const Trace& trace, const NodeTable& nodes, const AllocatorSettings& settings,
-                           OutOfMemory& refusal) {
-  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
+                           OutOfMemory& oom) {
+  for (auto at = trace.events.from(oom.event); at != trace.events.end() && at.index() <= oom.end; ++at) {
     const Event& event = *at;
-    if (event.kind != EventKind::wanted || !refusal.wanted_shape.empty()) continue;
-    if (round_size(event.bytes, settings) != refusal.requested_bytes) continue;
-    refusal.wanted_shape = trace.name(event.detail);
-    refusal.wanted_by = event.node_sequence == kAccumulateGrad ? Where{} : locate(trace, nodes, event);
+    if (event.kind != EventKind::wanted || !oom.wanted_shape.empty()) continue;
+    if (round_size(event.bytes, settings) != oom.requested_bytes) continue;
+    oom.wanted_shape = trace.name(event.detail);
+    oom.wanted_by = event.node_sequence == kAccumulateGrad ? Where{} : locate(trace, nodes, event);
   }
 }
 
-// The refusal's own stack, in backward that of the forward op's line; and the parameter group of the optimizer.
-void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& refusal) {
-  const uint16_t thread = trace.events[refusal.event].thread;
-  for (auto at = trace.events.from(refusal.event); at != trace.events.end() && at.index() <= refusal.end; ++at) {
+// The OOM's own stack, in backward that of the forward op's line; and the parameter group of the optimizer.
+void find_surroundings(const Trace& trace, const Stacks& stacks, OutOfMemory& oom) {
+  const uint16_t thread = trace.events[oom.event].thread;
+  for (auto at = trace.events.from(oom.event); at != trace.events.end() && at.index() <= oom.end; ++at) {
     const Event& event = *at;
     if (event.address != 0 || event.thread != thread) continue;
-    if (event.kind == EventKind::grouped) refusal.group = trace.name(event.detail);
+    if (event.kind == EventKind::grouped) oom.group = trace.name(event.detail);
     if (event.kind != EventKind::stack) continue;
     const bool native = (event.flags & kNativeStack) != 0;
-    (native ? refusal.native_stack : refusal.stack) = trace.name(event.detail);
+    (native ? oom.native_stack : oom.stack) = trace.name(event.detail);
   }
-  if (!refusal.stack.empty() || refusal.where.source.empty()) return;
-  if (const auto found = stacks.find(refusal.where.source); found != stacks.end()) refusal.stack = found->second;
+  if (!oom.stack.empty() || oom.where.source.empty()) return;
+  if (const auto found = stacks.find(oom.where.source); found != stacks.end()) oom.stack = found->second;
 }
 
 // FSDP2 has ops of its own; FSDP1 and ZeRO-3 scatter what they reduced.
@@ -57,10 +57,10 @@ History replay(const Trace& trace, std::optional<bool> survived) {
   const bool sharded = shards_parameters(trace);
   for (FollowedDevice& device : followed.devices) {
     DeviceHistory& replayed = device.history;
-    for (OutOfMemory& refusal : replayed.refusals) {
-      find_requested_tensor(trace, followed.nodes, history.settings, refusal);
-      find_surroundings(trace, prescan.stacks, refusal);
-      if (refusal.outcome == Outcome::fatal) replayed.failure = refusal;
+    for (OutOfMemory& oom : replayed.ooms) {
+      find_requested_tensor(trace, followed.nodes, history.settings, oom);
+      find_surroundings(trace, prescan.stacks, oom);
+      if (oom.outcome == Outcome::fatal) replayed.failure = oom;
     }
     for (const auto& [maker, variable, count, bytes] : device.referrers) {
       replayed.referrers.push_back(
@@ -75,7 +75,7 @@ History replay(const Trace& trace, std::optional<bool> survived) {
     replayed.state = read_moment(trace, followed, device);
     NonPytorchState outside = read_non_pytorch(trace, device.outside_events, trace.events.size());
     replayed.initialization_steps = std::move(outside.steps);
-    replayed.failed_driver_requests = std::move(outside.refusals);
+    replayed.failed_driver_requests = std::move(outside.failed_requests);
     replayed.outside_measured = !device.outside.empty() || replayed.failure.has_value();
     replayed.sharded = sharded;
     history.devices.push_back(std::move(replayed));

@@ -16,13 +16,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-[[noreturn]] void refuse(const std::string& reason) {
+[[noreturn]] void reject(const std::string& reason) {
   throw Error(ErrorKind::input, "this is not a report of oomdiag: " + reason,
               "give a report.json or a folder oomdiag-<pid> that oomdiag wrote");
 }
 
 void demand(bool fulfilled, const char* name, const char* wanted) {
-  if (!fulfilled) refuse(std::string("\"") + name + "\" is not " + wanted);
+  if (!fulfilled) reject(std::string("\"") + name + "\" is not " + wanted);
 }
 
 /// What the elements of all lists may take: a few characters may stand for a kilobyte of values.
@@ -52,8 +52,8 @@ class Reader {
   void constant(const Field& field, const char* wanted) {
     std::string text;
     (*this)(field, text);
-    if (text.empty()) refuse(std::string("it names no ") + field.name);
-    if (text != wanted) refuse(fmt::format("its {} is {}, not {}", field.name, text.substr(0, 40), wanted));
+    if (text.empty()) reject(std::string("it names no ") + field.name);
+    if (text != wanted) reject(fmt::format("its {} is {}, not {}", field.name, text.substr(0, 40), wanted));
   }
   void object(const char* /*name*/, const char* /*about*/) {}
 
@@ -126,10 +126,10 @@ Report read_report(const Json& json) {
 Report from_json(std::string_view text) try {
   return read_report(Json::parse(text));
 } catch (const Json::parse_error& error) {
-  refuse(error.byte > text.size() ? "it is cut off after " + std::to_string(text.size()) + " bytes"
+  reject(error.byte > text.size() ? "it is cut off after " + std::to_string(text.size()) + " bytes"
                                   : "it is no JSON from byte " + std::to_string(error.byte) + " on");
 } catch (const Json::exception& error) {
-  refuse(error.what());
+  reject(error.what());
 }
 
 }  // namespace oomdiag

@@ -37,12 +37,12 @@ ReportPeak report_peak(const DeviceHistory& device) {
   return peak;
 }
 
-std::string describe_wanted(const OutOfMemory& refusal) {
-  if (refusal.wanted_shape.empty()) return {};
-  const Where& by = refusal.wanted_by;
+std::string describe_wanted(const OutOfMemory& oom) {
+  if (oom.wanted_shape.empty()) return {};
+  const Where& by = oom.wanted_by;
   const std::string_view whose = !by.module.empty() ? by.module : by.op;
   const std::string what = whose.empty() ? "gradient" : fmt::format("gradient of {}", whose);
-  return fmt::format("{}, {}", what, refusal.wanted_shape);
+  return fmt::format("{}, {}", what, oom.wanted_shape);
 }
 
 std::vector<std::string> lines_of(std::string_view text) {
@@ -65,25 +65,25 @@ std::string_view calls_of_program(std::string_view calls) {
   return calls;
 }
 
-ReportFailure report_failure(const Trace& trace, const OutOfMemory& refusal) {
-  return {.phase = refusal.phase,
-          .step = refusal.step,
-          .node = std::string(refusal.where.node),
-          .op = std::string(refusal.where.op),
-          .module = std::string(refusal.where.module),
-          .source = std::string(refusal.where.source),
-          .inner_source = std::string(refusal.where.inner_source),
-          .inner_op = std::string(refusal.where.inner),
-          .requested_bytes = refusal.requested_bytes,
-          .allocated_bytes = refusal.allocated_bytes,
-          .reserved_bytes = refusal.reserved_bytes,
-          .free_bytes = refusal.free_bytes,
-          .time_ns = refusal.event < trace.events.size() ? trace.time_ns(trace.events[refusal.event]) : 0,
-          .requested_for = describe_wanted(refusal),
-          .stack = lines_of(refusal.stack.empty() ? calls_of_program(refusal.native_stack) : refusal.stack),
-          .native_stack = lines_of(refusal.native_stack),
-          .autocast = std::string(refusal.where.autocast),
-          .parameter_group = std::string(refusal.group)};
+ReportFailure report_failure(const Trace& trace, const OutOfMemory& oom) {
+  return {.phase = oom.phase,
+          .step = oom.step,
+          .node = std::string(oom.where.node),
+          .op = std::string(oom.where.op),
+          .module = std::string(oom.where.module),
+          .source = std::string(oom.where.source),
+          .inner_source = std::string(oom.where.inner_source),
+          .inner_op = std::string(oom.where.inner),
+          .requested_bytes = oom.requested_bytes,
+          .allocated_bytes = oom.allocated_bytes,
+          .reserved_bytes = oom.reserved_bytes,
+          .free_bytes = oom.free_bytes,
+          .time_ns = oom.event < trace.events.size() ? trace.time_ns(trace.events[oom.event]) : 0,
+          .requested_for = describe_wanted(oom),
+          .stack = lines_of(oom.stack.empty() ? calls_of_program(oom.native_stack) : oom.stack),
+          .native_stack = lines_of(oom.native_stack),
+          .autocast = std::string(oom.where.autocast),
+          .parameter_group = std::string(oom.group)};
 }
 
 // A module is what people know; an op is the next best.
@@ -271,17 +271,17 @@ ReportLifetime report_lifetime(const Lifetime& life) {
           .freed_by_module = std::string(freed_by.module)};
 }
 
-void report_refusals(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
+void report_ooms(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
   using Kind = std::tuple<std::string_view, std::string_view, int64_t, int64_t>;  // op, node, asked, granted
   std::map<Kind, int64_t> absorbed;
-  for (const OutOfMemory& refusal : device.refusals) {
-    switch (refusal.outcome) {
+  for (const OutOfMemory& oom : device.ooms) {
+    switch (oom.outcome) {
       case Outcome::absorbed:
-        ++absorbed[{refusal.where.op, refusal.where.node, refusal.requested_bytes, refusal.granted_bytes}];
+        ++absorbed[{oom.where.op, oom.where.node, oom.requested_bytes, oom.granted_bytes}];
         break;
       case Outcome::caught:
         ++report.caught_count;
-        if (report.caught.size() < kMaxCaught) report.caught.push_back(report_failure(trace, refusal));
+        if (report.caught.size() < kMaxCaught) report.caught.push_back(report_failure(trace, oom));
         break;
       case Outcome::fatal:
         break;
@@ -368,7 +368,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
     report.timeline.push_back({point.time_ns, point.allocated_bytes, point.reserved_bytes});
   }
   report.marks = device.marks;
-  report_refusals(trace, device, report);
+  report_ooms(trace, device, report);
   return report;
 }
 

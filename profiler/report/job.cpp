@@ -96,7 +96,7 @@ bool came_as_far(const ReportOfDevice& device, const ReportFailure& failure) {
   });
 }
 
-/// Tells the rank that failed how unevenly the work is shared. Each rank is taken to have a device of its own.
+/// Adds to the rank that failed how unevenly the work is shared. Each rank is taken to have a device of its own.
 void add_imbalance(const std::vector<JobMember>& members, const JobMember& failed, Report& job) {
   const ReportOfDevice* device = main_device_of(job);
   if (!is_rank(failed, members) || device == nullptr || !device->failure || !device->cause) return;

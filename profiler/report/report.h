@@ -36,7 +36,7 @@ struct ReportPeak {
   bool operator==(const ReportPeak&) const = default;
 };
 
-/// An allocation that was refused, and the state then.
+/// A failed allocation, and the state then.
 struct ReportFailure {
   Phase phase = Phase::other;
   uint32_t step = 0;

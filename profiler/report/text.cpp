@@ -276,7 +276,7 @@ std::string compose(const Report& report, const TextOptions& options) {
   } else {
     add_peak(text, report, *device, options);
   }
-  text += refusals_text(*device, options);
+  text += ooms_text(*device, options);
   text += best_fix_text(report, *device, options);
   text += options.all ? details_of(report, *device, options) : rest_of_first_screen(report, *device, text, options);
   return text + next_command(report, options);

@@ -7,7 +7,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "profiler/replay/steps/refusals.h"
+#include "profiler/replay/steps/ooms.h"
 #include "profiler/trace/mix.h"
 
 namespace oomdiag {

@@ -25,7 +25,7 @@ struct AllocationSequence {
     uint64_t place =
         0;  ///< a hash of op, node, module and line, and of whether the op itself freed it: the same in every run
     bool is_temporary = false;  ///< the op itself freed it
-    bool is_optional = false;   ///< … and goes on with less where it is refused
+    bool is_optional = false;   ///< … and goes on with less where it fails
     uint32_t group = 0;         ///< stream and pool, numbered as they appear
     uint32_t context = 0;       ///< index into `places`
     uint32_t call = 0;          ///< of the outermost operator, as in the trace; 0: of none

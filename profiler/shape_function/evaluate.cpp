@@ -48,9 +48,9 @@ class Walk {
         made_(at.scripts.size()) {}
 
   const AllocatorSimulator& allocator() const { return allocator_; }
-  int64_t refused_bytes() const { return refused_bytes_; }
-  /// A convolution was refused its workspace, and was taken to go on with none.
-  bool went_without() const { return !refused_rules_.empty(); }
+  int64_t failed_bytes() const { return failed_bytes_; }
+  /// A convolution did not get its workspace, and is assumed to go on with none.
+  bool went_without() const { return !failed_rules_.empty(); }
 
   /// False where the device is full.
   bool step(const AllocationSequence::Item& item) {
@@ -73,11 +73,11 @@ class Walk {
   /// False where the program ends there. The plan that a convolution has found is taken in later steps too.
   bool allocate(int64_t bytes, uint32_t like, bool is_optional, uint32_t& block) {
     const uint32_t rule = at_.from.rules[like];
-    if (is_optional && refused_rules_.contains(rule)) return true;
+    if (is_optional && failed_rules_.contains(rule)) return true;
     block = allocator_.allocate(bytes, at_.from.sequence.allocations[like].group);
     if (block != AllocatorSimulator::kRefused) return true;
-    if (is_optional) refused_rules_.insert(rule);
-    if (!is_optional) refused_bytes_ = bytes;
+    if (is_optional) failed_rules_.insert(rule);
+    if (!is_optional) failed_bytes_ = bytes;
     return is_optional;
   }
 
@@ -103,7 +103,7 @@ class Walk {
   bool make_call(uint32_t call) {
     const std::vector<uint32_t>& allocations = at_.from.calls[call].allocations;
     const std::vector<int64_t>& script = *at_.scripts[call];
-    const bool may_be_refused =
+    const bool may_fail =
         std::ranges::any_of(allocations, [&](uint32_t a) { return at_.from.sequence.allocations[a].is_optional; });
     std::vector<uint32_t> made;
     std::vector<bool> is_left;
@@ -114,7 +114,7 @@ class Walk {
       }
       made.push_back(AllocatorSimulator::kRefused);
       is_left.push_back(std::ranges::find(script, -std::ssize(made)) == script.end());
-      if (!allocate(event, allocations.front(), may_be_refused && !is_left.back(), made.back())) return false;
+      if (!allocate(event, allocations.front(), may_fail && !is_left.back(), made.back())) return false;
     }
     size_t next = 0;
     for (const uint32_t allocation : allocations) {
@@ -130,8 +130,8 @@ class Walk {
   AllocatorSimulator allocator_;
   std::vector<uint32_t> blocks_;
   std::vector<bool> made_;  ///< of each call with a script
-  int64_t refused_bytes_ = 0;
-  std::set<uint32_t> refused_rules_;  ///< of workspaces
+  int64_t failed_bytes_ = 0;
+  std::set<uint32_t> failed_rules_;  ///< of workspaces
 };
 
 uint32_t step_of(const AllocationSequence& sequence, size_t item) {
@@ -148,14 +148,14 @@ ShapeEstimate walk_through(const AtPoint& at, Bytes bytes, int64_t room_bytes, c
     estimate.fits = false;
     estimate.step = step_of(from.sequence, i);
     estimate.place = from.sequence.places[from.sequence.allocations[items[i].allocation].context];
-    estimate.requested_bytes = walk.refused_bytes();
+    estimate.requested_bytes = walk.failed_bytes();
     break;
   }
   estimate.peak_allocated_bytes = walk.allocator().peak_allocated_bytes();
   estimate.peak_reserved_bytes = walk.allocator().peak_reserved_bytes();
   estimate.retries = walk.allocator().retries();
   if (walk.went_without()) {
-    estimate.doubt = "a convolution is refused its workspace, and what it takes then is not known";
+    estimate.doubt = "a convolution does not get its workspace, and what it takes then is not known";
     estimate.allocated_is_exact = estimate.reserved_is_exact = false;
   }
   return estimate;

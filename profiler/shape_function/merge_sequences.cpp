@@ -102,8 +102,8 @@ class Merger {
   /// After run() was false: what to keep apart before it is tried again. False where that does not help.
   bool keep_apart(Apart& left_apart, Apart& right_apart) const {
     bool is_new = false;
-    if (left_refused_) is_new = left_apart.insert(*left_refused_).second;
-    if (right_refused_) is_new = right_apart.insert(*right_refused_).second || is_new;
+    if (left_rejected_) is_new = left_apart.insert(*left_rejected_).second;
+    if (right_rejected_) is_new = right_apart.insert(*right_rejected_).second || is_new;
     return is_new;
   }
 
@@ -162,16 +162,16 @@ class Merger {
       // A free belongs to who made the allocation: both, or the same one.
       const bool is_same = item.allocation < makers_.size() && makers_[item.allocation] == makers_of(left, right) &&
                            (right == nullptr || from_right_[right->item.allocation] == item.allocation);
-      if (!is_same) return refuse(left, right);
+      if (!is_same) return reject(left, right);
     }
     result_.items.push_back(item);
   }
 
   /// These two are not the frees of one allocation: next time their temporaries are kept apart.
-  void refuse(const Token* left, const Token* right) {
+  void reject(const Token* left, const Token* right) {
     is_consistent_ = false;
-    if (left != nullptr && left->is_gap) left_refused_ = left->item.allocation;
-    if (right != nullptr && right->is_gap) right_refused_ = right->item.allocation;
+    if (left != nullptr && left->is_gap) left_rejected_ = left->item.allocation;
+    if (right != nullptr && right->is_gap) right_rejected_ = right->item.allocation;
   }
 
   uint32_t add_allocation(const Token* left, const Token* right) {
@@ -201,7 +201,7 @@ class Merger {
   std::vector<uint32_t> from_left_, from_right_;  ///< the allocation of the result
   std::vector<uint8_t> makers_;                   ///< of each allocation of the result
   bool is_consistent_ = true;
-  std::optional<uint32_t> left_refused_, right_refused_;  ///< temporaries that were taken for one and are not
+  std::optional<uint32_t> left_rejected_, right_rejected_;  ///< temporaries that were taken for one and are not
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ enum class FileFormat : unsigned char {
   trace,
   pickle,
   report,
-  timeline,  ///< a Chrome trace or a JSON list: what read_timeline() reads, or may refuse
+  timeline,  ///< a Chrome trace or a JSON list: what read_timeline() reads, or may reject
   gzip,
   other,
   empty

@@ -46,12 +46,12 @@ class PickleValue {
   uint64_t bits_ = 0;
 };
 
-/// A pickle of plain data (protocols 2 to 5), read in one pass. No code in it is ever run: an opcode that would is refused.
+/// A pickle of plain data (protocols 2 to 5), read in one pass. No code in it is ever run: an opcode that would is rejected.
 ///
 /// Dictionaries are given to `fold` when their items are complete; what it returns takes the dictionary's place as a
 /// record. Elements of a list are given to `absorb`, which may keep them elsewhere: then a record stands for the list. So
 /// millions of small dictionaries cost what the caller keeps of them, and four bytes in the memo. A pickle of which more would
-/// have to be kept than four times its file, as one made to take all memory, is refused on the way.
+/// have to be kept than four times its file, as one made to take all memory, is rejected on the way.
 class Pickle {
  public:
   using Kind = PickleValue::Kind;

@@ -99,14 +99,14 @@ class PickleMachine {
 
  private:
   // What throws is kept out of the way, so that the rest stays small.
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse(const std::string& why) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject(const std::string& why) const {
     throw Error(ErrorKind::input, fmt::format("'{}' is no memory snapshot: {}", name_, why),
                 "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_damage() const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_damage() const {
     throw Error(ErrorKind::input, fmt::format("'{}' is damaged at byte {}", name_, stream_.position()));
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_end() const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_end() const {
     throw Error(ErrorKind::input, fmt::format("'{}' is cut off after {} bytes", name_, stream_.position()),
                 "copy or write it again");
   }
@@ -115,13 +115,13 @@ class PickleMachine {
   static uint64_t most_bytes(const InputFile& file) { return std::max(kMaxBytesOfSmall, 4 * file.bytes()); }
   [[gnu::cold]] void check_size() const {
     const uint64_t kept = pickle_.kept_bytes() + stack_.size() * sizeof(PickleValue);
-    if (kept > most_) refuse("it unfolds to more than four times its size");
+    if (kept > most_) reject("it unfolds to more than four times its size");
   }
 
   [[gnu::always_inline]] const uint8_t* take(uint64_t count) {
     const uint8_t* bytes = stream_.take(count);
     if (bytes == nullptr) [[unlikely]]
-      refuse_end();
+      reject_end();
     return bytes;
   }
   uint64_t take_length(size_t bytes) { return unsigned_number(take(bytes), bytes); }
@@ -130,7 +130,7 @@ class PickleMachine {
   void push(PickleValue value) { stack_.push(value); }
   void push(Kind kind, int64_t number) { stack_.push(PickleValue(kind, number)); }
   PickleValue pop() {
-    if (stack_.size() <= bottom()) refuse_damage();
+    if (stack_.size() <= bottom()) reject_damage();
     const PickleValue value = stack_.back();
     stack_.drop_to(stack_.size() - 1);
     return value;
@@ -138,7 +138,7 @@ class PickleMachine {
   /// What opcodes may take off the stack lies above the newest mark.
   size_t bottom() const { return marks_.empty() ? 0 : marks_.back(); }
   size_t pop_mark() {
-    if (marks_.empty()) refuse_damage();
+    if (marks_.empty()) reject_damage();
     const size_t mark = marks_.back();
     marks_.pop_back();
     return mark;
@@ -146,7 +146,7 @@ class PickleMachine {
   std::span<const PickleValue> above(size_t mark) const { return stack_.above(mark); }
   void drop_above(size_t mark) { stack_.drop_to(mark); }
   PickleValue container(size_t end, Kind kind) const {
-    if (end <= bottom() || !stack_[end - 1].is(kind)) refuse_damage();
+    if (end <= bottom() || !stack_[end - 1].is(kind)) reject_damage();
     return stack_[end - 1];
   }
 
@@ -171,34 +171,34 @@ class PickleMachine {
     push(tuple);
   }
   void push_tuple_of(size_t count) {
-    if (stack_.size() < bottom() + count) refuse_damage();
+    if (stack_.size() < bottom() + count) reject_damage();
     push_tuple(stack_.size() - count);
   }
   void append(size_t mark) {
-    if (!pickle_.append(container(mark, Kind::list), above(mark))) refuse_damage();
+    if (!pickle_.append(container(mark, Kind::list), above(mark))) reject_damage();
     drop_above(mark);
   }
   void set_items(size_t mark) {
     const PickleValue dict = container(mark, Kind::dict);
-    if ((stack_.size() - mark) % 2 != 0) refuse_damage();
+    if ((stack_.size() - mark) % 2 != 0) reject_damage();
     const auto replaced = pickle_.set_items(dict, above(mark));
-    if (!replaced) refuse_damage();
+    if (!replaced) reject_damage();
     drop_above(mark);
     stack_[mark - 1] = *replaced;
   }
   void remember(uint64_t place) {
-    if (stack_.empty() || place > pickle_.memo_.size() + kMaxMemoGap) refuse_damage();
+    if (stack_.empty() || place > pickle_.memo_.size() + kMaxMemoGap) reject_damage();
     pickle_.remember(stack_.back(), place);
   }
   void recall(uint64_t place) {
-    if (place >= pickle_.memo_.size()) refuse_damage();
+    if (place >= pickle_.memo_.size()) reject_damage();
     push(pickle_.recall(place));
   }
 
   void step(uint8_t opcode) {
     switch (opcode) {
       case 0x80:  // PROTO
-        if (take_number(1) > 5) refuse("its pickle protocol is newer than 5");
+        if (take_number(1) > 5) reject("its pickle protocol is newer than 5");
         return;
       case 0x95:  // FRAME
         take(8);
@@ -267,19 +267,19 @@ class PickleMachine {
       case 'j':
         return recall(take_length(4));
       default:
-        refuse_opcode(opcode);
+        reject_opcode(opcode);
     }
   }
 
   void need(size_t count) const {
-    if (stack_.size() < bottom() + count + 1) refuse_damage();
+    if (stack_.size() < bottom() + count + 1) reject_damage();
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_opcode(uint8_t opcode) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void reject_opcode(uint8_t opcode) const {
     if (const char* code = name_of_code(opcode)) {
-      refuse(fmt::format("it wants to run code ({} at byte {}), which plain data never needs", code,
+      reject(fmt::format("it wants to run code ({} at byte {}), which plain data never needs", code,
                          stream_.position() - 1));
     }
-    refuse(fmt::format("unexpected opcode {:#04x} at byte {}", opcode, stream_.position() - 1));
+    reject(fmt::format("unexpected opcode {:#04x} at byte {}", opcode, stream_.position() - 1));
   }
 
   static constexpr uint64_t kMaxMemoGap = 16;  // writers count up

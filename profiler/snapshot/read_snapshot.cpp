@@ -185,7 +185,7 @@ class SnapshotReader {
     for (const PickleValue element : elements) {
       if (!is_record(element, Record::entry)) continue;
       const size_t entry = index_of(element);
-      if (entry < listed_entries_) refuse_copies();
+      if (entry < listed_entries_) reject_copies();
       const bool follows =
           !trace.runs.empty() && trace.runs.back().slot + (trace.size - trace.runs.back().first) == entry;
       if (!follows) trace.runs.push_back({static_cast<uint32_t>(trace.size), static_cast<uint32_t>(entry)});
@@ -217,7 +217,7 @@ class SnapshotReader {
     for (const PickleValue value : pickle.elements(list)) {
       const PickleValue one = pickle.resolve(value);
       if (!is_record(one, Record::block) || index_of(one) >= blocks_.size()) continue;
-      if (segment.blocks.size() == blocks_.size()) refuse_copies();
+      if (segment.blocks.size() == blocks_.size()) reject_copies();
       SnapshotBlock block = blocks_[index_of(one)];
       if (block.address == 0) block.address = address;  // old files leave it to the reader to add up
       address = block.address + static_cast<uint64_t>(std::max<int64_t>(block.bytes, 0));
@@ -295,7 +295,7 @@ class SnapshotReader {
     for (const PickleValue value : pickle.elements(list)) {
       const PickleValue segment = pickle.resolve(value);
       if (!is_record(segment, Record::segment)) continue;
-      if (segments.size() == snapshot_.segments.size()) refuse_copies();
+      if (segments.size() == snapshot_.segments.size()) reject_copies();
       segments.push_back(std::move(snapshot_.segments[index_of(segment)]));
     }
     std::stable_sort(segments.begin(), segments.end(), [](const SnapshotSegment& a, const SnapshotSegment& b) {
@@ -312,13 +312,13 @@ class SnapshotReader {
       const PickleValue trace = pickle.resolve(value);
       if (!is_record(trace, Record::trace)) continue;
       TraceRuns& one = traces_[index_of(trace)];
-      if (one.runs.empty()) refuse_copies();
+      if (one.runs.empty()) reject_copies();
       log = EventLog(EventFile(packed), std::move(one.runs), one.size);
       one = {};
     }
   }
 
-  [[noreturn]] void refuse_copies() const {
+  [[noreturn]] void reject_copies() const {
     throw Error(ErrorKind::input,
                 fmt::format("'{}' is no memory snapshot: it lists the same entry several times", path_),
                 "write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")");

@@ -22,7 +22,7 @@ class ChromeReader : public TimelineReader {
     return "record it with torch.profiler.profile(profile_memory=True), or give a snapshot.pickle of PyTorch";
   }
   MemoryTimeline finish() override {
-    if (timeline_.gpus.empty()) refuse(" without \"[memory]\" events of a GPU");
+    if (timeline_.gpus.empty()) reject(" without \"[memory]\" events of a GPU");
     return std::move(timeline_);
   }
 

@@ -21,19 +21,19 @@ class ListReader : public TimelineReader {
   const char* hint() const override { return "give a snapshot.pickle of PyTorch, which also has blocks and lines"; }
   MemoryTimeline finish() override {
     if (timeline_.kind == Kind::sizes && rows_ != times_.size())
-      refuse(", a memory timeline whose times and sizes differ in number");
+      reject(", a memory timeline whose times and sizes differ in number");
     if (timeline_.kind == Kind::raw && rows_ > 0 && gpu_.changes == 0) take_totals(0, now_);  // all was there before
-    if (gpu_.changes == 0) refuse(", a memory timeline without an allocation");
+    if (gpu_.changes == 0) reject(", a memory timeline without an allocation");
     timeline_.gpus[0] = gpu_;
     return std::move(timeline_);
   }
 
-  bool string(string_t&) override { return refuse_row(); }
-  bool start_object(size_t) override { return refuse_row(); }
+  bool string(string_t&) override { return reject_row(); }
+  bool start_object(size_t) override { return reject_row(); }
   bool start_array(size_t) override {
     row_.clear();
     if (++depth_ < 3) return true;
-    if (depth_ > 3 || lists_ != 1) return refuse_row();
+    if (depth_ > 3 || lists_ != 1) return reject_row();
     if (timeline_.kind == Kind::sizes) return true;
     timeline_.kind = Kind::sizes;  // the second list is one of lists: the first one held the times
     times_ = std::move(first_);
@@ -47,7 +47,7 @@ class ListReader : public TimelineReader {
       first_ = std::move(row_);
       return true;
     }
-    if (timeline_.kind == Kind::sizes) return lists_ == 2 || refuse_row();
+    if (timeline_.kind == Kind::sizes) return lists_ == 2 || reject_row();
     if (lists_ == 2 && first_.empty() && row_.empty()) return true;  // of sizes, without a row
     return (lists_ > 2 || take_raw(first_)) && take_raw(row_);
   }
@@ -57,15 +57,15 @@ class ListReader : public TimelineReader {
   static constexpr size_t kMaxInRow = 64;  // but for the first, which may be one of times
 
   bool number(double value) override {
-    if (depth_ < 2 || (lists_ > 0 && row_.size() == kMaxInRow)) return refuse_row();
+    if (depth_ < 2 || (lists_ > 0 && row_.size() == kMaxInRow)) return reject_row();
     row_.push_back(value);
     return true;
   }
-  bool refuse_row() { return refuse(", but not of rows as torch.profiler's export_memory_timeline writes"); }
+  bool reject_row() { return reject(", but not of rows as torch.profiler's export_memory_timeline writes"); }
 
   // The first number of a row is 0, for those who draw it.
   bool take_sizes() {
-    if (row_.size() < 2 || rows_ == times_.size()) return refuse_row();
+    if (row_.size() < 2 || rows_ == times_.size()) return reject_row();
     take_totals(times_[rows_++], std::span(row_).subspan(1));
     return true;
   }
@@ -73,7 +73,7 @@ class ListReader : public TimelineReader {
   bool take_raw(const std::vector<double>& row) {
     constexpr auto kUnknown = kTimelineCategories.size() - 1;
     timeline_.kind = Kind::raw;
-    if (row.size() != 4) return refuse_row();
+    if (row.size() != 4) return reject_row();
     ++rows_;
     const bool has_time = row[0] >= 0;  // what was there before has none
     if (has_time && gpu_.changes == 0) take_totals(row[0] / 1000, now_);

@@ -49,7 +49,7 @@ class TimelineReader : public nlohmann::json_sax<nlohmann::json> {
   bool start_array(size_t) override { return true; }
   bool end_array() override { return true; }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
-    return refuse(kDamagedTimeline);
+    return reject(kDamagedTimeline);
   }
 
   virtual const char* format() const = 0;
@@ -60,7 +60,7 @@ class TimelineReader : public nlohmann::json_sax<nlohmann::json> {
 
  protected:
   virtual bool number(double value) = 0;
-  bool refuse(std::string wrong) {
+  bool reject(std::string wrong) {
     if (wrong_.empty()) wrong_ = std::move(wrong);
     return false;
   }

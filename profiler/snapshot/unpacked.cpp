@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kMaxRatio = 1000;  // deflate reaches 1032 on zeros; snapshots 20 to 40
 
-[[noreturn]] void refuse(const fs::path& packed, const std::string& why) {
+[[noreturn]] void reject(const fs::path& packed, const std::string& why) {
   throw Error(ErrorKind::input, fmt::format("'{}' cannot be unpacked: {}", packed.string(), why));
 }
 
@@ -25,11 +25,11 @@ void unpack(const fs::path& packed, UnnamedFile& file) {
   const uint64_t most = kMaxRatio * fs::file_size(packed);
   while (const std::streamsize count = stream.sgetn(buffer.data(), static_cast<std::streamsize>(buffer.size()))) {
     const auto bytes = static_cast<size_t>(count);
-    if (written + bytes > most) refuse(packed, "it unfolds to more than a thousand times its size");
+    if (written + bytes > most) reject(packed, "it unfolds to more than a thousand times its size");
     file.write(written, buffer.data(), bytes);
     written += bytes;
   }
-  if (stream.is_damaged()) refuse(packed, "it is damaged or cut off");
+  if (stream.is_damaged()) reject(packed, "it is damaged or cut off");
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ void TraceFollower::take(const Event& event) {
       figures_.reserved_bytes -= event.bytes;
       break;
     case EventKind::out_of_memory:
-      ++figures_.refusals;
+      ++figures_.ooms;
       break;
     case EventKind::device_memory:
       figures_.outside_bytes =

@@ -9,7 +9,7 @@
 namespace oomdiag {
 
 /// Zero-filled private memory that is taken page by page as it is touched; never from the heap, so that it may be used
-/// where nothing may be allocated. Empty if the system refuses.
+/// where nothing may be allocated. Empty if the system does not grant it.
 class PrivatePages {
  public:
   explicit PrivatePages(size_t bytes) noexcept;

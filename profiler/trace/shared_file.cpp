@@ -60,7 +60,7 @@ bool overwrite_in_place(int file) noexcept {
   return ioctl(file, FS_IOC_SETFLAGS, &flags) == 0 || is_btrfs;
 }
 
-/// Beyond RLIMIT_FSIZE the kernel does not refuse, it sends SIGXFSZ.
+/// Beyond RLIMIT_FSIZE the kernel returns no error, it sends SIGXFSZ.
 bool may_have_size(uint64_t bytes) noexcept {
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= bytes) return true;

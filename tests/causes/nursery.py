@@ -1,7 +1,7 @@
 """Runs many small programs under the recorder, importing torch once: nursery.py JOBS.json
 
 A job is {"name", "module", "function", "arguments", "memory_mib", "environment", "folder"}. Each runs in a forked child, which sets
-up CUDA for itself, so that it has a trace of its own. With "stacks" PyTorch records beside it, and its snapshot of the refusal
+up CUDA for itself, so that it has a trace of its own. With "stacks" PyTorch records beside it, and its snapshot of the OOM
 (else of the end) lies in the folder. Must be started by `oomdiag run`, which sets the environment. Prints a
 line of JSON per job: how it ended, and what the program returned.
 """
@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 
 def record(stacks, file):
-    """Has PyTorch record, and write its snapshot as people do it: when a request was refused."""
+    """Has PyTorch record, and write its snapshot as people do it: when a request failed."""
     torch.cuda.memory._record_memory_history(stacks=stacks, max_entries=200_000)
     dump = lambda *_: torch.cuda.memory._dump_snapshot(str(file))
     torch._C._cuda_attach_out_of_memory_observer(dump)

@@ -579,7 +579,7 @@ def graphs_without_shared_pool(fixed=False):
             graphs.append((graph, static))
 
 
-# Caught refusals.
+# Caught OOMs.
 
 def retry_inside_except(fixed=False):
     def work(mib):

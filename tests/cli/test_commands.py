@@ -285,7 +285,7 @@ class Usage(CommandLine):
             self.assertIn("No space left on device", result.stderr)
             self.assertNotIn("fault of oomdiag", result.stderr)
 
-    def test_a_large_file_that_begins_like_a_report_is_refused_unread(self):
+    def test_a_large_file_that_begins_like_a_report_is_rejected_unread(self):
         begin = time.monotonic()
         for content, said in ((b'{"schemaVersion": 1, "traceEvents": [', ("a Chrome trace",)),
                               (b'{"schemaVersion": 1, "events": [', ("no report of oomdiag", "8192 MiB"))):

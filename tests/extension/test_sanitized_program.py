@@ -88,7 +88,7 @@ def add_models(build):
         setattr(Models, f"test_{name}", lambda self, name=name: self.check(name))
 
 
-class Refusals(SanitizedTest):
+class OutOfMemory(SanitizedTest):
     def test_out_of_memory_in_forward_is_explained(self):
         self.check("deepcnn", "--batch", "4096", memory="1GiB")
 

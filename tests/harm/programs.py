@@ -69,7 +69,7 @@ def message(error):
 
 
 def let_the_engine_rest():
-    """The engine's thread drops what a refused backward pass held after the refusal has reached us: the next peak would depend
+    """The engine's thread drops what a failed backward pass held after the error has reached us: the next peak would depend
     on who is faster. A pass of its own through that thread waits for it."""
     torch.ones((), device="cuda", requires_grad=True).backward()
 

@@ -82,7 +82,7 @@ class Random:
             (Inner.apply(w @ w, depth, fails) @ w).sum().backward()
         except torch.OutOfMemoryError:
             wait_until_others_sleep()  # the engine's thread still holds what the failed node was given: when it goes is chance
-            print("refused in backward", depth)
+            print("OOM in backward", depth)
 
     def recompute(self):
         x = self.x().requires_grad_()
@@ -92,7 +92,7 @@ class Random:
         try:
             self.model(torch.empty(self.choose.choice([1 << 28, 1 << 30]), 32, device="cuda"))
         except torch.OutOfMemoryError:
-            print("refused in forward")
+            print("OOM in forward")
 
     def keep(self):
         self.kept.append(self.model(self.x()) if self.choose.random() < 0.5 else self.x())

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-seen = {"refused_allocated": None}
+seen = {"allocated_at_oom": None}
 
 
 def observe(_device, _wanted, _allocated, _free):
-    seen["refused_allocated"] = torch.cuda.memory_stats()["allocated_bytes.all.current"]
+    seen["allocated_at_oom"] = torch.cuda.memory_stats()["allocated_bytes.all.current"]
 
 
 def mlp(batch):

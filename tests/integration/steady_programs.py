@@ -297,7 +297,7 @@ def an_exception_in_a_step():
 
 
 @program(quick=True)
-def refusals_that_are_caught():
+def ooms_that_are_caught():
     loop = Loop()
     for _ in range(3):
         loop.steps(10)

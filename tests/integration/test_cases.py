@@ -144,7 +144,7 @@ class Options(CaseTest):
         self.check_error(["train", "--model", "copy", "--variant", "inplace"], "valid: copy, in_place")
         self.check_error(["train", "--model", "deepcnn", "--variant", "x"], "has no variants")
 
-    def test_options_that_a_model_does_not_take_are_refused(self):
+    def test_options_that_a_model_does_not_take_are_rejected(self):
         self.check_error(["train", "--model", "copy", "--batch", "3"], "copy takes no --batch")
         self.check_error(["train", "--model", "copy", "--steps", "3"], "copy takes no --steps")
         self.check_error(["train", "--model", "generator", "--optimizer", "sgd"], "generator takes no --optimizer")

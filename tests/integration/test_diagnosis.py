@@ -190,22 +190,22 @@ class Peaks(DiagnosisTest):
         self.assertIn("loss", [holder["kind"] for holder in report["top_allocations"]])  # at the peak only its copies of the logits live
 
 
-class Refusals(DiagnosisTest):
+class OutOfMemory(DiagnosisTest):
     """Out of memory: every live byte is in exactly one category, and they add up to the allocator's own figure."""
 
-    def refuse(self, program, batch, memory, **options):
+    def run_out_of_memory(self, program, batch, memory, **options):
         done, report = self.run_program(PROGRAMS, program, "--batch", str(batch), memory=memory, **options)
         self.assertEqual(done.returncode, 9, done.stderr)
         truth = json.loads(done.stdout)
         failure = report["failure"] or report["caught"][-1]
-        self.assertEqual(failure["allocated_bytes"], truth["refused_allocated"])
+        self.assertEqual(failure["allocated_bytes"], truth["allocated_at_oom"])
         return report, failure
 
     def test_categories_add_up_to_allocated_bytes(self):
         for program, batch in (("mlp", 200000), ("batch_norm", 8192), ("checkpointed", 400000),
                                ("custom_function", 400000), ("amp", 16384)):
             with self.subTest(program=program):
-                report, failure = self.refuse(program, batch, "4GiB")
+                report, failure = self.run_out_of_memory(program, batch, "4GiB")
                 self.assertEqual(sum(report["categories"].values()), failure["allocated_bytes"])
                 self.assertRegex(failure["op"] or "", "^aten::|^Square")
 
@@ -988,19 +988,19 @@ class Snapshots(DiagnosisTest):
         named = load_report(oomdiag("explain", snapshot, "--json", "--device", "rtx4090", "--memory", "20GiB").stdout)
         self.assertEqual((named["device"]["name"], named["device"]["total_bytes"]), ("NVIDIA GeForce RTX 4090", 20 << 30))
         for arguments, said in (((snapshot, "--memory", "1MiB"), "at least"), ((run_folder, "--device", "t4"), "for snapshots")):
-            refused = oomdiag("explain", *arguments)
-            self.assertEqual(refused.returncode, 2)
-            self.assertIn(said, refused.stderr)
+            rejected = oomdiag("explain", *arguments)
+            self.assertEqual(rejected.returncode, 2)
+            self.assertIn(said, rejected.stderr)
         for content, said in ((b"PK\x03\x04rest", "a zip archive, as torch.save writes"),
                               (b'{"schemaVersion": 1, "traceEvents": []}', 'a Chrome trace without "[memory]" events'),
                               (b"<!DOCTYPE html>", "an HTML page"), (b"loss 0.25\n", "a text"), (b"  \n", "is empty"),
                               (packed.read_bytes()[:200], "damaged or cut off")):
             other = self.folder / "other"
             other.write_bytes(content)
-            refused = oomdiag("explain", other)
-            self.assertEqual(refused.returncode, 1, content)
-            self.assertIn(f"'{other}'", refused.stderr)
-            self.assertIn(said, refused.stderr)
+            rejected = oomdiag("explain", other)
+            self.assertEqual(rejected.returncode, 1, content)
+            self.assertIn(f"'{other}'", rejected.stderr)
+            self.assertIn(said, rejected.stderr)
 
     def test_a_snapshot_and_our_trace_of_one_process_are_equal_and_of_two_batch_sizes_are_not(self):
         snapshot, folder, report = self.record(8)

@@ -166,7 +166,7 @@ class Exports(Runs):
         self.assertEqual(max(levels), self.failed["peak"]["allocated_bytes"])
         held = [event for event in counters if event["name"] != "GPU 0"]
         self.assertEqual([event["ts"] for event in held], sorted(event["ts"] for event in held))
-        failure = self.failed["failure"]  # the step's end is the refused request, as if it had been granted
+        failure = self.failed["failure"]  # the step's end is the failed request, as if it had been granted
         self.assertEqual(sum(held[-1]["args"].values()), failure["allocated_bytes"] + failure["requested_bytes"])
         slices = [event for event in trace if event["ph"] == "X"]
         self.assertTrue({"relu1", "pool3"} <= {event["name"] for event in slices if event["cat"] == "module"})

@@ -195,7 +195,7 @@ class Slow(Fit):
         self.assertIsNotNone(self.peaks(*longest, largest["batch"]))
         self.assertIsNone(self.peaks(*longest, largest["batch"] + 1))
 
-    def test_lengths_of_a_loader_that_has_none_are_refused_with_the_remedy(self):
+    def test_lengths_of_a_loader_that_has_none_are_rejected_with_the_fix(self):
         of_one_size = self.write_program(LOADER_PROGRAM.replace("LENGTHS", "[95] * 4000").replace("[16, 24, 16]", "[16]"), "one_size.py")
         of_pairs = self.write_program(LOADER_PROGRAM.replace("LENGTHS", "[16, 95] * 2000").replace("batch_size=1,", "batch_size=2,")
                                       .replace("[16, 24, 16]", "[16, 24]").replace("def collate(samples):", "def collate(samples):\n        samples[1]"),

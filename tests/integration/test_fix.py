@@ -130,9 +130,9 @@ class Quick(Fix):
         snapshot = ROOT / "tests" / "fuzz" / "corpus" / "snapshot" / "protocol4"
         for arguments, said in (((snapshot, "--", "true"), "a snapshot does not name its GPU"),
                                 ((snapshot,), "does not say how its program was started")):
-            refused = self.oomdiag("fix", *arguments)
-            self.assertEqual(refused.returncode, 2)
-            self.assertIn(said, refused.stderr)
+            rejected = self.oomdiag("fix", *arguments)
+            self.assertEqual(rejected.returncode, 2)
+            self.assertIn(said, rejected.stderr)
 
     def test_a_real_gpu_proves_what_fits_and_its_virtual_twin_shows_the_rest(self):
         # A script that loads the virtual GPU into what it runs plays a machine that has one.

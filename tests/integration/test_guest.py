@@ -29,10 +29,10 @@ class GuestTest(base.DiagnosisTest):
         return report
 
 
-class CaughtRefusals(GuestTest):
+class CaughtOoms(GuestTest):
     """An OOM that the program catches."""
 
-    # An implicit layer: backward passes inside of a backward pass, then a request that is refused.
+    # An implicit layer: backward passes inside of a backward pass, then a request that fails.
     NESTED = """
         import sys, torch
         from torch import nn
@@ -55,7 +55,7 @@ class CaughtRefusals(GuestTest):
                 return g * gx
         x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
         w = torch.ones(1024, 1024, device="cuda", requires_grad=True)
-        peak = 0  # of the first refusal: later ones find what the engine's thread has not let go of yet, more or less of it
+        peak = 0  # of the first OOM: later ones find what the engine's thread has not let go of yet, more or less of it
         for step in range(3):
             try:
                 Inner.apply(x @ w).sum().backward()

@@ -97,9 +97,9 @@ class Endings(ProcessTest):
 
     def test_an_oom_that_is_caught_and_tried_again_smaller(self):
         done, report = self.check_ending("oom_retried", "caught")
-        refused = done.stdout.count("smaller")
-        self.assertGreaterEqual(refused, 1)
-        self.assertEqual(len(report["caught"]), refused)
+        caught = done.stdout.count("smaller")
+        self.assertGreaterEqual(caught, 1)
+        self.assertEqual(len(report["caught"]), caught)
         for caught in report["caught"]:
             self.assertGreater(caught["requested_bytes"], caught["free_bytes"])
             self.assertGreaterEqual(caught["reserved_bytes"], caught["allocated_bytes"])
@@ -110,7 +110,7 @@ class Endings(ProcessTest):
         self.assertEqual(done.returncode, 128 + signal.SIGABRT)
         self.assertEqual(report["failure"]["requested_bytes"], 64 << 30)
 
-    def test_the_cpp_calls_of_a_refusal_are_named_on_request(self):
+    def test_the_cpp_calls_of_an_oom_are_named_on_request(self):
         _, report = self.record(self.program, "oom_uncaught", options=["--native-stacks"])
         failure = report["failure"]
         names = [call.partition(" in ")[2] for call in failure["stack"]]

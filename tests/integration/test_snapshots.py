@@ -63,11 +63,11 @@ class Snapshots(unittest.TestCase):
         self.assertLessEqual({"0", "0.weight", "2.weight"}, {owner["name"] for owner in report["allocations"]})
         self.assertTrue(any("(100.000 %)" in limitation for limitation in report["limitations"]), report["limitations"])
 
-    def test_another_program_is_refused_with_the_first_difference(self):
-        refused = oomdiag("explain", self.snapshot, "--device", "rtx3060", "--", sys.executable, self.program, 256, code=1)
-        self.assertIn("the program does not do what the snapshot shows", refused.stderr)
-        self.assertIn(f"{512 * 1024 * 4} bytes", refused.stderr)
-        self.assertIn("aten::randn", refused.stderr)
+    def test_another_program_is_rejected_with_the_first_difference(self):
+        rejected = oomdiag("explain", self.snapshot, "--device", "rtx3060", "--", sys.executable, self.program, 256, code=1)
+        self.assertIn("the program does not do what the snapshot shows", rejected.stderr)
+        self.assertIn(f"{512 * 1024 * 4} bytes", rejected.stderr)
+        self.assertIn("aten::randn", rejected.stderr)
         self.assertIn("--device", oomdiag("explain", self.snapshot, "--", sys.executable, self.program, 512, code=2).stderr)
 
 

@@ -105,15 +105,15 @@ class WithACompilerThatPretends(FirstUse):
                 mode = path.stat().st_mode
                 self.assertEqual(mode & 0o022, 0)
                 path.chmod(mode | 0o020)
-                self.assert_refused(self.recorder(), f"'{path}' may be written by others")
+                self.assert_rejected(self.recorder(), f"'{path}' may be written by others")
                 path.chmod(mode)
                 if os.geteuid() == 0:
                     os.chown(path, 65534, 65534)
-                    self.assert_refused(self.recorder(), f"'{path}' belongs to")
+                    self.assert_rejected(self.recorder(), f"'{path}' belongs to")
                     os.chown(path, 0, 0)
         self.assertEqual(self.recorder().returncode, 0)
 
-    def assert_refused(self, done, why):
+    def assert_rejected(self, done, why):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertEqual(done.stdout, "")
         self.assertIn(why, done.stderr)

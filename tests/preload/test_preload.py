@@ -95,7 +95,7 @@ class PreloadTest(unittest.TestCase):
         self.assertEqual(answers[1], AFTER)
         self.assertIn("/nowhere/liboomdiag.so", word)
 
-    def test_a_free_threaded_python_is_refused(self):
+    def test_a_free_threaded_python_is_rejected(self):
         (self.torch / "version.py").write_text("__version__ = '2.15.0+cu132'\n")
         answers, word = self.ask(program="oomdiag_test_asks_free_threaded")
         self.assertEqual(answers[1], AFTER)

@@ -200,7 +200,7 @@ class Options(Scripts):
             self.assertEqual(result.returncode, 0, name)
             self.assertTrue(result.stdout.startswith(f"Usage: scripts/{name}"), result.stdout)
 
-    def test_unknown_options_and_versions_are_refused(self):
+    def test_unknown_options_and_versions_are_rejected(self):
         for name in "setup", "build", "test", "format", "release", "docs":
             self.assertEqual(self.run_script(name, "--bogus").returncode, 2, name)
         for name in "setup", "build", "test":

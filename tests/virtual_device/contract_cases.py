@@ -368,11 +368,11 @@ def mappings_lie_in_reservations_and_are_unmapped_whole():
     driver.cuMemCreate(ctypes.byref(handle), size(page), wanted, ctypes.c_ulonglong(0))
     map_at = lambda place, bytes=page, offset=0: driver.cuMemMap(ctypes.c_uint64(place), size(bytes), size(offset), handle, ctypes.c_ulonglong(0))
     unmap = lambda place, bytes=page: driver.cuMemUnmap(ctypes.c_uint64(place), size(bytes))
-    refused = [map_at(0x700000000000), map_at(begin.value, offset=page), map_at(begin.value, bytes=2 * page), map_at(begin.value + 4096), map_at(begin.value + 4 * page)]
-    expect_equal(refused, [INVALID_VALUE] * 5, "mappings that cannot be")
+    rejected = [map_at(0x700000000000), map_at(begin.value, offset=page), map_at(begin.value, bytes=2 * page), map_at(begin.value + 4096), map_at(begin.value + 4 * page)]
+    expect_equal(rejected, [INVALID_VALUE] * 5, "mappings that cannot be")
     expect_equal([map_at(begin.value), map_at(begin.value + page), map_at(begin.value)], [0, 0, INVALID_VALUE], "mappings, and one over another")
-    refused = [unmap(0x700000000000), unmap(begin.value + 2 * page), unmap(begin.value, 3 * page), unmap(begin.value, page // 2)]
-    expect_equal(refused, [INVALID_VALUE] * 4, "what is not mapped so")
+    rejected = [unmap(0x700000000000), unmap(begin.value + 2 * page), unmap(begin.value, 3 * page), unmap(begin.value, page // 2)]
+    expect_equal(rejected, [INVALID_VALUE] * 4, "what is not mapped so")
     expect_equal([unmap(begin.value, 2 * page), unmap(begin.value), driver.cuMemRelease(handle)], [0, INVALID_VALUE, 0], "both at once")
 
 

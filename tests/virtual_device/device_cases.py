@@ -162,7 +162,7 @@ def checkpointing_lowers_the_peak():
 
 
 def meets_foreign_nvrtc():
-    """cuDNN compiles its attention with the first libnvrtc.so that there is: that of a toolkit of another CUDA refuses its sources."""
+    """cuDNN compiles its attention with the first libnvrtc.so that there is: that of a toolkit of another CUDA rejects its sources."""
     try:
         nvrtc = ctypes.CDLL("libnvrtc.so")
     except OSError:
@@ -751,7 +751,7 @@ def managed_memory_is_the_hosts_too():
 
 
 @case(ALONE="1")  # torch 2.8's generators stay in a capture that failed
-def a_capture_refuses_what_a_gpu_refuses():
+def a_capture_rejects_what_a_gpu_rejects():
     import torch
 
     for forbidden in (lambda: torch.cuda.synchronize(), lambda: torch.ones(4).cuda(), lambda: torch.ones(4, device="cuda").cpu()):

@@ -208,7 +208,7 @@ def a_full_gpu_makes_no_context():
 
 
 @case()
-def pytorch_names_the_handle_that_was_refused():
+def pytorch_names_the_handle_that_failed():
     code = """
 import torch
 x = torch.ones(64, 64, device="cuda", requires_grad=True)

@@ -120,7 +120,7 @@ def a_factorisation_takes_a_work_area_and_says_that_it_is_estimated():
 
 @case()
 def eigenvalues_of_any_matrix_are_found():
-    """eig looks first whether all numbers are finite: of a small matrix that is answered, of a large one torch refuses."""
+    """eig looks first whether all numbers are finite: of a small matrix that is answered, of a large one torch raises an error."""
     import torch
 
     values, vectors = torch.linalg.eig(torch.randn(64, 64, device="cuda"))
@@ -387,7 +387,7 @@ STUBS = {
 
 
 @case()
-def what_a_library_does_not_have_is_refused_and_noted_by_name():
+def what_a_library_does_not_have_is_rejected_and_noted_by_name():
     notes = noted()
     for library, (name, not_supported) in STUBS.items():
         del notes[:]

@@ -137,7 +137,7 @@ def launches(launch):
 
 
 @case(gpu="rtx3060")
-def the_driver_refuses_what_a_gpu_would():
+def the_driver_rejects_what_a_gpu_would():
     runtime, driver = ctypes.CDLL(RUNTIME), ctypes.CDLL(DRIVER)
     runtime.cudaFree(None)
     for function, kernel in ((runtime.cudaFuncSetAttribute, 1), (driver.cuFuncSetAttribute, None)):

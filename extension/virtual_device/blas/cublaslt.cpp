@@ -147,7 +147,7 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle
                                                                   int wanted, cublasLtMatmulHeuristicResult_t* results,
                                                                   int* given) {
   *given = 0;
-  if (const cublasStatus_t refusal = check_factors(first, second)) return refusal;
+  if (const cublasStatus_t error = check_factors(first, second)) return error;
   *given = wanted > 0;
   if (*given) results[0] = {};  // state 0 is CUBLAS_STATUS_SUCCESS
   return CUBLAS_STATUS_SUCCESS;
@@ -185,7 +185,7 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatm
                                                   cublasLtMatrixLayout_t second, const void*, const void*,
                                                   cublasLtMatrixLayout_t, void*, cublasLtMatrixLayout_t result,
                                                   const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t stream) {
-  if (const cublasStatus_t refusal = check_factors(first, second)) return refusal;
+  if (const cublasStatus_t error = check_factors(first, second)) return error;
   const double flops = count_flops(find_layout(first), find_layout(result));
   return oomdiag_device_compute(stream, 0, flops) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }

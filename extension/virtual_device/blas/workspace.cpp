@@ -55,7 +55,7 @@ CUresult allocate_workspace(BlasHandle& handle) {
   const size_t bytes = workspace_bytes(ordinal);
   if (bytes == 0) return CUDA_SUCCESS;
   const CUresult result = allocate_uncaptured(&handle.workspace, bytes);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_refusal(static_cast<int64_t>(bytes));
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_oom(static_cast<int64_t>(bytes));
   return result;
 }
 

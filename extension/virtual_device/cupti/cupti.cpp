@@ -89,7 +89,7 @@ const char* holder_from_outside() {
   return name && *name ? name : nullptr;
 }
 
-CUptiResult refuse(const char* holder, CUpti_SubscriberParams* wanted) {
+CUptiResult reject(const char* holder, CUpti_SubscriberParams* wanted) {
   if (wanted && wanted->oldSubscriberName) {
     std::snprintf(wanted->oldSubscriberName, wanted->oldSubscriberSize, "%s", holder);
   }
@@ -101,8 +101,8 @@ CUptiResult subscribe(CUpti_SubscriberHandle* given, CUpti_CallbackFunc function
   if (!given || !function) return CUPTI_ERROR_INVALID_PARAMETER;
   if (cuInit(0)) return CUPTI_ERROR_UNKNOWN;  // what the real one answers where there is no driver
   std::lock_guard guard(lock);
-  if (const char* holder = holder_from_outside()) return refuse(holder, wanted);
-  if (subscriber.function.load()) return refuse(subscriber.name, wanted);
+  if (const char* holder = holder_from_outside()) return reject(holder, wanted);
+  if (subscriber.function.load()) return reject(subscriber.name, wanted);
   const char* name = wanted && wanted->subscriberName ? wanted->subscriberName : "unknown";
   std::snprintf(subscriber.name, sizeof subscriber.name, "CUPTI for %.*s", CUPTI_SUBSCRIBER_NAME_MAX_LEN, name);
   subscriber.user_data = user_data;

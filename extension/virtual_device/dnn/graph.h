@@ -46,7 +46,7 @@ class Descriptor {
   bool is_good_ = true;
 };
 
-/// Finalizes the description of a tensor, or of a convolution that the old API describes. False if it is refused.
+/// Finalizes the description of a tensor, or of a convolution that the old API describes. False if it is rejected.
 bool describe(Descriptor& descriptor, const Tensor& tensor, int64_t id);
 bool describe(Descriptor& descriptor, cudnnConvolutionDescriptor_t convolution);
 

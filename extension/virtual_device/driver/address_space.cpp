@@ -19,7 +19,7 @@ constexpr int64_t kArenaBytes = int64_t{64} << 30;
 
 auto& free_addresses = *new FreeRanges;  // never destroyed, under memory_lock()
 
-/// A mapping whose beginning is 2 MiB-aligned; 0 where the kernel refuses.
+/// A mapping whose beginning is 2 MiB-aligned; 0 where the kernel does not grant it.
 uintptr_t map_aligned(int64_t bytes, int protection) {
   const auto page = static_cast<uintptr_t>(kPageBytes);
   const auto length = static_cast<uintptr_t>(bytes);

@@ -38,7 +38,7 @@ void notify_oom(int64_t bytes) {
   const bool was_inside = std::exchange(inside, true);
   notify_failed_allocation(bytes);
   inside = was_inside;
-  oomdiag_device_note_refusal(bytes);
+  oomdiag_device_note_oom(bytes);
 }
 
 ObservedCall::ObservedCall(CUpti_CallbackId id, const char* name, const void* params)

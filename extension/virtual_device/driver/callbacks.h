@@ -28,8 +28,8 @@ bool is_observed() noexcept;
 /// Something of the resource domain has happened: a context was created, or its first kernel or library has loaded its code.
 void notify_resource(CUpti_CallbackIdResource what, const void* context);
 
-/// The GPU has no room for what the driver itself wanted on somebody's behalf, a context or its code: reported as a cuMemAlloc of
-/// so many bytes that failed, for CUPTI has no other word for it, and to who observes refusals (device.h).
+/// The GPU has too little memory for what the driver itself requested on somebody's behalf, a context or its code: reported as a cuMemAlloc of
+/// so many bytes that failed, for CUPTI has no other word for it, and to the OOM observer (device.h).
 void notify_oom(int64_t bytes);
 
 /// A call of the driver from its beginning (construction) to its end.

@@ -9,19 +9,19 @@
 
 /// Calls `on_note` for each noted fact, those of the past at once: ("unsupported", a stubbed name that was called),
 /// ("estimate", a name whose answer is an estimate), ("mode", a setting), ("settings", one that is not understood), each once; and, each time, ("read", "") when the
-/// host looks at bytes that no host wrote. Called on the noting thread; null stops it. That this symbol exists tells the
-/// recorder that the device is virtual.
+/// host looks at bytes that no host wrote. Called on the noting thread; null stops it. By this symbol the
+/// recorder knows that the device is virtual.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name));
 
 /// Notes a fact once per process. Both strings must live as long as the process.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name);
 
-/// Calls `on_refusal` whenever a GPU has no room for what a library or the driver itself needs: a context, code, a handle's
+/// Calls `on_oom` whenever a GPU has too little memory for what a library or the driver itself needs: a context, code, a handle's
 /// workspace, a communicator's buffers, a graph. Called on the thread that asked, under no lock of ours; null stops it.
-OOMDIAG_ENTRY_POINT void oomdiag_device_set_refusal_observer(void (*on_refusal)(int device, int64_t bytes));
+OOMDIAG_ENTRY_POINT void oomdiag_device_set_oom_observer(void (*on_oom)(int device, int64_t bytes));
 
-/// Tells of such a refusal on the current device.
-OOMDIAG_ENTRY_POINT void oomdiag_device_note_refusal(int64_t bytes);
+/// Notes such a failed request on the current device.
+OOMDIAG_ENTRY_POINT void oomdiag_device_note_oom(int64_t bytes);
 
 /// Notes that the host reads what a kernel should have written.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note_read();

@@ -21,7 +21,7 @@ auto& lock = *new oomdiag::NotesLock;  // recursive: an observer may itself call
 auto& notes = *new std::vector<Note>;
 void (*observer)(const char*, const char*) = nullptr;
 bool is_recorded = false;  // there was an observer
-std::atomic<void (*)(int, int64_t)> refusal_observer = nullptr;
+std::atomic<void (*)(int, int64_t)> oom_observer = nullptr;
 
 bool is_known(const char* kind, const char* name) {
   for (const Note& note : notes) {
@@ -62,13 +62,13 @@ void oomdiag_device_note_read() {
   if (observer) observer("read", "");
 }
 
-void oomdiag_device_set_refusal_observer(void (*on_refusal)(int device, int64_t bytes)) {
-  refusal_observer = on_refusal;
+void oomdiag_device_set_oom_observer(void (*on_oom)(int device, int64_t bytes)) {
+  oom_observer = on_oom;
 }
 
-void oomdiag_device_note_refusal(int64_t bytes) {
+void oomdiag_device_note_oom(int64_t bytes) {
   const oomdiag::Device* device = oomdiag::current_device();
-  if (const auto tell = refusal_observer.load()) tell(device ? device->ordinal : 0, bytes);
+  if (const auto on_oom = oom_observer.load()) on_oom(device ? device->ordinal : 0, bytes);
 }
 
 void oomdiag_device_set_observer(void (*on_note)(const char* kind, const char* name)) {

@@ -80,7 +80,7 @@ ncclResult_t Connections::allocate(uint64_t& wanted) {
   CUdeviceptr block = 0;
   const CUresult error = cuMemAlloc(&block, wanted);
   if (before != device_) cudaSetDevice(before);
-  if (error == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_refusal(static_cast<int64_t>(wanted));
+  if (error == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_oom(static_cast<int64_t>(wanted));
   if (error) return ncclUnhandledCudaError;
   blocks_.push_back(block);
   bytes_ += std::exchange(wanted, 0);

@@ -53,7 +53,7 @@ class AllocationPass {
   // take it: that is the state to describe.
   std::optional<StatePoint> find_failure(uint8_t device) const {
     std::optional<StatePoint> point;
-    for (const OutOfMemory& refusal : pass_.prescan.refusals) {
+    for (const OutOfMemory& refusal : pass_.prescan.ooms) {
       if (refusal.outcome != Outcome::fatal || refusal.device != device) continue;
       point = {.event = refusal.event, .state_end = refusal.event, .description_end = refusal.end + 1, .failed = true};
     }
@@ -178,7 +178,7 @@ class AllocationPass {
   }
 
   void note_refusal(DeviceFollower& device, const Event& event, uint64_t index) {
-    const auto& refusals = pass_.prescan.refusals;
+    const auto& refusals = pass_.prescan.ooms;
     while (next_refusal_ < refusals.size() && refusals[next_refusal_].event < index) ++next_refusal_;
     if (next_refusal_ == refusals.size()) return;
     OutOfMemory refusal = refusals[next_refusal_];

@@ -46,7 +46,7 @@ void DeviceStats::note_refusal(const Event& event, const Phases& phases, const N
   refusal.allocated_bytes = blocks_.allocated_bytes();
   refusal.reserved_bytes = blocks_.reserved_bytes();
   refusal.free_bytes = sane_bytes(event.address);
-  history().refusals.push_back(refusal);
+  history().ooms.push_back(refusal);
   if (refusal.outcome == Outcome::fatal) history().failure = refusal;
   result_.used = true;
 }

@@ -64,8 +64,8 @@ std::vector<SavingNode> SavedAllocations::find(const Allocation& allocation) con
   return saving_nodes;
 }
 
-void Graphs::begin_traversal(uint64_t index, bool at_refusal) {
-  if (!open_ || at_refusal) ++traversal_;
+void Graphs::begin_traversal(uint64_t index, bool at_oom) {
+  if (!open_ || at_oom) ++traversal_;
   if (open_) return;
   open_ = true;
   ++graph_;

@@ -75,8 +75,8 @@ class SavedAllocations {
 /// Follows the traversals of the autograd graph.
 class Graphs {
  public:
-  /// A graph_begin event; `at_refusal`: the first that describes a fatal OOM. What it finds is what still counts there.
-  void begin_traversal(uint64_t index, bool at_refusal);
+  /// A graph_begin event; `at_oom`: the first that describes a fatal OOM. What it finds is what still counts there.
+  void begin_traversal(uint64_t index, bool at_oom);
   /// A forward op made nodes, or the trace ends: the traversed graph has been freed.
   void end_traversal() {
     open_ = false;

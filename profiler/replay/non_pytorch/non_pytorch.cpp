@@ -91,21 +91,21 @@ void note_process(const Trace& trace, const Event& event, NonPytorchState& state
   if (event.address != 0) state.processes.push_back({event.address, sane_bytes(event.bytes), trace.name(event.detail)});
 }
 
-// PyTorch's own refusals are out_of_memory events.
-void note_refusal(const Trace& trace, const Event& event, NonPytorchState& state) {
+// PyTorch's own failed requests are out_of_memory events.
+void note_failed_request(const Trace& trace, const Event& event, NonPytorchState& state) {
   const std::string_view owner = or_unknown(trace.name(event.detail));
   if (owner == kPyTorchAllocator) return;
-  const auto found = std::find_if(state.refusals.begin(), state.refusals.end(),
+  const auto found = std::find_if(state.failed_requests.begin(), state.failed_requests.end(),
                                   [&](const NonPytorchOwner& one) { return one.owner == owner; });
-  if (found == state.refusals.end()) {
-    state.refusals.push_back({std::string(owner), std::string(name_of(memory_of(event))), sane_bytes(event.bytes)});
+  if (found == state.failed_requests.end()) {
+    state.failed_requests.push_back({std::string(owner), std::string(name_of(memory_of(event))), sane_bytes(event.bytes)});
   } else {
     found->bytes = std::max(found->bytes, sane_bytes(event.bytes));
   }
 }
 
 void note_allocation(const Trace& trace, const Event& event, NonPytorchState& state) {
-  if ((event.flags & kDriverRefused) != 0) return note_refusal(trace, event, state);
+  if ((event.flags & kDriverOutOfMemory) != 0) return note_failed_request(trace, event, state);
   if ((event.flags & kDriverAnnounced) != 0 && state.live.contains(event.address)) return;
   state.live[event.address] = read_allocation(trace, event);
 }

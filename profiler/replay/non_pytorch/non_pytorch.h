@@ -40,7 +40,7 @@ struct NonPytorchState {
   std::map<uint64_t, uint64_t> handle_at{};     ///< by address: the handle that was mapped there first
   std::vector<InitializationStep> steps{};
   std::vector<GpuProcess> processes{};
-  std::vector<NonPytorchOwner> refusals{};  ///< the most that each library asked for in vain
+  std::vector<NonPytorchOwner> failed_requests{};  ///< the largest failed request of each library
 
   bool operator==(const NonPytorchState&) const = default;
 };

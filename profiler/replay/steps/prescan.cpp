@@ -4,7 +4,7 @@
 #include <array>
 
 #include "profiler/replay/steps/recorder_notes.h"
-#include "profiler/replay/steps/refusals.h"
+#include "profiler/replay/steps/ooms.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {
@@ -63,7 +63,7 @@ std::vector<bool> find_optimizer_names(const Trace& trace) {
 TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
   TracePrescan prescan;
   prescan.first_step = 1 + trace.process.steps_before;
-  RefusalReader refusals(trace);
+  OomReader ooms(trace);
   NoteReader notes(trace);
   IterationFinder iterations(trace);
   for (const Event& event : trace.initial) {
@@ -82,7 +82,7 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
     const uint64_t i = at.index();
     if (event.device < kMaxDevices) prescan.devices |= 1u << event.device;
     if (event.kind == EventKind::graph_begin) prescan.last_traversal = i;
-    refusals.read(event, i);
+    ooms.read(event, i);
     notes.read(event);
     iterations.read(event, i);
     add_stack(trace, event, prescan.stacks);
@@ -90,20 +90,20 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
     if (event.kind == EventKind::scope_begin && event.detail < optimizer_names.size() &&
         optimizer_names[event.detail]) {
       prescan.has_optimizer_scopes = true;
-      refusals.note_progress(0);
+      ooms.note_progress(0);
     }
     if (event.kind == EventKind::alloc) {
       if (in_backward(trace, event)) {
         backward_ran = trains = true;
       } else {
         const bool in_module = trace.context(event.context).module != 0;
-        refusals.note_work(event, event.call_id != 0 && in_module);
+        ooms.note_work(event, event.call_id != 0 && in_module);
         if (!in_module || module_runs_from == TracePrescan::kNever)
           module_runs_from = in_module ? i : TracePrescan::kNever;
       }
     }
     if (event.kind != EventKind::nodes_created || in_backward(trace, event)) continue;
-    refusals.note_progress(event.call_id);
+    ooms.note_progress(event.call_id);
     if (prescan.first_forward == TracePrescan::kNever && !moves_tensors(trace.name(trace.context(event.context).op))) {
       // A module may compute for long before what it computes needs a graph: the edges of a graph network.
       const bool in_module = trace.context(event.context).module != 0 && module_runs_from != TracePrescan::kNever;
@@ -119,7 +119,7 @@ TracePrescan prescan_trace(const Trace& trace, std::optional<bool> survived) {
     prescan.first_forward = prescan.iterations.first;
   }
   if (trace.process.steps_before > 0 || trace.overwritten_events > 0) prescan.first_forward = 0;
-  prescan.refusals = refusals.finish(survived);
+  prescan.ooms = ooms.finish(survived);
   prescan.notes = notes.notes();
   prescan.reads = notes.reads();
   return prescan;

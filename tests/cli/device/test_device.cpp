@@ -53,7 +53,7 @@ TEST_CASE("a machine has one driver, which runs the CUDA that torch is for", "[c
   CHECK_NOTHROW(check_driver(catalogue.choose({.device = "real"}), "2.15.0+cu132"));
 }
 
-TEST_CASE("options that contradict each other are refused with the fix", "[cli]") {
+TEST_CASE("options that contradict each other are rejected with the fix", "[cli]") {
   const Catalogue catalogue;
   CHECK_THROWS_AS(catalogue.choose({.device = "h200,t4", .count = 2}), Error);
   CHECK_THROWS_AS(catalogue.choose({.device = "real", .count = 2}), Error);

@@ -94,7 +94,7 @@ TEST_CASE("a device file may keep what scripts/calibrate measured beside it", "[
   CHECK(read_gpu_entry(folder.write("measured.json", measured)).total_bytes == 85029158912);
 }
 
-TEST_CASE("a GPU without code in this torch is refused with the reason", "[cli]") {
+TEST_CASE("a GPU without code in this torch is rejected with the reason", "[cli]") {
   const ArchitecturesOfTorch architectures("75,80,90");
   const TestFolder folder;
   std::string old = kGpu;

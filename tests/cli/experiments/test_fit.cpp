@@ -25,7 +25,7 @@ TEST_CASE("what varies is a range, with steps or doublings, or a list", "[cli]")
   CHECK(list.list == std::vector<int64_t>{128, 256, 512});
 }
 
-TEST_CASE("what is no range and no list is refused", "[cli]") {
+TEST_CASE("what is no range and no list is rejected", "[cli]") {
   for (const char* text : {"", "batch", "batch=", "=1..2", "batch=2..1", "batch=0..4", "batch=1..x", "batch=1..8:0",
                            "batch=1,,2", "batch=1..2,3", "batch=10..1", "batch=1..9999999999999"}) {
     CHECK_THROWS_AS(parse_variable(text), Error);

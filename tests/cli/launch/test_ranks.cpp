@@ -25,7 +25,7 @@ TEST_CASE("a host has eight GPUs unless somebody says otherwise", "[ranks]") {
   CHECK(choose_job({}, 4) == Job{});
 }
 
-TEST_CASE("ranks that are not in the job are refused", "[ranks]") {
+TEST_CASE("ranks that are not in the job are rejected", "[ranks]") {
   CHECK_THROWS_AS(choose_job({.world_size = 4, .rank = 4}, 1), Error);
   CHECK_THROWS_AS(choose_job({.world_size = 4, .ranks = "0,-1"}, 1), Error);
   CHECK_THROWS_AS(choose_job({.rank = 0}, 1), Error);

@@ -30,7 +30,7 @@ class Variable {
   std::string before_;
 };
 
-std::string refusal_of(const fs::path& name) {
+std::string error_of(const fs::path& name) {
   try {
     own_folder_in_cache(name);
   } catch (const Error& error) {
@@ -58,39 +58,39 @@ TEST_CASE("folders of the cache are made for the user alone, whatever the umask 
   }
 }
 
-TEST_CASE("a folder of the cache that others can write is refused", "[cli][cache]") {
+TEST_CASE("a folder of the cache that others can write is rejected", "[cli][cache]") {
   const TestFolder folder;
   const Variable cache("XDG_CACHE_HOME", folder.path().c_str());
   const fs::path recorders = own_folder_in_cache("recorders");
   for (const fs::path& path : {recorders, recorders.parent_path()}) {
     for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
       fs::permissions(path, others, fs::perm_options::add);
-      CHECK(contains(refusal_of("recorders"), "may be written by"));
+      CHECK(contains(error_of("recorders"), "may be written by"));
       fs::permissions(path, fs::perms::owner_all);
     }
   }
-  CHECK(refusal_of("recorders").empty());
+  CHECK(error_of("recorders").empty());
 }
 
-TEST_CASE("a folder above in which everybody can put another in its place is refused, unless it is sticky",
+TEST_CASE("a folder above in which everybody can put another in its place is rejected, unless it is sticky",
           "[cli][cache]") {
   const TestFolder folder;
   const Variable cache("XDG_CACHE_HOME", folder.path().c_str());
   fs::permissions(folder.path(), fs::perms::all);
-  CHECK(contains(refusal_of("recorders"), "may be written by everybody"));
+  CHECK(contains(error_of("recorders"), "may be written by everybody"));
   CHECK_FALSE(fs::exists(folder.path() / "oomdiag"));
 
   fs::permissions(folder.path(), fs::perms::all | fs::perms::sticky_bit);
-  CHECK(refusal_of("recorders").empty());
+  CHECK(error_of("recorders").empty());
 }
 
-TEST_CASE("a cache of another user is refused, and root makes none in a home that is not root's", "[cli][cache]") {
+TEST_CASE("a cache of another user is rejected, and root makes none in a home that is not root's", "[cli][cache]") {
   if (geteuid() != 0) return;  // only root can give a folder away
   const TestFolder folder;
   const Variable cache("XDG_CACHE_HOME", folder.path().c_str());
   const fs::path recorders = own_folder_in_cache("recorders");
   REQUIRE(chown(recorders.c_str(), kSomebody, kSomebody) == 0);
-  CHECK(contains(refusal_of("recorders"), "recorders' belongs to"));
+  CHECK(contains(error_of("recorders"), "recorders' belongs to"));
   REQUIRE(chown(recorders.c_str(), 0, 0) == 0);
 
   const Variable none("XDG_CACHE_HOME", nullptr);
@@ -98,19 +98,19 @@ TEST_CASE("a cache of another user is refused, and root makes none in a home tha
   fs::create_directory(home);
   const Variable kept("HOME", home.c_str());
   REQUIRE(chown(home.c_str(), kSomebody, kSomebody) == 0);
-  CHECK(contains(refusal_of("recorders"), "not to root"));
+  CHECK(contains(error_of("recorders"), "not to root"));
   CHECK_FALSE(fs::exists(home / ".cache"));
 }
 
-TEST_CASE("a link in the cache that another user made is refused", "[cli][cache]") {
+TEST_CASE("a link in the cache that another user made is rejected", "[cli][cache]") {
   if (geteuid() != 0) return;
   const TestFolder folder;
   const Variable cache("XDG_CACHE_HOME", folder.path().c_str());
   const fs::path place = own_folder_in_cache("recorders").parent_path();
   fs::create_symlink(place / "recorders", place / "virtual");
-  CHECK(refusal_of("virtual").empty());
+  CHECK(error_of("virtual").empty());
   REQUIRE(lchown((place / "virtual").c_str(), kSomebody, kSomebody) == 0);
-  CHECK(contains(refusal_of("virtual"), "belongs to"));
+  CHECK(contains(error_of("virtual"), "belongs to"));
 }
 
 TEST_CASE("without HOME the cache is in the home that the password database has", "[cli][cache]") {

@@ -67,7 +67,7 @@ TEST_CASE("a bundle cannot write outside of its folder", "[cli][bundle]") {
   }
 }
 
-TEST_CASE("a damaged bundle is refused", "[cli][bundle]") {
+TEST_CASE("a damaged bundle is rejected", "[cli][bundle]") {
   const TestFolder base;
   base.write("run/trace", std::string(100000, 'x'));
   const std::string whole = make_bundle(base.path() / "run");

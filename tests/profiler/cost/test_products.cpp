@@ -70,7 +70,7 @@ TEST_CASE("what computes no products has none, and what computes unknown ones is
   CHECK(flops("mm", "Float:4:100 > Float:4:100") == -1);
 }
 
-TEST_CASE("a line that is not of a meter's file is refused", "[cost]") {
+TEST_CASE("a line that is not of a meter's file is rejected", "[cost]") {
   CHECK_THROWS_AS(parse_metered_operator("1\tforward\t0\taten::mm\t1"), Error);
   CHECK_THROWS_AS(parse_metered_operator("one\tforward\t0\taten::mm\t1\t- > -"), Error);
   CHECK_THROWS_AS(parse_metered_operator("1\tforward\t0\taten::mm\t1\tFloat > -"), Error);

@@ -7,8 +7,8 @@
 namespace oomdiag {
 namespace {
 
-/// A GPU with this much of everything and a request that it refused.
-struct Refused {
+/// A GPU with this much of everything and a request that failed.
+struct FailedRequest {
   int64_t requested = 0, free = 0, cached = 0, allocated = 0, pending = 0, outside = 0;
 
   MemoryState state() const {
@@ -23,7 +23,7 @@ struct Refused {
   int64_t total() const { return free + cached + allocated + pending + outside; }
 };
 
-Cause cause_of(const Refused& situation, const AllocatorSettings& settings = {}, int64_t context_bytes = 0,
+Cause cause_of(const FailedRequest& situation, const AllocatorSettings& settings = {}, int64_t context_bytes = 0,
                OutOfMemory failure = {}) {
   failure.requested_bytes = situation.requested;
   return find_cause(failure, situation.state(), settings, gpu_of(situation.total(), context_bytes));
@@ -47,11 +47,11 @@ TEST_CASE("fragmentation: free and cached bytes are enough, but no hole is", "[e
 
 TEST_CASE("it is capacity where forward saves, and what else it will ask for is not known to fit", "[explain]") {
   const auto kind = [](int64_t cached, Phase phase, const StepNeed& need) {
-    const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = cached, .allocated = 8_GiB};
-    MemoryState state = refused.state();
+    const FailedRequest failed_request{.requested = 1_GiB, .free = 500_MiB, .cached = cached, .allocated = 8_GiB};
+    MemoryState state = failed_request.state();
     state.blocks = {{.bytes = 8_GiB, .category = Category::activation}};
     const OutOfMemory failure{.step = 1, .phase = phase, .requested_bytes = 1_GiB};
-    return find_cause(failure, state, {}, gpu_of(refused.total()), {}, need).kind;
+    return find_cause(failure, state, {}, gpu_of(failed_request.total()), {}, need).kind;
   };
   CHECK(kind(600_MiB, Phase::forward, {}) == CauseKind::capacity);  // ends one op later
   CHECK(kind(600_MiB, Phase::backward, {}) == CauseKind::fragmentation);
@@ -66,37 +66,37 @@ TEST_CASE("it is capacity where forward saves, and what else it will ask for is 
 }
 
 TEST_CASE("what the rest of the step lacks is what a request that would fit is short by", "[explain]") {
-  const Refused refused{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
-  const Cause cause = find_cause({.requested_bytes = 1_GiB}, refused.state(), {}, gpu_of(refused.total()), {},
-                                 {.bytes = refused.total() + 2_GiB});
+  const FailedRequest failed_request{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
+  const Cause cause = find_cause({.requested_bytes = 1_GiB}, failed_request.state(), {}, gpu_of(failed_request.total()), {},
+                                 {.bytes = failed_request.total() + 2_GiB});
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
-  CHECK(cause.facts.step == StepNeed{.bytes = refused.total() + 2_GiB});
+  CHECK(cause.facts.step == StepNeed{.bytes = failed_request.total() + 2_GiB});
 }
 
-TEST_CASE("a cached segment that is wholly free at a refusal is out of reach", "[explain]") {
-  const Refused refused{
+TEST_CASE("a cached segment that is wholly free at an OOM is out of reach", "[explain]") {
+  const FailedRequest failed_request{
       .requested = 64_MiB, .free = 40_MiB, .cached = 66_MiB, .allocated = 200_MiB, .pending = 640_MiB};
-  MemoryState state = refused.state();
+  MemoryState state = failed_request.state();
   const OutOfMemory failure{.requested_bytes = 64_MiB};
-  CHECK(find_cause(failure, state, {}, gpu_of(refused.total())).kind == CauseKind::fragmentation);
+  CHECK(find_cause(failure, state, {}, gpu_of(failed_request.total())).kind == CauseKind::fragmentation);
   state.segments = {{.bytes = 64_MiB, .used_bytes = 0, .largest_free_block_bytes = 64_MiB}};
-  CHECK(find_cause(failure, state, {}, gpu_of(refused.total())).kind == CauseKind::pending_frees);
+  CHECK(find_cause(failure, state, {}, gpu_of(failed_request.total())).kind == CauseKind::pending_frees);
 }
 
 TEST_CASE("what private pools keep in their caches serves nobody else", "[explain]") {
-  const Refused refused{.requested = 5_GiB, .free = 3_GiB, .cached = 8_GiB, .allocated = 1_GiB};
-  MemoryState state = refused.state();
+  const FailedRequest failed_request{.requested = 5_GiB, .free = 3_GiB, .cached = 8_GiB, .allocated = 1_GiB};
+  MemoryState state = failed_request.state();
   state.segments = {{.bytes = 9_GiB, .used_bytes = 1_GiB, .largest_free_block_bytes = 8_GiB, .pool = 1}};
   OutOfMemory failure{.requested_bytes = 5_GiB};
-  const Cause cause = find_cause(failure, state, {}, gpu_of(refused.total()));
+  const Cause cause = find_cause(failure, state, {}, gpu_of(failed_request.total()));
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
   CHECK(cause.facts.other_pools_cached_bytes == 8_GiB);
   CHECK(cause.facts.largest_free_block_bytes == 0);
 
   failure.pool = 1;  // the pool itself asks: it may use all of that
-  const Cause own = find_cause(failure, state, {}, gpu_of(refused.total()));
+  const Cause own = find_cause(failure, state, {}, gpu_of(failed_request.total()));
   CHECK(own.kind == CauseKind::fragmentation);
   CHECK(own.facts.other_pools_cached_bytes == 0);
 }
@@ -182,7 +182,7 @@ TEST_CASE("an oversized request fits no GPU of this size", "[explain]") {
 }
 
 TEST_CASE("others on the GPU are the cause if it would fit without them", "[explain]") {
-  const Refused shared{.requested = 1_GiB, .free = 500_MiB, .allocated = 1_GiB, .outside = 6_GiB};
+  const FailedRequest shared{.requested = 1_GiB, .free = 500_MiB, .allocated = 1_GiB, .outside = 6_GiB};
   CHECK(cause_of(shared).kind == CauseKind::non_pytorch);
   CHECK(cause_of(shared, {}, 6_GiB).kind == CauseKind::capacity);  // all of it is the context itself
 }
@@ -195,25 +195,25 @@ TEST_CASE("a limit that the program set is the cause if the GPU had room", "[exp
   CHECK(cause.facts.allowed_bytes == 4_GiB + 512_MiB);
 }
 
-TEST_CASE("a refusal though the GPU had room is the work of a limit, which is not known but bounded", "[explain]") {
-  const Refused refused{.requested = 1_GiB, .free = 5_GiB, .cached = 3_GiB, .allocated = 4_GiB};
-  const Cause cause = cause_of(refused);
+TEST_CASE("an OOM though the GPU had free memory is the work of a limit, which is not known but bounded", "[explain]") {
+  const FailedRequest failed_request{.requested = 1_GiB, .free = 5_GiB, .cached = 3_GiB, .allocated = 4_GiB};
+  const Cause cause = cause_of(failed_request);
 
   CHECK(cause.kind == CauseKind::fraction_cap);
   CHECK(cause.facts.limit_is_inferred);
   CHECK(cause.facts.allowed_bytes == 8_GiB - 1);
   CHECK(cause.short_by_bytes == 0);
 
-  MemoryState state = refused.state();
+  MemoryState state = failed_request.state();
   state.outside = {{.owner = "process 4711 python", .kind = "process"}};  // it may have freed that a moment before
-  const Cause shared = find_cause({.requested_bytes = 1_GiB}, state, {}, gpu_of(refused.total()));
+  const Cause shared = find_cause({.requested_bytes = 1_GiB}, state, {}, gpu_of(failed_request.total()));
   CHECK(shared.kind != CauseKind::fraction_cap);
 }
 
 TEST_CASE("an expandable segment grows by 20 MiB: with less free the GPU had no room", "[explain]") {
-  const Refused refused{.requested = 448_MiB, .free = 456_MiB, .allocated = 8_GiB};
-  CHECK(cause_of(refused, {.expandable_segments = true}).kind == CauseKind::capacity);
-  CHECK(cause_of(refused).kind == CauseKind::fraction_cap);
+  const FailedRequest failed_request{.requested = 448_MiB, .free = 456_MiB, .allocated = 8_GiB};
+  CHECK(cause_of(failed_request, {.expandable_segments = true}).kind == CauseKind::capacity);
+  CHECK(cause_of(failed_request).kind == CauseKind::fraction_cap);
 }
 
 TEST_CASE("frees that wait for another stream are the cause if they would be enough", "[explain]") {
@@ -222,7 +222,7 @@ TEST_CASE("frees that wait for another stream are the cause if they would be eno
 }
 
 TEST_CASE("a library's scratch space is distinguished from a tensor", "[explain]") {
-  const Refused full{.requested = 1_GiB, .free = 500_MiB, .allocated = 8_GiB};
+  const FailedRequest full{.requested = 1_GiB, .free = 500_MiB, .allocated = 8_GiB};
   const OutOfMemory scratch{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = false};
   const OutOfMemory result{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = true};
   OutOfMemory gradient = scratch;
@@ -245,7 +245,7 @@ TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]"
     trace.segment(20_MiB).alloc(std::string(name) + " gone", 16_MiB).alloc(std::string(name) + " stays", 4_MiB);
   }
   for (const char* name : {"a", "b", "c", "d"}) trace.free(std::string(name) + " gone");
-  trace.op({.op = "aten::empty", .module = "big"}).refuse(50_MiB).op_failed();
+  trace.op({.op = "aten::empty", .module = "big"}).oom(50_MiB).op_failed();
 
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
@@ -303,7 +303,7 @@ TEST_CASE("the batch model scales the workspaces of convolutions and keeps those
   CHECK(model_batch(state, 0, 64, 9_GiB).scaling_bytes == 2_GiB);
 }
 
-TEST_CASE("a batch that was refused is not said to fit", "[explain]") {
+TEST_CASE("a batch that failed is not said to fit", "[explain]") {
   const MemoryState state = with_blocks({{Category::activation, 2_GiB}});
   CHECK(model_batch(state, 1_MiB, 64, 9_GiB).largest_batch == 63);
 }

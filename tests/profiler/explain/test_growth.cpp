@@ -168,7 +168,7 @@ TEST_CASE("an OOM that would not have come without the growth is a leak", "[expl
     trace.alloc("kept " + std::to_string(step), 16_MiB).no_op();
   });
   const SmallTraining training;
-  trace.op({.op = "aten::relu"}).nodes(21).alloc("x", 64_MiB).alloc("y", 64_MiB).refuse(320_MiB).op_failed();
+  trace.op({.op = "aten::relu"}).nodes(21).alloc("x", 64_MiB).alloc("y", 64_MiB).oom(320_MiB).op_failed();
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);
   const Findings findings = explain(device, {.device = gpu_of(512_MiB)});

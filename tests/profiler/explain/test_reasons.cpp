@@ -16,7 +16,7 @@ LiveBlock kept_activation(int64_t bytes, uint32_t step) {
 }
 
 /// Ran out of memory in forward of step 5, for as much as is allocated.
-DeviceHistory refused(std::vector<LiveBlock> blocks, std::string_view stack = {}) {
+DeviceHistory at_oom(std::vector<LiveBlock> blocks, std::string_view stack = {}) {
   DeviceHistory device;
   for (const LiveBlock& block : blocks) device.state.allocated_bytes += block.bytes;
   device.state.blocks = std::move(blocks);
@@ -37,7 +37,7 @@ constexpr std::string_view kValidates = "/a/net.py:9 in forward\n/a/train.py:68 
 }  // namespace
 
 TEST_CASE("evaluation that keeps graphs is told by the function that failed", "[explain][reasons]") {
-  const DeviceHistory device = refused({kept_activation(100_MiB, 5), kept_activation(100_MiB, 5)}, kValidates);
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 5), kept_activation(100_MiB, 5)}, kValidates);
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
   CHECK(reason->id == "evaluation_keeps_graphs");
@@ -48,23 +48,23 @@ TEST_CASE("evaluation that keeps graphs is told by the function that failed", "[
 }
 
 TEST_CASE("without graphs of this step evaluation is no reason", "[explain][reasons]") {
-  CHECK(reason_of(refused({kept_activation(100_MiB, 4)}, kValidates)).empty());
-  CHECK(reason_of(refused({}, kValidates)).empty());
-  CHECK(reason_of(refused({kept_activation(100_MiB, 5)}, "/a/train.py:68 in train\n")).empty());
+  CHECK(reason_of(at_oom({kept_activation(100_MiB, 4)}, kValidates)).empty());
+  CHECK(reason_of(at_oom({}, kValidates)).empty());
+  CHECK(reason_of(at_oom({kept_activation(100_MiB, 5)}, "/a/train.py:68 in train\n")).empty());
 }
 
 TEST_CASE("passes in a row are an evaluation, unless the program has yet to train", "[explain][reasons]") {
   std::vector<LiveBlock> blocks(4, kept_activation(100_MiB, 5));
-  CHECK(reason_of(refused(blocks)) == "evaluation_keeps_graphs");
+  CHECK(reason_of(at_oom(blocks)) == "evaluation_keeps_graphs");
   blocks.push_back({.bytes = 1_MiB, .category = Category::parameter, .trained = true});
-  CHECK(reason_of(refused(blocks)) == "evaluation_keeps_graphs");  // it has trained before
-  DeviceHistory first = refused(blocks);
+  CHECK(reason_of(at_oom(blocks)) == "evaluation_keeps_graphs");  // it has trained before
+  DeviceHistory first = at_oom(blocks);
   first.attribution.backward_bytes = 0;
   CHECK(reason_of(first) == "several_forward_passes");
 }
 
 TEST_CASE("passes of which no node is known are counted by the blocks of the graph", "[explain][reasons]") {
-  DeviceHistory device = refused({{.bytes = 300_MiB, .category = Category::output, .step = 5}});
+  DeviceHistory device = at_oom({{.bytes = 300_MiB, .category = Category::output, .step = 5}});
   const StepAllocation pass{.bytes = 100_MiB,
                             .born = 1,
                             .phase = Phase::forward,
@@ -82,7 +82,7 @@ TEST_CASE("a layer that one pass uses several times makes one forward pass", "[e
                                  .made = {.op = "aten::embedding", .module = "words", .source = "net.py:5"}};
   StepAllocation shared = embedding;
   shared.made = {.op = "aten::gelu", .module = "0.act", .source = "net.py:9"};
-  DeviceHistory device = refused(std::vector<LiveBlock>(6, kept_activation(100_MiB, 5)));
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(6, kept_activation(100_MiB, 5)));
   device.step_allocations = {.step = 5, .blocks = {embedding, shared, shared, shared, shared, shared, shared}};
   CHECK(reason_of(device).empty());
   device.step_allocations.blocks.insert(device.step_allocations.blocks.end(), {embedding, embedding, embedding});
@@ -107,7 +107,7 @@ LiveBlock parameter(std::string_view name, bool trained) {
 }  // namespace
 
 TEST_CASE("a graph before the first trained module trains nothing", "[explain][reasons]") {
-  DeviceHistory device = refused({parameter("backbone.0.weight", false), parameter("head.weight", true)});
+  DeviceHistory device = at_oom({parameter("backbone.0.weight", false), parameter("head.weight", true)});
   device.state.allocated_bytes += 200_MiB;
   device.step_allocations = {.step = 5,
                              .blocks = {graph_block("backbone.0", 150_MiB), graph_block("backbone.1", 50_MiB)}};
@@ -120,7 +120,7 @@ TEST_CASE("a graph before the first trained module trains nothing", "[explain][r
 }
 
 TEST_CASE("behind a trained module gradients may flow through one that is not", "[explain][reasons]") {
-  DeviceHistory device = refused({parameter("generator.weight", true), parameter("vgg.0.weight", false)});
+  DeviceHistory device = at_oom({parameter("generator.weight", true), parameter("vgg.0.weight", false)});
   device.state.allocated_bytes += 200_MiB;
   device.step_allocations = {.step = 5, .blocks = {graph_block("generator", 10_MiB), graph_block("vgg.0", 190_MiB)}};
   CHECK(reason_of(device).empty());
@@ -132,7 +132,7 @@ TEST_CASE("behind a trained module gradients may flow through one that is not", 
 
 TEST_CASE("of twins of which one is trained each has made half of the graph", "[explain][reasons]") {
   const std::vector<Where> saves{{.node = "MmBackward0"}};
-  DeviceHistory device = refused({parameter("0.weight", true), parameter("0.weight", false)});
+  DeviceHistory device = at_oom({parameter("0.weight", true), parameter("0.weight", false)});
   device.state.allocated_bytes += 200_MiB;
   device.step_allocations = {.step = 5, .blocks = {graph_block("0", 100_MiB), graph_block("0", 100_MiB)}};
   CHECK(reason_of(device).empty());  // the other one may be an average of the weights, which is not called
@@ -142,7 +142,7 @@ TEST_CASE("of twins of which one is trained each has made half of the graph", "[
 
 TEST_CASE("graphs that grow without any backward are those of an evaluation, or wait for it", "[explain][reasons]") {
   const Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB};
-  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   CHECK(reason_of(device, {growth}) == "graph_of_earlier_steps");
   device.attribution.backward_bytes = 0;
   CHECK(reason_of(device, {growth}) == "evaluation_keeps_graphs");
@@ -152,7 +152,7 @@ TEST_CASE("graphs that grow without any backward are those of an evaluation, or 
 
 TEST_CASE("outputs whose graph backward has freed are kept tensors", "[explain][reasons]") {
   const Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB};
-  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   StepAllocation kept = graph_block("0", 80_MiB);
   kept.born = StepAllocation::kBefore;
   kept.category = Category::output;
@@ -166,7 +166,7 @@ TEST_CASE("outputs whose graph backward has freed are kept tensors", "[explain][
 TEST_CASE("what no variable leads to is a reference cycle, if they were looked through", "[explain][reasons]") {
   const Growth growth{
       .kind = GrowthKind::kept_tensors, .grown_bytes = 90_MiB, .held = {.op = "aten::to", .source = "a.py:3"}};
-  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   CHECK(reason_of(device, {growth}) == "kept_tensors");
   device.looked_for_referrers = true;
   CHECK(reason_of(device, {growth}) == "reference_cycle");
@@ -189,7 +189,7 @@ TEST_CASE("of tensors of which a variable has parts only, views keep the rest", 
                       .held = made,
                       .places = {{.where = made, .blocks = 9}},
                       .referrer = "list 'rows' in a.py"};
-  DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   device.looked_for_referrers = true;
   const Referrer whole{.variable = growth.referrer, .made = made, .bytes = 10_MiB, .storage_bytes = 10_MiB};
   device.referrers.assign(9, whole);
@@ -205,7 +205,7 @@ TEST_CASE("of tensors of which a variable has parts only, views keep the rest", 
 TEST_CASE("without steps equal tensors that no variable leads to are a reference cycle", "[explain][reasons]") {
   const LiveBlock state{
       .bytes = 40_MiB, .category = Category::input, .made = {.op = "aten::randn", .source = "a.py:3"}};
-  DeviceHistory device = refused(std::vector<LiveBlock>(9, state));
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, state));
   device.looked_for_referrers = true;
   CHECK(reason_of(device) == "reference_cycle");
   device.referrers.assign(9, {.variable = "list 'states' in a.py", .made = state.made});
@@ -214,7 +214,7 @@ TEST_CASE("without steps equal tensors that no variable leads to are a reference
 
 TEST_CASE("models that a list comprehension moves to the GPU are no reference cycle", "[explain][reasons]") {
   const LiveBlock weight{.bytes = 40_MiB, .made = {.op = "aten::to", .source = "a.py:3"}};
-  DeviceHistory device = refused(std::vector<LiveBlock>(9, weight));
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(9, weight));
   device.looked_for_referrers = true;
   CHECK(reason_of(device) == "reference_cycle");
   for (LiveBlock& block : device.state.blocks) block.let_go = true;
@@ -225,14 +225,14 @@ TEST_CASE("tensors without an op that are as large as weights came from a file",
   const LiveBlock weight{
       .bytes = 64_MiB, .requested_bytes = 64_MiB, .category = Category::parameter, .name = "0.weight"};
   const LiveBlock loaded{.bytes = 64_MiB, .requested_bytes = 64_MiB, .phase = Phase::forward, .step = 1};
-  CHECK(reason_of(refused({weight, loaded, loaded})) == "loaded_onto_gpu");
+  CHECK(reason_of(at_oom({weight, loaded, loaded})) == "loaded_onto_gpu");
   LiveBlock other = loaded;
   other.requested_bytes = 60_MiB;
-  CHECK(reason_of(refused({weight, other, other})).empty());
+  CHECK(reason_of(at_oom({weight, other, other})).empty());
 }
 
 TEST_CASE("a request inside of vmap is for all samples", "[explain][reasons]") {
-  DeviceHistory device = refused({}, "/v/torch/_functorch/vmap.py:507 in _flat_vmap\n/a/train.py:68 in main");
+  DeviceHistory device = at_oom({}, "/v/torch/_functorch/vmap.py:507 in _flat_vmap\n/a/train.py:68 in main");
   CHECK(reason_of(device) == "vectorized_over_all");
 }
 
@@ -240,7 +240,7 @@ TEST_CASE("growth is named by what the program does", "[explain][reasons]") {
   const Where lstm{.op = "aten::lstm", .source = "train.py:16"};
   const Where cat{.op = "aten::cat", .source = "run.py:8"};
   const Where cache{.op = "aten::cat", .module = "h.0.attn", .source = "run.py:8"};
-  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   CHECK(reason_of(device, {{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB, .places = {{.where = lstm}}}}) ==
         "recurrent_state");
   CHECK(reason_of(device, {{.kind = GrowthKind::growing_buffer, .grown_bytes = 90_MiB, .held = cat}}) ==
@@ -251,7 +251,7 @@ TEST_CASE("growth is named by what the program does", "[explain][reasons]") {
 
 TEST_CASE("a request is explained by the op and by the rows of its inputs", "[explain][reasons]") {
   DeviceHistory device =
-      refused({{.bytes = 1_MiB, .shape = "[40000, 64] float32"}, {.bytes = 1_MiB, .shape = "[20000, 64] float32"}});
+      at_oom({{.bytes = 1_MiB, .shape = "[40000, 64] float32"}, {.bytes = 1_MiB, .shape = "[20000, 64] float32"}});
   device.failure->requested_bytes = int64_t{40000} * 20000 * 4;
   device.failure->where = {.op = "aten::cdist", .source = "pairs.py:3"};
   const auto pairs = find_reason({.device = device, .growths = {}});
@@ -272,7 +272,7 @@ TEST_CASE("pairs are told by the sizes of what lives beside a large result", "[e
                         .made = {.op = "aten::rand"}};
   LiveBlock truth = boxes;
   truth.requested_bytes = 700 * 4 * 4;
-  DeviceHistory device = refused({boxes, truth});
+  DeviceHistory device = at_oom({boxes, truth});
   device.failure->requested_bytes = int64_t{120000} * 700 * 2 * 4;
   device.failure->where = {.op = "aten::max", .source = "boxes.py:3"};
   const auto pairs = find_reason({.device = device, .growths = {}});
@@ -293,7 +293,7 @@ TEST_CASE("pairs are told by the sizes of what lives beside a large result", "[e
 
 TEST_CASE("a column and a row are pairs that may not be meant", "[explain][reasons]") {
   const LiveBlock column{.bytes = 1_MiB, .requested_bytes = 20000 * 4, .category = Category::output};
-  DeviceHistory device = refused({column, column});
+  DeviceHistory device = at_oom({column, column});
   device.failure->requested_bytes = int64_t{20000} * 20000 * 4;
   device.failure->where = {.op = "aten::sub", .source = "loss.py:3"};
   const auto pairs = find_reason({.device = device, .growths = {}});
@@ -309,7 +309,7 @@ TEST_CASE("a column and a row are pairs that may not be meant", "[explain][reaso
 }
 
 TEST_CASE("a tensor that is copied as a whole is data that belongs on the host", "[explain][reasons]") {
-  DeviceHistory device = refused({});
+  DeviceHistory device = at_oom({});
   device.failure->phase = Phase::setup;
   device.failure->where = {.op = "aten::to", .source = "data.py:29"};
   const auto reason = find_reason({.device = device, .growths = {}});
@@ -327,19 +327,19 @@ TEST_CASE("equal copies of one line that nothing has used yet are data, those of
                         .phase = Phase::setup,
                         .made = {.op = "aten::to", .source = "cameras.py:3"}};
   std::vector<LiveBlock> blocks(40, image);
-  CHECK(reason_of(refused(blocks)) == "data_on_gpu");
+  CHECK(reason_of(at_oom(blocks)) == "data_on_gpu");
   for (size_t i = 0; i < blocks.size(); i += 2) blocks[i].requested_bytes = 4_MiB;
-  CHECK(reason_of(refused(blocks)) != "data_on_gpu");
+  CHECK(reason_of(at_oom(blocks)) != "data_on_gpu");
 }
 
 TEST_CASE("dense matrices and enlarged images are told by their ops", "[explain][reasons]") {
-  DeviceHistory device = refused({{.bytes = 200_MiB, .category = Category::input, .made = {.op = "aten::to_dense"}}});
+  DeviceHistory device = at_oom({{.bytes = 200_MiB, .category = Category::input, .made = {.op = "aten::to_dense"}}});
   CHECK(reason_of(device) == "dense_matrix");
   const LiveBlock image{.bytes = 200_MiB,
                         .requested_bytes = 200_MiB,
                         .category = Category::output,
                         .made = {.op = "aten::upsample_bilinear2d"}};
-  device = refused({image});
+  device = at_oom({image});
   device.failure->requested_bytes = 50_MiB;  // a mask of it
   device.failure->where = {.op = "aten::gt", .source = "masks.py:3"};
   CHECK(reason_of(device) == "enlarged");
@@ -350,7 +350,7 @@ TEST_CASE("dense matrices and enlarged images are told by their ops", "[explain]
 
 TEST_CASE("zeros that are as many as classes for each label are masks", "[explain][reasons]") {
   const LiveBlock labels{.bytes = 2_MiB, .requested_bytes = 2_MiB, .category = Category::input};
-  DeviceHistory device = refused({labels});
+  DeviceHistory device = at_oom({labels});
   device.failure->requested_bytes = 120_MiB;
   device.failure->where = {.op = "aten::zeros", .source = "loss.py:3"};
   CHECK(reason_of(device) == "one_hot");
@@ -367,11 +367,11 @@ TEST_CASE("copies of all weights beside them are another model", "[explain][reas
   copy.made = {.op = "aten::clone", .source = "average.py:3"};
   LiveBlock other = weight;
   other.name = "1.weight";
-  const auto reason = find_reason({.device = refused({weight, other, copy, copy}), .growths = {}});
+  const auto reason = find_reason({.device = at_oom({weight, other, copy, copy}), .growths = {}});
   REQUIRE(reason);
   CHECK(reason->id == "several_models");
   CHECK(reason->fix == "copies_on_host");
-  CHECK(reason_of(refused({weight, other, copy})) != "several_models");
+  CHECK(reason_of(at_oom({weight, other, copy})) != "several_models");
 }
 
 TEST_CASE("a model that is half on the GPU is another one, while the one before is there", "[explain][reasons]") {
@@ -387,7 +387,7 @@ TEST_CASE("a model that is half on the GPU is another one, while the one before 
   LiveBlock small = weight;
   small.name = "2.weight";
   small.bytes = small.requested_bytes = 2_MiB;
-  DeviceHistory device = refused({weight, other, small, moved, moved});
+  DeviceHistory device = at_oom({weight, other, small, moved, moved});
   CHECK(reason_of(device) != "several_models");  // of a few weights
   device.failure->where = moved.made;
   device.failure->requested_bytes = 50_MiB;
@@ -401,7 +401,7 @@ TEST_CASE("models of which variables lead to one at most are reference cycles", 
   LiveBlock weight = parameter("0.weight", true);
   weight.bytes = 50_MiB;
   weight.made = {.op = "aten::to", .source = "folds.py:3"};
-  DeviceHistory device = refused({weight, weight, weight});
+  DeviceHistory device = at_oom({weight, weight, weight});
   CHECK(reason_of(device) == "several_models");
   device.looked_for_referrers = true;
   device.referrers = {{.variable = "variable 'net' in folds.py", .made = weight.made}};
@@ -422,7 +422,7 @@ TEST_CASE("a file that is still there is named before what the step needs, where
                          .requested_bytes = int64_t{1024} * 20000 * 4,
                          .category = Category::output,
                          .made = {.op = "aten::linear"}};
-  DeviceHistory device = refused({weight, loaded, logits});
+  DeviceHistory device = at_oom({weight, loaded, logits});
   device.failure->requested_bytes = 15_MiB;
   device.state.reserved_bytes = device.state.allocated_bytes;
   CHECK(reason_of(device) == "loaded_onto_gpu");
@@ -432,10 +432,10 @@ TEST_CASE("a file that is still there is named before what the step needs, where
 
 TEST_CASE("sorting takes more than its tensor, and as many rows as words are no logits", "[explain][reasons]") {
   const Where quantile{.op = "aten::quantile", .source = "bins.py:3"};
-  DeviceHistory device = refused({{.bytes = 200_MiB, .category = Category::temporary, .made = quantile}});
+  DeviceHistory device = at_oom({{.bytes = 200_MiB, .category = Category::temporary, .made = quantile}});
   device.failure->where = quantile;
   CHECK(reason_of(device) == "sort_temporaries");
-  device = refused(
+  device = at_oom(
       {{.bytes = 2_MiB, .category = Category::parameter, .name = "user.weight", .shape = "[20000, 16] float32"}});
   device.failure->requested_bytes = int64_t{20000} * 20000 * 4;
   device.failure->where = {.op = "aten::linear"};
@@ -451,7 +451,7 @@ TEST_CASE("steps that are computed from the gradients of those before are differ
   const Growth gradients{.kind = GrowthKind::kept_tensors,
                          .grown_bytes = 30_MiB,
                          .places = {{.where = {.op = "aten::tanh_backward"}, .bytes_per_step = 1_MiB}}};
-  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   CHECK(reason_of(device, {graphs}) == "graph_of_earlier_steps");
   CHECK(reason_of(device, {graphs, gradients}) == "create_graph");
   graphs.referrer = "list 'penalties' in train.py";
@@ -462,7 +462,7 @@ TEST_CASE("an exception that is kept keeps the frames of its traceback", "[expla
   const Growth growth{.kind = GrowthKind::kept_tensors,
                       .grown_bytes = 90_MiB,
                       .referrer = "dict 'optimizer.state' in fit(), whose frame the traceback in 'failed' keeps"};
-  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   const auto reason = find_reason({.device = device, .growths = {growth}});
   REQUIRE(reason);
   CHECK(reason->id == "caught_traceback");
@@ -479,7 +479,7 @@ TEST_CASE("what a function of autograd leaves behind alone is an output on its c
                       .grown_bytes = 90_MiB,
                       .held = made,
                       .places = {{.where = made, .bytes_per_step = 4_MiB}}};
-  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   CHECK(reason_of(device, {growth}) == "output_on_ctx");
   Growth other = growth;
   other.held.op = "aten::relu";
@@ -488,7 +488,7 @@ TEST_CASE("what a function of autograd leaves behind alone is an output on its c
 
 TEST_CASE("gradients are kept where no graph is built, and would let the request through", "[explain][reasons]") {
   const LiveBlock gradient{.bytes = 80_MiB, .category = Category::gradient};
-  DeviceHistory device = refused({gradient, parameter("0.weight", true)});
+  DeviceHistory device = at_oom({gradient, parameter("0.weight", true)});
   device.state.reserved_bytes = device.state.allocated_bytes;
   StepAllocation made = graph_block("0", 1_MiB);
   made.in_graph = false;
@@ -507,8 +507,8 @@ TEST_CASE("gradients are kept where no graph is built, and would let the request
 TEST_CASE("buffers that are most of all may be matrices of zeros and ones", "[explain][reasons]") {
   const LiveBlock buffer{
       .bytes = 300_MiB, .category = Category::buffer, .name = "receivers", .shape = "[202050, 450] float32"};
-  CHECK(reason_of(refused({buffer, buffer})) == "dense_matrix");
-  CHECK(reason_of(refused({buffer, kept_activation(400_MiB, 4)})) != "dense_matrix");
+  CHECK(reason_of(at_oom({buffer, buffer})) == "dense_matrix");
+  CHECK(reason_of(at_oom({buffer, kept_activation(400_MiB, 4)})) != "dense_matrix");
 }
 
 TEST_CASE("gradients of what no optimizer trains are named where they are more than those that are needed",
@@ -516,13 +516,13 @@ TEST_CASE("gradients of what no optimizer trains are named where they are more t
   LiveBlock trained = parameter("lora.weight", true), frozen = parameter("base.weight", false);
   frozen.bytes = 100_MiB;
   LiveBlock gradient{.bytes = 100_MiB, .category = Category::gradient};
-  CHECK(reason_of(refused({trained, frozen, gradient})) == "gradients_of_frozen");
+  CHECK(reason_of(at_oom({trained, frozen, gradient})) == "gradients_of_frozen");
   trained.bytes = 90_MiB;
-  CHECK(reason_of(refused({trained, frozen, gradient})) != "gradients_of_frozen");
+  CHECK(reason_of(at_oom({trained, frozen, gradient})) != "gradients_of_frozen");
 }
 
 TEST_CASE("an evaluation without the autocast of training is named", "[explain][reasons]") {
-  DeviceHistory device = refused({{.bytes = 100_MiB, .category = Category::output}});
+  DeviceHistory device = at_oom({{.bytes = 100_MiB, .category = Category::output}});
   device.failure->where = {.op = "aten::conv2d", .module = "net", .source = "valid.py:3"};
   StepAllocation made = graph_block("net", 1_MiB);
   made.in_graph = false;
@@ -537,7 +537,7 @@ TEST_CASE("an evaluation without the autocast of training is named", "[explain][
 TEST_CASE("a cache of a function's results is named where it keeps models", "[explain][reasons]") {
   LiveBlock weight = parameter("0.weight", true);
   weight.bytes = 50_MiB;
-  DeviceHistory device = refused({weight, weight});
+  DeviceHistory device = at_oom({weight, weight});
   device.referrers = {{.variable = "lru_cache of 'load' in train.py"}};
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
@@ -551,7 +551,7 @@ TEST_CASE("a model is too large by itself, or by one layer", "[explain][reasons]
   weight.group = "AdamW, group 1";
   LiveBlock gradient = weight;
   gradient.category = Category::gradient;
-  DeviceHistory device = refused({weight, gradient});
+  DeviceHistory device = at_oom({weight, gradient});
   device.failure->phase = Phase::optimizer;
   const auto reason = find_reason({.device = device, .growths = {}});
   REQUIRE(reason);
@@ -566,21 +566,21 @@ TEST_CASE("a cell that runs for each position is a sequence that is too long", "
   LiveBlock gates = kept_activation(10_MiB, 5);
   gates.made = {.op = "aten::gru_cell", .module = "GRUCell", .source = "net.py:9"};
   std::vector<LiveBlock> blocks(40, gates);
-  CHECK(reason_of(refused(blocks)) == "evaluation_keeps_graphs");
+  CHECK(reason_of(at_oom(blocks)) == "evaluation_keeps_graphs");
   blocks.push_back(parameter("weight_hh", true));
-  CHECK(reason_of(refused(blocks)) == "unrolled_sequence");
-  CHECK(reason_of(refused(blocks, kValidates)) == "evaluation_keeps_graphs");
+  CHECK(reason_of(at_oom(blocks)) == "unrolled_sequence");
+  CHECK(reason_of(at_oom(blocks, kValidates)) == "evaluation_keeps_graphs");
 }
 
 TEST_CASE("layers that are called one by one are one forward pass", "[explain][reasons]") {
   std::vector<LiveBlock> blocks(8, kept_activation(100_MiB, 5));
   const LiveBlock weight = parameter("scale", false);
   blocks.insert(blocks.end(), 8, weight);
-  CHECK(reason_of(refused(blocks)).empty());
+  CHECK(reason_of(at_oom(blocks)).empty());
 }
 
 TEST_CASE("a step of several passes is no evaluation where the step before had as many", "[explain][reasons]") {
-  DeviceHistory device = refused(std::vector<LiveBlock>(6, kept_activation(100_MiB, 5)));
+  DeviceHistory device = at_oom(std::vector<LiveBlock>(6, kept_activation(100_MiB, 5)));
   device.state.blocks.push_back(parameter("0.weight", true));
   CHECK(reason_of(device) == "evaluation_keeps_graphs");
   device.complete = {.step = 4, .blocks = std::vector<StepAllocation>(6, graph_block("0.act", 100_MiB))};
@@ -589,14 +589,14 @@ TEST_CASE("a step of several passes is no evaluation where the step before had a
 
 TEST_CASE("what variables refer to themselves is kept by them, not by a graph", "[explain][reasons]") {
   Growth growth{.kind = GrowthKind::retained_graph, .grown_bytes = 90_MiB, .held = {.node = "MmBackward0"}};
-  const DeviceHistory device = refused({kept_activation(100_MiB, 4)});
+  const DeviceHistory device = at_oom({kept_activation(100_MiB, 4)});
   CHECK(reason_of(device, {growth}) == "create_graph");
   growth.referred_bytes = 80_MiB;
   CHECK(reason_of(device, {growth}) == "kept_tensors");
 }
 
 TEST_CASE("where only a free block is missing, tensors that stay are the reason", "[explain][reasons]") {
-  DeviceHistory device = refused({{.address = 1, .bytes = 100_MiB, .made = {.op = "aten::zeros", .source = "a.py:3"}}});
+  DeviceHistory device = at_oom({{.address = 1, .bytes = 100_MiB, .made = {.op = "aten::zeros", .source = "a.py:3"}}});
   device.state.segments = {{.bytes = 200_MiB, .used_bytes = 100_MiB, .holes = 2, .blocked_by = {1}}};
   const auto reason = find_reason({.device = device, .growths = {}, .cause = CauseKind::fragmentation});
   REQUIRE(reason);
@@ -608,7 +608,7 @@ TEST_CASE("where only a free block is missing, tensors that stay are the reason"
 
 TEST_CASE("a batch goes through a model without gradients in an evaluation, too", "[explain][reasons]") {
   const LiveBlock output{.bytes = 300_MiB, .category = Category::output, .made = {.op = "aten::conv2d", .module = "0"}};
-  DeviceHistory device = refused({output, parameter("0.weight", true)});
+  DeviceHistory device = at_oom({output, parameter("0.weight", true)});
   device.failure->requested_bytes = 300_MiB;
   device.failure->where = {.op = "aten::relu", .module = "1", .source = "test.py:3"};
   CHECK(reason_of(device).empty());  // nothing tells whether this step builds a graph
@@ -628,17 +628,17 @@ TEST_CASE("attention without a fused kernel is told by square results of its ops
                          .category = Category::activation,
                          .made = {.op = "aten::softmax", .source = "attention.py:7"},
                          .shape = "[2, 8, 2048, 2048] float32"};
-  CHECK(reason_of(refused({scores})) == "attention_scores");
+  CHECK(reason_of(at_oom({scores})) == "attention_scores");
   LiveBlock image = scores;
   image.made.op = "aten::conv2d";
-  CHECK(reason_of(refused({image})).empty());
+  CHECK(reason_of(at_oom({image})).empty());
 }
 
 TEST_CASE("logits are whole rows of the vocabulary, which a tall parameter tells", "[explain][reasons]") {
   const LiveBlock head{.bytes = 32_MiB, .category = Category::parameter, .shape = "[64000, 256] bfloat16"};
   const int64_t bytes = int64_t{2560} * 64000 * 2;
   const LiveBlock logits{.bytes = bytes, .requested_bytes = bytes, .category = Category::output};
-  DeviceHistory device = refused({head, logits});
+  DeviceHistory device = at_oom({head, logits});
   device.failure->requested_bytes = 2 * bytes;  // their copy in float32
   device.failure->where = {.op = "aten::to", .source = "train.py:9"};
   CHECK(reason_of(device) == "logits");
@@ -647,12 +647,12 @@ TEST_CASE("logits are whole rows of the vocabulary, which a tall parameter tells
 }
 
 TEST_CASE("an error that was caught before is the reason where as much is still alive", "[explain][reasons]") {
-  DeviceHistory device = refused({{.bytes = 400_MiB, .category = Category::unknown}});
+  DeviceHistory device = at_oom({{.bytes = 400_MiB, .category = Category::unknown}});
   device.failure->event = 9;
   device.failure->allocated_bytes = 400_MiB;
-  device.refusals = {{.event = 3, .outcome = Outcome::caught, .allocated_bytes = 450_MiB}};
+  device.ooms = {{.event = 3, .outcome = Outcome::caught, .allocated_bytes = 450_MiB}};
   CHECK(reason_of(device) == "caught_traceback");
-  device.refusals.front().outcome = Outcome::absorbed;
+  device.ooms.front().outcome = Outcome::absorbed;
   CHECK(reason_of(device).empty());
 }
 
@@ -666,8 +666,8 @@ TEST_CASE("a fix of every reason is a row of kFixes", "[explain][reasons]") {
 }
 
 TEST_CASE("double precision is a reason where half of the bytes have it", "[explain][reasons]") {
-  CHECK(reason_of(refused({{.bytes = 200_MiB, .shape = "[1024] float64"}})) == "float64");
-  CHECK(reason_of(refused({{.bytes = 20_MiB, .shape = "[1024] float64"}})).empty());
+  CHECK(reason_of(at_oom({{.bytes = 200_MiB, .shape = "[1024] float64"}})) == "float64");
+  CHECK(reason_of(at_oom({{.bytes = 20_MiB, .shape = "[1024] float64"}})).empty());
 }
 
 }  // namespace oomdiag

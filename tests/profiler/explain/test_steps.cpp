@@ -34,15 +34,15 @@ StepAllocations first_step() {
                      block(Category::temporary, Phase::optimizer, 8_MiB, 7, 8)}};
 }
 
-/// Step 2, which begins with what step 1 left. Its forward is refused.
+/// Step 2, which begins with what step 1 left. Its forward fails.
 StepAllocations second_step(uint32_t gradient_died, int64_t bytes = 64_MiB) {
-  StepAllocation refused = activation(bytes);
-  refused.born = 2;
-  refused.died = StepAllocation::kNever;
+  StepAllocation failed_request = activation(bytes);
+  failed_request.born = 2;
+  failed_request.died = StepAllocation::kNever;
   return {
       .step = 2,
       .blocks = {weight(), block(Category::gradient, Phase::backward, 8_MiB, StepAllocation::kBefore, gradient_died),
-                 block(Category::optimizer_state, Phase::optimizer, 16_MiB, StepAllocation::kBefore), refused}};
+                 block(Category::optimizer_state, Phase::optimizer, 16_MiB, StepAllocation::kBefore), failed_request}};
 }
 
 /// As many blocks as a step may have, each of another place; those that it began with are freed.
@@ -86,7 +86,7 @@ TEST_CASE("a step that was cut short is like the one before if it asked for the 
   StepAllocations training = second_step(1);
   training.blocks.push_back(activation());
   training.blocks.back().in_graph = true;
-  std::swap(training.blocks.back(), training.blocks[3]);  // what was refused comes last
+  std::swap(training.blocks.back(), training.blocks[3]);  // the failed request comes last
   CHECK_FALSE(is_like(training, first_step()));           // no graph was recorded there: it was an evaluation
 }
 
@@ -249,7 +249,7 @@ TEST_CASE("after an OOM the step before is followed to its end", "[replay][lives
   training.backward(trace, 0);
   training.optimizer(trace, true);
   training.zero_grad(trace);
-  trace.op({.op = "aten::randn", .source = "train.py:9"}).refuse(1_GiB).op_failed();
+  trace.op({.op = "aten::randn", .source = "train.py:9"}).oom(1_GiB).op_failed();
 
   const Trace& built = trace;
   const DeviceHistory device = replay(built).devices.at(0);

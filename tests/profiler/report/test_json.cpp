@@ -15,7 +15,7 @@ Json json_of(const Trace& trace, const ReportInputs& inputs = {}) {
   return Json::parse(to_json(make_report(trace, inputs)));
 }
 
-void check_refused(const std::string& text) {
+void check_rejected(const std::string& text) {
   INFO(text.substr(0, 80));
   try {
     from_json(text);
@@ -78,14 +78,14 @@ TEST_CASE("names that are no UTF-8 do not break the JSON", "[report]") {
   CHECK(Json::parse(to_json(make_report(trace, {}))).is_object());
 }
 
-TEST_CASE("what is no report is refused in one clear line", "[report]") {
+TEST_CASE("what is no report is rejected in one clear line", "[report]") {
   for (const char* text : {"", "{", "null", "[]", "42", "{}", R"({"schema": null})", R"({"schema": 1})",
                            R"({"schema": "oomdiag-report/2"})", "\xFF\xFE", "\x80\x04pickle"}) {
-    check_refused(text);
+    check_rejected(text);
   }
 }
 
-TEST_CASE("values of the wrong kind are refused", "[report]") {
+TEST_CASE("values of the wrong kind are rejected", "[report]") {
   const std::string head = R"({"schema": "oomdiag-report/1", )";
   for (const char* rest :
        {R"("outcome": 3})", R"("rank": "a"})", R"("rank": 3000000000})", R"("rank": 1.5})", R"("steps": -1})",
@@ -94,20 +94,20 @@ TEST_CASE("values of the wrong kind are refused", "[report]") {
         R"("devices": [{"headroom_bytes": 18446744073709551615}]})", R"("devices": [{"headroom_bytes": 1e300}]})",
         R"("devices": [{"cause": {"kind": "magic"}}]})", R"("devices": [{"categories": {"parameter": 1.5}}]})",
         R"("devices": [{"saved_tensors": [{"shape": ["a"]}]}]})"}) {
-    check_refused(head + rest);
+    check_rejected(head + rest);
   }
 }
 
-TEST_CASE("JSON that is nested without end is refused, not fatal", "[report]") {
-  check_refused(std::string(200'000, '['));
-  check_refused(R"({"schema": "oomdiag-report/1", "devices": )" + std::string(200'000, '[') +
+TEST_CASE("JSON that is nested without end is rejected, not fatal", "[report]") {
+  check_rejected(std::string(200'000, '['));
+  check_rejected(R"({"schema": "oomdiag-report/1", "devices": )" + std::string(200'000, '[') +
                 std::string(200'000, ']') + "}");
 }
 
-TEST_CASE("JSON whose lists would take far more memory than it has characters is refused", "[report]") {
+TEST_CASE("JSON whose lists would take far more memory than it has characters is rejected", "[report]") {
   std::string devices = "{}";
   for (int i = 0; i < 17; ++i) devices += "," + devices;
-  check_refused(R"({"schema": "oomdiag-report/1", "devices": [)" + devices + "]}");
+  check_rejected(R"({"schema": "oomdiag-report/1", "devices": [)" + devices + "]}");
 }
 
 }  // namespace oomdiag

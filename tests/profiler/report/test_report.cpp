@@ -88,8 +88,8 @@ TEST_CASE("the outcome follows from the exit status, and from the trace where th
 TEST_CASE("OOMs that did not end the program are listed", "[report]") {
   EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.op({.op = "aten::conv2d", .module = "conv"}).alloc("y", 4_MiB).nodes(0);
-  trace.refuse(100_MiB, false).refuse(100_MiB, false).alloc("w", 1_MiB).free("w");
-  trace.op({.op = "aten::empty"}).refuse(200_MiB).op_failed().op({.op = "aten::relu"}).nodes(1);
+  trace.oom(100_MiB, false).oom(100_MiB, false).alloc("w", 1_MiB).free("w");
+  trace.op({.op = "aten::empty"}).oom(200_MiB).op_failed().op({.op = "aten::relu"}).nodes(1);
 
   const ReportOfDevice device = make_report(trace, {.exit_code = 0}).devices.at(0);
   CHECK_FALSE(device.failure);
@@ -116,7 +116,7 @@ TEST_CASE("the GPU that failed comes first, else the fullest", "[report]") {
   trace.op({.op = "aten::relu"}).alloc("a", 30_MiB).nodes(0).device(1).alloc("b", 4_MiB);
   CHECK(make_report(trace, {}).main_device == 0);
 
-  trace.op({.op = "aten::relu"}).refuse(60_MiB).op_failed();
+  trace.op({.op = "aten::relu"}).oom(60_MiB).op_failed();
   CHECK(make_report(trace, {}).main_device == 1);
 }
 

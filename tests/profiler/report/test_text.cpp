@@ -86,7 +86,7 @@ TEST_CASE("a leak reads well", "[report][golden]") {
     training.optimizer(trace, step == 0);
     training.zero_grad(trace);
   }
-  trace.op({.op = "aten::relu", .source = "train.py:11"}).nodes(24).alloc("x", 384_MiB).refuse(400_MiB).op_failed();
+  trace.op({.op = "aten::relu", .source = "train.py:11"}).nodes(24).alloc("x", 384_MiB).oom(400_MiB).op_failed();
   check_golden("leak.txt", text_of(trace, {.exit_code = 1, .folder = "oomdiag-4711"}));
 }
 

@@ -42,7 +42,7 @@ TEST_CASE("three runs give the peak of every batch", "[shape_function]") {
   CHECK(to_text(peak_formula(function, {20}), names) == "0.03 GiB + 8.00 MiB·batch");
 }
 
-TEST_CASE("a convolution that is refused its workspace goes on, and that is doubted", "[shape_function]") {
+TEST_CASE("a convolution that does not get its workspace goes on, and that is doubted", "[shape_function]") {
   const ShapeFunction function =
       ShapeFunction::learn({{{4}, run(4, 40_MiB)}, {{16}, run(16, 160_MiB)}, {{40}, run(40, 400_MiB)}});
   const ShapeEstimate roomy = evaluate(function, {20}, 100_GiB), tight = evaluate(function, {20}, 280_MiB);
@@ -117,7 +117,7 @@ TEST_CASE("a run that was stopped counts up to the last step that all have", "[s
 
 TEST_CASE("a run that ran out of memory teaches nothing", "[shape_function]") {
   EventBuilder builder({.gpu_bytes = 100_MiB});
-  builder.op({.op = "aten::empty"}).alloc("weights", 30_MiB).refuse(200_MiB);
+  builder.op({.op = "aten::empty"}).alloc("weights", 30_MiB).oom(200_MiB);
   CHECK(read_allocation_sequence(builder.trace()).unusable == "it ran out of memory");
 }
 

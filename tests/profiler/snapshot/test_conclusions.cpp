@@ -40,8 +40,8 @@ std::string annotation(const std::string& name, const std::string& stage, int64_
   return dict({{"stage", text(stage)}, {"name", text(name)}, {"device", integer(0)}, {"time_us", integer(time_us)}});
 }
 
-/// Steps of one forward and one backward block; each keeps a MiB that line 12 made. Then a request is refused.
-std::string leaking(int steps, const std::string& of_refusal, bool annotated) {
+/// Steps of one forward and one backward block; each keeps a MiB that line 12 made. Then a request fails.
+std::string leaking(int steps, const std::string& of_oom, bool annotated) {
   std::vector<std::string> entries, annotations, blocks;
   const int64_t large = 64_MiB;
   entries.push_back(entry("segment_alloc", kAddress, large, in_forward(5), 1));
@@ -64,7 +64,7 @@ std::string leaking(int steps, const std::string& of_refusal, bool annotated) {
   blocks.push_back(block(left, 0, "inactive"));
   blocks.push_back(block(4_MiB, 4_MiB, "active_allocated", in_forward(10)));
   blocks.push_back(block(large - 44_MiB, 0, "inactive"));
-  entries.push_back(entry("oom", 1_MiB, 60_MiB, of_refusal, ++time));
+  entries.push_back(entry("oom", 1_MiB, 60_MiB, of_oom, ++time));
   return snapshot({segment(kAddress, large, blocks)}, entries, annotations);
 }
 
@@ -137,15 +137,15 @@ TEST_CASE("where no stack has a Python frame, none says backward", "[snapshot]")
 }
 
 TEST_CASE("nothing is concluded about a GPU whose size is not given; if it is given, it is", "[snapshot]") {
-  const std::string refused =
+  const std::string at_oom =
       snapshot({segment(kAddress, 20_MiB, {block(20_MiB, 20_MiB, "active_allocated", in_forward(3))})},
                {entry("segment_alloc", kAddress, 20_MiB), entry("alloc", kAddress, 20_MiB, in_forward(3)),
                 entry("oom", 5_MiB, 3_GiB, in_forward(4))});
-  const Report unknown = report_on(refused);
+  const Report unknown = report_on(at_oom);
   CHECK(unknown.devices[0].cause->kind == CauseKind::capacity);
   CHECK(to_text(unknown, {}).find("GPU?       a snapshot does not record it") != std::string::npos);
 
-  const Report small = report_on(refused, 2_GiB), shared = report_on(refused, 8_GiB);
+  const Report small = report_on(at_oom, 2_GiB), shared = report_on(at_oom, 8_GiB);
   CHECK(small.devices[0].cause->kind == CauseKind::oversized_request);
   CHECK(shared.devices[0].cause->kind == CauseKind::non_pytorch);
   CHECK(shared.devices[0].gpu.non_pytorch_bytes == 8_GiB - 25_MiB);

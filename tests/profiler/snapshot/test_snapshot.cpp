@@ -163,7 +163,7 @@ TEST_CASE("what is shared by the memo is shared, whatever the opcode", "[snapsho
   }
 }
 
-TEST_CASE("a pickle that would run code is refused with one line that says so", "[snapshot][pickle]") {
+TEST_CASE("a pickle that would run code is rejected with one line that says so", "[snapshot][pickle]") {
   const std::string harm =
       "\x80\x04"
       "cos\nsystem\nX\x04\0\0\0true\x85R.";
@@ -178,7 +178,7 @@ TEST_CASE("a pickle that would run code is refused with one line that says so", 
             .find("BUILD") != std::string::npos);
 }
 
-TEST_CASE("a pickle that lists one entry, block or segment many times is refused", "[snapshot][pickle]") {
+TEST_CASE("a pickle that lists one entry, block or segment many times is rejected", "[snapshot][pickle]") {
   const std::string recall("h\0", 2);
   const auto many = [&](const std::string& one) {
     std::string text = "](" + one + "\x94";
@@ -203,7 +203,7 @@ TEST_CASE("a pickle that lists one entry, block or segment many times is refused
   CHECK(message_of(with(many(segment(kAddress, 2_MiB, {})), list({}))).find("several times") != std::string::npos);
 }
 
-TEST_CASE("a pickle of 0.8 MB that asks for terabytes is refused within a second", "[snapshot][pickle]") {
+TEST_CASE("a pickle of 0.8 MB that asks for terabytes is rejected within a second", "[snapshot][pickle]") {
   // `outer` references to a list of `inner` references to one thing. The memo counts from 0, lists come before what is in them.
   const auto square = [](const std::string& thing, int inner, int outer) {
     std::string text = "]\x94(]\x94(" + thing + "r" + std::string("\xff\0\0\0", 4);
@@ -254,14 +254,14 @@ TEST_CASE("segments that overlap and blocks that lie outside are said", "[snapsh
   CHECK(said({segment(kAddress, 1_MiB, {used})}));
 }
 
-TEST_CASE("a pickle that unfolds to more than four times its size is refused before it has", "[snapshot][pickle]") {
+TEST_CASE("a pickle that unfolds to more than four times its size is rejected before it has", "[snapshot][pickle]") {
   std::string empty_lists(4 << 20, ']');  // 32 bytes each
   CHECK(message_of("\x80\x04](" + empty_lists + "e.").find("four times") != std::string::npos);
   std::string nothing(16 << 20, 'N');  // 8 bytes each
   CHECK(message_of("\x80\x04](" + nothing + "e.").find("four times") != std::string::npos);
 }
 
-TEST_CASE("pickles that are no snapshots are refused with one line", "[snapshot][pickle]") {
+TEST_CASE("pickles that are no snapshots are rejected with one line", "[snapshot][pickle]") {
   CHECK(message_of("\x80\x04K\x01.").find("has no segments") != std::string::npos);
   CHECK(message_of("\x80\x04}.").find("has no segments") != std::string::npos);
   CHECK(message_of("\x80\x09K\x01.").find("newer than 5") != std::string::npos);
@@ -272,7 +272,7 @@ TEST_CASE("pickles that are no snapshots are refused with one line", "[snapshot]
   CHECK(message_of("\x80\x04u.").find("is damaged at byte") != std::string::npos);
 }
 
-TEST_CASE("a damaged snapshot is read as far as it makes sense, or refused; never worse", "[snapshot][fuzz]") {
+TEST_CASE("a damaged snapshot is read as far as it makes sense, or rejected; never worse", "[snapshot][fuzz]") {
   const std::string whole = out_of_memory();
   std::mt19937_64 random(13);
   const TestFolder folder;

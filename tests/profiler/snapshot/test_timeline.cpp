@@ -18,8 +18,8 @@ MemoryTimeline read(const std::string& text) {
   return read_timeline(folder.write("timeline.json", text));
 }
 
-/// What it is refused with.
-std::string refusal_of(const std::filesystem::path& file) {
+/// The error it is rejected with.
+std::string error_of_file(const std::filesystem::path& file) {
   try {
     read_timeline(file);
   } catch (const Error& error) {
@@ -29,9 +29,9 @@ std::string refusal_of(const std::filesystem::path& file) {
   }
   return "";
 }
-std::string refusal(const std::string& text) {
+std::string error_of(const std::string& text) {
   const TestFolder folder;
-  return refusal_of(folder.write("timeline.json", text));
+  return error_of_file(folder.write("timeline.json", text));
 }
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
@@ -121,24 +121,24 @@ TEST_CASE("a packed timeline is read like any", "[timeline]") {
   CHECK(read_timeline(file).gpus == read(kRaw).gpus);
 
   std::filesystem::resize_file(file, std::filesystem::file_size(file) - 12);
-  CHECK(contains(refusal_of(file), "is a JSON list that is damaged or cut off"));
+  CHECK(contains(error_of_file(file), "is a JSON list that is damaged or cut off"));
 }
 
-TEST_CASE("what is no timeline is refused with the format that it has", "[timeline]") {
+TEST_CASE("what is no timeline is rejected with the format that it has", "[timeline]") {
   const std::string chrome = chrome_trace(memory_event(1, 1, 0, 1, 1));
-  CHECK(contains(refusal(chrome.substr(0, chrome.size() - 3)), "is a Chrome trace that is damaged or cut off"));
-  CHECK(contains(refusal(chrome_trace("")), R"(is a Chrome trace without "[memory]" events of a GPU)"));
-  CHECK(contains(refusal(chrome_trace(memory_event(1, 0, -1, 1, 1))), "without \"[memory]\" events of a GPU"));
-  CHECK(contains(refusal(kRaw.substr(0, 40)), "is a JSON list that is damaged or cut off"));
-  CHECK(contains(refusal("[[], []]"), "a memory timeline without an allocation"));
-  CHECK(contains(refusal("[[1, 2], [[0, 5]]]"), "times and sizes differ in number"));
+  CHECK(contains(error_of(chrome.substr(0, chrome.size() - 3)), "is a Chrome trace that is damaged or cut off"));
+  CHECK(contains(error_of(chrome_trace("")), R"(is a Chrome trace without "[memory]" events of a GPU)"));
+  CHECK(contains(error_of(chrome_trace(memory_event(1, 0, -1, 1, 1))), "without \"[memory]\" events of a GPU"));
+  CHECK(contains(error_of(kRaw.substr(0, 40)), "is a JSON list that is damaged or cut off"));
+  CHECK(contains(error_of("[[], []]"), "a memory timeline without an allocation"));
+  CHECK(contains(error_of("[[1, 2], [[0, 5]]]"), "times and sizes differ in number"));
   for (const char* const other :
        {"[1, 2, 3]", R"([{"name": "[memory]"}])", R"(["a"])", "[[1, 2, 3], [1, 2, 3]]", "[[[1]]]",
         "[[1, 2], [[0, 5], [0, 5], [0, 5]]]", "[[1], [[0, 5]], [[0, 5]]]", "[[1], [[[0, 5]]]]"}) {
     INFO(other);
-    CHECK(contains(refusal(other), "is a JSON list, but not of rows as"));
+    CHECK(contains(error_of(other), "is a JSON list, but not of rows as"));
   }
-  CHECK(contains(refusal("[[1, 2, 3, 4], [" + std::string(1000, '1') + "]]"), "damaged"));
+  CHECK(contains(error_of("[[1, 2, 3, 4], [" + std::string(1000, '1') + "]]"), "damaged"));
 }
 
 TEST_CASE("a file is known by its beginning as what it is", "[timeline]") {

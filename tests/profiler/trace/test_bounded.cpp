@@ -57,7 +57,7 @@ class LongRun {
     }
   }
 
-  void refuse() {
+  void oom() {
     write({.address = 4096, .bytes = int64_t{1} << 30, .kind = EventKind::out_of_memory});
     writer_.publish();
   }
@@ -104,7 +104,7 @@ TEST_CASE("after 100 000 steps in a small trace an OOM still has its step, and e
   {
     LongRun run(file, optimizer, kSmall);
     run.run(100'000, 1000);
-    run.refuse();
+    run.oom();
     if (unwinds) run.unwind(100'000, 1000);
   }
   const Trace trace = read_trace(file);
@@ -145,7 +145,7 @@ TEST_CASE("a list of steps that is full keeps every second one, and the steps st
     budget.steps = 700;
     LongRun run(file, true, budget);
     run.run(1000, 100);
-    run.refuse();
+    run.oom();
   }
   const Trace trace = read_trace(file);
   CHECK(trace.step_stride == 2);
@@ -169,7 +169,7 @@ TEST_CASE("a whole trace and the same trace overwritten show the same steps", "[
     if (!small) budget.event_bytes = 64 << 20;
     LongRun run(folder.path() / (small ? "small" : "whole"), optimizer, budget);
     run.run(3000, 100);
-    run.refuse();
+    run.oom();
   }
   const Trace small = read_trace(folder.path() / "small"), whole = read_trace(folder.path() / "whole");
   REQUIRE(small.overwritten_events > 0);
@@ -183,7 +183,7 @@ TEST_CASE("a whole trace and the same trace overwritten show the same steps", "[
   for (size_t b = 0; b < actual.size(); ++b) CHECK(actual[b].step == expected[b].step);
 }
 
-TEST_CASE("a damaged trace of a long run is explained as far as it makes sense, or refused; never worse",
+TEST_CASE("a damaged trace of a long run is explained as far as it makes sense, or rejected; never worse",
           "[trace][bounded][fuzz]") {
   const TestFolder folder;
   const std::filesystem::path file = folder.path() / "trace";
@@ -197,7 +197,7 @@ TEST_CASE("a damaged trace of a long run is explained as far as it makes sense, 
                              .slots_per_device = 64};
     LongRun run(file, true, budget);
     run.run(1000, 100);
-    run.refuse();
+    run.oom();
     run.unwind(1000, 100);
   }
   std::ifstream in(file, std::ios::binary);

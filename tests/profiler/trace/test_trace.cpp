@@ -301,7 +301,7 @@ TEST_CASE("a trace that was cut off is an error that says how much is missing", 
     writer.publish();
     writer.finish();
   }
-  const auto refusal_at = [&](uint64_t bytes) -> std::string {
+  const auto error_at = [&](uint64_t bytes) -> std::string {
     std::filesystem::resize_file(folder.file(), bytes);
     try {
       read_trace(folder.file());
@@ -316,10 +316,10 @@ TEST_CASE("a trace that was cut off is an error that says how much is missing", 
     REQUIRE(trace.events.size() == 1000);
     return whole - (64 - 16) * (1 << 12);  // 63 events a chunk
   }();
-  CHECK(refusal_at(written) == "");  // what nobody wrote is not missed
-  CHECK(refusal_at(written - 1) ==
+  CHECK(error_at(written) == "");  // what nobody wrote is not missed
+  CHECK(error_at(written - 1) ==
         folder.file().string() + " is cut off: 1 of its " + std::to_string(written) + " bytes are missing");
-  CHECK(refusal_at(4096) == folder.file().string() + " is cut off: " + std::to_string(written - 4096) + " of its " +
+  CHECK(error_at(4096) == folder.file().string() + " is cut off: " + std::to_string(written - 4096) + " of its " +
                                 std::to_string(written) + " bytes are missing");
 }
 
@@ -417,7 +417,7 @@ TEST_CASE("a folder that cannot be written to is an error that names it", "[trac
   }
 }
 
-TEST_CASE("files that are no traces are refused with one line", "[trace]") {
+TEST_CASE("files that are no traces are rejected with one line", "[trace]") {
   const TemporaryFolder folder;
   CHECK(message_of(folder.file()).find("cannot read") == 0);
   CHECK(message_of(folder.path).find("cannot read") == 0);
@@ -447,7 +447,7 @@ TEST_CASE("a header that lies about names and contexts costs no memory: holes of
   CHECK(message_of(folder.file()).find("makes no sense") != std::string::npos);
 }
 
-TEST_CASE("a damaged trace is read as far as it is whole, or refused; never worse", "[trace][fuzz]") {
+TEST_CASE("a damaged trace is read as far as it is whole, or rejected; never worse", "[trace][fuzz]") {
   const TemporaryFolder folder;
   {
     TraceWriter writer(folder.file(), 2, small_budget(8));

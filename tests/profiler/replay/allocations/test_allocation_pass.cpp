@@ -39,7 +39,7 @@ TEST_CASE("after an OOM the step before it is told as a whole", "[replay]") {
     training.optimizer(trace, node == 0);
     training.zero_grad(trace);
   }
-  trace.op({.op = "aten::conv2d", .module = "conv1"}).nodes(6).refuse(600_MiB).op_failed();
+  trace.op({.op = "aten::conv2d", .module = "conv1"}).nodes(6).oom(600_MiB).op_failed();
 
   const DeviceHistory device = replay(trace).devices.at(0);
   REQUIRE(device.failure);

@@ -89,7 +89,7 @@ TEST_CASE("a trace that begins in the middle starts from its live blocks, and sa
 TEST_CASE("an OOM at the end of a trace that begins in the middle is exact by the allocator's layout", "[replay]") {
   EventBuilder trace({.gpu_bytes = 64_MiB});
   trace.segment(20_MiB).alloc("a", 3_MiB).alloc("b", 16_MiB + 512_KiB).op({.op = "aten::relu"}).alloc("y", 4_MiB);
-  trace.op({.op = "aten::relu", .module = "big"}).refuse(60_MiB).op_failed();
+  trace.op({.op = "aten::relu", .module = "big"}).oom(60_MiB).op_failed();
   Trace cut = trace;
   cut.initial = {cut.events[1], cut.events[2]};
   cut.events.in_memory().erase(cut.events.in_memory().begin(), cut.events.in_memory().begin() + 3);

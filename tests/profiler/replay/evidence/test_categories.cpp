@@ -198,7 +198,7 @@ TEST_CASE("in an op that failed the first block is its result, others are worksp
   EventBuilder trace({.gpu_bytes = 200_MiB});
   trace.op({.op = "aten::relu"}).alloc("x", 1_MiB).nodes(0);
   trace.op({.op = "aten::conv2d", .inner = "aten::cudnn_convolution", .module = "conv"}).nodes(1);
-  trace.alloc("y", 12_MiB).alloc("workspace", 12_MiB).refuse(400_MiB).op_failed();
+  trace.alloc("y", 12_MiB).alloc("workspace", 12_MiB).oom(400_MiB).op_failed();
 
   CHECK(category_of(trace, "y") == Category::output);
   CHECK(category_of(trace, "workspace") == Category::workspace);

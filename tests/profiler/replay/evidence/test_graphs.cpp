@@ -64,7 +64,7 @@ TEST_CASE("each of the allocations that one line makes in a loop is kept by its 
   const Recurrent network;
   network.step(trace, 0);
   network.forward(trace, 10);
-  trace.refuse(64_GiB).op_failed();
+  trace.oom(64_GiB).op_failed();
 
   CHECK(nodes_by_cell(trace, 3) == std::map<int, Nodes>{{0, {node_of(0)}}, {1, {node_of(1)}}, {2, {node_of(2)}}});
 }
@@ -73,7 +73,7 @@ TEST_CASE("a longer loop than the one whose graph was traversed is kept by nodes
   EventBuilder trace;
   Recurrent{.cells = 2}.step(trace, 0);
   Recurrent{.cells = 4}.forward(trace, 10);
-  trace.refuse(64_GiB).op_failed();
+  trace.oom(64_GiB).op_failed();
 
   CHECK(nodes_by_cell(trace, 4) ==
         std::map<int, Nodes>{{0, {node_of(0)}}, {1, {node_of(1)}}, {2, {node_of(1)}}, {3, {node_of(1)}}});
@@ -88,7 +88,7 @@ TEST_CASE("where a loop saves every second of its tensors, the others are kept b
   for (int cell = 0; cell < 4; ++cell) trace.free(state(cell));
   trace.free("gradient").end_node();
   network.forward(trace, 10);
-  trace.refuse(64_GiB).op_failed();
+  trace.oom(64_GiB).op_failed();
 
   CHECK(nodes_by_cell(trace, 4) == std::map<int, Nodes>{{1, {node_of(1)}}, {3, {node_of(3)}}});
 }
@@ -99,7 +99,7 @@ TEST_CASE("each micro-batch is like the one whose graph was traversed", "[replay
   network.forward(trace, 0);
   network.backward(trace, 0);
   network.forward(trace, 10);  // of the same step
-  trace.refuse(64_GiB).op_failed();
+  trace.oom(64_GiB).op_failed();
 
   CHECK(nodes_by_cell(trace, 3) == std::map<int, Nodes>{{0, {node_of(0)}}, {1, {node_of(1)}}, {2, {node_of(2)}}});
 }
@@ -109,7 +109,7 @@ TEST_CASE("20 000 allocations of one line have 20 000 saving nodes, not as many 
   const Recurrent network{.cells = 20'000, .distinct = false};
   network.step(trace, 0);
   network.forward(trace, 30'000);
-  trace.refuse(64_GiB).op_failed();
+  trace.oom(64_GiB).op_failed();
 
   const History history = replay(trace);
   const DeviceHistory& device = history.devices.at(0);
@@ -137,7 +137,7 @@ TEST_CASE("the same place on two devices has saving nodes of its own on each", "
   trace.device(1).saved(state(1), node_of(1), 1).alloc("gradient", 1_KiB).free(state(1)).free("gradient");
   trace.device(0).free(state(0)).end_node();
   forward(10);
-  trace.device(0).refuse(64_GiB).op_failed();
+  trace.device(0).oom(64_GiB).op_failed();
 
   CHECK(nodes_by_cell(trace, 1) == std::map<int, Nodes>{{0, {node_of(0)}}});
 }

@@ -119,11 +119,11 @@ TEST_CASE("pinned and managed memory is the host's", "[outside]") {
 
 TEST_CASE("a failed request to the driver holds nothing", "[outside]") {
   RecordedDriver driver;
-  driver.take(0, 10_GiB, "libnccl.so.2", DriverMemory::device, kDriverRefused);
-  driver.take(0, 4_GiB, "libnccl.so.2", DriverMemory::device, kDriverRefused);
-  driver.take(0, 5_GiB, "libc10_cuda.so", DriverMemory::device, kDriverRefused);
+  driver.take(0, 10_GiB, "libnccl.so.2", DriverMemory::device, kDriverOutOfMemory);
+  driver.take(0, 4_GiB, "libnccl.so.2", DriverMemory::device, kDriverOutOfMemory);
+  driver.take(0, 5_GiB, "libc10_cuda.so", DriverMemory::device, kDriverOutOfMemory);
   CHECK(driver.owners().empty());
-  CHECK(driver.state().refusals == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 10_GiB}});
+  CHECK(driver.state().failed_requests == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 10_GiB}});
 }
 
 TEST_CASE("the context and all modules have a line each, cuInit has none", "[outside]") {

@@ -25,7 +25,7 @@ std::vector<ReportRecovered> sum_recovered(const ReportOfDevice& device) {
   return sums;
 }
 
-// "3 times up to 2.00 GiB refused in forward, steps 1 to 9: …": one line for each place.
+// "3 times up to 2.00 GiB in forward, steps 1 to 9: …": one line for each place.
 void add_caught(std::string& text, const ReportOfDevice& device, const TextOptions& options) {
   struct Place {
     ReportFailure largest;
@@ -57,7 +57,7 @@ void add_caught(std::string& text, const ReportOfDevice& device, const TextOptio
 
 }  // namespace
 
-std::string refusals_text(const ReportOfDevice& device, const TextOptions& options) {
+std::string ooms_text(const ReportOfDevice& device, const TextOptions& options) {
   std::string text;
   for (const ReportRecovered& one : sum_recovered(device)) {
     const std::string& where = !one.node.empty() ? one.node : one.op;

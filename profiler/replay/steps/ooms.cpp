@@ -1,4 +1,4 @@
-#include "profiler/replay/steps/refusals.h"
+#include "profiler/replay/steps/ooms.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 namespace oomdiag {
 namespace {
 
-bool describes_refusal(EventKind kind) {
+bool describes_oom(EventKind kind) {
   constexpr std::array kDescriptions = {
       EventKind::device_memory, EventKind::memory_stats, EventKind::segment_state, EventKind::block_state,
       EventKind::wanted,        EventKind::op_failed,    EventKind::graph_begin,   EventKind::saved_tensor,
@@ -24,12 +24,12 @@ bool goes_on_with_less(const Trace& trace, const Context& context) {
   return is_convolution(trace.name(context.op)) || is_convolution(trace.name(context.inner));
 }
 
-void RefusalReader::read(const Event& event, uint64_t index) {
+void OomReader::read(const Event& event, uint64_t index) {
   if (!open_.empty()) [[unlikely]] {
     if (const auto open = open_.find(event.thread); open != open_.end()) {
       const size_t at = open->second;
       const bool same_op = event.call_id == serials_[at];
-      if (describes_refusal(event.kind)) refusals_[at].end = index;
+      if (describes_oom(event.kind)) ooms_[at].end = index;
       if (event.kind == EventKind::op_failed && same_op) {
         settle(event.thread, Outcome::fatal);
       } else if (event.kind == EventKind::alloc || event.kind == EventKind::out_of_memory) {
@@ -42,24 +42,24 @@ void RefusalReader::read(const Event& event, uint64_t index) {
   if (event.kind != EventKind::out_of_memory) return;
   if (event.call_id != 0) {
     const auto [retry, fresh] =
-        retries_.try_emplace(event.thread, Retry{event.call_id, event.context, refusals_.size()});
-    if (!fresh && retry->second.address != 0) retry->second = {event.call_id, event.context, refusals_.size()};
+        retries_.try_emplace(event.thread, Retry{event.call_id, event.context, ooms_.size()});
+    if (!fresh && retry->second.address != 0) retry->second = {event.call_id, event.context, ooms_.size()};
   }
-  open_[event.thread] = refusals_.size();
+  open_[event.thread] = ooms_.size();
   serials_.push_back(event.call_id);
   absorbable_.push_back(can_be_absorbed(event));
-  refusals_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
+  ooms_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
 }
 
 // Outside of any op nothing absorbs an OOM, and no op_failed is written.
-bool RefusalReader::can_be_absorbed(const Event& refusal) const {
-  if (refusal.call_id == 0) return false;
-  return (refusal.flags & kAskedByLibrary) != 0 || goes_on_with_less(*trace_, trace_->context(refusal.context));
+bool OomReader::can_be_absorbed(const Event& oom) const {
+  if (oom.call_id == 0) return false;
+  return (oom.flags & kAskedByLibrary) != 0 || goes_on_with_less(*trace_, trace_->context(oom.context));
 }
 
-void RefusalReader::follow(const Event& event) {
+void OomReader::follow(const Event& event) {
   const auto found = retries_.find(event.thread);
-  if (found == retries_.end() || describes_refusal(event.kind)) return;
+  if (found == retries_.end() || describes_oom(event.kind)) return;
   Retry& retry = found->second;
   if (event.call_id != retry.call_id) {
     if (event.call_id != 0) retries_.erase(found);  // driver events and scopes carry none
@@ -73,62 +73,62 @@ void RefusalReader::follow(const Event& event) {
       retry.bytes = event.bytes;
     }
   } else if (event.kind == EventKind::free_requested && event.address == retry.address) {
-    for (size_t r = retry.first; r < refusals_.size(); ++r) {
-      if (serials_[r] == retry.call_id) refusals_[r].granted_bytes = retry.bytes;
+    for (size_t r = retry.first; r < ooms_.size(); ++r) {
+      if (serials_[r] == retry.call_id) ooms_[r].granted_bytes = retry.bytes;
     }
     retries_.erase(found);
   }
 }
 
-void RefusalReader::note_progress(uint32_t call_id) {
+void OomReader::note_progress(uint32_t call_id) {
   if (unwound_.empty()) [[likely]]
     return;
   std::erase_if(unwound_, [&](const Unwound& one) {
-    if (call_id == serials_[one.refusal] && call_id != 0) return false;
-    refusals_[one.refusal].outcome = Outcome::caught;
+    if (call_id == serials_[one.oom] && call_id != 0) return false;
+    ooms_[one.oom].outcome = Outcome::caught;
     return true;
   });
 }
 
-void RefusalReader::note_work(const Event& alloc, bool in_module) {
+void OomReader::note_work(const Event& alloc, bool in_module) {
   if (unwound_.empty()) [[likely]]
     return;
   std::erase_if(unwound_, [&](Unwound& one) {
-    if (alloc.thread != one.thread || (alloc.call_id == serials_[one.refusal] && alloc.call_id != 0)) return false;
+    if (alloc.thread != one.thread || (alloc.call_id == serials_[one.oom] && alloc.call_id != 0)) return false;
     // What handles the exception may ask a tensor for its largest element first, inside of the module that it left.
-    const bool works = in_module && alloc.bytes >= refusals_[one.refusal].requested_bytes / kTrifle;
+    const bool works = in_module && alloc.bytes >= ooms_[one.oom].requested_bytes / kTrifle;
     if (++one.allocs < kManyAllocs && !works) return false;
-    refusals_[one.refusal].outcome = Outcome::caught;
+    ooms_[one.oom].outcome = Outcome::caught;
     return true;
   });
 }
 
-std::vector<OutOfMemory> RefusalReader::finish(std::optional<bool> survived) {
-  // Nothing followed on the thread: only the exit status can tell a library that coped from a program that died at once.
+std::vector<OutOfMemory> OomReader::finish(std::optional<bool> survived) {
+  // Nothing followed on the thread: only the exit status distinguishes a library that coped from a program that died at once.
   while (!open_.empty()) {
     const auto [thread, at] = *open_.begin();
     settle(thread, survived == true ? outcome_without_failure(at) : Outcome::fatal);
   }
   if (survived == true) {
-    for (OutOfMemory& refusal : refusals_) {
-      if (refusal.outcome == Outcome::fatal) refusal.outcome = Outcome::caught;
+    for (OutOfMemory& oom : ooms_) {
+      if (oom.outcome == Outcome::fatal) oom.outcome = Outcome::caught;
     }
   }
   // What ended the program is the last one; others before it without progress in between were caught and tried again.
   OutOfMemory* last = nullptr;
-  for (OutOfMemory& refusal : refusals_) {
-    if (refusal.outcome != Outcome::fatal) continue;
+  for (OutOfMemory& oom : ooms_) {
+    if (oom.outcome != Outcome::fatal) continue;
     if (last != nullptr) last->outcome = Outcome::caught;
-    last = &refusal;
+    last = &oom;
   }
-  return std::move(refusals_);
+  return std::move(ooms_);
 }
 
-void RefusalReader::settle(uint16_t thread, Outcome outcome) {
+void OomReader::settle(uint16_t thread, Outcome outcome) {
   const size_t at = open_.at(thread);
   open_.erase(thread);
-  refusals_[at].outcome = outcome;
-  if (outcome == Outcome::fatal) unwound_.push_back({.refusal = at, .thread = thread});
+  ooms_[at].outcome = outcome;
+  if (outcome == Outcome::fatal) unwound_.push_back({.oom = at, .thread = thread});
 }
 
 }  // namespace oomdiag
