@@ -22,7 +22,8 @@ namespace oomdiag {
 /// segment_state     segment            its bytes          stream            layout at an OOM, from the allocator's snapshot; with
 ///                                                                           kBeforeRecording that at the beginning
 /// block_state       block              block bytes        requested bytes   flags: BlockFlag
-/// wanted            0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
+/// requested_gradient
+///                   0                  tensor bytes       name: shape       seq = the node whose output gradient was being made
 /// op_failed         0                  0                  0                 context, call_id, seq: the op that an exception left first
 /// scope_begin, _end 0                  0                  name of the scope context is that inside the scope
 /// nodes_created     node + 1, or 0     how many           its thread        context, call_id: the forward op that made them; first
@@ -67,7 +68,7 @@ enum class EventKind : uint8_t {
   memory_stats,
   segment_state,
   block_state,
-  wanted,
+requested_gradient,
   op_failed,
   scope_begin,
   scope_end,

@@ -91,9 +91,9 @@ void train_gpt(const Options& options) {
 
   for (int64_t i = 0; i < options.steps; ++i) {
     zero_grad(*optimizer);
-    const auto loss = run_passes(options, words, next_words, [&](const auto& some, const auto& wanted) {
+    const auto loss = run_passes(options, words, next_words, [&](const auto& some, const auto& targets) {
       const auto scores = model.forward(some);
-      return classify(scores.view({-1, kWords}), wanted.reshape(-1));
+      return classify(scores.view({-1, kWords}), targets.reshape(-1));
     });
     step(*optimizer, options);
     print_loss(options, loss);

@@ -17,10 +17,10 @@ void train_linear(const Options& options) {
     const int64_t first = i * options.batch % kRows;
     const int64_t count = std::min(options.batch, kRows - first);
     const auto inputs = scoped("load", [&] { return rows.narrow(0, first, count).to(options.device); });
-    const auto wanted = scoped("load", [&] { return labels.narrow(0, first, count).to(options.device); });
+    const auto targets = scoped("load", [&] { return labels.narrow(0, first, count).to(options.device); });
     zero_grad(*optimizer);
     const auto loss =
-        forward_pass(options, [&] { return classify(scoped("linear", [&] { return model(inputs); }), wanted); });
+        forward_pass(options, [&] { return classify(scoped("linear", [&] { return model(inputs); }), targets); });
     backward(loss);
     step(*optimizer, options);
     print_loss(options, loss);

@@ -108,10 +108,10 @@ template <class LossOf>
 torch::Tensor run_passes(const Options& options, const torch::Tensor& inputs, const torch::Tensor& labels,
                          const LossOf& loss_of) {
   torch::Tensor loss;
-  const auto parts = inputs.chunk(options.accumulate), wanted = labels.chunk(options.accumulate);
+  const auto parts = inputs.chunk(options.accumulate), targets = labels.chunk(options.accumulate);
   for (size_t i = 0; i < parts.size(); ++i) {
     const double share = static_cast<double>(parts[i].size(0)) / static_cast<double>(inputs.size(0));
-    loss = forward_pass(options, [&] { return loss_of(parts[i], wanted[i]); });
+    loss = forward_pass(options, [&] { return loss_of(parts[i], targets[i]); });
     backward(parts.size() == 1 ? loss : loss * share);
   }
   return loss;
@@ -129,8 +129,8 @@ void train_classifier(const Options& options, int64_t size, int64_t classes = 10
   for (int64_t i = 0; i < options.steps; ++i) {
     const Mark mark("step");
     zero_grad(*optimizer);
-    const auto loss = run_passes(options, images, labels, [&](const auto& some, const auto& wanted) {
-      return classify(model.forward(some), wanted);
+    const auto loss = run_passes(options, images, labels, [&](const auto& some, const auto& targets) {
+      return classify(model.forward(some), targets);
     });
     step(*optimizer, options);
     print_loss(options, loss);

@@ -60,7 +60,7 @@ class BackwardThread {
 /// each in backward, as in a ResNet step by number and lifetime of blocks.
 class TraceMaker {
  public:
-  TraceMaker(TraceWriter& writer, size_t events) : writer_(writer), backward_(writer), wanted_(events) {
+  TraceMaker(TraceWriter& writer, size_t events) : writer_(writer), backward_(writer), total_(events) {
     for (const char* name : {"aten::conv2d", "aten::relu", "ConvolutionBackward0", "aten::convolution_backward",
                              "layer", "train.py:1", "Optimizer.step#Adam.step", "aten::randn", "first"}) {
       writer.intern(std::string_view(name));
@@ -79,7 +79,7 @@ class TraceMaker {
   }
 
   void make(std::string_view program) {
-    while (written_ < wanted_) {
+    while (written_ < total_) {
       if (program == "training") step();
       if (program == "huge") huge_step();
       if (program == "serving") serve(kLayers, true);
@@ -130,7 +130,7 @@ class TraceMaker {
   }
 
   void huge_step() {
-    for (const size_t end = written_ + wanted_ / 3; written_ < end;) micro_batch();
+    for (const size_t end = written_ + total_ / 3; written_ < end;) micro_batch();
     optimizer();
   }
 
@@ -193,7 +193,7 @@ class TraceMaker {
   TraceWriter& writer_;
   BackwardThread backward_;
   std::vector<Event> batch_;
-  size_t wanted_, written_ = 0;
+  size_t total_, written_ = 0;
   uint32_t serial_ = 0;
   uint64_t node_ = 0;
   int64_t activation_bytes_ = 9 << 20;

@@ -155,11 +155,11 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::spare_growing(Pieces::i
     return open_end ? int64_t{1} << 60 : static_cast<int64_t>(next->first - piece->first);
   };
   std::map<std::pair<int64_t, uint64_t>, Pieces::iterator> by_size;
-  const Piece& wanted = best->second;
+  const Piece& chosen = best->second;
   for (auto piece = pieces_.begin(); piece != pieces_.end(); ++piece) {
     const Piece& p = piece->second;
     const bool serves =
-        p.state == State::free && p.stream == wanted.stream && p.small == wanted.small && p.bytes >= bytes;
+        p.state == State::free && p.stream == chosen.stream && p.small == chosen.small && p.bytes >= bytes;
     if (serves) by_size.emplace(std::pair(p.bytes, piece->first), piece);
   }
   auto found = by_size.begin();
@@ -175,7 +175,7 @@ SimulatedAllocator::Pieces::iterator SimulatedAllocator::grow(int64_t bytes, uin
   return pieces_.find(add_segment(segment, stream));
 }
 
-// Maps pages at the first gap whose left neighbour, if free, leaves enough room together with it.
+// Maps pages at the first gap whose left neighbour, if free, leaves enough space together with it.
 SimulatedAllocator::Pieces::iterator SimulatedAllocator::map_more(int64_t bytes, uint64_t stream, bool small) {
   constexpr uint64_t kRange = uint64_t{1} << 36;
   const auto [range, fresh] = ranges_.try_emplace({stream, small}, next_address_);

@@ -179,8 +179,8 @@ EventBuilder& EventBuilder::names(EventKind kind, const std::string& block, std:
   return *this;
 }
 
-EventBuilder& EventBuilder::wanted(int64_t bytes, std::string_view shape, uint64_t sequence) {
-  Event& event = add({.bytes = bytes, .kind = EventKind::wanted});
+EventBuilder& EventBuilder::requested_gradient(int64_t bytes, std::string_view shape, uint64_t sequence) {
+  Event& event = add({.bytes = bytes, .kind = EventKind::requested_gradient});
   event.detail = intern(shape);
   event.node_sequence = sequence;
   event.node_thread = 1;

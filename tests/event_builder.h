@@ -55,7 +55,7 @@ class EventBuilder {
   EventBuilder& walk();
   EventBuilder& saved(const std::string& block, std::string_view node, uint64_t sequence, std::string_view shape = "");
   EventBuilder& names(EventKind kind, const std::string& block, std::string_view name, std::string_view shape = "");
-  EventBuilder& wanted(int64_t bytes, std::string_view shape, uint64_t sequence);
+  EventBuilder& requested_gradient(int64_t bytes, std::string_view shape, uint64_t sequence);
   EventBuilder& note(std::string_view kind, std::string_view name);
   /// The calls that led to `source`; without one, those of the OOM before.
   EventBuilder& stack(std::string_view calls, std::string_view source = {});

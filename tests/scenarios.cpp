@@ -86,7 +86,7 @@ Trace oom_in_backward() {
   describe_graph(trace, 0, training.shape);
   trace.op({.op = "aten::expand_div", .grad = false}).alloc("grad_relu1", training.activation_bytes).end_node();
   trace.node("ReluBackward0", 1).op({.op = "aten::threshold_backward", .grad = false});
-  trace.oom(training.activation_bytes).wanted(training.activation_bytes, training.shape, 0).walk();
+  trace.oom(training.activation_bytes).requested_gradient(training.activation_bytes, training.shape, 0).walk();
   describe_graph(trace, 0, training.shape);
   trace.op_failed().no_op().free("grad_relu1").end_node();
   trace.thread(1).no_op().free("relu1").free("input").free("loss").free("weight");

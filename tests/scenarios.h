@@ -20,7 +20,7 @@ struct SmallTraining {
 
 /// Two whole steps that fit.
 Trace training_that_fits();
-/// The second step's backward wants a gradient that the GPU has no room for.
+/// The second step's backward requests a gradient that the GPU has no memory for.
 Trace oom_in_backward();
 /// The forward pass of step 1 is too large.
 Trace oom_in_forward();

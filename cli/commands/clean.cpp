@@ -56,7 +56,7 @@ bool is_alive(const fs::path& trace) {
   try {
     return has_mapped(read_process(trace).pid, trace);
   } catch (const Error&) {
-    return false;  // a trace that cannot be read is nobody's
+    return false;  // a trace that cannot be read belongs to no process
   }
 }
 
@@ -116,7 +116,7 @@ bool remove(const Found& run) {
   return !error;
 }
 
-/// What was built for the torch of each environment, and what Inductor and Triton made for virtual GPUs: it is made again
+/// What was built for the torch of each environment, and what Inductor and Triton made for virtual GPUs: it is rebuilt
 /// when it is needed.
 int clean_cache() {
   const fs::path cache = cache_folder();

@@ -41,7 +41,7 @@ struct FixOptions {
 };
 
 /// The virtual GPU that is called like a real one.
-std::string twin_of(const std::string& name, const Install& install) {
+std::string virtual_gpu_of(const std::string& name, const Install& install) {
   for (const GpuEntry& gpu : read_catalogue(install.gpus)) {
     if (gpu.name == name) return gpu.id;
   }
@@ -54,7 +54,7 @@ std::string virtual_name(const Report& report, const std::string& folder, const 
   if (device == nullptr) {
     throw Error(ErrorKind::input, fmt::format("the run in '{}' used no GPU", folder));
   }
-  return twin_of(device->device.name, install);
+  return virtual_gpu_of(device->device.name, install);
 }
 
 /// A real GPU can neither have more memory nor less than it has: it is measured as the virtual device of its name, and what
@@ -67,7 +67,7 @@ void set_device(Target& target, const DeviceChoice& choice, const Install& insta
   if (host != nullptr) {
     target.device = *host;
   } else {
-    target.device = {.gpus = choose_gpus(twin_of(std::get<RealGpu>(choice.device).name, install), install)};
+    target.device = {.gpus = choose_gpus(virtual_gpu_of(std::get<RealGpu>(choice.device).name, install), install)};
   }
 }
 

@@ -17,7 +17,7 @@ namespace oomdiag {
 namespace {
 
 constexpr const char* kDefaultGpu = "h200";
-constexpr int kMaxGpus = 16;               // what the virtual device has room for: driver/devices.h
+constexpr int kMaxGpus = 16;               // what the virtual device can hold: driver/devices.h
 constexpr int kLeastDriverOfCuda13 = 580;  // CUDA Toolkit release notes
 constexpr int64_t kLeastMemory = int64_t{256} << 20;
 constexpr int64_t kMaxMemory = int64_t{16} << 40;
@@ -38,7 +38,7 @@ void check_one_driver(const std::vector<GpuEntry>& gpus) {
 std::vector<GpuEntry> repeat(std::vector<GpuEntry> gpus, int count) {
   if (count > 0 && gpus.size() > 1) {
     throw Error(ErrorKind::usage, "--count repeats one device, and --device names several",
-                "name each as often as it is wanted: --device a100-80,a100-80,t4");
+                "name each as often as it is needed: --device a100-80,a100-80,t4");
   }
   if (count > 0) gpus.resize(static_cast<std::size_t>(count), GpuEntry(gpus.front()));
   if (gpus.size() > kMaxGpus) {

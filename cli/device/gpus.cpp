@@ -131,15 +131,15 @@ std::vector<GpuEntry> read_unsupported(const std::filesystem::path& folder) {
   return gpus;
 }
 
-const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_view wanted) {
-  const std::string typed = plain_name(wanted);
+const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_view name) {
+  const std::string typed = plain_name(name);
   std::vector<std::string> ids;
   for (const GpuEntry& gpu : catalogue) {
     if (goes_by(gpu, typed)) return gpu;
     ids.push_back(gpu.id);
   }
-  throw Error(ErrorKind::usage, fmt::format("unknown device '{}'", wanted),
-              did_you_mean(wanted, ids, "oomdiag devices lists them all; ./device.json takes one of your own"));
+  throw Error(ErrorKind::usage, fmt::format("unknown device '{}'", name),
+              did_you_mean(name, ids, "oomdiag devices lists them all; ./device.json takes one of your own"));
 }
 
 int take_driver(std::string& device) {
@@ -167,8 +167,8 @@ GpuEntry with_driver(GpuEntry gpu, int driver) {
   return gpu;
 }
 
-GpuEntry choose_gpu(const std::filesystem::path& folder, const std::string& wanted) {
-  std::string device = wanted;
+GpuEntry choose_gpu(const std::filesystem::path& folder, const std::string& name) {
+  std::string device = name;
   const int driver = take_driver(device);
   if (device.find('/') != std::string::npos || device.ends_with(".json")) {
     const GpuEntry own = read_gpu_entry(device);

@@ -48,8 +48,8 @@ std::vector<GpuEntry> read_catalogue(const std::filesystem::path& folder);
 /// The others that are known by name: those of `folder` without code in the wheel, and those that have no profile.
 std::vector<GpuEntry> read_unsupported(const std::filesystem::path& folder);
 
-/// The GPU that goes by `wanted`: id or alias, in any case. Throws Error(usage) that names the nearest.
-const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_view wanted);
+/// The GPU that goes by `name`: id or alias, in any case. Throws Error(usage) that names the nearest.
+const GpuEntry& find_gpu(const std::vector<GpuEntry>& catalogue, std::string_view name);
 
 /// "rtx3090@550" is the GPU with a driver of branch 550: takes that from the end of `device`, 0 if it names none. Throws
 /// Error(usage) if it is no branch that runs CUDA 12.

@@ -56,13 +56,13 @@ bool BorderSearch::may_pass_above() const {
   });
 }
 
-/// Where the line meets the room.
+/// Where the line reaches the available memory.
 std::optional<int64_t> BorderSearch::estimate() const {
   const std::optional<Line> along = line();
   if (!along || points_.empty()) return std::nullopt;
-  int64_t room = 0;
-  for (const auto& [position, point] : points_) room = std::max(room, point.room_bytes);
-  return position_of((static_cast<double>(room) - along->fixed_bytes) / along->slope);
+int64_t available = 0;
+  for (const auto& [position, point] : points_) available = std::max(available, point.room_bytes);
+  return position_of((static_cast<double>(available) - along->fixed_bytes) / along->slope);
 }
 
 int64_t BorderSearch::first_failure(int64_t above) const {
@@ -79,7 +79,7 @@ std::vector<int64_t> BorderSearch::begin(int at_once) const {
   return positions;
 }
 
-/// Where one that failed would not have, had it wanted less by what was missing. Too high where it failed early in a step.
+/// Where one that failed would not have, had it requested less by what was missing. Too high where it failed early in a step.
 std::optional<int64_t> BorderSearch::estimate_below(int64_t fails) const {
   const auto point = points_.find(fails);
   if (point == points_.end() || point->second.needed_bytes <= point->second.room_bytes) return std::nullopt;
@@ -96,7 +96,7 @@ std::vector<int64_t> BorderSearch::grow(int64_t passes) const {
   if (!border) return {position_of(static_cast<double>(value_of_(passes)) * kProbe)};
   if (points_.size() > 2 || *border >= count_ - 1) return {*border, *border + 1};
   return {*border - (*border - passes) / 10,
-          *border - (*border - passes) / 5};  // holes take their part, mostly a tenth
+          *border - (*border - passes) / 5};  // fragmentation takes its part, mostly a tenth
 }
 
 /// Between one that passes and one that fails.
@@ -145,7 +145,7 @@ std::vector<int64_t> BorderSearch::next(int at_once) {
   const std::optional<int64_t> passes = found();
   if (!passes) {
     if (points_.contains(0)) return {};  // the least fails
-    if (points_.empty() && prior_) {     // another GPU has shown the line; its room is not known before a run
+    if (points_.empty() && prior_) {     // another GPU has shown the line; its available memory is not known before a run
       return {0};
     }
     return begin(points_.empty() ? at_once : 1);

@@ -23,13 +23,13 @@ struct Line {
   bool operator==(const Line&) const = default;
 };
 
-/// The last of `count` positions whose value is not above `wanted`; -1 if none is. `value_of(position)` ascends.
+/// The last of `count` positions whose value is not above `limit`; -1 if none is. `value_of(position)` ascends.
 template <class ValueOf>
-int64_t find_position(int64_t count, ValueOf value_of, double wanted) {
+int64_t find_position(int64_t count, ValueOf value_of, double limit) {
   int64_t low = -1, high = count;
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
-    (static_cast<double>(value_of(middle)) <= wanted ? low : high) = middle;
+    (static_cast<double>(value_of(middle)) <= limit ? low : high) = middle;
   }
   return low;
 }

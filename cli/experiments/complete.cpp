@@ -25,7 +25,7 @@ std::optional<Report> run_for_report(DiagnosisRequest request, const Install& in
   return executed.has_report() ? std::optional(load_report(executed.folder / "report.json")) : std::nullopt;
 }
 
-// A run with room says nothing of holes. The one fix for them is an environment variable: it is tried.
+// A run with ample memory says nothing of fragmentation. Its one fix is an environment variable: it is tried.
 void try_expandable_segments(Report& failed, DiagnosisRequest request, const Install& install) {
   ReportOfDevice& device = *main_device_of(failed);
   const auto fix = std::find_if(device.fixes.begin(), device.fixes.end(),
@@ -50,7 +50,7 @@ void take_complete_run(Diagnosis& failed, const VirtualHost& host, const Diagnos
     if (device.failure) step = std::max(step, device.failure->step);
   }
   DiagnosisRequest again = request;
-  again.device = {.device = with_room(host)};
+  again.device = {.device = with_ample_memory(host)};
   again.judged_bytes = host.bytes_of_device();
   again.steady = SteadyRule{.at_least = step, .most = std::max(kMaxSteps, step + 1)};
   const std::optional<Report> whole = run_for_report(std::move(again), install);
@@ -79,8 +79,8 @@ FailingBatch find_failing_batch(const Report& fitted, const std::function<Diagno
   }
 }
 
-VirtualHost with_room(VirtualHost host) {
-  host.memory_bytes = kRoomBytes;
+VirtualHost with_ample_memory(VirtualHost host) {
+  host.memory_bytes = kAmpleBytes;
   return host;
 }
 

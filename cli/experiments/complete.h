@@ -7,15 +7,15 @@
 namespace oomdiag {
 
 /// More memory than any program takes, and the most that a virtual GPU can have.
-constexpr int64_t kRoomBytes = int64_t{16} << 40;
+constexpr int64_t kAmpleBytes = int64_t{16} << 40;
 
-/// Steps after which a run with room is ended though its peak still rises: it grows without end.
+/// Steps after which a run with ample memory is ended though its peak still rises: it grows without end.
 constexpr uint32_t kMaxSteps = 200;
 
-/// The same devices with all the memory that any program wants.
-VirtualHost with_room(VirtualHost host);
+/// The same devices with more memory than any program takes.
+VirtualHost with_ample_memory(VirtualHost host);
 
-/// Where `failed` ran out of memory on a virtual GPU: runs the program again with room, and takes the need and the
+/// Where `failed` ran out of memory on a virtual GPU: runs the program again with ample memory, and takes the need and the
 /// fixes of the whole run into its report and report.json.
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
 

@@ -26,7 +26,7 @@ struct Executed {
   bool has_report() const { return why_no_report.empty(); }
 };
 
-/// Runs programs whose figures are wanted, each in a process of its own: as many at once as cores and memory of this host
+/// Runs programs whose figures are needed, each in a process of its own: as many at once as cores and memory of this host
 /// allow, of its cgroup too; one at a time on a real GPU. A program that PyTorch aborted at its exit is run once more. All
 /// that runs many programs does it here. Those of a Python script are forked from a process that has made its imports.
 class Executor {

@@ -80,7 +80,7 @@ std::shared_ptr<const RecordedStep> read_step(const Executed& executed) {
   return step;
 }
 
-/// `kept`: what of the run is wanted besides its figures; null: nothing.
+/// `kept`: what of the run is kept besides its figures; null: nothing.
 Experiment read_experiment(const Executed& executed, const ExperimentRequest* kept) {
   const fs::path& folder = executed.folder;
   Experiment experiment{.exit_code = executed.exit_code,

@@ -25,17 +25,17 @@ MadeAlone parse_sizes(const std::string& line) {
 }  // namespace
 
 std::vector<MadeAlone> Fitter::make_alone(const std::vector<std::string>& calls) {
-  std::set<std::string> wanted;
+  std::set<std::string> missing;
   for (const std::string& call : calls) {
-    if (!made_alone_.contains(call)) wanted.insert(call);
+    if (!made_alone_.contains(call)) missing.insert(call);
   }
   const auto python = python_and_script(request_.program);
-  if (!wanted.empty() && python && request_.device.is_virtual()) {
+  if (!missing.empty() && python && request_.device.is_virtual()) {
     const TemporaryFolder folder;
     const std::filesystem::path list = folder.path() / "calls", sizes = folder.path() / "sizes";
     {
       std::ofstream out(list);
-      for (const std::string& call : wanted) out << call << '\n';
+      for (const std::string& call : missing) out << call << '\n';
     }
     ExperimentRequest request{
         .program = {python->front(), experiments_.install().injected() / "oomdiag_calls.py", list, sizes},
@@ -43,8 +43,8 @@ std::vector<MadeAlone> Fitter::make_alone(const std::vector<std::string>& calls)
     if (auto* const host = std::get_if<VirtualHost>(&request.device.device)) host->memory_bytes = kLargestGpu;
     experiments_.run(request, on_done_);
     std::ifstream in(sizes);
-    auto call = wanted.begin();
-    for (std::string line; call != wanted.end() && std::getline(in, line); ++call)
+    auto call = missing.begin();
+    for (std::string line; call != missing.end() && std::getline(in, line); ++call)
       made_alone_[*call] = parse_sizes(line);
   }
   std::vector<MadeAlone> made;

@@ -8,7 +8,7 @@
 
 // Four runs for one variable: two with small values show about where the border is, and two near it show what libraries choose
 // there. All have more memory than they need, so that none is cut short. Then every value is computed in a millisecond or so, the
-// holes of the allocator included, and only the border is run. What is computed is never the answer where a run says otherwise.
+// fragmentation included, and only the border is run. What is computed is never the answer where a run says otherwise.
 
 namespace oomdiag {
 namespace {
@@ -18,12 +18,12 @@ constexpr int64_t kFewValues = 6;  ///< trying them is as good
 /// multiples of 8.
 constexpr int64_t kSmall = 3, kSecond = 17;
 constexpr double kBelowBorder[] = {1.0, 0.8, 0.9, 0.7};
-constexpr int64_t kAbove = 64;  ///< that are computed above the border: holes are not monotone
+constexpr int64_t kAbove = 64;  ///< that are computed above the border: fragmentation is not monotone
 constexpr double kComputedFarAbove[] = {1.1, 1.2, 1.35, 1.5, 2};  ///< one more than BorderSearch runs: it costs nothing
 constexpr int kMaxProofs = 3;
 constexpr int kMaxRounds = 3;          ///< in which calls are made alone, and what follows from them
 constexpr int64_t kLearnedAround = 4;  ///< values on each side of a border whose unknown sizes are asked for
-constexpr int64_t kMostColumns = 12, kMostRows = 16;  ///< of a picture
+constexpr int64_t kMaxColumns = 12, kMaxRows = 16;  ///< of a picture
 
 /// The values of the other variables in the runs to learn from: smallest, largest, then between and crosswise.
 Values others_of_run(std::span<const Variable> others, size_t run) {
@@ -341,14 +341,14 @@ Surface compute_surface(MemoryFunction& function, const Variable& x, const Varia
   const int64_t gpu_bytes = fitter.gpu_bytes();
   Surface surface{.x_name = x.name,
                   .y_name = y.name,
-                  .y = spread_values(y, y.most, kMostRows),
+                  .y = spread_values(y, y.most, kMaxRows),
                   .room_bytes = function.room_bytes(gpu_bytes)};
   int64_t largest = x.least;
   for (const int64_t value : surface.y) {
     surface.border.push_back(compute_largest(function, x, {{y.name, value}}, gpu_bytes));
     largest = std::max(largest, surface.border.back().value_or(x.least));
   }
-  surface.x = spread_values(x, std::min(x.most, largest + largest / 8 + x.step), kMostColumns);
+  surface.x = spread_values(x, std::min(x.most, largest + largest / 8 + x.step), kMaxColumns);
   std::vector<Values> grid;
   for (const int64_t row : surface.y) {
     for (const int64_t column : surface.x) grid.push_back({{x.name, column}, {y.name, row}});

@@ -172,7 +172,7 @@ SmallestGpu with_place(SmallestGpu gpu, const Fitter& fitter, const Values& valu
 
 }  // namespace
 
-// Where the run passes with room to spare, it mostly needs at least what it allocated and at most what it reserved, beside
+// Where the run passes with headroom, it mostly needs at least what it allocated and at most what it reserved, beside
 // what others hold. In between the allocator gives cached segments back and tries again; its
 // algorithm is run on what the program asked for (fit_function.h), and the border proved by two runs. Where little is free,
 // libraries choose other algorithms, which may take more or less than that: then only runs can show it.

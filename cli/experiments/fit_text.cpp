@@ -71,7 +71,7 @@ std::string about_value(const Variable& variable, const LargestValue& largest, c
   }
   std::sort(below.begin(), below.end());
   if (!below.empty())
-    text += fmt::format("  smaller ones ran out as well, as holes decide there: {}\n", fmt::join(below, ", "));
+    text += fmt::format("  smaller ones ran out as well, as fragmentation decides there: {}\n", fmt::join(below, ", "));
   return text;
 }
 

@@ -53,9 +53,9 @@ int64_t Variable::count() const {
   return doublings;
 }
 
-int64_t Variable::position_of(double wanted) const {
+int64_t Variable::position_of(double limit) const {
   const auto value_of = [this](int64_t position) { return value(position); };
-  return std::max<int64_t>(0, find_position(count(), value_of, wanted));
+  return std::max<int64_t>(0, find_position(count(), value_of, limit));
 }
 
 int64_t Variable::value(int64_t position) const {

@@ -92,15 +92,15 @@ Change checkpoint_layers(const ProgramProfile& profile) {
   return change;
 }
 
-std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t room) {
+std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t available) {
   const std::vector<std::size_t> order = by_worth(profile);
-  if (reserved >= before || before <= room) return order.size();
+  if (reserved >= before || before <= available) return order.size();
   const auto kept = [&](std::size_t i) {
     return static_cast<double>(std::max<int64_t>(1, profile.blocks[i].saved_bytes));
   };
   double all = 0, saved = 0;
   for (const std::size_t i : order) all += kept(i);
-  const double needed = all * static_cast<double>(before - room) / static_cast<double>(before - reserved);
+  const double needed = all * static_cast<double>(before - available) / static_cast<double>(before - reserved);
   std::size_t count = 0;
   while (count < order.size() && saved <= needed) saved += kept(order[count++]);
   return count;

@@ -42,18 +42,18 @@ std::vector<Choice> extend(const std::vector<Choice>& choices, const std::vector
 }  // namespace
 
 std::vector<std::vector<Change>> combine(const std::vector<MeasuredFix>& measured, const Before& before) {
-  const auto whole = static_cast<double>(before.allocated_bytes), room = static_cast<double>(before.room_bytes);
+  const auto whole = static_cast<double>(before.allocated_bytes), available = static_cast<double>(before.room_bytes);
   const std::vector<Choice> singles = extend({{.changes = {}, .cost = 0, .peak = whole, .next = 0}}, measured, whole);
   std::vector<Choice> choices;
-  for (const Choice& one : singles) {  // the bytes would fit, the holes between them do not
-    if (one.peak > room) continue;
+  for (const Choice& one : singles) {  // the bytes would fit, but not with fragmentation
+    if (one.peak > available) continue;
     choices.push_back(one);
     choices.back().changes.push_back(expandable_segments());
   }
   const std::vector<Choice> pairs = extend(singles, measured, whole), triples = extend(pairs, measured, whole);
   choices.insert(choices.end(), pairs.begin(), pairs.end());
   choices.insert(choices.end(), triples.begin(), triples.end());
-  std::erase_if(choices, [&](const Choice& one) { return one.peak > kMayMiss * room; });
+  std::erase_if(choices, [&](const Choice& one) { return one.peak > kMayMiss * available; });
   std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
   std::vector<std::vector<Change>> result;
   for (Choice& one : choices) result.push_back(std::move(one.changes));

@@ -18,7 +18,7 @@
 
 // A plan is a variant of the program (nothing, bf16 autocast, 8-bit Adam …) with so many blocks of each class checkpointed:
 //
-//   variant, run once with room ──► allocations of its step, time of each block ──► plans, peak and time of each computed
+//   variant, run with ample memory ──► allocations of its step, time of each block ──► plans, peak and time of each computed
 //                                                                                        │ the fastest that should fit,
 //   what was run on the GPU moves what "should fit" means in its variant ◄── run ◄──────┘ and its two neighbours
 //
@@ -30,8 +30,8 @@ namespace {
 constexpr int kMaxRounds = 4;
 constexpr std::size_t kMaxCombinations = 3;
 constexpr double kMayBeFaster = 1.02;  ///< as fast as the fastest by estimate: worth a run
-constexpr double kFarBelow = 0.9;      ///< of the room: it needs no run of a smaller plan beside it
-constexpr double kFarTooLarge = 1.1;   ///< of the room: not worth a run that shows that it does not fit
+constexpr double kFarBelow = 0.9;      ///< of the available memory: it needs no run of a smaller plan beside it
+constexpr double kFarTooLarge = 1.1;   ///< of the available memory: not worth a run that shows that it does not fit
 
 /// Changes of the whole program. Others are no plan for the training as it is: another batch, cures of a failure.
 constexpr std::array<std::string_view, 7> kOfProgram = {"autocast_bf16",      "autocast_fp16",         "adam_8bit",
@@ -195,7 +195,7 @@ void PlanSearch::add_as_it_is() {
 void PlanSearch::run_variants(const std::vector<std::vector<Change>>& variants) {
   std::vector<ExperimentRequest> requests;
   for (const std::vector<Change>& changes : variants) {
-    requests.push_back(runs_.request(changes, FixRuns::Place::with_room));
+    requests.push_back(runs_.request(changes, FixRuns::Place::with_ample_memory));
     requests.back().keeps_step = true;
   }
   std::vector<Experiment> experiments = runs_.make(requests);
@@ -297,13 +297,13 @@ bool PlanSearch::should_fit(const BlockChoice& choice) const {
   const ProgramVariant& variant = variants_[choice.variant];
   if (choice.blocks.peak_bytes >= variant.fails_bytes) return false;
   if (choice.blocks.peak_bytes <= variant.fits_bytes) return true;
-  const int64_t room = runs_.before().room_bytes - std::max<int64_t>(0, variant.offset_bytes);
-  if (choice.blocks.peak_bytes > room) return false;
+  const int64_t available = runs_.before().room_bytes - std::max<int64_t>(0, variant.offset_bytes);
+  if (choice.blocks.peak_bytes > available) return false;
   const DeviceHistory* const history = variant.history();
   if (history == nullptr || choice.blocks.counts.empty()) return true;
   AllocatorSettings settings = variant.run.step->run.history.settings;
   settings.expandable_segments |= variant.is_expandable;
-  return simulate_fits(checkpoint_paths(history->step_allocations.blocks, paths_of(choice)), room, settings);
+  return simulate_fits(checkpoint_paths(history->step_allocations.blocks, paths_of(choice)), available, settings);
 }
 
 /// Of the plans that should fit or do; `same_sums`: of those that compute the same numbers.
@@ -336,12 +336,12 @@ std::vector<std::size_t> PlanSearch::list_next(bool same_sums) const {
   std::vector<std::size_t> next;
   const bool is_proved = choices_[*fastest].plan.on_gpu;
   if (!is_proved) next.push_back(*fastest);
-  const auto room = static_cast<double>(runs_.before().room_bytes);
+  const auto available = static_cast<double>(runs_.before().room_bytes);
   const auto peak = [&](std::size_t i) { return static_cast<double>(choices_[i].blocks.peak_bytes); };
   const auto is_open = [&](const std::optional<std::size_t>& i) { return i && !choices_[*i].plan.on_gpu; };
   const auto faster = find_neighbour(*fastest, true), slower = find_neighbour(*fastest, false);
-  if (is_open(faster) && peak(*faster) <= kFarTooLarge * room) next.push_back(*faster);
-  if (!is_proved && is_open(slower) && peak(*fastest) > kFarBelow * room) next.push_back(*slower);
+  if (is_open(faster) && peak(*faster) <= kFarTooLarge * available) next.push_back(*faster);
+  if (!is_proved && is_open(slower) && peak(*fastest) > kFarBelow * available) next.push_back(*slower);
   return next;
 }
 
@@ -362,7 +362,7 @@ void PlanSearch::prove(const std::vector<std::size_t>& which) {
   }
 }
 
-/// A plan whose bytes fit ran out for want of a free block of its size: the same plans without holes.
+/// A plan whose bytes fit ran out for want of a free block of its size: the same plans without fragmentation.
 void PlanSearch::add_expandable(std::size_t variant) {
   const auto is_added = [&](const ProgramVariant& one) {
     return one.is_expandable && one.changes.size() == variants_[variant].changes.size() + 1 &&
@@ -412,7 +412,7 @@ void PlanSearch::prove_fastest(bool same_sums) {
   }
 }
 
-/// To the bound of the plans that could fit: within the room, and below those of the variant that ran out.
+/// To the bound of the plans that could fit: within the available memory, and below those of the variant that ran out.
 std::optional<double> PlanSearch::gap_of(const BlockChoice& choice) const {
   const ProgramVariant& variant = variants_[choice.variant];
   const auto least = lower_bound_ns(variant.problem, std::min(runs_.before().room_bytes, variant.fails_bytes - 1));

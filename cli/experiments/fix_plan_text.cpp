@@ -50,8 +50,8 @@ std::string row_of_plan(const FixPlan& plan, const FoundPlans& found, const Targ
 std::vector<std::size_t> choose_rows(const FoundPlans& found) {
   std::size_t not_run = 0, runs = 0;
   for (const FixPlan& plan : found.plans) ++(plan.was_run ? runs : not_run);
-  const std::size_t room = kMaxPlanRows > runs ? kMaxPlanRows - runs : 1;
-  const std::size_t stride = std::max<std::size_t>(1, (not_run + room - 1) / room);
+  const std::size_t rows_left = kMaxPlanRows > runs ? kMaxPlanRows - runs : 1;
+  const std::size_t stride = std::max<std::size_t>(1, (not_run + rows_left - 1) / rows_left);
   std::vector<std::size_t> rows;
   std::size_t seen = 0;
   for (std::size_t i = 0; i < found.plans.size(); ++i) {

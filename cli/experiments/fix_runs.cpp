@@ -67,9 +67,9 @@ ExperimentRequest FixRuns::request(const std::vector<Change>& changes, Place pla
     for (std::string& word : request.program) word = replace_batch(word, *request.batch);
   }
   if (place == Place::gpu && target_.proves_on_real) request.device = {};
-  if (place == Place::with_room) {
+  if (place == Place::with_ample_memory) {
     request.judged_bytes = target_.device.bytes_of_device();
-    request.device = {.device = with_room(target_.device)};
+    request.device = {.device = with_ample_memory(target_.device)};
     request.steady.most = kMaxSteps;
   }
   return request;
@@ -81,7 +81,7 @@ std::vector<Experiment> FixRuns::make(const std::vector<ExperimentRequest>& requ
 
 // A program that grows from step to step has no steady need: it is run as far as it came before, and a little further.
 void FixRuns::profile_the_complete_run(bool keeps_step) {
-  std::vector<ExperimentRequest> requests{request({}, Place::gpu), request({}, Place::with_room)};
+  std::vector<ExperimentRequest> requests{request({}, Place::gpu), request({}, Place::with_ample_memory)};
   requests.back().keeps_step = keeps_step;
   std::vector<Experiment> experiments = make(requests);
   const Experiment &first = experiments[0], &whole = experiments[1];

@@ -13,12 +13,12 @@ namespace oomdiag {
 class FixRuns {
  public:
   using OnDone = std::function<void(std::size_t over, std::size_t all)>;
-  enum class Place { gpu, with_room };
+  enum class Place { gpu, with_ample_memory };
 
   FixRuns(const Target& target, Experiments& experiments, const OnDone& on_done)
       : target_(target), experiments_(experiments), on_done_(on_done) {}
 
-  /// Runs the program as it is, on the GPU and with room: before(), profile() and whole(). `keeps_step`: of the complete run
+  /// Runs the program as it is, on the GPU and with ample memory: before(), profile() and whole(). `keeps_step`: of the complete run
   /// the allocations of its step, too. Throws Error(environment) if it fails for another reason than memory.
   void profile_the_complete_run(bool keeps_step = false);
 

@@ -8,9 +8,9 @@
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 
-// The program as it is, once on the GPU and once with room; then each change alone; then, where none is enough, changes
+// The program as it is, once on the GPU and once with ample memory; then each change alone; then, where none is enough, changes
 // together. A change that is expected to fit is run on the GPU: if it passes there, that is the proof and the figure.
-// One that is not is run with room, for the figure; if that turns out to fit, it is proved on the GPU after all.
+// One that is not is run with ample memory, for the figure; if that turns out to fit, it is proved on the GPU after all.
 
 namespace oomdiag {
 namespace {
@@ -70,7 +70,7 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
     const bool should_fit = changes.size() > 1 || changes.front().cures ||
                             changes.front().id == "expandable_segments" ||
                             (predicted && *predicted < runs_.before().room_bytes);
-    places.push_back(should_fit ? Place::gpu : Place::with_room);
+    places.push_back(should_fit ? Place::gpu : Place::with_ample_memory);
     which.push_back(fixes_.size());
     fixes_.push_back({.changes = changes, .unproved = "it was not run"});
   }
@@ -79,10 +79,10 @@ void Search::measure(const std::vector<std::vector<Change>>& candidates) {
     const MeasuredFix& fix = fixes_[which[i]];
     const bool on_gpu = places[i] == Place::gpu;
     const bool wants_figure = on_gpu && fix.unproved.empty() && !fix.measured_peak_bytes;
-    const bool wants_proof = !on_gpu && fix.measured_peak_bytes.value_or(kRoomBytes) <= runs_.before().room_bytes;
+    const bool wants_proof = !on_gpu && fix.measured_peak_bytes.value_or(kAmpleBytes) <= runs_.before().room_bytes;
     if (!wants_figure && !wants_proof) continue;
     again.push_back(which[i]);
-    places_again.push_back(on_gpu ? Place::with_room : Place::gpu);
+    places_again.push_back(on_gpu ? Place::with_ample_memory : Place::gpu);
   }
   run_and_take(again, places_again);
 }
@@ -165,7 +165,7 @@ Fixed Search::run() {
     if (a.helps() && slowdown(a) && slowdown(b)) return *slowdown(a) < *slowdown(b);
     if (a.helps())
       return slowdown(a).has_value() != slowdown(b).has_value() ? slowdown(a).has_value() : a.cost() < b.cost();
-    return a.measured_peak_bytes.value_or(kRoomBytes) < b.measured_peak_bytes.value_or(kRoomBytes);
+    return a.measured_peak_bytes.value_or(kAmpleBytes) < b.measured_peak_bytes.value_or(kAmpleBytes);
   });
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
   return {.before = runs_.before(),

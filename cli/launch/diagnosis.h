@@ -42,7 +42,7 @@ struct Diagnosis {
   std::optional<Report> report;  ///< also in folder/report.json
   std::string why_no_report;     ///< one line, where there is none, or it could not be written into the folder
   std::string why_killed{};      ///< one line, where the program ended by SIGKILL
-  std::vector<int> stages{};     ///< the ranks of the first pipeline that a lone rank was in
+  std::vector<int> stages{};     ///< the ranks of the first pipeline that a single rank was in
 };
 
 /// Runs the program with the recorder and, on a virtual device, its libraries preloaded, then reads the trace. Throws

@@ -60,7 +60,7 @@ std::string describe_step_peaks(const std::vector<int64_t>& peaks, size_t column
     const std::string range = least == most ? in_unit(most, unit) : in_unit(least, unit) + " to " + in_unit(most, unit);
     return fmt::format("   steps {} {} {}", bars, range, unit.name);
   };
-  for (size_t count = peaks.size(); count >= kFewest; --count) {  // the newest that there is room for
+  for (size_t count = peaks.size(); count >= kFewest; --count) {  // the newest that fit
     const std::string text = draw(std::span(peaks).last(count));
     if (count_columns(text) <= columns) return text;
   }

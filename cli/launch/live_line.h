@@ -13,7 +13,7 @@ namespace oomdiag {
 std::string describe_live(const LiveFigures& figures);
 
 /// The peaks of the last steps as bars of at most `columns`, newest last: between the lowest and the highest of them, so that one sees
-/// what grows. "   steps ▁▂▃▅█ 8.12 to 9.01 GiB". Empty where nothing is to be seen, or there is no room for it.
+/// what grows. "   steps ▁▂▃▅█ 8.12 to 9.01 GiB". Empty where nothing is to be seen, or it does not fit.
 std::string describe_step_peaks(const std::vector<int64_t>& peaks, size_t columns);
 
 /// While a program runs: one line about its memory at the bottom of the terminal, kept apart from what the program writes
@@ -26,7 +26,7 @@ class LiveLine {
   LiveLine& operator=(const LiveLine&) = delete;
 
   bool is_shown() const { return shown_; }
-  /// Reads on in the trace of the run and shows the figures. The first call that finds a trace makes room for the line.
+  /// Reads on in the trace of the run and shows the figures. The first call that finds a trace makes space for the line.
   void update(const std::filesystem::path& run_folder) noexcept;
 
  private:

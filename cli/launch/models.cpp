@@ -35,14 +35,14 @@ std::vector<Model> read_models(const std::filesystem::path& file) {
   return models;
 }
 
-const Model& find_model(const std::vector<Model>& models, std::string_view wanted) {
+const Model& find_model(const std::vector<Model>& models, std::string_view name) {
   std::vector<std::string> names;
   for (const Model& model : models) {
-    if (model.name == wanted) return model;
+    if (model.name == name) return model;
     names.push_back(model.name);
   }
-  throw Error(ErrorKind::usage, fmt::format("unknown model '{}'", wanted),
-              did_you_mean(wanted, names, "oomdiag models lists them all"));
+  throw Error(ErrorKind::usage, fmt::format("unknown model '{}'", name),
+              did_you_mean(name, names, "oomdiag models lists them all"));
 }
 
 void check_variant(const Model& model, std::string_view variant) {

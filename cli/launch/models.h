@@ -31,7 +31,7 @@ nlohmann::json read_models_json(const std::filesystem::path& file);
 std::vector<Model> read_models(const std::filesystem::path& file);
 
 /// The model of this name. Throws Error(usage) that names the nearest.
-const Model& find_model(const std::vector<Model>& models, std::string_view wanted);
+const Model& find_model(const std::vector<Model>& models, std::string_view name);
 
 /// Throws Error(usage) with the valid ones if the model has no such variant. Empty is fine.
 void check_variant(const Model& model, std::string_view variant);

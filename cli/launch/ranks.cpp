@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMaxRanks = 1 << 20;
 constexpr int kGpusOfHost = 8;
-constexpr int kMaxGpusOfHost = 16;  // what the virtual device has room for: driver/devices.h
+constexpr int kMaxGpusOfHost = 16;  // what the virtual device can hold: driver/devices.h
 
 int read_rank(const std::string& text, int world_size) {
   int rank = -1;

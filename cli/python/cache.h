@@ -4,7 +4,7 @@
 
 namespace oomdiag {
 
-/// Where things are kept that can be made again: $XDG_CACHE_HOME/oomdiag, else ~/.cache/oomdiag, with the home folder of $HOME or
+/// Where things are kept that can be rebuilt: $XDG_CACHE_HOME/oomdiag, else ~/.cache/oomdiag, with the home folder of $HOME or
 /// of the password database. Need not exist. Throws Error(environment) for a user who has none of these.
 std::filesystem::path cache_folder();
 

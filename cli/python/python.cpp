@@ -26,18 +26,18 @@ constexpr const char* kQuestion =
 
 /// Names that mean "any Python": Debian has no `python`, and who has none at all is served by the private one. Any other name,
 /// a path above all, means one environment.
-bool names_any_python(std::string_view wanted) { return wanted == "python" || wanted == "python3"; }
+bool names_any_python(std::string_view interpreter) { return interpreter == "python" || interpreter == "python3"; }
 
 /// Another environment in the place of one that was named would be another program: its packages are not there.
-void check_named_python(const std::string& wanted, const std::optional<TorchOfPython>& torch, const Install& install) {
+void check_named_python(const std::string& interpreter, const std::optional<TorchOfPython>& torch, const Install& install) {
   const bool has_replacement = !install.torch_version.empty();
-  if (!torch && (!names_any_python(wanted) || !has_replacement)) {
-    throw Error(ErrorKind::environment, fmt::format("'{}' is no Python that can be started", wanted),
+  if (!torch && (!names_any_python(interpreter) || !has_replacement)) {
+    throw Error(ErrorKind::environment, fmt::format("'{}' is no Python that can be started", interpreter),
                 "see: which -a python3");
   }
-  if (torch && torch->folder.empty() && !names_any_python(wanted) && has_replacement) {
-    throw Error(ErrorKind::environment, fmt::format("'{}' has no torch", wanted),
-                fmt::format("install it there: {} -m pip install torch; or name {}, which has torch {}", wanted,
+  if (torch && torch->folder.empty() && !names_any_python(interpreter) && has_replacement) {
+    throw Error(ErrorKind::environment, fmt::format("'{}' has no torch", interpreter),
+                fmt::format("install it there: {} -m pip install torch; or name {}, which has torch {}", interpreter,
                             install.python.string(), install.torch_version));
   }
 }
@@ -121,23 +121,23 @@ std::optional<TorchOfPython> look_at_torch(const std::string& python) {
   return torch;
 }
 
-PythonChoice choose_python(const std::string& wanted, const TorchOfPython& torch, const Install& install) {
+PythonChoice choose_python(const std::string& interpreter, const TorchOfPython& torch, const Install& install) {
   if (torch.folder.empty() && install.torch_version.empty()) {
-    const std::string why = fmt::format("'{}' has no torch", wanted);
-    return {wanted, why + ": there will be nothing to record", false, why};
+    const std::string why = fmt::format("'{}' has no torch", interpreter);
+    return {interpreter, why + ": there will be nothing to record", false, why};
   }
   if (torch.folder.empty()) {
-    return {install.python.string(), fmt::format("'{}' has no torch; running {} with torch {}", wanted,
+    return {install.python.string(), fmt::format("'{}' has no torch; running {} with torch {}", interpreter,
                                                  install.python.string(), install.torch_version)};
   }
-  const std::string running = fmt::format("running your '{}' with torch {}", wanted, torch.version);
+  const std::string running = fmt::format("running your '{}' with torch {}", interpreter, torch.version);
   if (torch.is_rocm || torch.cuda.empty() || torch.version.find("+cpu") != std::string::npos) {
     const std::string why = torch.is_rocm ? "which was built for ROCm, and oomdiag knows CUDA"
                                           : "which was built without CUDA: there will be nothing to record";
-    return {wanted, fmt::format("{}, {}. Install the CUDA build: pip install torch", running, why), false,
+    return {interpreter, fmt::format("{}, {}. Install the CUDA build: pip install torch", running, why), false,
             fmt::format("torch {} has no CUDA", torch.version)};
   }
-  return {wanted, running, minor_of(torch.version) != minor_of(install.torch_version)};
+  return {interpreter, running, minor_of(torch.version) != minor_of(install.torch_version)};
 }
 
 std::string read_interpreter(std::string_view beginning) {
@@ -165,13 +165,13 @@ std::string interpreter_of(const std::string& program) {
 
 std::string prepare_torch(const std::string& program, Install& install) {
   const bool is_itself = is_python(program);
-  std::string wanted = is_itself ? program : interpreter_of(program);
-  const bool is_guess = wanted.empty();
+  std::string interpreter = is_itself ? program : interpreter_of(program);
+  const bool is_guess = interpreter.empty();
   if (is_guess && !install.torch_version.empty()) return program;  // the torch of the build, as good a guess as any
-  if (is_guess) wanted = install.python.string();
-  const std::optional<TorchOfPython> torch = look_at_torch(wanted);
-  if (is_itself) check_named_python(wanted, torch, install);
-  const PythonChoice choice = choose_python(wanted, torch.value_or(TorchOfPython{}), install);
+  if (is_guess) interpreter = install.python.string();
+  const std::optional<TorchOfPython> torch = look_at_torch(interpreter);
+  if (is_itself) check_named_python(interpreter, torch, install);
+  const PythonChoice choice = choose_python(interpreter, torch.value_or(TorchOfPython{}), install);
   if (is_itself) say(choice.note);
   if (!choice.no_recorder.empty()) forget_torch(install, choice.no_recorder);
   if (choice.needs_own_recorder) take_own_recorder(*torch, install);

@@ -8,7 +8,7 @@ namespace oomdiag {
 /// The ending of a bundle's name.
 inline constexpr const char* kBundleEnding = ".bundle.tar.gz";
 
-/// What a run left in `folder`, as one small file: a tar archive packed by gzip. A trace is mostly holes, and 300 MB of it
+/// What a run left in `folder`, as one small file: a tar archive packed by gzip. A trace is mostly sparse, and 300 MB of it
 /// become one or two. Throws Error(input) if there is no trace.
 std::string make_bundle(const std::filesystem::path& folder);
 
@@ -19,7 +19,7 @@ std::string make_bundle_of_report(const std::string& json);
 bool is_bundle(const std::filesystem::path& packed);
 
 /// Puts what a run left back into `folder`, and nothing else: names that no run writes are left out. Throws Error(input) if it is
-/// damaged, Error(environment) where there is no room.
+/// damaged, Error(environment) where the disk is full.
 void unpack_bundle(const std::filesystem::path& packed, const std::filesystem::path& folder);
 
 }  // namespace oomdiag

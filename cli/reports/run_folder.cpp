@@ -34,16 +34,16 @@ bool make_runs_folder(const fs::path& runs) {
 
 }  // namespace
 
-fs::path choose_base(const std::string& wanted) {
+fs::path choose_base(const std::string& requested) {
   std::error_code error;
-  if (!wanted.empty()) {
-    fs::create_directories(wanted, error);
-    if (!error && access(wanted.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  if (!requested.empty()) {
+    fs::create_directories(requested, error);
+    if (!error && access(requested.c_str(), W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
     if (error) {
-      throw Error(ErrorKind::environment, fmt::format("cannot write into '{}': {}", wanted, error.message()),
+      throw Error(ErrorKind::environment, fmt::format("cannot write into '{}': {}", requested, error.message()),
                   "give another folder: --folder DIR");
     }
-    return fs::absolute(wanted);
+    return fs::absolute(requested);
   }
   const fs::path runs = fs::absolute(kRunsFolder, error);
   if (!error && make_runs_folder(runs)) return runs;

@@ -13,9 +13,9 @@ namespace oomdiag {
 /// In the current folder: where runs go that name no folder. Git ignores what is in it.
 inline constexpr std::string_view kRunsFolder = "oomdiag-runs";
 
-/// The folder in which run folders are made: `wanted`, or kRunsFolder, which are created. Where the current folder cannot be
-/// written, says so and takes the temporary folder. Throws Error(environment) if `wanted` cannot be used.
-std::filesystem::path choose_base(const std::string& wanted);
+/// The folder in which run folders are made: `requested`, or kRunsFolder, which are created. Where the current folder cannot be
+/// written, says so and takes the temporary folder. Throws Error(environment) if `requested` cannot be used.
+std::filesystem::path choose_base(const std::string& requested);
 
 /// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name; for its owner
 /// only, as traces hold command lines and paths. Throws
@@ -53,7 +53,7 @@ inline constexpr std::string_view kSharedFolder = "ranks";
 struct Leftovers {
   bool was_loaded = false;  ///< the shim was loaded into a process
   bool has_trace = false;   ///< CUDA was used there, and the recorder wrote
-  bool is_writable = true;  ///< the folder is still there, and whoever wanted to could write
+  bool is_writable = true;  ///< the folder is still there, and processes could write
 std::string why_not_recorded{};  ///< why a process was not recorded, or empty
 };
 

@@ -49,8 +49,8 @@ std::size_t edit_distance(std::string_view left, std::string_view right) {
   return row[right.size()];
 }
 
-std::vector<std::string> nearest(std::string_view wanted, const std::vector<std::string>& names) {
-  const std::string typed = plain_name(wanted);
+std::vector<std::string> nearest(std::string_view requested, const std::vector<std::string>& names) {
+  const std::string typed = plain_name(requested);
   std::vector<std::pair<std::size_t, std::string>> near;
   for (const std::string& name : names) {
     const std::string known = plain_name(name);
@@ -67,8 +67,8 @@ std::vector<std::string> nearest(std::string_view wanted, const std::vector<std:
   return result;
 }
 
-std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& names, std::string_view otherwise) {
-  const std::vector<std::string> near = nearest(wanted, names);
+std::string did_you_mean(std::string_view requested, const std::vector<std::string>& names, std::string_view otherwise) {
+  const std::vector<std::string> near = nearest(requested, names);
   if (near.empty()) return std::string(otherwise);
   return fmt::format("did you mean {}? {}", fmt::join(near, " or "), otherwise);
 }

@@ -142,9 +142,9 @@ class Collector {
   }
 
   void write_out_of_memory(const DriverCall& call, const DriverCaller& caller) {
-    const DriverEntry wanted{
+    const DriverEntry requested{
         .bytes = call.bytes, .owner = caller.owner, .device = caller.device, .memory = call.memory};
-    write(EventKind::driver_alloc, wanted, kDriverOutOfMemory, 0);
+    write(EventKind::driver_alloc, requested, kDriverOutOfMemory, 0);
   }
 
   uint32_t intern_stack() {

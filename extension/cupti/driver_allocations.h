@@ -51,7 +51,7 @@ class DriverAllocations {
   /// Bytes of the GPU's own memory that are out on this device.
   int64_t gpu_bytes(uint8_t device) const { return gpu_bytes_[device % kMaxDevices]; }
 
-  /// Allocations that found no room.
+  /// Allocations that did not fit.
   uint64_t lost() const { return lost_; }
 
   template <typename Visit>

@@ -26,7 +26,7 @@ class EventSink {
   void attach(TraceWriter& writer, MakeEvent make_event);
 
   TraceWriter* writer() const { return writer_; }
-  /// Events from before that found no room.
+  /// Events from before that did not fit.
   uint64_t lost() const { return lost_; }
   CallingLibraries& libraries() { return libraries_; }
 

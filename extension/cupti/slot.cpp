@@ -136,12 +136,12 @@ std::string describe_failure(CUptiResult result, const char* holder) {
 
 CUptiResult subscribe_ourselves(CUpti_SubscriberHandle* handle, char* holder, size_t holder_bytes) {
   if (cupti().subscribe_v2 == nullptr) return cupti().subscribe(handle, share_callback, nullptr);
-  CUpti_SubscriberParams wanted{};
-  wanted.structSize = CUpti_SubscriberParams_STRUCT_SIZE;
-  wanted.subscriberName = "oomdiag";
-  wanted.oldSubscriberName = holder;
-  wanted.oldSubscriberSize = holder_bytes;
-  const CUptiResult result = cupti().subscribe_v2(handle, share_callback, nullptr, &wanted);
+  CUpti_SubscriberParams parameters{};
+  parameters.structSize = CUpti_SubscriberParams_STRUCT_SIZE;
+  parameters.subscriberName = "oomdiag";
+  parameters.oldSubscriberName = holder;
+  parameters.oldSubscriberSize = holder_bytes;
+  const CUptiResult result = cupti().subscribe_v2(handle, share_callback, nullptr, &parameters);
   // An older CUPTI than the headers may not like the size of the structure.
   return result == CUPTI_ERROR_INVALID_PARAMETER ? cupti().subscribe(handle, share_callback, nullptr) : result;
 }
@@ -153,7 +153,7 @@ bool is_guests(CUpti_SubscriberHandle handle) {
 }
 
 CUptiResult gate_subscribe(CUpti_SubscriberHandle* handle, CUpti_CallbackFunc callback, void* user_data,
-                           CUpti_SubscriberParams* wanted) {
+                           CUpti_SubscriberParams* parameters) {
   const std::lock_guard guard(lock);
   if (!cupti().is_complete()) return CUPTI_ERROR_UNKNOWN;
   if (slot.load() != nullptr && guest.callback.load() == nullptr && handle != nullptr && callback != nullptr) {
@@ -162,8 +162,8 @@ CUptiResult gate_subscribe(CUpti_SubscriberHandle* handle, CUpti_CallbackFunc ca
     *handle = slot;
     return CUPTI_SUCCESS;
   }
-  if (wanted != nullptr && cupti().subscribe_v2 != nullptr)
-    return cupti().subscribe_v2(handle, callback, user_data, wanted);
+  if (parameters != nullptr && cupti().subscribe_v2 != nullptr)
+    return cupti().subscribe_v2(handle, callback, user_data, parameters);
   return cupti().subscribe(handle, callback, user_data);
 }
 

@@ -118,9 +118,9 @@ void write_layout(const ThreadState& state, uint8_t device) {
   }
 }
 
-bool native_stacks_wanted() {
-  static const bool wanted = environment_number(variables::kNativeStacks, 0) != 0;
-  return wanted;
+bool native_stacks_enabled() {
+  static const bool enabled = environment_number(variables::kNativeStacks, 0) != 0;
+  return enabled;
 }
 
 void write_native_stack(ThreadState& state) {
@@ -149,7 +149,7 @@ void on_oom(int64_t device, size_t, size_t, size_t) noexcept try {
     return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();
-  if (native_stacks_wanted()) write_native_stack(state);
+  if (native_stacks_enabled()) write_native_stack(state);
   write_parameter_groups(true);
   describe_gpu(index);
   write_layout(state, index);

@@ -8,7 +8,7 @@ namespace oomdiag {
 
 /// A hash table that forgets everything when it is full. Its entries lie in the order in which they came, which in a training
 /// is much the one in which they are asked for in each step, close to each other: between two questions the program runs, and
-/// little of this is in the processor's caches. Starts small, since many threads meet few. One thread.
+/// little of this is in the processor's caches. Starts small, since many threads need few. One thread.
 template <class Entry>
 class CacheTable {
  public:

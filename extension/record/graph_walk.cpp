@@ -146,8 +146,8 @@ std::vector<autograd::Node*> nodes_of_running_task() {
   return nodes;
 }
 
-/// True for the first thread that meets the task.
-bool meet_task(int task) {
+/// True for the first thread that comes to the task.
+bool claim_task(int task) {
   std::atomic<int>& last = session().last_task;
   int newest = last.load(std::memory_order_relaxed);
   while (newest < task && !last.compare_exchange_weak(newest, task)) {
@@ -169,7 +169,7 @@ bool claim_walk() {
 }
 
 // The gradient that the running node makes: as large as one of the tensors that its next nodes expect.
-void write_wanted(ThreadState& state) {
+void write_requested_gradient(ThreadState& state) {
   const auto node = autograd::get_current_node();
   if (!node) return;
   for (const auto& edge : node->next_edges()) {
@@ -178,7 +178,7 @@ void write_wanted(ThreadState& state) {
     if (metadata.is_nested_tensor()) continue;
     const at::IntArrayRef sizes = c10::asIntArrayRefUnchecked(metadata.shape_as_dim_vector());
     const auto type = c10::typeMetaToScalarType(metadata.dtype());
-    Event event = state.event(EventKind::wanted);
+    Event event = state.event(EventKind::requested_gradient);
     event.bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
     event.detail = state.names.name(describe_shape(sizes, type));
     event.node_sequence = edge.function->sequence_nr();
@@ -192,7 +192,7 @@ void write_wanted(ThreadState& state) {
 void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
   if (!state.tasks.begin_node(level, task, node)) return;
   Session& recording = session();
-  if (!meet_task(task)) return;               // another thread works on it already
+  if (!claim_task(task)) return;               // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
   if (!recording.several_devices && !claim_walk()) return;
   recording.walks.fetch_add(1, std::memory_order_relaxed);
@@ -202,11 +202,11 @@ void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
 }
 
 void join_graph_task(ThreadState& state, size_t level, int task, void* node) {
-  if (state.tasks.begin_node(level, task, node)) meet_task(task);
+  if (state.tasks.begin_node(level, task, node)) claim_task(task);
 }
 
 void describe_graph_at_oom(ThreadState& state) {
-  if (state.place.in_node()) write_wanted(state);
+  if (state.place.in_node()) write_requested_gradient(state);
   if (session().several_devices && state.place.in_node()) return;  // walked when the task began
   Walk walk(state);
   walk.begin(~uint64_t{0});

@@ -42,7 +42,7 @@ void look_for_saved_tensor_hooks() {
 /// will work on it; otherwise an OOM in it walks it from `node`.
 void enter_graph_task(ThreadState& state, size_t level, int task, void* node);
 
-/// Called when a node of a graph task is met that ran already when it was not watched: notes the task, walks nothing.
+/// Called when a node of a graph task is found that ran already when it was not watched: notes the task, walks nothing.
 void join_graph_task(ThreadState& state, size_t level, int task, void* node);
 
 /// Describes to the trace what autograd holds at an OOM on this thread: the graphs of the tasks that run on it, or in

@@ -69,7 +69,7 @@ uint32_t InternCache::context(const Context& context) {
 }
 
 uint32_t InternCache::inner_context(uint32_t outside, const Context& inside) {
-  if (outside == 0) return context(inside);  // it is that of all places that found no room
+  if (outside == 0) return context(inside);  // it is that of all places that did not fit
   const uint64_t hash = spread(uint64_t{outside} << 32 | inside.inner);
   const auto is_it = [&](const InnerEntry& entry) { return entry.outside == outside && entry.inner == inside.inner; };
   if (const InnerEntry* const known = inner_.find(hash, is_it)) return known->id;

@@ -93,25 +93,25 @@ class PythonCheck {
     return reader_.attribute(function.get(), "__func__");
   }
   bool is_module_call(PythonObject code) const { return code != nullptr && is_call_of_module(api_, code); }
-  bool has_constant(PythonObject code, std::string_view wanted) const {
+  bool has_constant(PythonObject code, std::string_view searched) const {
     if (code == nullptr) return false;
     const PythonRef type(api_, api_.type(code));
     const PythonRef constants(api_, api_.attribute(code, "co_consts"));
     for (const PythonRef& constant : reader_.items(constants.get())) {
-      if (reader_.text(constant.get()).starts_with(wanted)) return true;
-      if (reader_.is_a(constant.get(), type.get()) && has_constant(constant.get(), wanted)) return true;
+      if (reader_.text(constant.get()).starts_with(searched)) return true;
+      if (reader_.is_a(constant.get(), type.get()) && has_constant(constant.get(), searched)) return true;
     }
     return false;
   }
   /// Of a function, or of the one that it wraps.
-  bool has_variable(const PythonRef& function, std::string_view wanted) const {
+  bool has_variable(const PythonRef& function, std::string_view searched) const {
     const PythonRef wrapped =
         function ? reader_.entry(reader_.dict_of(function.get()).get(), "__wrapped__") : PythonRef();
     const PythonObject code = code_of(wrapped ? wrapped : function);
     if (code == nullptr) return false;
     const PythonRef names(api_, api_.attribute(code, "co_varnames"));
     for (const PythonRef& name : reader_.items(names.get())) {
-      if (reader_.text(name.get()) == wanted) return true;
+      if (reader_.text(name.get()) == searched) return true;
     }
     return false;
   }

@@ -19,7 +19,7 @@ struct KnownCall {
   bool is_builtin = false;     ///< an op of PyTorch's own
 };
 
-/// The calls of registered ops that a thread has met, by the addresses of the ops' names: to look at the names takes longer
+/// The calls of registered ops that a thread has seen, by the addresses of the ops' names: to look at the names takes longer
 /// than all else, since they are out of the caches. The addresses hold until an op is taken out of PyTorch's list. One thread.
 class KnownCalls {
  public:

@@ -27,12 +27,12 @@ uint64_t block_key(const Event& event) noexcept { return event.address << 5 | ev
 
 }  // namespace
 
-void StepLearner::restart(bool wanted) noexcept {
+void StepLearner::restart(bool enable) noexcept {
   const std::lock_guard lock(mutex_);
   mode_.store(TrainingMode::learning);
   repeats_needed_.store(2);
   learned_ = {};
-  wanted_.store(wanted);
+  is_enabled_.store(enable);
 }
 
 void StepLearner::add(StepOfThread& thread) {
@@ -109,7 +109,7 @@ void StepLearner::prepare(StepOfThread& mine, const ThreadMark& now) {
   const uint32_t count = low(mine.progress_.load(std::memory_order_relaxed));  // of its last step
   follow_step(mine, now);
   mine.script_.reserve(std::min(count, kMaxEventsOfStep));
-  mine.blocks_.reserve(mine.script_.capacity());  // so that where one has room, both have
+  mine.blocks_.reserve(mine.script_.capacity());  // so that where one has capacity, both have
 }
 
 void StepLearner::learn(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope) noexcept {
@@ -143,7 +143,7 @@ void StepLearner::learn(StepOfThread& mine, const Event& event, const ThreadMark
   mine.learned_.store(join(recording, low(progress) + 1), std::memory_order_relaxed);
 }
 
-// There is room: inside the allocator nothing is allocated. Scopes do not begin there.
+// There is capacity: inside the allocator nothing is allocated. Scopes do not begin there.
 void StepLearner::record(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope) {
   const bool is_scope = event.kind == EventKind::scope_begin;
   const uint32_t serial = event.call_id == 0 ? 0 : event.call_id - first_serial_.load(std::memory_order_relaxed);
@@ -289,7 +289,7 @@ void StepLearner::judge_steady_step(uint64_t nodes, bool grows) {
   if (++learned_.steady_steps >= kStepsBetweenChecks || grows) begin_recording();
 }
 
-bool StepLearner::meet_boundary(uint32_t context) {
+bool StepLearner::is_boundary(uint32_t context) {
   const bool is_new = learned_.boundary == 0 || learned_.other_steps >= kMaxOtherSteps;
   if (is_new) learned_.boundary = context;
   learned_.other_steps = context == learned_.boundary ? 0 : learned_.other_steps + 1;
@@ -298,7 +298,7 @@ bool StepLearner::meet_boundary(uint32_t context) {
 
 bool StepLearner::end_step(StepOfThread& mine, const End& end) {
   const std::lock_guard lock(mutex_);
-  if (!wanted() || !meet_boundary(end.context)) return false;
+  if (!is_enabled() || !is_boundary(end.context)) return false;
   const bool was_steady = steady();
   const uint64_t nodes = end.next_node - first_node_.load(std::memory_order_relaxed);
   const uint32_t serials = end.serials.load(std::memory_order_relaxed) - first_serial_.load(std::memory_order_relaxed);

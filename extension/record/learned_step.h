@@ -98,15 +98,15 @@ class StepLearner {
  public:
   TrainingMode mode() const noexcept { return mode_.load(std::memory_order_relaxed); }
   bool steady() const noexcept { return mode() == TrainingMode::steady; }
-  /// Forgets what was learned. `wanted` = false: never steady, and nothing need be learned.
-  void restart(bool wanted) noexcept;
-  bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed); }
+  /// Forgets what was learned. `enable` = false: never steady, and nothing need be learned.
+  void restart(bool enable) noexcept;
+  bool is_enabled() const noexcept { return is_enabled_.load(std::memory_order_relaxed); }
 
   /// A thread comes or goes.
   void add(StepOfThread& thread);
   void remove(StepOfThread& thread);
 
-  /// Makes room for what this thread will do in a step if it is to be recorded. Outside of the allocator.
+  /// Reserves space for what this thread will do in a step if it is to be recorded. Outside of the allocator.
   void prepare(StepOfThread& mine, const ThreadMark& now);
   /// Takes note of an event of a step that this thread writes while ops are watched. `scope` is kept of a scope_begin, and a
   /// gradient is looked up: those not inside the allocator.
@@ -173,12 +173,12 @@ class StepLearner {
   uint64_t place_of_gradient(StepOfThread& mine, const Event& gradient);
   uint64_t signature_of_step(uint64_t nodes, uint32_t serials) const;
   bool steps_equal_scripts() const;
-  bool meet_boundary(uint32_t context);
+  bool is_boundary(uint32_t context);
   void judge_watched_step(bool alike, bool grows);
   void judge_steady_step(uint64_t nodes, bool grows);
   void begin_recording();
 
-  std::atomic<bool> wanted_ = false;
+  std::atomic<bool> is_enabled_ = false;
   std::atomic<TrainingMode> mode_ = TrainingMode::learning;
   std::atomic<uint32_t> step_ = 1;          ///< the one that runs
   std::atomic<uint32_t> recording_ = 0;     ///< the newest one

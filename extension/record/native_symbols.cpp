@@ -61,14 +61,14 @@ std::string find_local_symbol(const Dl_info& found, const void* address) {
   bool is_fixed = false;  // linked to an address: not moved when it was loaded
   const auto sections = read_sections(file, is_fixed);
   const uint64_t base = is_fixed ? 0 : reinterpret_cast<uint64_t>(found.dli_fbase);
-  const uint64_t wanted = reinterpret_cast<uint64_t>(address) - base;
+  const uint64_t offset = reinterpret_cast<uint64_t>(address) - base;
   for (const Elf64_Shdr& section : sections) {
     if (section.sh_type != SHT_SYMTAB || section.sh_link >= sections.size()) continue;
     const Elf64_Shdr& texts = sections[section.sh_link];
     const auto characters = file.read<char>(texts.sh_offset, texts.sh_size);
     for (const Elf64_Sym& symbol : file.read<Elf64_Sym>(section.sh_offset, section.sh_size / sizeof(Elf64_Sym))) {
       const bool is_function = ELF64_ST_TYPE(symbol.st_info) == STT_FUNC;
-      if (!is_function || wanted < symbol.st_value || wanted - symbol.st_value >= symbol.st_size) continue;
+      if (!is_function || offset < symbol.st_value || offset - symbol.st_value >= symbol.st_size) continue;
       if (symbol.st_name >= characters.size()) continue;
       const auto name = characters.subspan(symbol.st_name);
       return {name.data(), strnlen(name.data(), name.size())};

@@ -23,7 +23,7 @@
 #include "extension/record/thread_state.h"
 
 // An operator asks the allocator for what its arguments and the device decide, and for nothing else. So a call that is known
-// with its arguments can be made again by itself. Lines are kept until there are some, and a file is open only while they are
+// with its arguments can be called again by itself. Lines are kept until there are some, and a file is open only while they are
 // appended: the program may be ended at any step, and may close descriptors that it does not know.
 
 namespace oomdiag {
@@ -43,7 +43,7 @@ ArgumentsWriter& arguments_writer() {
 /// The newest call of this thread that was written: operators inside of it have the same number.
 thread_local uint32_t written_call = 0;
 
-constexpr size_t kMostText = size_t{1} << 20;
+constexpr size_t kMaxText = size_t{1} << 20;
 
 /// The storages of a call's tensors, in the order in which they appear: weights of a recurrent network have to lie in one.
 using Storages = std::vector<const c10::StorageImpl*>;
@@ -146,7 +146,7 @@ void write_call(uint32_t number, const std::string& line) {
   ArgumentsWriter& writer = arguments_writer();
   const std::lock_guard lock(writer.mutex);
   writer.text += std::to_string(number) + '\t' + line + '\n';
-  if (step != writer.step || writer.text.size() > kMostText) append_to_file(writer);
+  if (step != writer.step || writer.text.size() > kMaxText) append_to_file(writer);
   writer.step = step;
 }
 

@@ -124,21 +124,21 @@ void enter_outermost_op(ThreadState& state, Frame& frame, uint32_t name, bool is
 void enter_op(ThreadState& state, Frame& frame, const char* name, const at::RecordFunction& call,
               const KnownCall* known) {
   WorkPlace& now = state.place.change();
-  KnownCall met{.text = name, .outside = now.context_id};
-  met.name = known != nullptr ? known->name : state.names.name(met.text);
-  met.is_builtin = known != nullptr ? known->is_builtin : std::string_view(met.text).starts_with("aten::");
-  frame.is_builtin = met.is_builtin;
-  if (now.context.op == 0) enter_outermost_op(state, frame, met.name, call.seqNr() >= 0);
-  now.context.inner = met.name;
+  KnownCall call_seen{.text = name, .outside = now.context_id};
+  call_seen.name = known != nullptr ? known->name : state.names.name(call_seen.text);
+  call_seen.is_builtin = known != nullptr ? known->is_builtin : std::string_view(call_seen.text).starts_with("aten::");
+  frame.is_builtin = call_seen.is_builtin;
+  if (now.context.op == 0) enter_outermost_op(state, frame, call_seen.name, call.seqNr() >= 0);
+  now.context.inner = call_seen.name;
   if (frame.is_outermost) {
     now.context_id = state.names.context(now.context);
   } else if (known != nullptr && known->inside != 0) {
     now.context_id = known->inside;
   } else {
-    now.context_id = state.names.inner_context(met.outside, now.context);
-    if (met.outside != 0) met.inside = now.context_id;
+    now.context_id = state.names.inner_context(call_seen.outside, now.context);
+    if (call_seen.outside != 0) call_seen.inside = now.context_id;
   }
-  if (known == nullptr && is_registered(call)) state.calls.add(met);
+  if (known == nullptr && is_registered(call)) state.calls.add(call_seen);
 }
 
 void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
@@ -171,7 +171,7 @@ void enter_scope(ThreadState& state, Frame& frame, std::string_view name) {
   if (scope.is_folded()) session().writer().header().folded_names.fetch_add(1, std::memory_order_relaxed);
   frame.scope_name = scope.id;
   frame.is_optimizer_step = scope.is_optimizer_step;
-  if (!steady() && scope.of_optimizer) meet_optimizer();
+  if (!steady() && scope.of_optimizer) register_optimizer();
   state.scope_path.enter();
   WorkPlace& now = state.place.change();
   const LearnedScope* const expected = steady() ? repeat_scope(state, frame.scope_name) : nullptr;
@@ -287,7 +287,7 @@ std::unique_ptr<at::ObserverContext> empty_start(const at::RecordFunction&) { re
 void empty_end(const at::RecordFunction&, at::ObserverContext*) {}
 
 /// Handles are 0 where a callback is not there. There are as few as can be, since PyTorch copies the list of all of them at
-/// each node of a backward pass (ThreadLocalState): ops and scopes have one, and one that is not wanted is not only disabled.
+/// each node of a backward pass (ThreadLocalState): ops and scopes have one, and one that is not needed is not only disabled.
 struct Installed {
   std::mutex mutex;
   bool records = false;

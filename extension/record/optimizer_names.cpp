@@ -27,14 +27,14 @@ void write_tensor(const c10::TensorImpl& tensor, uint32_t group, int role) {
 
 }  // namespace
 
-void OptimizerNames::meet(PythonObject optimizer) {
+void OptimizerNames::add(PythonObject optimizer) {
   const PythonRef base = reader_.find("torch.optim.optimizer", "Optimizer");
   if (!reader_.is_a(optimizer, base.get())) return;
   const PythonRef groups = reader_.entry(reader_.dict_of(optimizer).get(), "param_groups");
   if (!reader_.is_a(groups.get(), api_.list_type)) return note_missing(InternalName::parameter_groups);
   if (knows(optimizer)) return;
   const std::string type = reader_.type_name(optimizer);
-  const int count = ++met_[type];
+  const int count = ++counts_[type];
   names_.add(optimizer, count == 1 ? type : type + " " + std::to_string(count));
 }
 
@@ -43,7 +43,7 @@ void OptimizerNames::search() {
   const PythonRef base = reader_.find("torch.optim.optimizer", "Optimizer");
   if (!base) return;
   searched_ = true;
-  for (const PythonRef& optimizer : list_instances(base.get())) meet(optimizer.get());
+  for (const PythonRef& optimizer : list_instances(base.get())) add(optimizer.get());
 }
 
 std::vector<PythonRef> OptimizerNames::list_instances(PythonObject type) const {
@@ -53,8 +53,8 @@ std::vector<PythonRef> OptimizerNames::list_instances(PythonObject type) const {
     std::vector<PythonRef> found{};
   } search{*this, type};
   const auto visit = [](PythonObject object, void* in) {
-    auto& [names, wanted, found] = *static_cast<Search*>(in);
-    if (names.reader_.is_a(object, wanted)) found.push_back(PythonRef::borrowed(names.api_, object));
+    auto& [names, type, found] = *static_cast<Search*>(in);
+    if (names.reader_.is_a(object, type)) found.push_back(PythonRef::borrowed(names.api_, object));
     return 1;
   };
   if (api_.visit_objects != nullptr) {

@@ -16,24 +16,24 @@ class OptimizerNames {
 
   bool knows(PythonObject optimizer) const { return names_.find(optimizer) != nullptr; }
   /// Does nothing for what is no optimizer.
-  void meet(PythonObject optimizer);
-  /// Meets all optimizers that live, where none was met yet: once, it takes some tenths of a second. Before Python 3.12 only
+  void add(PythonObject optimizer);
+  /// Registers all live optimizers, where none was registered yet: once, it takes some tenths of a second. Before Python 3.12 only
   /// those that are variables of modules: `gc.get_objects` is the program's to replace, and audit hooks hear of it.
   void search();
-  /// Meets the optimizers among `objects` (each with a member `object`), where none was met yet: a search before Python 3.12
+  /// Registers the optimizers among `objects` (each with a member `object`), where none was registered yet: a search before Python 3.12
   /// does not come to those that are variables of functions. Then writes their groups.
   template <class Objects>
-  void meet_among(const Objects& objects) {
+  void register_among(const Objects& objects) {
     if (!names_.all().empty()) return;
     const PythonRef base = reader_.find("torch.optim.optimizer", "Optimizer");
     for (const auto& one : objects) {
-      if (base && reader_.is_a(one.object, base.get())) meet(one.object);
+      if (base && reader_.is_a(one.object, base.get())) add(one.object);
     }
     write_groups();
   }
-  /// Writes the parameters, gradients and states of all optimizers that were met.
+  /// Writes the parameters, gradients and states of all registered optimizers.
   void write_groups();
-  /// If `optimizer` was met and has several groups, writes that the OOM on this thread was for this one of them.
+  /// If `optimizer` is registered and has several groups, writes that the OOM on this thread was for this one of them.
   void write_failed(PythonObject optimizer, PythonObject group);
 
  private:
@@ -49,7 +49,7 @@ class OptimizerNames {
   PythonReader reader_;
   TensorReader tensors_;
   ObjectTable<std::string> names_;
-  std::unordered_map<std::string, int> met_;  ///< optimizers of each type
+  std::unordered_map<std::string, int> counts_;  ///< optimizers of each type
   bool searched_ = false;
 };
 

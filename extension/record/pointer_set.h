@@ -8,7 +8,7 @@
 
 namespace oomdiag {
 
-/// A set of pointers that any thread may ask at any time, and one at a time changes. What finds no room is not in it.
+/// A set of pointers that any thread may ask at any time, and one at a time changes. What does not fit is not in it.
 class PointerSet {
  public:
   void add(const void* pointer) noexcept {

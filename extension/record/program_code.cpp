@@ -46,12 +46,12 @@ Code ProgramCode::classify(PythonObject code) {
 Code ProgramCode::kind_of(PythonObject code) {
   Recent& known = recent(code);
   if (known.code == code) return known.kind;
-  const Code kind = meet(code);
+  const Code kind = register_code(code);
   if (find(code) != nullptr) known = {code, kind};
   return kind;
 }
 
-Code ProgramCode::meet(PythonObject code) {
+Code ProgramCode::register_code(PythonObject code) {
   if (const KnownCode* const known = find(code)) return known->kind;
   const Code kind = classify(code);
   const uint64_t number = newest_.load(std::memory_order_relaxed) + 1;
@@ -60,7 +60,7 @@ Code ProgramCode::meet(PythonObject code) {
   if (kind == Code::module_call) module_call_.store(code, std::memory_order_relaxed);
   if (kind == Code::user) {
     users_.add(code);
-    meet_inner(code);
+    register_inner(code);
   }
   return kind;
 }
@@ -74,30 +74,30 @@ void ProgramCode::forget(void* self, PythonObject code) {
 }
 
 // Where a function that has not run yet ends steady training, it is known so (locate_later). These are those inside of one that
-// was met; below, those of its module.
-void ProgramCode::meet_inner(PythonObject code) {
+// was registered; below, those of its module.
+void ProgramCode::register_inner(PythonObject code) {
   const PythonReader reader(api_);
   const PythonRef type(api_, api_.type(code));
   const PythonRef constants(api_, api_.attribute(code, "co_consts"));
   for (const PythonRef& constant : reader.items(constants.get())) {
-    if (reader.is_a(constant.get(), type.get())) meet(constant.get());
+    if (reader.is_a(constant.get(), type.get())) register_code(constant.get());
   }
 }
 
-void ProgramCode::meet_functions(PythonObject dict, bool with_classes) {
+void ProgramCode::register_functions(PythonObject dict, bool with_classes) {
   const PythonReader reader(api_);
   for (const auto& [name, value] : reader.entries(dict)) {
     if (reader.is_a(value.get(), api_.function_type)) {
-      meet(api_.function_code(value.get()));
+      register_code(api_.function_code(value.get()));
     } else if (with_classes && reader.is_a(value.get(), api_.type_type)) {
-      meet_functions(reader.dict_of(value.get()).get(), false);
+      register_functions(reader.dict_of(value.get()).get(), false);
     }
   }
 }
 
-void ProgramCode::meet_module(PythonObject frame) {
+void ProgramCode::register_module(PythonObject frame) {
   const PythonRef names(api_, api_.globals_of(frame));
-  if (names && searched_.insert(names.get()).second) meet_functions(names.get(), true);
+  if (names && searched_.insert(names.get()).second) register_functions(names.get(), true);
 }
 
 }  // namespace oomdiag

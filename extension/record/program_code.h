@@ -14,7 +14,7 @@
 
 namespace oomdiag {
 
-/// Whose code it is. Torch's own and Python's standard library are nobody's line; a package's is the line where the user's
+/// Whose code it is. Torch's own and Python's standard library have no line; a package's is the line where the user's
 /// own calls it from far away, as through a trainer.
 enum class Code { nobody, package, user, module_call, optimizer };
 
@@ -24,10 +24,10 @@ size_t find_package(std::string_view file);
 /// Whether it is the code that calls the forward of a torch.nn.Module.
 bool is_call_of_module(const PythonApi& api, PythonObject code);
 
-/// A code object that was met.
+/// A registered code object.
 struct KnownCode {
   Code kind = Code::nobody;
-  uint64_t number = 0;  ///< counts those that were met, from 1
+  uint64_t number = 0;  ///< counts those that were registered, from 1
   /// Ids of the lines of its instructions in the trace, as far as they were asked for.
   std::unordered_map<int, uint32_t> sources;
 };
@@ -41,16 +41,16 @@ class ProgramCode {
   Code kind_of(PythonObject code);
   /// Whether a file is neither of an installed package nor of the standard library.
   bool is_users_file(std::string_view file) { return find_package(file) == file.npos && !is_of_standard_library(file); }
-  /// Null if it was not met.
+  /// Null if it is not registered.
   KnownCode* find(PythonObject code) { return codes_.find(code); }
-  /// Meets the functions of the module that runs in this frame, which may not have run yet.
-  void meet_module(PythonObject frame);
+  /// Registers the functions of the module that runs in this frame, which may not have run yet.
+  void register_module(PythonObject frame);
 
-  /// The code that calls the forward of a torch.nn.Module, null before it was met. Any thread, without the GIL.
+  /// The code that calls the forward of a torch.nn.Module, null before it was registered. Any thread, without the GIL.
   const void* module_call() const noexcept { return module_call_.load(std::memory_order_relaxed); }
-  /// Whether this code was met and is the user's. Any thread, without the GIL.
+  /// Whether this code is registered and is the user's. Any thread, without the GIL.
   bool is_users(const void* code) const noexcept { return users_.contains(code); }
-  /// How many that were met have died: what is known of their addresses holds until then. Any thread, without the GIL.
+  /// How many registered ones have died: what is known of their addresses holds until then. Any thread, without the GIL.
   uint64_t deaths() const noexcept { return codes_.deaths(); }
   /// The number of the newest one. Any thread, without the GIL.
   uint64_t newest() const noexcept { return newest_.load(std::memory_order_relaxed); }
@@ -63,9 +63,9 @@ class ProgramCode {
 
   Code classify(PythonObject code);
   bool is_of_standard_library(std::string_view file);
-  Code meet(PythonObject code);
-  void meet_inner(PythonObject code);
-  void meet_functions(PythonObject dict, bool with_classes);
+  Code register_code(PythonObject code);
+  void register_inner(PythonObject code);
+  void register_functions(PythonObject dict, bool with_classes);
   static void forget(void* self, PythonObject code);
   Recent& recent(PythonObject code) { return recent_[(reinterpret_cast<uintptr_t>(code) >> 4) % std::size(recent_)]; }
 

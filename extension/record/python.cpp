@@ -48,7 +48,7 @@ struct Line {
 std::string text_of(Interpreter& known, const std::vector<Line>& calls, bool with_packages);
 void write_stack(const std::string& text, uint32_t source);
 
-/// `read_calls()` gives the calls that run, the innermost first; it is asked where a line is met for the first time.
+/// `read_calls()` gives the calls that run, the innermost first; it is asked where a line is seen for the first time.
 template <class ReadCalls>
 uint32_t source_of(Interpreter& known, const Place& place, int line, ReadCalls read_calls) {
   KnownCode* const code = known.code.find(place.code);
@@ -133,17 +133,17 @@ uint32_t name_calls(Interpreter& known) {
 /// Whether that holds for each call of the same mark.
 bool locate(Interpreter& known, Context& context) {
   PythonObject module = nullptr;
-  bool all_met = true;
+  bool all_known = true;
   const auto source = [&](PythonObject frame, PythonObject code) {
     const Place place{code, known.api.place_in(frame)};
     return source_of(known, place, known.api.frame_line(frame), [&] {
-      known.code.meet_module(frame);
+      known.code.register_module(frame);
       return running_calls(known.api);
     });
   };
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     const Code kind = known.code.kind_of(code);
-    all_met = all_met && known.code.find(code) != nullptr;
+    all_known = all_known && known.code.find(code) != nullptr;
     if (kind == Code::user && context.source == 0) context.source = source(frame, code);
     if (kind == Code::package && context.source == 0 && context.inner_source == 0) {
       context.inner_source = source(frame, code);
@@ -152,11 +152,11 @@ bool locate(Interpreter& known, Context& context) {
     return context.source == 0 || module == nullptr;
   });
   const PythonRef held(known.api, module);
-  if (module == nullptr) return all_met;
+  if (module == nullptr) return all_known;
   const uint32_t path = known.modules.find(module);
   if (path != 0) {
     context.module = path;
-    return all_met;
+    return all_known;
   }
   if (const uint32_t outer = name_calls(known); outer != 0) context.module = outer;
   return false;
@@ -168,17 +168,17 @@ void put(const KnownPlaces::Place& place, Context& context) {
   if (place.module != 0) context.module = place.module;
 }
 
-// The same of calls that may have ended since. Code that was met before them and lives is still what it was; of other code not
-// even that is known, as another one may lie there by now: what lies outside of it is not the line.
+// The same of calls that may have ended since. Code that was registered before them and lives is still what it was; of other
+// code not even that is known, as another one may lie there by now: what lies outside of it is not the line.
 void locate_later(Interpreter& known, Context& context, const PythonCalls& then) {
   const std::span calls(then.calls, static_cast<size_t>(then.depth));
   std::vector<std::pair<Place, Code>> places;
   std::vector<Line> lines;
   for (const PythonCall& call : calls) {
     const PythonObject code = const_cast<char*>(call.code);
-    const KnownCode* const met = known.code.find(code);
-    if (met == nullptr || met->number > then.newest_code) break;
-    places.push_back({{code, known.frames.offset_of(call)}, met->kind});
+    const KnownCode* const found = known.code.find(code);
+    if (found == nullptr || found->number > then.newest_code) break;
+    places.push_back({{code, known.frames.offset_of(call)}, found->kind});
     lines.push_back({code, known.api.code_line(code, places.back().first.instruction)});
   }
   for (size_t i = 0; i < places.size() && context.source == 0; ++i) {
@@ -196,7 +196,7 @@ void locate_later(Interpreter& known, Context& context, const PythonCalls& then)
 }
 
 // torch.optim's own code has the optimizer as `self`, whatever class it is of.
-void meet_running_optimizer(Interpreter& known) {
+void register_running_optimizer(Interpreter& known) {
   PythonObject optimizer = nullptr;
   walk_frames(known.api, [&](PythonObject frame, PythonObject code) {
     const Code kind = known.code.kind_of(code);
@@ -204,7 +204,7 @@ void meet_running_optimizer(Interpreter& known) {
     return optimizer == nullptr && kind != Code::user;
   });
   const PythonRef held(known.api, optimizer);
-  if (optimizer != nullptr) known.optimizers.meet(optimizer);
+  if (optimizer != nullptr) known.optimizers.add(optimizer);
 }
 
 // Every torch.optim optimizer goes through its groups by `for group in self.param_groups`.
@@ -258,7 +258,7 @@ void locate_in_python(Context& context, KnownPlaces& known) noexcept try {
   if (!gil.held() || python->api.error() != nullptr) return;
   Context found;
   const bool holds = locate(*python, found);
-  const KnownPlaces::Place place{.mark = mark_of_python_calls(),  // another one where code was met
+  const KnownPlaces::Place place{.mark = mark_of_python_calls(),  // another one where code was registered
                                  .source = found.source,
                                  .inner_source = found.inner_source,
                                  .module = found.module};
@@ -329,14 +329,14 @@ void write_tensor_referrers() noexcept try {
   if (python == nullptr || !python->api.holds_gil() || python->api.error() != nullptr) return;
   TensorReferrers referrers(python->api, python->code);
   referrers.write();
-  python->optimizers.meet_among(referrers.reached());
+  python->optimizers.register_among(referrers.reached());
 } catch (...) {
 }
 
-void meet_optimizer() noexcept try {
+void register_optimizer() noexcept try {
   if (python == nullptr) return;
   const GilScope gil;
-  if (gil.held() && python->api.error() == nullptr) meet_running_optimizer(*python);
+  if (gil.held() && python->api.error() == nullptr) register_running_optimizer(*python);
 } catch (...) {
 }
 

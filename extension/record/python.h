@@ -62,9 +62,9 @@ void write_python_stack() noexcept;
 void write_tensor_referrers() noexcept;
 
 /// To be called where a scope of PyTorch's optimizers begins: the optimizer is that of the innermost call.
-void meet_optimizer() noexcept;
+void register_optimizer() noexcept;
 
-/// Writes which parameters, gradients and states belong to which parameter group, of all optimizers that were met; with
+/// Writes which parameters, gradients and states belong to which parameter group, of all registered optimizers; with
 /// `at_oom`: also for which group a step that runs on this thread made the failed request. Milliseconds.
 void write_parameter_groups(bool at_oom) noexcept;
 

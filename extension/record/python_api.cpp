@@ -159,7 +159,7 @@ std::string PythonReader::type_name(PythonObject object) const {
 
 std::string PythonReader::text(PythonObject object) const {
   const char* characters = is_a(object, api_.text_type) ? api_.utf8(object) : nullptr;
-  if (characters == nullptr && api_.error() != nullptr) api_.clear_error();  // lone surrogates
+  if (characters == nullptr && api_.error() != nullptr) api_.clear_error();  // single surrogates
   return characters == nullptr ? "" : characters;
 }
 

@@ -35,16 +35,16 @@ bool PythonFrames::choose_layout() noexcept {
 }
 
 bool PythonFrames::find_current(const Word* thread, const Word* frame) noexcept {
-  const auto* wanted = reinterpret_cast<Word>(frame);
+  const auto* searched = reinterpret_cast<Word>(frame);
   through_ = 0;
   for (at_ = 3; at_ < kWordsOfThread; ++at_) {
-    if (thread[at_] == wanted) return true;
+    if (thread[at_] == searched) return true;
   }
   through_ = kThroughFrame;
   const Word holder = thread[through_];
-  if (!is_near(holder, &wanted, 16 << 20) && !is_near(holder, thread, 4096)) return false;
+  if (!is_near(holder, &searched, 16 << 20) && !is_near(holder, thread, 4096)) return false;
   for (at_ = 0; at_ < 2; ++at_) {
-    if (reinterpret_cast<const Word*>(holder)[at_] == wanted) return true;
+    if (reinterpret_cast<const Word*>(holder)[at_] == searched) return true;
   }
   return false;
 }

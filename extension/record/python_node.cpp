@@ -49,8 +49,8 @@ Range find_library(const char* suffix) {
     Range found{};
   } search{suffix};
   const auto visit = [](dl_phdr_info* info, size_t, void* in) {
-    auto& [wanted, found] = *static_cast<Search*>(in);
-    if (!std::string_view(info->dlpi_name).ends_with(wanted)) return 0;
+    auto& [searched, found] = *static_cast<Search*>(in);
+    if (!std::string_view(info->dlpi_name).ends_with(searched)) return 0;
     found.begin = found.end = info->dlpi_addr;
     for (int i = 0; i < info->dlpi_phnum; ++i) {
       found.end =
@@ -80,13 +80,13 @@ PythonRef find_wrapped(const PythonApi& api) {
 }
 
 bool are_wrapped(const PythonApi& api, const std::vector<PythonRef>& objects) {
-  const PythonRef wanted = find_wrapped(api);
-  if (!wanted) return false;
+  const PythonRef searched = find_wrapped(api);
+  if (!searched) return false;
   const SavedVariable* next = nullptr;
   for (const PythonRef& object : objects) {
     const PythonRef type(api, api.type(object.get()));
     const SavedVariable* const value = static_cast<const Wrapped*>(object.get())->value;
-    if (type.get() != wanted.get() || value == nullptr || (next != nullptr && value != next)) return false;
+    if (type.get() != searched.get() || value == nullptr || (next != nullptr && value != next)) return false;
     next = value + 1;
   }
   return true;

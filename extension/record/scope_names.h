@@ -23,7 +23,7 @@ struct ScopeName {
   bool is_folded() const { return canonical != given; }
 };
 
-/// The scopes that a thread met last: in a training they are the same few in each step. One thread.
+/// The scopes that a thread saw last: in a training they are the same few in each step. One thread.
 class ScopeNames {
  public:
   /// There until the next call.

@@ -172,7 +172,7 @@ void note_interpreter_shutdown(const InterpreterShutdown& end) noexcept {
   on_interpreter_shutdown(end);
 }
 
-/// In steady training operators are not watched, and their shapes are wanted.
+/// In steady training operators are not watched, and their shapes are needed.
 bool is_metered() { return environment_number(variables::kMeter, 0) != 0; }
 bool keeps_arguments() { return environment_number(variables::kArguments, 0) != 0; }
 

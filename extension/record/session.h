@@ -74,10 +74,10 @@ class Session {
 
 /// The session of this process, null before there is one. Written once.
 extern Session* the_session;
-/// Set while events are wanted: not before the allocator is ready, in a forked child, or while paused.
+/// Set while events are recorded: not before the allocator is ready, in a forked child, or while paused.
 extern std::atomic<bool> is_recording;
 
-/// Whether events are wanted now, and the trace can still take them.
+/// Whether events are recorded now, and the trace can still take them.
 inline bool recording() noexcept { return is_recording.load(std::memory_order_acquire) && the_session->writer().on(); }
 /// The session; call only while `recording()`.
 inline Session& session() noexcept { return *the_session; }
@@ -88,7 +88,7 @@ struct RecordingOptions {
   int attach_at_step = 1;        ///< OOMDIAG_ATTACH_AT_STEP: the optimizer step to begin with, from 1
 };
 
-/// Starts to record if that is wanted, the caching allocator is initialised and nothing was tried before. Any thread, at any
+/// Starts to record if that is requested, the caching allocator is initialised and nothing was tried before. Any thread, at any
 /// time; cheap once it is done. A failure is said once on stderr, and the program goes on.
 void poll() noexcept;
 /// True when polling has nothing more to wait for: recording began, it waits for its step, or it failed for good.

@@ -80,7 +80,7 @@ void leave_steady_training(ThreadState* state) noexcept try {
 } catch (...) {
 }
 
-// What a graph keeps is looked at in steps that are watched. Where it was when more was alive than ever is wanted.
+// What a graph keeps is looked at in steps that are watched. What counts is where it was when more was alive than ever.
 bool is_clearly_above(int64_t bytes, int64_t before) { return bytes - before > before >> 10; }
 
 void note_backward_of_steady_step(Session& now, const Event& event) noexcept {
@@ -97,7 +97,7 @@ bool grew_in_this_step(Session& now) {
   return is_clearly_above(highest, now.highest_when_judged.exchange(highest));
 }
 
-// A thread that comes in the middle of steady training has no state yet, since no callback has met it.
+// A thread that comes in the middle of steady training has no state yet, since no callback has seen it.
 ThreadState* state_of_newcomer() noexcept try { return &thread_state(); } catch (...) {
   return nullptr;
 }
@@ -106,8 +106,8 @@ ThreadState* state_of_newcomer() noexcept try { return &thread_state(); } catch 
 
 bool steady() noexcept { return session().learner().steady(); }
 
-void restart_learning(bool wanted) noexcept {
-  if (the_session != nullptr) the_session->learner().restart(wanted && python_calls_are_distinguished());
+void restart_learning(bool enable) noexcept {
+  if (the_session != nullptr) the_session->learner().restart(enable && python_calls_are_distinguished());
 }
 
 void prepare_recording(ThreadState& state) {
@@ -115,7 +115,7 @@ void prepare_recording(ThreadState& state) {
 }
 
 void learn(ThreadState& state, const Event& event) noexcept {
-  if (!session().learner().wanted()) return;
+  if (!session().learner().is_enabled()) return;
   const bool is_note = event.kind == EventKind::nodes_created || event.kind == EventKind::gradient;
   session().learner().learn(state.training, event, is_note ? count(state) : look(state), state.place.now().context);
 }

@@ -50,10 +50,10 @@ class StepDivergence {
 /// Whether places of allocations are those of a learned step.
 bool steady() noexcept;
 
-/// Forgets what was learned. `wanted` = false keeps the op callbacks on for good.
-void restart_learning(bool wanted) noexcept;
+/// Forgets what was learned. `enable` = false keeps the op callbacks on for good.
+void restart_learning(bool enable) noexcept;
 
-/// Makes room for what this thread will do in a step if it is to be recorded. Outside of the allocator.
+/// Reserves space for what this thread will do in a step if it is to be recorded. Outside of the allocator.
 void prepare_recording(ThreadState& state);
 
 /// Takes note of an event of a step that this thread writes while ops are watched. Inside the allocator only for allocs.

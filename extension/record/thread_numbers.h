@@ -6,7 +6,7 @@
 
 namespace oomdiag {
 
-/// The numbers of threads in events, which have room for 16 bits. PyTorch counts threads from 1 and gives no number twice, so
+/// The numbers of threads in events, which hold 16 bits. PyTorch counts threads from 1 and gives no number twice, so
 /// a program that makes a thread for each request gets beyond that one day.
 ///
 /// Two things have a number. A writing thread has one that no other living thread has. An autograd node has that of its

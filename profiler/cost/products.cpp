@@ -39,7 +39,7 @@ Products matrix_product(const MeteredOperator& metered, size_t left) {
   return {{{.batch = multiply(*a, 0, a->size() - 2), .m = (*a)[a->size() - 2], .n = n, .k = a->back()}}};
 }
 
-/// _grouped_mm(a, b, ends of the groups): rows of [M, K] meet the matrix of their group in [G, K, N]; the gradient of those is a product of
+/// _grouped_mm(a, b, ends of the groups): rows of [M, K] are multiplied by the matrix of their group in [G, K, N]; the gradient of those is a product of
 /// two matrices whose inner dimension is cut into groups. Groups are taken to be of equal size.
 Products grouped_product(const MeteredOperator& metered) {
   const Shape* a = shape_at(metered.inputs, 0, 2);
@@ -86,7 +86,7 @@ Products convolution(const MeteredOperator& metered) {
 }
 
 /// convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-/// output_mask): the gradients of the input and of the weight, where they are wanted.
+/// output_mask): the gradients of the input and of the weight, where they are requested.
 Products convolution_backward(const MeteredOperator& metered) {
   constexpr size_t kMask = 10;
   const bool transposed = number_at(metered, 7, 0) != 0;
@@ -123,7 +123,7 @@ Products attention(const MeteredOperator& metered, size_t first, bool heads_befo
   return {{scores, scores, scores, weighted, weighted}};
 }
 
-/// _cudnn_rnn(input, weights, …): each of its matrices meets each row of the input once; in backward twice, for two gradients.
+/// _cudnn_rnn(input, weights, …): each of its matrices multiplies each row of the input once; in backward twice, for two gradients.
 Products recurrent(const MeteredOperator& metered, size_t passes) {
   const Shape* input = shape_at(metered.inputs, 0, 2);
   if (input == nullptr || metered.inputs.size() < 2 || metered.inputs[1].kind != WorkValue::Kind::list)

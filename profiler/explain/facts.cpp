@@ -51,7 +51,7 @@ void read_limit(const MemoryState& state, const AllocatorSettings& settings, Fai
 // cuBLAS asks for what PyTorch was configured to give it; what else a matrix product allocates after its first block is a
 // tensor: under autocast the casts of its arguments come before its result.
 bool asks_for_workspace(const OutOfMemory& failure, const Device& device) {
-  if (!takes_workspace(failure.where.inner) || failure.first_in_op || !failure.wanted_shape.empty()) return false;
+  if (!takes_workspace(failure.where.inner) || failure.first_in_op || !failure.requested_shape.empty()) return false;
   if (!is_gemm(failure.where.inner)) return true;
   return is_cublas_workspace(failure.requested_bytes, device.cublas_workspace_bytes);
 }

@@ -100,7 +100,7 @@ struct NonPytorchOwner {
   bool operator==(const NonPytorchOwner&) const = default;
 };
 
-/// Page-locked memory of the host that was asked for at one place. PyTorch's own cache of it keeps a block for good once it
+/// Pinned host memory that was requested at one place. PyTorch's own cache of it keeps a block for good once it
 /// is there, for whoever asks next: the place is that of the first.
 struct PinnedHostMemory {
   std::string owner;                     ///< the library that asked the driver
@@ -131,7 +131,7 @@ struct MemoryState {
       0;  ///< taken on the GPU by others than PyTorch's allocator: context, libraries, other processes
   int64_t free_bytes = 0;
   std::vector<NonPytorchOwner> outside{};      ///< of outside_bytes, the last is "unexplained", which may be negative
-  std::vector<NonPytorchOwner> host_memory{};  ///< page-locked and managed, by whom
+  std::vector<NonPytorchOwner> host_memory{};  ///< pinned and managed, by whom
   std::vector<PinnedHostMemory> pinned_host_memory{};  ///< the former by place, largest first
   bool saved_by_likeness = false;  ///< what autograd keeps is taken from an earlier step like this one
   std::vector<LiveBlock> blocks{};
@@ -254,8 +254,8 @@ struct OutOfMemory {
   int64_t allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
   int64_t granted_bytes = 0;        ///< where it was absorbed: the workspace that the op took in its place, 0 = none
   bool first_in_op = true;          ///< the op had allocated nothing before
-  std::string_view wanted_shape{};  ///< of the gradient that the node was making, or empty
-  Where wanted_by{};                ///< the forward op whose output's gradient it was
+  std::string_view requested_shape{};  ///< of the gradient that the node was making, or empty
+  Where requested_gradient_of{};                ///< the forward op whose output's gradient it was
   std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
   std::string_view native_stack{};  ///< C++ calls of the OOM, where they were asked for
   std::string_view group{};         ///< the parameter group that an optimizer's step was at, or empty
@@ -319,7 +319,7 @@ struct DeviceHistory {
   bool outside_measured = false;   ///< false: nothing said how much of the GPU others use
   std::vector<InitializationStep> initialization_steps{};  ///< in order
   std::vector<NonPytorchOwner>
-      failed_driver_requests{};  ///< what libraries asked of the driver in vain: the most by each
+      failed_driver_requests{};  ///< the largest failed request of each library to the driver
   bool sharded = false;          ///< its process shares parameters with other ranks already: FSDP, ZeRO-3
   int64_t packed_tensors = 0;    ///< at most in one graph, saved through user hooks: their size is unknown
 

@@ -15,10 +15,10 @@ void find_requested_tensor(const Trace& trace, const NodeTable& nodes, const All
                            OutOfMemory& oom) {
   for (auto at = trace.events.from(oom.event); at != trace.events.end() && at.index() <= oom.end; ++at) {
     const Event& event = *at;
-    if (event.kind != EventKind::wanted || !oom.wanted_shape.empty()) continue;
+    if (event.kind != EventKind::requested_gradient || !oom.requested_shape.empty()) continue;
     if (round_size(event.bytes, settings) != oom.requested_bytes) continue;
-    oom.wanted_shape = trace.name(event.detail);
-    oom.wanted_by = event.node_sequence == kAccumulateGrad ? Where{} : locate(trace, nodes, event);
+    oom.requested_shape = trace.name(event.detail);
+    oom.requested_gradient_of = event.node_sequence == kAccumulateGrad ? Where{} : locate(trace, nodes, event);
   }
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kFixColumns = 50, kMaxFixColumns = 75;
 
-/// Of the first column: room for the labels.
+/// Of the first column: width of the labels.
 size_t label_columns(const std::vector<Fix>& fixes) {
   size_t columns = kFixColumns;
   for (const Fix& fix : fixes) columns = std::max(columns, printable(fix.label, 100).size() + 3);
@@ -91,8 +91,8 @@ std::string peak_text(const Fix& fix, const TextOptions& options) {
 
 // Whoever reads this at night wants to know how many of them to try.
 std::string conclusion_on(const std::vector<Fix>& fixes) {
-  const auto count = [&](std::optional<bool> wanted) {
-    return std::ranges::count_if(fixes, [&](const Fix& one) { return fits(one) == wanted; });
+  const auto count = [&](std::optional<bool> expected) {
+    return std::ranges::count_if(fixes, [&](const Fix& one) { return fits(one) == expected; });
   };
   const auto enough = count(true), unknown = count(std::nullopt);
   const auto all = static_cast<std::ptrdiff_t>(fixes.size());

@@ -21,8 +21,8 @@ using Json = nlohmann::ordered_json;
               "give a report.json or a folder oomdiag-<pid> that oomdiag wrote");
 }
 
-void demand(bool fulfilled, const char* name, const char* wanted) {
-  if (!fulfilled) reject(std::string("\"") + name + "\" is not " + wanted);
+void demand(bool fulfilled, const char* name, const char* expected) {
+  if (!fulfilled) reject(std::string("\"") + name + "\" is not " + expected);
 }
 
 /// What the elements of all lists may take: a few characters may stand for a kilobyte of values.
@@ -49,11 +49,11 @@ class Reader {
   }
   void or_null(const Field& field, std::string& to) { (*this)(field, to); }
   void figures(const Field& field, Figures& to, std::initializer_list<Field> /*names*/) { (*this)(field, to); }
-  void constant(const Field& field, const char* wanted) {
+  void constant(const Field& field, const char* expected) {
     std::string text;
     (*this)(field, text);
     if (text.empty()) reject(std::string("it names no ") + field.name);
-    if (text != wanted) reject(fmt::format("its {} is {}, not {}", field.name, text.substr(0, 40), wanted));
+    if (text != expected) reject(fmt::format("its {} is {}, not {}", field.name, text.substr(0, 40), expected));
   }
   void object(const char* /*name*/, const char* /*about*/) {}
 

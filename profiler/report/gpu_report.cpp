@@ -38,11 +38,11 @@ ReportPeak report_peak(const DeviceHistory& device) {
 }
 
 std::string describe_wanted(const OutOfMemory& oom) {
-  if (oom.wanted_shape.empty()) return {};
-  const Where& by = oom.wanted_by;
+  if (oom.requested_shape.empty()) return {};
+  const Where& by = oom.requested_gradient_of;
   const std::string_view whose = !by.module.empty() ? by.module : by.op;
   const std::string what = whose.empty() ? "gradient" : fmt::format("gradient of {}", whose);
-  return fmt::format("{}, {}", what, oom.wanted_shape);
+  return fmt::format("{}, {}", what, oom.requested_shape);
 }
 
 std::vector<std::string> lines_of(std::string_view text) {

@@ -11,7 +11,7 @@ namespace oomdiag {
 
 /// Who holds the bytes of each category, in at most kMaxHolders rows of a category: blocks of layers that are alike are one
 /// row, and so are, where that is not enough to name four fifths of the bytes, blocks of the same part of each layer, then of
-/// each layer, then of the same op. By category, largest first; what has no room in the rows is left out.
+/// each layer, then of the same op. By category, largest first; what does not fit into the rows is left out.
 std::vector<ReportHolder> fold_holders(const MemoryState& state);
 inline constexpr size_t kMaxHolders = 8;
 

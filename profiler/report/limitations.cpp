@@ -35,9 +35,9 @@ void add_losses(const Trace& trace, bool still_runs, std::vector<std::string>& l
   add(trace.dropped_events, "events were lost");
   add(trace.events.lost(),
       "events were overwritten or cut off while they were read: peaks and categories may be wrong");
-  add(trace.dropped_blocks, "live blocks found no room in the table of live blocks");
-  add(trace.dropped_names, "names or places found no room in the trace: what they would name is not named");
-  add(trace.dropped_driver, "allocations by libraries outside of PyTorch found no room in the books");
+  add(trace.dropped_blocks, "live blocks did not fit into the table of live blocks");
+  add(trace.dropped_names, "names or places did not fit into the trace: what they would name is not named");
+  add(trace.dropped_driver, "allocations by libraries outside of PyTorch did not fit into the tracking table");
   add(trace.deep_calls, "ops ran too deep inside of others: what they allocated is counted for an op around them");
   add(trace.unnumbered_threads,
       "threads began after 65,534 others: which forward op made their autograd nodes is not known");

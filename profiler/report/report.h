@@ -194,10 +194,10 @@ struct ReportOfDevice {
   ReportMemory memory{};
   Figures private_pools{};                 ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of GPU's
   std::vector<NonPytorchOwner> outside{};  ///< adds up to gpu.non_pytorch_bytes; the last is "unexplained"
-  std::vector<NonPytorchOwner> host_memory{};          ///< page-locked and managed
+  std::vector<NonPytorchOwner> host_memory{};          ///< pinned and managed
   std::vector<PinnedHostMemory> pinned_host_memory{};  ///< of host_memory: at most 8 places
   std::vector<InitializationStep> initialization_steps{};
-  std::vector<NonPytorchOwner> failed_driver_requests{};  ///< the most that each library asked of the driver in vain
+  std::vector<NonPytorchOwner> failed_driver_requests{};  ///< the largest failed request of each library to the driver
   Figures packing{};                                      ///< load ≤ pack ≤ reserved ≤ total
   Figures attribution{};
   int64_t headroom_bytes = 0;

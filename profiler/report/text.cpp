@@ -222,7 +222,7 @@ void add_table(std::string& text, const std::string& table) {
   if (!table.empty()) text += "\n" + table;
 }
 
-/// What the first screen has no room for.
+/// What does not fit on the first screen.
 std::string details_of(const Report& report, const ReportOfDevice& device, const TextOptions& options) {
   std::string text;
   add_table(text, growth_table(device, options));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kGrowthColumns = 48;  // before its figures
 constexpr size_t kMaxColumns = 90;     // of a line of its own
-constexpr int64_t kLeastShare = 20;    // less than this part of page-locked memory is not worth a row
+constexpr int64_t kLeastShare = 20;    // less than this part of pinned host memory is not worth a row
 
 // "relu1  [6800, 32, 64, 64]": who made it, what it is.
 std::string label_of(const ReportOwner& owner) {

@@ -7,9 +7,9 @@
 
 namespace oomdiag {
 
-/// The largest holes that cannot be given back and who pins them; empty unless fragmentation is the cause.
+/// The largest free blocks that cannot be given back and what blocks them; empty unless fragmentation is the cause.
 std::string holes_table(const ReportOfDevice& device);
-/// Who holds page-locked memory of the host; empty where it is less than a GiB.
+/// Who holds pinned host memory; empty where it is less than a GiB.
 std::string pinned_host_memory_table(const ReportOfDevice& device);
 /// What the optimizer's parameter groups take; empty where there are not several.
 std::string groups_table(const ReportOfDevice& device);

@@ -4,9 +4,9 @@
 
 namespace oomdiag {
 
-/// Takes into `failed` what another run of the same program showed that had all the memory it wanted, and whose fixes
+/// Takes into `failed` what another run of the same program showed that had all the memory it requested, and whose fixes
 /// were judged by the GPU of `failed`: the need, then measured, and the fixes. Where the failing moment looked like
-/// holes or a workspace and the whole run does not fit at all, the cause is capacity. Nothing is taken where the program
+/// fragmentation or a workspace and the whole run does not fit at all, the cause is capacity. Nothing is taken where the program
 /// grows without end, ran out again, or sized itself by the GPU.
 void take_whole_run(Report& failed, const Report& whole);
 

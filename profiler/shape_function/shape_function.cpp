@@ -199,11 +199,11 @@ void ShapeFunction::find_single_calls(const MergedSequence& merged, Structure& s
 }
 
 std::vector<CallAtPoint> ShapeFunction::list_unknown_calls(std::span<const ShapePoint> points) const {
-  std::vector<CallAtPoint> wanted;
+  std::vector<CallAtPoint> calls;
   std::set<std::pair<uint32_t, ShapePoint>> listed = taken_;
   const auto add = [&](uint32_t call, const ShapePoint& point) {
     const auto text = text_of(single_calls_[call], point);
-    if (text && listed.insert({call, point}).second) wanted.push_back({.call = call, .point = point, .text = *text});
+    if (text && listed.insert({call, point}).second) calls.push_back({.call = call, .point = point, .text = *text});
   };
   for (const ShapePoint& point : points) {
     for (const CallInSequence& call : nearest(point).calls) {
@@ -215,7 +215,7 @@ std::vector<CallAtPoint> ShapeFunction::list_unknown_calls(std::span<const Shape
       if (single_calls_[call.single_call].state != SingleCall::State::refuted) add(call.single_call, point);
     }
   }
-  return wanted;
+  return calls;
 }
 
 const std::vector<int64_t>* ShapeFunction::script_of(const CallInSequence& call, const ShapePoint& point) const {

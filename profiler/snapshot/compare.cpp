@@ -42,10 +42,10 @@ struct Range {
   uint64_t begin = 0, end = ~uint64_t{0};
 };
 
-Side read_side(const Trace& trace, const Range& range, uint8_t device, bool (*wanted)(EventKind)) {
+Side read_side(const Trace& trace, const Range& range, uint8_t device, bool (*is_compared)(EventKind)) {
   Side side;
   for (auto at = trace.events.from(range.begin); at != trace.events.end() && at.index() < range.end; ++at) {
-    if (at->device != device || !wanted(at->kind)) continue;
+    if (at->device != device || !is_compared(at->kind)) continue;
     side.elements.push_back(static_cast<uint64_t>(at->bytes) << 4 | (static_cast<uint64_t>(at->kind) & 15));
     side.events.push_back(static_cast<uint32_t>(at.index()));
   }
@@ -120,9 +120,9 @@ struct Sides {
   bool left_goes_on = false, right_goes_on = false;  ///< after the other was taken
 };
 
-ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*wanted)(EventKind)) {
-  const Side a = read_side(sides.left, sides.left_range, device, wanted);
-  const Side b = read_side(sides.right, sides.right_range, device, wanted);
+ComparedSequence compare_sequence(const Sides& sides, uint8_t device, bool (*is_compared)(EventKind)) {
+  const Side a = read_side(sides.left, sides.left_range, device, is_compared);
+  const Side b = read_side(sides.right, sides.right_range, device, is_compared);
   Alignment found = align(a.elements, b.elements, kMaxLookedAt);
   ComparedSequence result{
       .equal = found.equal, .changed = found.changed, .only_left = found.only_left, .only_right = found.only_right};
@@ -178,20 +178,20 @@ void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t&
 // The allocator makes or frees a segment before it reports the block: what `part` has of segments before its first block
 // stands before the window, too.
 uint64_t with_segments_before(const Trace& part, const Trace& whole, uint64_t first_event, uint8_t device) {
-  uint64_t wanted_segments = 0;
+  uint64_t segments_left = 0;
   for (auto at = part.events.begin(); at != part.events.end(); ++at) {
     if (at->device != device) continue;
     if (is_of_block(at->kind)) break;
-    wanted_segments += is_of_segment(at->kind) ? 1 : 0;
+    segments_left += is_of_segment(at->kind) ? 1 : 0;
   }
   uint64_t begin = first_event;
-  for (uint64_t i = first_event; i-- > 0 && wanted_segments > 0;) {
+  for (uint64_t i = first_event; i-- > 0 && segments_left > 0;) {
     const Event event = whole.events[i];
     if (event.device != device) continue;
     if (is_of_block(event.kind)) break;
     if (!is_of_segment(event.kind)) continue;
     begin = i;
-    --wanted_segments;
+    --segments_left;
   }
   return begin;
 }

@@ -93,8 +93,8 @@ std::vector<Event> EarlierState::layout() const {
       if (block->first < at) continue;  // overlaps: a size was guessed too large
       if (block->first > at) add(EventKind::block_state, at, static_cast<int64_t>(block->first - at), 0, 0);
       const auto next = std::next(block);
-      const uint64_t room = (next != blocks_.end() && next->first < end ? next->first : end) - block->first;
-      const auto bytes = static_cast<int64_t>(std::min(room, static_cast<uint64_t>(block->second.bytes)));
+      const uint64_t space = (next != blocks_.end() && next->first < end ? next->first : end) - block->first;
+      const auto bytes = static_cast<int64_t>(std::min(space, static_cast<uint64_t>(block->second.bytes)));
       const bool live = block->second.state == SnapshotBlock::State::allocated;
       add(EventKind::block_state, block->first, bytes, static_cast<uint64_t>(block->second.requested_bytes),
           live ? kBlockAllocated : kBlockPendingFree);

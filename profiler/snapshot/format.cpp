@@ -50,9 +50,9 @@ struct Magic {
 };
 
 constexpr std::array<Magic, 13> kMagics = {{{"PK\x03\x04", "a zip archive, as torch.save writes checkpoints"},
-                                            {"<!DOCTYPE", "an HTML page; the pickle that it was made from is wanted"},
-                                            {"<!doctype", "an HTML page; the pickle that it was made from is wanted"},
-                                            {"<html", "an HTML page; the pickle that it was made from is wanted"},
+                                            {"<!DOCTYPE", "an HTML page; give the pickle that it was made from"},
+                                            {"<!doctype", "an HTML page; give the pickle that it was made from"},
+                                            {"<html", "an HTML page; give the pickle that it was made from"},
                                             {"\x7f"
                                              "ELF",
                                              "a program or shared library"},

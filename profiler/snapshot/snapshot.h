@@ -69,7 +69,7 @@ struct Snapshot {
   std::vector<SnapshotSegment> segments;          ///< by device and address
   std::vector<EventLog> traces;                   ///< by device, oldest first; empty where no history was recorded
   std::vector<SnapshotAnnotation> annotations{};  ///< by time; none before 2.6
-  std::vector<SnapshotBlock> host_blocks{};       ///< page-locked; since 2.15, where that was asked for
+  std::vector<SnapshotBlock> host_blocks{};       ///< pinned; since 2.15, where that was asked for
   bool frees_are_requests = false;                ///< `skip_actions` left out when frees were completed
   std::string allocator_settings;                 ///< PYTORCH_CUDA_ALLOC_CONF
 };

@@ -144,12 +144,12 @@ std::vector<size_t> StepFinder::find_begins(const std::vector<size_t>& ends) con
   if (ends.empty() && !modules_known_ && !trains()) return {};
   std::vector<size_t> begins;
   size_t next = 0;
-  bool wanted = true;
+  bool is_expected = true;
   for (const Run& run : runs_) {
-    for (; next < ends.size() && ends[next] <= run.begin; ++next) wanted = true;
-    if (!wanted || run.work != Work::forward || (modules_known_ && !run.in_module)) continue;
+    for (; next < ends.size() && ends[next] <= run.begin; ++next) is_expected = true;
+    if (!is_expected || run.work != Work::forward || (modules_known_ && !run.in_module)) continue;
     begins.push_back(run.begin);
-    wanted = false;
+    is_expected = false;
   }
   return begins;
 }

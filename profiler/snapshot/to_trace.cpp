@@ -107,7 +107,7 @@ struct GpuState {
 
   EarlierState earlier;
   int64_t reserved = 0;           ///< more than at the beginning
-  std::optional<int64_t> room{};  ///< that the GPU has at least, besides what was reserved at the beginning
+  std::optional<int64_t> usable{};  ///< that the GPU has at least, besides what was reserved at the beginning
 
   void see(const Event& event) {
     if (event.kind == EventKind::segment_state || event.kind == EventKind::block_state) return;
@@ -119,7 +119,7 @@ struct GpuState {
     // How large a GPU is no snapshot says; it has at least what was reserved, and at an OOM what was free besides.
     const uint64_t free_bytes = event.kind == EventKind::out_of_memory ? event.address : 0;
     const auto free = static_cast<int64_t>(std::min<uint64_t>(free_bytes, kMaxSaneBytes));
-    room = std::max(room.value_or(INT64_MIN), reserved + free);
+    usable = std::max(usable.value_or(INT64_MIN), reserved + free);
   }
 };
 
@@ -190,7 +190,7 @@ class Converter {
     trace_.initial.insert(trace_.initial.end(), blocks.begin(), blocks.end());
     int64_t reserved = 0;
     for (const Event& event : layout) reserved += event.kind == EventKind::segment_state ? event.bytes : 0;
-    if (state.room) gpu.total_bytes = std::clamp<int64_t>(reserved + *state.room, 0, 2 * kMaxSaneBytes);
+    if (state.usable) gpu.total_bytes = std::clamp<int64_t>(reserved + *state.usable, 0, 2 * kMaxSaneBytes);
   }
 
   // All GPUs' events by time, and those of the same time by GPU.
@@ -250,7 +250,7 @@ class Converter {
     trace_.events = log_of(packer.finish());
   }
 
-  // What is page-locked does not say when it came to be: it is written before all else.
+  // Pinned host blocks do not say when they came to be: they are written before all else.
   void add_host_blocks(EventPacker& packer) {
     if (snapshot_.host_blocks.empty()) return;
     trace_.names.emplace_back("libc10_cuda.so");

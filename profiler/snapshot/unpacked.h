@@ -15,7 +15,7 @@ namespace oomdiag {
 class UnpackedFile {
  public:
   /// Throws Error(input) for a damaged file or one that unpacks to a thousand times its size, Error(environment) where there
-  /// is no room.
+  /// is no space.
   explicit UnpackedFile(const std::filesystem::path& packed);
 
   /// To be opened while this object lives.

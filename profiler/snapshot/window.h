@@ -24,7 +24,7 @@ struct Window {
 };
 
 /// The place from which on most of the allocs and frees of `part` on one GPU are those of `whole`; of several, one with the
-/// same blocks in use, and the last in which `part` has room. Nullopt where nothing longer than a few events agrees.
+/// same blocks in use, and the last into which `part` fits. Nullopt where nothing longer than a few events agrees.
 std::optional<Window> find_window(const Trace& part, const Trace& whole, uint8_t device);
 
 }  // namespace oomdiag

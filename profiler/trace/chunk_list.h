@@ -21,7 +21,7 @@ class ChunkList {
     bool is_fresh = false;  ///< never used before
   };
 
-  /// `chunks` of them, each with room for `slots` events.
+  /// `chunks` of them, each with space for `slots` events.
   ChunkList(uint32_t chunks, uint32_t slots);
 
   /// A chunk to write to; nothing if threads hold all of them.
@@ -42,7 +42,7 @@ class ChunkList {
   uint32_t slots_;
   std::unique_ptr<Chunk[]> chunks_;
   std::atomic<uint32_t> fresh_ = 0;  ///< chunks from this one on were never used
-  std::atomic<uint32_t> rests_ = 0;  ///< chunks that were given back with room in them, about
+  std::atomic<uint32_t> rests_ = 0;  ///< chunks that were given back with space in them, about
 };
 
 }  // namespace oomdiag

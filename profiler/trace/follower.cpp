@@ -51,13 +51,13 @@ const LiveFigures& TraceFollower::read_on() {
 
 void TraceFollower::read_chunk(uint64_t chunk, std::vector<Event>& events) {
   const uint64_t begin = header_.chunks_offset + chunk * header_.chunk_bytes;
-  const uint64_t room = (header_.chunk_bytes - sizeof(ChunkHeader)) / sizeof(Event);
+  const uint64_t capacity = (header_.chunk_bytes - sizeof(ChunkHeader)) / sizeof(Event);
   const auto first = read_value<uint64_t>(begin + offsetof(ChunkHeader, first_sequence));
   Place& place = places_[chunk];
   if (place.first_sequence != first) place = {.first_sequence = first, .next = 0, .last_sequence = first - 1};
   std::array<Event, 64> piece;
-  while (first != 0 && place.next < room) {
-    const uint64_t count = std::min<uint64_t>(piece.size(), room - place.next);
+  while (first != 0 && place.next < capacity) {
+    const uint64_t count = std::min<uint64_t>(piece.size(), capacity - place.next);
     file_.read(begin + sizeof(ChunkHeader) + place.next * sizeof(Event), piece.data(), count * sizeof(Event));
     for (uint64_t i = 0; i < count; ++i, ++place.next) {
       // The sequence is stored last: what is newer than the one before it is whole.

@@ -17,7 +17,7 @@ class Interner {
   /// `header` says where they go, and learns how many there are. Both live as long as this.
   Interner(SharedFile& file, TraceHeader& header);
 
-  /// The index, the same for equal ones; 0, which says nothing, when there is no more room.
+  /// The index, the same for equal ones; 0, which says nothing, when it is full.
   uint32_t intern(std::string_view name);
   uint32_t intern(const Context& context);
 

@@ -57,7 +57,7 @@ class alignas(64) LiveTable {
 
   uint32_t used() const { return used_; }
   uint32_t reserved() const { return reserved_; }
-  /// Says that the file has room for this many slots now.
+  /// Says that the file has space for this many slots now.
   void set_reserved(uint32_t slots) { reserved_ = slots; }
   uint32_t capacity() const { return capacity_; }
 

@@ -44,8 +44,8 @@ class Merger {
 
  private:
   void take_dense(ChunkExtent& chunk, uint64_t limit) {
-    const uint64_t room = limit > chunk.first_sequence ? limit - chunk.first_sequence : 1;
-    const uint64_t count = std::min(chunk.count, room);
+    const uint64_t limit_here = limit > chunk.first_sequence ? limit - chunk.first_sequence : 1;
+    const uint64_t count = std::min(chunk.count, limit_here);
     append(chunk.slot, count, chunk.first_sequence);
     chunk.slot += count;
     chunk.count -= count;

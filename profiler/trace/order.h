@@ -23,7 +23,7 @@ struct EventOrder {
   uint64_t after_last_hole = 0;  ///< index of the event before which a sequence is missing, the last such; 0 = none
 };
 
-/// A sequence missing among the newest ones is no hole: threads are killed while they write.
+/// A sequence missing among the newest ones is no gap: threads are killed while they write.
 inline constexpr uint64_t kTornEvents = 64;
 
 /// Whether an event can be used: its kind is one, its device is one of `devices` (of any, where that is 0).

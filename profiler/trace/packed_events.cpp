@@ -58,7 +58,7 @@ uint64_t take(const uint8_t*& at, unsigned code) {
   return number & kMasks[code];
 }
 
-/// Whether the head has room for the kind. Those of snapshots are among the first ones.
+/// Whether the head can hold the kind. Those of snapshots are among the first ones.
 constexpr bool is_short(EventKind kind) { return static_cast<uint8_t>(kind) <= kKind; }
 
 bool is_plain(const Event& event) {

@@ -89,7 +89,7 @@ std::vector<Context> read_contexts(const InputFile& file, const TraceHeader& hea
   const uint64_t count = std::min<uint64_t>(header.context_count.load(), header.contexts_capacity);
   auto contexts = read_values<Context>(file, header.contexts_offset, std::min(count, kMaxContexts));
   if (contexts.empty()) contexts.emplace_back();
-  contexts.erase(std::find(contexts.begin() + 1, contexts.end(), Context{}), contexts.end());  // a hole, as in names
+  contexts.erase(std::find(contexts.begin() + 1, contexts.end(), Context{}), contexts.end());  // a gap, as in names
   return contexts;
 }
 
@@ -120,7 +120,7 @@ bool is_being_overwritten(const TraceHeader& header) {
 
 // A program that trains overwrites the events as fast as they are read, and they are read several times. A copy is taken in a
 // moment, and from then on all passes see the same; what was written since the header was read is left out of it (see
-// `last_sequence`). Without room for it the file itself is read, and what is overwritten meanwhile is counted.
+// `last_sequence`). Without memory for it the file itself is read, and what is overwritten meanwhile is counted.
 std::shared_ptr<const InputFile> copy_of(std::shared_ptr<const InputFile> file, const TraceHeader& header) {
   constexpr size_t kPiece = size_t{1} << 20;
   const uint64_t end = std::min(file->bytes(), header.chunks_offset + header.chunk_capacity * header.chunk_bytes);
@@ -176,7 +176,7 @@ std::vector<ChunkExtent> find_chunks(const InputFile& file, EventFile& events, c
   return chunks;
 }
 
-// Once chunks were taken again, everything before the last missing event is a story with holes: cut it off. A few events
+// Once chunks were taken again, everything before the last missing event is incomplete: cut it off. A few events
 // at the very end may be missing because their threads were killed while they wrote.
 EventLog read_events(const std::shared_ptr<const InputFile>& file, const TraceHeader& header, uint64_t last_sequence) {
   EventFile events(file, header.chunks_offset);

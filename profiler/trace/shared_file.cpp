@@ -43,10 +43,10 @@ int least_number() noexcept {
   return static_cast<int>(std::clamp<rlim_t>(limit.rlim_cur - kSpare, STDERR_FILENO + 1, kHighNumber));
 }
 
-// On btrfs every store into a page that was written out takes new room, and on a full disk is a SIGBUS, whatever was reserved.
+// On btrfs every store into a page that was written out takes new space, and on a full disk is a SIGBUS, whatever was reserved.
 // A new file can be set to overwrite its pages in place: then it stores into what was reserved (tried with Linux 6.18), also
 // through the overlay of a container, which does not show what lies under it. But what btrfs notes about such a store takes
-// room as well, so that one has to look whether there is any. Other file systems keep what they reserved, or like ZFS fail
+// space as well, so that one has to look whether there is any. Other file systems keep what they reserved, or like ZFS fail
 // later and without a signal. Only an empty file can be set so: everybody does it before giving the file its size. True if
 // it is btrfs.
 bool overwrite_in_place(int file) noexcept {
@@ -163,33 +163,33 @@ SharedFile::~SharedFile() {
   if (map_ != nullptr) munmap(map_, bytes_);
 }
 
-Room SharedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {
-  if (is_private_.load(std::memory_order_relaxed)) return Room::enough;
+DiskSpace SharedFile::reserve(uint64_t offset, uint64_t bytes) noexcept {
+  if (is_private_.load(std::memory_order_relaxed)) return DiskSpace::enough;
   const uint64_t page = host_page_bytes();
   const uint64_t from = offset / page * page, to = std::min(round_up(offset + bytes, page), round_up(bytes_, page));
   switch (populate(map_ + from, map_ + to)) {
     case Populated::yes:
-      return Room::enough;
+      return DiskSpace::enough;
     case Populated::no:
-      return Room::none;
+      return DiskSpace::none;
     case Populated::unknown_request:
       break;
   }
   const FileDescriptor file = open_again();
   const int error = posix_fallocate(file.number(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  if (error == EBADF) return Room::unreachable;
-  return error == 0 ? Room::enough : Room::none;
+  if (error == EBADF) return DiskSpace::unreachable;
+  return error == 0 ? DiskSpace::enough : DiskSpace::none;
 }
 
 bool SharedFile::store(uint64_t offset, const void* from, uint64_t bytes) noexcept {
-  if (reserve(offset, bytes) != Room::enough) return false;
+  if (reserve(offset, bytes) != DiskSpace::enough) return false;
   order_stores();
   std::memcpy(map_ + offset, from, bytes);
   return true;
 }
 
 bool SharedFile::load(uint64_t offset, void* to, uint64_t bytes) noexcept {
-  if (reserve(offset, bytes) != Room::enough) return false;
+  if (reserve(offset, bytes) != DiskSpace::enough) return false;
   std::memcpy(to, map_ + offset, bytes);
   order_loads();
   return true;
@@ -209,11 +209,11 @@ void SharedFile::become_private(uint64_t kept_bytes) noexcept {
   (void)mremap(copy, kept_bytes, kept_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, map_);
 }
 
-Room SharedFile::find_room() const noexcept {
+DiskSpace SharedFile::find_space() const noexcept {
   struct statfs system {};
   const FileDescriptor file = open_again();
-  if (fstatfs(file.number(), &system) != 0) return Room::unreachable;
-  return system.f_bavail * static_cast<uint64_t>(system.f_bsize) < kLeastRoom ? Room::none : Room::enough;
+  if (fstatfs(file.number(), &system) != 0) return DiskSpace::unreachable;
+  return system.f_bavail * static_cast<uint64_t>(system.f_bsize) < kLeastRoom ? DiskSpace::none : DiskSpace::enough;
 }
 
 void SharedFile::write_out(uint64_t offset, uint64_t bytes) const noexcept {
@@ -221,12 +221,12 @@ void SharedFile::write_out(uint64_t offset, uint64_t bytes) const noexcept {
   (void)!pwrite(file.number(), at(offset), bytes, static_cast<off_t>(offset));
 }
 
-Room FileSection::reserve_up_to(SharedFile& file, uint64_t end) noexcept {
-  if (end <= reserved) return Room::enough;
+DiskSpace FileSection::reserve_up_to(SharedFile& file, uint64_t end) noexcept {
+  if (end <= reserved) return DiskSpace::enough;
   const uint64_t more = std::min(round_up(end - reserved, kReserveStep), bytes - reserved);
-  const Room room = file.reserve(offset + reserved, more);
-  if (room == Room::enough) reserved += more;
-  return room;
+  const DiskSpace space = file.reserve(offset + reserved, more);
+  if (space == DiskSpace::enough) reserved += more;
+  return space;
 }
 
 bool make_private_folder(const char* path) noexcept {

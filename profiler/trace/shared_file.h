@@ -21,7 +21,7 @@ namespace oomdiag {
 uint64_t host_page_bytes() noexcept;
 
 /// Whether a file has blocks for what is to be stored.
-enum class Room : uint8_t {
+enum class DiskSpace : uint8_t {
   enough,
   none,        ///< the disk is full, or nearly so
   unreachable  ///< needs a descriptor, and the file cannot be opened again: moved, removed, or outside of a chroot
@@ -75,8 +75,8 @@ class SharedFile {
   // None of these locks, allocates or throws.
 
   /// Makes loads and stores in this range safe on a full disk.
-  Room reserve(uint64_t offset, uint64_t bytes) noexcept;
-  /// Copies into or out of the file, reserving the range. False if it has no room.
+  DiskSpace reserve(uint64_t offset, uint64_t bytes) noexcept;
+  /// Copies into or out of the file, reserving the range. False if the disk is full.
   bool store(uint64_t offset, const void* from, uint64_t bytes) noexcept;
   bool load(uint64_t offset, void* to, uint64_t bytes) noexcept;
 
@@ -87,9 +87,9 @@ class SharedFile {
   /// What is stored from here on stays in this process's memory, as in a child of fork. What lies behind the first
   /// `kept_bytes`, which are whole pages, reads as zeros.
   void become_private(uint64_t kept_bytes) noexcept;
-  /// Whether a store into what was reserved may be a SIGBUS all the same, once the disk is nearly full: see `find_room`.
+  /// Whether a store into what was reserved may be a SIGBUS all the same, once the disk is nearly full: see `find_space`.
   bool may_lose_room() const noexcept { return may_lose_room_; }
-  Room find_room() const noexcept;
+  DiskSpace find_space() const noexcept;
   /// Writes what memory has there to the file, if the disk can take it: no signal comes if not.
   void write_out(uint64_t offset, uint64_t bytes) const noexcept;
 
@@ -113,7 +113,7 @@ struct FileSection {
   uint64_t reserved = 0;  ///< of them, those that may be touched
 
   /// Reserves the first `end` bytes, which it has, and some more. One thread at a time.
-  Room reserve_up_to(SharedFile& file, uint64_t end) noexcept;
+  DiskSpace reserve_up_to(SharedFile& file, uint64_t end) noexcept;
 };
 
 /// Makes a folder that only its owner may look into. True also where it is there already, is a folder and not a link,

@@ -57,8 +57,8 @@ struct Trace {
   uint64_t overwritten_events = 0;      ///< older than events.front(), no longer in the file
   uint64_t dropped_events = 0;          ///< never written
   uint64_t dropped_blocks = 0;          ///< live blocks that found no slot in the table
-  uint64_t dropped_names = 0;           ///< names and contexts that found no room
-  uint64_t dropped_driver = 0;          ///< allocations of the driver's that found no room in the books
+  uint64_t dropped_names = 0;           ///< names and contexts that did not fit
+  uint64_t dropped_driver = 0;          ///< driver allocations that did not fit into the tracking table
   uint64_t deep_calls = 0;              ///< ops nested too deeply to be distinguished from those around them
   uint64_t folded_names = 0;            ///< scopes recorded under a common name, their numbers replaced by '#'
   uint64_t unnumbered_threads =

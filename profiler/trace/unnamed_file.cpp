@@ -19,7 +19,7 @@ namespace {
 [[noreturn]] void fail(const fs::path& folder) {
   throw Error(ErrorKind::environment,
               "cannot write to '" + folder.string() + "': " + std::generic_category().message(errno),
-              "set TMPDIR to a folder with room");
+              "set TMPDIR to a folder with free space");
 }
 
 // Overlay file systems know O_TMPFILE from Linux 6.1 on, some others never.

@@ -15,7 +15,7 @@ class UnnamedFile {
   UnnamedFile(const UnnamedFile&) = delete;
   UnnamedFile& operator=(const UnnamedFile&) = delete;
 
-  /// Throws Error(environment) where there is no room.
+  /// Throws Error(environment) where the disk is full.
   void write(uint64_t offset, const char* bytes, size_t count);
   /// To be opened while this object lives; what was opened stays readable.
   std::filesystem::path path() const;

@@ -59,13 +59,13 @@ void HeldChunk::release() noexcept {
   list = nullptr;
 }
 
-const char* describe_shortage(Room room) noexcept {
-  switch (room) {
-    case Room::none:
-      return "no room left on the disk of the trace";
-    case Room::unreachable:
+const char* describe_shortage(DiskSpace space) noexcept {
+  switch (space) {
+    case DiskSpace::none:
+      return "no space left on the disk of the trace";
+    case DiskSpace::unreachable:
       return "the trace cannot be opened any more under its name";
-    case Room::enough:
+    case DiskSpace::enough:
       break;
   }
   return "";
@@ -105,13 +105,13 @@ uint64_t file_bytes_of(uint32_t device_count, const TraceBudget& budget) {
 char* require(SharedFile& file) {
   int error = file.error();
   if (file) {
-    const bool is_full = file.may_lose_room() && file.find_room() == Room::none;
-    if (!is_full && file.reserve(0, kHeaderBytes) == Room::enough) return file.at(0);
+    const bool is_full = file.may_lose_room() && file.find_space() == DiskSpace::none;
+    if (!is_full && file.reserve(0, kHeaderBytes) == DiskSpace::enough) return file.at(0);
     error = ENOSPC;
     file.remove();
   }
   throw Error(ErrorKind::environment, "cannot create the trace " + file.path() + ": " + std::strerror(error),
-              "choose a folder with room by --folder");
+              "choose a folder with free space by --folder");
 }
 
 }  // namespace
@@ -160,20 +160,20 @@ void TraceWriter::leave_to_parent() noexcept {
   file_.become_private(header_->names_offset);
 }
 
-bool TraceWriter::fail_unless_enough(Room room) noexcept {
-  if (room == Room::enough) return true;
-  fail(describe_shortage(room));
+bool TraceWriter::fail_unless_enough(DiskSpace space) noexcept {
+  if (space == DiskSpace::enough) return true;
+  fail(describe_shortage(space));
   return false;
 }
 
-// A page that is written back by the kernel is one that a store needs room for. So whoever stores has looked a moment ago, and
+// A page that is written back by the kernel is one that a store needs space for. So whoever stores has looked a moment ago, and
 // on a disk that is nearly full, or that cannot be looked at, nothing is stored to the file any more, by any thread: not even why.
 bool TraceWriter::look_at_disk() noexcept {
   next_look_.store(time_of_next_look(), std::memory_order_relaxed);
-  const Room room = file_.find_room();
-  if (room == Room::enough) return true;
+  const DiskSpace space = file_.find_space();
+  if (space == DiskSpace::enough) return true;
   file_.become_private(header_->names_offset);
-  fail(describe_shortage(room));
+  fail(describe_shortage(space));
   file_.write_out(0, kHeaderBytes);
   return false;
 }
@@ -265,9 +265,9 @@ bool TraceWriter::take_chunk() noexcept {
 bool TraceWriter::reserve_slots(uint32_t device, LiveTable& table) noexcept {
   const uint64_t first =
       header_->tables_offset + (device * header_->slots_per_device + table.reserved()) * sizeof(Event);
-  const uint64_t room = std::min<uint64_t>(kReservedSlots, table.capacity() - table.reserved());
-  if (!fail_unless_enough(file_.reserve(first, room * sizeof(Event)))) return false;
-  table.set_reserved(table.reserved() + static_cast<uint32_t>(room));
+  const uint64_t space = std::min<uint64_t>(kReservedSlots, table.capacity() - table.reserved());
+  if (!fail_unless_enough(file_.reserve(first, space * sizeof(Event)))) return false;
+  table.set_reserved(table.reserved() + static_cast<uint32_t>(space));
   return true;
 }
 

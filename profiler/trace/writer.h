@@ -75,7 +75,7 @@ class TraceWriter {
   /// Forgets all blocks of a device. Under its lock, like the two above.
   void forget_blocks(uint32_t device) noexcept;
 
-  /// The index of this name or context, the same for equal ones; 0 when there is no more room. Locks: not for the allocator.
+  /// The index of this name or context, the same for equal ones; 0 when the table is full. Locks: not for the allocator.
   uint32_t intern(std::string_view name) { return interner_.intern(name); }
   uint32_t intern(const Context& context) { return interner_.intern(context); }
 
@@ -109,7 +109,7 @@ class TraceWriter {
   void post_late_place(const Event& written, uint32_t context) noexcept;
   void take_late_place(uint32_t device) noexcept;
   [[gnu::cold]] bool reserve_slots(uint32_t device, LiveTable& table) noexcept;
-  [[gnu::cold]] bool fail_unless_enough(Room room) noexcept;
+  [[gnu::cold]] bool fail_unless_enough(DiskSpace space) noexcept;
   [[gnu::cold]] bool look_at_disk() noexcept;
   [[gnu::cold]] bool take_chunk() noexcept;
 

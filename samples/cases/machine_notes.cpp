@@ -1,4 +1,4 @@
-// Cases about the machine: the host beside the GPU, what no tensor holds, holes, data on its way.
+// Cases about the machine: the host beside the GPU, what no tensor holds, fragmentation, data on its way.
 
 #include <fmt/format.h>
 
@@ -39,7 +39,7 @@ void note_host_and_gpu(Note& note, Runs runs) {
   note.figure("host.total_bytes", fact_of(*host, "host_total_bytes"));
   if (device.failure) {
     note.say(fmt::format(
-        "The GPU fails in {}: {} more are wanted on top of {} allocated and {} cached, and {} are free. The host runs "
+        "The GPU fails in {}: {} more are requested on top of {} allocated and {} cached, and {} are free. The host runs "
         "the same "
         "loop: its tensors peak at {}, and it has {}, which it hands out page by page as they are touched "
         "and could swap.",
@@ -84,15 +84,15 @@ void note_fragmentation(Note& note, Runs runs) {
     const ReportOfDevice& device = gpu_of(run);
     if (!device.failure) continue;
     const int64_t idle = device.memory.cached_bytes + device.memory.free_bytes;
-    note.figure(run.variant + ".wanted_bytes", device.failure->requested_bytes);
+    note.figure(run.variant + ".requested_bytes", device.failure->requested_bytes);
     note.figure(run.variant + ".idle_bytes", idle);
-    note.say(fmt::format("{}: {} are wanted and {} lie idle, but no hole is large enough.", run.variant,
+    note.say(fmt::format("{}: {} are requested and {} are free, but no free block is large enough.", run.variant,
                          with_unit(device.failure->requested_bytes), with_unit(idle)));
     if (!device.cause || device.cause->pinned.empty()) continue;
     const ReportBlockedSegment& segment = device.cause->pinned.front();
     const std::string by = segment.blocked_by.empty() ? "?" : segment.blocked_by.front().name;
     note.figure(run.variant + ".largest_free_block_bytes", segment.largest_free_block_bytes);
-    note.say(fmt::format("The largest hole is {} in a segment of {}, pinned by {} ({}).",
+    note.say(fmt::format("The largest free block is {} in a segment of {}, blocked by {} ({}).",
                          with_unit(segment.largest_free_block_bytes), with_unit(segment.bytes), by,
                          with_unit(segment.used_bytes)));
   }

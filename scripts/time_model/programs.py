@@ -124,10 +124,10 @@ def run(suite, name, batch, size):
 def main():
     import torch  # noqa: F401  (once, for all children)
 
-    wanted = json.load(open(sys.argv[1]))
-    if any(suite.startswith("timm") for suite, *_ in wanted):
+    chosen = json.load(open(sys.argv[1]))
+    if any(suite.startswith("timm") for suite, *_ in chosen):
         import timm  # noqa: F401
-    for suite, name, batch, size in wanted:
+    for suite, name, batch, size in chosen:
         child = os.fork()
         if child == 0:
             sys.exit(run(suite, name, batch, size))

@@ -53,8 +53,8 @@ def cases():
         Case("a small request that needs a whole segment", "capacity", "nearly_full", quick=True),
         Case("a request that nearly fills the GPU", "capacity", "large_but_possible", cure=larger, quick=True),
 
-        # Forward passes with room for the request in holes, and none for what comes after it.
-        *[Case(f"{name}, in forward with holes, {memory} MiB", "capacity", "train", arguments, memory, cure=larger,
+        # Forward passes with memory for the request in free blocks, and none for what comes after it.
+        *[Case(f"{name}, in forward with free blocks, {memory} MiB", "capacity", "train", arguments, memory, cure=larger,
                module="failing", quick=memory == 500)
           for name, arguments, memories in [
               ("a transformer", {"model": "gpt", "batch": 8}, (400, 500)),
@@ -76,15 +76,15 @@ def cases():
         Case("outputs in a list under a limit", "leak", "capped_leak", {"steps": 80}, 640, cure=stop),
         Case("a slow leak on a full GPU", "leak", "full_gpu_leak", {"base": 700}, cure=stop),
 
-        Case("holes between pinned blocks", "fragmentation", "pinned_holes",
+        Case("free blocks between live blocks", "fragmentation", "blocked_segments",
              cure={"environment": EXPANDABLE}, quick=True),
-        Case("holes of ascending sizes", "fragmentation", "ascending_sizes",
+        Case("free blocks of ascending sizes", "fragmentation", "ascending_sizes",
              cure={"environment": EXPANDABLE}),
-        Case("holes between blocks, in training", "fragmentation", "trained_holes",
+        Case("free blocks between live blocks, in training", "fragmentation", "blocked_segments_in_training",
              cure={"environment": EXPANDABLE}),
-        Case("holes, but too few bytes in all", "capacity", "pinned_holes", {"request": 500}, cure=larger,
+        Case("free blocks, but too few bytes in all", "capacity", "blocked_segments", {"request": 500}, cure=larger,
              quick=True),
-        Case("the same without holes", "capacity", "pinned_holes", {"request": 500}, cure=larger,
+        Case("the same without free blocks", "capacity", "blocked_segments", {"request": 500}, cure=larger,
              environment=EXPANDABLE),
 
         Case("20 GiB at once", "oversized_request", "oversized", cure=None, quick=True),
@@ -103,8 +103,8 @@ def cases():
         Case("another library holds a little, the batch is too large", "capacity", "with_others",
              {"outside": 20, "mib": 80}, cure=larger),
 
-        Case("a matrix product without room for its workspace", "workspace", "gemm_without_room", cure={"arguments": {"room": 40}}, quick=True),
-        Case("a linear layer without room for its workspace", "workspace", "linear_without_room", cure={"arguments": {"room": 40}}),
+        Case("a matrix product without memory for its workspace", "workspace", "gemm_without_free_memory", cure={"arguments": {"spare": 40}}, quick=True),
+        Case("a linear layer without memory for its workspace", "workspace", "linear_without_free_memory", cure={"arguments": {"spare": 40}}),
         Case("a matrix product whose result is too large", "capacity", "large_product", cure=larger),
 
         Case("a captured graph with a side stream", "pending_frees", "captured", quick=True,

@@ -81,8 +81,8 @@ class Gpt(nn.Module):
 def chunked_loss(head, x, ids, chunks=8):
     """Logits of an eighth of the words at a time, in backward once more."""
     parts = zip(x.flatten(0, 1).chunk(chunks), ids.flatten().chunk(chunks))
-    one = lambda part, wanted: F.cross_entropy(head(part), wanted, reduction="sum")
-    return sum(checkpoint(one, part, wanted, use_reentrant=False) for part, wanted in parts) / ids.numel()
+    one = lambda part, targets: F.cross_entropy(head(part), targets, reduction="sum")
+    return sum(checkpoint(one, part, targets, use_reentrant=False) for part, targets in parts) / ids.numel()
 
 
 class Lstm(nn.Module):

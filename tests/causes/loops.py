@@ -97,8 +97,8 @@ def unrolled(mib=12, length=60):
     state.sum().backward()
 
 
-def nearly_full(room=6, request=2):
-    """A small request in a GPU without room for the segment of 20 MiB that PyTorch makes for it."""
+def nearly_full(spare=6, request=2):
+    """A small request in a GPU without memory for the segment of 20 MiB that PyTorch makes for it."""
     keep = []
     try:
         while True:
@@ -106,8 +106,8 @@ def nearly_full(room=6, request=2):
     except torch.OutOfMemoryError:
         pass
     free, _ = torch.cuda.mem_get_info()
-    while free > room << 20:
-        keep.append(mib_tensor(12 if free > (18 << 20) else (free >> 20) - room))
+    while free > spare << 20:
+        keep.append(mib_tensor(12 if free > (18 << 20) else (free >> 20) - spare))
         free, _ = torch.cuda.mem_get_info()
     nn.ReLU()(torch.ones(1, device="cuda", requires_grad=True))
     return keep, mib_tensor(request)
@@ -203,7 +203,7 @@ def full_gpu_leak(base=700, mib=1, steps=200, kept=True):
 
 # Fragmentation.
 
-def pinned_holes(count=20, large=40, small=24, request=200):
+def blocked_segments(count=20, large=40, small=24, request=200):
     """Each large block is freed and a small one takes its front; what is left is too small for the next one."""
     keep = []
     for _ in range(count):
@@ -222,9 +222,9 @@ def ascending_sizes(count=18, request=200):
     return keep, mib_tensor(request)
 
 
-def trained_holes(count=20, large=40, small=24, request=200):
+def blocked_segments_in_training(count=20, large=40, small=24, request=200):
     train([1, 1], depth=1)
-    return pinned_holes(count, large, small, request)
+    return blocked_segments(count, large, small, request)
 
 
 # Requests that no such GPU can grant.
@@ -270,27 +270,27 @@ def with_others(outside=500, mib=40):
 
 # Workspace.
 
-def gemm_without_room(room=4, size=64):
+def gemm_without_free_memory(spare=4, size=64):
     a = torch.randn(size, size, device="cuda")
-    keep, _ = fill(room)
+    keep, _ = fill(spare)
     nn.Sequential(nn.Identity())(a)
     return keep, a @ a
 
 
-def linear_without_room(room=0):
+def linear_without_free_memory(spare=0):
     layer = nn.Linear(64, 64).cuda()
     x = torch.randn(16, 64, device="cuda")
     small = [torch.empty(480 << 10, dtype=torch.uint8, device="cuda") for _ in range(4)]
-    keep, _ = fill(room)
+    keep, _ = fill(spare)
     keep += small
     return keep, layer(x)
 
 
-def fill(room):
-    """Takes the GPU but for `room` MiB, in blocks that leave no holes."""
+def fill(spare):
+    """Takes the GPU but for `spare` MiB, in blocks that leave no free ones."""
     keep = []
     free, _ = torch.cuda.mem_get_info()
-    keep.append(mib_tensor((free >> 20) // 2 * 2 - room - room % 2))
+    keep.append(mib_tensor((free >> 20) // 2 * 2 - spare - spare % 2))
     return keep, torch.cuda.mem_get_info()[0]
 
 

@@ -16,11 +16,11 @@ PROGRAMS = [
     "a batch too large in forward",
     "a batch too large in backward",
     "Adam's state does not fit",
-    "a transformer, in forward with holes, 500 MiB",
+    "a transformer, in forward with free blocks, 500 MiB",
     "outputs in a list",
     "losses that keep their graph",
     "a buffer that grows by cat",
-    "holes between pinned blocks",
+    "free blocks between live blocks",
     "20 GiB at once",
     "a fraction of one half",
 ]

@@ -100,7 +100,7 @@ knows what autograd saved: its hooks see each tensor, and change when it is free
 
 
 def made(how, *shape):
-    """A batch that nobody's module made."""
+    """A batch that no module made."""
     if how == "empty":
         return torch.empty(*shape, device="cuda")
     if how == "normalised":

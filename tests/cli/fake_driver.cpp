@@ -29,8 +29,8 @@ DRIVER_CALL cuDeviceGet(int* device, int ordinal) {
 }
 DRIVER_CALL cuDeviceGetName(char* name, int length, int) {
   if (length <= 0) return kInvalidValue;
-  const char* const wanted = std::getenv("FAKE_GPU_NAME");
-  std::snprintf(name, static_cast<std::size_t>(length), "%s", wanted == nullptr ? "NVIDIA GeForce RTX 3060" : wanted);
+  const char* const chosen = std::getenv("FAKE_GPU_NAME");
+  std::snprintf(name, static_cast<std::size_t>(length), "%s", chosen == nullptr ? "NVIDIA GeForce RTX 3060" : chosen);
   return kSuccess;
 }
 DRIVER_CALL cuDeviceTotalMem_v2(std::size_t* bytes, int) {

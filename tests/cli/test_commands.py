@@ -1,4 +1,4 @@
-"""The command line as somebody at a shell meets it: exit codes, streams, signals and what it says.
+"""The command line as somebody at a shell sees it: exit codes, streams, signals and what it says.
 
 Usage: test_commands.py PATH/TO/oomdiag. Needs no torch: the programs that are run here never use CUDA.
 """

@@ -46,7 +46,7 @@ class OneGpu(unittest.TestCase):
         self.check(1, "the training program ended with exit code 1", "train", "--model", "deepcnn")
         self.check(1, "the training program ended with exit code 1", "train", "--model", "deepcnn", "--device", "real")
 
-    def test_fix_proves_on_the_gpu_and_measures_on_its_virtual_twin(self):
+    def test_fix_proves_on_the_gpu_and_measures_on_the_virtual_one(self):
         said = "the program fails, and not for want of memory"
         for device in [], ["--device", "real"], ["--device", "rtx4090"]:
             self.check(1, said, "fix", *device, "--", "true")

@@ -32,12 +32,12 @@ CALLED_BY_TESTS void give_device(void* block) { cudaFree(block); }
 
 /// cuMemCreate, cuMemMap, and the handle given back at once, as NCCL does: the mapping keeps the pages.
 CALLED_BY_TESTS void* take_pages(size_t bytes) {
-  CUmemAllocationProp wanted{};
-  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   const size_t whole = (bytes + kPage - 1) / kPage * kPage;
   CUmemGenericAllocationHandle handle = 0;
-  if (cuMemCreate(&handle, whole, &wanted, 0) != CUDA_SUCCESS) return nullptr;
+  if (cuMemCreate(&handle, whole, &properties, 0) != CUDA_SUCCESS) return nullptr;
   const CUdeviceptr space = map_pages(handle, whole);
   cuMemRelease(handle);
   mapped[space] = whole;
@@ -66,7 +66,7 @@ CALLED_BY_TESTS void* take_managed(size_t bytes) {
   return cudaMallocManaged(&block, bytes, cudaMemAttachGlobal) == cudaSuccess ? block : nullptr;
 }
 
-/// What the GPU says is used: the other side of the books.
+/// What the GPU says is used: the other side of the account.
 CALLED_BY_TESTS size_t used_bytes() {
   size_t free_bytes = 0;
   size_t total_bytes = 0;

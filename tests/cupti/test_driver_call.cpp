@@ -57,16 +57,16 @@ TEST_CASE("a pitched allocation takes what its rows take", "[cupti]") {
 
 TEST_CASE("pages say their device; those of the host are not the GPU's", "[cupti]") {
   CUmemGenericAllocationHandle handle = 5;
-  CUmemAllocationProp wanted{};
-  wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  wanted.location.id = 2;
-  Call<cuMemCreate_params> call{{&handle, 2 << 20, &wanted, 0}};
+  CUmemAllocationProp properties{};
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = 2;
+  Call<cuMemCreate_params> call{{&handle, 2 << 20, &properties, 0}};
   CHECK(call.read(CUPTI_DRIVER_TRACE_CBID_cuMemCreate, CUPTI_API_EXIT) == DriverCall{.action = DriverAction::allocate,
                                                                                      .memory = DriverMemory::handle,
                                                                                      .device = 2,
                                                                                      .address = 5,
                                                                                      .bytes = 2 << 20});
-  wanted.location.type = CU_MEM_LOCATION_TYPE_HOST;
+  properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
   CHECK(call.read(CUPTI_DRIVER_TRACE_CBID_cuMemCreate, CUPTI_API_EXIT).action == DriverAction::none);
 }
 

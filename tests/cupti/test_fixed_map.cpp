@@ -23,9 +23,9 @@ TEST_CASE("a fixed map holds what a map holds, whatever comes and goes", "[cupti
   CHECK(fixed.size() == plain.size());
   for (uint64_t number = 1; number <= 5000; ++number) {
     const int* found = fixed.find(number << 21);
-    const auto wanted = plain.find(number << 21);
-    REQUIRE((found != nullptr) == (wanted != plain.end()));
-    if (found != nullptr) REQUIRE(*found == wanted->second);
+    const auto expected = plain.find(number << 21);
+    REQUIRE((found != nullptr) == (expected != plain.end()));
+    if (found != nullptr) REQUIRE(*found == expected->second);
   }
   size_t visited = 0;
   fixed.for_each([&](uint64_t key, int value) {

@@ -58,7 +58,7 @@ class OutsideTest(unittest.TestCase):
         self.assertEqual(report["non_pytorch"][-1]["owner"], "unexplained")
 
     def check_all_explained(self, said, report):
-        """The books equal what the GPU itself said, and every byte has an owner."""
+        """The tracking table equals what the GPU itself said, and every byte has an owner."""
         self.assertEqual(report["device"]["total_bytes"] - report["card"]["free_bytes"], said["used"])
         self.assertEqual(report["non_pytorch"][-1]["bytes"], 0, report["non_pytorch"])
 

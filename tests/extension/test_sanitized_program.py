@@ -68,12 +68,12 @@ class SanitizedTest(unittest.TestCase):
         done, report = self.sample(model, *arguments, memory=memory, sanitized=True)
         self.assertIsNone(REPORTS.search(done.stderr), done.stderr[-6000:])
         self.assertIsNone(race_of_ours(done.stderr, self.recorder))
-        plain, wanted = self.sample(model, *arguments, memory=memory, sanitized=False)
+        plain, expected = self.sample(model, *arguments, memory=memory, sanitized=False)
         self.assertEqual(done.returncode, plain.returncode, done.stderr[-3000:])
         self.assertIsNotNone(report, done.stderr[-3000:])
-        self.assertEqual(report["outcome"], wanted["outcome"])
+        self.assertEqual(report["outcome"], expected["outcome"])
         self.assertEqual(report["devices"][0]["replay_error_bytes"], 0)
-        gpu, same = report["devices"][0], wanted["devices"][0]
+        gpu, same = report["devices"][0], expected["devices"][0]
         self.assertEqual(gpu["peak"]["allocated_bytes"], same["peak"]["allocated_bytes"])
         self.assertEqual([saved["bytes"] for saved in gpu["saved_tensors"]], [saved["bytes"] for saved in same["saved_tensors"]])
 

@@ -30,7 +30,7 @@ class Outcome:
         return [line for line in self.stderr.splitlines() if line.startswith("oomdiag")]
 
     def comparable(self):
-        """Addresses, process numbers, names of temporary folders and our own lines are nobody's result."""
+        """Addresses, process numbers, names of temporary folders and our own lines are not part of the result."""
         errors = [line for line in self.stderr.splitlines() if not line.startswith(("oomdiag", "USDT:"))]
         return self.code, mask(self.stdout), mask(errors[-1] if errors else "")
 

@@ -702,7 +702,7 @@ def a_collector_that_is_the_programs_own():
     train(1)
     genuine, gc.get_objects = gc.get_objects, lambda *_: seen.append("asked") or []
     sys.addaudithook(lambda event, _: seen.append(event) if event.startswith("gc.") else None)
-    optimizer = torch.optim.SGD(net().parameters(), 0.1)  # not met by a step: it would have to be searched for
+    optimizer = torch.optim.SGD(net().parameters(), 0.1)  # not registered by a step: it would have to be searched for
     try:
         too_much()
     except torch.OutOfMemoryError:
@@ -1095,7 +1095,7 @@ def the_current_folder_is_gone():
     train()
 
 
-@program(report=False, recorded="no room left")
+@program(report=False, recorded="no space left")
 def the_disk_is_full():
     place = tempfile.mkdtemp()
     if ctypes.CDLL(None, use_errno=True).mount(b"tmpfs", place.encode(), b"tmpfs", 0, b"size=1800k") != 0:

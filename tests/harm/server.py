@@ -49,11 +49,11 @@ if __name__ == "__main__":
     file = pathlib.Path(sys.argv[1])
     sys.path[:0] = [str(file.parent), str(pathlib.Path(__file__).parent)]
     programs = importlib.import_module(file.stem)
-    wanted = serve()
-    if "seed" in wanted:
+    request = serve()
+    if "seed" in request:
         import random_program
-        random_program.run(wanted["seed"])
+        random_program.run(request["seed"])
     else:
-        programs.PROGRAMS[wanted["program"]]()
+        programs.PROGRAMS[request["program"]]()
     if hasattr(programs, "peaks"):
         programs.peaks()

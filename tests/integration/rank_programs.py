@@ -97,8 +97,8 @@ def pipeline(schedule, stages_of_rank=1, group=None, make=lambda stage: blocks(2
     optimizer = torch.optim.Adam([one for stage in stages for one in stage.submod.parameters()])
     for _ in range(2):
         given = [torch.randn(64, WIDTH // 4, device="cuda")] if rank == 0 else []
-        wanted = {"target": torch.randn(64, 10, device="cuda")} if rank == world - 1 else {}
-        run.step(*given, **wanted)
+        targets = {"target": torch.randn(64, 10, device="cuda")} if rank == world - 1 else {}
+        run.step(*given, **targets)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -100,7 +100,7 @@ class Quick(Base):
     def test_flops_are_those_of_the_flop_counter(self):
         self.check_flops(QUICK)
 
-    def test_the_weights_of_a_recurrent_network_meet_each_row_once_and_in_backward_twice(self):
+    def test_the_weights_of_a_recurrent_network_multiply_each_row_once_and_in_backward_twice(self):
         self.run_program("-c", LSTM)
         first = 2 * 4 * 32 * (16 + 32)  # two directions, four gates
         second = 2 * 4 * 32 * (64 + 32)

@@ -281,7 +281,7 @@ class OutOfMemory(DiagnosisTest):
         _, report = self.run_code("import torch; torch.empty(20 << 30, dtype=torch.uint8, device='cuda')")
         self.assertEqual(report["cause"]["kind"], "oversized_request")
 
-    def test_holes_between_pinned_blocks_are_fragmentation(self):
+    def test_free_blocks_between_live_blocks_are_fragmentation(self):
         _, report = self.run_code("""
             import torch
             pieces = [torch.empty(100 << 20, dtype=torch.uint8, device='cuda') for _ in range(100)]
@@ -504,7 +504,7 @@ class Places(DiagnosisTest):
             import copy
             import torch
             weights = [torch.zeros(32 << 20, device="cuda")]
-            twins = copy.deepcopy(weights)
+            copies = copy.deepcopy(weights)
         """)
         self.assertEqual(done.returncode, 0)
         self.assertRegex(report["peak"]["source"], r"^<string>:5$")
@@ -650,7 +650,7 @@ class DoNoHarm(DiagnosisTest):
         environment = self.virtual_environment(OOMDIAG_OUTPUT=str(small))
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, "1536\n"), done.stderr)
-        self.assertIn("no room left", done.stderr)
+        self.assertIn("no space left", done.stderr)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
     def test_training_that_could_not_be_recorded_to_its_end_is_a_failure(self):
@@ -661,7 +661,7 @@ class DoNoHarm(DiagnosisTest):
         self.addCleanup(subprocess.run, ["umount", "-l", str(small)], capture_output=True)
         done = oomdiag("train", "--model", "deepcnn", "--device", "rtx3060", folder=small)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertRegex(done.stderr, "recording stopped before the training ended: no room left on the disk.*small")
+        self.assertRegex(done.stderr, "recording stopped before the training ended: no space left on the disk.*small")
         self.assertIn("--folder", done.stderr)
 
     def test_a_file_size_limit_is_no_signal(self):

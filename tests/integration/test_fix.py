@@ -134,7 +134,7 @@ class Quick(Fix):
             self.assertEqual(rejected.returncode, 2)
             self.assertIn(said, rejected.stderr)
 
-    def test_a_real_gpu_proves_what_fits_and_its_virtual_twin_shows_the_rest(self):
+    def test_a_real_gpu_proves_what_fits_and_the_virtual_one_shows_the_rest(self):
         # A script that loads the virtual GPU into what it runs plays a machine that has one.
         libraries = BUILD / "lib" / "virtual_device"
         gpu = ROOT / "extension" / "virtual_device" / "device_files" / "rtx3060.json"
@@ -145,7 +145,7 @@ class Quick(Fix):
         machine.chmod(0o755)
         program = ["--", machine, BUILD / "bin" / "oomdiag_samples", "--model", "deepcnn", "--batch", "{batch}"]
         driver = {"LD_LIBRARY_PATH": str(libraries), "OOMDIAG_DEVICE_FILES": str(gpu)}
-        small = 6000 if torch_in_use.MINOR == torch_in_use.DEFAULT else 5500  # older ones leave larger holes
+        small = 6000 if torch_in_use.MINOR == torch_in_use.DEFAULT else 5500  # older ones leave larger free blocks
         found = self.oomdiag("fit", "--device", "real", "--vary", f"batch={small},7000", "--json", *program, **driver)
         self.assertEqual(found.returncode, 0, found.stderr)
         tried = json.loads(found.stdout)["tried"]
@@ -223,8 +223,8 @@ class Quick(Fix):
         tried = {one["batch"]: one["fits"] for one in found["tried"]}
         self.assertTrue(tried[border])
         self.assertFalse(tried[border + 1])
-        if torch_in_use.MINOR == torch_in_use.DEFAULT:  # 2.8 leaves holes that no prediction sees: 23 runs
-            self.assertLessEqual(found["runs"], 18)  # cuDNN's workspaces and holes: the function is not exact
+        if torch_in_use.MINOR == torch_in_use.DEFAULT:  # 2.8 fragments as no prediction sees: 23 runs
+            self.assertLessEqual(found["runs"], 18)  # cuDNN's workspaces and fragmentation: the function is not exact
 
 
 class Slow(Fix):
@@ -247,7 +247,7 @@ class Slow(Fix):
         for batch in range(max(1, border - 8), border + 9):
             if batch not in tried:
                 tried[batch] = fit(batch)["largest"] is not None
-        # Smaller ones may fail: holes are not monotone in the batch (GPT-2: 21 fails, 22 fits).
+        # Smaller ones may fail: fragmentation is not monotone in the batch (GPT-2: 21 fails, 22 fits).
         self.assertEqual(max(batch for batch, fits in tried.items() if fits), border)
 
     def test_fit_agrees_with_brute_force_for_resnet50(self):

@@ -87,9 +87,9 @@ class Plan(unittest.TestCase):
         output = self.oomdiag("run", "--memory", memory, "--no-progress", program=program)
         return [int(word) for word in re.search("PEAK (.*)", output).group(1).split()]
 
-    def check_plan(self, plan, room):
+    def check_plan(self, plan, available):
         self.assertTrue(plan["fits"])
-        self.assertLessEqual(plan["measured_reserved_bytes"], room)
+        self.assertLessEqual(plan["measured_reserved_bytes"], available)
         self.assertAlmostEqual(plan["measured_peak_bytes"] / plan["predicted_peak_bytes"], 1, delta=0.03)
         # A checkpoint stops at the last tensor that backward needs; what that leaves out is not predicted.
         self.assertAlmostEqual(plan["step_time_ns"] / plan["predicted_step_time_ns"], 1, delta=0.05)
@@ -99,10 +99,10 @@ class Quick(Plan):
     def test_the_fastest_plan_fits_takes_what_was_predicted_and_is_what_its_lines_do(self):
         budget = 800 * MIB
         found = self.plan(budget, "--html", "page.html")
-        room = found["before"]["room_bytes"]
+available = found["before"]["room_bytes"]
         self.assertEqual(found["before"]["outcome"], "out_of_memory")
         for name in "fastest", "fastest_with_same_numerics":
-            self.check_plan(found["plans"][found[name]], room)
+            self.check_plan(found["plans"][found[name]], available)
         self.assertLess(found["gap"], 0.03)
 
         same = found["plans"][found["fastest_with_same_numerics"]]

@@ -97,9 +97,9 @@ class Endings(ProcessTest):
 
     def test_an_oom_that_is_caught_and_tried_again_smaller(self):
         done, report = self.check_ending("oom_retried", "caught")
-        caught = done.stdout.count("smaller")
-        self.assertGreaterEqual(caught, 1)
-        self.assertEqual(len(report["caught"]), caught)
+        failed = done.stdout.count("smaller")
+        self.assertGreaterEqual(failed, 1)
+        self.assertEqual(len(report["caught"]), failed)
         for caught in report["caught"]:
             self.assertGreater(caught["requested_bytes"], caught["free_bytes"])
             self.assertGreaterEqual(caught["reserved_bytes"], caught["allocated_bytes"])
@@ -114,8 +114,8 @@ class Endings(ProcessTest):
         _, report = self.record(self.program, "oom_uncaught", options=["--native-stacks"])
         failure = report["failure"]
         names = [call.partition(" in ")[2] for call in failure["stack"]]
-        for wanted in (r"^\(anonymous namespace\)::train\(long\)", "^main$"):  # what lies between may be inlined
-            self.assertTrue(any(re.search(wanted, name) for name in names), failure["stack"])
+        for expected in (r"^\(anonymous namespace\)::train\(long\)", "^main$"):  # what lies between may be inlined
+            self.assertTrue(any(re.search(expected, name) for name in names), failure["stack"])
         self.assertTrue(failure["stack"][0].startswith(self.program), failure["stack"])
         self.assertTrue(failure["native_stack"][0].startswith("torch/lib/libc10_cuda.so+0x"), failure["native_stack"][:3])
         self.assertTrue(any("at::_ops::" in call for call in failure["native_stack"]))

@@ -51,7 +51,7 @@ class RankTest(base.DiagnosisTest):
         return done
 
     def check_nobody_is_left(self):
-        """A rank that was summoned looks for its owner three times a second."""
+        """A rank that was started looks for its owner three times a second."""
         deadline = time.monotonic() + 5
         while processes_of(self.folder / "tmp") and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -205,7 +205,7 @@ class Slow(RankTest):
         done = self.run_alone(4, 1, PROGRAMS, "stores")
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
 
-    def test_ctrl_c_ends_the_ranks_that_were_summoned_too(self):
+    def test_ctrl_c_ends_the_ranks_that_were_started_too(self):
         code = textwrap.dedent("""
             import time, torch.distributed as dist
             dist.init_process_group("gloo")

@@ -171,7 +171,7 @@ class UnitTests(Emulated):
 CANNOT_START = r"OSError: \[Errno 8\] Exec format error"
 # qemu-user has no process_vm_readv, by which the driver looks whether an address may be read.
 NOT_EMULATED = ("an_address_that_is_nobodys_is_an_invalid_value", "code_that_is_none_and_kernels_that_are_not_there_are_errors",
-                "page_locked_memory_ends_with_the_machines")
+                "pinned_host_memory_ends_with_the_machines")
 
 
 def fits(case, major):

@@ -25,7 +25,7 @@ def sizes_follow_from_what_the_host_wrote():
 
     edges = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 4, 4]])
     there, mask = edges.cuda(), edges[0] != edges[1]
-    wanted = {
+    expected = {
         "a mask": (lambda: there[:, there[0] != there[1]].shape, (2, 2)),
         "a mask of the host": (lambda: there[0][mask.cuda()].tolist(), [1, 3]),
         "nonzero": (lambda: (there[0] > 2).nonzero().tolist(), [[3], [4]]),
@@ -40,7 +40,7 @@ def sizes_follow_from_what_the_host_wrote():
         "repeat_interleave": (lambda: torch.repeat_interleave(there[0], there[0]).tolist(), [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]),
         "topk": (lambda: there[0].topk(2).values.tolist(), [4, 3]),
     }
-    for name, (look, answer) in wanted.items():
+    for name, (look, answer) in expected.items():
         found, is_noted = reads_of(look)
         expect_equal((found, is_noted), (type(found)(answer), False), name)
 

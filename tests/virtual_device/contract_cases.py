@@ -332,7 +332,7 @@ def what_is_not_known_of_a_pointer_is_null_in_all_its_bytes():
 
 
 @case()
-def page_locked_memory_ends_with_the_machines():
+def pinned_host_memory_ends_with_the_machines():
     runtime, _ = start()
     block, other, host = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.create_string_buffer(3 << 12)
     with open("/proc/meminfo") as file:
@@ -363,9 +363,9 @@ def mappings_lie_in_reservations_and_are_unmapped_whole():
     runtime, driver = start()
     page, size = 2 * MIB, ctypes.c_size_t
     begin, handle = ctypes.c_uint64(), ctypes.c_uint64()
-    wanted = (ctypes.c_int * 8)(1, 0, 1, 0)  # pinned memory of device 0
+    expected = (ctypes.c_int * 8)(1, 0, 1, 0)  # pinned memory of device 0
     driver.cuMemAddressReserve(ctypes.byref(begin), size(4 * page), size(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0))
-    driver.cuMemCreate(ctypes.byref(handle), size(page), wanted, ctypes.c_ulonglong(0))
+    driver.cuMemCreate(ctypes.byref(handle), size(page), expected, ctypes.c_ulonglong(0))
     map_at = lambda place, bytes=page, offset=0: driver.cuMemMap(ctypes.c_uint64(place), size(bytes), size(offset), handle, ctypes.c_ulonglong(0))
     unmap = lambda place, bytes=page: driver.cuMemUnmap(ctypes.c_uint64(place), size(bytes))
     rejected = [map_at(0x700000000000), map_at(begin.value, offset=page), map_at(begin.value, bytes=2 * page), map_at(begin.value + 4096), map_at(begin.value + 4 * page)]
@@ -400,8 +400,8 @@ FLOAT, HALF, BFLOAT, INT8, E4M3, E5M2, E2M1, INT16 = 0, 2, 14, 3, 28, 29, 33, 20
 
 def expect_multiplied(*pairs):
     every = [(FLOAT, FLOAT), (HALF, HALF), (BFLOAT, BFLOAT), (INT8, INT8), (E4M3, E4M3), (E4M3, E5M2), (E5M2, E5M2), (E2M1, E2M1), (INT16, INT16)]
-    wanted = {pair: (0, 1) if pair in every[:4] or pair in pairs else (15, 0) for pair in every}  # CUBLAS_STATUS_NOT_SUPPORTED
-    expect_equal({pair: heuristic(*pair) for pair in every}, wanted, "what is multiplied")
+    expected = {pair: (0, 1) if pair in every[:4] or pair in pairs else (15, 0) for pair in every}  # CUBLAS_STATUS_NOT_SUPPORTED
+    expect_equal({pair: heuristic(*pair) for pair in every}, expected, "what is multiplied")
 
 
 @case(gpu="rtx3090")

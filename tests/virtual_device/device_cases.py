@@ -36,8 +36,8 @@ def expect(condition, what):
         raise AssertionError(what)
 
 
-def expect_equal(found, wanted, what="value"):
-    expect(found == wanted, f"{what} is {found}, not {wanted}")
+def expect_equal(found, expected, what="value"):
+    expect(found == expected, f"{what} is {found}, not {expected}")
 
 
 def read_gpu(gpu=None):
@@ -529,9 +529,9 @@ def a_sleeping_kernel_takes_the_cycles_that_it_is_given():
     after.record()
     expect(not after.query(), "the GPU should be busy")
     after.synchronize()
-    wanted = 50_000_000 / read_gpu()["clock_khz"]
+    expected = 50_000_000 / read_gpu()["clock_khz"]
     took = before.elapsed_time(after)
-    expect(wanted <= took < wanted + 2, f"it took {took} ms, not {wanted}")
+    expect(expected <= took < expected + 2, f"it took {took} ms, not {expected}")
 
 
 @case(OOMDIAG_CLOCKED="1", TORCH_CUDNN_V8_API_DISABLED="1")
@@ -823,8 +823,8 @@ def an_older_driver_leaves_more_memory():
 
 @case()
 def visible_devices_are_obeyed():
-    wanted = {"": "100 0", "-1": "100 0", "1": "100 0", "0": "0 1", "0,7": "0 1", "0,0": "0 1", "GPU-1111": "0 1", "GPU-22": "100 0"}
-    for text, answer in wanted.items():
+    expected = {"": "100 0", "-1": "100 0", "1": "100 0", "0": "0 1", "0,7": "0 1", "0,0": "0 1", "GPU-1111": "0 1", "GPU-22": "100 0"}
+    for text, answer in expected.items():
         child = run_python(COUNT_DEVICES, CUDA_VISIBLE_DEVICES=text)
         expect_equal((child.stdout.strip(), child.stderr), (answer, ""), f"the answer to {text!r}")
     child = run_python("import torch; print(torch.cuda.is_available(), torch.cuda.device_count())", CUDA_VISIBLE_DEVICES="")
@@ -884,9 +884,9 @@ def a_model_is_split_over_two_gpus():
 def visible_devices_pick_and_order():
     names = [read_gpu(gpu)["name"] for gpu in ("a100-80", "t4")]
     uuids = "GPU-11111111-1111-1111-1111-111111111101,GPU-11111111-1111-1111-1111-111111111100"
-    wanted = {"1,0": names[::-1], "1": names[1:], uuids: names[::-1], "0,5,1": names[:1]}
+    expected = {"1,0": names[::-1], "1": names[1:], uuids: names[::-1], "0,5,1": names[:1]}
     code = "import torch; print('|'.join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))"
-    for text, answer in wanted.items():
+    for text, answer in expected.items():
         child = run_python(code, CUDA_VISIBLE_DEVICES=text)
         expect_equal(child.stdout.strip(), "|".join(answer), f"the GPUs for {text!r} ({child.stderr[-300:]})")
 
@@ -928,8 +928,8 @@ def torchrun(*programs):
 
 def expect_all_ranks(programs):
     child = torchrun(*programs)
-    wanted = {f"{program} {rank} ok" for program in programs for rank in (0, 1)}
-    expect_equal(set(child.stdout.splitlines()), wanted, f"what the ranks said ({child.stderr[-1500:]})")
+    expected = {f"{program} {rank} ok" for program in programs for rank in (0, 1)}
+    expect_equal(set(child.stdout.splitlines()), expected, f"what the ranks said ({child.stderr[-1500:]})")
 
 
 @case(gpu="rtx3090,rtx3090")
@@ -1222,9 +1222,9 @@ def run_one(function):
 
 
 def main():
-    wanted = {function.__name__: function for function in CASES}
+    expected = {function.__name__: function for function in CASES}
     for name in sys.argv[1:]:
-        print(run_one(wanted[name]), flush=True)
+        print(run_one(expected[name]), flush=True)
         if "torch" in sys.modules:
             gc.collect()
             sys.modules["torch"].cuda.empty_cache()

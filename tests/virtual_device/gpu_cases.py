@@ -136,10 +136,10 @@ print(total.value, f"{ask(75)}.{ask(76)}", ask(16), ask(38), ask(39), ask(106), 
     known = catalogue()
     for path in gpu_files():
         gpu = read_gpu(path.stem)
-        wanted = [gpu[key] for key in ("total_bytes", "compute_capability", "multiprocessors", "l2_bytes")]
-        wanted += [known[path.stem][key] for key in OF_ARCHITECTURES] + [gpu["name"]]
+        expected = [gpu[key] for key in ("total_bytes", "compute_capability", "multiprocessors", "l2_bytes")]
+        expected += [known[path.stem][key] for key in OF_ARCHITECTURES] + [gpu["name"]]
         found = run_python(code, OOMDIAG_DEVICE_FILES=str(path)).stdout.strip()
-        expect_equal(found, "|".join(map(str, wanted)), path.stem)
+        expect_equal(found, "|".join(map(str, expected)), path.stem)
         rule = gpu["multiprocessors"] * known[path.stem]["threads_per_multiprocessor"] * 2048
         rule = -(-rule // (2 * MIB)) * 2 * MIB
         if json.loads(path.read_text())["context_bytes"]["mark"] == "M":
@@ -152,8 +152,8 @@ print(total.value, f"{ask(75)}.{ask(76)}", ask(16), ask(38), ask(39), ask(106), 
 def kernels_are_of_the_newest_architecture_not_above_the_gpu():
     code = "import ctypes; cu = ctypes.CDLL('libcuda.so.1'); cu.cuInit(0); print(cu.oomdiag_device_architecture(0))"
     # Wheels for CUDA 13 have code for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0.
-    wanted = {"t4": "75", "a100-80": "80", "a10g": "86", "l4": "86", "rtx4090": "86", "h200": "90", "b200": "100", "rtx5090": "120"}
-    for gpu, architecture in wanted.items():
+    expected = {"t4": "75", "a100-80": "80", "a10g": "86", "l4": "86", "rtx4090": "86", "h200": "90", "b200": "100", "rtx5090": "120"}
+    for gpu, architecture in expected.items():
         path = pathlib.Path(os.environ["OOMDIAG_DEVICE_FOLDER"]) / f"{gpu}.json"
         expect_equal(run_python(code, OOMDIAG_DEVICE_FILES=str(path)).stdout.strip(), architecture, f"the architecture for {gpu}")
 
@@ -196,8 +196,8 @@ def every_gpu_trains_a_net():
     for name, known in catalogue().items():
         if known["supported"]:
             gpu = read_gpu(name)
-            wanted = [gpu[key] for key in ("total_bytes", "compute_capability", "multiprocessors", "l2_bytes")]
-            expect_equal(in_child_with(known["file"], train_a_net), wanted, name)
+            expected = [gpu[key] for key in ("total_bytes", "compute_capability", "multiprocessors", "l2_bytes")]
+            expect_equal(in_child_with(known["file"], train_a_net), expected, name)
 
 
 # Files of a user's own.

@@ -165,7 +165,7 @@ def create(library, name): return getattr(ctypes.CDLL(library), name)(ctypes.byr
 
 @case()
 def a_full_gpu_makes_no_handles():
-    wanted = {
+    expected = {
         f'create("{CUBLAS}", "cublasCreate_v2")': 1,  # CUBLAS_STATUS_NOT_INITIALIZED
         f'create("{CUBLASLT}", "cublasLtCreate")': 1,
         'create("libcusparse.so.12", "cusparseCreate")': 2,  # …_ALLOC_FAILED
@@ -173,9 +173,9 @@ def a_full_gpu_makes_no_handles():
         f'create("{CUFFT}", "cufftCreate")': 2,
         'create("liboomdiag_cudnn.so", "cudnnCreate")': 4004,  # CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
     }
-    code = FULL + "print(" + ", ".join(wanted) + ", ctypes.CDLL('libcuda.so.1').cuMemsetD8_v2(block, 0, 16))"
+    code = FULL + "print(" + ", ".join(expected) + ", ctypes.CDLL('libcuda.so.1').cuMemsetD8_v2(block, 0, 16))"
     child = run_python(code)
-    expect_equal(list(map(int, child.stdout.split()))[:-1], list(wanted.values()), f"what the libraries say ({child.stderr[-300:]})")
+    expect_equal(list(map(int, child.stdout.split()))[:-1], list(expected.values()), f"what the libraries say ({child.stderr[-300:]})")
 
 
 @case()
@@ -195,7 +195,7 @@ print(torch.ones(4, device="cuda").add_(1).sum().item())
     child = run_python(code)
     first, _, second = child.stdout.partition("\n")
     expect("out of memory" in first, f"the error is: {first} {child.stderr[-500:]}")
-    expect_equal(second.strip(), "8.0", "a sum when there is room again")
+    expect_equal(second.strip(), "8.0", "a sum when there is free memory again")
 
 
 @case(OOMDIAG_OTHER_PROCESSES="77:other:25300000000")

@@ -231,7 +231,7 @@ def a_sparse_product_has_the_entries_that_random_operands_would_give():
     size, entries = 4096, 40_000
     left, right = (sparse_matrix(rows=size, columns=size, entries=entries).to_sparse_csr().cuda() for _ in range(2))
     product = left @ right
-    # 40 000 entries each meet 9.8 entries of a row: 390 000 products fall on 16.8 million cells.
+    # 40 000 entries each pair with 9.8 entries of a row: 390 000 products fall on 16.8 million cells.
     expect(380_000 < product._nnz() < 390_700, f"{product._nnz()} entries")
     expect(("estimate", "cusparseSpGEMM_compute") in notes, f"the estimate was not noted: {notes}")
     total = (left + right)._nnz()
@@ -367,7 +367,7 @@ def who_opens_cudnn_by_its_name_reaches_the_device():
 
 
 @case()
-def none_of_these_operations_met_what_is_not_supported():
+def none_of_these_operations_used_what_is_not_supported():
     """The cases of this GPU and environment run before it in the same process, in the order of this file."""
     expect_equal([name for kind, name in noted() if kind == "unsupported"], [], "what was not supported")
 

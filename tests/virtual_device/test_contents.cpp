@@ -180,7 +180,7 @@ TEST_CASE("a kernel that was given an address may have written what was written 
   CHECK(read(contents, 104, 4, Origin::host) == "efgh");
 }
 
-TEST_CASE("what was dropped for others makes room for what comes later", "[virtual_device]") {
+TEST_CASE("what was dropped for others makes space for what comes later", "[virtual_device]") {
   Contents contents;
   const std::string piece(256 << 10, 'x');
   for (uintptr_t i = 1; i <= 2000; ++i) contents.write(i << 30, piece.data(), piece.size());

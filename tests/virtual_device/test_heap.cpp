@@ -5,7 +5,7 @@
 
 using namespace oomdiag;
 
-TEST_CASE("free ranges that meet are one", "[virtual_device]") {
+TEST_CASE("free ranges that touch are one", "[virtual_device]") {
   FreeRanges ranges;
   ranges.give(100, 50);
   ranges.give(200, 50);
@@ -16,7 +16,7 @@ TEST_CASE("free ranges that meet are one", "[virtual_device]") {
   CHECK(ranges.take_highest(30) == 200);
 }
 
-TEST_CASE("free ranges do not meet across a border", "[virtual_device]") {
+TEST_CASE("free ranges are not joined across a border", "[virtual_device]") {
   FreeRanges ranges(100);
   ranges.give(50, 50);
   CHECK(ranges.give(100, 50) == FreeRanges::Range{100, 50});

@@ -73,7 +73,7 @@ PROGRAMS = {
     "gat_fails": Wild("geometric_gcn.py gat 20000000", gpu="rtx3060", fails="capacity|oversized"),
     "yolo_fits": Wild("yolo.py 4 320"),
     "monai_fits": Wild("monai_unet.py 2"),
-    # 11.10 GiB allocated, 15.12 reserved where there is room; with expandable_segments it fits
+    # 11.10 GiB allocated, 15.12 reserved where there is memory; with expandable_segments it fits
     "monai_fails": Wild("monai_unet.py 32", fails="fragmentation", place=("backward",), module=r"cross_entropy",
                         line=r"monai_unet\.py:"),
     "ctc_fits": Wild("ctc.py 2"),

@@ -144,11 +144,11 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle
                                                                   cublasLtMatrixLayout_t first,
                                                                   cublasLtMatrixLayout_t second, cublasLtMatrixLayout_t,
                                                                   cublasLtMatrixLayout_t, cublasLtMatmulPreference_t,
-                                                                  int wanted, cublasLtMatmulHeuristicResult_t* results,
+                                                                  int requested, cublasLtMatmulHeuristicResult_t* results,
                                                                   int* given) {
   *given = 0;
   if (const cublasStatus_t error = check_factors(first, second)) return error;
-  *given = wanted > 0;
+  *given = requested > 0;
   if (*given) results[0] = {};  // state 0 is CUBLAS_STATUS_SUCCESS
   return CUBLAS_STATUS_SUCCESS;
 }

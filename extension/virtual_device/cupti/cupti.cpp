@@ -89,21 +89,21 @@ const char* holder_from_outside() {
   return name && *name ? name : nullptr;
 }
 
-CUptiResult reject(const char* holder, CUpti_SubscriberParams* wanted) {
-  if (wanted && wanted->oldSubscriberName) {
-    std::snprintf(wanted->oldSubscriberName, wanted->oldSubscriberSize, "%s", holder);
+CUptiResult reject(const char* holder, CUpti_SubscriberParams* parameters) {
+  if (parameters && parameters->oldSubscriberName) {
+    std::snprintf(parameters->oldSubscriberName, parameters->oldSubscriberSize, "%s", holder);
   }
   return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
 }
 
 CUptiResult subscribe(CUpti_SubscriberHandle* given, CUpti_CallbackFunc function, void* user_data,
-                      CUpti_SubscriberParams* wanted) {
+                      CUpti_SubscriberParams* parameters) {
   if (!given || !function) return CUPTI_ERROR_INVALID_PARAMETER;
   if (cuInit(0)) return CUPTI_ERROR_UNKNOWN;  // what the real one answers where there is no driver
   std::lock_guard guard(lock);
-  if (const char* holder = holder_from_outside()) return reject(holder, wanted);
-  if (subscriber.function.load()) return reject(subscriber.name, wanted);
-  const char* name = wanted && wanted->subscriberName ? wanted->subscriberName : "unknown";
+  if (const char* holder = holder_from_outside()) return reject(holder, parameters);
+  if (subscriber.function.load()) return reject(subscriber.name, parameters);
+  const char* name = parameters && parameters->subscriberName ? parameters->subscriberName : "unknown";
   std::snprintf(subscriber.name, sizeof subscriber.name, "CUPTI for %.*s", CUPTI_SUBSCRIBER_NAME_MAX_LEN, name);
   subscriber.user_data = user_data;
   subscriber.function = function;
@@ -161,9 +161,9 @@ OOMDIAG_ENTRY_POINT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle* given, CU
 }
 
 OOMDIAG_ENTRY_POINT CUptiResult cuptiSubscribe_v2(CUpti_SubscriberHandle* given, CUpti_CallbackFunc function,
-                                                  void* user_data, CUpti_SubscriberParams* wanted) {
-  if (wanted && wanted->structSize == 0) return CUPTI_ERROR_INVALID_PARAMETER;
-  return subscribe(given, function, user_data, wanted);
+                                                  void* user_data, CUpti_SubscriberParams* parameters) {
+  if (parameters && parameters->structSize == 0) return CUPTI_ERROR_INVALID_PARAMETER;
+  return subscribe(given, function, user_data, parameters);
 }
 
 OOMDIAG_ENTRY_POINT CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle given) {

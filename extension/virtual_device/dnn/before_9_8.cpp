@@ -22,11 +22,11 @@ bool is_step_of_choice(cudnnBackendDescriptorType_t type) {
   return false;
 }
 
-cudnnStatus_t answer_choice(cudnnBackendAttributeName_t attribute, int64_t wanted, int64_t* count, void* elements) {
+cudnnStatus_t answer_choice(cudnnBackendAttributeName_t attribute, int64_t requested, int64_t* count, void* elements) {
   const bool is_workspace = attribute == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE;
   if (is_workspace) {
     oomdiag_device_note("estimate", "workspaces of cuDNN, which before 9.8 gives them on a GPU only (taken as 0)");
-    if (elements != nullptr && wanted > 0) *static_cast<int64_t*>(elements) = 0;
+    if (elements != nullptr && requested > 0) *static_cast<int64_t*>(elements) = 0;
   }
   // The descriptors of results are the caller's, who made them for it. Nothing else has an element: no note, no knob.
   if (count != nullptr) *count = is_workspace || attribute == CUDNN_ATTR_ENGINEHEUR_RESULTS ? 1 : 0;

@@ -12,6 +12,6 @@ bool is_step_of_choice(cudnnBackendDescriptorType_t type);
 
 /// cudnnBackendGetAttribute of such a step, in cuDNN's place: one configuration, one plan, and no workspace, which is noted as
 /// an estimate.
-cudnnStatus_t answer_choice(cudnnBackendAttributeName_t attribute, int64_t wanted, int64_t* count, void* elements);
+cudnnStatus_t answer_choice(cudnnBackendAttributeName_t attribute, int64_t requested, int64_t* count, void* elements);
 
 }  // namespace oomdiag

@@ -87,9 +87,9 @@ cudnnStatus_t convolve(cudnnHandle_t handle, cudnnTensorDescriptor_t x, cudnnFil
 
 /// One algorithm is offered, number 1 of each kind: PyTorch's own default.
 template <typename Algorithm, typename Performance>
-cudnnStatus_t offer(size_t workspace_bytes, cudnnConvolutionDescriptor_t convolution, int wanted, int* given,
+cudnnStatus_t offer(size_t workspace_bytes, cudnnConvolutionDescriptor_t convolution, int requested, int* given,
                     Performance* performances) {
-  *given = wanted > 0;
+  *given = requested > 0;
   if (!*given) return CUDNN_STATUS_SUCCESS;
   performances[0] = {};
   performances[0].algo = static_cast<Algorithm>(1);
@@ -128,42 +128,42 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetConvolutionBackwardFilterWorkspaceSize
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(
     cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnFilterDescriptor_t w, cudnnConvolutionDescriptor_t convolution,
-    cudnnTensorDescriptor_t y, int wanted, int* given, cudnnConvolutionFwdAlgoPerf_t* performances) {
-  return offer<OOMDIAG_FORWARD>(estimate(Pass::forward, x, w, convolution, y), convolution, wanted, given,
+    cudnnTensorDescriptor_t y, int requested, int* given, cudnnConvolutionFwdAlgoPerf_t* performances) {
+  return offer<OOMDIAG_FORWARD>(estimate(Pass::forward, x, w, convolution, y), convolution, requested, given,
                                 performances);
 }
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetConvolutionBackwardDataAlgorithm_v7(
     cudnnHandle_t, cudnnFilterDescriptor_t w, cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t convolution,
-    cudnnTensorDescriptor_t dx, int wanted, int* given, cudnnConvolutionBwdDataAlgoPerf_t* performances) {
-  return offer<OOMDIAG_DATA>(estimate(Pass::backward_data, dx, w, convolution, dy), convolution, wanted, given,
+    cudnnTensorDescriptor_t dx, int requested, int* given, cudnnConvolutionBwdDataAlgoPerf_t* performances) {
+  return offer<OOMDIAG_DATA>(estimate(Pass::backward_data, dx, w, convolution, dy), convolution, requested, given,
                              performances);
 }
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(
     cudnnHandle_t, cudnnTensorDescriptor_t x, cudnnTensorDescriptor_t dy, cudnnConvolutionDescriptor_t convolution,
-    cudnnFilterDescriptor_t dw, int wanted, int* given, cudnnConvolutionBwdFilterAlgoPerf_t* performances) {
-  return offer<OOMDIAG_FILTER>(estimate(Pass::backward_filter, x, dw, convolution, dy), convolution, wanted, given,
+    cudnnFilterDescriptor_t dw, int requested, int* given, cudnnConvolutionBwdFilterAlgoPerf_t* performances) {
+  return offer<OOMDIAG_FILTER>(estimate(Pass::backward_filter, x, dw, convolution, dy), convolution, requested, given,
                                performances);
 }
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnFindConvolutionForwardAlgorithmEx(
     cudnnHandle_t, cudnnTensorDescriptor_t x, const void*, cudnnFilterDescriptor_t w, const void*,
-    cudnnConvolutionDescriptor_t convolution, cudnnTensorDescriptor_t y, void*, int wanted, int* given,
+    cudnnConvolutionDescriptor_t convolution, cudnnTensorDescriptor_t y, void*, int requested, int* given,
     cudnnConvolutionFwdAlgoPerf_t* performances, void*, size_t) {
-  return offer<OOMDIAG_FORWARD>(estimate(Pass::forward, x, w, convolution, y), convolution, wanted, given,
+  return offer<OOMDIAG_FORWARD>(estimate(Pass::forward, x, w, convolution, y), convolution, requested, given,
                                 performances);
 }
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnFindConvolutionBackwardDataAlgorithmEx(
     cudnnHandle_t, cudnnFilterDescriptor_t w, const void*, cudnnTensorDescriptor_t dy, const void*,
-    cudnnConvolutionDescriptor_t convolution, cudnnTensorDescriptor_t dx, void*, int wanted, int* given,
+    cudnnConvolutionDescriptor_t convolution, cudnnTensorDescriptor_t dx, void*, int requested, int* given,
     cudnnConvolutionBwdDataAlgoPerf_t* performances, void*, size_t) {
-  return offer<OOMDIAG_DATA>(estimate(Pass::backward_data, dx, w, convolution, dy), convolution, wanted, given,
+  return offer<OOMDIAG_DATA>(estimate(Pass::backward_data, dx, w, convolution, dy), convolution, requested, given,
                              performances);
 }
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnFindConvolutionBackwardFilterAlgorithmEx(
     cudnnHandle_t, cudnnTensorDescriptor_t x, const void*, cudnnTensorDescriptor_t dy, const void*,
-    cudnnConvolutionDescriptor_t convolution, cudnnFilterDescriptor_t dw, void*, int wanted, int* given,
+    cudnnConvolutionDescriptor_t convolution, cudnnFilterDescriptor_t dw, void*, int requested, int* given,
     cudnnConvolutionBwdFilterAlgoPerf_t* performances, void*, size_t) {
-  return offer<OOMDIAG_FILTER>(estimate(Pass::backward_filter, x, dw, convolution, dy), convolution, wanted, given,
+  return offer<OOMDIAG_FILTER>(estimate(Pass::backward_filter, x, dw, convolution, dy), convolution, requested, given,
                                performances);
 }
 

@@ -172,14 +172,14 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescripto
 
 OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor,
                                                            cudnnBackendAttributeName_t attribute,
-                                                           cudnnBackendAttributeType_t type, int64_t wanted,
+                                                           cudnnBackendAttributeType_t type, int64_t requested,
                                                            int64_t* count, void* elements) {
-  const auto result = oomdiag::is_answered_here(descriptor) ? oomdiag::answer_choice(attribute, wanted, count, elements)
+  const auto result = oomdiag::is_answered_here(descriptor) ? oomdiag::answer_choice(attribute, requested, count, elements)
                                                             : OOMDIAG_REAL(cudnnBackendGetAttribute)(
-                                                                  descriptor, attribute, type, wanted, count, elements);
+                                                                  descriptor, attribute, type, requested, count, elements);
   if (attribute == CUDNN_ATTR_ENGINEHEUR_RESULTS && result == CUDNN_STATUS_SUCCESS && elements && count) {
     oomdiag::descriptors.pass_on(
-        descriptor, {static_cast<cudnnBackendDescriptor_t*>(elements), static_cast<size_t>(std::min(wanted, *count))});
+        descriptor, {static_cast<cudnnBackendDescriptor_t*>(elements), static_cast<size_t>(std::min(requested, *count))});
   }
   return result;
 }

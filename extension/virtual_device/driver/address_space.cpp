@@ -32,11 +32,11 @@ uintptr_t map_aligned(int64_t bytes, int protection) {
   return aligned;
 }
 
-/// A large reservation if the process may have one, else one of the size that is wanted.
+/// A large reservation if the process may have one, else one of the requested size.
 bool reserve(int64_t bytes) {
-  for (const int64_t room : {std::max(bytes, kArenaBytes), bytes}) {
-    if (const uintptr_t begin = map_aligned(room, PROT_NONE)) {
-      free_addresses.give(begin, static_cast<uintptr_t>(room));
+  for (const int64_t size : {std::max(bytes, kArenaBytes), bytes}) {
+    if (const uintptr_t begin = map_aligned(size, PROT_NONE)) {
+      free_addresses.give(begin, static_cast<uintptr_t>(size));
       return true;
     }
   }

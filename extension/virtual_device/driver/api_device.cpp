@@ -256,7 +256,7 @@ bool oomdiag_device_describe(int index, oomdiag_gpu* gpu) {
   return true;
 }
 
-int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
+int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int capacity) {
   const Device* device = oomdiag::find_installed(index);
   if (!device) return 0;
   auto processes = oomdiag::list_others(index);
@@ -269,7 +269,7 @@ int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room) {
   if (oomdiag::holds_context(*device))
     processes.insert(processes.begin(), {.pid = getpid(), .bytes = device->ledger.held()});
   const int count = static_cast<int>(processes.size());
-  for (int i = 0; i < std::min(count, room); ++i) {
+  for (int i = 0; i < std::min(count, capacity); ++i) {
     pids[i] = processes[static_cast<size_t>(i)].pid;
     bytes[i] = processes[static_cast<size_t>(i)].bytes;
   }

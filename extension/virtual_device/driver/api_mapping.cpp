@@ -27,11 +27,11 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAddressFree(CUdeviceptr begin, size_t bytes) {
 }
 
 OOMDIAG_ENTRY_POINT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
-                                         const CUmemAllocationProp* wanted, unsigned long long flags) {
-  OOMDIAG_OBSERVED(cuMemCreate, handle, bytes, wanted, flags);
+                                         const CUmemAllocationProp* requested_properties, unsigned long long flags) {
+  OOMDIAG_OBSERVED(cuMemCreate, handle, bytes, requested_properties, flags);
   if (const CUresult error = oomdiag::check_initialized()) return error;
-  const bool is_on_gpu = wanted->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  Device* device = is_on_gpu ? oomdiag::find_device(wanted->location.id) : nullptr;
+  const bool is_on_gpu = requested_properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  Device* device = is_on_gpu ? oomdiag::find_device(requested_properties->location.id) : nullptr;
   if (is_on_gpu && !device) return CUDA_ERROR_INVALID_DEVICE;
   return oomdiag::create_pages(device, static_cast<int64_t>(bytes), handle);
 }

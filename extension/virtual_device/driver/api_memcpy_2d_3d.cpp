@@ -1,4 +1,4 @@
-// Copies and sets of rectangles and boxes, in linear memory and in arrays (array.h). Each is one piece of work.
+// 2D and 3D copies and sets, in linear memory and in arrays (array.h). Each is one piece of work.
 
 #include <cuda.h>
 

@@ -71,10 +71,10 @@ OOMDIAG_ENTRY_POINT CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAlloc
   return at(*location, [pool](CUdevice device) { return cuDeviceSetMemPool(device, pool); });
 }
 
-OOMDIAG_ENTRY_POINT CUresult cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* wanted) {
-  Device* device = oomdiag::find_device(wanted->location.id);
-  if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-    return at(wanted->location, [](CUdevice) { return CUDA_SUCCESS; });
+OOMDIAG_ENTRY_POINT CUresult cuMemPoolCreate(CUmemoryPool* handle, const CUmemPoolProps* requested_properties) {
+  Device* device = oomdiag::find_device(requested_properties->location.id);
+  if (requested_properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    return at(requested_properties->location, [](CUdevice) { return CUDA_SUCCESS; });
   if (!device) return CUDA_ERROR_INVALID_DEVICE;
   *handle = reinterpret_cast<CUmemoryPool>(&Pool::make(*device));
   return CUDA_SUCCESS;
@@ -135,8 +135,8 @@ OOMDIAG_ENTRY_POINT CUresult cuMemAllocFromPoolAsync(CUdeviceptr* block, size_t 
                                                      CUstream stream) {
   OOMDIAG_OBSERVED(cuMemAllocFromPoolAsync, block, bytes, pool, stream);
   if (const CUresult error = oomdiag::check_initialized()) return error;
-  const auto wanted = static_cast<int64_t>(bytes);
-  if (const CUresult error = oomdiag::allocate_from(*find_pool(pool), wanted, reinterpret_cast<void**>(block)))
+  const auto requested = static_cast<int64_t>(bytes);
+  if (const CUresult error = oomdiag::allocate_from(*find_pool(pool), requested, reinterpret_cast<void**>(block)))
     return error;
   return oomdiag_device_submit(stream, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
 }

@@ -19,7 +19,7 @@
 //
 // A program that asks again and again until work is done comes to an end, for each thread waits twice as long after each
 // "not ready" in a row, up to when the work is done. Such waiting is the thread's own until it submits or synchronises: a
-// thread that only watches, as NCCL's watchdog in PyTorch does, moves nobody's clock.
+// thread that only watches, as NCCL's watchdog in PyTorch does, moves no clock.
 
 namespace oomdiag {
 

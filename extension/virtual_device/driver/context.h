@@ -50,7 +50,7 @@ Context& context_on(Device& device) noexcept;
 /// A context beside the primary one, not made yet.
 Context& add_context(Device& device);
 
-/// Makes the context: properties and device count must not on a real GPU. CUDA_ERROR_OUT_OF_MEMORY where the GPU has no room
+/// Makes the context: properties and device count must not on a real GPU. CUDA_ERROR_OUT_OF_MEMORY where the GPU has too little memory
 /// for it; the next call tries again.
 CUresult make_context(Context& context);
 
@@ -61,7 +61,7 @@ CUresult load_kernels(Context& context);
 bool holds_context(const Device& device);
 
 /// Takes back all that cuda.h says goes with a context (cuCtxDestroy), and its share of the GPU; of a primary one also the
-/// memory that is of its device and of no context (cuDevicePrimaryCtxReset). A primary one may be made again.
+/// memory that is of its device and of no context (cuDevicePrimaryCtxReset). A primary one may be created again.
 void destroy_context(Context& context);
 
 }  // namespace oomdiag

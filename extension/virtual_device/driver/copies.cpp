@@ -39,7 +39,7 @@ oomdiag::MemoryKind kind_of(const void* address) {
 
 bool is_on_gpu(const void* address) { return kind_of(address) == oomdiag::MemoryKind::device; }
 
-/// Page-locked or managed memory of ours, and enough of it that giving its pages back is worth a call.
+/// Pinned or managed memory of ours, and enough of it that giving its pages back is worth a call.
 bool is_own_bulk(const void* to, size_t bytes) {
   constexpr size_t kWorthACall = size_t{1} << 20;
   if (bytes < kWorthACall) return false;

@@ -112,8 +112,8 @@ OOMDIAG_ENTRY_POINT bool oomdiag_device_describe(int index, struct oomdiag_gpu* 
 /// The branch of the driver, as in 550; 0 = the newest.
 OOMDIAG_ENTRY_POINT int oomdiag_device_driver_branch();
 
-/// The processes that have a part of the GPU, this one first: fills at most `room` entries, returns how many there are.
-OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int room);
+/// The processes that have a part of the GPU, this one first: fills at most `capacity` entries, returns how many there are.
+OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int capacity);
 
 /// Whether machines with GPUs like `device` link them by NVLink.
 OOMDIAG_ENTRY_POINT bool oomdiag_device_is_linked(int device);

@@ -56,7 +56,7 @@ void read_devices(const char* list, std::string& reading) {
   std::istringstream lines(list);
   while (std::getline(lines, reading)) {
     if (reading.empty()) continue;
-    if (installed_count == kMaxVirtualDevices) throw std::runtime_error("there is no room for more than 16 GPUs");
+    if (installed_count == kMaxVirtualDevices) throw std::runtime_error("there can be no more than 16 GPUs");
     read_device(installed[installed_count], static_cast<int>(installed_count.load()), reading);
     ++installed_count;
   }

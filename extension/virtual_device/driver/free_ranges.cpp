@@ -18,9 +18,9 @@ std::optional<uintptr_t> FreeRanges::take_highest(uintptr_t bytes) {
 std::optional<uintptr_t> FreeRanges::take_lowest(uintptr_t bytes) {
   for (auto piece = free_.begin(); piece != free_.end(); ++piece) {
     if (piece->second < bytes) continue;
-    const auto [begin, room] = *piece;
+    const auto [begin, size] = *piece;
     const auto after = free_.erase(piece);
-    if (room > bytes) free_.emplace_hint(after, begin + bytes, room - bytes);
+    if (size > bytes) free_.emplace_hint(after, begin + bytes, size - bytes);
     return begin;
   }
   return std::nullopt;
@@ -30,13 +30,13 @@ FreeRanges::Range FreeRanges::give(uintptr_t begin, uintptr_t bytes) {
   auto next = free_.lower_bound(begin);
   if (next != free_.begin()) {
     const auto before = std::prev(next);
-    if (before->first + before->second == begin && meet(begin)) {
+    if (before->first + before->second == begin && may_join(begin)) {
       begin = before->first;
       bytes += before->second;
       next = free_.erase(before);
     }
   }
-  if (next != free_.end() && begin + bytes == next->first && meet(next->first)) {
+  if (next != free_.end() && begin + bytes == next->first && may_join(next->first)) {
     bytes += next->second;
     free_.erase(next);
   }

@@ -10,10 +10,10 @@ namespace oomdiag {
 /// a GPU is handed out from high addresses down, as Linux drivers do, and PyTorch's best fit breaks ties by address.
 class FreeRanges {
  public:
-  /// Pieces are not joined across multiples of `border`; 0: wherever they meet.
+  /// Pieces are not joined across multiples of `border`; 0: wherever they touch.
   explicit FreeRanges(uintptr_t border = 0) : border_(border) {}
 
-  /// The highest place with room for `bytes`; nullopt where there is none.
+  /// The highest place with space for `bytes`; nullopt where there is none.
   std::optional<uintptr_t> take_highest(uintptr_t bytes);
   /// The lowest one.
   std::optional<uintptr_t> take_lowest(uintptr_t bytes);
@@ -32,7 +32,7 @@ class FreeRanges {
 
  private:
   using Pieces = std::map<uintptr_t, uintptr_t>;  ///< bytes by beginning
-  bool meet(uintptr_t at) const { return border_ == 0 || at % border_ != 0; }
+  bool may_join(uintptr_t at) const { return border_ == 0 || at % border_ != 0; }
 
   uintptr_t border_;
   Pieces free_;

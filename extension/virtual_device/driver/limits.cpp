@@ -32,12 +32,12 @@ CUresult set_limit(Context& context, CUlimit limit, size_t value) {
   int64_t more = 0;
   {
     std::lock_guard guard(memory_lock());
-    Limits wanted = context.limits;
-    wanted.values[limit] = std::min<size_t>(value, size_t{1} << 40);
-    more = bytes_of(device, wanted) - bytes_of(device, context.limits);
+    Limits requested = context.limits;
+    requested.values[limit] = std::min<size_t>(value, size_t{1} << 40);
+    more = bytes_of(device, requested) - bytes_of(device, context.limits);
     if (more < 0) refund(device, Holder::heaps, -more);
     if (more <= 0 || charge(device, Holder::heaps, more)) {
-      context.limits = wanted;
+      context.limits = requested;
       return CUDA_SUCCESS;
     }
   }

@@ -81,13 +81,13 @@ CUresult allocate(Device& device, Pool* pool, int64_t bytes, void** block) {
   return result_of(oom);
 }
 
-std::atomic<int64_t> page_locked_bytes = 0;
+std::atomic<int64_t> pinned_bytes = 0;
 
-/// Counts a page-locked block of so many bytes; false where the machine has not so much.
+/// Counts a pinned block of so many bytes; false where the machine has not so much.
 bool charge_host(int64_t bytes) {
-  if (bytes <= host_memory_bytes() - page_locked_bytes.fetch_add(bytes)) return true;
-  page_locked_bytes -= bytes;
-  oomdiag_device_note("unsupported", "page-locked memory beyond what this machine has for its processes");
+  if (bytes <= host_memory_bytes() - pinned_bytes.fetch_add(bytes)) return true;
+  pinned_bytes -= bytes;
+  oomdiag_device_note("unsupported", "pinned host memory beyond what this machine has for its processes");
   return false;
 }
 
@@ -137,10 +137,10 @@ std::optional<bool> is_within_known(const void* begin, size_t bytes) {
   return true;
 }
 
-/// Of managed memory, or of a page-locked block.
+/// Of managed memory, or of a pinned block.
 void free_pages_of_host(const MemoryRange& range) {
   unmap_host_memory(reinterpret_cast<void*>(range.begin), range.bytes);
-  if (range.kind == MemoryKind::host) page_locked_bytes -= range.bytes;
+  if (range.kind == MemoryKind::host) pinned_bytes -= range.bytes;
 }
 
 void give_up(const MemoryRange& range) {
@@ -176,7 +176,7 @@ CUresult allocate_host(int64_t bytes, void** block) {
   *block = nullptr;
   if (whole > host_memory_bytes() || !charge_host(whole)) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult error = allocate_uncharged(device ? device->ordinal : 0, bytes, MemoryKind::host, block);
-  if (error) page_locked_bytes -= whole;
+  if (error) pinned_bytes -= whole;
   return error;
 }
 

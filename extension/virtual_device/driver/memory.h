@@ -49,7 +49,7 @@ struct MemoryRange {
 CUresult allocate_block(Device& device, int64_t bytes, void** block);
 CUresult allocate_from(Pool& pool, int64_t bytes, void** block);
 CUresult allocate_managed(int device, int64_t bytes, void** block);
-/// CUDA_ERROR_OUT_OF_MEMORY beyond what this machine has (host_memory.h), all page-locked blocks together.
+/// CUDA_ERROR_OUT_OF_MEMORY beyond what this machine has (host_memory.h), all pinned blocks together.
 CUresult allocate_host(int64_t bytes, void** block);
 
 /// Address space for a block of another process on the device.

@@ -13,7 +13,7 @@ inline constexpr int64_t kPageBytes = 2 << 20;
 constexpr int64_t round_to_pages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 /// Blocks of at most 1 MiB, which share pages: of cudaMalloc, and of a stream-ordered pool. It knows addresses only; who
-/// owns the pages adds one where there is no room, and takes one back that holds no block any more.
+/// owns the pages adds one where none has space, and takes one back that holds no block any more.
 class SmallHeap {
  public:
   /// What is larger has pages of its own (pytorch/pytorch issue 17120 measured where that begins).

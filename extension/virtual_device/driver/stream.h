@@ -48,7 +48,7 @@ Event* find_event(CUevent handle) noexcept;
 Stream& add_stream(Context& context, unsigned flags, int priority);
 Event& add_event(Context& context, unsigned flags);
 
-/// The handle is nobody's any more. It may be given out again.
+/// The handle is no longer used. It may be given out again.
 void drop_stream(Stream& stream);
 void drop_event(Event& event);
 

@@ -70,20 +70,20 @@ Connections::~Connections() {
   for (const CUdeviceptr block : blocks_) cuMemFree(block);
 }
 
-ncclResult_t Connections::allocate(uint64_t& wanted) {
-  if (wanted == 0) return ncclSuccess;
+ncclResult_t Connections::allocate(uint64_t& requested) {
+  if (requested == 0) return ncclSuccess;
   if (!rule_.empty())
     oomdiag_device_note("estimate", strdup(std::exchange(rule_, {}).c_str()));  // notes keep the pointer
   int before = 0;
   cudaGetDevice(&before);
   if (before != device_) cudaSetDevice(device_);
   CUdeviceptr block = 0;
-  const CUresult error = cuMemAlloc(&block, wanted);
+  const CUresult error = cuMemAlloc(&block, requested);
   if (before != device_) cudaSetDevice(before);
-  if (error == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_oom(static_cast<int64_t>(wanted));
+  if (error == CUDA_ERROR_OUT_OF_MEMORY) oomdiag_device_note_oom(static_cast<int64_t>(requested));
   if (error) return ncclUnhandledCudaError;
   blocks_.push_back(block);
-  bytes_ += std::exchange(wanted, 0);
+  bytes_ += std::exchange(requested, 0);
   return ncclSuccess;
 }
 

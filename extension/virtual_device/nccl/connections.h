@@ -23,7 +23,7 @@ class Connections {
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  /// Before a collective; ncclUnhandledCudaError where the GPU has no room.
+  /// Before a collective; ncclUnhandledCudaError where the GPU has too little memory.
   ncclResult_t join(Collective collective);
   /// Before a message to or from that rank of the communicator.
   ncclResult_t reach(int rank);
@@ -31,7 +31,7 @@ class Connections {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  ncclResult_t allocate(uint64_t& wanted);
+  ncclResult_t allocate(uint64_t& requested);
 
   BufferSizes sizes_;        ///< what is not taken yet
   std::vector<bool> here_;   ///< by rank: on this host

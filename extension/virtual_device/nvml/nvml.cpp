@@ -55,10 +55,10 @@ template <typename Process>
 nvmlReturn_t give_processes(nvmlDevice_t device, unsigned* count, Process* processes) {
   int pids[256];
   int64_t held[256];
-  const unsigned room = *count;
+  const unsigned capacity = *count;
   *count = static_cast<unsigned>(oomdiag_device_processes(index_of(device), pids, held, 256));
   if (*count == 0) return NVML_SUCCESS;
-  if (room < *count || !processes) return NVML_ERROR_INSUFFICIENT_SIZE;
+  if (capacity < *count || !processes) return NVML_ERROR_INSUFFICIENT_SIZE;
   for (unsigned i = 0; i < *count; ++i) {
     processes[i].pid = static_cast<unsigned>(pids[i]);
     processes[i].usedGpuMemory = bytes(held[i]);

@@ -1,4 +1,4 @@
-// Copies and sets of boxes, and copies to and from arrays.
+// 2D and 3D copies and sets, and copies to and from arrays.
 
 #include "extension/virtual_device/driver/array.h"
 #include "extension/virtual_device/entry_point.h"

@@ -64,11 +64,11 @@ OOMDIAG_ENTRY_POINT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* 
   return cudaSuccess;
 }
 
-OOMDIAG_ENTRY_POINT cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* wanted) {
+OOMDIAG_ENTRY_POINT cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* requested_properties) {
   CUmemPoolProps properties{};
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location.type = static_cast<CUmemLocationType>(wanted->location.type);
-  properties.location.id = wanted->location.id;
+  properties.location.type = static_cast<CUmemLocationType>(requested_properties->location.type);
+  properties.location.id = requested_properties->location.id;
   return in_context([&] { return cuMemPoolCreate(pool, &properties); });
 }
 OOMDIAG_ENTRY_POINT cudaError_t cudaIpcOpenMemHandle(void** block, cudaIpcMemHandle_t handle, unsigned flags) {

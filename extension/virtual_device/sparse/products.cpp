@@ -14,7 +14,7 @@ using oomdiag::SparseMatrix;
 
 namespace {
 
-/// Multiplications of one entry by one other: each entry of `left` meets a row of `right`.
+/// Multiplications of one entry by one other: each entry of `left` pairs with a row of `right`.
 double count_products(const SparseMatrix& left, const SparseMatrix& right) {
   return static_cast<double>(left.entries) * static_cast<double>(right.entries) /
          static_cast<double>(std::max<int64_t>(right.rows, 1));
@@ -37,11 +37,11 @@ int64_t count_cells_hit(double hits, int64_t rows, int64_t columns) {
 }
 
 /// A buffer is asked for first, without one, and worked in by a second call.
-cusparseStatus_t give_buffer_or_work(const char* name, cusparseHandle_t handle, double wanted, size_t* bytes,
+cusparseStatus_t give_buffer_or_work(const char* name, cusparseHandle_t handle, double requested, size_t* bytes,
                                      const void* buffer) {
   if (buffer) return oomdiag::submit(handle);
   oomdiag_device_note("estimate", name);
-  *bytes = static_cast<size_t>(wanted);
+  *bytes = static_cast<size_t>(requested);
   return CUSPARSE_STATUS_SUCCESS;
 }
 
@@ -66,7 +66,7 @@ OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseSpGEMM_compute(
   return give_buffer_or_work("cusparseSpGEMM_compute", handle, bytes_of_products, bytes, buffer);
 }
 
-/// The entries of a sum: those of both, without those that meet.
+/// The entries of a sum: those of both, without those that coincide.
 OOMDIAG_ENTRY_POINT cusparseStatus_t cusparseXcsrgeam2Nnz(cusparseHandle_t handle, int rows, int columns,
                                                           const cusparseMatDescr_t, int left, const int*, const int*,
                                                           const cusparseMatDescr_t, int right, const int*, const int*,

@@ -36,14 +36,14 @@ class ShadowCallMaker {
     shadow_.arguments.push_back(value.isDevice() ? c10::IValue(c10::Device(c10::kCPU)) : value);
     return true;
   }
-  bool has_met_the_gpu() const { return has_met_the_gpu_; }
+  bool reads_the_gpu() const { return reads_the_gpu_; }
 
  private:
   std::optional<at::Tensor> convert(const at::Tensor& tensor, Argument kind) {
     if (!tensor.defined()) return tensor;
     if (!tensor.is_cuda()) return convert_of_host(tensor);
     if (!is_on_gpu(tensor)) return std::nullopt;
-    has_met_the_gpu_ = true;
+    reads_the_gpu_ = true;
     if (shadow_.read_numbers == 0) shadow_.read_numbers = tensor.numel();
     if (shadow_.is_uniform) return convert_uniform(tensor, kind);
     if (span_of(tensor).bytes > shadow_.most_bytes) return std::nullopt;
@@ -95,7 +95,7 @@ class ShadowCallMaker {
 
   CpuShadowCall& shadow_;
   const bool guesses_ones_;
-  bool has_met_the_gpu_ = false;
+  bool reads_the_gpu_ = false;
   int dropped_ = 0;
 };
 
@@ -129,7 +129,7 @@ std::unique_ptr<CpuShadowCall> make_shadow_call(OperatorRules& rules, c10::Array
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!maker.add(inputs[i], rules.arguments[i])) return nullptr;
   }
-  return maker.has_met_the_gpu() ? std::move(shadow) : nullptr;
+  return maker.reads_the_gpu() ? std::move(shadow) : nullptr;
 }
 
 bool run(CpuShadowCall& shadow) try {

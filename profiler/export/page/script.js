@@ -300,7 +300,7 @@ function showSegments(device, picture) {
   rows.append("g").attr("transform", `translate(${left},0)`).selectAll("rect").data(segment => segment.blocks).join("rect")
     .attr("class", "piece").attr("x", piece => x(piece[0])).attr("height", row)
     .attr("width", piece => Math.max(0.8, x(piece[0] + piece[1]) - x(piece[0])))
-    .attr("fill", piece => piece[2] === "free" ? "var(--hole)" : color(piece[2]))
+    .attr("fill", piece => piece[2] === "free" ? "var(--free)" : color(piece[2]))
     .on("mousemove", piece => { one("#piece").textContent = say(piece); showTip(d3.event, [say(piece), ...(piece[4] ? piece[4].split(" ← ").map((part, i) => (i ? "← " : "made by ") + part) : [])]); })
     .on("mouseleave", hideTip);
   rows.append("title").text(segment => `${size(segment.used_bytes)} of ${size(segment.bytes)} in use, largest free block ` +
@@ -417,7 +417,7 @@ function showMemory(device) {
   rows.push({ name: "pending frees (in use on another stream)", bytes: gpu.pending_free_bytes, fill: "var(--pending_free)" },
             { name: "cached (reserved, not allocated)", bytes: gpu.cached_bytes, fill: "var(--soft)" },
             { name: "non-PyTorch memory", bytes: gpu.non_pytorch_bytes, fill: "var(--others)" },
-            { name: "free", bytes: gpu.free_bytes, fill: "var(--hole)" });
+            { name: "free", bytes: gpu.free_bytes, fill: "var(--free)" });
   const shown = rows.filter(row => row.bytes !== 0), most = d3.max(shown, row => row.bytes);
   one("#memory-title").textContent = device.failure ? "GPU memory at the failure" : "GPU memory at the peak";
   fill(one("#memory"), [

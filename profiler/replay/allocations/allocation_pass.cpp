@@ -145,7 +145,7 @@ class AllocationPass {
         note_mark(event);
         break;
       case EventKind::none:
-      case EventKind::wanted:
+      case EventKind::requested_gradient:
       case EventKind::op_failed:
       case EventKind::stack:
         break;

@@ -52,7 +52,7 @@ StepAllocation requested_block(const OutOfMemory& refusal, uint32_t position) {
   const std::string_view op = refusal.where.inner;
   const bool may_want = is_gemm(op) ? is_cublas_workspace(refusal.requested_bytes, 0) : takes_workspace(op);
   const bool scratch = may_want && !refusal.first_in_op;
-  if (scratch && refusal.wanted_shape.empty()) life.category = Category::workspace;
+  if (scratch && refusal.requested_shape.empty()) life.category = Category::workspace;
   return life;
 }
 

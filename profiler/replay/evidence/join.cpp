@@ -7,8 +7,8 @@ namespace oomdiag {
 void NodeTable::add(const Event& nodes_created) {
   if (nodes_created.bytes <= 0 || nodes_created.node_sequence >= kNoNode) return;
   const uint64_t first = nodes_created.node_sequence;
-  const uint64_t room = std::min<uint64_t>(kNoNode - first, ~uint32_t{0});
-  const auto count = static_cast<uint32_t>(std::min(static_cast<uint64_t>(nodes_created.bytes), room));
+  const uint64_t left = std::min<uint64_t>(kNoNode - first, ~uint32_t{0});
+  const auto count = static_cast<uint32_t>(std::min(static_cast<uint64_t>(nodes_created.bytes), left));
 
   Made made{.context = nodes_created.context};
   if (nodes_created.address != 0) {

@@ -54,10 +54,10 @@ NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> e
 /// `segments` lies.
 std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments);
 
-/// Who holds page-locked and managed memory: the former is the host's, the latter may be on either side.
+/// Who holds pinned and managed memory: the former is the host's, the latter may be on either side.
 std::vector<NonPytorchOwner> list_host_owners(const NonPytorchState& state);
 
-/// The page-locked blocks by the places where they were asked for, largest first.
+/// The pinned host blocks by the places where they were requested, largest first.
 std::vector<PinnedHostMemory> list_pinned_host_memory(const Trace& trace, const NonPytorchState& state);
 
 int64_t sum_of(std::span<const NonPytorchOwner> owners);

@@ -10,7 +10,7 @@ namespace {
 bool describes_oom(EventKind kind) {
   constexpr std::array kDescriptions = {
       EventKind::device_memory, EventKind::memory_stats, EventKind::segment_state, EventKind::block_state,
-      EventKind::wanted,        EventKind::op_failed,    EventKind::graph_begin,   EventKind::saved_tensor,
+      EventKind::requested_gradient,        EventKind::op_failed,    EventKind::graph_begin,   EventKind::saved_tensor,
       EventKind::packed_tensor, EventKind::parameter,    EventKind::buffer,        EventKind::gradient,
       EventKind::stack,         EventKind::gpu_step,     EventKind::gpu_process,   EventKind::grouped};
   return std::find(kDescriptions.begin(), kDescriptions.end(), kind) != kDescriptions.end();

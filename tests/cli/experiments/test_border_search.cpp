@@ -8,12 +8,12 @@
 namespace oomdiag {
 namespace {
 
-/// Runs a search over 1..count on a GPU with `room`; what a value takes and whether it passes the functions say.
+/// Runs a search over 1..count on a GPU with `available` bytes; what a value takes and whether it passes the functions say.
 struct Tried {
   std::optional<int64_t> found{};
   std::vector<int64_t> values{};
 };
-Tried search(int64_t count, int64_t room, const std::function<int64_t(int64_t)>& bytes,
+Tried search(int64_t count, int64_t available, const std::function<int64_t(int64_t)>& bytes,
              const std::function<bool(int64_t)>& passes, int at_once = 2, std::optional<Line> prior = {}) {
   BorderSearch border(
       count, [](int64_t i) { return i + 1; }, 12, prior);
@@ -23,9 +23,9 @@ Tried search(int64_t count, int64_t room, const std::function<int64_t(int64_t)>&
       tried.values.push_back(position + 1);
       const bool passed = passes(position + 1);
       border.take(position, {.passes = passed,
-                             .allocated_bytes = passed ? bytes(position + 1) : room,
+                             .allocated_bytes = passed ? bytes(position + 1) : available,
                              .needed_bytes = bytes(position + 1),
-                             .room_bytes = room});
+                             .room_bytes = available});
     }
   }
   if (const auto position = border.found()) tried.found = *position + 1;
@@ -50,11 +50,11 @@ TEST_CASE("the smallest value that passes is found to the step", "[cli]") {
 }
 
 TEST_CASE("where bytes are affine the border and its neighbours take twelve runs of 65536", "[cli]") {
-  for (const int64_t room : {400'000L, 5'000'000L, 11'000'000L, 100'000'000L}) {
-    const int64_t border = (room - 300'000) / 1'777;
+  for (const int64_t available : {400'000L, 5'000'000L, 11'000'000L, 100'000'000L}) {
+    const int64_t border = (available - 300'000) / 1'777;
     for (const int at_once : {1, 2}) {
       const Tried tried = search(
-          65536, room, affine, [&](int64_t v) { return affine(v) <= room; }, at_once);
+          65536, available, affine, [&](int64_t v) { return affine(v) <= available; }, at_once);
       CHECK(tried.found == border);
       CHECK(tried.values.size() <= 12);
       for (int64_t v = border; v <= border + 3; ++v) {
@@ -64,10 +64,10 @@ TEST_CASE("where bytes are affine the border and its neighbours take twelve runs
   }
 }
 
-TEST_CASE("a border below where the bytes say, as holes take room, is found too", "[cli]") {
-  const int64_t room = 11'000'000;
+TEST_CASE("a border below where the bytes say, as fragmentation takes memory, is found too", "[cli]") {
+  const int64_t available = 11'000'000;
   for (const int64_t border : {2000, 4321, 5999}) {
-    const Tried tried = search(65536, room, affine, [&](int64_t v) { return v <= border; });
+    const Tried tried = search(65536, available, affine, [&](int64_t v) { return v <= border; });
     CHECK(tried.found == border);
   }
 }
@@ -79,28 +79,28 @@ TEST_CASE("where libraries choose other workspaces for larger values, twelve run
     const double each = value < 1000 ? 5.96 : value < 4000 ? 3.43 : value < 7000 ? 2.25 : 1.82;
     return static_cast<int64_t>(1e6 * (12 + each * static_cast<double>(value)));
   };
-  const auto find = [&](int64_t room, int at_once, int64_t most_runs) {
+  const auto find = [&](int64_t available, int at_once, int64_t most_runs) {
     BorderSearch search(
         65536, [](int64_t i) { return i + 1; }, most_runs);
     for (auto next = search.next(at_once); !next.empty(); next = search.next(at_once)) {
       for (const int64_t position : next) {
-        const int64_t needed = bytes(position + 1), missing = std::max<int64_t>(0, needed - room);
+        const int64_t needed = bytes(position + 1), missing = std::max<int64_t>(0, needed - available);
         search.take(position, {.passes = missing == 0,
-                               .allocated_bytes = std::min(needed, room),
-                               .needed_bytes = missing == 0 ? needed : room + missing * 4 / 5,
-                               .room_bytes = room});
+                               .allocated_bytes = std::min(needed, available),
+                               .needed_bytes = missing == 0 ? needed : available + missing * 4 / 5,
+                               .room_bytes = available});
       }
     }
     return search;
   };
-  for (const int64_t room : {7'900'000'000L, 10'700'000'000L, 15'400'000'000L, 23'400'000'000L, 84'000'000'000L}) {
+  for (const int64_t available : {7'900'000'000L, 10'700'000'000L, 15'400'000'000L, 23'400'000'000L, 84'000'000'000L}) {
     for (const int at_once : {1, 2}) {
-      const BorderSearch search = find(room, at_once, 12);
+      const BorderSearch search = find(available, at_once, 12);
       const int64_t border = search.found().value() + 1;
-      CAPTURE(room, at_once, border);
+      CAPTURE(available, at_once, border);
       CHECK(search.points().size() <= 12);
-      CHECK(bytes(border) <= room);
-      CHECK(bytes(border + 1) > room);
+      CHECK(bytes(border) <= available);
+      CHECK(bytes(border + 1) > available);
     }
   }
   // With 15.4 GB 6839 passes, 6840 to 6999 do not, and 7000 to 8453 do.
@@ -112,8 +112,8 @@ TEST_CASE("where libraries choose other workspaces for larger values, twelve run
 }
 
 TEST_CASE("a larger value that passes again is found among the neighbours", "[cli]") {
-  const int64_t room = 11'000'000, border = (room - 300'000) / 1'777;
-  const Tried tried = search(65536, room, affine, [&](int64_t v) { return v <= border - 4 || v == border; });
+  const int64_t available = 11'000'000, border = (available - 300'000) / 1'777;
+  const Tried tried = search(65536, available, affine, [&](int64_t v) { return v <= border - 4 || v == border; });
   CHECK(tried.found == border);
 }
 
@@ -147,10 +147,10 @@ TEST_CASE("at the ends of a range the search ends", "[cli]") {
 }
 
 TEST_CASE("what another GPU has shown saves runs", "[cli]") {
-  const int64_t room = 11'000'000, border = (room - 300'000) / 1'777;
+  const int64_t available = 11'000'000, border = (available - 300'000) / 1'777;
   const Line line{.fixed_bytes = 300'000, .slope = 1'777};
-  const auto passes = [&](int64_t v) { return affine(v) <= room; };
-  const Tried with = search(65536, room, affine, passes, 1, line), without = search(65536, room, affine, passes, 1);
+  const auto passes = [&](int64_t v) { return affine(v) <= available; };
+  const Tried with = search(65536, available, affine, passes, 1, line), without = search(65536, available, affine, passes, 1);
   CHECK(with.found == border);
   CHECK(with.values.at(1) > border * 8 / 10);
   CHECK(with.values.size() <= without.values.size());

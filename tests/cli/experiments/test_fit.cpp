@@ -42,7 +42,7 @@ TEST_CASE("what fails below the border and what fails above it is said", "[cli]"
   const std::string text = values_text(variable, {found});
   CHECK(text.find("fits up to batch = 22\n") != text.npos);
   CHECK(text.find("23 runs out of memory in backward, step 1\n") != text.npos);
-  CHECK(text.find("smaller ones ran out as well, as holes decide there: 21\n") != text.npos);
+  CHECK(text.find("smaller ones ran out as well, as fragmentation decides there: 21\n") != text.npos);
 }
 
 TEST_CASE("every placeholder of a program is filled in, also inside of words", "[cli]") {

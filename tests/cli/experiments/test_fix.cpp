@@ -35,7 +35,7 @@ TEST_CASE("changes that exclude each other, save nothing or were not proved are 
       combine({measured("a", 600, 0, "g"), measured("b", 600, 0, "g"), measured("c", 999), unproved}, before).empty());
 }
 
-TEST_CASE("what would fit but for holes is tried with expandable segments", "[cli]") {
+TEST_CASE("what would fit but for fragmentation is tried with expandable segments", "[cli]") {
   const auto together = combine({measured("a", 300)}, {.allocated_bytes = 1000, .room_bytes = 400});
   REQUIRE(together.size() == 1);
   CHECK(ids_of(together[0]) == std::vector<std::string>{"a", "expandable_segments"});

@@ -4,7 +4,7 @@
 
 using namespace oomdiag;
 
-TEST_CASE("the live line draws the peaks of the last steps, the newest of them where there is little room", "[live]") {
+TEST_CASE("the live line draws the peaks of the last steps, the newest of them where there is little space", "[live]") {
   const std::vector<int64_t> growing = {8_GiB, 9_GiB, 10_GiB, 11_GiB, 12_GiB, 13_GiB, 14_GiB, 15_GiB};
   CHECK(describe_step_peaks(growing, 80) == "   steps ▁▂▃▄▅▆▇█ 8.00 to 15.00 GiB");
   CHECK(describe_step_peaks(growing, 33) == "   steps ▁▃▅▆█ 11.00 to 15.00 GiB");

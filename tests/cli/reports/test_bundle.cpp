@@ -39,7 +39,7 @@ TEST_CASE("a bundle brings back what a run wrote, and nothing else", "[cli][bund
   CHECK_FALSE(std::filesystem::exists(other.path() / "notes"));
   struct stat unpacked {};
   REQUIRE(stat((other.path() / "trace").c_str(), &unpacked) == 0);
-  CHECK(unpacked.st_blocks * 512 < 1 << 20);  // holes are holes again
+  CHECK(unpacked.st_blocks * 512 < 1 << 20);  // sparse again
 }
 
 TEST_CASE("a bundle cannot write outside of its folder", "[cli][bundle]") {

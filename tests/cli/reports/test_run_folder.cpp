@@ -50,7 +50,7 @@ TEST_CASE("the folder of an empty run goes, one with anything else in it stays",
   CHECK(std::filesystem::exists(run / "notes"));
 }
 
-TEST_CASE("a wanted folder is made", "[cli]") {
+TEST_CASE("a requested folder is made", "[cli]") {
   const TestFolder base;
   CHECK(std::filesystem::is_directory(choose_base((base.path() / "runs" / "today").string())));
   CHECK_THROWS_AS(choose_base((base.write("file") / "runs").string()), Error);

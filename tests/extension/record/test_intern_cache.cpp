@@ -59,7 +59,7 @@ TEST_CASE("a text at the address of another one is not taken for it", "[record]"
   CHECK(cache.name(text) == add);
 }
 
-TEST_CASE("an op inside of places that found no room is not taken for that of another such place", "[record]") {
+TEST_CASE("an op inside of places that did not fit is not taken for that of another such place", "[record]") {
   Recording recording;
   InternCache cache(recording.writer);
   const Context first{.op = 1, .inner = 7}, second{.op = 2, .inner = 7};
@@ -67,7 +67,7 @@ TEST_CASE("an op inside of places that found no room is not taken for that of an
   CHECK(cache.inner_context(0, second) == recording.writer.intern(second));
 }
 
-TEST_CASE("a place that found no room in the trace is not asked for again and again", "[record]") {
+TEST_CASE("a place that did not fit into the trace is not asked for again and again", "[record]") {
   Recording recording({.contexts = 4});
   InternCache cache(recording.writer);
   for (uint32_t op = 1; op < 4; ++op) CHECK(cache.context({.op = op}) != 0);

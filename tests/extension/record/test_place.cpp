@@ -104,7 +104,7 @@ TEST_CASE("nodes are counted while they run, with frames or without", "[record]"
   CHECK(here.place.now().context == Context{});
 }
 
-TEST_CASE("frames are as many as there is room for", "[record]") {
+TEST_CASE("frames are as many as there is space for", "[record]") {
   PlaceRecording here;
   for (uint32_t i = 0; i < Place::kMaxDepth; ++i) {
     REQUIRE_FALSE(here.place.is_full());

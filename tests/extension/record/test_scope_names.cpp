@@ -6,7 +6,7 @@
 
 using namespace oomdiag;
 
-TEST_CASE("what a scope's name says is the same however many others are met in between", "[record]") {
+TEST_CASE("what a scope's name says is the same however many others are seen in between", "[record]") {
   const TestFolder folder;
   TraceWriter writer(folder.path() / "trace", 1);
   InternCache names(writer);

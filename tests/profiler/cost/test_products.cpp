@@ -21,7 +21,7 @@ int64_t flops(const std::string& name, const std::string& values) {
 
 }  // namespace
 
-TEST_CASE("a matrix product has two operations for each meeting of elements", "[cost]") {
+TEST_CASE("a matrix product has two operations for each pair of elements", "[cost]") {
   CHECK(flops("mm", "Half:2:64x32 Half:2:32x10 > Half:2:64x10") == 2 * 64 * 32 * 10);
   CHECK(flops("addmm", "Float:4:10 Float:4:64x32 Float:4:32x10 i:1 i:1 > Float:4:64x10") == 2 * 64 * 32 * 10);
   CHECK(flops("bmm", "Float:4:5x64x32 Float:4:5x32x10 > Float:4:5x64x10") == 5 * 2 * 64 * 32 * 10);
@@ -29,7 +29,7 @@ TEST_CASE("a matrix product has two operations for each meeting of elements", "[
   CHECK(flops("dot", "Float:4:32 Float:4:32 > Float:4:") == 2 * 32);
 }
 
-TEST_CASE("rows of a grouped product meet the matrix of their group only", "[cost]") {
+TEST_CASE("rows of a grouped product multiply the matrix of their group only", "[cost]") {
   const int64_t once = int64_t{2} * 8192 * 1024 * 2048;
   CHECK(flops("_grouped_mm", "Half:2:8192x1024 Half:2:8x1024x2048 Int:4:8 - - > Half:2:8192x2048") == once);
   CHECK(flops("_grouped_mm", "Half:2:1024x8192 Half:2:8192x2048 Int:4:8 - - > Half:2:8x1024x2048") == once);
@@ -49,7 +49,7 @@ TEST_CASE("a transposed convolution moves over its input", "[cost]") {
         int64_t{2} * 8 * 7 * 7 * 32 * 16 * 4);
 }
 
-TEST_CASE("a convolution's backward has a pass for each gradient that is wanted", "[cost]") {
+TEST_CASE("a convolution's backward has a pass for each gradient that is requested", "[cost]") {
   const std::string tensors = "Float:4:8x32x14x14 Float:4:8x3x14x14 Float:4:32x3x3x3 - - - - i:0 - i:1 ";
   const int64_t pass = int64_t{2} * 8 * 14 * 14 * 32 * 3 * 9;
   CHECK(flops("convolution_backward", tensors + "m:110 > Float:4:1") == 2 * pass);

@@ -38,7 +38,7 @@ TEST_CASE("capacity: bytes are missing even if every cached one could be used", 
   CHECK(cause.short_by_bytes == 1_GiB - 800_MiB);
 }
 
-TEST_CASE("fragmentation: free and cached bytes are enough, but no hole is", "[explain]") {
+TEST_CASE("fragmentation: free and cached bytes are enough, but no free block is", "[explain]") {
   const Cause cause = cause_of({.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB});
 
   CHECK(cause.kind == CauseKind::fragmentation);
@@ -187,7 +187,7 @@ TEST_CASE("others on the GPU are the cause if it would fit without them", "[expl
   CHECK(cause_of(shared, {}, 6_GiB).kind == CauseKind::capacity);  // all of it is the context itself
 }
 
-TEST_CASE("a limit that the program set is the cause if the GPU had room", "[explain]") {
+TEST_CASE("a limit that the program set is the cause if the GPU had free memory", "[explain]") {
   const Cause cause = cause_of({.requested = 1_GiB, .free = 5_GiB, .allocated = 4_GiB}, {.memory_fraction = 0.5});
 
   CHECK(cause.kind == CauseKind::fraction_cap);
@@ -210,7 +210,7 @@ TEST_CASE("an OOM though the GPU had free memory is the work of a limit, which i
   CHECK(shared.kind != CauseKind::fraction_cap);
 }
 
-TEST_CASE("an expandable segment grows by 20 MiB: with less free the GPU had no room", "[explain]") {
+TEST_CASE("an expandable segment grows by 20 MiB: with less free the GPU had too little memory", "[explain]") {
   const FailedRequest failed_request{.requested = 448_MiB, .free = 456_MiB, .allocated = 8_GiB};
   CHECK(cause_of(failed_request, {.expandable_segments = true}).kind == CauseKind::capacity);
   CHECK(cause_of(failed_request).kind == CauseKind::fraction_cap);
@@ -226,7 +226,7 @@ TEST_CASE("a library's scratch space is distinguished from a tensor", "[explain]
   const OutOfMemory scratch{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = false};
   const OutOfMemory result{.where = {.inner = "aten::cudnn_convolution"}, .first_in_op = true};
   OutOfMemory gradient = scratch;
-  gradient.wanted_shape = "[64, 3] float32";
+  gradient.requested_shape = "[64, 3] float32";
 
   OutOfMemory product{.where = {.inner = "aten::addmm"}, .first_in_op = false};  // after the casts of its arguments
 
@@ -237,7 +237,7 @@ TEST_CASE("a library's scratch space is distinguished from a tensor", "[explain]
   CHECK(cause_of(full, {}, 0, gradient).kind == CauseKind::capacity);
 }
 
-TEST_CASE("fragmentation names the largest holes and who pins them", "[explain]") {
+TEST_CASE("fragmentation names the largest free blocks and what blocks them", "[explain]") {
   EventBuilder trace({.gpu_bytes = 100_MiB});
   trace.op({.op = "aten::relu"}).alloc("x", 4).nodes(0);
   for (const char* name : {"a", "b", "c", "d"}) {

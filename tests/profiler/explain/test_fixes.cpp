@@ -169,7 +169,7 @@ TEST_CASE("the largest batch that fits is found from the same model", "[explain]
       std::find_if(fixes.begin(), fixes.end(), [](const Fix& fix) { return fix.id.starts_with("batch_"); });
   REQUIRE(found != fixes.end());
   CHECK(found->predicted_fits == true);
-  CHECK(std::stoi(found->id.substr(6)) <= 16);  // 16 leave nothing for the allocator's holes
+  CHECK(std::stoi(found->id.substr(6)) <= 16);  // 16 leave nothing for fragmentation
   CHECK(std::stoi(found->id.substr(6)) >= 10);
 }
 
@@ -207,7 +207,7 @@ TEST_CASE("what several checkpointed modules free adds up, at each position", "[
     CHECK(as_it_is[i] - with_both[i] == as_it_is[i] - with_one[i] + as_it_is[i] - with_other[i]);
   }
   CHECK(with_one[5] == as_it_is[5] - 64_MiB);
-  CHECK(with_one[10] == as_it_is[10]);  // made again
+  CHECK(with_one[10] == as_it_is[10]);  // recomputed
 }
 
 TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explain][fixes]") {
@@ -220,7 +220,7 @@ TEST_CASE("of a checkpointed module's output one copy lives at a time", "[explai
                gradient_on_its_way(1_MiB, 19, 22, a), gradient_on_its_way(1_MiB, 21, 30, c)});
   const auto fixes = predict_fixes(model_of(step_allocations));
 
-  // When the backward of a begins, its three tensors are made again; the output that pool had kept goes then.
+  // When the backward of a begins, its three tensors are recomputed; the output that pool had kept goes then.
   REQUIRE(find(fixes, "checkpoint"));
   CHECK(find(fixes, "checkpoint")->modules == std::vector<std::string>{"a", "c"});
   CHECK(find(fixes, "checkpoint")->predicted_peak_bytes == 3 * 64_MiB + 2 * 32_MiB);
@@ -396,7 +396,7 @@ TEST_CASE("the largest batch is one with which the step gets through the allocat
   model.available_bytes = 1_GiB;
   const int64_t largest = find_largest_batch(model, 64, 330);  // 192 MiB of 64 examples would be 992 MiB of 330
   CHECK(largest > 64);
-  CHECK(largest < 330);  // the last sixty-fourth and the holes are not promised
+  CHECK(largest < 330);  // the last sixty-fourth and fragmentation are not promised
   CHECK(find_largest_batch(model, 64, 64) == 64);
 }
 
@@ -460,7 +460,7 @@ TEST_CASE("autocast is for float32 models that are not under it, bf16 for GPUs t
   CHECK(offered("bfloat16", "", 8).empty());
 }
 
-TEST_CASE("checkpointed layers are named in the order of their numbers, and made again one at a time",
+TEST_CASE("checkpointed layers are named in the order of their numbers, and recomputed one at a time",
           "[explain][fixes]") {
   std::vector<std::string> names;
   for (int i = 0; i < 12; ++i) names.push_back("model.h." + std::to_string(i));

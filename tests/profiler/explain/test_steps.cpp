@@ -226,9 +226,9 @@ TEST_CASE("the state of an optimizer is recognised by its class", "[explain][ste
   CHECK(least_state("") == 0);
 }
 
-TEST_CASE("a step whose bytes fit may fail at the allocator's holes", "[explain][steps]") {
+TEST_CASE("a step whose bytes fit may fail because of fragmentation", "[explain][steps]") {
   Allocations blocks;
-  for (uint32_t i = 0; i < 8; ++i) {  // every other one stays, so no hole holds the large one
+  for (uint32_t i = 0; i < 8; ++i) {  // every other one stays, so no free block holds the large one
     blocks.push_back(block(Category::temporary, Phase::forward, 12_MiB, 1 + i, i % 2 == 0 ? 20 : 40));
   }
   blocks.push_back(block(Category::output, Phase::forward, 40_MiB, 21, 40));

@@ -14,7 +14,7 @@ TEST_CASE("a redacted report has neither paths, nor arguments, nor names of user
   failure.stack = {"/home/alice/secret/train.py:31 in forward", "site-packages/torch/nn/modules/module.py:9 in call"};
   report.devices.front().outside = {{.owner = "process 12 alice_tool", .bytes = 1},
                                     {.owner = "process 13 alice", .bytes = 1}};
-  report.limitations.emplace_back("recording stopped: cannot write '/home/alice/runs/trace': no room, ask alice@host");
+  report.limitations.emplace_back("recording stopped: cannot write '/home/alice/runs/trace': no space, ask alice@host");
 
   const Report redacted = redact(report, {"alice", "host"});
   const std::string json = to_json(redacted);
@@ -27,7 +27,7 @@ TEST_CASE("a redacted report has neither paths, nor arguments, nor names of user
   CHECK(redacted.devices.front().failure->stack.front() == "train.py:31 in forward");
   CHECK(redacted.devices.front().outside[0].owner == "process 12 alice_tool");
   CHECK(redacted.devices.front().outside[1].owner == "process 13 ...");
-  CHECK(redacted.limitations.back() == "recording stopped: cannot write 'trace': no room, ask ...@...");
+  CHECK(redacted.limitations.back() == "recording stopped: cannot write 'trace': no space, ask ...@...");
   CHECK(redacted.devices.front().categories == report.devices.front().categories);
   CHECK(redacted.devices.front().failure->requested_for == failure.requested_for);
 }

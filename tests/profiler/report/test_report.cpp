@@ -137,18 +137,18 @@ TEST_CASE("a report says what it does not know", "[report]") {
   damaged.folded_names = 7;
   damaged.unnumbered_threads = 8;
   damaged.process.virtual_device = false;
-  damaged.process.recorder_failure = "no room";
+  damaged.process.recorder_failure = "no space";
 
   const auto limitations = make_report(damaged, {.limitations = {"from the caller"}}).limitations;
   CHECK(mentions(limitations, "3 events were lost"));
   CHECK(mentions(limitations, "oldest 5 events"));
   CHECK(mentions(limitations, "2 live blocks"));
-  CHECK(mentions(limitations, "4 names or places found no room"));
+  CHECK(mentions(limitations, "4 names or places did not fit"));
   CHECK(mentions(limitations, "5 allocations by libraries outside of PyTorch"));
   CHECK(mentions(limitations, "6 ops ran too deep"));
   CHECK(mentions(limitations, "7 scopes that differ by numbers only"));
   CHECK(mentions(limitations, "8 threads began after 65,534 others"));
-  CHECK(mentions(limitations, "recording stopped before the end: no room"));
+  CHECK(mentions(limitations, "recording stopped before the end: no space"));
   CHECK(mentions(limitations, "reserved bytes are a lower bound"));
   CHECK(mentions(limitations, "bytes outside PyTorch are not known"));
   CHECK(mentions(limitations, "from the caller"));

@@ -41,7 +41,7 @@ TEST_CASE("the need of a failed run is that of the whole one, and what is outsid
   CHECK(report.limitations == std::vector<std::string>{"another"});
 }
 
-TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[report]") {
+TEST_CASE("fragmentation is not the cause where the whole run does not fit anyway", "[report]") {
   Report report = failed_by(CauseKind::fragmentation);
   take_whole_run(report, whole_run(13 * kGiB));
   CHECK(report.devices[0].cause->kind == CauseKind::capacity);
@@ -49,7 +49,7 @@ TEST_CASE("holes are not the cause where the whole run does not fit anyway", "[r
   CHECK(report.devices[0].cause->evidence.step == StepNeed{.bytes = 13 * kGiB, .whole = true});
 }
 
-TEST_CASE("where the whole run would fit, holes stay the cause and their fix stays first", "[report]") {
+TEST_CASE("where the whole run would fit, fragmentation stays the cause and its fix stays first", "[report]") {
   Report report = failed_by(CauseKind::fragmentation);
   take_whole_run(report, whole_run(10 * kGiB));
   CHECK(report.devices[0].cause->kind == CauseKind::fragmentation);

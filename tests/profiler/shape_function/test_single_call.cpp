@@ -71,7 +71,7 @@ TEST_CASE("an operator that is made alone shows the workspace that no polynomial
   const std::vector<ShapePoint> points{{50}};
   CHECK_FALSE(evaluate(function, points.front(), 100_GiB).allocated_is_exact);
   const std::vector<CallAtPoint> calls = function.list_unknown_calls(points);
-  REQUIRE(calls.size() == 5);  // four to prove it by, and the one that is wanted
+  REQUIRE(calls.size() == 5);  // four to prove it by, and the one that is needed
   CHECK(calls.back().text.find("[50,8]") != std::string::npos);
   function.take(calls, make_alone(calls));
   const ShapeEstimate estimate = evaluate(function, points.front(), 100_GiB);

@@ -45,7 +45,7 @@ TEST_CASE("what a thread leaves of its chunk goes to the next thread", "[trace][
   for (uint64_t i = 0; i < 500; ++i) REQUIRE(trace.events[i].address == i + 1);
 }
 
-TEST_CASE("more threads at once than there are chunks lose events, which are counted; afterwards there is room again",
+TEST_CASE("more threads at once than there are chunks lose events, which are counted; afterwards there is space again",
           "[trace][chunks]") {
   const TestFolder folder;
   TraceWriter writer(folder.path() / "trace", 1, kSmall);

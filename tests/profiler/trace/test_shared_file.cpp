@@ -34,7 +34,7 @@ namespace {
 bool run(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
 
 /// A small btrfs, or with `overlay` an overlay over it as in a container, for as long as this lives. `mixed`: what fills it leaves
-/// no room for btrfs's own notes either.
+/// no space for btrfs's own notes either.
 class CopyOnWrite {
  public:
   CopyOnWrite(bool overlay, bool mixed) : place_(overlay ? at("overlay") : at("btrfs")) {
@@ -147,7 +147,7 @@ std::string text_of(const fs::path& file) {
 void overwrite_on_a_full_disk(const fs::path& place) {
   constexpr uint64_t kBytes = 256 << 10;  // each page takes milliseconds on a full disk
   SharedFile file(place / "trace", kBytes, SharedFile::Opening::create);
-  if (file.reserve(0, kBytes) != Room::enough) _exit(1);
+  if (file.reserve(0, kBytes) != DiskSpace::enough) _exit(1);
   std::memset(file.at(0), 1, kBytes);
   msync(file.at(0), kBytes, MS_SYNC);
   fill(place);
@@ -188,7 +188,7 @@ TEST_CASE("a full disk is no SIGBUS to who overwrites, also where pages are copi
   }));
 }
 
-TEST_CASE("a recording ends before the disk has no room for what copying pages takes, and can be read", "[trace]") {
+TEST_CASE("a recording ends before the disk has no space for what copying pages takes, and can be read", "[trace]") {
   const CopyOnWrite disk(GENERATE(false, true), true);
   if (!disk.made()) {
     SUCCEED("no mkfs.btrfs, or no right to mount");
@@ -211,7 +211,7 @@ TEST_CASE("no descriptor of a shared file is open once it is mapped, and while o
   SharedFile file(path, host_page_bytes(), SharedFile::Opening::create);
   REQUIRE(file);
   CHECK(count_descriptors(path) == 0);
-  CHECK(file.reserve(0, host_page_bytes()) == Room::enough);
+  CHECK(file.reserve(0, host_page_bytes()) == DiskSpace::enough);
   CHECK(count_descriptors(path) == 0);
   CHECK(holds_in_child(false, [&] {
     close(STDIN_FILENO);
@@ -232,7 +232,7 @@ TEST_CASE("a store on a full disk is an error and no signal, on any kernel", "[t
     const std::vector<char> some(8 * host_page_bytes(), 'x');
     uint64_t stored = 0;
     while (stored < (1 << 20) && file.store(stored, some.data(), some.size())) stored += some.size();
-    return file && stored > 0 && stored <= 64 << 10 && file.reserve(stored, some.size()) == Room::none;
+    return file && stored > 0 && stored <= 64 << 10 && file.reserve(stored, some.size()) == DiskSpace::none;
   }));
 }
 
@@ -242,13 +242,13 @@ TEST_CASE("the file may be moved, and its name may be another's: that one is not
   const fs::path path = folder.path() / "file";
   CHECK(holds_in_child(is_older_kernel, [&] {
     SharedFile file(path, 1 << 20, SharedFile::Opening::create);
-    if (file.reserve(0, host_page_bytes()) != Room::enough) return false;
+    if (file.reserve(0, host_page_bytes()) != DiskSpace::enough) return false;
     fs::rename(path, folder.path() / "moved");
     folder.write("file", "the user's");
-    const Room later = file.reserve(host_page_bytes(), host_page_bytes());
+    const DiskSpace later = file.reserve(host_page_bytes(), host_page_bytes());
     file.write_out(0, host_page_bytes());
     file.at(0)[0] = 'x';
-    return later == (is_older_kernel ? Room::unreachable : Room::enough) && file.find_room() == Room::unreachable;
+    return later == (is_older_kernel ? DiskSpace::unreachable : DiskSpace::enough) && file.find_space() == DiskSpace::unreachable;
   }));
   CHECK(text_of(path) == "the user's");
   CHECK(text_of(folder.path() / "moved").front() == 'x');
@@ -261,7 +261,7 @@ TEST_CASE("the program may change its folder", "[trace]") {
     fs::current_path(folder.path());
     SharedFile file("file", 1 << 20, SharedFile::Opening::create);
     fs::current_path("/");
-    return file.reserve(0, 1 << 20) == Room::enough;
+    return file.reserve(0, 1 << 20) == DiskSpace::enough;
   }));
 }
 

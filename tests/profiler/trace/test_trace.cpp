@@ -128,7 +128,7 @@ TEST_CASE("nobody but its owner reads a trace", "[trace]") {
   CHECK(std::filesystem::status(folder.file()).permissions() == (perms::owner_read | perms::owner_write));
 }
 
-TEST_CASE("names that find no room are counted and read as unknown", "[trace]") {
+TEST_CASE("names that do not fit are counted and read as unknown", "[trace]") {
   const TemporaryFolder folder;
   TraceWriter writer(folder.file(), 1, small_budget(4));
   uint32_t last = 1;
@@ -427,7 +427,7 @@ TEST_CASE("files that are no traces are rejected with one line", "[trace]") {
   CHECK(message_of(folder.file()).find("is not a trace of oomdiag") != std::string::npos);
 }
 
-TEST_CASE("a header that lies about names and contexts costs no memory: holes of a file are none", "[trace]") {
+TEST_CASE("a header that lies about names and contexts costs no memory: unwritten parts of a file are none", "[trace]") {
   const TemporaryFolder folder;
   {
     TraceWriter writer(folder.file(), 1, {.names_bytes = 24 << 20, .contexts = 1 << 18});

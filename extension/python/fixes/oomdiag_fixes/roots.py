@@ -1,4 +1,4 @@
-"""The outermost modules that a program calls on the GPU, met when they are first called."""
+"""The outermost modules that a program calls on the GPU, registered when they are first called."""
 import re
 import weakref
 
@@ -11,7 +11,7 @@ from .frames import locals_of, own_frames
 _MAX_CALLS_REPORTED = 3
 _prepare = []
 _plain_call = nn.Module.__call__
-_members = weakref.WeakSet()  # of roots that were met, with all modules inside
+_members = weakref.WeakSet()  # of registered roots, with all modules inside
 _roots = weakref.WeakKeyDictionary()  # root -> calls whose outputs were reported
 
 

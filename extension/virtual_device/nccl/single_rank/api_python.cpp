@@ -18,7 +18,7 @@ thread_local std::unique_ptr<oomdiag::PeerWait> wait_of_python;
 }  // namespace
 
 /// `canonical` is the id that every process of the job knows the group by.
-OOMDIAG_ENTRY_POINT void oomdiag_nccl_register_group(const char* id, const char* canonical, int count, const int* ranks) {
+OOMDIAG_ENTRY_POINT void oomdiag_nccl_tell_group(const char* id, const char* canonical, int count, const int* ranks) {
   ncclUniqueId known;
   oomdiag::Members members;
   std::memcpy(known.internal, id, sizeof known.internal);

@@ -161,7 +161,7 @@ TEST_CASE("what outlived the oldest event is announced, and counts from the star
   CHECK(list_owners(read_non_pytorch(driver.trace, driver.events, 1), segments).size() == 1);
 }
 
-TEST_CASE("absurd sizes do not overflow the books", "[outside]") {
+TEST_CASE("absurd sizes do not overflow the sums", "[outside]") {
   RecordedDriver driver;
   for (uint64_t i = 1; i < 10000; ++i)
     driver.take(i, INT64_MAX, "a.so").process(i, INT64_MIN, "p").step("context", INT64_MAX);

@@ -145,8 +145,8 @@ TEST_CASE("a failure holds what is known of the request", "[replay]") {
   CHECK(device.failure->where.op == "aten::relu");
   CHECK(device.failure->where.module == "relu1");
   CHECK(device.failure->requested_bytes == 64_MiB);
-  CHECK(device.failure->wanted_shape == "[64, 32, 64, 128] float32");
-  CHECK(device.failure->wanted_by.module == "conv1");
+  CHECK(device.failure->requested_shape == "[64, 32, 64, 128] float32");
+  CHECK(device.failure->requested_gradient_of.module == "conv1");
   CHECK(device.failure->first_in_op);
 }
 
