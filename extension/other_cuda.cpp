@@ -16,9 +16,10 @@ int ask_other(const char* runtime, const char* major, int* count) {
   void* torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (torch != nullptr) dlclose(torch);
   if (torch != nullptr && !is_reported.exchange(true)) {
-    oomdiag::report_not_recording(std::string("the program's torch is built for CUDA ") + major +
-                    ", and oomdiag records with CUDA 12 and 13; take such a torch: pip install torch --index-url "
-                    "https://download.pytorch.org/whl/cu130");
+    oomdiag::report_not_recording(
+        std::string("the program's torch is built for CUDA ") + major +
+        ", and oomdiag records with CUDA 12 and 13; take such a torch: pip install torch --index-url "
+        "https://download.pytorch.org/whl/cu130");
   }
   void* library = dlopen(runtime, RTLD_NOW | RTLD_NOLOAD);
   void* real = library == nullptr ? nullptr : dlsym(library, "cudaGetDeviceCount");

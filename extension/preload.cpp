@@ -55,12 +55,13 @@ bool fits_torch() {
   const std::string recorders = variable(oomdiag::variables::kRecorderFor);
   if (version.empty()) {
     oomdiag::report_not_recording("no file in '" + oomdiag::loaded_torch_folder() +
-                    "' says which torch this is, and the recorder was built for torch " + recorders);
+                                  "' says which torch this is, and the recorder was built for torch " + recorders);
     return false;
   }
   if (!recorders.empty() && oomdiag::minor_version(version) == oomdiag::minor_version(recorders)) return true;
-  oomdiag::report_not_recording("the program has torch " + version + ", and the recorder was built for torch " + recorders +
-                  "; name the program's own python: oomdiag run -- /path/to/bin/python train.py");
+  oomdiag::report_not_recording("the program has torch " + version + ", and the recorder was built for torch " +
+                                recorders +
+                                "; name the program's own python: oomdiag run -- /path/to/bin/python train.py");
   return false;
 }
 
@@ -81,7 +82,8 @@ void load_recorder() {
   if (torch == nullptr) return;  // not a torch program, or not yet
   dlclose(torch);
   if (load_begun.exchange(true)) return;  // also when loading asks for the device count again
-  if (const std::string why = variable(oomdiag::variables::kNoRecorder); !why.empty()) return oomdiag::report_not_recording(why);
+  if (const std::string why = variable(oomdiag::variables::kNoRecorder); !why.empty())
+    return oomdiag::report_not_recording(why);
   if (path == nullptr) return;
   if (!fits_torch()) return;
   if (oomdiag::python_is_free_threaded()) return oomdiag::report_not_recording(oomdiag::kFreeThreaded);

@@ -68,7 +68,7 @@ enum class EventKind : uint8_t {
   memory_stats,
   segment_state,
   block_state,
-requested_gradient,
+  requested_gradient,
   op_failed,
   scope_begin,
   scope_end,
@@ -126,9 +126,9 @@ inline constexpr DriverMemory kLastDriverMemory = DriverMemory::pinned;
 /// Further flags of driver_alloc and gpu_process.
 enum DriverFlag : uint16_t {
   kDriverMemoryMask = 0xff,
-  kDriverOutOfMemory = 0x100,    ///< driver_alloc: the driver ran out of memory
-  kDriverAnnounced = 0x200,  ///< driver_alloc: still alive, and perhaps older than the oldest event kept
-  kFirstProcess = 0x400,     ///< gpu_process: the processes listed before are out of date; pid 0 stands for none
+  kDriverOutOfMemory = 0x100,  ///< driver_alloc: the driver ran out of memory
+  kDriverAnnounced = 0x200,    ///< driver_alloc: still alive, and perhaps older than the oldest event kept
+  kFirstProcess = 0x400,       ///< gpu_process: the processes listed before are out of date; pid 0 stands for none
 };
 /// The kind of note that the program itself sets, to distinguish its parts.
 inline constexpr std::string_view kMark = "mark";

@@ -1,5 +1,5 @@
-// Free blocks that cannot be used: large temporaries come and go, and what is kept lies in the middle of where they were. Then a
-// request that all the free bytes together could serve, and no single free block can.
+// Free blocks that cannot be used: large temporaries come and go, and what is kept lies in the middle of where they
+// were. Then a request that all the free bytes together could serve, and no single free block can.
 
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>

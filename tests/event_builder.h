@@ -47,7 +47,7 @@ class EventBuilder {
   EventBuilder& request_free(const std::string& block);
   EventBuilder& complete_free(const std::string& block);
   EventBuilder& empty_cache();
-  EventBuilder& stats();                                         ///< memory_stats and device_memory
+  EventBuilder& stats();                                      ///< memory_stats and device_memory
   EventBuilder& oom(int64_t bytes, bool with_layout = true);  ///< out_of_memory and its description
   EventBuilder& op_failed();
 

@@ -39,9 +39,9 @@ std::string_view explain_mark(std::string_view mark) {
 
 nlohmann::json to_json(const GpuEntry& entry) {
   nlohmann::json object = {{"id", entry.id},
-                         {"name", entry.name},
-                         {"compute_capability", entry.capability.text()},
-                         {"supported", entry.why_not.empty()}};
+                           {"name", entry.name},
+                           {"compute_capability", entry.capability.text()},
+                           {"supported", entry.why_not.empty()}};
   if (!entry.why_not.empty()) object["why_not"] = entry.why_not;
   if (entry.file.empty()) return object;
   const Gpu& gpu = entry.gpu;

@@ -140,7 +140,8 @@ std::filesystem::path default_output(const std::string& path, const Format& form
 
 void redact_for(const Format& format, Explained& from) {
   if (format.shows_trace) {
-    throw Error(ErrorKind::usage, fmt::format("--redact does not go with --to {}, which contains all names", format.name),
+    throw Error(ErrorKind::usage,
+                fmt::format("--redact does not go with --to {}, which contains all names", format.name),
                 "html, folded, markdown, csv and bundle can be redacted");
   }
   redact(from);

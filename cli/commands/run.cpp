@@ -183,9 +183,10 @@ void add_run(CLI::App& app, Command& chosen, const std::vector<std::string>& fro
   command.add_flag(
       "--meter", options->is_metered,
       "record the shapes of all operators: FLOPs, memory traffic and the modelled time of a step (slows the run)");
-  command.add_flag("--complete", options->completes,
-                   "where it runs out of memory, run it once more on a virtual GPU with more memory: need and fixes are then "
-                   "those of a whole run (for programs that may be run twice)");
+  command.add_flag(
+      "--complete", options->completes,
+      "where it runs out of memory, run it once more on a virtual GPU with more memory: need and fixes are then "
+      "those of a whole run (for programs that may be run twice)");
   command.add_flag("--no-progress", options->no_progress, "no live line on the terminal while the program runs");
   command.callback([options, &command, &chosen, &from_separator] {
     const std::vector<std::string> rest = command.remaining();

@@ -31,7 +31,8 @@ void add_snapshot_device_options(CLI::App& command, SnapshotDevice& options) {
       .add_option("--device", options.device,
                   "of a snapshot: the GPU that it was taken on, a name of oomdiag devices; no snapshot names it")
       ->type_name("NAME");
-  command.add_option("--memory", options.memory, "of a snapshot: the memory of its GPU, as in 24GiB")->type_name("SIZE");
+  command.add_option("--memory", options.memory, "of a snapshot: the memory of its GPU, as in 24GiB")
+      ->type_name("SIZE");
 }
 
 void set_device_of_snapshot(const SnapshotDevice& options, Trace& trace) {

@@ -60,7 +60,7 @@ bool BorderSearch::may_pass_above() const {
 std::optional<int64_t> BorderSearch::estimate() const {
   const std::optional<Line> along = line();
   if (!along || points_.empty()) return std::nullopt;
-int64_t available = 0;
+  int64_t available = 0;
   for (const auto& [position, point] : points_) available = std::max(available, point.room_bytes);
   return position_of((static_cast<double>(available) - along->fixed_bytes) / along->slope);
 }
@@ -79,7 +79,8 @@ std::vector<int64_t> BorderSearch::begin(int at_once) const {
   return positions;
 }
 
-/// Where one that failed would not have, had it requested less by what was missing. Too high where it failed early in a step.
+/// Where one that failed would not have, had it requested less by what was missing. Too high where it failed early in a
+/// step.
 std::optional<int64_t> BorderSearch::estimate_below(int64_t fails) const {
   const auto point = points_.find(fails);
   if (point == points_.end() || point->second.needed_bytes <= point->second.room_bytes) return std::nullopt;
@@ -145,7 +146,7 @@ std::vector<int64_t> BorderSearch::next(int at_once) {
   const std::optional<int64_t> passes = found();
   if (!passes) {
     if (points_.contains(0)) return {};  // the least fails
-    if (points_.empty() && prior_) {     // another GPU has shown the line; its available memory is not known before a run
+    if (points_.empty() && prior_) {  // another GPU has shown the line; its available memory is not known before a run
       return {0};
     }
     return begin(points_.empty() ? at_once : 1);

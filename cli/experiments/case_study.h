@@ -21,7 +21,8 @@ struct CaseStudy {
   std::function<std::vector<std::string>(const std::string& variant, const std::string& device)> compose;
 };
 
-/// What the program reported of itself: lines "fact NAME VALUE" in output.txt of a run folder. Of a name reported twice the last.
+/// What the program reported of itself: lines "fact NAME VALUE" in output.txt of a run folder. Of a name reported twice
+/// the last.
 std::map<std::string, std::string> read_facts(const std::filesystem::path& folder);
 
 /// Runs the other variants of the sample as `request` was run, in a folder that goes away again, and says what they show

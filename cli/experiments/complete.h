@@ -15,8 +15,8 @@ constexpr uint32_t kMaxSteps = 200;
 /// The same devices with more memory than any program takes.
 VirtualHost with_ample_memory(VirtualHost host);
 
-/// Where `failed` ran out of memory on a virtual GPU: runs the program again with ample memory, and takes the need and the
-/// fixes of the whole run into its report and report.json.
+/// Where `failed` ran out of memory on a virtual GPU: runs the program again with ample memory, and takes the need and
+/// the fixes of the whole run into its report and report.json.
 void complete(Diagnosis& failed, const DiagnosisRequest& request, const Install& install);
 
 /// A batch that was run and does not fit; 0 = none is known.

@@ -26,15 +26,16 @@ struct Executed {
   bool has_report() const { return why_no_report.empty(); }
 };
 
-/// Runs programs whose figures are needed, each in a process of its own: as many at once as cores and memory of this host
-/// allow, of its cgroup too; one at a time on a real GPU. A program that PyTorch aborted at its exit is run once more. All
-/// that runs many programs does it here. Those of a Python script are forked from a process that has made its imports.
+/// Runs programs whose figures are needed, each in a process of its own: as many at once as cores and memory of this
+/// host allow, of its cgroup too; one at a time on a real GPU. A program that PyTorch aborted at its exit is run once
+/// more. All that runs many programs does it here. Those of a Python script are forked from a process that has made its
+/// imports.
 class Executor {
  public:
   explicit Executor(const Install& install) : install_(install) {}
 
-  /// Their results, in their order. `on_done` is called with the number of all runs that are over, whenever one ends. Throws
-  /// Error if one cannot be started; Interrupted, and then finished() has what was over.
+  /// Their results, in their order. `on_done` is called with the number of all runs that are over, whenever one ends.
+  /// Throws Error if one cannot be started; Interrupted, and then finished() has what was over.
   std::vector<Executed> run(const std::vector<DiagnosisRequest>& requests,
                             const std::function<void(std::size_t)>& on_done);
 

@@ -46,9 +46,9 @@ struct Experiment {
   std::string why{};    ///< it neither passed nor ran out of memory: what it said last, or what stood in the way
   std::string place{};  ///< where it ran out of memory: "backward, step 2"
   int64_t allocated_bytes = 0, reserved_bytes = 0, outside_bytes = 0, total_bytes = 0;
-  int64_t needed_bytes = 0;            ///< as the function of that name says
-  uint32_t stopped_at_step = 0;        ///< 0 = it ended by itself
-  double seconds = 0;                  ///< of wall time, that of reading its trace included
+  int64_t needed_bytes = 0;                ///< as the function of that name says
+  uint32_t stopped_at_step = 0;            ///< 0 = it ended by itself
+  double seconds = 0;                      ///< of wall time, that of reading its trace included
   std::vector<nlohmann::json> reported{};  ///< what the fixes said, see extension/python/fixes
   std::optional<Report> report{};
   std::optional<AllocationSequence> allocations{};  ///< where it was asked for and the run passed
@@ -68,8 +68,8 @@ class Experiments {
  public:
   explicit Experiments(const Install& install) : install_(install), executor_(install) {}
 
-  /// Their results, in their order. `on_done` is called with the number of all experiments that are over, whenever one ends.
-  /// Throws Error if one cannot be started; Interrupted, and then finished() has what was over.
+  /// Their results, in their order. `on_done` is called with the number of all experiments that are over, whenever one
+  /// ends. Throws Error if one cannot be started; Interrupted, and then finished() has what was over.
   std::vector<Experiment> run(const std::vector<ExperimentRequest>& requests,
                               const std::function<void(std::size_t)>& on_done);
   Experiment run(const ExperimentRequest& request, const std::function<void(std::size_t)>& on_done);

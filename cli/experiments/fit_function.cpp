@@ -6,9 +6,10 @@
 #include <cmath>
 #include <utility>
 
-// Four runs for one variable: two with small values show about where the border is, and two near it show what libraries choose
-// there. All have more memory than they need, so that none is cut short. Then every value is computed in a millisecond or so, the
-// fragmentation included, and only the border is run. What is computed is never the answer where a run says otherwise.
+// Four runs for one variable: two with small values show about where the border is, and two near it show what libraries
+// choose there. All have more memory than they need, so that none is cut short. Then every value is computed in a
+// millisecond or so, fragmentation included, and only the border is run. What is computed is never the answer where
+// a run says otherwise.
 
 namespace oomdiag {
 namespace {

@@ -10,9 +10,9 @@
 #include "cli/launch/ranks.h"
 #include "profiler/report/report.h"
 
-// fit over the plan of a job: a variable called world is its number of ranks, others are options of the program (tp, pp,
-// batch, …). Every combination is tried, by a run of each kind of its ranks (run_ranks.h): the worst of them decides. If the
-// first variable is a range, its largest value that fits is searched in each plan of the others.
+// fit over the plan of a job: a variable called world is its number of ranks, others are options of the program (tp,
+// pp, batch, …). Every combination is tried, by a run of each kind of its ranks (run_ranks.h): the worst of them
+// decides. If the first variable is a range, its largest value that fits is searched in each plan of the others.
 
 namespace oomdiag {
 

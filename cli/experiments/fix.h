@@ -167,8 +167,8 @@ Change checkpoint_blocks(const ProgramProfile& profile, std::size_t count);
 /// Checkpoints of these of profile.blocks.
 Change checkpoint_chosen(const ProgramProfile& profile, std::vector<std::size_t> chosen);
 
-/// As few blocks as should do, where checkpoints of all lower what is reserved from `before` to `reserved`, below `available`. Each is
-/// taken to save by the share of what it keeps.
+/// As few blocks as should do, where checkpoints of all lower what is reserved from `before` to `reserved`, below
+/// `available`. Each is taken to save by the share of what it keeps.
 std::size_t fewest_checkpoints(const ProgramProfile& profile, int64_t before, int64_t reserved, int64_t available);
 Change expandable_segments();
 

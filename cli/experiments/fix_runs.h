@@ -18,8 +18,9 @@ class FixRuns {
   FixRuns(const Target& target, Experiments& experiments, const OnDone& on_done)
       : target_(target), experiments_(experiments), on_done_(on_done) {}
 
-  /// Runs the program as it is, on the GPU and with ample memory: before(), profile() and whole(). `keeps_step`: of the complete run
-  /// the allocations of its step, too. Throws Error(environment) if it fails for another reason than memory.
+  /// Runs the program as it is, on the GPU and with ample memory: before(), profile() and whole(). `keeps_step`: of the
+  /// complete run the allocations of its step, too. Throws Error(environment) if it fails for another reason than
+  /// memory.
   void profile_the_complete_run(bool keeps_step = false);
 
   ExperimentRequest request(const std::vector<Change>& changes, Place place) const;

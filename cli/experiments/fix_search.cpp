@@ -8,9 +8,10 @@
 #include "cli/process/workers.h"
 #include "cli/terminal/sizes.h"
 
-// The program as it is, once on the GPU and once with ample memory; then each change alone; then, where none is enough, changes
-// together. A change that is expected to fit is run on the GPU: if it passes there, that is the proof and the figure.
-// One that is not is run with ample memory, for the figure; if that turns out to fit, it is proved on the GPU after all.
+// The program as it is, once on the GPU and once with ample memory; then each change alone; then, where none is enough,
+// changes together. A change that is expected to fit is run on the GPU: if it passes there, that is the proof and the
+// figure. One that is not is run with ample memory, for the figure; if that turns out to fit, it is proved on the GPU
+// after all.
 
 namespace oomdiag {
 namespace {

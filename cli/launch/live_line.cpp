@@ -41,8 +41,7 @@ std::string describe_live(const LiveFigures& figures) {
   return fmt::format("oomdiag: step {}   allocated {}   reserved {}   peak {}   free {} of {}{}", figures.step,
                      with_unit(figures.allocated_bytes), with_unit(figures.reserved_bytes),
                      with_unit(figures.peak_allocated_bytes), with_unit(figures.free_bytes()),
-                     with_unit(figures.total_bytes),
-                     figures.ooms == 0 ? "" : fmt::format("   OOMs {}", figures.ooms));
+                     with_unit(figures.total_bytes), figures.ooms == 0 ? "" : fmt::format("   OOMs {}", figures.ooms));
 }
 
 std::string describe_step_peaks(const std::vector<int64_t>& peaks, size_t columns) {

@@ -26,7 +26,8 @@ class LiveLine {
   LiveLine& operator=(const LiveLine&) = delete;
 
   bool is_shown() const { return shown_; }
-  /// Reads on in the trace of the run and shows the figures. The first call that finds a trace makes space for the line.
+  /// Reads on in the trace of the run and shows the figures. The first call that finds a trace makes space for the
+  /// line.
   void update(const std::filesystem::path& run_folder) noexcept;
 
  private:

@@ -69,7 +69,8 @@ VirtualHost host_of(const Job& job, const DeviceChoice& choice);
 /// which must be there as long as the program runs.
 Environment environment_of_rank(const SingleRank& rank, const std::filesystem::path& folder, const Install& install);
 
-/// The ranks of the first pipeline that the rank was in, as it wrote in the folder of its job; empty where there is none.
+/// The ranks of the first pipeline that the rank was in, as it wrote in the folder of its job; empty where there is
+/// none.
 std::vector<int> read_stages(const std::filesystem::path& folder);
 
 }  // namespace oomdiag

@@ -6,8 +6,8 @@
 
 namespace oomdiag {
 
-/// What this process may use of its host. A cgroup bounds it, version 1 or 2, and so do those above that one: /proc lists
-/// of the whole machine. `root` is the root of the file system, another one in tests.
+/// What this process may use of its host. A cgroup bounds it, version 1 or 2, and so do those above that one: /proc
+/// shows the whole machine. `root` is the root of the file system, another one in tests.
 ///
 /// Bytes that a new process may take: what the kernel calls available, and what each cgroup leaves of its limit, where the
 /// cache of files counts as free. nullopt where that is not known.

@@ -13,7 +13,8 @@ struct KnownProcess {
   uint64_t start = 0;
 };
 
-/// `root` and all that it started, as far as the parents of processes show: those whose parent has ended are not among them.
+/// `root` and all that it started, as far as the parents of processes show: those whose parent has ended are not among
+/// them.
 std::vector<KnownProcess> find_tree(pid_t root);
 
 /// Ends those that still run, at once.

@@ -4,8 +4,8 @@
 
 namespace oomdiag {
 
-/// Where things are kept that can be rebuilt: $XDG_CACHE_HOME/oomdiag, else ~/.cache/oomdiag, with the home folder of $HOME or
-/// of the password database. Need not exist. Throws Error(environment) for a user who has none of these.
+/// Where things are kept that can be rebuilt: $XDG_CACHE_HOME/oomdiag, else ~/.cache/oomdiag, with the home folder of
+/// $HOME or of the password database. Need not exist. Throws Error(environment) for a user who has none of these.
 std::filesystem::path cache_folder();
 
 /// `name` below the cache folder, for code that will be loaded; made where it is missing, with mode 0700. Throws

@@ -29,7 +29,8 @@ constexpr const char* kQuestion =
 bool names_any_python(std::string_view interpreter) { return interpreter == "python" || interpreter == "python3"; }
 
 /// Another environment in the place of one that was named would be another program: its packages are not there.
-void check_named_python(const std::string& interpreter, const std::optional<TorchOfPython>& torch, const Install& install) {
+void check_named_python(const std::string& interpreter, const std::optional<TorchOfPython>& torch,
+                        const Install& install) {
   const bool has_replacement = !install.torch_version.empty();
   if (!torch && (!names_any_python(interpreter) || !has_replacement)) {
     throw Error(ErrorKind::environment, fmt::format("'{}' is no Python that can be started", interpreter),

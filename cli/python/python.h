@@ -40,8 +40,8 @@ struct PythonChoice {
   bool operator==(const PythonChoice&) const = default;
 };
 
-/// Which Python to run for `interpreter`, given its torch: that one; the private one only where `interpreter` has no torch at all and
-/// means any Python.
+/// Which Python to run for `interpreter`, given its torch: that one; the private one only where `interpreter` has no
+/// torch at all and means any Python.
 PythonChoice choose_python(const std::string& interpreter, const TorchOfPython& torch, const Install& install);
 
 /// The interpreter of a script in PATH that is written in Python, as torchrun and accelerate are; empty if it is none.

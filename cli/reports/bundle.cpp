@@ -2,7 +2,8 @@
 //
 //   tar tzf oomdiag-4711.bundle.tar.gz      report.json  run.json  trace  rank-1/report.json  rank-1/trace
 //
-// It comes from somebody else: of the names in it only those are taken that a run writes, one folder deep, and sparse files are sparse again.
+// It comes from somebody else: of the names in it only those are taken that a run writes, one folder deep, and sparse
+// files are sparse again.
 
 #include "cli/reports/bundle.h"
 

@@ -8,8 +8,8 @@ namespace oomdiag {
 /// The ending of a bundle's name.
 inline constexpr const char* kBundleEnding = ".bundle.tar.gz";
 
-/// What a run left in `folder`, as one small file: a tar archive packed by gzip. A trace is mostly sparse, and 300 MB of it
-/// become one or two. Throws Error(input) if there is no trace.
+/// What a run left in `folder`, as one small file: a tar archive packed by gzip. A trace is mostly sparse, and 300 MB
+/// of it become one or two. Throws Error(input) if there is no trace.
 std::string make_bundle(const std::filesystem::path& folder);
 
 /// The same with nothing but this report: where no name may come from the trace.

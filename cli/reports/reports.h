@@ -59,8 +59,8 @@ Trace load_trace(const std::filesystem::path& path);
 Report explain_run(const std::filesystem::path& folder, const RunFacts& facts, bool write_each = false);
 
 /// The report in or on `path`: a trace, a report, a PyTorch memory snapshot, or a run folder. Of a folder the trace is explained anew, with the
-/// exit code and the batch size that its report remembers. `gpu`: of a snapshot, given by the user. Throws Error(input) for
-/// anything else, Error(usage) if a GPU is given for what names its own.
+/// exit code and the batch size that its report remembers. `gpu`: of a snapshot, given by the user. Throws Error(input)
+/// for anything else, Error(usage) if a GPU is given for what names its own.
 Report load_report(const std::filesystem::path& path, const SnapshotDevice& gpu = {});
 
 /// A report and, where it was made here, what it was made from.

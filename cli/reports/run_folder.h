@@ -13,8 +13,8 @@ namespace oomdiag {
 /// In the current folder: where runs go that name no folder. Git ignores what is in it.
 inline constexpr std::string_view kRunsFolder = "oomdiag-runs";
 
-/// The folder in which run folders are made: `requested`, or kRunsFolder, which are created. Where the current folder cannot be
-/// written, says so and takes the temporary folder. Throws Error(environment) if `requested` cannot be used.
+/// The folder in which run folders are made: `requested`, or kRunsFolder, which are created. Where the current folder
+/// cannot be written, says so and takes the temporary folder. Throws Error(environment) if `requested` cannot be used.
 std::filesystem::path choose_base(const std::string& requested);
 
 /// Makes and returns `base`/oomdiag-<pid>, or …-<pid>-2 and so on where an older run has that name; for its owner
@@ -51,10 +51,10 @@ inline constexpr std::string_view kSharedFolder = "ranks";
 
 /// What a run left in its folder.
 struct Leftovers {
-  bool was_loaded = false;  ///< the shim was loaded into a process
-  bool has_trace = false;   ///< CUDA was used there, and the recorder wrote
-  bool is_writable = true;  ///< the folder is still there, and processes could write
-std::string why_not_recorded{};  ///< why a process was not recorded, or empty
+  bool was_loaded = false;         ///< the shim was loaded into a process
+  bool has_trace = false;          ///< CUDA was used there, and the recorder wrote
+  bool is_writable = true;         ///< the folder is still there, and processes could write
+  std::string why_not_recorded{};  ///< why a process was not recorded, or empty
 };
 
 /// The traces of all processes of a run: the one in the folder itself first, then those of ranks in their order, then others.

@@ -67,7 +67,8 @@ std::vector<std::string> nearest(std::string_view requested, const std::vector<s
   return result;
 }
 
-std::string did_you_mean(std::string_view requested, const std::vector<std::string>& names, std::string_view otherwise) {
+std::string did_you_mean(std::string_view requested, const std::vector<std::string>& names,
+                         std::string_view otherwise) {
   const std::vector<std::string> near = nearest(requested, names);
   if (near.empty()) return std::string(otherwise);
   return fmt::format("did you mean {}? {}", fmt::join(near, " or "), otherwise);

@@ -144,8 +144,7 @@ void on_oom(int64_t device, size_t, size_t, size_t) noexcept try {
   write_stats(state, index);
   write_device_memory(state, index);
   // A convolution may fail to get dozens of workspaces: what it found at the first one still holds.
-  if (state.oom.is_described(state.place.now().call_id) ||
-      session().described_ooms.fetch_add(1) >= kMaxDescribedOoms)
+  if (state.oom.is_described(state.place.now().call_id) || session().described_ooms.fetch_add(1) >= kMaxDescribedOoms)
     return;
   const at::DisableRecordFunctionGuard no_ops;
   write_python_stack();

@@ -192,7 +192,7 @@ void write_requested_gradient(ThreadState& state) {
 void enter_graph_task(ThreadState& state, size_t level, int task, void* node) {
   if (!state.tasks.begin_node(level, task, node)) return;
   Session& recording = session();
-  if (!claim_task(task)) return;               // another thread works on it already
+  if (!claim_task(task)) return;              // another thread works on it already
   watch_outputs(recording.near_the_limit());  // from the second step on only where they are needed
   if (!recording.several_devices && !claim_walk()) return;
   recording.walks.fetch_add(1, std::memory_order_relaxed);

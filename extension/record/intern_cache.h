@@ -11,8 +11,8 @@
 
 namespace oomdiag {
 
-/// Remembers the ids of names and contexts that a thread has seen, also of those that did not fit, so that the common case
-/// locks nothing. Starts small, since many threads see few, and never outgrows some hundred KiB. One thread.
+/// Remembers the ids of names and contexts that a thread has seen, also of those that did not fit, so that the common
+/// case locks nothing. Starts small, since many threads see few, and never outgrows some hundred KiB. One thread.
 class InternCache {
  public:
   explicit InternCache(TraceWriter& writer) : writer_(writer) {}

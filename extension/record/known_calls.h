@@ -19,8 +19,9 @@ struct KnownCall {
   bool is_builtin = false;     ///< an op of PyTorch's own
 };
 
-/// The calls of registered ops that a thread has seen, by the addresses of the ops' names: to look at the names takes longer
-/// than all else, since they are out of the caches. The addresses hold until an op is taken out of PyTorch's list. One thread.
+/// The calls of registered ops that a thread has seen, by the addresses of the ops' names: to look at the names takes
+/// longer than all else, since they are out of the caches. The addresses hold until an op is taken out of PyTorch's
+/// list. One thread.
 class KnownCalls {
  public:
   /// There until the next call of a function; null if it is not known.

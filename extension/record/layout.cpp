@@ -8,9 +8,10 @@
 #include "extension/record/thread_state.h"
 
 // The beginning of a recording that begins in the middle must fit the events that follow it to the byte, while other threads
-// allocate. The allocator's snapshot takes a GPU's lock only for itself; but at its end, still under the lock, it notifies its
-// trackers that it was taken. So we ask for a snapshot, and when our own tracker hears of it, we ask once more inside of it:
-// the lock is recursive, nothing can move on this GPU, and what is written now stands in the trace exactly where it belongs.
+// allocate. The allocator's snapshot takes a GPU's lock only for itself; but at its end, still under the lock, it
+// notifies its trackers that it was taken. So we ask for a snapshot, and when our own tracker hears of it, we ask once
+// more inside of it: the lock is recursive, nothing can move on this GPU, and what is written now stands in the trace
+// exactly where it belongs.
 
 namespace oomdiag {
 

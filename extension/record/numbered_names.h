@@ -9,9 +9,9 @@
 
 namespace oomdiag {
 
-/// Programs number their scopes, "iteration 17", and every number would be a place of its own until the trace has no space
-/// for places. So of names that differ only by numbers the first ones are kept as they are, which is enough for the layers
-/// of a model, and all others by their form, "iteration #". Any thread.
+/// Programs number their scopes, "iteration 17", and every number would be a place of its own until the trace has no
+/// space for places. So of names that differ only by numbers the first ones are kept as they are, which is enough for
+/// the layers of a model, and all others by their form, "iteration #". Any thread.
 class NumberedNames {
  public:
   static constexpr size_t kMaxOfOneForm = 128;

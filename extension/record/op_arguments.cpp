@@ -23,8 +23,8 @@
 #include "extension/record/thread_state.h"
 
 // An operator asks the allocator for what its arguments and the device decide, and for nothing else. So a call that is known
-// with its arguments can be called again by itself. Lines are kept until there are some, and a file is open only while they are
-// appended: the program may be ended at any step, and may close descriptors that it does not know.
+// with its arguments can be called again by itself. Lines are kept until there are some, and a file is open only while
+// they are appended: the program may be ended at any step, and may close descriptors that it does not know.
 
 namespace oomdiag {
 namespace {

@@ -5,8 +5,8 @@
 namespace oomdiag {
 
 /// Writes the arguments of every outermost operator call from here to the end of the process to `file`, so that the call can be
-/// called again alone, with other sizes (`oomdiag fit`, extension/python/fixes/oomdiag_calls.py). Only a run that is made for it does
-/// so (OOMDIAG_ARGUMENTS). A line for each call, in the order of their ids:
+/// called again alone, with other sizes (`oomdiag fit`, extension/python/fixes/oomdiag_calls.py). Only a run that is
+/// made for it does so (OOMDIAG_ARGUMENTS). A line for each call, in the order of their ids:
 ///
 ///   call TAB {"op":["aten::sum","dim_IntList"],"mode":"g---fm-","in":[{"t":["Float",[64,768],[768,1],true,true,0,0]},[0],false,null]}
 ///

@@ -53,8 +53,8 @@ void count_unentered_node(uint64_t sequence) {
   if (count.fetch_add(1) + 1 == kEnough) note_missing(InternalName::node_event);
 }
 
-// The first word of a node is the address of its table of virtual functions, before which the type lies: steady.cpp distinguishes kinds
-// of nodes by it.
+// The first word of a node is the address of its table of virtual functions, before which the type lies: steady.cpp
+// distinguishes kinds of nodes by it.
 void check_node_type(const torch::autograd::Node& node) {
   const void* const* table = nullptr;
   std::memcpy(&table, &node, sizeof table);
@@ -249,8 +249,8 @@ void leave_scope(ThreadState& state, const Frame& frame) {
   resume_collecting();
 }
 
-// True if it is to be written now which tensors are of which parameter group, which is noted: where it may be the peak's, and again
-// before that is overwritten.
+// True if it is to be written now which tensors are of which parameter group, which is noted: where it may be the
+// peak's, and again before that is overwritten.
 bool claim_writing_of_groups() {
   if (!python_attached()) return false;
   Session& recording = session();
@@ -287,7 +287,8 @@ std::unique_ptr<at::ObserverContext> empty_start(const at::RecordFunction&) { re
 void empty_end(const at::RecordFunction&, at::ObserverContext*) {}
 
 /// Handles are 0 where a callback is not there. There are as few as can be, since PyTorch copies the list of all of them at
-/// each node of a backward pass (ThreadLocalState): ops and scopes have one, and one that is not needed is not only disabled.
+/// each node of a backward pass (ThreadLocalState): ops and scopes have one, and one that is not needed is not only
+/// disabled.
 struct Installed {
   std::mutex mutex;
   bool records = false;
@@ -317,7 +318,7 @@ void set_calls(Installed& now, bool on, bool with_ops) {
   } else {
     callback.scopes({at::RecordScope::USER_SCOPE});
   }
-// Add before removing: a scope that starts in between is reported twice (on_start ignores the second), never missed.
+  // Add before removing: a scope that starts in between is reported twice (on_start ignores the second), never missed.
   set(now.calls, on, callback);
   if (before != 0) at::removeCallback(before);
 }

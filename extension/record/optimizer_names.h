@@ -8,8 +8,8 @@
 
 namespace oomdiag {
 
-/// The program's optimizers, and which tensors belong to which of their parameter groups, which is written to the trace. All of
-/// it with the GIL.
+/// The program's optimizers, and which tensors belong to which of their parameter groups, which is written to the
+/// trace. All of it with the GIL.
 class OptimizerNames {
  public:
   explicit OptimizerNames(const PythonApi& api) : api_(api), reader_(api), tensors_(api), names_(api) {}
@@ -17,11 +17,12 @@ class OptimizerNames {
   bool knows(PythonObject optimizer) const { return names_.find(optimizer) != nullptr; }
   /// Does nothing for what is no optimizer.
   void add(PythonObject optimizer);
-  /// Registers all live optimizers, where none was registered yet: once, it takes some tenths of a second. Before Python 3.12 only
-  /// those that are variables of modules: `gc.get_objects` is the program's to replace, and audit hooks hear of it.
+  /// Registers all live optimizers, where none was registered yet: once, it takes some tenths of a second. Before
+  /// Python 3.12 only those that are variables of modules: `gc.get_objects` is the program's to replace, and audit
+  /// hooks hear of it.
   void search();
-  /// Registers the optimizers among `objects` (each with a member `object`), where none was registered yet: a search before Python 3.12
-  /// does not come to those that are variables of functions. Then writes their groups.
+  /// Registers the optimizers among `objects` (each with a member `object`), where none was registered yet: a search
+  /// before Python 3.12 does not come to those that are variables of functions. Then writes their groups.
   template <class Objects>
   void register_among(const Objects& objects) {
     if (!names_.all().empty()) return;

@@ -79,7 +79,8 @@ const char* find_allocator_obstacle() {
   const std::string name = c10::cuda::CUDACachingAllocator::get()->name();
   if (name == "native") return nullptr;
   if (name == "cudaMallocAsync") {
-    return "backend:cudaMallocAsync reports nothing of single allocations: its totals are known, who holds them is not; "
+    return "backend:cudaMallocAsync reports nothing of single allocations: its totals are known, who holds them is "
+           "not; "
            "take backend:native for a diagnosis";
   }
   return "a pluggable allocator reports nothing of its allocations: how the program ended is all that is known; take "

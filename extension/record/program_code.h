@@ -50,7 +50,8 @@ class ProgramCode {
   const void* module_call() const noexcept { return module_call_.load(std::memory_order_relaxed); }
   /// Whether this code is registered and is the user's. Any thread, without the GIL.
   bool is_users(const void* code) const noexcept { return users_.contains(code); }
-  /// How many registered ones have died: what is known of their addresses holds until then. Any thread, without the GIL.
+  /// How many registered ones have died: what is known of their addresses holds until then. Any thread, without the
+  /// GIL.
   uint64_t deaths() const noexcept { return codes_.deaths(); }
   /// The number of the newest one. Any thread, without the GIL.
   uint64_t newest() const noexcept { return newest_.load(std::memory_order_relaxed); }

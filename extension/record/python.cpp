@@ -168,8 +168,8 @@ void put(const KnownPlaces::Place& place, Context& context) {
   if (place.module != 0) context.module = place.module;
 }
 
-// The same of calls that may have ended since. Code that was registered before them and lives is still what it was; of other
-// code not even that is known, as another one may lie there by now: what lies outside of it is not the line.
+// The same of calls that may have ended since. Code that was registered before them and lives is still what it was; of
+// other code not even that is known, as another one may lie there by now: what lies outside of it is not the line.
 void locate_later(Interpreter& known, Context& context, const PythonCalls& then) {
   const std::span calls(then.calls, static_cast<size_t>(then.depth));
   std::vector<std::pair<Place, Code>> places;

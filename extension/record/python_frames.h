@@ -14,8 +14,9 @@ struct PythonCall {
   const void* first_local = nullptr;  ///< `self` of a method
 };
 
-/// The Python calls that run on the thread that asks, without the GIL and in nanoseconds, to distinguish one place of the program
-/// from another where the GIL must not be taken. A thread that is in C++ changes none of its frames, and nobody else does.
+/// The Python calls that run on the thread that asks, without the GIL and in nanoseconds, to distinguish one place of
+/// the program from another where the GIL must not be taken. A thread that is in C++ changes none of its frames, and
+/// nobody else does.
 ///
 /// The interpreter's frames are no part of the C API. How they lie in memory is known of 3.11 to 3.14, and it is believed
 /// only where what `measure` reads there is what the C API says.

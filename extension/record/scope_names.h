@@ -13,7 +13,7 @@ namespace oomdiag {
 /// What the name of a user scope says.
 struct ScopeName {
   std::string given{};        ///< by the program
-  std::string canonical{};         ///< as NumberedNames has it
+  std::string canonical{};    ///< as NumberedNames has it
   uint32_t id = 0;            ///< of `canonical`, in the trace
   bool of_pytorch = false;    ///< "Optimizer.step#Adam.step": no part of the user's paths
   bool of_profiler = false;   ///< what torch.profiler keeps open for a whole step: no place in the program

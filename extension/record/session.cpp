@@ -68,7 +68,8 @@ bool allocator_is_ready() noexcept {
   return allocator != nullptr && allocator->initialized();
 }
 
-// The host looked at what a kernel should have written: which op, and where, decides whether a size or a branch hangs on it.
+// The host looked at what a kernel should have written: which op, and where, decides whether a size or a branch hangs
+// on it.
 void write_read() {
   if (!recording()) return;
   ThreadState& state = thread_state();

@@ -58,7 +58,7 @@ class Session {
   std::atomic<double> grouped_at = 0;            ///< likewise, when parameter groups were last described
   std::atomic<int> last_task = -1;               ///< newest graph task seen
   std::atomic<int> walks = 0;                    ///< graphs walked
-  std::atomic<int> described_ooms = 0;       ///< OOMs described in full
+  std::atomic<int> described_ooms = 0;           ///< OOMs described in full
   int64_t watch_outputs_above = 0;               ///< keep the newest outputs when more is live than this
   bool several_devices = false;
 
@@ -88,8 +88,8 @@ struct RecordingOptions {
   int attach_at_step = 1;        ///< OOMDIAG_ATTACH_AT_STEP: the optimizer step to begin with, from 1
 };
 
-/// Starts to record if that is requested, the caching allocator is initialised and nothing was tried before. Any thread, at any
-/// time; cheap once it is done. A failure is said once on stderr, and the program goes on.
+/// Starts to record if that is requested, the caching allocator is initialised and nothing was tried before. Any
+/// thread, at any time; cheap once it is done. A failure is said once on stderr, and the program goes on.
 void poll() noexcept;
 /// True when polling has nothing more to wait for: recording began, it waits for its step, or it failed for good.
 bool settled() noexcept;

@@ -8,8 +8,8 @@
 #include "extension/record/python.h"
 #include "profiler/event.h"
 
-// Steady training (learned_step.h) between PyTorch and the trace: what a thread does now, and what is to be recorded of a
-// request that was not expected.
+// Steady training (learned_step.h) between PyTorch and the trace: what a thread does now, and what is to be recorded of
+// a request that was not expected.
 namespace oomdiag {
 
 struct ThreadState;

@@ -17,7 +17,8 @@
 
 namespace oomdiag {
 
-/// Which of the autograd nodes that a thread makes have been written with the op that made them: those below a number. One thread.
+/// Which of the autograd nodes that a thread makes have been written with the op that made them: those below a number.
+/// One thread.
 class NodeClaims {
  public:
   uint64_t next() const noexcept { return next_; }

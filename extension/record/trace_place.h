@@ -20,8 +20,8 @@ struct PlacedTrace {
 /// Throws Error(environment).
 PlacedTrace place_trace(const std::filesystem::path& run, uint32_t device_count, const TraceBudget& budget);
 
-/// Makes a folder, and those that it lies in, unless it is there. A trace contains command lines and paths: only its owner may
-/// look inside. False if it is no folder, or somebody else's, or others may write into it.
+/// Makes a folder, and those that it lies in, unless it is there. A trace contains command lines and paths: only its
+/// owner may look inside. False if it is no folder, or somebody else's, or others may write into it.
 bool make_trace_folder(const std::filesystem::path& folder);
 
 /// The value of an environment variable, empty where it is not set.

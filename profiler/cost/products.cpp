@@ -39,8 +39,9 @@ Products matrix_product(const MeteredOperator& metered, size_t left) {
   return {{{.batch = multiply(*a, 0, a->size() - 2), .m = (*a)[a->size() - 2], .n = n, .k = a->back()}}};
 }
 
-/// _grouped_mm(a, b, ends of the groups): rows of [M, K] are multiplied by the matrix of their group in [G, K, N]; the gradient of those is a product of
-/// two matrices whose inner dimension is cut into groups. Groups are taken to be of equal size.
+/// _grouped_mm(a, b, ends of the groups): rows of [M, K] are multiplied by the matrix of their group in [G, K, N]; the
+/// gradient of those is a product of two matrices whose inner dimension is cut into groups. Groups are taken to be of
+/// equal size.
 Products grouped_product(const MeteredOperator& metered) {
   const Shape* a = shape_at(metered.inputs, 0, 2);
   const Shape* b = shape_at(metered.inputs, 1, 2);
@@ -123,7 +124,8 @@ Products attention(const MeteredOperator& metered, size_t first, bool heads_befo
   return {{scores, scores, scores, weighted, weighted}};
 }
 
-/// _cudnn_rnn(input, weights, …): each of its matrices multiplies each row of the input once; in backward twice, for two gradients.
+/// _cudnn_rnn(input, weights, …): each of its matrices multiplies each row of the input once; in backward twice, for
+/// two gradients.
 Products recurrent(const MeteredOperator& metered, size_t passes) {
   const Shape* input = shape_at(metered.inputs, 0, 2);
   if (input == nullptr || metered.inputs.size() < 2 || metered.inputs[1].kind != WorkValue::Kind::list)

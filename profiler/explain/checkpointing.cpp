@@ -150,7 +150,7 @@ void begin_backward(Allocations& blocks, Segments& segments, uint32_t forward_en
   }
 }
 
-// `ends_known`: where what is made again goes. Where backward was cut short nothing is_shown, and it is left out.
+// `ends_known`: where what is made again goes. Where backward was cut short this is not known, and it is left out.
 Allocations checkpoint(Allocations blocks, const Segments& segments, const FindSegment& segment_of, bool ends_known) {
   const uint32_t last_backward = find_last_backward(blocks);
   Allocations again;

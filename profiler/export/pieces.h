@@ -17,7 +17,8 @@ inline BlocksByAddress by_address(std::span<const LiveBlock> live) {
   return blocks;
 }
 
-/// A segment from its beginning to its end: calls use(offset, bytes, block), null for a free block. Together they fill it.
+/// A segment from its beginning to its end: calls use(offset, bytes, block), null for a free block. Together they fill
+/// it.
 template <class Use>
 void for_each_piece(const SegmentLayout& segment, const BlocksByAddress& blocks, Use use) {
   const uint64_t end = segment.address + static_cast<uint64_t>(segment.bytes);

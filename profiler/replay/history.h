@@ -252,13 +252,13 @@ struct OutOfMemory {
   int64_t requested_bytes = 0;  ///< rounded to a block
   uint8_t pool = 0;             ///< that was asked
   int64_t allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
-  int64_t granted_bytes = 0;        ///< where it was absorbed: the workspace that the op took in its place, 0 = none
-  bool first_in_op = true;          ///< the op had allocated nothing before
+  int64_t granted_bytes = 0;           ///< where it was absorbed: the workspace that the op took in its place, 0 = none
+  bool first_in_op = true;             ///< the op had allocated nothing before
   std::string_view requested_shape{};  ///< of the gradient that the node was making, or empty
-  Where requested_gradient_of{};                ///< the forward op whose output's gradient it was
-  std::string_view stack{};         ///< calls that led to the line of `where`, one per line of text, innermost first
-  std::string_view native_stack{};  ///< C++ calls of the OOM, where they were asked for
-  std::string_view group{};         ///< the parameter group that an optimizer's step was at, or empty
+  Where requested_gradient_of{};       ///< the forward op whose output's gradient it was
+  std::string_view stack{};            ///< calls that led to the line of `where`, one per line of text, innermost first
+  std::string_view native_stack{};     ///< C++ calls of the OOM, where they were asked for
+  std::string_view group{};            ///< the parameter group that an optimizer's step was at, or empty
 
   bool operator==(const OutOfMemory&) const = default;
 };
@@ -309,7 +309,7 @@ struct DeviceHistory {
   /// blocks that never died are what the failing step began with.
   StepAllocations complete{};
   std::vector<TimelinePoint> timeline{};  ///< at most 2000, the peak always among them
-  std::vector<OutOfMemory> ooms{};   ///< in order
+  std::vector<OutOfMemory> ooms{};        ///< in order
   std::vector<Mark> marks{};              ///< the first 1000
   std::optional<OutOfMemory> failure{};   ///< the one that ended the program
   Attribution attribution;
@@ -318,10 +318,9 @@ struct DeviceHistory {
   bool reserved_known = true;      ///< false: the trace begins in the middle and reserved bytes are a lower bound
   bool outside_measured = false;   ///< false: nothing said how much of the GPU others use
   std::vector<InitializationStep> initialization_steps{};  ///< in order
-  std::vector<NonPytorchOwner>
-      failed_driver_requests{};  ///< the largest failed request of each library to the driver
-  bool sharded = false;          ///< its process shares parameters with other ranks already: FSDP, ZeRO-3
-  int64_t packed_tensors = 0;    ///< at most in one graph, saved through user hooks: their size is unknown
+  std::vector<NonPytorchOwner> failed_driver_requests{};   ///< the largest failed request of each library to the driver
+  bool sharded = false;        ///< its process shares parameters with other ranks already: FSDP, ZeRO-3
+  int64_t packed_tensors = 0;  ///< at most in one graph, saved through user hooks: their size is unknown
 
   bool operator==(const DeviceHistory&) const = default;
 };

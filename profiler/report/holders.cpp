@@ -57,8 +57,8 @@ bool is_loss_op(std::string_view op) {
          op.find("_loss") != op.npos;
 }
 
-/// What identifies logits: their last size is the number of words (the first size of a large matrix, which more than one tensor
-/// of the loss has, too).
+/// What identifies logits: their last size is the number of words (the first size of a large matrix, which more than
+/// one tensor of the loss has, too).
 int64_t last_size(std::string_view shape) {
   const size_t end = shape.find(']'), begin = shape.rfind(' ', end);
   if (end == shape.npos || shape.find(',') == shape.npos) return 0;

@@ -128,8 +128,7 @@ void category_rows(Holders& table, const ReportOfDevice& device, std::string_vie
   bool any = false;
   for (const ReportHolder& holder : device.top_allocations) {
     if (holder.category != category || !table.shows(holder.bytes) || named >= all / 5 * 4) continue;
-    const bool is_unnamed =
-        holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
+    const bool is_unnamed = holder.name.empty() && holder.op.empty() && holder.source.empty() && holder.shape.empty();
     if (!is_unnamed) table.detail(label_of(holder, table.options()), holder.bytes);
     if (!is_unnamed) any = true;
     named += is_unnamed ? 0 : holder.bytes;

@@ -109,7 +109,7 @@ void add_imbalance(const std::vector<JobMember>& members, const JobMember& faile
     if (&member == &failed || came_as_far(*other, *device->failure)) peaks.push_back(other->peak.allocated_bytes);
   }
   const int64_t available = device->memory.allocated_bytes + device->memory.pending_free_bytes +
-                       device->memory.cached_bytes + device->memory.free_bytes;
+                            device->memory.cached_bytes + device->memory.free_bytes;
   const auto found = find_imbalance(peaks, at, device->failure->requested_bytes, available);
   if (!found) return;
   ReportCause& cause = *job.devices[job.main_device].cause;

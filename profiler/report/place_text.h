@@ -21,8 +21,8 @@ std::string place_text(const ReportFailure& failure, const TextOptions& options)
 /// "from train.py:40 in main ← …": the user's calls that led to the line that the place ends with.
 std::string callers_text(const ReportFailure& failure, const TextOptions& options);
 
-/// One line for each place where requests failed and the program went on: what a library caught itself, which requests of
-/// libraries to the driver failed, and what the program caught.
+/// One line for each place where requests failed and the program went on: what a library caught itself, which requests
+/// of libraries to the driver failed, and what the program caught.
 std::string ooms_text(const ReportOfDevice& device, const TextOptions& options);
 
 }  // namespace oomdiag

@@ -4,10 +4,10 @@
 
 namespace oomdiag {
 
-/// Takes into `failed` what another run of the same program showed that had all the memory it requested, and whose fixes
-/// were judged by the GPU of `failed`: the need, then measured, and the fixes. Where the failing moment looked like
-/// fragmentation or a workspace and the whole run does not fit at all, the cause is capacity. Nothing is taken where the program
-/// grows without end, ran out again, or sized itself by the GPU.
+/// Takes into `failed` what another run of the same program showed that had all the memory it requested, and whose
+/// fixes were judged by the GPU of `failed`: the need, then measured, and the fixes. Where the failing moment looked
+/// like fragmentation or a workspace and the whole run does not fit at all, the cause is capacity. Nothing is taken
+/// where the program grows without end, ran out again, or sized itself by the GPU.
 void take_whole_run(Report& failed, const Report& whole);
 
 /// Whether a peak on a GPU with far more memory than any program needs shows a program that takes a share of its GPU:

@@ -73,13 +73,14 @@ class ShapeFunction {
   /// A dimension is 1 that was 1 in no run: then other tensors are contiguous, so that other copies are made.
   bool has_new_one(const ShapePoint& point) const;
 
-  /// The operator calls that, made alone, show the sizes at `points` that no polynomial gives; and, first, those at the points of
-  /// the runs, which show whether such a call alone allocates what it did in the program. Without those that were taken. Some can
-  /// be made only when others are known, so list again after take().
+  /// The operator calls that, made alone, show the sizes at `points` that no polynomial gives; and, first, those at the
+  /// points of the runs, which show whether such a call alone allocates what it did in the program. Without those that
+  /// were taken. Some can be made only when others are known, so list again after take().
   std::vector<CallAtPoint> list_unknown_calls(std::span<const ShapePoint> points) const;
   /// What a call of a structure does at a point where it makes other allocations than in any run; null elsewhere.
   const std::vector<int64_t>* script_of(const CallInSequence& call, const ShapePoint& point) const;
-  /// What these calls allocated when they were made alone. From then on sizes that they show are known, as those of a run are.
+  /// What these calls allocated when they were made alone. From then on sizes that they show are known, as those of a
+  /// run are.
   void take(std::span<const CallAtPoint> calls, std::span<const MadeAlone> made);
 
  private:

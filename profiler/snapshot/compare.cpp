@@ -175,8 +175,8 @@ void read_peaks(const Trace& trace, const Range& range, uint8_t device, int64_t&
   }
 }
 
-// The allocator makes or frees a segment before it reports the block: what `part` has of segments before its first block
-// stands before the window, too.
+// The allocator makes or frees a segment before it reports the block: what `part` has of segments before its first
+// block stands before the window, too.
 uint64_t with_segments_before(const Trace& part, const Trace& whole, uint64_t first_event, uint8_t device) {
   uint64_t segments_left = 0;
   for (auto at = part.events.begin(); at != part.events.end(); ++at) {

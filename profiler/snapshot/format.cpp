@@ -102,7 +102,8 @@ std::string describe_format(const std::filesystem::path& file) {
     return text.find("\"oomdiag-report/") != text.npos ? "a report of oomdiag" : "JSON of another program";
   }
   if (text.starts_with('[')) {
-    return "a JSON list, as torch.profiler's export_memory_timeline writes; all it contains is printed by oomdiag explain";
+    return "a JSON list, as torch.profiler's export_memory_timeline writes; all it contains is printed by oomdiag "
+           "explain";
   }
   return is_text(head) ? "a text file" : "nothing that is known here";
 }

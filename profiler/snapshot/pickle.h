@@ -46,7 +46,8 @@ class PickleValue {
   uint64_t bits_ = 0;
 };
 
-/// A pickle of plain data (protocols 2 to 5), read in one pass. No code in it is ever run: an opcode that would is rejected.
+/// A pickle of plain data (protocols 2 to 5), read in one pass. No code in it is ever run: an opcode that would is
+/// rejected.
 ///
 /// Dictionaries are given to `fold` when their items are complete; what it returns takes the dictionary's place as a
 /// record. Elements of a list are given to `absorb`, which may keep them elsewhere: then a record stands for the list. So

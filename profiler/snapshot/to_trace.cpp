@@ -15,8 +15,8 @@
 namespace oomdiag {
 namespace {
 
-/// What a snapshot shows of one GPU, in the order in which it happened: its history, after each OOM the calls that led to
-/// it, and at last the layout that the snapshot found.
+/// What a snapshot shows of one GPU, in the order in which it happened: its history, after each OOM the calls that led
+/// to it, and at last the layout that the snapshot found.
 class GpuStory {
  public:
   /// `layout` is that at the end; a GPU without a history has it at `late`.
@@ -106,7 +106,7 @@ struct GpuState {
       : earlier(settings, segments, gpu) {}
 
   EarlierState earlier;
-  int64_t reserved = 0;           ///< more than at the beginning
+  int64_t reserved = 0;             ///< more than at the beginning
   std::optional<int64_t> usable{};  ///< that the GPU has at least, besides what was reserved at the beginning
 
   void see(const Event& event) {

@@ -17,8 +17,9 @@
 // A chunk is written by one thread at a time; what a thread leaves of it goes to another. When the budget is used up, the
 // chunk whose newest event is the oldest is taken again, of those that no thread holds.
 // So the newest events are always there, and what was alive before them is in the tables of live blocks. Steps are listed
-// apart, so that they are counted rightly, and the age of a live block is known, when the events that record them are gone;
-// and so are the events that name parameters and buffers, or give the stack of a line, which are written only once.
+// apart, so that they are counted rightly, and the age of a live block is known, when the events that record them are
+// gone; and so are the events that name parameters and buffers, or give the stack of a line, which are written only
+// once.
 
 #include <atomic>
 #include <cstdint>
@@ -86,7 +87,8 @@ struct TraceHeader {
   std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that did not fit
   std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
   std::atomic<uint64_t> dropped_driver = 0;  ///< driver allocations that did not fit into the tracking table
-  std::atomic<uint64_t> deep_calls = 0;    ///< ops and scopes nested too deeply to be distinguished from those around them
+  std::atomic<uint64_t> deep_calls =
+      0;  ///< ops and scopes nested too deeply to be distinguished from those around them
   std::atomic<uint64_t> folded_names = 0;  ///< scopes recorded under a common name, their numbers replaced by '#'
   std::atomic<uint32_t> step_count = 0;    ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
   std::atomic<uint32_t> step_stride = 1;   ///< doubled, and every other entry dropped, when the list is full

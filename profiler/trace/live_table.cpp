@@ -103,7 +103,8 @@ void LiveTable::place(uint64_t address, uint64_t sequence, uint32_t context) noe
   entry.context = context;
 }
 
-// Moves later entries of the same run forward, so that probing never stops at a gap: no tombstones, constant time for ever.
+// Moves later entries of the same run forward, so that probing never stops at a gap: no tombstones, constant time for
+// ever.
 [[gnu::hot]] void LiveTable::close_gap(uint64_t gap) noexcept {
   for (uint64_t next = (gap + 1) & mask_; index_[next].address != 0; next = (next + 1) & mask_) {
     const uint64_t distance_home = (next - home(index_[next].address)) & mask_;

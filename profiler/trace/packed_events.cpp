@@ -15,8 +15,8 @@
 //   kOther   a byte follows: the device; or kRaw and the 64 bytes of the event, which has fields of the rarer kind
 //
 // then a byte that says how long four numbers are, and these: the time, the address and the context as differences to those
-// before, and the size. Differences have the sign in the lowest bit; addresses and sizes are written in units of 512 bytes where
-// they are such. A window needs none of the others to be read.
+// before, and the size. Differences have the sign in the lowest bit; addresses and sizes are written in units of 512
+// bytes where they are such. A window needs none of the others to be read.
 
 namespace oomdiag {
 namespace {

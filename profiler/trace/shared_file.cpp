@@ -43,12 +43,12 @@ int least_number() noexcept {
   return static_cast<int>(std::clamp<rlim_t>(limit.rlim_cur - kSpare, STDERR_FILENO + 1, kHighNumber));
 }
 
-// On btrfs every store into a page that was written out takes new space, and on a full disk is a SIGBUS, whatever was reserved.
-// A new file can be set to overwrite its pages in place: then it stores into what was reserved (tried with Linux 6.18), also
-// through the overlay of a container, which does not show what lies under it. But what btrfs notes about such a store takes
-// space as well, so that one has to look whether there is any. Other file systems keep what they reserved, or like ZFS fail
-// later and without a signal. Only an empty file can be set so: everybody does it before giving the file its size. True if
-// it is btrfs.
+// On btrfs every store into a page that was written out takes new space, and on a full disk is a SIGBUS, whatever was
+// reserved. A new file can be set to overwrite its pages in place: then it stores into what was reserved (tried with
+// Linux 6.18), also through the overlay of a container, which does not show what lies under it. But what btrfs notes
+// about such a store takes space as well, so that one has to look whether there is any. Other file systems keep what
+// they reserved, or like ZFS fail later and without a signal. Only an empty file can be set so: everybody does it
+// before giving the file its size. True if it is btrfs.
 bool overwrite_in_place(int file) noexcept {
   struct statfs system {};
   int flags = 0;

@@ -87,7 +87,8 @@ class SharedFile {
   /// What is stored from here on stays in this process's memory, as in a child of fork. What lies behind the first
   /// `kept_bytes`, which are whole pages, reads as zeros.
   void become_private(uint64_t kept_bytes) noexcept;
-  /// Whether a store into what was reserved may be a SIGBUS all the same, once the disk is nearly full: see `find_space`.
+  /// Whether a store into what was reserved may be a SIGBUS all the same, once the disk is nearly full: see
+  /// `find_space`.
   bool may_lose_room() const noexcept { return may_lose_room_; }
   DiskSpace find_space() const noexcept;
   /// Writes what memory has there to the file, if the disk can take it: no signal comes if not.

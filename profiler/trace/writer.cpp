@@ -166,8 +166,9 @@ bool TraceWriter::fail_unless_enough(DiskSpace space) noexcept {
   return false;
 }
 
-// A page that is written back by the kernel is one that a store needs space for. So whoever stores has looked a moment ago, and
-// on a disk that is nearly full, or that cannot be looked at, nothing is stored to the file any more, by any thread: not even why.
+// A page that is written back by the kernel is one that a store needs space for. So whoever stores has looked a moment
+// ago, and on a disk that is nearly full, or that cannot be looked at, nothing is stored to the file any more, by any
+// thread: not even why.
 bool TraceWriter::look_at_disk() noexcept {
   next_look_.store(time_of_next_look(), std::memory_order_relaxed);
   const DiskSpace space = file_.find_space();

@@ -75,7 +75,8 @@ class TraceWriter {
   /// Forgets all blocks of a device. Under its lock, like the two above.
   void forget_blocks(uint32_t device) noexcept;
 
-  /// The index of this name or context, the same for equal ones; 0 when the table is full. Locks: not for the allocator.
+  /// The index of this name or context, the same for equal ones; 0 when the table is full. Locks: not for the
+  /// allocator.
   uint32_t intern(std::string_view name) { return interner_.intern(name); }
   uint32_t intern(const Context& context) { return interner_.intern(context); }
 

@@ -38,15 +38,16 @@ void note_host_and_gpu(Note& note, Runs runs) {
   note.figure("host.resident_bytes", fact_of(*host, "host_resident_bytes"));
   note.figure("host.total_bytes", fact_of(*host, "host_total_bytes"));
   if (device.failure) {
-    note.say(fmt::format(
-        "The GPU fails in {}: {} more are requested on top of {} allocated and {} cached, and {} are free. The host runs "
-        "the same "
-        "loop: its tensors peak at {}, and it has {}, which it hands out page by page as they are touched "
-        "and could swap.",
-        name_of(device.failure->phase), with_unit(device.failure->requested_bytes),
-        with_unit(device.failure->allocated_bytes), with_unit(device.memory.cached_bytes),
-        with_unit(device.memory.free_bytes), with_unit(fact_of(*host, "host_peak_bytes")),
-        with_unit(fact_of(*host, "host_total_bytes"))));
+    note.say(
+        fmt::format("The GPU fails in {}: {} more are requested on top of {} allocated and {} cached, and {} are free. "
+                    "The host runs "
+                    "the same "
+                    "loop: its tensors peak at {}, and it has {}, which it hands out page by page as they are touched "
+                    "and could swap.",
+                    name_of(device.failure->phase), with_unit(device.failure->requested_bytes),
+                    with_unit(device.failure->allocated_bytes), with_unit(device.memory.cached_bytes),
+                    with_unit(device.memory.free_bytes), with_unit(fact_of(*host, "host_peak_bytes")),
+                    with_unit(fact_of(*host, "host_total_bytes"))));
   } else {
     const int64_t largest = device.batch ? device.batch->largest_batch : 0;
     note.figure("gpu.largest_batch", largest);

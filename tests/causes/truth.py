@@ -56,7 +56,7 @@ OPTIMIZERS = {
 
 def held(model, optimizer, moment, witness=False):
     """Bytes by category at `moment`: "backward", as its first node begins, or "optimizer", as its step begins. Only a witness
-knows what autograd saved: its hooks see each tensor, and change when it is freed.
+    knows what autograd saved: its hooks see each tensor, and change when it is freed.
     """
     network, x = globals()[model]()
     stepper = OPTIMIZERS[optimizer](network.parameters())

@@ -212,7 +212,7 @@ class Calibrate(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "device.json"
             environment = os.environ | {"OOMDIAG_PROGRAM": str(build / "bin/oomdiag")}
-done = subprocess.run([sys.executable, ROOT / "scripts/calibrate", "--device", "rtx3060", "-o", file],
+            done = subprocess.run([sys.executable, ROOT / "scripts/calibrate", "--device", "rtx3060", "-o", file],
                                   capture_output=True, text=True, timeout=600, env=environment)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("numbers of the model", done.stdout)

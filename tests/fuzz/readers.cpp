@@ -1,6 +1,6 @@
 // Fuzzing of everything that reads what comes from elsewhere: traces, memory snapshots, timelines, reports, device files, gzip. A reader
-// may reject by Error(input); whatever else it throws, and whatever a sanitizer says, is a fault. Which one is chosen by
-// OOMDIAG_FUZZ; scripts/fuzz builds and runs this.
+// may reject by Error(input); whatever else it throws, and whatever a sanitizer says, is a fault. Which one is chosen
+// by OOMDIAG_FUZZ; scripts/fuzz builds and runs this.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -99,7 +99,7 @@ class Quick(Plan):
     def test_the_fastest_plan_fits_takes_what_was_predicted_and_is_what_its_lines_do(self):
         budget = 800 * MIB
         found = self.plan(budget, "--html", "page.html")
-available = found["before"]["room_bytes"]
+        available = found["before"]["room_bytes"]
         self.assertEqual(found["before"]["outcome"], "out_of_memory")
         for name in "fastest", "fastest_with_same_numerics":
             self.check_plan(found["plans"][found[name]], available)

@@ -226,7 +226,7 @@ class Libraries(Emulated):
         batches = {}
         sys.path.insert(0, str(CASES))
         try:
-            modules = [importlib.import_module(f"{name}_cases") for name in ("contract", "entry_point", "ledger", "lookup")]
+            modules = [importlib.import_module(f"{name}_cases") for name in ("contract", "entry_point", "memory_account", "lookup")]
         finally:
             sys.path.pop(0)
         for case in sys.modules["device_cases"].CASES:

@@ -21,7 +21,7 @@ import contents_cases  # noqa: F401
 import contract_cases  # noqa: F401
 import device_cases
 import entry_point_cases  # noqa: F401
-import ledger_cases  # noqa: F401
+import memory_account_cases  # noqa: F401
 import library_cases  # noqa: F401
 import lookup_cases  # noqa: F401
 import machine_cases  # noqa: F401

@@ -140,12 +140,10 @@ OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLt
   return CUBLAS_STATUS_SUCCESS;
 }
 
-OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
-                                                                  cublasLtMatrixLayout_t first,
-                                                                  cublasLtMatrixLayout_t second, cublasLtMatrixLayout_t,
-                                                                  cublasLtMatrixLayout_t, cublasLtMatmulPreference_t,
-                                                                  int requested, cublasLtMatmulHeuristicResult_t* results,
-                                                                  int* given) {
+OOMDIAG_ENTRY_POINT cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+    cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t first, cublasLtMatrixLayout_t second,
+    cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int requested,
+    cublasLtMatmulHeuristicResult_t* results, int* given) {
   *given = 0;
   if (const cublasStatus_t error = check_factors(first, second)) return error;
   *given = requested > 0;

@@ -174,12 +174,13 @@ OOMDIAG_ENTRY_POINT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescripto
                                                            cudnnBackendAttributeName_t attribute,
                                                            cudnnBackendAttributeType_t type, int64_t requested,
                                                            int64_t* count, void* elements) {
-  const auto result = oomdiag::is_answered_here(descriptor) ? oomdiag::answer_choice(attribute, requested, count, elements)
-                                                            : OOMDIAG_REAL(cudnnBackendGetAttribute)(
-                                                                  descriptor, attribute, type, requested, count, elements);
+  const auto result =
+      oomdiag::is_answered_here(descriptor)
+          ? oomdiag::answer_choice(attribute, requested, count, elements)
+          : OOMDIAG_REAL(cudnnBackendGetAttribute)(descriptor, attribute, type, requested, count, elements);
   if (attribute == CUDNN_ATTR_ENGINEHEUR_RESULTS && result == CUDNN_STATUS_SUCCESS && elements && count) {
-    oomdiag::descriptors.pass_on(
-        descriptor, {static_cast<cudnnBackendDescriptor_t*>(elements), static_cast<size_t>(std::min(requested, *count))});
+    oomdiag::descriptors.pass_on(descriptor, {static_cast<cudnnBackendDescriptor_t*>(elements),
+                                              static_cast<size_t>(std::min(requested, *count))});
   }
   return result;
 }

@@ -4,9 +4,9 @@
 
 namespace oomdiag {
 
-/// Addresses for memory of the GPUs, which no host may touch: `bytes` (whole pages of 2 MiB), as high as there is space, or
-/// 0 where the process may have no more. They are cut from a few large reservations, so that a program with many blocks
-/// does not run into the kernel's bound of mappings. Under memory_lock().
+/// Addresses for memory of the GPUs, which no host may touch: `bytes` (whole pages of 2 MiB), as high as there is
+/// space, or 0 where the process may have no more. They are cut from a few large reservations, so that a program with
+/// many blocks does not run into the kernel's bound of mappings. Under memory_lock().
 uintptr_t take_addresses(int64_t bytes);
 
 /// Gives back what take_addresses gave. The reservation stays.

@@ -1,9 +1,10 @@
 // Launches of kernels, and how many blocks of one a multiprocessor takes.
 //
-// A launch is rejected as by a GPU: for its shape, and for more dynamic shared memory than the kernel has opted in to. What
-// registers and a kernel's own shared memory allow is in its code, which is not
+// A launch is rejected as by a GPU: for its shape, and for more dynamic shared memory than the kernel has opted in to.
+// What registers and a kernel's own shared memory allow is in its code, which is not
 // looked at: occupancy is by threads, blocks and the shared memory that is asked for. CUB's sizes, which follow from it, were
-// those of real GPUs in all recordings that were run again; a program that has a block size chosen by it finds a note in the report.
+// those of real GPUs in all recordings that were run again; a program that has a block size chosen by it finds a note
+// in the report.
 
 #include <cuda.h>
 

@@ -1,7 +1,8 @@
-// Kernels that are no operator's of PyTorch: Triton's, CuPy's, an extension's. What they write is not known, so that what they
-// are given may have been written. A launch has an array of pointers to arguments, and neither their number nor their sizes
-// are known: it is read as far as this process can read, which the kernel says without a fault (process_vm_readv(2)). A word
-// behind the last argument that happens to be an address of the GPU costs a little knowledge and nothing else.
+// Kernels that are no operator's of PyTorch: Triton's, CuPy's, an extension's. What they write is not known, so that
+// what they are given may have been written. A launch has an array of pointers to arguments, and neither their number
+// nor their sizes are known: it is read as far as this process can read, which the kernel says without a fault
+// (process_vm_readv(2)). A word behind the last argument that happens to be an address of the GPU costs a little
+// knowledge and nothing else.
 
 #include "extension/virtual_device/driver/arguments.h"
 

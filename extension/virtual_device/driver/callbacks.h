@@ -13,7 +13,8 @@
 // generated_cuda_meta.h documents, and runs the entry point in between. As with the real driver only the outermost call of
 // a thread is reported, so what a callback itself calls is not.
 
-/// How the virtual CUPTI is notified. `result` is null at the beginning of a call; `params` of a resource is its CUcontext.
+/// How the virtual CUPTI is notified. `result` is null at the beginning of a call; `params` of a resource is its
+/// CUcontext.
 using OomdiagCallback = void (*)(CUpti_CallbackDomain domain, CUpti_CallbackId id, const char* name, const void* params,
                                  const CUresult* result);
 
@@ -28,8 +29,9 @@ bool is_observed() noexcept;
 /// Something of the resource domain has happened: a context was created, or its first kernel or library has loaded its code.
 void notify_resource(CUpti_CallbackIdResource what, const void* context);
 
-/// The GPU has too little memory for what the driver itself requested on somebody's behalf, a context or its code: reported as a cuMemAlloc of
-/// so many bytes that failed, for CUPTI has no other word for it, and to the OOM observer (device.h).
+/// The GPU has too little memory for what the driver itself requested on somebody's behalf, a context or its code:
+/// reported as a cuMemAlloc of so many bytes that failed, for CUPTI has no other word for it, and to the OOM observer
+/// (device.h).
 void notify_oom(int64_t bytes);
 
 /// A call of the driver from its beginning (construction) to its end.

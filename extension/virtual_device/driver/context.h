@@ -13,7 +13,8 @@ namespace oomdiag {
 struct Stream;
 
 /// The primary context of a device, or one of cuCtxCreate. Each takes of the GPU what a context takes and, with its first
-/// kernel, what code takes. Its handle is its address. None is ever freed: a handle of one that is destroyed is distinguished from others.
+/// kernel, what code takes. Its handle is its address. None is ever freed: a handle of one that is destroyed is
+/// distinguished from others.
 struct Context {
   Device* device = nullptr;
   uint64_t id = 0;
@@ -50,8 +51,8 @@ Context& context_on(Device& device) noexcept;
 /// A context beside the primary one, not made yet.
 Context& add_context(Device& device);
 
-/// Makes the context: properties and device count must not on a real GPU. CUDA_ERROR_OUT_OF_MEMORY where the GPU has too little memory
-/// for it; the next call tries again.
+/// Makes the context: properties and device count must not on a real GPU. CUDA_ERROR_OUT_OF_MEMORY where the GPU has
+/// too little memory for it; the next call tries again.
 CUresult make_context(Context& context);
 
 /// The first kernel or library handle takes its share of the GPU; the same.

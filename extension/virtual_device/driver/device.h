@@ -16,8 +16,9 @@ OOMDIAG_ENTRY_POINT void oomdiag_device_set_observer(void (*on_note)(const char*
 /// Notes a fact once per process. Both strings must live as long as the process.
 OOMDIAG_ENTRY_POINT void oomdiag_device_note(const char* kind, const char* name);
 
-/// Calls `on_oom` whenever a GPU has too little memory for what a library or the driver itself needs: a context, code, a handle's
-/// workspace, a communicator's buffers, a graph. Called on the thread that asked, under no lock of ours; null stops it.
+/// Calls `on_oom` whenever a GPU has too little memory for what a library or the driver itself needs: a context, code,
+/// a handle's workspace, a communicator's buffers, a graph. Called on the thread that asked, under no lock of ours;
+/// null stops it.
 OOMDIAG_ENTRY_POINT void oomdiag_device_set_oom_observer(void (*on_oom)(int device, int64_t bytes));
 
 /// Notes such a failed request on the current device.
@@ -112,7 +113,8 @@ OOMDIAG_ENTRY_POINT bool oomdiag_device_describe(int index, struct oomdiag_gpu* 
 /// The branch of the driver, as in 550; 0 = the newest.
 OOMDIAG_ENTRY_POINT int oomdiag_device_driver_branch();
 
-/// The processes that have a part of the GPU, this one first: fills at most `capacity` entries, returns how many there are.
+/// The processes that have a part of the GPU, this one first: fills at most `capacity` entries, returns how many there
+/// are.
 OOMDIAG_ENTRY_POINT int oomdiag_device_processes(int index, int* pids, int64_t* bytes, int capacity);
 
 /// Whether machines with GPUs like `device` link them by NVLink.

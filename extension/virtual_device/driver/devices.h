@@ -7,7 +7,7 @@
 #include <string>
 
 #include "extension/virtual_device/driver/gpu.h"
-#include "extension/virtual_device/driver/ledger.h"
+#include "extension/virtual_device/driver/memory_account.h"
 
 namespace oomdiag {
 
@@ -22,7 +22,7 @@ struct Device {
   std::string cudnn_description;
   int architecture = 0;
   std::atomic<uint32_t> peers = 0;  ///< a bit for each ordinal whose memory it may reach
-  Ledger ledger;                    ///< what this process holds of it
+  MemoryAccount account;            ///< what this process holds of it
 };
 
 /// The branch of the machine's driver: OOMDIAG_DRIVER, or 0 for the newest.

@@ -3,9 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// Memory of the host that CUDA knows nothing of: a program may pass any address, and one that is wrong is an error of its
-// call and not the end of the process. The kernel says without a fault what may be read and written (process_vm_readv(2)).
-// Where a container forbids that question, can_read and can_write believe every address.
+// Memory of the host that CUDA knows nothing of: a program may pass any address, and one that is wrong is an error of
+// its call and not the end of the process. The kernel says without a fault what may be read and written
+// (process_vm_readv(2)). Where a container forbids that question, can_read and can_write believe every address.
 
 namespace oomdiag {
 

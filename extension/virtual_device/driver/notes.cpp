@@ -62,9 +62,7 @@ void oomdiag_device_note_read() {
   if (observer) observer("read", "");
 }
 
-void oomdiag_device_set_oom_observer(void (*on_oom)(int device, int64_t bytes)) {
-  oom_observer = on_oom;
-}
+void oomdiag_device_set_oom_observer(void (*on_oom)(int device, int64_t bytes)) { oom_observer = on_oom; }
 
 void oomdiag_device_note_oom(int64_t bytes) {
   const oomdiag::Device* device = oomdiag::current_device();

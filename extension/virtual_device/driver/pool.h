@@ -9,8 +9,9 @@ namespace oomdiag {
 
 /// A stream-ordered memory pool. It takes pages of the GPU in steps of 32 MiB, as drivers do, and where the GPU has not so
 /// much left, those that it needs. What is freed serves the next request, wherever it lies, for pools map pages where they
-/// are needed. What it keeps above the release threshold goes back to the GPU when the host next waits for a stream, an event
-/// or a context (cuda.h, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). Under memory_lock(), but for those that say otherwise.
+/// are needed. What it keeps above the release threshold goes back to the GPU when the host next waits for a stream, an
+/// event or a context (cuda.h, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). Under memory_lock(), but for those that say
+/// otherwise.
 class Pool final : public Pages {
  public:
   static constexpr int64_t kStepBytes = 32 << 20;

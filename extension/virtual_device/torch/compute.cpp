@@ -11,7 +11,8 @@
 //   (y == 2).any()                      a guess
 //
 // A guess: truth values and whole numbers are computed from zeros where contents are not known, which is as what the GPU
-// holds reads; from ones inside of operators that fail by zeros. A read of a guess is noted as one of what a kernel wrote.
+// holds reads; from ones inside of operators that fail by zeros. A read of a guess is noted as one of what a kernel
+// wrote.
 //
 // Work that is captured into a graph does nothing now: what it will write is forgotten whenever the graph runs.
 //

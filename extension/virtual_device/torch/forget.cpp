@@ -1,7 +1,7 @@
 // New blocks forget. A block that the caching allocator hands out may have held what the host wrote for its last owner;
-// here the driver is notified, so that a size that no kernel computed reads as zero and not as somebody else's number. A
-// library of its own: it needs torch, which the mocks do not, and must hold with no recorder loaded. The runtime loads
-// it (runtime/forgetting.cpp).
+// here the driver is notified, so that a size that no kernel computed reads as zero and not as somebody else's number.
+// A library of its own: it needs torch, which the mocks do not, and must hold with no recorder loaded. The runtime
+// loads it (runtime/forgetting.cpp).
 
 #include <c10/cuda/CUDACachingAllocator.h>
 

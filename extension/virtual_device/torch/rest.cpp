@@ -13,7 +13,8 @@
 namespace oomdiag {
 namespace {
 
-/// What the system reports of the engine's threads: empty while one of them runs, else how often they went to sleep so far.
+/// What the system reports of the engine's threads: empty while one of them runs, else how often they went to sleep so
+/// far.
 struct EngineThreads {
   bool exist = false;
   std::string sleeps{};

@@ -6,8 +6,8 @@
 #include "profiler/one_of.h"
 #include "profiler/replay/allocator/rounding.h"
 
-// What is a block? The allocator does not know, and PyTorch's own tools need a Python tracer to know. We put together what
-// the hooks saw, strongest evidence first, each block in one category:
+// What is a block? The allocator does not know, and PyTorch's own tools need a Python tracer to know. We put together
+// what the hooks saw, strongest evidence first, each block in one category:
 //
 //   1 named        a parameter, a buffer or a gradient: an event named its storage. A parameter that a node saves for
 //                  backward stays a parameter. What will *become* a gradient is still in flight before AccumulateGrad ran.

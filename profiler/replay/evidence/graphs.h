@@ -15,9 +15,9 @@
 //
 // A traversal of an earlier pass says nothing any more: its graph is gone. But the recorder traverses the graphs of passes that may set the
 // peak, and a step may set it by a few bytes all the same. Training steps repeat, so then the last step that was traversed
-// decides: a block made by the same place in the same op with the same size is kept by the same nodes. A place that runs many
-// times in a forward pass (the cell of a recurrent network) makes many such blocks: the n-th of one step is like the n-th of
-// the other.
+// decides: a block made by the same place in the same op with the same size is kept by the same nodes. A place that
+// runs many times in a forward pass (the cell of a recurrent network) makes many such blocks: the n-th of one step is
+// like the n-th of the other.
 namespace oomdiag {
 
 /// Numbers the allocations of one device at each place of the program, from 0 in each forward pass.
@@ -51,8 +51,8 @@ struct AllocationSignature {
   auto operator<=>(const AllocationSignature&) const = default;
 };
 
-/// The nodes that keep each allocation of a graph, so that those of another graph can be found by it. Takes as much memory
-/// as the graph has saved tensors.
+/// The nodes that keep each allocation of a graph, so that those of another graph can be found by it. Takes as much
+/// memory as the graph has saved tensors.
 class SavedAllocations {
  public:
   /// A node keeps this block. Of two blocks with one signature, from passes whose graphs are joined, the younger one counts.

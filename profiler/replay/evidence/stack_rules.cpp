@@ -3,10 +3,10 @@
 #include <array>
 
 // What does a block hold, if all that was recorded are the stacks of its alloc and its free, as in PyTorch's own memory
-// history? Two tables say so. The first finds frames that say something. The second reads what was found, and what became of
-// the block: a tensor of forward that a node of backward frees was saved for it, a tensor of backward that outlives it is a
-// gradient, one of an optimizer's step that outlives that is its state. The confidence was measured against recordings of the
-// same processes (tests/causes/categories.py):
+// history? Two tables say so. The first finds frames that say something. The second reads what was found, and what
+// became of the block: a tensor of forward that a node of backward frees was saved for it, a tensor of backward that
+// outlives it is a gradient, one of an optimizer's step that outlives that is its state. The confidence was measured
+// against recordings of the same processes (tests/causes/categories.py):
 //
 //   high     the frame or the free says it
 //   medium   it follows from the order of things; exceptions are known
@@ -95,7 +95,8 @@ constexpr auto kRules = std::to_array<StackRule>({
     {kCallsModule, 0, kLivesOn, Category::activation, Confidence::low},
     {kCallsModule, 0, kAnyFate, Category::output, Confidence::medium},
 
-    // Outside of modules: the batch comes before them, the loss after them. Where no module is called this is not known.
+    // Outside of modules: the batch comes before them, the loss after them. Where no module is called this is not
+    // known.
     {kInPython | kModulesKnown | kBeforeForward | kBringsData, 0, kAnyFate, Category::input, Confidence::medium},
     {kInPython | kModulesKnown | kBeforeForward, 0, kKept, Category::input, Confidence::low},
     {kInPython | kSavedBefore, kBeforeForward, kLivesOn, Category::activation, Confidence::medium},

@@ -9,9 +9,9 @@
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/trace/gpu_pages.h"
 
-// The ledger of what PyTorch does not count. PyTorch's own segments come by here too, because its allocator asks the same
-// driver: they are recognised by the library that asks, libc10_cuda, and where a program gave a memory pool an allocator of its own
-// (ncclMemAlloc, say) by the segment that PyTorch makes of it right afterwards.
+// The tracking table of what PyTorch does not count. PyTorch's own segments come by here too, because its allocator asks the same
+// driver: they are recognised by the library that asks, libc10_cuda, and where a program gave a memory pool an
+// allocator of its own (ncclMemAlloc, say) by the segment that PyTorch makes of it right afterwards.
 
 namespace oomdiag {
 namespace {
@@ -98,7 +98,8 @@ void note_failed_request(const Trace& trace, const Event& event, NonPytorchState
   const auto found = std::find_if(state.failed_requests.begin(), state.failed_requests.end(),
                                   [&](const NonPytorchOwner& one) { return one.owner == owner; });
   if (found == state.failed_requests.end()) {
-    state.failed_requests.push_back({std::string(owner), std::string(name_of(memory_of(event))), sane_bytes(event.bytes)});
+    state.failed_requests.push_back(
+        {std::string(owner), std::string(name_of(memory_of(event))), sane_bytes(event.bytes)});
   } else {
     found->bytes = std::max(found->bytes, sane_bytes(event.bytes));
   }

@@ -8,11 +8,22 @@ namespace oomdiag {
 namespace {
 
 bool describes_oom(EventKind kind) {
-  constexpr std::array kDescriptions = {
-      EventKind::device_memory, EventKind::memory_stats, EventKind::segment_state, EventKind::block_state,
-      EventKind::requested_gradient,        EventKind::op_failed,    EventKind::graph_begin,   EventKind::saved_tensor,
-      EventKind::packed_tensor, EventKind::parameter,    EventKind::buffer,        EventKind::gradient,
-      EventKind::stack,         EventKind::gpu_step,     EventKind::gpu_process,   EventKind::grouped};
+  constexpr std::array kDescriptions = {EventKind::device_memory,
+                                        EventKind::memory_stats,
+                                        EventKind::segment_state,
+                                        EventKind::block_state,
+                                        EventKind::requested_gradient,
+                                        EventKind::op_failed,
+                                        EventKind::graph_begin,
+                                        EventKind::saved_tensor,
+                                        EventKind::packed_tensor,
+                                        EventKind::parameter,
+                                        EventKind::buffer,
+                                        EventKind::gradient,
+                                        EventKind::stack,
+                                        EventKind::gpu_step,
+                                        EventKind::gpu_process,
+                                        EventKind::grouped};
   return std::find(kDescriptions.begin(), kDescriptions.end(), kind) != kDescriptions.end();
 }
 
@@ -41,8 +52,7 @@ void OomReader::read(const Event& event, uint64_t index) {
     follow(event);
   if (event.kind != EventKind::out_of_memory) return;
   if (event.call_id != 0) {
-    const auto [retry, fresh] =
-        retries_.try_emplace(event.thread, Retry{event.call_id, event.context, ooms_.size()});
+    const auto [retry, fresh] = retries_.try_emplace(event.thread, Retry{event.call_id, event.context, ooms_.size()});
     if (!fresh && retry->second.address != 0) retry->second = {event.call_id, event.context, ooms_.size()};
   }
   open_[event.thread] = ooms_.size();
@@ -104,7 +114,8 @@ void OomReader::note_work(const Event& alloc, bool in_module) {
 }
 
 std::vector<OutOfMemory> OomReader::finish(std::optional<bool> survived) {
-  // Nothing followed on the thread: only the exit status distinguishes a library that coped from a program that died at once.
+  // Nothing followed on the thread: only the exit status distinguishes a library that coped from a program that died at
+  // once.
   while (!open_.empty()) {
     const auto [thread, at] = *open_.begin();
     settle(thread, survived == true ? outcome_without_failure(at) : Outcome::fatal);

@@ -9,12 +9,12 @@
 
 namespace oomdiag {
 
-/// Whether an op there goes on with less workspace when its request fails. ATen/native/cudnn/Conv_v7.cpp and Conv_v8.cpp catch
-/// OutOfMemoryError, to try the next plan; no other op does.
+/// Whether an op there goes on with less workspace when its request fails. ATen/native/cudnn/Conv_v7.cpp and
+/// Conv_v8.cpp catch OutOfMemoryError, to try the next plan; no other op does.
 bool goes_on_with_less(const Trace& trace, const Context& context);
 
-/// Decides how each OOM of a trace ended. The failed request alone says nothing: PyTorch's convolutions catch their own, and so
-/// do libraries that ask the driver. No other op does.
+/// Decides how each OOM of a trace ended. The failed request alone says nothing: PyTorch's convolutions catch their
+/// own, and so do libraries that ask the driver. No other op does.
 ///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal
 ///   the thread allocates again, and no op_failed  absorbed inside the op, where that can be; else caught or fatal too
 ///   forward ops or optimizer steps follow later   the program caught it and went on; without gradients, where its thread

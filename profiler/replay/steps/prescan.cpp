@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "profiler/replay/steps/recorder_notes.h"
 #include "profiler/replay/steps/ooms.h"
+#include "profiler/replay/steps/recorder_notes.h"
 #include "profiler/trace/format.h"
 
 namespace oomdiag {

@@ -25,7 +25,7 @@ struct TracePrescan {
   bool has_optimizer_scopes = false;  ///< steps end where scopes named "Optimizer.step…" end
   std::vector<uint64_t> step_begins;  ///< without such scopes: indices of the first events of steps 2, 3, …
   IterationRule iterations;           ///< of a program that does not train
-  std::vector<OutOfMemory> ooms;  ///< event, end, device and outcome only
+  std::vector<OutOfMemory> ooms;      ///< event, end, device and outcome only
   uint32_t devices = 0;               ///< a bit for each that has events
   uint64_t last_traversal = kNever;   ///< index of the newest graph_begin event
   Stacks stacks;

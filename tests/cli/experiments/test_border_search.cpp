@@ -8,7 +8,8 @@
 namespace oomdiag {
 namespace {
 
-/// Runs a search over 1..count on a GPU with `available` bytes; what a value takes and whether it passes the functions say.
+/// Runs a search over 1..count on a GPU with `available` bytes; what a value takes and whether it passes the functions
+/// say.
 struct Tried {
   std::optional<int64_t> found{};
   std::vector<int64_t> values{};
@@ -73,8 +74,8 @@ TEST_CASE("a border below where the bytes say, as fragmentation takes memory, is
 }
 
 TEST_CASE("where libraries choose other workspaces for larger values, twelve runs find a border", "[cli]") {
-  // Bytes per value of deepcnn on a T4, where cuDNN's choice changes at some batches. One that fails shows a part of what
-  // it misses, as it fails early.
+  // Bytes per value of deepcnn on a T4, where cuDNN's choice changes at some batches. One that fails shows a part of
+  // what it misses, as it fails early.
   const auto bytes = [](int64_t value) {
     const double each = value < 1000 ? 5.96 : value < 4000 ? 3.43 : value < 7000 ? 2.25 : 1.82;
     return static_cast<int64_t>(1e6 * (12 + each * static_cast<double>(value)));
@@ -150,7 +151,8 @@ TEST_CASE("what another GPU has shown saves runs", "[cli]") {
   const int64_t available = 11'000'000, border = (available - 300'000) / 1'777;
   const Line line{.fixed_bytes = 300'000, .slope = 1'777};
   const auto passes = [&](int64_t v) { return affine(v) <= available; };
-  const Tried with = search(65536, available, affine, passes, 1, line), without = search(65536, available, affine, passes, 1);
+  const Tried with = search(65536, available, affine, passes, 1, line),
+              without = search(65536, available, affine, passes, 1);
   CHECK(with.found == border);
   CHECK(with.values.at(1) > border * 8 / 10);
   CHECK(with.values.size() <= without.values.size());

@@ -144,7 +144,7 @@ TEST_CASE("steps that repeat are learned, and then recorded without being watche
   program.step();
   program.main.run_op(10, 4096);  // of the next step: with it comes what followed the last allocation
   const std::vector<Event> recorded(program.main.written().begin() + static_cast<long>(before),
-                                program.main.written().end());
+                                    program.main.written().end());
   REQUIRE(recorded.size() == 9);
   for (uint32_t op = 0; op < 3; ++op) {
     const Event& alloc = recorded[op * 2];

@@ -21,7 +21,8 @@ TEST_CASE("numbered steps are recorded as one once there are too many of them, t
           "[record]") {
   NumberedNames names;
   std::set<std::string> names_used;
-  for (int step = 0; step < 10'000; ++step) names_used.emplace(names.canonical_name("iteration " + std::to_string(step)));
+  for (int step = 0; step < 10'000; ++step)
+    names_used.emplace(names.canonical_name("iteration " + std::to_string(step)));
   CHECK(names_used.size() == NumberedNames::kMaxOfOneForm + 1);
   CHECK(names.canonical_name("iteration 9999") == "iteration #");
   CHECK(names.canonical_name("iteration 7") == "iteration 7");

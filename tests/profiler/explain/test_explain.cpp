@@ -67,8 +67,8 @@ TEST_CASE("it is capacity where forward saves, and what else it will ask for is 
 
 TEST_CASE("what the rest of the step lacks is what a request that would fit is short by", "[explain]") {
   const FailedRequest failed_request{.requested = 1_GiB, .free = 500_MiB, .cached = 600_MiB, .allocated = 8_GiB};
-  const Cause cause = find_cause({.requested_bytes = 1_GiB}, failed_request.state(), {}, gpu_of(failed_request.total()), {},
-                                 {.bytes = failed_request.total() + 2_GiB});
+  const Cause cause = find_cause({.requested_bytes = 1_GiB}, failed_request.state(), {}, gpu_of(failed_request.total()),
+                                 {}, {.bytes = failed_request.total() + 2_GiB});
   CHECK(cause.kind == CauseKind::capacity);
   CHECK(cause.short_by_bytes == 2_GiB);
   CHECK(cause.facts.step == StepNeed{.bytes = failed_request.total() + 2_GiB});

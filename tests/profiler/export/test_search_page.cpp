@@ -6,8 +6,9 @@
 
 using namespace oomdiag;
 
-TEST_CASE("the page of a search: bars against the available memory, figures, and nothing that a program's text could start",
-          "[export]") {
+TEST_CASE(
+    "the page of a search: bars against the available memory, figures, and nothing that a program's text could start",
+    "[export]") {
   const SearchPage page{
       .text = "oomdiag: fits up to <b>\n\n  text & more\n",
       .program = "python '<script>alert(1)</script>.py'",

@@ -165,7 +165,8 @@ TEST_CASE("the batch size is what first sizes have in common", "[report]") {
   CHECK(find_batch(many) == std::nullopt);
 }
 
-TEST_CASE("the report on a foreign program that fits has its largest batch, and that the batch was inferred", "[report]") {
+TEST_CASE("the report on a foreign program that fits has its largest batch, and that the batch was inferred",
+          "[report]") {
   const Report report = make_report(training_that_fits(), {.exit_code = 0});
   REQUIRE(report.devices.front().batch);
   CHECK(report.devices.front().batch->batch == 64);

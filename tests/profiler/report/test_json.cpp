@@ -101,7 +101,7 @@ TEST_CASE("values of the wrong kind are rejected", "[report]") {
 TEST_CASE("JSON that is nested without end is rejected, not fatal", "[report]") {
   check_rejected(std::string(200'000, '['));
   check_rejected(R"({"schema": "oomdiag-report/1", "devices": )" + std::string(200'000, '[') +
-                std::string(200'000, ']') + "}");
+                 std::string(200'000, ']') + "}");
 }
 
 TEST_CASE("JSON whose lists would take far more memory than it has characters is rejected", "[report]") {

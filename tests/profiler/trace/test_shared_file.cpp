@@ -248,7 +248,8 @@ TEST_CASE("the file may be moved, and its name may be another's: that one is not
     const DiskSpace later = file.reserve(host_page_bytes(), host_page_bytes());
     file.write_out(0, host_page_bytes());
     file.at(0)[0] = 'x';
-    return later == (is_older_kernel ? DiskSpace::unreachable : DiskSpace::enough) && file.find_space() == DiskSpace::unreachable;
+    return later == (is_older_kernel ? DiskSpace::unreachable : DiskSpace::enough) &&
+           file.find_space() == DiskSpace::unreachable;
   }));
   CHECK(text_of(path) == "the user's");
   CHECK(text_of(folder.path() / "moved").front() == 'x');

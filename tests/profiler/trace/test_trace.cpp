@@ -320,7 +320,7 @@ TEST_CASE("a trace that was cut off is an error that says how much is missing", 
   CHECK(error_at(written - 1) ==
         folder.file().string() + " is cut off: 1 of its " + std::to_string(written) + " bytes are missing");
   CHECK(error_at(4096) == folder.file().string() + " is cut off: " + std::to_string(written - 4096) + " of its " +
-                                std::to_string(written) + " bytes are missing");
+                              std::to_string(written) + " bytes are missing");
 }
 
 TEST_CASE("a name that is too long is cut between two characters", "[trace]") {
@@ -427,7 +427,8 @@ TEST_CASE("files that are no traces are rejected with one line", "[trace]") {
   CHECK(message_of(folder.file()).find("is not a trace of oomdiag") != std::string::npos);
 }
 
-TEST_CASE("a header that lies about names and contexts costs no memory: unwritten parts of a file are none", "[trace]") {
+TEST_CASE("a header that lies about names and contexts costs no memory: unwritten parts of a file are none",
+          "[trace]") {
   const TemporaryFolder folder;
   {
     TraceWriter writer(folder.file(), 1, {.names_bytes = 24 << 20, .contexts = 1 << 18});

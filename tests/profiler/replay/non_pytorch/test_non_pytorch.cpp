@@ -23,8 +23,8 @@ struct RecordedDriver {
     trace.events.push_back(event);
     return *this;
   }
-  RecordedDriver& take(uint64_t address, int64_t bytes, std::string_view owner, DriverMemory memory = DriverMemory::device,
-             unsigned flags = 0, uint32_t context = 0) {
+  RecordedDriver& take(uint64_t address, int64_t bytes, std::string_view owner,
+                       DriverMemory memory = DriverMemory::device, unsigned flags = 0, uint32_t context = 0) {
     return add({.address = address,
                 .bytes = bytes,
                 .context = context,
@@ -33,7 +33,9 @@ struct RecordedDriver {
                owner);
   }
   RecordedDriver& give(uint64_t address) { return add({.address = address, .kind = EventKind::driver_free}, ""); }
-  RecordedDriver& step(std::string_view name, int64_t bytes) { return add({.bytes = bytes, .kind = EventKind::gpu_step}, name); }
+  RecordedDriver& step(std::string_view name, int64_t bytes) {
+    return add({.bytes = bytes, .kind = EventKind::gpu_step}, name);
+  }
   RecordedDriver& process(uint64_t pid, int64_t bytes, std::string_view name, unsigned flags = 0) {
     return add({.address = pid, .bytes = bytes, .kind = EventKind::gpu_process, .flags = static_cast<uint16_t>(flags)},
                name);
@@ -76,8 +78,8 @@ TEST_CASE("libraries are added up by name and kind, largest first", "[outside]")
   driver.take(0x4000, 9, "libnccl.so.2", DriverMemory::handle).take(0x5000, 99, "libnccl.so.2").give(0x5000);
 
   CHECK(driver.owners() == std::vector<NonPytorchOwner>{{"libnccl.so.2", "device", 70},
-                                                      {"libcublas.so.13", "device", 15},
-                                                      {"libnccl.so.2", "handle", 9}});
+                                                        {"libcublas.so.13", "device", 15},
+                                                        {"libnccl.so.2", "handle", 9}});
 }
 
 TEST_CASE("PyTorch's own segments are not counted twice", "[outside]") {

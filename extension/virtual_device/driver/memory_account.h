@@ -7,7 +7,7 @@
 
 #include "extension/virtual_device/driver/locks.h"
 
-// The ledger: who holds what of a GPU. Everything that a GPU gives is taken here, in its holder's name, and every taking
+// The memory account: who holds what of a GPU. Everything that a GPU gives is charged here to its holder, and every charge
 // can fail; nothing else keeps a count of the GPU. What is free (cudaMemGetInfo, NVML), what a process has and what is not
 // PyTorch's are sums of this table and of the other processes' (shared_gpus.h).
 //
@@ -28,7 +28,7 @@ enum class Holder : uint8_t { context, modules, heaps, graphs, blocks, pools, ma
 inline constexpr size_t kHolders = 7;
 
 /// What this process holds of one GPU. Read from any thread; changed by charge() and refund().
-class Ledger {
+class MemoryAccount {
  public:
   int64_t held() const noexcept;
 
@@ -39,7 +39,7 @@ class Ledger {
   std::array<std::atomic<int64_t>, kHolders> held_{};
 };
 
-/// Guards the ledgers and the tables of memory.
+/// Guards the memory accounts and the tables of memory.
 MemoryLock& memory_lock() noexcept;
 
 /// Takes `bytes` of the GPU; false when it has not so many left, by this process and the others. Under memory_lock().
