@@ -363,9 +363,9 @@ def mappings_lie_in_reservations_and_are_unmapped_whole():
     runtime, driver = start()
     page, size = 2 * MIB, ctypes.c_size_t
     begin, handle = ctypes.c_uint64(), ctypes.c_uint64()
-    expected = (ctypes.c_int * 8)(1, 0, 1, 0)  # pinned memory of device 0
+    properties = (ctypes.c_int * 8)(1, 0, 1, 0)  # pinned memory of device 0
     driver.cuMemAddressReserve(ctypes.byref(begin), size(4 * page), size(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0))
-    driver.cuMemCreate(ctypes.byref(handle), size(page), expected, ctypes.c_ulonglong(0))
+    driver.cuMemCreate(ctypes.byref(handle), size(page), properties, ctypes.c_ulonglong(0))
     map_at = lambda place, bytes=page, offset=0: driver.cuMemMap(ctypes.c_uint64(place), size(bytes), size(offset), handle, ctypes.c_ulonglong(0))
     unmap = lambda place, bytes=page: driver.cuMemUnmap(ctypes.c_uint64(place), size(bytes))
     rejected = [map_at(0x700000000000), map_at(begin.value, offset=page), map_at(begin.value, bytes=2 * page), map_at(begin.value + 4096), map_at(begin.value + 4 * page)]

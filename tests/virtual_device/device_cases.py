@@ -1222,9 +1222,9 @@ def run_one(function):
 
 
 def main():
-    expected = {function.__name__: function for function in CASES}
+    cases = {function.__name__: function for function in CASES}
     for name in sys.argv[1:]:
-        print(run_one(expected[name]), flush=True)
+        print(run_one(cases[name]), flush=True)
         if "torch" in sys.modules:
             gc.collect()
             sys.modules["torch"].cuda.empty_cache()

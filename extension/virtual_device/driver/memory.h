@@ -10,10 +10,10 @@
 
 // Memory of the virtual GPUs.
 //
-// A GPU has no bytes, only an account of them (memory_account.h). What a program gets for cudaMalloc is a range of address space
-// without access (address_space.h): it costs the host nothing, 140 GiB of it as little as 2 MiB, and a host that touches it
-// dies of SIGSEGV as on a real GPU. A request that exceeds the GPU's memory fails with CUDA_ERROR_OUT_OF_MEMORY: that
-// failure is the reason for this folder.
+// A GPU has no bytes, only an account of them (memory_account.h). What a program gets for cudaMalloc is a range of
+// address space without access (address_space.h): it costs the host nothing, 140 GiB of it as little as 2 MiB, and a
+// host that touches it dies of SIGSEGV as on a real GPU. A request that exceeds the GPU's memory fails with
+// CUDA_ERROR_OUT_OF_MEMORY: that failure is the reason for this folder.
 //
 //   blocks         cuMemAlloc: pages, or a part of one that small blocks share     charged to the device (heap.h)
 //   pool blocks    cuMemAllocAsync: the same, of a pool's pages                    the pool is charged (pool.h)

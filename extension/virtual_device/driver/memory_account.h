@@ -7,9 +7,9 @@
 
 #include "extension/virtual_device/driver/locks.h"
 
-// The memory account: who holds what of a GPU. Everything that a GPU gives is charged here to its holder, and every charge
-// can fail; nothing else keeps a count of the GPU. What is free (cudaMemGetInfo, NVML), what a process has and what is not
-// PyTorch's are sums of this table and of the other processes' (shared_gpus.h).
+// The memory account: who holds what of a GPU. Everything that a GPU gives is charged here to its holder, and every
+// charge can fail; nothing else keeps a count of the GPU. What is free (cudaMemGetInfo, NVML), what a process has and
+// what is not PyTorch's are sums of this table and of the other processes' (shared_gpus.h).
 //
 //   context    the primary context: cuDevicePrimaryCtxRetain         the GPU's data file; an estimate, but for measured GPUs
 //   modules    code of the first kernel or library handle            the same

@@ -9,9 +9,9 @@
 #include "profiler/replay/allocator/rounding.h"
 #include "profiler/trace/gpu_pages.h"
 
-// The tracking table of what PyTorch does not count. PyTorch's own segments come by here too, because its allocator asks the same
-// driver: they are recognised by the library that asks, libc10_cuda, and where a program gave a memory pool an
-// allocator of its own (ncclMemAlloc, say) by the segment that PyTorch makes of it right afterwards.
+// The tracking table of what PyTorch does not count. PyTorch's own segments come by here too, because its allocator
+// asks the same driver: they are recognised by the library that asks, libc10_cuda, and where a program gave a memory
+// pool an allocator of its own (ncclMemAlloc, say) by the segment that PyTorch makes of it right afterwards.
 
 namespace oomdiag {
 namespace {
