@@ -45,8 +45,8 @@ void run_fragmented(const Options& options) {
   if (options.variant == "kept_first") {
     for (int64_t i = 0; i < kPieces; ++i) kept.push_back(take("kept", small, options));
   }
-  const int64_t room = options.variant == "kept_first" ? kPieces / 2 : kPieces;
-  for (int64_t i = 0; i < room; ++i) temporaries.push_back(take("temporary", piece, options));
+  const int64_t pieces = options.variant == "kept_first" ? kPieces / 2 : kPieces;
+  for (int64_t i = 0; i < pieces; ++i) temporaries.push_back(take("temporary", piece, options));
   for (auto& temporary : temporaries) {
     temporary.reset();
     if (options.variant != "kept_first") kept.push_back(take("kept", small, options));

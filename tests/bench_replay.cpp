@@ -95,7 +95,7 @@ class TraceMaker {
 
   void add(Event event) {
     event.time = ++written_;
-    event.call_id = serial_;
+    event.call_id = call_id_;
     event.thread = 1;
     if (event.context == kBackward) {
       event.thread = 2;
@@ -138,16 +138,16 @@ class TraceMaker {
   void serve(uint64_t layers, bool new_batch) {
     call_ ^= 1;
     if (new_batch) {
-      serial_ = ++ops_;
+      call_id_ = ++ops_;
       alloc(4, 1, 4 << 20);
     }
     for (uint64_t layer = 0; layer < layers; ++layer) {
-      serial_ = ++ops_;
+      call_id_ = ++ops_;
       const uint64_t place = layer + 1 == layers ? 4 * kLayers + 2 + call_ : 2 + layer;
       alloc(layer == 0 ? 5 : 6, place, 8 << 20);
       if (layer > 0) free(6, 1 + layer, 8 << 20);
     }
-    serial_ = 0;
+    call_id_ = 0;
     if (served_) free(6, 4 * kLayers + 2 + (call_ ^ 1), 8 << 20);
     if (new_batch) free(0, 1, 4 << 20);
     served_ = true;
@@ -156,12 +156,12 @@ class TraceMaker {
   void micro_batch() {
     activation_bytes_ += 512;  // a higher peak in each step is the worst case: each takes the place of the one before
     for (uint64_t layer = 0; layer < kLayers; ++layer) {
-      ++serial_;
+      ++call_id_;
       alloc(1, 1 + 2 * layer, activation_bytes_);
       alloc(1, 4 * kLayers + 1, 3 << 20);
       free(1, 4 * kLayers + 1, 3 << 20);
       nodes(1);
-      ++serial_;
+      ++call_id_;
       alloc(2, 2 + 2 * layer, activation_bytes_);
       nodes(2);
     }
@@ -169,7 +169,7 @@ class TraceMaker {
     const uint64_t newest = node_;
     for (uint64_t layer = kLayers; layer-- > 0;) {
       node_ = newest - 2 * (kLayers - layer);
-      ++serial_;
+      ++call_id_;
       add({.address = kSegment * (2 + 2 * layer),
            .bytes = activation_bytes_,
            .context = kBackward,
@@ -181,7 +181,7 @@ class TraceMaker {
       free(kBackward, 2 * kLayers + 1 + layer, 5 << 20);
     }
     node_ = newest;
-    serial_ = 0;
+    call_id_ = 0;
     for (uint64_t layer = 0; layer < kLayers; ++layer) free(0, 3 * kLayers + 1 + layer, 2 << 20);
   }
 
@@ -194,7 +194,7 @@ class TraceMaker {
   BackwardThread backward_;
   std::vector<Event> batch_;
   size_t total_, written_ = 0;
-  uint32_t serial_ = 0;
+  uint32_t call_id_ = 0;
   uint64_t node_ = 0;
   int64_t activation_bytes_ = 9 << 20;
   uint64_t call_ = 0;

@@ -20,7 +20,7 @@ EventBuilder::EventBuilder(SimulatedAllocator::Settings gpu) : gpu_(gpu) {
 EventBuilder& EventBuilder::op(const Place& place) {
   const uint32_t node = context_.node;
   const bool recomputed = node != 0 && place.grad && now_.node_sequence != kNoNode;
-  now_.call_id = ++serials_;
+  now_.call_id = ++call_ids_;
   enter({.op = intern(place.op),
          .inner = intern(place.inner.empty() ? place.op : place.inner),
          .node = node,
@@ -38,7 +38,7 @@ EventBuilder& EventBuilder::no_op() {
 }
 
 EventBuilder& EventBuilder::node(std::string_view name, uint64_t sequence) {
-  now_.call_id = ++serials_;
+  now_.call_id = ++call_ids_;
   now_.node_sequence = sequence;
   now_.node_thread = 1;
   enter({.node = intern(name)});

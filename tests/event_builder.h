@@ -81,7 +81,7 @@ class EventBuilder {
   Event now_;  ///< what the next event says about its place
   Context context_;
   uint32_t scope_ = 0;
-  uint32_t serials_ = 0;
+  uint32_t call_ids_ = 0;
 };
 
 }  // namespace oomdiag

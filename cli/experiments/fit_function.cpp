@@ -55,8 +55,8 @@ class BorderGuess {
   }
   /// Infinite where bytes do not grow.
   double value(const Values& others, int64_t gpu_bytes) const {
-    const double room = std::max(0.0, static_cast<double>(gpu_bytes) - outside_ - fixed_);
-    return slope_ <= 0 ? INFINITY : room / slope_ / product_of(others);
+    const double available = std::max(0.0, static_cast<double>(gpu_bytes) - outside_ - fixed_);
+    return slope_ <= 0 ? INFINITY : available / slope_ / product_of(others);
   }
 
  private:

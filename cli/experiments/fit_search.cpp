@@ -121,9 +121,9 @@ void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& va
     values[variable.name] = variable.value(position);
     if (run.values != values) continue;
     Point point = point_of(run.experiment);
-    const int64_t room = fitter.gpu_bytes() - run.experiment.outside_bytes;
-    if (run.learns && point.needed_bytes > room) continue;
-    if (run.learns) point.room_bytes = room;
+    const int64_t available = fitter.gpu_bytes() - run.experiment.outside_bytes;
+    if (run.learns && point.needed_bytes > available) continue;
+    if (run.learns) point.room_bytes = available;
     search.take(position, point);
   }
 }

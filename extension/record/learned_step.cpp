@@ -98,7 +98,7 @@ uint64_t StepLearner::key_of(const StepOfThread& mine, const Event& event, const
 
 void StepLearner::place(const StepOfThread& mine, Event& event, const Expected& like) const noexcept {
   event.context = like.context;
-  event.call_id = like.call_id == 0 ? 0 : like.call_id + first_serial_.load(std::memory_order_relaxed);
+  event.call_id = like.call_id == 0 ? 0 : like.call_id + first_call_id_.load(std::memory_order_relaxed);
   event.node_sequence = like.node;
   event.node_thread = like.node_thread;
   if (like.node < kNoNode) event.node_sequence += first_node_of(mine, like.node_thread);
@@ -114,11 +114,11 @@ void StepLearner::prepare(StepOfThread& mine, const ThreadMark& now) {
 
 void StepLearner::learn(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope) noexcept {
   follow_step(mine, now);
-  const uint32_t serial = event.call_id == 0 ? 0 : event.call_id - first_serial_.load(std::memory_order_relaxed);
+  const uint32_t call_id = event.call_id == 0 ? 0 : event.call_id - first_call_id_.load(std::memory_order_relaxed);
   const uint64_t mark = is_note(event) ? 0 : mix(now.mark, now.next_node - mine.first_node_);
   uint64_t hash = mine.hash_.load(std::memory_order_relaxed);
   hash = mix(hash, static_cast<uint64_t>(event.bytes) << 8 | static_cast<uint64_t>(event.kind));
-  hash = mix(hash, static_cast<uint64_t>(event.context) << 32 | serial);
+  hash = mix(hash, static_cast<uint64_t>(event.context) << 32 | call_id);
   hash = mix(hash, node_from_begin(mine, event) ^ event.detail << 1);
   hash = mix(hash, mark ^ event.flags);
   // Nodes of third threads are numbered by counters of their own: such a step is never taken for a repetition. The same goes
@@ -146,11 +146,11 @@ void StepLearner::learn(StepOfThread& mine, const Event& event, const ThreadMark
 // There is capacity: inside the allocator nothing is allocated. Scopes do not begin there.
 void StepLearner::record(StepOfThread& mine, const Event& event, const ThreadMark& now, const Context& scope) {
   const bool is_scope = event.kind == EventKind::scope_begin;
-  const uint32_t serial = event.call_id == 0 ? 0 : event.call_id - first_serial_.load(std::memory_order_relaxed);
+  const uint32_t call_id = event.call_id == 0 ? 0 : event.call_id - first_call_id_.load(std::memory_order_relaxed);
   mine.script_.push_back({.key = key_of(mine, event, now),
                           .node = is_scope ? mine.scopes_.size() : node_from_begin(mine, event),
                           .context = event.context,
-                          .call_id = serial,
+                          .call_id = call_id,
                           .notes_end = static_cast<uint32_t>(mine.notes_.size()),
                           .node_thread = event.node_thread});
   mine.blocks_.push_back(event.kind == EventKind::alloc ? block_key(event) : 0);
@@ -158,10 +158,10 @@ void StepLearner::record(StepOfThread& mine, const Event& event, const ThreadMar
 }
 
 void StepLearner::record_note(StepOfThread& mine, const Event& event) {
-  const uint32_t first_serial = first_serial_.load(std::memory_order_relaxed);
+  const uint32_t first_call_id = first_call_id_.load(std::memory_order_relaxed);
   Event note = event;
   note.sequence = note.time = 0;
-  if (note.call_id != 0) note.call_id -= first_serial;
+  if (note.call_id != 0) note.call_id -= first_call_id;
   note.node_sequence = node_from_begin(mine, event);
   note.address = note.kind == EventKind::gradient ? place_of_gradient(mine, event) : runner_from_begin(mine, event);
   mine.notes_.push_back(note);
@@ -243,8 +243,8 @@ uint64_t StepLearner::first_unsure_node(const StepOfThread& mine, const ThreadMa
   return std::min(now.claimed, is_of_step(mine) ? std::max(mine.nodes_, mine.first_node_) : now.claimed);
 }
 
-uint64_t StepLearner::signature_of_step(uint64_t nodes, uint32_t serials) const {
-  uint64_t sum = mix(mix(1, nodes), serials);
+uint64_t StepLearner::signature_of_step(uint64_t nodes, uint32_t call_ids) const {
+  uint64_t sum = mix(mix(1, nodes), call_ids);
   for (const StepOfThread* thread : threads_) {
     if (!is_of_step(*thread)) continue;
     sum += mix(mix(thread->hash_.load(std::memory_order_relaxed), thread->thread_),
@@ -301,19 +301,20 @@ bool StepLearner::end_step(StepOfThread& mine, const End& end) {
   if (!is_enabled() || !is_boundary(end.context)) return false;
   const bool was_steady = steady();
   const uint64_t nodes = end.next_node - first_node_.load(std::memory_order_relaxed);
-  const uint32_t serials = end.serials.load(std::memory_order_relaxed) - first_serial_.load(std::memory_order_relaxed);
+  const uint32_t call_ids =
+      end.call_ids.load(std::memory_order_relaxed) - first_call_id_.load(std::memory_order_relaxed);
   if (was_steady) {
     judge_steady_step(nodes, end.grows);
   } else {
-    const uint64_t signature = signature_of_step(nodes, serials);
+    const uint64_t signature = signature_of_step(nodes, call_ids);
     judge_watched_step(signature == learned_.signature, end.grows);
     learned_.signature = signature;
     learned_.nodes = nodes;
-    learned_.serials = serials;
+    learned_.call_ids = call_ids;
   }
-  const uint32_t skipped = steady() ? learned_.serials : 0;
+  const uint32_t skipped = steady() ? learned_.call_ids : 0;
   stepping_thread_.store(mine.thread_, std::memory_order_relaxed);
-  first_serial_.store(end.serials.fetch_add(skipped, std::memory_order_relaxed), std::memory_order_relaxed);
+  first_call_id_.store(end.call_ids.fetch_add(skipped, std::memory_order_relaxed), std::memory_order_relaxed);
   first_node_.store(end.next_node, std::memory_order_relaxed);
   step_.fetch_add(1, std::memory_order_release);
   return was_steady != steady();

@@ -129,10 +129,10 @@ class StepLearner {
   uint64_t first_unsure_node(const StepOfThread& mine, const ThreadMark& now) const noexcept;
 
   struct End {
-    uint32_t context = 0;            ///< the place
-    uint64_t next_node = 0;          ///< of the thread that steps
-    std::atomic<uint32_t>& serials;  ///< the number of the last op call; those of a steady step are taken ahead
-    bool grows = false;              ///< more is alive from step to step: each is to be watched
+    uint32_t context = 0;             ///< the place
+    uint64_t next_node = 0;           ///< of the thread that steps
+    std::atomic<uint32_t>& call_ids;  ///< the number of the last op call; those of a steady step are taken ahead
+    bool grows = false;               ///< more is alive from step to step: each is to be watched
   };
   /// An optimizer's step ended on this thread. True if ops are to be watched from now on, or no more.
   bool end_step(StepOfThread& mine, const End& end);
@@ -149,7 +149,7 @@ class StepLearner {
     uint64_t signature = 0;
     uint32_t repeats = 0;
     uint32_t steady_steps = 0;  ///< since the last recording
-    uint32_t serials = 0;       ///< op calls in a step
+    uint32_t call_ids = 0;      ///< op calls in a step
     uint64_t nodes = 0;         ///< nodes that the stepping thread makes in a step
   };
 
@@ -171,7 +171,7 @@ class StepLearner {
   void record_note(StepOfThread& mine, const Event& event);
   uint64_t runner_from_begin(const StepOfThread& mine, const Event& created) const noexcept;
   uint64_t place_of_gradient(StepOfThread& mine, const Event& gradient);
-  uint64_t signature_of_step(uint64_t nodes, uint32_t serials) const;
+  uint64_t signature_of_step(uint64_t nodes, uint32_t call_ids) const;
   bool steps_equal_scripts() const;
   bool is_boundary(uint32_t context);
   void judge_watched_step(bool alike, bool grows);
@@ -180,10 +180,10 @@ class StepLearner {
 
   std::atomic<bool> is_enabled_ = false;
   std::atomic<TrainingMode> mode_ = TrainingMode::learning;
-  std::atomic<uint32_t> step_ = 1;          ///< the one that runs
-  std::atomic<uint32_t> recording_ = 0;     ///< the newest one
-  std::atomic<uint32_t> first_serial_ = 0;  ///< op calls are counted from here
-  std::atomic<uint64_t> first_node_ = 0;    ///< nodes of the stepping thread likewise
+  std::atomic<uint32_t> step_ = 1;           ///< the one that runs
+  std::atomic<uint32_t> recording_ = 0;      ///< the newest one
+  std::atomic<uint32_t> first_call_id_ = 0;  ///< op calls are counted from here
+  std::atomic<uint64_t> first_node_ = 0;     ///< nodes of the stepping thread likewise
   std::atomic<uint16_t> stepping_thread_ = 0;
   std::atomic<uint32_t> repeats_needed_ = 2;
   std::atomic<uint32_t> steady_steps_ = 0;

@@ -110,7 +110,7 @@ void enter_outermost_op(ThreadState& state, Frame& frame, uint32_t name, bool is
   if (frame.runs_node) count_unentered_node(now.node_sequence);
   if (!outputs_watched.load(std::memory_order_relaxed) && session().near_the_limit()) watch_outputs(true);
   now.context.op = name;
-  now.call_id = session().next_serial();
+  now.call_id = session().next_call_id();
   session().steps().note_op();
   if (is_differentiated) now.context.flags |= kGradMode;
   now.context.flags |= autocast_flags();
@@ -151,7 +151,7 @@ void enter_node(ThreadState& state, Frame& frame, std::string_view name) {
   const InternCache::Node known = state.names.node(name);
   state.place.change() = {.context = {.node = known.name},
                           .context_id = known.context,
-                          .call_id = session().next_serial(),
+                          .call_id = session().next_call_id(),
                           .node_sequence = node->sequence_nr(),
                           .node_thread = ThreadNumbers::of_node(node->thread_id())};
   const size_t level = state.place.running_nodes();
@@ -232,7 +232,7 @@ bool runs_inside_of_builtin_op(const ThreadState& state) {
 }
 
 // An OOM leaves the op that it came up in as an exception, one of C++ or where that op is written in Python one of
-// Python's, or the op absorbed it: cuDNN catches its own and takes a slower plan.
+// Python's, or the op recovered from it: cuDNN catches its own and takes a slower plan.
 void settle_oom(ThreadState& state) {
   Event event = state.oom.close(read_ticks());
   if (std::uncaught_exceptions() == 0 && !python_raises()) return;

@@ -26,9 +26,9 @@ class Session {
   StepLearner& learner() { return learner_; }
   ThreadNumbers& thread_numbers() { return thread_numbers_; }
   /// A new number for a call of an outermost op. Any thread.
-  uint32_t next_serial() noexcept { return serials_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  uint32_t next_call_id() noexcept { return call_ids_.fetch_add(1, std::memory_order_relaxed) + 1; }
   /// The last one that was taken.
-  std::atomic<uint32_t>& serials() noexcept { return serials_; }
+  std::atomic<uint32_t>& call_ids() noexcept { return call_ids_; }
 
   /// Requested bytes of the live blocks of each device. Written under that device's lock only, so a plain addition will do.
   std::atomic<int64_t> live_bytes_of[kMaxDevices] = {};
@@ -67,7 +67,7 @@ class Session {
   StepCounter steps_;
   NumberedNames scope_names_;
   std::filesystem::path trace_;
-  std::atomic<uint32_t> serials_ = 0;
+  std::atomic<uint32_t> call_ids_ = 0;
   StepLearner learner_;
   ThreadNumbers thread_numbers_;
 };

@@ -147,7 +147,7 @@ void learn(ThreadState& state, const Event& event) noexcept {
   }
   event.thread = state->thread;
   // A failed request has none: whether the op fails by it is not seen.
-  if (event.call_id == 0 && event.kind == EventKind::alloc) event.call_id = now.next_serial();
+  if (event.call_id == 0 && event.kind == EventKind::alloc) event.call_id = now.next_call_id();
   learn(*state, event);
   now.writer().write(event);
   state->divergence.note(*state, event);
@@ -230,7 +230,7 @@ void end_of_step(ThreadState& state, uint32_t context) {
   StepLearner& learner = session().learner();
   const bool changed = learner.end_step(state.training, {.context = context,
                                                          .next_node = at::sequence_number::peek(),
-                                                         .serials = session().serials(),
+                                                         .call_ids = session().call_ids(),
                                                          .grows = grew_in_this_step(session())});
   session().writer().header().steady_steps.store(learner.steady_steps(), std::memory_order_relaxed);
   if (changed) watch_ops_as_needed();

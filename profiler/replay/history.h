@@ -238,7 +238,7 @@ struct Attribution {
 };
 
 /// How an OOM ended: a library took another way (cuDNN), the program caught it and went on, or it ended the program.
-enum class Outcome : uint8_t { absorbed, caught, fatal };
+enum class Outcome : uint8_t { recovered, caught, fatal };
 
 /// An out-of-memory error of the allocator, and the state it happened in.
 struct OutOfMemory {
@@ -252,8 +252,8 @@ struct OutOfMemory {
   int64_t requested_bytes = 0;  ///< rounded to a block
   uint8_t pool = 0;             ///< that was asked
   int64_t allocated_bytes = 0, reserved_bytes = 0, free_bytes = 0;
-  int64_t granted_bytes = 0;           ///< where it was absorbed: the workspace that the op took in its place, 0 = none
-  bool first_in_op = true;             ///< the op had allocated nothing before
+  int64_t granted_bytes = 0;  ///< where the library recovered: the workspace that the op took in its place, 0 = none
+  bool first_in_op = true;    ///< the op had allocated nothing before
   std::string_view requested_shape{};  ///< of the gradient that the node was making, or empty
   Where requested_gradient_of{};       ///< the forward op whose output's gradient it was
   std::string_view stack{};            ///< calls that led to the line of `where`, one per line of text, innermost first

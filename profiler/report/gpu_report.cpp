@@ -273,11 +273,11 @@ ReportLifetime report_lifetime(const Lifetime& life) {
 
 void report_ooms(const Trace& trace, const DeviceHistory& device, ReportOfDevice& report) {
   using Kind = std::tuple<std::string_view, std::string_view, int64_t, int64_t>;  // op, node, asked, granted
-  std::map<Kind, int64_t> absorbed;
+  std::map<Kind, int64_t> recovered;
   for (const OutOfMemory& oom : device.ooms) {
     switch (oom.outcome) {
-      case Outcome::absorbed:
-        ++absorbed[{oom.where.op, oom.where.node, oom.requested_bytes, oom.granted_bytes}];
+      case Outcome::recovered:
+        ++recovered[{oom.where.op, oom.where.node, oom.requested_bytes, oom.granted_bytes}];
         break;
       case Outcome::caught:
         ++report.caught_count;
@@ -287,7 +287,7 @@ void report_ooms(const Trace& trace, const DeviceHistory& device, ReportOfDevice
         break;
     }
   }
-  for (const auto& [kind, count] : absorbed) {
+  for (const auto& [kind, count] : recovered) {
     const auto& [op, node, asked, granted] = kind;
     report.recovered_by_library.push_back({std::string(op), asked, count, granted, std::string(node)});
   }

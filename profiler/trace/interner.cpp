@@ -51,7 +51,7 @@ uint32_t Interner::intern(const Context& context) {
 bool Interner::append(std::string_view name) {
   const uint64_t used = header_.names_used.load(std::memory_order_relaxed);
   const uint64_t end = used + sizeof(uint32_t) + name.size();
-  if (end > name_section_.bytes || name_section_.reserve_up_to(file_, end) != Room::enough) return false;
+  if (end > name_section_.bytes || name_section_.reserve_up_to(file_, end) != DiskSpace::enough) return false;
   char* at = file_.at(name_section_.offset + used);
   const auto length = static_cast<uint32_t>(name.size());
   std::memcpy(at, &length, sizeof length);
@@ -62,7 +62,7 @@ bool Interner::append(std::string_view name) {
 
 bool Interner::append(const Context& context, uint32_t index) {
   const uint64_t end = (uint64_t{index} + 1) * sizeof context;
-  if (end > context_section_.bytes || context_section_.reserve_up_to(file_, end) != Room::enough) return false;
+  if (end > context_section_.bytes || context_section_.reserve_up_to(file_, end) != DiskSpace::enough) return false;
   std::memcpy(file_.at(context_section_.offset + end - sizeof context), &context, sizeof context);
   header_.context_count.store(index + 1, std::memory_order_release);
   return true;

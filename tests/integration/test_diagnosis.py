@@ -294,7 +294,7 @@ class OutOfMemory(DiagnosisTest):
         self.assertEqual(report["cause"]["kind"], "fragmentation")
 
     @unittest.skipUnless(torch_in_use.TELLS_WORKSPACES, "cuDNN before 9.8 asks for no workspace on a virtual GPU")
-    def test_a_workspace_that_cudnn_did_not_get_is_absorbed(self):
+    def test_a_workspace_that_cudnn_did_not_get_is_recovered(self):
         for memory in range(2048, 2400, 26):  # deepcnn of 1024 needs about 2.2 GiB
             done = oomdiag("train", "--model", "deepcnn", "--batch", 1024, "--device", "rtx3060", "--memory", f"{memory}MiB",
                            "--json", folder=self.folder)

@@ -89,13 +89,13 @@ class CaughtOoms(GuestTest):
             torch.ones(8, device="cuda")
     """
 
-    def test_of_a_custom_function_is_caught_and_not_absorbed(self):
+    def test_of_a_custom_function_is_caught_and_not_recovered(self):
         report = self.check_same(self.CUSTOM.format(forward="return x.repeat(2000, 1)"))
         self.assertEqual((report["recovered_by_library"], len(report["caught"])), ([], 2))
         self.assertEqual({(caught["op"], caught["source"].rpartition(":")[2]) for caught in report["caught"]},
                          {("Big", "13")})
 
-    def test_inside_of_a_custom_function_is_caught_and_not_absorbed(self):
+    def test_inside_of_a_custom_function_is_caught_and_not_recovered(self):
         forward = """
                 try:
                     return x.repeat(2000, 1)

@@ -52,7 +52,7 @@ def run(program: List[str], device: Optional[str] = None, cwd: Optional[str] = N
     """Runs a PyTorch program, as in ["python", "train.py"], and explains its GPU memory: where it ran out, who holds it, why, what helps.
 
     device: a virtual GPU as rtx4090 or a100-80, which need not be there; default: the real one if there is one, else an H200.
-    complete: where it runs out of memory, run it once more with room, so that figures are those of a whole step.
+    complete: where it runs out of memory, run it once more with more memory, so that figures are those of a whole step.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "report.json")

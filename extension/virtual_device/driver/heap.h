@@ -23,7 +23,7 @@ class Heap {
  public:
   explicit Heap(Pages& pages) : pages_(pages) {}
 
-  /// Room for `bytes` at `begin`, or why there is none.
+  /// Reserves `bytes` at `begin`, or why there is none.
   Oom allocate(int64_t bytes, uintptr_t* begin);
 
   void free(uintptr_t begin, int64_t bytes);

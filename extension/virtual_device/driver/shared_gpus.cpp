@@ -47,7 +47,7 @@ void open_shared_gpus() noexcept {
   constexpr size_t kBytes = kMaxProcesses * sizeof(Row);
   auto opened =
       std::make_unique<SharedFile>(std::string(folder) + "/gpus", kBytes, SharedFile::Opening::create_or_join);
-  if (!*opened || opened->reserve(0, kBytes) != Room::enough) return;
+  if (!*opened || opened->reserve(0, kBytes) != DiskSpace::enough) return;
   table = opened.release();
   rows = reinterpret_cast<Row*>(table->at(0));
 }

@@ -204,10 +204,10 @@ function showStep(device, picture) {
   // The last change is to be seen, too: at an OOM it is the request.
   rows.push({ ...last, position: last.position + Math.max(1, last.position / 40) });
   const series = d3.stack().keys(used)(rows);
-  const room = device.device.total_bytes - device.card.non_pytorch_bytes;
-  const top = d3.max(rows, row => row.sum), near = isSizeKnown(device) && room <= top * 2;
+  const available = device.device.total_bytes - device.card.non_pytorch_bytes;
+  const top = d3.max(rows, row => row.sum), near = isSizeKnown(device) && available <= top * 2;
   const drawn = chart(section.querySelector(".chart"), {
-    height: 340, domain: [0, Math.max(1, rows[rows.length - 1].position)], top: near ? Math.max(room, top) : top,
+    height: 340, domain: [0, Math.max(1, rows[rows.length - 1].position)], top: near ? Math.max(available, top) : top,
     under: "allocations and frees since the step began", format: n => Number.isInteger(n) ? d3.format(",")(n) : "",
     label: `bytes by category over the allocations and frees of step ${step.step}; at most ${size(top)}`,
     draw: ({ body, all, x, y, inner }) => {
@@ -223,7 +223,7 @@ function showStep(device, picture) {
       all.selectAll("text.phase-text").data(step.phases).join("text").attr("class", "phase-text").attr("y", -5)
         .attr("x", d => clamp(d[1]) + 2).text(d => clamp(d[2]) - clamp(d[1]) > 66 ? d[0] : "");
       body.selectAll("path.band").data(series).join("path").attr("class", "band").attr("fill", d => color(d.key)).attr("d", area);
-      if (near) limitLine(all, y, inner, room, `available to PyTorch: ${size(room)}`);
+      if (near) limitLine(all, y, inner, available, `available to PyTorch: ${size(available)}`);
     },
   });
   const nearest = d3.bisector(d => d.position).left;
@@ -266,10 +266,10 @@ function showOwners(device, picture) {
       .attr("transform", other => `translate(${clamp(other.x0)},${other.y0})`);
     nodes.select("rect").attr("width", other => Math.max(0, clamp(other.x1) - clamp(other.x0)));
     nodes.select("text").text(other => {
-      const room = Math.floor((clamp(other.x1) - clamp(other.x0) - 10) / 6.6);
+      const letters = Math.floor((clamp(other.x1) - clamp(other.x0) - 10) / 6.6);
       const whole = `${name(other)}  ${size(other.data.bytes)}`;
-      if (room >= whole.length) return whole;
-      return room >= 4 ? name(other).slice(0, room - 1) + (name(other).length > room - 1 ? "…" : "") : "";
+      if (letters >= whole.length) return whole;
+      return letters >= 4 ? name(other).slice(0, letters - 1) + (name(other).length > letters - 1 ? "…" : "") : "";
     });
   }
   nodes.on("click", look).on("mousemove", node => showTip(d3.event, [path(node), `${size(node.data.bytes)} in ${node.data.blocks} blocks`]))

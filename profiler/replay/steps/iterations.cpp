@@ -34,8 +34,8 @@ void IterationFinder::read(const Event& event, uint64_t index) {
 }
 
 void IterationFinder::read_alloc(const Event& event, uint64_t index) {
-  if (event.call_id == 0 || event.call_id == serial_) return;
-  serial_ = event.call_id;
+  if (event.call_id == 0 || event.call_id == call_id_) return;
+  call_id_ = event.call_id;
   const Context& context = trace_.context(event.context);
   if (context.module == 0) {
     outside_ = true;

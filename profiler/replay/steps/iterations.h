@@ -46,8 +46,8 @@ class IterationFinder {
   std::map<uint16_t, uint32_t> depths_;   ///< by thread
   std::map<uint16_t, uint32_t> current_;  ///< likewise: the outermost scope
   IterationRule call_{};
-  uint32_t serial_ = 0;  ///< of the newest op
-  uint64_t ops_ = 0;     ///< in modules
+  uint32_t call_id_ = 0;  ///< of the newest op
+  uint64_t ops_ = 0;      ///< in modules
   uint64_t returns_ = 0, returns_after_outside_ = 0;
   bool outside_ = false, graph_ = false;
 };
@@ -62,16 +62,16 @@ class IterationFollower {
     if (!rule_.is_known()) return false;
     if (rule_.scope != 0) return event.kind == EventKind::scope_begin && event.detail == rule_.scope;
     if (event.kind != EventKind::alloc || event.call_id == 0) return false;
-    const bool returned = event.context == rule_.context && event.call_id != serial_;
+    const bool returned = event.context == rule_.context && event.call_id != call_id_;
     const bool counts = returned && (outside_ || !rule_.after_outside);
     outside_ = !in_module;
-    serial_ = event.call_id;
+    call_id_ = event.call_id;
     return counts;
   }
 
  private:
   IterationRule rule_;
-  uint32_t serial_ = 0;
+  uint32_t call_id_ = 0;
   bool outside_ = true;
 };
 

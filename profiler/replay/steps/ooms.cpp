@@ -39,7 +39,7 @@ void OomReader::read(const Event& event, uint64_t index) {
   if (!open_.empty()) [[unlikely]] {
     if (const auto open = open_.find(event.thread); open != open_.end()) {
       const size_t at = open->second;
-      const bool same_op = event.call_id == serials_[at];
+      const bool same_op = event.call_id == call_ids_[at];
       if (describes_oom(event.kind)) ooms_[at].end = index;
       if (event.kind == EventKind::op_failed && same_op) {
         settle(event.thread, Outcome::fatal);
@@ -56,13 +56,13 @@ void OomReader::read(const Event& event, uint64_t index) {
     if (!fresh && retry->second.address != 0) retry->second = {event.call_id, event.context, ooms_.size()};
   }
   open_[event.thread] = ooms_.size();
-  serials_.push_back(event.call_id);
-  absorbable_.push_back(can_be_absorbed(event));
+  call_ids_.push_back(event.call_id);
+  recoverable_.push_back(can_be_recovered(event));
   ooms_.push_back({.event = index, .end = index, .device = event.device, .requested_bytes = event.bytes});
 }
 
-// Outside of any op nothing absorbs an OOM, and no op_failed is written.
-bool OomReader::can_be_absorbed(const Event& oom) const {
+// Outside of any op no library recovers from an OOM, and no op_failed is written.
+bool OomReader::can_be_recovered(const Event& oom) const {
   if (oom.call_id == 0) return false;
   return (oom.flags & kAskedByLibrary) != 0 || goes_on_with_less(*trace_, trace_->context(oom.context));
 }
@@ -84,7 +84,7 @@ void OomReader::follow(const Event& event) {
     }
   } else if (event.kind == EventKind::free_requested && event.address == retry.address) {
     for (size_t r = retry.first; r < ooms_.size(); ++r) {
-      if (serials_[r] == retry.call_id) ooms_[r].granted_bytes = retry.bytes;
+      if (call_ids_[r] == retry.call_id) ooms_[r].granted_bytes = retry.bytes;
     }
     retries_.erase(found);
   }
@@ -94,7 +94,7 @@ void OomReader::note_progress(uint32_t call_id) {
   if (unwound_.empty()) [[likely]]
     return;
   std::erase_if(unwound_, [&](const Unwound& one) {
-    if (call_id == serials_[one.oom] && call_id != 0) return false;
+    if (call_id == call_ids_[one.oom] && call_id != 0) return false;
     ooms_[one.oom].outcome = Outcome::caught;
     return true;
   });
@@ -104,7 +104,7 @@ void OomReader::note_work(const Event& alloc, bool in_module) {
   if (unwound_.empty()) [[likely]]
     return;
   std::erase_if(unwound_, [&](Unwound& one) {
-    if (alloc.thread != one.thread || (alloc.call_id == serials_[one.oom] && alloc.call_id != 0)) return false;
+    if (alloc.thread != one.thread || (alloc.call_id == call_ids_[one.oom] && alloc.call_id != 0)) return false;
     // What handles the exception may ask a tensor for its largest element first, inside of the module that it left.
     const bool works = in_module && alloc.bytes >= ooms_[one.oom].requested_bytes / kTrifle;
     if (++one.allocs < kManyAllocs && !works) return false;

@@ -16,7 +16,7 @@ bool goes_on_with_less(const Trace& trace, const Context& context);
 /// Decides how each OOM of a trace ended. The failed request alone says nothing: PyTorch's convolutions catch their
 /// own, and so do libraries that ask the driver. No other op does.
 ///   op_failed of the same op follows              an exception left the op: caught by the program, or fatal
-///   the thread allocates again, and no op_failed  absorbed inside the op, where that can be; else caught or fatal too
+///   the thread allocates again, and no op_failed  recovered inside the op, where that can be; else caught or fatal too
 ///   forward ops or optimizer steps follow later   the program caught it and went on; without gradients, where its thread
 ///                                                 runs ops in modules again that make more than a kTrifle-th of what
 ///                                                 failed, or kManyAllocs others
@@ -26,7 +26,7 @@ class OomReader {
   explicit OomReader(const Trace& trace) : trace_(&trace) {}
   /// Takes the next event of the trace.
   void read(const Event& event, uint64_t index);
-  /// Says that training goes on in the op with this serial.
+  /// Says that training goes on in this op call.
   void note_progress(uint32_t call_id);
   /// An alloc event, outside of backward; `in_module`: of an op in a module.
   void note_work(const Event& alloc, bool in_module);
@@ -51,15 +51,15 @@ class OomReader {
     uint32_t allocs = 0;  ///< of its thread since
   };
   void follow(const Event& event);
-  bool can_be_absorbed(const Event& oom) const;
+  bool can_be_recovered(const Event& oom) const;
   /// How the open OOM of `thread` ends if no exception was seen to leave its op.
-  Outcome outcome_without_failure(size_t at) const { return absorbable_[at] ? Outcome::absorbed : Outcome::fatal; }
+  Outcome outcome_without_failure(size_t at) const { return recoverable_[at] ? Outcome::recovered : Outcome::fatal; }
   void settle(uint16_t thread, Outcome outcome);
 
   const Trace* trace_;
   std::vector<OutOfMemory> ooms_;
-  std::vector<uint32_t> serials_;      ///< op serial of each
-  std::vector<bool> absorbable_;       ///< of each, whether what asked may have gone on without
+  std::vector<uint32_t> call_ids_;     ///< the op call of each
+  std::vector<bool> recoverable_;      ///< of each, whether what asked may have gone on without
   std::map<uint16_t, size_t> open_;    ///< by thread: the OOM whose end is not known yet
   std::map<uint16_t, Retry> retries_;  ///< by thread
   std::vector<Unwound> unwound_;       ///< left their op, and nothing went on since

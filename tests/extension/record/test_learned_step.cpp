@@ -13,8 +13,13 @@ namespace {
 /// What a thread of a training program does, written as the recorder writes it.
 class Worker {
  public:
-  Worker(StepLearner& learner, std::atomic<uint32_t>& serials, uint16_t thread, uint64_t first_node = 0)
-      : learner_(learner), serials_(serials), thread_(thread), nodes_(first_node), claimed_(first_node), step_(thread) {
+  Worker(StepLearner& learner, std::atomic<uint32_t>& call_ids, uint16_t thread, uint64_t first_node = 0)
+      : learner_(learner),
+        call_ids_(call_ids),
+        thread_(thread),
+        nodes_(first_node),
+        claimed_(first_node),
+        step_(thread) {
     learner_.add(step_);
   }
   ~Worker() { learner_.remove(step_); }
@@ -24,11 +29,11 @@ class Worker {
   Event run_op(uint64_t place, int64_t bytes, bool makes_node = true, uint64_t nodes_back = 0) {
     learner_.prepare(step_, now(place));
     const bool watched = !learner_.steady();
-    const uint32_t serial = watched ? serials_.fetch_add(1) + 1 : 0;
+    const uint32_t call_id = watched ? call_ids_.fetch_add(1) + 1 : 0;
     if (makes_node) ++nodes_;
     address_ += 512;
     Event event{.address = address_, .bytes = bytes, .kind = EventKind::alloc};
-    if (watched) event.context = static_cast<uint32_t>(place), event.call_id = serial;
+    if (watched) event.context = static_cast<uint32_t>(place), event.call_id = call_id;
     write(event, place);
     if (!learner_.steady() && claimed_ < nodes_) {
       Event made{.address = nodes_back == 0 ? 0 : claimed_ - nodes_back + 1,
@@ -36,7 +41,7 @@ class Worker {
                  .detail = thread_,
                  .node_sequence = claimed_,
                  .context = static_cast<uint32_t>(place),
-                 .call_id = serial,
+                 .call_id = call_id,
                  .node_thread = thread_,
                  .kind = EventKind::nodes_created};
       const ThreadMark moment = now(0);
@@ -70,7 +75,7 @@ class Worker {
   }
 
   void end_step(uint32_t context = 1, bool grows = false) {
-    learner_.end_step(step_, {.context = context, .next_node = nodes_, .serials = serials_, .grows = grows});
+    learner_.end_step(step_, {.context = context, .next_node = nodes_, .call_ids = call_ids_, .grows = grows});
   }
 
   const std::vector<Event>& written() const { return written_; }
@@ -101,7 +106,7 @@ class Worker {
   }
 
   StepLearner& learner_;
-  std::atomic<uint32_t>& serials_;
+  std::atomic<uint32_t>& call_ids_;
   const uint16_t thread_;
   uint64_t nodes_, claimed_, address_ = 0;
   StepOfThread step_;
@@ -111,8 +116,8 @@ class Worker {
 /// A program of one thread, whose step is three ops.
 struct Program {
   StepLearner learner;
-  std::atomic<uint32_t> serials = 0;
-  Worker main{learner, serials, 1};
+  std::atomic<uint32_t> call_ids = 0;
+  Worker main{learner, call_ids, 1};
 
   Program() { learner.restart(true); }
   void step(bool grows = false) {
@@ -140,7 +145,7 @@ TEST_CASE("steps that repeat are learned, and then recorded without being watche
 
   const size_t before = program.main.written().size();
   const uint64_t first_node = program.main.nodes();
-  const uint32_t first_serial = program.serials.load() - 3;  // those of the step are taken ahead
+  const uint32_t first_call_id = program.call_ids.load() - 3;  // those of the step are taken ahead
   program.step();
   program.main.run_op(10, 4096);  // of the next step: with it comes what followed the last allocation
   const std::vector<Event> recorded(program.main.written().begin() + static_cast<long>(before),
@@ -150,7 +155,7 @@ TEST_CASE("steps that repeat are learned, and then recorded without being watche
     const Event& alloc = recorded[op * 2];
     CHECK(alloc.kind == EventKind::alloc);
     CHECK(alloc.context == 10 + op);
-    CHECK(alloc.call_id == first_serial + 1 + op);
+    CHECK(alloc.call_id == first_call_id + 1 + op);
     const Event& nodes = recorded[op * 2 + 1];
     CHECK(nodes.kind == EventKind::nodes_created);
     CHECK(nodes.node_sequence == first_node + op);
@@ -266,7 +271,7 @@ TEST_CASE("an optimizer that steps in between ends no step, unless it is the onl
 
 TEST_CASE("what a second thread does again in backward is counted from its own nodes", "[record][steady]") {
   Program program;
-  Worker engine(program.learner, program.serials, 2, 1000);
+  Worker engine(program.learner, program.call_ids, 2, 1000);
   const auto step = [&] {
     for (uint64_t place = 10; place < 13; ++place) program.main.run_op(place, 4096);
     engine.run_op(50, 2048);
@@ -292,7 +297,7 @@ TEST_CASE("who does not want steady training does not get it", "[record][steady]
 // For ThreadSanitizer: whoever reads or clears what another thread writes is found here.
 TEST_CASE("threads come, go and surprise each other while one of them steps", "[record][steady][threads]") {
   StepLearner learner;
-  std::atomic<uint32_t> serials = 0;
+  std::atomic<uint32_t> call_ids = 0;
   learner.restart(true);
   constexpr int kSteps = 400;
   constexpr int kThreads = 4;
@@ -303,7 +308,7 @@ TEST_CASE("threads come, go and surprise each other while one of them steps", "[
     others.emplace_back([&, t] {
       std::mt19937 random(t);
       while (!done.load()) {
-        Worker worker(learner, serials,
+        Worker worker(learner, call_ids,
                       next_thread.fetch_add(1));  // a short thread, as far as the learner is concerned
         const bool calm = random() % 2 == 0;
         for (int i = 0; i < 50; ++i) worker.run_op(60 + (calm ? 0 : random() % 3), 512), worker.accumulate();
@@ -311,7 +316,7 @@ TEST_CASE("threads come, go and surprise each other while one of them steps", "[
       }
     });
   }
-  Worker main(learner, serials, 1);
+  Worker main(learner, call_ids, 1);
   for (int i = 0; i < kSteps; ++i) {
     for (uint64_t place = 10; place < 20; ++place) main.run_op(place, 4096);
     main.end_step();
@@ -323,19 +328,19 @@ TEST_CASE("threads come, go and surprise each other while one of them steps", "[
 
 TEST_CASE("threads that do their part in each step are steady together", "[record][steady][threads]") {
   StepLearner learner;
-  std::atomic<uint32_t> serials = 0;
+  std::atomic<uint32_t> call_ids = 0;
   learner.restart(true);
   constexpr int kSteps = 60;
   std::barrier turn(2);
   std::jthread engine([&] {
-    Worker worker(learner, serials, 2, 500);
+    Worker worker(learner, call_ids, 2, 500);
     for (int i = 0; i < kSteps; ++i) {
       turn.arrive_and_wait();  // forward is over
       for (uint64_t place = 30; place < 40; ++place) worker.run_op(place, 1024), worker.accumulate();
       turn.arrive_and_wait();
     }
   });
-  Worker main(learner, serials, 1);
+  Worker main(learner, call_ids, 1);
   for (int i = 0; i < kSteps; ++i) {
     for (uint64_t place = 10; place < 20; ++place) main.run_op(place, 4096);
     turn.arrive_and_wait();

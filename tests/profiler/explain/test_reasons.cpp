@@ -652,7 +652,7 @@ TEST_CASE("an error that was caught before is the reason where as much is still 
   device.failure->allocated_bytes = 400_MiB;
   device.ooms = {{.event = 3, .outcome = Outcome::caught, .allocated_bytes = 450_MiB}};
   CHECK(reason_of(device) == "caught_traceback");
-  device.ooms.front().outcome = Outcome::absorbed;
+  device.ooms.front().outcome = Outcome::recovered;
   CHECK(reason_of(device).empty());
 }
 

@@ -22,19 +22,19 @@ void convolution_that_copes(EventBuilder& trace, bool needs_workspace) {
 
 }  // namespace
 
-TEST_CASE("an OOM after which its op goes on was absorbed by a library", "[replay]") {
+TEST_CASE("an OOM after which its op goes on was recovered by a library", "[replay]") {
   EventBuilder trace({.gpu_bytes = 40_MiB});
   convolution_that_copes(trace, true);
 
-  CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::absorbed});
+  CHECK(outcomes(trace) == std::vector{Outcome::recovered, Outcome::recovered});
 }
 
-TEST_CASE("an OOM after which another op begins, with no failure in between, was absorbed too", "[replay]") {
+TEST_CASE("an OOM after which another op begins, with no failure in between, was recovered too", "[replay]") {
   EventBuilder trace({.gpu_bytes = 40_MiB});
   convolution_that_copes(trace, false);
   trace.op({.op = "aten::relu"}).alloc("z", 4_MiB);
 
-  CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::absorbed});
+  CHECK(outcomes(trace) == std::vector{Outcome::recovered, Outcome::recovered});
 }
 
 TEST_CASE("the workspace that an op went on with is distinguished from the blocks that stay", "[replay]") {
@@ -109,7 +109,7 @@ TEST_CASE("of several OOMs without progress only the last ended the program", "[
   CHECK(outcomes(trace) == std::vector{Outcome::caught, Outcome::fatal});
 }
 
-TEST_CASE("outside of any op nothing can absorb an OOM", "[replay]") {
+TEST_CASE("outside of any op nothing recovers from an OOM", "[replay]") {
   EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.no_op().alloc("a", 4_MiB).oom(100_MiB).alloc("b", 1_MiB);
   CHECK(outcomes(trace) == std::vector{Outcome::fatal});
@@ -119,12 +119,13 @@ TEST_CASE("outside of any op nothing can absorb an OOM", "[replay]") {
 TEST_CASE("an OOM that is the last thing in the trace is decided by the exit status", "[replay]") {
   EventBuilder trace({.gpu_bytes = 40_MiB});
   convolution_that_copes(trace, false);
-  CHECK(outcomes(trace) == std::vector{Outcome::absorbed, Outcome::fatal});
-  CHECK(outcomes(trace, true) == std::vector{Outcome::absorbed, Outcome::absorbed});
+  CHECK(outcomes(trace) == std::vector{Outcome::recovered, Outcome::fatal});
+  CHECK(outcomes(trace, true) == std::vector{Outcome::recovered, Outcome::recovered});
 }
 
 TEST_CASE(
-    "only convolutions and libraries absorb an OOM: an op of which no failure was seen was left by it all the same",
+    "only convolutions and libraries recover from an OOM: an op of which no failure was seen was left by it all the "
+    "same",
     "[replay]") {
   EventBuilder trace({.gpu_bytes = 40_MiB});
   trace.op({.op = "aten::scaled_dot_product_attention", .inner = "aten::bmm", .module = "attention"}).oom(100_MiB);
