@@ -19,7 +19,7 @@ inline constexpr char kDriverStacks[] = "OOMDIAG_DRIVER_STACKS";
 inline constexpr char kTraceMib[] = "OOMDIAG_TRACE_MIB";
 /// `1`: each step is recorded operator by operator, also where steps repeat
 inline constexpr char kEveryStep[] = "OOMDIAG_EVERY_STEP";
-/// `0`: neither CUPTI nor NVML is used: what the driver gives outside of PyTorch is not recorded
+/// `0`: neither CUPTI nor NVML is used: non-PyTorch memory is not recorded
 inline constexpr char kCupti[] = "OOMDIAG_CUPTI";
 /// the links between the GPUs of a job, which decide the size of NCCL's buffers: the second part of `run --topology`
 inline constexpr char kTopology[] = "OOMDIAG_TOPOLOGY";

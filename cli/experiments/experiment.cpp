@@ -53,7 +53,7 @@ void take_figures(Experiment& experiment) {
   if (device == nullptr) return;
   experiment.allocated_bytes = device->peak.allocated_bytes;
   experiment.reserved_bytes = device->peak.reserved_bytes;
-  experiment.outside_bytes = device->memory.non_pytorch_bytes;
+  experiment.non_pytorch_bytes = device->memory.non_pytorch_bytes;
   experiment.total_bytes = device->device.total_bytes;
   experiment.needed_bytes = needed_bytes(*device);
   experiment.place = place_of_failure(*device);

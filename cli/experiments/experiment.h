@@ -45,7 +45,7 @@ struct Experiment {
   int exit_code = 0;
   std::string why{};    ///< it neither passed nor ran out of memory: what it said last, or what stood in the way
   std::string place{};  ///< where it ran out of memory: "backward, step 2"
-  int64_t allocated_bytes = 0, reserved_bytes = 0, outside_bytes = 0, total_bytes = 0;
+  int64_t allocated_bytes = 0, reserved_bytes = 0, non_pytorch_bytes = 0, total_bytes = 0;
   int64_t needed_bytes = 0;                ///< as the function of that name says
   uint32_t stopped_at_step = 0;            ///< 0 = it ended by itself
   double seconds = 0;                      ///< of wall time, that of reading its trace included

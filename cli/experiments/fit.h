@@ -130,7 +130,7 @@ LargestValue find_largest_value(Fitter& fitter, const Variable& variable, const 
 
 struct SmallestGpu {
   int64_t bytes = 0;  ///< 0: it passes on none
-  int64_t outside_bytes = 0;
+  int64_t non_pytorch_bytes = 0;
   bool takes_share = false;  ///< of whatever GPU it runs on: it needs less than it takes on a larger one
   std::string fails_in{};    ///< with a page less
 };

@@ -51,7 +51,7 @@ class BorderGuess {
     const auto y1 = static_cast<double>(runs[0].experiment.allocated_bytes);
     slope_ = (static_cast<double>(runs[1].experiment.allocated_bytes) - y1) / (x2 - x1);
     fixed_ = y1 - slope_ * x1;
-    outside_ = static_cast<double>(runs[0].experiment.outside_bytes);
+    outside_ = static_cast<double>(runs[0].experiment.non_pytorch_bytes);
   }
   /// Infinite where bytes do not grow.
   double value(const Values& others, int64_t gpu_bytes) const {
@@ -118,7 +118,7 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
   for (const Variable& other : others) function.names_.push_back(other.name);
   for (FitRun& run : runs) {
     if (!run.experiment.passed()) return MemoryFunction("it runs out of memory on any GPU");
-    function.outside_bytes_ = std::max(function.outside_bytes_, run.experiment.outside_bytes);
+    function.non_pytorch_bytes_ = std::max(function.non_pytorch_bytes_, run.experiment.non_pytorch_bytes);
     function.samples_.push_back({function.point_of(run.values), std::move(*run.experiment.allocations)});
   }
   function.relearn();
@@ -128,7 +128,7 @@ MemoryFunction MemoryFunction::learn(Fitter& fitter, std::span<const Variable> v
 MemoryFunction MemoryFunction::of_one_run(const Experiment& experiment) {
   if (!experiment.allocations) return MemoryFunction("it was not recorded");
   MemoryFunction function;
-  function.outside_bytes_ = experiment.outside_bytes;
+  function.non_pytorch_bytes_ = experiment.non_pytorch_bytes;
   function.samples_.push_back({{}, *experiment.allocations});
   function.relearn();
   return function;
@@ -162,7 +162,7 @@ void MemoryFunction::add(const Values& values, const AllocationSequence& allocat
 
 int64_t MemoryFunction::room_bytes(int64_t gpu_bytes) const {
   const double fraction = samples_.front().sequence.settings.memory_fraction;
-  return std::min(gpu_bytes - outside_bytes_, static_cast<int64_t>(fraction * static_cast<double>(gpu_bytes)));
+  return std::min(gpu_bytes - non_pytorch_bytes_, static_cast<int64_t>(fraction * static_cast<double>(gpu_bytes)));
 }
 
 void MemoryFunction::learn_calls(Fitter& fitter, std::span<const Values> all) {

@@ -47,7 +47,7 @@ class MemoryFunction {
   std::vector<std::string> names_{};  ///< of those that vary
   std::vector<ShapeSample> samples_{};
   ShapeFunction function_{};
-  int64_t outside_bytes_ = 0;
+  int64_t non_pytorch_bytes_ = 0;
   std::string unknown_{};
   bool confirmed_ = false;
 };

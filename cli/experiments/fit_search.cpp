@@ -108,7 +108,7 @@ Point point_of(const Experiment& experiment) {
   return {.passes = experiment.passed(),
           .allocated_bytes = experiment.allocated_bytes,
           .needed_bytes = experiment.needed_bytes,
-          .room_bytes = experiment.total_bytes - experiment.outside_bytes};
+          .room_bytes = experiment.total_bytes - experiment.non_pytorch_bytes};
 }
 
 /// Runs on this GPU, and those on the largest one that reserved no more than this one has: such a run passes here too.
@@ -121,7 +121,7 @@ void take_earlier(BorderSearch& search, const Fitter& fitter, const Variable& va
     values[variable.name] = variable.value(position);
     if (run.values != values) continue;
     Point point = point_of(run.experiment);
-    const int64_t available = fitter.gpu_bytes() - run.experiment.outside_bytes;
+    const int64_t available = fitter.gpu_bytes() - run.experiment.non_pytorch_bytes;
     if (run.learns && point.needed_bytes > available) continue;
     if (run.learns) point.room_bytes = available;
     search.take(position, point);
@@ -179,9 +179,9 @@ SmallestGpu with_place(SmallestGpu gpu, const Fitter& fitter, const Values& valu
 SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
   const int at_once = fitter.at_once();
   const Experiment large = fitter.learn({values}).front().experiment;
-  if (!large.passed()) return {.bytes = 0, .outside_bytes = 0, .fails_in = large.place};
+  if (!large.passed()) return {.bytes = 0, .non_pytorch_bytes = 0, .fails_in = large.place};
   SmallestGpu gpu{.bytes = 0,
-                  .outside_bytes = large.outside_bytes,
+                  .non_pytorch_bytes = large.non_pytorch_bytes,
                   .takes_share = is_share_of_gpu(large.allocated_bytes, large.total_bytes)};
   const TryValues try_values = [&](const std::vector<int64_t>& sizes) {
     std::vector<std::pair<Values, int64_t>> cases;
@@ -190,8 +190,8 @@ SmallestGpu find_smallest_gpu(Fitter& fitter, const Values& values) {
     for (const FitRun& run : fitter.run(cases)) passed.push_back(run.experiment.passed());
     return passed;
   };
-  const int64_t held = large.outside_bytes + large.allocated_bytes;
-  const int64_t passes = std::max(kLeastGpu + kPageBytes, large.outside_bytes + large.reserved_bytes + kPageBytes);
+  const int64_t held = large.non_pytorch_bytes + large.allocated_bytes;
+  const int64_t passes = std::max(kLeastGpu + kPageBytes, large.non_pytorch_bytes + large.reserved_bytes + kPageBytes);
   Bracket guess{.fails = held - kPageBytes, .passes = passes};
   const MemoryFunction function = MemoryFunction::of_one_run(large);
   if (function.is_known()) {

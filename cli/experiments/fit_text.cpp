@@ -230,8 +230,8 @@ std::string gpu_text(const SmallestGpu& gpu, const std::vector<FitRun>& runs) {
                                  to_gib(gpu.bytes), gpu.bytes);
   if (!gpu.fails_in.empty()) text += fmt::format("  with 2 MiB less it runs out of memory in {}\n", gpu.fails_in);
   if (gpu.takes_share) text += "  it takes a share of whatever GPU it runs on: on a larger one it takes more\n";
-  return text + fmt::format("  {:.2f} GiB of them are outside PyTorch (on a virtual GPU: an estimate); {}{}\n",
-                            static_cast<double>(gpu.outside_bytes) / static_cast<double>(kGiB), count_runs(runs),
+  return text + fmt::format("  {:.2f} GiB of them are non-PyTorch memory (on a virtual GPU: an estimate); {}{}\n",
+                            static_cast<double>(gpu.non_pytorch_bytes) / static_cast<double>(kGiB), count_runs(runs),
                             stopped(runs));
 }
 

@@ -96,9 +96,9 @@ void FixRuns::profile_the_complete_run(bool keeps_step) {
   const Experiment& seen = before_.is_whole ? whole : first;
   before_.allocated_bytes = seen.allocated_bytes;
   before_.reserved_bytes = seen.reserved_bytes;
-  before_.room_bytes = first.total_bytes - first.outside_bytes;
+  before_.room_bytes = first.total_bytes - first.non_pytorch_bytes;
   before_.step = cost_of_step(*seen.report);
-  before_.required_bytes = seen.allocated_bytes + first.outside_bytes;
+  before_.required_bytes = seen.allocated_bytes + first.non_pytorch_bytes;
   profile_ = read_profile(whole.reported);
   whole_ = seen;
   weigh_blocks(profile_, *whole_.report);

@@ -205,7 +205,7 @@ void begin(uint32_t steps_before) {
   listen_to_virtual_device();
   attach_collector(the_session->writer(), event_of_driver);
   if (const std::string why = why_not_collecting(); !why.empty()) {
-    write_note("libraries that hold memory outside of PyTorch are not distinguished", why.c_str());
+    write_note("libraries that hold non-PyTorch memory are not distinguished", why.c_str());
   }
 }
 

@@ -472,7 +472,7 @@ void visit_fields(Visitor& visit, Value& value) {
       value.private_pools,
       {{"reserved_bytes", "in their segments"}, {"cached_bytes", "of these, not allocated: part of `card`'s"}});
   visit({"non_pytorch",
-         "who holds `gpu.non_pytorch_bytes`; adds up to it, the last is `unexplained` and may be negative"},
+         "who holds `card.non_pytorch_bytes`; adds up to it, the last is `unexplained` and may be negative"},
         value.outside);
   visit({"host_memory", "pinned memory of the host, and managed memory, which may be on either side"},
         value.host_memory);

@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kMaxSavedTensors = 200;
 constexpr size_t kMaxOwners = 50;
 constexpr size_t kMaxCaught = 50;
-constexpr size_t kMaxPageLocked = 8;
+constexpr size_t kMaxPinnedPlaces = 8;
 
 ReportPeak report_peak(const DeviceHistory& device) {
   ReportPeak peak{.allocated_bytes = std::max(device.peak.allocated_bytes, device.counted_peak_bytes),
@@ -37,7 +37,7 @@ ReportPeak report_peak(const DeviceHistory& device) {
   return peak;
 }
 
-std::string describe_wanted(const OutOfMemory& oom) {
+std::string describe_requested_gradient(const OutOfMemory& oom) {
   if (oom.requested_shape.empty()) return {};
   const Where& by = oom.requested_gradient_of;
   const std::string_view whose = !by.module.empty() ? by.module : by.op;
@@ -79,7 +79,7 @@ ReportFailure report_failure(const Trace& trace, const OutOfMemory& oom) {
           .reserved_bytes = oom.reserved_bytes,
           .free_bytes = oom.free_bytes,
           .time_ns = oom.event < trace.events.size() ? trace.time_ns(trace.events[oom.event]) : 0,
-          .requested_for = describe_wanted(oom),
+          .requested_for = describe_requested_gradient(oom),
           .stack = lines_of(oom.stack.empty() ? calls_of_program(oom.native_stack) : oom.stack),
           .native_stack = lines_of(oom.native_stack),
           .autocast = std::string(oom.where.autocast),
@@ -321,7 +321,7 @@ ReportOfDevice report_device(const Trace& trace, const DeviceHistory& device, co
   report.outside = state.outside;
   report.host_memory = state.host_memory;
   const auto pinned_host_memory =
-      std::span(state.pinned_host_memory).first(std::min(state.pinned_host_memory.size(), kMaxPageLocked));
+      std::span(state.pinned_host_memory).first(std::min(state.pinned_host_memory.size(), kMaxPinnedPlaces));
   report.pinned_host_memory.assign(pinned_host_memory.begin(), pinned_host_memory.end());
   report.failed_driver_requests = device.failed_driver_requests;
   report.initialization_steps = device.initialization_steps;

@@ -178,7 +178,7 @@ void add_doubts(const Trace& trace, const DeviceHistory& device, bool only_one, 
     limitations.push_back(gpu + "reserved bytes are a lower bound: the trace begins after the segments were allocated");
   }
   if (!trace.process.snapshot && !device.outside_measured && find_gpu(trace, device.index).context_bytes == 0) {
-    limitations.push_back(gpu + "bytes outside PyTorch are not known: the GPU was never asked");
+    limitations.push_back(gpu + "non-PyTorch memory is not known: the GPU was never asked");
   }
   if (device.state.saved_by_likeness) {
     limitations.push_back(

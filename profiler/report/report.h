@@ -193,7 +193,7 @@ struct ReportOfDevice {
       from_stacks{};  ///< how far the categories of a snapshot can be trusted; adds up to them
   ReportMemory memory{};
   Figures private_pools{};                 ///< of MemPools and CUDA graphs: reserved_bytes, and cached_bytes of GPU's
-  std::vector<NonPytorchOwner> outside{};  ///< adds up to gpu.non_pytorch_bytes; the last is "unexplained"
+  std::vector<NonPytorchOwner> outside{};  ///< adds up to memory.non_pytorch_bytes; the last is "unexplained"
   std::vector<NonPytorchOwner> host_memory{};          ///< pinned and managed
   std::vector<PinnedHostMemory> pinned_host_memory{};  ///< of host_memory: at most 8 places
   std::vector<InitializationStep> initialization_steps{};

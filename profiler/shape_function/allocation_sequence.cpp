@@ -99,7 +99,7 @@ class SequenceReader {
     if (event.kind == EventKind::memory_stats) reserved_ = static_cast<int64_t>(event.address);
     if (event.kind == EventKind::device_memory) {
       const int64_t outside = event.bytes - static_cast<int64_t>(event.address) - reserved_;
-      sequence_.outside_bytes = std::max(sequence_.outside_bytes, outside);
+      sequence_.non_pytorch_bytes = std::max(sequence_.non_pytorch_bytes, outside);
     }
   }
 

@@ -36,11 +36,11 @@ struct AllocationSequence {
   std::vector<std::string> places{};  ///< for people: "aten::mm ← layer3", by the contexts of the trace
   std::vector<size_t> step_ends{};    ///< how many items come before the end of step 1, 2, …
   AllocatorSettings settings{};
-  int64_t outside_bytes = 0;  ///< at most held on the device by others than the allocator
-  int64_t total_bytes = 0;    ///< of the device
-  bool ended = false;         ///< the program came to its end by itself; else it was stopped in the middle
-  OpCalls calls{};            ///< where the run was made to record them
-  std::string unusable{};     ///< why it says nothing of other sizes, or empty
+  int64_t non_pytorch_bytes = 0;  ///< at most held on the device by others than the allocator
+  int64_t total_bytes = 0;        ///< of the device
+  bool ended = false;             ///< the program came to its end by itself; else it was stopped in the middle
+  OpCalls calls{};                ///< where the run was made to record them
+  std::string unusable{};         ///< why it says nothing of other sizes, or empty
 
   /// Keeps the first `steps` steps only.
   void cut(size_t steps);

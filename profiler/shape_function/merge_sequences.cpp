@@ -79,7 +79,7 @@ class Merger {
         right_tokens_(tokens_of(right_, right_apart, kRight)) {
     result_ = {.places = left_.places,
                .settings = left_.settings,
-               .outside_bytes = left_.outside_bytes,
+               .non_pytorch_bytes = left_.non_pytorch_bytes,
                .total_bytes = left_.total_bytes,
                .ended = left_.ended};
     from_left_.resize(left_.allocations.size(), kUnmatched);

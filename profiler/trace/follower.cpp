@@ -16,7 +16,9 @@ bool is_of_first_gpu(const Event& event) { return event.device == 0; }
 
 }  // namespace
 
-int64_t LiveFigures::free_bytes() const { return std::max<int64_t>(0, total_bytes - reserved_bytes - outside_bytes); }
+int64_t LiveFigures::free_bytes() const {
+  return std::max<int64_t>(0, total_bytes - reserved_bytes - non_pytorch_bytes);
+}
 
 std::unique_ptr<TraceFollower> TraceFollower::open(const std::filesystem::path& file) try {
   return std::unique_ptr<TraceFollower>(new TraceFollower(file));
@@ -28,7 +30,7 @@ TraceFollower::TraceFollower(const std::filesystem::path& file) : file_(file) {
   read_header(file_, file, header_);
   if (header_.device_count == 0) throw Error(ErrorKind::input, file.string() + " is the trace of no device");
   figures_.total_bytes = header_.devices[0].total_bytes;
-  figures_.outside_bytes = header_.devices[0].context_bytes;
+  figures_.non_pytorch_bytes = header_.devices[0].context_bytes;
   figures_.step = header_.steps_before;
 }
 
@@ -92,7 +94,7 @@ void TraceFollower::take(const Event& event) {
       ++figures_.ooms;
       break;
     case EventKind::device_memory:
-      figures_.outside_bytes =
+      figures_.non_pytorch_bytes =
           std::max<int64_t>(0, event.bytes - static_cast<int64_t>(event.address) - figures_.reserved_bytes);
       break;
     case EventKind::segment_state:

@@ -17,8 +17,8 @@ struct LiveFigures {
   int64_t reserved_bytes = 0;
   int64_t peak_allocated_bytes = 0;
   int64_t total_bytes = 0;
-  int64_t outside_bytes = 0;  ///< taken by others, as far as the trace says
-  uint64_t ooms = 0;          ///< OOMs so far
+  int64_t non_pytorch_bytes = 0;  ///< taken by others, as far as the trace says
+  uint64_t ooms = 0;              ///< OOMs so far
   std::vector<int64_t>
       step_peaks{};  ///< of the last steps that are over, oldest first; bytes allocated, at most kMaxStepPeaks
 

@@ -50,7 +50,7 @@ class OutsideTest(unittest.TestCase):
         return (json.loads(done.stdout) if done.stdout else {}), report, done
 
     def check_books(self, report):
-        """What holds for every report: the GPU adds up, and so does what lies outside of PyTorch."""
+        """What holds for every report: the GPU adds up, and so does non-PyTorch memory."""
         import jsonschema
         jsonschema.validate(report, SCHEMA)
         self.assertEqual(sum(report["card"].values()), report["device"]["total_bytes"])

@@ -49,7 +49,7 @@ struct NonPytorchState {
 /// overwritten, what is announced later as still alive counts from the start.
 NonPytorchState read_non_pytorch(const Trace& trace, std::span<const uint64_t> events, uint64_t end);
 
-/// Who holds bytes of the GPU outside of PyTorch's allocator, as far as `state` knows: context, modules, libraries by name
+/// Who holds non-PyTorch memory of the GPU, as far as `state` knows: context, modules, libraries by name
 /// (largest first), other processes. PyTorch's own is left out; of what is older than the trace, that in which one of
 /// `segments` lies.
 std::vector<NonPytorchOwner> list_owners(const NonPytorchState& state, std::span<const SegmentLayout> segments);

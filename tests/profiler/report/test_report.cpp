@@ -22,7 +22,7 @@ bool mentions(const std::vector<std::string>& lines, std::string_view what) {
 TEST_CASE("a report adds up: categories to the allocated bytes, the GPU to its total", "[report]") {
   for (const Trace& trace : {training_that_fits(), oom_in_backward(), oom_in_forward(), oom_in_optimizer()}) {
     const ReportOfDevice device = make_report(trace, {}).devices.at(0);
-    const ReportMemory& gpu = device.gpu;
+    const ReportMemory& gpu = device.memory;
     int64_t sum = 0;
     for (const auto& [name, bytes] : device.categories) sum += bytes;
 
@@ -150,7 +150,7 @@ TEST_CASE("a report says what it does not know", "[report]") {
   CHECK(mentions(limitations, "8 threads began after 65,534 others"));
   CHECK(mentions(limitations, "recording stopped before the end: no space"));
   CHECK(mentions(limitations, "reserved bytes are a lower bound"));
-  CHECK(mentions(limitations, "bytes outside PyTorch are not known"));
+  CHECK(mentions(limitations, "non-PyTorch memory is not known"));
   CHECK(mentions(limitations, "from the caller"));
   CHECK(mentions(limitations, "not in the virtual device, so that what it takes is missing: 1 function of cuBLAS"));
   CHECK(mentions(make_report(trace, {}).limitations, "the GPU is virtual"));
@@ -172,9 +172,9 @@ TEST_CASE("bytes of others on the GPU are what is neither free nor reserved", "[
   trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0).stats();
   trace.trace().events.in_memory().back().address -= 7_MiB;
 
-  const ReportMemory memory = make_report(trace, {}).devices.at(0).gpu;
-  CHECK(gpu.non_pytorch_bytes == 7_MiB);
-  CHECK(gpu.free_bytes == 63_MiB);
+  const ReportMemory memory = make_report(trace, {}).devices.at(0).memory;
+  CHECK(memory.non_pytorch_bytes == 7_MiB);
+  CHECK(memory.free_bytes == 63_MiB);
 }
 
 TEST_CASE("a modelled context counts where nobody asked the GPU", "[report]") {
@@ -182,7 +182,7 @@ TEST_CASE("a modelled context counts where nobody asked the GPU", "[report]") {
   trace.op({.op = "aten::relu"}).alloc("y", 30_MiB).nodes(0);
   trace.trace().devices[0].context_bytes = 11_MiB;
 
-  CHECK(make_report(trace, {}).devices.at(0).gpu.non_pytorch_bytes == 11_MiB);
+  CHECK(make_report(trace, {}).devices.at(0).memory.non_pytorch_bytes == 11_MiB);
 }
 
 TEST_CASE("shapes are read as far as they can be", "[report]") {
@@ -253,7 +253,7 @@ TEST_CASE("a damaged trace makes a report that adds up, not a crash", "[report][
       int64_t sum = 0;
       for (const auto& [name, bytes] : device.categories) sum += bytes;
       CHECK(sum == device.memory.allocated_bytes);
-      const ReportMemory& gpu = device.gpu;
+      const ReportMemory& gpu = device.memory;
       CHECK(gpu.allocated_bytes + gpu.pending_free_bytes + gpu.cached_bytes + gpu.non_pytorch_bytes + gpu.free_bytes ==
             device.device.total_bytes);
     }

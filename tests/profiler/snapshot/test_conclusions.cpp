@@ -148,7 +148,7 @@ TEST_CASE("nothing is concluded about a GPU whose size is not given; if it is gi
   const Report small = report_on(at_oom, 2_GiB), shared = report_on(at_oom, 8_GiB);
   CHECK(small.devices[0].cause->kind == CauseKind::oversized_request);
   CHECK(shared.devices[0].cause->kind == CauseKind::non_pytorch);
-  CHECK(shared.devices[0].gpu.non_pytorch_bytes == 8_GiB - 25_MiB);
+  CHECK(shared.devices[0].memory.non_pytorch_bytes == 8_GiB - 25_MiB);
   CHECK(to_text(shared, {}).find("GPU?") == std::string::npos);
 }
 
@@ -174,7 +174,7 @@ TEST_CASE("lines stand there beside optimizer state, and what they do not name i
   CHECK(owners.back().name == "others");
   int64_t sum = 0;
   for (const ReportOwner& owner : owners) sum += owner.bytes;
-  CHECK(sum == report.devices[0].gpu.allocated_bytes);
+  CHECK(sum == report.devices[0].memory.allocated_bytes);
   const std::string words = to_text(report, {.all = true});
   const size_t unknown = words.find("    unknown");
   REQUIRE(unknown != words.npos);

@@ -107,9 +107,9 @@ TEST_CASE("a snapshot without a history shows its segments and blocks as they ar
       {});
   REQUIRE(report.devices.size() == 1);
   CHECK(report.outcome == "ok");
-  CHECK(report.devices[0].gpu.allocated_bytes == 8_MiB);
-  CHECK(report.devices[0].gpu.pending_free_bytes == 2_MiB);
-  CHECK(report.devices[0].gpu.cached_bytes == 10_MiB);
+  CHECK(report.devices[0].memory.allocated_bytes == 8_MiB);
+  CHECK(report.devices[0].memory.pending_free_bytes == 2_MiB);
+  CHECK(report.devices[0].memory.cached_bytes == 10_MiB);
 }
 
 TEST_CASE("snapshots of every vintage are read alike", "[snapshot]") {

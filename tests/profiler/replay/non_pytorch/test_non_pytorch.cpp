@@ -170,7 +170,7 @@ TEST_CASE("absurd sizes do not overflow the sums", "[outside]") {
   CHECK(sum_of(driver.owners()) <= kMaxSaneBytes);
 }
 
-TEST_CASE("the cause outside of PyTorch names who holds what is missing", "[outside]") {
+TEST_CASE("the non-PyTorch cause names who holds what is missing", "[outside]") {
   const OutOfMemory failure{.requested_bytes = 1_GiB};
   MemoryState state{.allocated_bytes = 1_GiB, .reserved_bytes = 1_GiB, .outside_bytes = 6_GiB, .free_bytes = 500_MiB};
   state.outside = {{"context", "device", 400_MiB},
