@@ -62,7 +62,7 @@ std::vector<std::filesystem::path> find_traces(const std::filesystem::path& fold
 
 Leftovers look_into(const std::filesystem::path& folder);
 
-/// Removes what processes of a run shared while it lasted: the word of the shim, the table of the virtual GPUs, and what
+/// Removes what processes of a run shared while it lasted: the status file of the shim, the table of the virtual GPUs, and what
 /// ranks that were killed have left.
 void remove_shared_files(const std::filesystem::path& folder);
 

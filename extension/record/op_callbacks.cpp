@@ -233,7 +233,7 @@ bool runs_inside_of_builtin_op(const ThreadState& state) {
 
 // An OOM leaves the op that it came up in as an exception, one of C++ or where that op is written in Python one of
 // Python's, or the op recovered from it: cuDNN catches its own and takes a slower plan.
-void settle_oom(ThreadState& state) {
+void resolve_oom(ThreadState& state) {
   Event event = state.oom.close(read_ticks());
   if (std::uncaught_exceptions() == 0 && !python_raises()) return;
   session().writer().write(event);
@@ -273,7 +273,7 @@ void on_end(const at::RecordFunction& call, at::ObserverContext*) {
   Frame frame;
   if (!state.place.leave(&call, state.names, frame)) return;
   if (frame.is_accumulate && !state.oom.is_open()) note_accumulated_gradient(state, inside);
-  if (state.oom.is_open() && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) settle_oom(state);
+  if (state.oom.is_open() && frame.scope_name == 0 && !runs_inside_of_builtin_op(state)) resolve_oom(state);
   if (frame.is_optimizer_step && claim_writing_of_groups()) write_parameter_groups(false);
   if (frame.scope_name != 0) leave_scope(state, frame);
   if (frame.is_optimizer_step) end_of_step(state, inside_id);

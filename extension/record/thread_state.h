@@ -5,6 +5,7 @@
 #include "extension/record/intern_cache.h"
 #include "extension/record/known_calls.h"
 #include "extension/record/newest_nodes.h"
+#include "extension/record/pending_oom.h"
 #include "extension/record/place.h"
 #include "extension/record/python.h"
 #include "extension/record/running_tasks.h"
@@ -12,7 +13,6 @@
 #include "extension/record/scope_path.h"
 #include "extension/record/steady.h"
 #include "extension/record/thread_numbers.h"
-#include "extension/record/unsettled_oom.h"
 #include "profiler/event.h"
 
 namespace oomdiag {
@@ -38,7 +38,7 @@ struct ThreadState {
   const uint16_t thread;
   const uint16_t thread_of_nodes;  ///< the node_thread of the nodes that this thread makes
   NodeClaims nodes;
-  UnsettledOom oom;
+  PendingOom oom;
   Place place;
   RunningTasks tasks;
   ScopePath scope_path;

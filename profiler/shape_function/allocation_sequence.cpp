@@ -123,7 +123,7 @@ class SequenceReader {
     if (kind != ItemKind::free_completed && op != 0 && op == event.call_id) {
       sequence_.allocations[allocation].place ^= kFreedByItsOp;
       sequence_.allocations[allocation].is_temporary = true;
-      sequence_.allocations[allocation].is_optional = goes_on_with_less(trace_, trace_.context(event.context));
+      sequence_.allocations[allocation].is_optional = retries_with_less(trace_, trace_.context(event.context));
     }
     if (kind != ItemKind::free_requested) live_.erase(found);
   }

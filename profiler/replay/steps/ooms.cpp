@@ -31,7 +31,7 @@ bool is_convolution(std::string_view op) { return op.find("conv") != std::string
 
 }  // namespace
 
-bool goes_on_with_less(const Trace& trace, const Context& context) {
+bool retries_with_less(const Trace& trace, const Context& context) {
   return is_convolution(trace.name(context.op)) || is_convolution(trace.name(context.inner));
 }
 
@@ -42,9 +42,9 @@ void OomReader::read(const Event& event, uint64_t index) {
       const bool same_op = event.call_id == call_ids_[at];
       if (describes_oom(event.kind)) ooms_[at].end = index;
       if (event.kind == EventKind::op_failed && same_op) {
-        settle(event.thread, Outcome::fatal);
+        resolve(event.thread, Outcome::fatal);
       } else if (event.kind == EventKind::alloc || event.kind == EventKind::out_of_memory) {
-        settle(event.thread, outcome_without_failure(at));
+        resolve(event.thread, outcome_without_failure(at));
       }
     }
   }
@@ -64,7 +64,7 @@ void OomReader::read(const Event& event, uint64_t index) {
 // Outside of any op no library recovers from an OOM, and no op_failed is written.
 bool OomReader::can_be_recovered(const Event& oom) const {
   if (oom.call_id == 0) return false;
-  return (oom.flags & kAskedByLibrary) != 0 || goes_on_with_less(*trace_, trace_->context(oom.context));
+  return (oom.flags & kAskedByLibrary) != 0 || retries_with_less(*trace_, trace_->context(oom.context));
 }
 
 void OomReader::follow(const Event& event) {
@@ -118,7 +118,7 @@ std::vector<OutOfMemory> OomReader::finish(std::optional<bool> survived) {
   // once.
   while (!open_.empty()) {
     const auto [thread, at] = *open_.begin();
-    settle(thread, survived == true ? outcome_without_failure(at) : Outcome::fatal);
+    resolve(thread, survived == true ? outcome_without_failure(at) : Outcome::fatal);
   }
   if (survived == true) {
     for (OutOfMemory& oom : ooms_) {
@@ -135,7 +135,7 @@ std::vector<OutOfMemory> OomReader::finish(std::optional<bool> survived) {
   return std::move(ooms_);
 }
 
-void OomReader::settle(uint16_t thread, Outcome outcome) {
+void OomReader::resolve(uint16_t thread, Outcome outcome) {
   const size_t at = open_.at(thread);
   open_.erase(thread);
   ooms_[at].outcome = outcome;

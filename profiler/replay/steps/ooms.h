@@ -9,9 +9,9 @@
 
 namespace oomdiag {
 
-/// Whether an op there goes on with less workspace when its request fails. ATen/native/cudnn/Conv_v7.cpp and
+/// Whether an op there retries with less workspace when its request fails. ATen/native/cudnn/Conv_v7.cpp and
 /// Conv_v8.cpp catch OutOfMemoryError, to try the next plan; no other op does.
-bool goes_on_with_less(const Trace& trace, const Context& context);
+bool retries_with_less(const Trace& trace, const Context& context);
 
 /// Decides how each OOM of a trace ended. The failed request alone says nothing: PyTorch's convolutions catch their
 /// own, and so do libraries that ask the driver. No other op does.
@@ -54,7 +54,7 @@ class OomReader {
   bool can_be_recovered(const Event& oom) const;
   /// How the open OOM of `thread` ends if no exception was seen to leave its op.
   Outcome outcome_without_failure(size_t at) const { return recoverable_[at] ? Outcome::recovered : Outcome::fatal; }
-  void settle(uint16_t thread, Outcome outcome);
+  void resolve(uint16_t thread, Outcome outcome);
 
   const Trace* trace_;
   std::vector<OutOfMemory> ooms_;

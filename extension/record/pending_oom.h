@@ -8,7 +8,7 @@ namespace oomdiag {
 
 /// An OOM of a thread, of which it is not known yet whether the program gets to see it: known once an exception leaves
 /// an op. One thread.
-class UnsettledOom {
+class PendingOom {
  public:
   /// The allocator wrote this out_of_memory event. Never locks nor allocates.
   void note_request(const Event& event) noexcept { request_ = event; }

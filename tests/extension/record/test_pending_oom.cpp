@@ -1,10 +1,10 @@
-#include "extension/record/unsettled_oom.h"
+#include "extension/record/pending_oom.h"
 #include "tests/catch.h"
 
 using namespace oomdiag;
 
 TEST_CASE("an OOM becomes the failure of the op that it came up in", "[record]") {
-  UnsettledOom oom;
+  PendingOom oom;
   oom.note_request({.sequence = 5, .address = 1, .context = 3, .call_id = 7, .kind = EventKind::out_of_memory});
   oom.open({.context = 99}, 2);
   REQUIRE(oom.is_open());
@@ -21,7 +21,7 @@ TEST_CASE("an OOM becomes the failure of the op that it came up in", "[record]")
 }
 
 TEST_CASE("an OOM that the allocator did not write is where the thread is", "[record]") {
-  UnsettledOom oom;
+  PendingOom oom;
   oom.note_request({.context = 3, .kind = EventKind::out_of_memory});
   oom.open({}, 0);
   oom.close(1);
@@ -30,7 +30,7 @@ TEST_CASE("an OOM that the allocator did not write is where the thread is", "[re
 }
 
 TEST_CASE("an OOM is described once in a call of an op", "[record]") {
-  UnsettledOom oom;
+  PendingOom oom;
   CHECK_FALSE(oom.is_described(7));
   CHECK(oom.is_described(7));
   CHECK_FALSE(oom.is_described(8));
