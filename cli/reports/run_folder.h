@@ -62,8 +62,8 @@ std::vector<std::filesystem::path> find_traces(const std::filesystem::path& fold
 
 Leftovers look_into(const std::filesystem::path& folder);
 
-/// Removes what processes of a run shared while it lasted: the status file of the shim, the table of the virtual GPUs, and what
-/// ranks that were killed have left.
+/// Removes what processes of a run shared while it lasted: the status file of the shim, the table of the virtual GPUs,
+/// and what ranks that were killed have left.
 void remove_shared_files(const std::filesystem::path& folder);
 
 /// Takes the folder of a run without a trace away again, unless somebody else put something in; kRunsFolder too, if it was the

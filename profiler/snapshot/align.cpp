@@ -141,9 +141,8 @@ class Aligner {
   std::span<const uint64_t> left_, right_;
   size_t most_gaps_;
   size_t i_ = 0, j_ = 0;
-  size_t next_far_ = 0;  ///< no far search before this place of the left side
-  size_t patience_ = 0,
-         wait_ = 1;  ///< mismatches to pass without a search; and after the next search that finds nothing
+  size_t next_far_ = 0;             ///< no far search before this place of the left side
+  size_t patience_ = 0, wait_ = 1;  ///< mismatches to pass without a search; and after the next failed search
   Alignment result_;
 };
 

@@ -87,8 +87,7 @@ struct TraceHeader {
   std::atomic<uint64_t> dropped_names = 0;   ///< names and contexts that did not fit
   std::atomic<uint64_t> dropped_slots = 0;   ///< live blocks that found no slot
   std::atomic<uint64_t> dropped_driver = 0;  ///< driver allocations that did not fit into the tracking table
-  std::atomic<uint64_t> deep_calls =
-      0;  ///< ops and scopes nested too deeply to be distinguished from those around them
+  std::atomic<uint64_t> deep_calls = 0;    ///< ops and scopes nested too deeply to be kept apart from those around them
   std::atomic<uint64_t> folded_names = 0;  ///< scopes recorded under a common name, their numbers replaced by '#'
   std::atomic<uint32_t> step_count = 0;    ///< steps listed; entry i is the last event of step 1 + i ∙ step_stride
   std::atomic<uint32_t> step_stride = 1;   ///< doubled, and every other entry dropped, when the list is full
