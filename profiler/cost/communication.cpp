@@ -28,7 +28,7 @@ constexpr double kStepBetweenHostsNs = 10'000;
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+bool contains_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
   return std::ranges::any_of(names, [&](std::string_view one) { return contains(name, one); });
 }
 
@@ -40,10 +40,10 @@ int64_t bytes_of(const std::vector<WorkValue>& values) {
 
 // As ProcessGroupNCCL of one version of torch or another calls them: "allreduce", "all_reduce"; "_reduce_scatter_base",
 // "reduceScatterSingleImpl"; "_allgather_base", "allGatherSingleImpl".
-bool is_all_reduce(const Communication& call) { return is_one_of(call.name, {"allreduce", "all_reduce", "allReduce"}); }
+bool is_all_reduce(const Communication& call) { return contains_one_of(call.name, {"allreduce", "all_reduce", "allReduce"}); }
 
 bool has_own_part(const Communication& call) {
-  return is_one_of(call.name, {"gather", "Gather", "scatter", "Scatter", "all_to_all", "alltoall", "allToAll"});
+  return contains_one_of(call.name, {"gather", "Gather", "scatter", "Scatter", "all_to_all", "alltoall", "allToAll"});
 }
 
 int64_t hosts_of(const Communication& call, const Links& links) {
