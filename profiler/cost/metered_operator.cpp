@@ -77,7 +77,7 @@ std::vector<WorkValue> parse_values(std::string_view text) {
 /// "8 nvlink,rdma", "8".
 void parse_job(std::string_view text, MeteredRun& run) {
   const auto words = split(text, ' ');
-  if (words.empty()) refuse(text);
+  if (words.empty()) reject(text);
   run.ranks_per_host = parse_integer(words[0]);
   if (words.size() > 1) run.links = words[1];
 }
