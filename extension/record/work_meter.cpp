@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -32,7 +33,8 @@
 // registered, so the outermost operator that has one is metered, and what it calls is not: that belongs to how the kernel is made, and
 // differs between machines. Operators without such a kernel are made of others, which are metered. Convolutions are metered as a whole:
 // cuDNN's parts of them do not say what is transposed. Autocast calls the operator again with cast inputs: then the inner call is the one.
-// A collective is metered where ProcessGroupNCCL starts it (at::kParamCommsCallName), below the operators of c10d.
+// A call that goes to Python first, for a tensor subclass (DTensor) or a dispatch mode (selective checkpointing), is made of what Python
+// calls: of local shards, or of nothing where a result was kept. A collective is metered where ProcessGroupNCCL starts it (at::kParamCommsCallName), below the operators of c10d.
 
 namespace oomdiag {
 namespace {
@@ -126,6 +128,20 @@ bool is_cast_first(const at::RecordFunction& call) {
   const auto name = call.operator_name();
   const auto op = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
   return op && op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA);
+}
+
+bool is_for_python(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
+/// Python's __torch_dispatch__ takes it, and calls operators of its own.
+bool goes_to_python(const at::RecordFunction& call) {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return true;
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return false;
+  return std::ranges::any_of(call.inputs(), [](const c10::IValue& value) {
+    if (value.isTensor()) return is_for_python(value.toTensor());
+    return value.isTensorList() && std::ranges::any_of(value.toTensorVector(), is_for_python);
+  });
 }
 
 bool is_on_gpu(const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda(); }
@@ -258,7 +274,7 @@ std::unique_ptr<at::ObserverContext> begin_metered_call(const at::RecordFunction
       thread.open = {.call = &call, .has_gpu_input = has_gpu_tensor(call.inputs()[0]), .text = std::move(text)};
     return nullptr;
   }
-  if (kind != CallKind::metered || is_cast_first(call)) return nullptr;
+  if (kind != CallKind::metered || is_cast_first(call) || goes_to_python(call)) return nullptr;
   thread.open = {.call = &call,
                  .has_gpu_input = std::ranges::any_of(call.inputs(), has_gpu_tensor),
                  .text = describe_begin(call, thread_state())};
